@@ -1,0 +1,148 @@
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <mica/autograd/function.h>
+#include <mica/core/creation.h>
+
+namespace mica::autograd {
+
+void Context::save(const Tensor& tensor) {
+  if (!needs_any_grad_) {
+    return;  // nobody will ask
+  }
+  saved_.push_back({.tensor = tensor, .version = tensor.defined() ? tensor.version() : 0});
+}
+
+Tensor Context::unpack(std::size_t i) const {
+  const Saved& saved = saved_[i];
+  if (!saved.tensor.defined()) {
+    return {};
+  }
+  check(saved.tensor.version() == saved.version,
+        "{}: a tensor of shape {} that it saved for backward was modified in place since", *name_,
+        saved.tensor.shape());
+  if (saved.output < 0) {
+    return saved.tensor;
+  }
+  const Tensor output = saved.tensor.detach();
+  set_history(output, node_.lock(), saved.output);
+  return output;
+}
+
+Tensors Context::saved_all() const {
+  Tensors result;
+  result.reserve(saved_.size());
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    result.push_back(unpack(i));
+  }
+  return result;
+}
+
+void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count) {
+  ctx.name_ = &name;
+  if (!grad_enabled()) {
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (inputs[i]->defined() && inputs[i]->requires_grad()) {
+      ctx.needs_grad_.resize(count);
+      ctx.needs_grad_[i] = true;
+      ctx.needs_any_grad_ = true;
+    }
+  }
+}
+
+void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
+                          const Tensors& outputs) {
+  Context& ctx = node->ctx_;
+  ctx.node_ = node;
+  for (Context::Saved& saved : ctx.saved_) {
+    for (std::size_t k = 0; k < outputs.size(); ++k) {
+      if (saved.tensor.defined() && saved.tensor.is_same(outputs[k])) {
+        saved.tensor = saved.tensor.detach();
+        saved.output = static_cast<int>(k);
+        break;
+      }
+    }
+  }
+  node->edges.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    node->edges.push_back(ctx.needs_grad_[i] ? gradient_edge(*inputs[i]) : Edge{});
+  }
+  node->outputs.reserve(outputs.size());
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    const Tensor& output = outputs[k];
+    if (!output.defined()) {
+      node->outputs.push_back({});
+      continue;
+    }
+    node->outputs.push_back({output.shape(), output.dtype(), output.device()});
+    for (std::size_t i = 0; i < count; ++i) {
+      check(!inputs[i]->is_same(output), "{}: forward returned its input {}; it must return a new tensor or a view",
+            *ctx.name_, i);
+    }
+    const bool marked = std::any_of(ctx.non_differentiable_.begin(), ctx.non_differentiable_.end(),
+                                    [&](const Tensor& x) { return x.is_same(output); });
+    if (is_floating(output.dtype()) && !marked) {
+      set_history(output, node, static_cast<int>(k));
+    }
+  }
+  ctx.non_differentiable_.clear();
+}
+
+Tensors FunctionBase::backward(Tensors gradients) {
+  check(!released_,
+        "{}: backward has already run through this op and its saved tensors are gone; pass {{.retain_graph = true}} to "
+        "the first backward to run it again",
+        name());
+  if (ctx_.materialize_grads_) {
+    for (std::size_t k = 0; k < gradients.size(); ++k) {
+      if (!gradients[k].defined()) {
+        gradients[k] = zeros(outputs[k].shape, outputs[k].dtype, outputs[k].device);
+      }
+    }
+  }
+  Tensors results = call_backward(ctx_, std::move(gradients));
+  check(results.size() == edges.size(), "{}: backward returned {} gradients for {} inputs", name(), results.size(),
+        edges.size());
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (edges[i].node == nullptr) {
+      results[i] = {};
+      continue;
+    }
+    const OutputInfo& input = edges[i].node->outputs[edges[i].slot];
+    if (!results[i].defined()) {
+      check(!ctx_.materialize_grads_, "{}: backward returned no gradient for input {}, which needs one", name(), i);
+      continue;
+    }
+    const Tensor& g = results[i];
+    check(g.shape() == input.shape && g.dtype() == input.dtype && g.device() == input.device,
+          "{}: the gradient of input {} should be {} {} on {}, but backward returned {} {} on {}", name(), i,
+          input.dtype, input.shape, input.device, g.dtype(), g.shape(), g.device());
+  }
+  return results;
+}
+
+void FunctionBase::release() {
+  ctx_.saved_.clear();
+  released_ = true;
+}
+
+namespace detail {
+
+std::string short_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> demangled(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
+  std::string name = status == 0 ? demangled.get() : type.name();
+  // Everything up to the last "::" that is not inside template arguments.
+  const std::size_t arguments = name.find('<');
+  const std::size_t colons = name.rfind("::", arguments);
+  return colons == std::string::npos ? name : name.substr(colons + 2);
+}
+
+}  // namespace detail
+
+}  // namespace mica::autograd

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <functional>
+
+#include <mica/core/tensor.h>
+
+namespace mica::autograd {
+
+struct GradcheckOptions {
+  double step = 1e-6;  ///< of the central difference
+  double atol = 1e-5;  ///< |analytic − numeric| ≤ atol + rtol · |numeric|
+  double rtol = 1e-3;
+  bool noncontiguous = true;  ///< also with every input and gradient laid out with gaps
+  bool raise = true;          ///< throw Error with the element that is off, instead of returning false
+};
+
+namespace detail {
+bool gradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
+
+inline Tensors results(Tensor x) {
+  return {std::move(x)};
+}
+inline Tensors results(Tensors x) {
+  return x;
+}
+template <std::size_t N>
+Tensors results(std::array<Tensor, N> x) {
+  return Tensors(x.begin(), x.end());
+}
+
+template <class F>
+Tensors call_with(F& f, const Tensors& in) {
+  if constexpr (std::is_invocable_v<F&, const Tensors&>) {
+    return results(f(in));
+  } else if constexpr (std::is_invocable_v<F&, const Tensor&>) {
+    return results(f(in.at(0)));
+  } else if constexpr (std::is_invocable_v<F&, const Tensor&, const Tensor&>) {
+    return results(f(in.at(0), in.at(1)));
+  } else if constexpr (std::is_invocable_v<F&, const Tensor&, const Tensor&, const Tensor&>) {
+    return results(f(in.at(0), in.at(1), in.at(2)));
+  } else {
+    return results(f(in.at(0), in.at(1), in.at(2), in.at(3)));
+  }
+}
+}  // namespace detail
+
+/// Compares the gradients of `f` with central differences, in float64.
+///
+/// `f` takes the inputs as up to four Tensors, or as one Tensors, and returns a Tensor, an array or a list of them.
+/// All floating inputs must be float64, on any device, and are differentiated; others are passed on. The gradient
+/// sent into each output is random, so nothing cancels as it would under a plain sum. Backward is run twice and must
+/// give the same bits.
+///
+/// Returns true, or throws Error naming input, element, analytic and numeric value (with options.raise false: returns
+/// false).
+template <class F>
+bool gradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
+  return detail::gradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
+}
+
+}  // namespace mica::autograd

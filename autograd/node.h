@@ -1,0 +1,75 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <mica/core/tensor.h>
+
+namespace mica::autograd {
+
+class Node;
+
+/// Where a gradient goes next: into input `slot` of `node`'s backward, that is, the gradient of the node's
+/// output number `slot`. No node: nobody needs it.
+struct Edge {
+  std::shared_ptr<Node> node;
+  int slot = 0;
+};
+
+/// What an output looked like, so that its gradient can be checked, or made of zeros where nobody gave one.
+struct OutputInfo {
+  Shape shape;
+  DType dtype = DType::float32;
+  Device device;
+};
+
+using Hook = std::function<Tensor(const Tensor&)>;
+
+/// One recorded operation. Its edges lead to the nodes that made its inputs.
+class Node {
+ public:
+  Node() : sequence_(next_sequence()) {}
+  virtual ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// From the gradients of the outputs (undefined: zero) to those of the inputs, one for each edge (undefined: zero).
+  virtual Tensors backward(Tensors gradients) = 0;
+  virtual std::string name() const = 0;
+  /// Drops what was saved for backward.
+  virtual void release() {}
+
+  /// Nodes are numbered as they are made, so an op's number is above those of the ops its inputs came from: going
+  /// by falling number is an order in which every gradient is complete before it is used.
+  std::uint64_t sequence() const { return sequence_; }
+
+  std::vector<Edge> edges;
+  std::vector<OutputInfo> outputs;
+  std::vector<std::pair<int, Hook>> hooks;  // (output, hook), in the order of registration
+
+ private:
+  static std::uint64_t next_sequence();
+
+  std::uint64_t sequence_;
+};
+
+/// The only way to make a node. Nodes that become free while another is being destroyed are queued and destroyed
+/// after it, so that a chain of a million does not recurse.
+template <class T, class... Args>
+std::shared_ptr<T> make_node(Args&&... args);
+
+namespace detail {
+void destroy(Node* node);
+}
+
+template <class T, class... Args>
+std::shared_ptr<T> make_node(Args&&... args) {
+  return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](Node* node) { detail::destroy(node); });
+}
+
+}  // namespace mica::autograd

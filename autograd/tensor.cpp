@@ -1,0 +1,73 @@
+// The members of Tensor that take part in autograd.
+
+#include <mica/autograd/engine.h>
+#include <mica/autograd/slot.h>
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+namespace {
+
+// Null where autograd has nothing to remember of x.
+autograd::Slot* find_slot(const Tensor& x) {
+  return x.handle() ? x.handle()->slot.get() : nullptr;
+}
+
+}  // namespace
+
+bool Tensor::requires_grad() const {
+  const autograd::Slot* slot = find_slot(*this);
+  return slot != nullptr && (slot->node != nullptr || slot->requires_grad);
+}
+
+const Tensor& Tensor::requires_grad_(bool on) const {
+  check(!on || is_floating(dtype()), "requires_grad_: a tensor of {} cannot have a gradient, only floating ones can",
+        dtype());
+  check(is_leaf(),
+        "requires_grad_: expected a leaf, got a tensor that an op made; use detach() for one without history");
+  if (on || find_slot(*this) != nullptr) {
+    autograd::slot_of(*this).requires_grad = on;
+  }
+  return *this;
+}
+
+bool Tensor::is_leaf() const {
+  const autograd::Slot* slot = find_slot(*this);
+  return slot == nullptr || slot->node == nullptr;
+}
+
+Tensor Tensor::grad() const {
+  const autograd::Slot* slot = find_slot(*this);
+  return slot == nullptr ? Tensor{} : slot->grad;
+}
+
+void Tensor::set_grad(const Tensor& grad) const {
+  if (grad.defined()) {
+    check(grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device(),
+          "set_grad: expected {} {} on {}, got {} {} on {}", dtype(), shape(), device(), grad.dtype(), grad.shape(),
+          grad.device());
+    autograd::slot_of(*this).grad = grad;
+  } else if (autograd::Slot* slot = find_slot(*this)) {
+    slot->grad = {};
+  }
+}
+
+void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
+  autograd::backward(*this, gradient, options);
+}
+
+Tensor Tensor::detach() const {
+  return as_strided(*this, shape(), strides(), impl().offset);
+}
+
+void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+  check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());
+  autograd::Slot& slot = *handle()->slot;
+  if (slot.node) {
+    slot.node->hooks.emplace_back(slot.output, std::move(hook));
+  } else {
+    slot.hooks.push_back(std::move(hook));
+  }
+}
+
+}  // namespace mica

@@ -1,0 +1,22 @@
+# Decides whether the CUDA kernels are built: sets MICA_WITH_CUDA to 1 or 0.
+
+set(MICA_WITH_CUDA 0)
+if(NOT MICA_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MICA_CUDA: expected AUTO, ON or OFF, got ${MICA_CUDA}")
+endif()
+if(NOT MICA_CUDA STREQUAL "OFF")
+  # CMake's own default names chips that newer toolkits dropped.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90 CACHE STRING "Compute capabilities to build for")
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit 12.0 REQUIRED)
+    set(MICA_WITH_CUDA 1)
+  elseif(MICA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MICA_CUDA is ON, but no nvcc was found; set CMAKE_CUDA_COMPILER or CUDACXX")
+  endif()
+endif()
+message(STATUS "mica: CUDA kernels ${MICA_WITH_CUDA} (MICA_CUDA=${MICA_CUDA})")

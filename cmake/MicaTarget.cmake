@@ -1,0 +1,45 @@
+# How the library is compiled and what it links.
+
+# Every include is written <mica/core/tensor.h>, in the tree as after installation.
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
+file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/mica" SYMBOLIC)
+target_include_directories(mica PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+                                       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_include_directories(mica SYSTEM PRIVATE ${MICA_EIGEN_INCLUDE} ${MICA_JSON_INCLUDE})
+target_link_libraries(mica PUBLIC fmt::fmt PRIVATE Threads::Threads)
+target_compile_definitions(mica PUBLIC MICA_WITH_CUDA=${MICA_WITH_CUDA})
+set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+
+if(OpenMP_CXX_FOUND)
+  target_link_libraries(mica PRIVATE OpenMP::OpenMP_CXX)
+endif()
+
+set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
+target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
+# No kernel reads errno or traps; without these, loops that call sqrt or compare do not vectorize.
+target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-math>)
+if(MICA_WERROR)
+  target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
+endif()
+if(MICA_NATIVE)
+  target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
+endif()
+if(MICA_SANITIZE)
+  target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-omit-frame-pointer>)
+  target_link_options(mica PUBLIC -fsanitize=${MICA_SANITIZE})
+endif()
+
+if(MICA_WITH_CUDA)
+  target_link_libraries(mica PRIVATE CUDA::cudart CUDA::cublas CUDA::cublasLt)
+  target_include_directories(mica SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+  # CMake 3.25 does not know C++20 for nvcc 13, so the flag is passed by hand.
+  set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
+  target_compile_options(mica PRIVATE $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
+                                      $<${mica_cuda}:-Xcompiler=-Wall,-Wextra -Xptxas=-v>)
+  if(MICA_WERROR)
+    target_compile_options(mica PRIVATE $<${mica_cuda}:-Werror=all-warnings -Xcompiler=-Werror>)
+  endif()
+  if(MICA_SANITIZE)
+    target_compile_options(mica PRIVATE $<${mica_cuda}:-Xcompiler=-fsanitize=${MICA_SANITIZE}>)
+  endif()
+endif()

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+namespace mica {
+
+/// Every error that mica raises is an Error; its message starts with the name of the op that refused
+/// and says what was expected and what was given.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A device had too little free memory. Nothing was changed: free something and call again.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws Error with the formatted message.
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> message, Args&&... args) {
+  throw Error(fmt::format(message, std::forward<Args>(args)...));
+}
+
+/// Throws Error with the formatted message unless `ok`.
+template <class... Args>
+void check(bool ok, fmt::format_string<Args...> message, Args&&... args) {
+  if (!ok) [[unlikely]] {
+    fail(message, std::forward<Args>(args)...);
+  }
+}
+
+namespace detail {
+
+/// Base of our fmt::formatters: writes text as it is; takes no format options.
+struct TextFormatter {
+  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
+
+  template <class FormatContext>
+  static auto write(std::string_view text, FormatContext& context) {
+    return std::copy(text.begin(), text.end(), context.out());
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mica

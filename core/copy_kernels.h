@@ -1,0 +1,20 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// dst = src, converted to dst's dtype; equal shapes, any strides, both on the device.
+void copy(Cpu, const Tensor& dst, const Tensor& src);
+void copy(Cuda, const Tensor& dst, const Tensor& src);
+
+/// x = value everywhere.
+void fill(Cpu, const Tensor& x, double value);
+void fill(Cuda, const Tensor& x, double value);
+
+/// dst += src; equal shapes and dtypes, any strides.
+void add_into(Cpu, const Tensor& dst, const Tensor& src);
+void add_into(Cuda, const Tensor& dst, const Tensor& src);
+
+}  // namespace mica::kernels

@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <cmath>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+
+namespace mica {
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device) {
+  const Tensor x = empty(shape, dtype, device);
+  fill_data(x, value);
+  return x;
+}
+
+Tensor zeros(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 0, dtype, device);
+}
+Tensor ones(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 1, dtype, device);
+}
+
+Tensor arange(double start, double end, double step, DType dtype, Device device) {
+  check(step != 0 && std::isfinite(start) && std::isfinite(end) && std::isfinite(step),
+        "arange: expected finite bounds and a step that is not 0, got start {}, end {}, step {}", start, end, step);
+  const double count = std::max(0.0, std::ceil((end - start) / step));
+  check(count < 0x1p60, "arange: from {} to {} by {} is too long", start, end, step);
+  const Tensor values = empty({static_cast<std::int64_t>(count)}, float64);
+  double* data = values.data<double>();
+  for (std::int64_t i = 0; i < values.numel(); ++i) {
+    data[i] = start + static_cast<double>(i) * step;
+  }
+  const Tensor x = empty(values.shape(), dtype, device);
+  copy_into(x, values);
+  return x;
+}
+
+Tensor empty_like(const Tensor& x) {
+  return empty(x.shape(), x.dtype(), x.device());
+}
+Tensor zeros_like(const Tensor& x) {
+  return zeros(x.shape(), x.dtype(), x.device());
+}
+Tensor ones_like(const Tensor& x) {
+  return ones(x.shape(), x.dtype(), x.device());
+}
+Tensor full_like(const Tensor& x, double value) {
+  return full(x.shape(), value, x.dtype(), x.device());
+}
+Tensor rand_like(const Tensor& x) {
+  return rand(x.shape(), x.dtype(), x.device());
+}
+Tensor randn_like(const Tensor& x) {
+  return randn(x.shape(), x.dtype(), x.device());
+}
+
+template <class T>
+Tensor from_data(std::span<const T> values, const Shape& shape, Device device) {
+  check(static_cast<std::int64_t>(values.size()) == numel_of(shape),
+        "from_data: expected {} values for shape {}, got {}", numel_of(shape), shape, values.size());
+  const Tensor host = empty(shape, dtype_of<T>);
+  std::copy(values.begin(), values.end(), host.data<T>());
+  if (device.is_cpu()) {
+    return host;
+  }
+  const Tensor x = empty(shape, dtype_of<T>, device);
+  copy_into(x, host);
+  return x;
+}
+
+template <class T>
+std::vector<T> to_vector(const Tensor& x) {
+  const Tensor host = empty(x.shape(), dtype_of<T>);
+  copy_into(host, x);
+  const T* data = host.data<T>();
+  return std::vector<T>(data, data + host.numel());
+}
+
+template Tensor from_data(std::span<const double>, const Shape&, Device);
+template Tensor from_data(std::span<const float>, const Shape&, Device);
+template Tensor from_data(std::span<const Half>, const Shape&, Device);
+template Tensor from_data(std::span<const BFloat16>, const Shape&, Device);
+template Tensor from_data(std::span<const std::int64_t>, const Shape&, Device);
+template Tensor from_data(std::span<const std::int32_t>, const Shape&, Device);
+template Tensor from_data(std::span<const std::uint8_t>, const Shape&, Device);
+template Tensor from_data(std::span<const bool>, const Shape&, Device);
+
+template std::vector<double> to_vector(const Tensor&);
+template std::vector<float> to_vector(const Tensor&);
+template std::vector<Half> to_vector(const Tensor&);
+template std::vector<BFloat16> to_vector(const Tensor&);
+template std::vector<std::int64_t> to_vector(const Tensor&);
+template std::vector<std::int32_t> to_vector(const Tensor&);
+template std::vector<std::uint8_t> to_vector(const Tensor&);
+template std::vector<bool> to_vector(const Tensor&);
+
+}  // namespace mica

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+/// Filled with 0, with 1, with `value`.
+Tensor zeros(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
+Tensor ones(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
+Tensor full(const Shape& shape, double value, DType dtype = float32, Device device = Device::cpu());
+
+/// start, start + step, … up to but not including end.
+Tensor arange(double start, double end, double step = 1, DType dtype = int64, Device device = Device::cpu());
+inline Tensor arange(double end, DType dtype = int64, Device device = Device::cpu()) {
+  return arange(0, end, 1, dtype, device);
+}
+
+/// Uniform in [0, 1); standard normal; uniform integers in [low, high). Drawn from the generator of core/rng.h:
+/// the same seed gives the same numbers on every device.
+Tensor rand(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
+Tensor randn(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, DType dtype = int64,
+               Device device = Device::cpu());
+
+/// Of the shape, dtype and device of `x`.
+Tensor empty_like(const Tensor& x);
+Tensor zeros_like(const Tensor& x);
+Tensor ones_like(const Tensor& x);
+Tensor full_like(const Tensor& x, double value);
+Tensor rand_like(const Tensor& x);
+Tensor randn_like(const Tensor& x);
+
+/// A copy of `values`, in row-major order. Throws unless there are as many as the shape holds.
+template <class T>
+Tensor from_data(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
+template <class T>
+Tensor from_data(const std::vector<T>& values, const Shape& shape, Device device = Device::cpu()) {
+  return from_data(std::span<const T>(values), shape, device);
+}
+template <class T>
+Tensor from_data(std::initializer_list<T> values, const Shape& shape, Device device = Device::cpu()) {
+  return from_data(std::span<const T>(values.begin(), values.size()), shape, device);
+}
+/// One axis: from_data({1.f, 2.f}).
+template <class T>
+Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu()) {
+  return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
+}
+
+/// The elements in row-major order, converted to T, on the host.
+template <class T>
+std::vector<T> to_vector(const Tensor& x);
+
+}  // namespace mica

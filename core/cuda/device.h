@@ -1,0 +1,19 @@
+#pragma once
+
+// Which GPUs there are and which one is current. Needs no CUDA header.
+
+namespace mica::cuda {
+
+/// Devices that this program can use; 0 if there is no driver.
+int device_count();
+
+/// Makes `device` this thread's current device and returns the one that was. Throws if there is no such device.
+int exchange_device(int device);
+
+/// Waits for all work on the current device.
+void synchronize();
+
+/// Multiprocessors of the current device.
+int multiprocessor_count();
+
+}  // namespace mica::cuda

@@ -1,0 +1,76 @@
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+
+#include <mica/core/check.h>
+#include <mica/core/parallel.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace mica {
+
+namespace {
+
+int default_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+std::atomic<int>& thread_count() {
+  static std::atomic<int> count{default_threads()};
+  return count;
+}
+
+thread_local bool inside_parallel_for = false;
+
+}  // namespace
+
+int num_threads() {
+  return thread_count().load(std::memory_order_relaxed);
+}
+
+void set_num_threads(int n) {
+  check(n >= 1, "set_num_threads: expected at least 1 thread, got {}", n);
+  thread_count().store(n, std::memory_order_relaxed);
+}
+
+void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (n <= 0) {
+    return;
+  }
+  const std::int64_t most = (n + grain - 1) / std::max<std::int64_t>(grain, 1);
+  const int parts = static_cast<int>(std::min<std::int64_t>(num_threads(), most));
+  if (parts <= 1 || inside_parallel_for) {
+    body(0, n);
+    return;
+  }
+#ifdef _OPENMP
+  std::exception_ptr error;
+  std::atomic<bool> failed{false};
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+  for (int part = 0; part < parts; ++part) {
+    inside_parallel_for = true;
+    try {
+      body(n * part / parts, n * (part + 1) / parts);
+    } catch (...) {
+      if (!failed.exchange(true)) {
+        error = std::current_exception();
+      }
+    }
+    inside_parallel_for = false;
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+#else
+  body(0, n);
+#endif
+}
+
+}  // namespace mica

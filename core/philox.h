@@ -1,0 +1,107 @@
+#pragma once
+
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011): 128 random bits
+// as a function of a 64-bit key and a 128-bit counter. On CUDA it is cuRAND's device generator; on the CPU the same
+// function written out, with cuRAND's meaning of (seed, subsequence, offset). What is made of the bits is written once
+// for both.
+
+#include <cmath>
+#include <cstdint>
+
+#include <mica/core/half.h>
+#include <mica/core/rng.h>
+
+#if defined(__CUDACC__)
+#include <curand_kernel.h>
+#endif
+
+namespace mica {
+
+struct PhiloxBlock {
+  std::uint32_t word[4];
+};
+
+/// Four words of subsequence `subsequence`, from key.offset on (a multiple of 4).
+MICA_HOST_DEVICE inline PhiloxBlock philox_block(PhiloxKey key, std::uint64_t subsequence) {
+#if defined(__CUDA_ARCH__)
+  curandStatePhilox4_32_10_t state;
+  curand_init(key.seed, subsequence, key.offset, &state);
+  const uint4 words = curand4(&state);
+  return {{words.x, words.y, words.z, words.w}};
+#else
+  const std::uint64_t position = key.offset / 4;
+  std::uint32_t c[4] = {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
+                        static_cast<std::uint32_t>(subsequence), static_cast<std::uint32_t>(subsequence >> 32)};
+  std::uint32_t k[2] = {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53} * c[0];
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57} * c[2];
+    const std::uint32_t next[4] = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<std::uint32_t>(p1),
+                                   static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<std::uint32_t>(p0)};
+    for (int i = 0; i < 4; ++i) {
+      c[i] = next[i];
+    }
+    k[0] += 0x9E3779B9;
+    k[1] += 0xBB67AE85;
+  }
+  return {{c[0], c[1], c[2], c[3]}};
+#endif
+}
+
+/// What one block gives: 4 floats or 2 doubles. Element i of a tensor is number i % kPerBlock of subsequence
+/// i / kPerBlock.
+template <class T>
+struct PhiloxReals;
+
+template <>
+struct PhiloxReals<float> {
+  static constexpr int kPerBlock = 4;
+
+  /// In (0, 1], as curand_uniform: bits · 2⁻³² + 2⁻³³, rounded to float.
+  MICA_HOST_DEVICE static float uniform(const PhiloxBlock& block, int i) {
+    return static_cast<float>(block.word[i]) * 0x1p-32f + 0x1p-33f;
+  }
+
+  /// Box and Muller (1958). Not cuRAND's own, whose fast sine is off by thousands of ulp near its zeros.
+  MICA_HOST_DEVICE static float normal(const PhiloxBlock& block, int i) {
+    const float radius = sqrtf(-2.0f * logf(uniform(block, i & ~1)));
+    const float angle = 6.2831853071795865f * uniform(block, i | 1);
+    return radius * ((i & 1) == 0 ? sinf(angle) : cosf(angle));
+  }
+};
+
+template <>
+struct PhiloxReals<double> {
+  static constexpr int kPerBlock = 2;
+
+  /// In (0, 1], as curand_uniform2_double: 53 bits.
+  MICA_HOST_DEVICE static double uniform(const PhiloxBlock& block, int i) {
+    const std::uint64_t bits = block.word[2 * i] ^ (static_cast<std::uint64_t>(block.word[2 * i + 1]) << 21);
+    return static_cast<double>(bits) * 0x1p-53 + 0x1p-54;
+  }
+
+  MICA_HOST_DEVICE static double normal(const PhiloxBlock& block, int i) {
+    const double radius = sqrt(-2.0 * log(uniform(block, 0)));
+    const double angle = 6.2831853071795865 * uniform(block, 1);
+    return radius * (i == 0 ? sin(angle) : cos(angle));
+  }
+};
+
+/// A uniform of (0, 1] as an element of [0, 1): 1 becomes 0, also where rounding to T made it.
+template <class T, class Real>
+MICA_HOST_DEVICE T half_open(Real uniform) {
+  const T value = static_cast<T>(uniform);
+  return static_cast<Real>(value) == Real{1} ? static_cast<T>(Real{0}) : value;
+}
+
+/// An integer in [0, range) from 64 random bits: the high word of a product, whose bias is below range / 2⁶⁴.
+MICA_HOST_DEVICE inline std::uint64_t bounded(std::uint64_t bits, std::uint64_t range) {
+#if defined(__CUDA_ARCH__)
+  return __umul64hi(bits, range);
+#else
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>((static_cast<Wide>(bits) * range) >> 64);
+#endif
+}
+
+}  // namespace mica

@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+
+#include <mica/core/creation.h>
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+namespace {
+
+constexpr std::int64_t kEdgeItems = 3;     // shown at either end of a long axis
+constexpr std::int64_t kFullNumel = 1000;  // up to so many elements, all are shown
+
+/// How all elements of one tensor are written.
+class Format {
+ public:
+  Format(const std::vector<double>& values, DType dtype) : dtype_(dtype) {
+    if (is_floating(dtype)) {
+      double largest = 0;
+      double smallest = INFINITY;
+      bool whole = true;
+      for (const double v : values) {
+        if (std::isfinite(v) && v != 0) {
+          largest = std::max(largest, std::abs(v));
+          smallest = std::min(smallest, std::abs(v));
+          whole = whole && v == std::trunc(v);
+        }
+      }
+      pattern_ = largest >= 1e6 || (smallest < 1e-4 && largest > 0) ? "{:.4e}" : whole ? "{:.0f}." : "{:.4f}";
+    }
+    for (const double v : values) {
+      width_ = std::max(width_, text(v).size());
+    }
+  }
+
+  std::string operator()(double value) const { return fmt::format("{:>{}}", text(value), width_); }
+
+ private:
+  std::string text(double value) const {
+    if (dtype_ == boolean) {
+      return value != 0 ? "true" : "false";
+    }
+    if (!is_floating(dtype_)) {
+      return fmt::format("{:.0f}", value);
+    }
+    return std::isfinite(value) ? fmt::format(fmt::runtime(pattern_), value) : fmt::format("{}", value);
+  }
+
+  DType dtype_;
+  std::string pattern_;
+  std::size_t width_ = 0;
+};
+
+// The positions shown along an axis; -1 stands for the gap.
+std::vector<std::int64_t> shown(std::int64_t size, bool all) {
+  std::vector<std::int64_t> result;
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (all || size <= 2 * kEdgeItems || i < kEdgeItems || i >= size - kEdgeItems) {
+      result.push_back(i);
+    } else if (result.back() != -1) {
+      result.push_back(-1);
+    }
+  }
+  return result;
+}
+
+void collect(const Tensor& x, bool all, std::vector<double>& values) {
+  if (x.dim() == 0) {
+    values.push_back(x.item());
+    return;
+  }
+  for (const std::int64_t i : shown(x.shape()[0], all)) {
+    if (i >= 0) {
+      collect(as_strided(x, x.shape().slice(1), x.strides().slice(1), x.handle()->offset + i * x.strides()[0]), all,
+              values);
+    }
+  }
+}
+
+void write(std::string& out, const Shape& shape, bool all, const Format& format, const double*& next, int depth) {
+  if (depth == shape.size()) {
+    out += format(*next++);
+    return;
+  }
+  const bool last = depth + 1 == shape.size();
+  const std::string between = last ? ", " : ",\n" + std::string(static_cast<std::size_t>(depth) + 1, ' ');
+  out += "[";
+  bool first = true;
+  for (const std::int64_t i : shown(shape[depth], all)) {
+    if (!first) {
+      out += between;
+    }
+    first = false;
+    if (i < 0) {
+      out += "...";
+    } else {
+      write(out, shape, all, format, next, depth + 1);
+    }
+  }
+  out += "]";
+}
+
+}  // namespace
+
+std::string to_string(const Tensor& x) {
+  if (!x.defined()) {
+    return "tensor(undefined)";
+  }
+  const bool all = x.numel() <= kFullNumel;
+  std::vector<double> values;
+  if (x.numel() > 0) {
+    if (all) {
+      values = to_vector<double>(x);
+    } else {
+      collect(x, all, values);
+    }
+  }
+  std::string out;
+  if (x.numel() == 0) {
+    out = "[]";
+  } else {
+    const double* next = values.data();
+    write(out, x.shape(), all, Format(values, x.dtype()), next, 0);
+  }
+  return fmt::format("{}\ntensor of {} {} on {}{}", out, x.dtype(), x.shape(), x.device(),
+                     x.requires_grad() ? ", requires grad" : "");
+}
+
+std::ostream& operator<<(std::ostream& out, const Tensor& x) {
+  return out << to_string(x);
+}
+
+}  // namespace mica

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/rng.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// x, row-major and of a floating dtype, filled from the Philox stream at `key`: element i is a function of
+/// (key, i) alone. Uniforms are the same bits on both devices.
+void fill_uniform(Cpu, const Tensor& x, PhiloxKey key);
+void fill_uniform(Cuda, const Tensor& x, PhiloxKey key);
+void fill_normal(Cpu, const Tensor& x, PhiloxKey key);
+void fill_normal(Cuda, const Tensor& x, PhiloxKey key);
+/// Integers in [low, low + range), for integer dtypes.
+void fill_integers(Cpu, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
+void fill_integers(Cuda, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
+
+}  // namespace mica::kernels

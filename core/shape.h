@@ -1,0 +1,98 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include <mica/core/check.h>
+
+namespace mica {
+
+/// The most axes a tensor can have.
+inline constexpr int kMaxRank = 8;
+
+/// A short list of int64 held in place: a shape, strides, or axes.
+class Dims {
+ public:
+  Dims() = default;
+  Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+  Dims(std::span<const std::int64_t> values) {
+    check(values.size() <= kMaxRank, "shape: expected at most {} axes, got {}", kMaxRank, values.size());
+    std::copy(values.begin(), values.end(), values_.begin());
+    size_ = static_cast<int>(values.size());
+  }
+
+  static Dims filled(int size, std::int64_t value) {
+    Dims dims;
+    for (int i = 0; i < size; ++i) {
+      dims.push_back(value);
+    }
+    return dims;
+  }
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t operator[](int i) const { return values_[i]; }
+  std::int64_t& operator[](int i) { return values_[i]; }
+  std::int64_t back() const { return values_[size_ - 1]; }
+  std::int64_t& back() { return values_[size_ - 1]; }
+  const std::int64_t* begin() const { return values_.data(); }
+  const std::int64_t* end() const { return values_.data() + size_; }
+  std::int64_t* begin() { return values_.data(); }
+  std::int64_t* end() { return values_.data() + size_; }
+
+  void push_back(std::int64_t value) {
+    check(size_ < kMaxRank, "shape: expected at most {} axes", kMaxRank);
+    values_[size_++] = value;
+  }
+  void pop_back() { --size_; }
+  void insert(int at, std::int64_t value) {
+    push_back(value);
+    std::rotate(begin() + at, end() - 1, end());
+  }
+  void erase(int at) {
+    std::copy(begin() + at + 1, end(), begin() + at);
+    --size_;
+  }
+
+  /// The entries from `from` up to `to` (or the end).
+  Dims slice(int from, int to) const { return std::span(begin() + from, begin() + to); }
+  Dims slice(int from) const { return slice(from, size_); }
+
+  friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+ private:
+  std::array<std::int64_t, kMaxRank> values_{};
+  int size_ = 0;
+};
+
+using Shape = Dims;
+using Strides = Dims;
+
+/// The number of elements; 1 for the empty shape of a scalar. Throws if it does not fit 63 bits.
+std::int64_t numel_of(const Shape& shape);
+
+/// The strides, in elements, of a row-major tensor without gaps.
+Strides contiguous_strides(const Shape& shape);
+
+/// The shape both broadcast to (NumPy's rule: aligned at the last axis, 1 stretches). `op` is named in the error.
+Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
+
+/// An axis in [-rank, rank) as one in [0, rank).
+int normalize_axis(std::int64_t axis, int rank, const char* op);
+
+/// "[2, 3]".
+std::string to_string(const Dims& dims);
+
+}  // namespace mica
+
+template <>
+struct fmt::formatter<mica::Dims> : mica::detail::TextFormatter {
+  template <class FormatContext>
+  auto format(const mica::Dims& dims, FormatContext& context) const {
+    return write(mica::to_string(dims), context);
+  }
+};

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <mica/core/device.h>
+
+namespace mica {
+
+/// A block of memory on one device, freed with its last owner. Tensors that are views of each other share it.
+class Storage {
+ public:
+  /// Allocates uninitialized memory; throws OutOfMemory, which leaves everything as it was.
+  Storage(std::size_t bytes, Device device);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+
+  /// Counts the writes in place. A tensor saved for backward remembers the count it was saved at.
+  std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  Device device_;
+  void* stream_ = nullptr;  // CUDA: the stream whose order the memory follows
+  std::atomic<std::uint32_t> version_{0};
+};
+
+}  // namespace mica

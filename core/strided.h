@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+/// N tensors walked together, element by element, in row-major order of a common shape: the sizes and the strides
+/// (in elements) that remain after axes of length 1 are dropped and neighbors that lie end to end are merged.
+/// Contiguous tensors come out as one axis.
+template <int N>
+struct StridedLoop {
+  int rank = 0;
+  std::int64_t numel = 0;
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::array<std::array<std::int64_t, kMaxRank>, N> strides{};
+
+  /// Every tensor must broadcast to `shape`.
+  StridedLoop(const Shape& shape, const std::array<const Tensor*, N>& tensors) : numel(numel_of(shape)) {
+    for (int axis = 0; axis < shape.size(); ++axis) {
+      if (shape[axis] == 1) {
+        continue;
+      }
+      std::array<std::int64_t, N> step{};
+      for (int t = 0; t < N; ++t) {
+        const Tensor& x = *tensors[t];
+        const int own = axis - (shape.size() - x.dim());
+        step[t] = own < 0 || x.shape()[own] == 1 ? 0 : x.strides()[own];
+      }
+      bool merge = rank > 0;
+      for (int t = 0; t < N && merge; ++t) {
+        merge = strides[t][rank - 1] == step[t] * shape[axis];
+      }
+      rank += merge ? 0 : 1;
+      sizes[rank - 1] = (merge ? sizes[rank - 1] : 1) * shape[axis];
+      for (int t = 0; t < N; ++t) {
+        strides[t][rank - 1] = step[t];
+      }
+    }
+    if (rank == 0) {  // a single element
+      rank = 1;
+      sizes[0] = 1;
+    }
+  }
+
+  std::int64_t inner_size() const { return sizes[rank - 1]; }
+  std::int64_t inner_stride(int t) const { return strides[t][rank - 1]; }
+};
+
+}  // namespace mica
