@@ -1,6 +1,6 @@
 #include <fmt/ranges.h>
 
-#include <limits>
+#include <ostream>
 
 #include <mica/core/shape.h>
 
@@ -45,5 +45,7 @@ int normalize_axis(std::int64_t axis, int rank, const char* op) {
 std::string to_string(const Dims& dims) {
   return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", "));
 }
+
+std::ostream& operator<<(std::ostream& out, const Dims& dims) { return out << to_string(dims); }
 
 }  // namespace mica

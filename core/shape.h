@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <span>
 #include <string>
 
@@ -86,6 +87,7 @@ int normalize_axis(std::int64_t axis, int rank, const char* op);
 
 /// "[2, 3]".
 std::string to_string(const Dims& dims);
+std::ostream& operator<<(std::ostream& out, const Dims& dims);
 
 }  // namespace mica
 
