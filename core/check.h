@@ -1,5 +1,10 @@
 #pragma once
 
+// fmt believes that nvcc knows no constexpr functions.
+#if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
+#define FMT_USE_CONSTEXPR 1
+#endif
+
 #include <fmt/core.h>
 
 #include <algorithm>

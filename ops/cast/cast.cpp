@@ -1,0 +1,42 @@
+// Tensor::to. It is an op, so it stands here and not in core.
+
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+
+namespace mica {
+
+namespace {
+
+struct Cast {
+  Device device;
+  DType dtype;
+  // Where x came from, for the way back.
+  Device from_device;
+  DType from_dtype;
+
+  Tensor forward(autograd::Context&, const Tensor& x) const {
+    const Tensor y = empty(x.shape(), dtype, device);
+    copy_into(y, x);
+    return y;
+  }
+
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return dy.to(from_device, from_dtype); }
+};
+
+}  // namespace
+
+Tensor Tensor::to(Device device, DType dtype) const {
+  if (device == this->device() && dtype == this->dtype()) {
+    return *this;
+  }
+  return autograd::apply(Cast{device, dtype, this->device(), this->dtype()}, *this);
+}
+
+Tensor Tensor::to(Device device) const {
+  return to(device, dtype());
+}
+Tensor Tensor::to(DType dtype) const {
+  return to(device(), dtype);
+}
+
+}  // namespace mica

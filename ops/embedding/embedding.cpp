@@ -1,0 +1,45 @@
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/ops/embedding/embedding.h>
+#include <mica/ops/embedding/embedding_kernels.h>
+
+namespace mica {
+
+namespace {
+
+struct Embedding {
+  Shape table;  // of weight
+
+  Tensor forward(autograd::Context& ctx, const Tensor& weight, const Tensor& indices) const {
+    Shape shape = indices.shape();
+    shape.push_back(table[1]);
+    const Tensor y = empty(shape, weight.dtype(), weight.device());
+    const kernels::EmbeddingForward args{.weight = contiguous_data(weight), .indices = indices, .y = y};
+    on_device(weight.device(), [&](auto device) { kernels::embedding_forward(device, args); });
+    ctx.save_for_backward(indices);
+    return y;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [indices] = ctx.saved<1>();
+    const Tensor dweight = empty(table, dy.dtype(), dy.device());
+    const kernels::EmbeddingBackward args{.dy = contiguous_data(dy), .indices = indices, .dweight = dweight};
+    on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
+    return {dweight, {}};
+  }
+};
+
+}  // namespace
+
+Tensor embedding(const Tensor& weight, const Tensor& indices) {
+  check(weight.dim() == 2 && is_floating(weight.dtype()),
+        "embedding: expected floating weight of shape (V, C), got {} {}", weight.dtype(), weight.shape());
+  check(indices.dtype() == int64 || indices.dtype() == int32, "embedding: expected indices of int64 or int32, got {}",
+        indices.dtype());
+  check(indices.device() == weight.device(), "embedding: expected indices on {}, got {}", weight.device(),
+        indices.device());
+  const Tensor rows = contiguous_data(indices.to(int64));
+  return autograd::apply(Embedding{weight.shape()}, weight, rows);
+}
+
+}  // namespace mica

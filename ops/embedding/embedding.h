@@ -1,0 +1,17 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+/// Row indices[i] of `weight` for each i: the table look-up of word embeddings.
+///
+/// weight (V, C), floating; indices int64 or int32 of any shape (…), in [0, V), on the same device. Returns (…, C) of
+/// weight's dtype. On the CPU an index out of range is an error that names it; on CUDA, where looking would mean
+/// waiting, its row is NaN and takes no gradient.
+///
+/// The gradient of a row is the sum of the gradients of its uses, in the order of the indices, in float32 for 16-bit
+/// weights.
+Tensor embedding(const Tensor& weight, const Tensor& indices);
+
+}  // namespace mica

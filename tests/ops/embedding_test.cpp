@@ -1,0 +1,75 @@
+#include <cmath>
+
+#include "tests/support.h"
+#include <mica/autograd/gradcheck.h>
+#include <mica/ops/embedding/embedding.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+TEST(Embedding, TakesRows) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor weight = arange(0, 12, 1, float32).to(dtype).to(device);
+      const Tensor table = as_strided(weight, {4, 3}, {3, 1}, 0);
+      const Tensor indices = from_data<std::int64_t>({3, 0, 3, 1}, {2, 2}, device);
+      const Tensor y = embedding(table, indices);
+      EXPECT_EQ(y.shape(), (Shape{2, 2, 3}));
+      EXPECT_EQ(y.dtype(), dtype);
+      expect_close(y, {9, 10, 11, 0, 1, 2, 9, 10, 11, 3, 4, 5}, 0, 0);
+      expect_close(embedding(table, indices.to(int32)), to_vector<double>(y), 0, 0);
+    }
+  }
+}
+
+TEST(Embedding, Gradcheck) {
+  for (const Device device : test_devices()) {
+    const Tensor weight = randn({5, 33}, float64, device);
+    const Tensor indices = randint(0, 5, {3, 40}, int64, device);
+    EXPECT_TRUE(
+        autograd::gradcheck([](const Tensor& w, const Tensor& i) { return embedding(w, i); }, {weight, indices}));
+  }
+}
+
+TEST(Embedding, GradientSumsInFloat32) {
+  // 3000 ones: a float16 sum would stop at 2048.
+  for (const Device device : test_devices()) {
+    const Tensor weight = zeros({2, 1}, float16, device).requires_grad_();
+    const Tensor y = embedding(weight, zeros({3000}, int64, device));
+    y.backward(ones_like(y));
+    expect_close(weight.grad(), {3000, 0}, 0, 0);
+  }
+}
+
+TEST(Embedding, UnusedRowsAndNoIndices) {
+  for (const Device device : test_devices()) {
+    const Tensor weight = randn({3, 4}, float32, device).requires_grad_();
+    const Tensor y = embedding(weight, empty({0}, int64, device));
+    EXPECT_EQ(y.shape(), (Shape{0, 4}));
+    y.backward(zeros_like(y));
+    expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
+  }
+}
+
+TEST(Embedding, Errors) {
+  const Tensor weight = randn({3, 4});
+  expect_error([&] { embedding(weight, from_data<std::int64_t>({0, 3})); }, "index 3 is out of range for 3 rows");
+  expect_error([&] { embedding(weight, from_data<std::int64_t>({-1})); }, "index -1 is out of range");
+  expect_error([&] { embedding(weight, from_data<float>({0})); }, "expected indices of int64 or int32, got float32");
+  expect_error([&] { embedding(randn({3}), from_data<std::int64_t>({0})); }, "shape (V, C), got float32 [3]");
+}
+
+TEST(Embedding, IndexOutOfRangeOnCudaIsNan) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  const Tensor weight = ones({3, 2}, float32, Device::cuda()).requires_grad_();
+  const Tensor y = embedding(weight, from_data<std::int64_t>({1, 3, -7}, Device::cuda()));
+  expect_close(y, {1, 1, NAN, NAN, NAN, NAN}, 0, 0);
+  y.backward(ones_like(y));
+  expect_close(weight.grad(), {0, 0, 1, 1, 0, 0}, 0, 0);
+}
+
+}  // namespace
