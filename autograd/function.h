@@ -38,9 +38,7 @@ class Context {
   template <std::size_t N>
   std::array<Tensor, N> saved() const {
     check(saved_.size() == N, "{}: backward asks for {} saved tensors, forward saved {}", *name_, N, saved_.size());
-    return [this]<std::size_t... I>(std::index_sequence<I...>) {
-      return std::array<Tensor, N>{unpack(I)...};
-    }
+    return [this]<std::size_t... I>(std::index_sequence<I...>) { return std::array<Tensor, N>{unpack(I)...}; }
     (std::make_index_sequence<N>());
   }
   /// All saved tensors, where their number is known only at run time.
@@ -86,9 +84,7 @@ inline Tensors as_tensors(Tensor x) {
   result.push_back(std::move(x));
   return result;
 }
-inline Tensors as_tensors(Tensors x) {
-  return x;
-}
+inline Tensors as_tensors(Tensors x) { return x; }
 template <std::size_t N>
 Tensors as_tensors(std::array<Tensor, N> x) {
   return Tensors(std::make_move_iterator(x.begin()), std::make_move_iterator(x.end()));

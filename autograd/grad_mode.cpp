@@ -8,16 +8,10 @@ thread_local bool enabled = true;
 
 }  // namespace
 
-bool grad_enabled() {
-  return enabled;
-}
+bool grad_enabled() { return enabled; }
 
-GradMode::GradMode(bool on) : previous_(enabled) {
-  enabled = on;
-}
+GradMode::GradMode(bool on) : previous_(enabled) { enabled = on; }
 
-GradMode::~GradMode() {
-  enabled = previous_;
-}
+GradMode::~GradMode() { enabled = previous_; }
 
 }  // namespace mica::autograd

@@ -17,12 +17,8 @@ struct GradcheckOptions {
 namespace detail {
 bool gradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
 
-inline Tensors results(Tensor x) {
-  return {std::move(x)};
-}
-inline Tensors results(Tensors x) {
-  return x;
-}
+inline Tensors results(Tensor x) { return {std::move(x)}; }
+inline Tensors results(Tensors x) { return x; }
 template <std::size_t N>
 Tensors results(std::array<Tensor, N> x) {
   return Tensors(x.begin(), x.end());

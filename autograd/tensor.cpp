@@ -9,9 +9,7 @@ namespace mica {
 namespace {
 
 // Null where autograd has nothing to remember of x.
-autograd::Slot* find_slot(const Tensor& x) {
-  return x.handle() ? x.handle()->slot.get() : nullptr;
-}
+autograd::Slot* find_slot(const Tensor& x) { return x.handle() ? x.handle()->slot.get() : nullptr; }
 
 }  // namespace
 
@@ -56,9 +54,7 @@ void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
   autograd::backward(*this, gradient, options);
 }
 
-Tensor Tensor::detach() const {
-  return as_strided(*this, shape(), strides(), impl().offset);
-}
+Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), impl().offset); }
 
 void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
   check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());

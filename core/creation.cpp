@@ -12,12 +12,8 @@ Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   return x;
 }
 
-Tensor zeros(const Shape& shape, DType dtype, Device device) {
-  return full(shape, 0, dtype, device);
-}
-Tensor ones(const Shape& shape, DType dtype, Device device) {
-  return full(shape, 1, dtype, device);
-}
+Tensor zeros(const Shape& shape, DType dtype, Device device) { return full(shape, 0, dtype, device); }
+Tensor ones(const Shape& shape, DType dtype, Device device) { return full(shape, 1, dtype, device); }
 
 Tensor arange(double start, double end, double step, DType dtype, Device device) {
   check(step != 0 && std::isfinite(start) && std::isfinite(end) && std::isfinite(step),
@@ -34,24 +30,12 @@ Tensor arange(double start, double end, double step, DType dtype, Device device)
   return x;
 }
 
-Tensor empty_like(const Tensor& x) {
-  return empty(x.shape(), x.dtype(), x.device());
-}
-Tensor zeros_like(const Tensor& x) {
-  return zeros(x.shape(), x.dtype(), x.device());
-}
-Tensor ones_like(const Tensor& x) {
-  return ones(x.shape(), x.dtype(), x.device());
-}
-Tensor full_like(const Tensor& x, double value) {
-  return full(x.shape(), value, x.dtype(), x.device());
-}
-Tensor rand_like(const Tensor& x) {
-  return rand(x.shape(), x.dtype(), x.device());
-}
-Tensor randn_like(const Tensor& x) {
-  return randn(x.shape(), x.dtype(), x.device());
-}
+Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
+Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
+Tensor ones_like(const Tensor& x) { return ones(x.shape(), x.dtype(), x.device()); }
+Tensor full_like(const Tensor& x, double value) { return full(x.shape(), value, x.dtype(), x.device()); }
+Tensor rand_like(const Tensor& x) { return rand(x.shape(), x.dtype(), x.device()); }
+Tensor randn_like(const Tensor& x) { return randn(x.shape(), x.dtype(), x.device()); }
 
 template <class T>
 Tensor from_data(std::span<const T> values, const Shape& shape, Device device) {

@@ -7,15 +7,11 @@
 
 namespace mica {
 
-std::string to_string(Device device) {
-  return device.is_cpu() ? "cpu" : fmt::format("cuda:{}", device.index);
-}
+std::string to_string(Device device) { return device.is_cpu() ? "cpu" : fmt::format("cuda:{}", device.index); }
 
 #if MICA_WITH_CUDA
 
-int cuda_device_count() {
-  return cuda::device_count();
-}
+int cuda_device_count() { return cuda::device_count(); }
 
 void synchronize(Device device) {
   if (device.is_cuda()) {
@@ -46,15 +42,9 @@ void expect_cpu(Device device) {
 
 }  // namespace
 
-int cuda_device_count() {
-  return 0;
-}
-void synchronize(Device device) {
-  expect_cpu(device);
-}
-DeviceGuard::DeviceGuard(Device device) {
-  expect_cpu(device);
-}
+int cuda_device_count() { return 0; }
+void synchronize(Device device) { expect_cpu(device); }
+DeviceGuard::DeviceGuard(Device device) { expect_cpu(device); }
 DeviceGuard::~DeviceGuard() = default;
 
 #endif

@@ -28,9 +28,7 @@ std::string to_string(Device device);
 int cuda_device_count();
 
 /// True if there is a CUDA device to use.
-inline bool cuda_available() {
-  return cuda_device_count() > 0;
-}
+inline bool cuda_available() { return cuda_device_count() > 0; }
 
 /// Waits until all work queued on the device is done. Nothing to wait for on the CPU.
 void synchronize(Device device);

@@ -37,9 +37,7 @@ constexpr std::size_t size_of(DType dtype) {
 }
 
 /// True for the dtypes that can carry a gradient.
-constexpr bool is_floating(DType dtype) {
-  return dtype <= DType::bfloat16;
-}
+constexpr bool is_floating(DType dtype) { return dtype <= DType::bfloat16; }
 
 /// The dtype that sums over `dtype` are kept in: float32 for the 16-bit floats, else itself.
 constexpr DType accumulate_dtype(DType dtype) {

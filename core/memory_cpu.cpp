@@ -23,8 +23,6 @@ void* allocate(Cpu, std::size_t bytes, void**) {
   return data;
 }
 
-void deallocate(Cpu, void* data, void*) noexcept {
-  std::free(data);
-}
+void deallocate(Cpu, void* data, void*) noexcept { std::free(data); }
 
 }  // namespace mica::memory

@@ -31,9 +31,7 @@ thread_local bool inside_parallel_for = false;
 
 }  // namespace
 
-int num_threads() {
-  return thread_count().load(std::memory_order_relaxed);
-}
+int num_threads() { return thread_count().load(std::memory_order_relaxed); }
 
 void set_num_threads(int n) {
   check(n >= 1, "set_num_threads: expected at least 1 thread, got {}", n);

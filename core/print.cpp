@@ -127,8 +127,6 @@ std::string to_string(const Tensor& x) {
                      x.requires_grad() ? ", requires grad" : "");
 }
 
-std::ostream& operator<<(std::ostream& out, const Tensor& x) {
-  return out << to_string(x);
-}
+std::ostream& operator<<(std::ostream& out, const Tensor& x) { return out << to_string(x); }
 
 }  // namespace mica

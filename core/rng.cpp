@@ -11,9 +11,7 @@ PhiloxKey generator;
 
 }  // namespace
 
-void manual_seed(std::uint64_t seed) {
-  set_rng_state({.seed = seed, .offset = 0});
-}
+void manual_seed(std::uint64_t seed) { set_rng_state({.seed = seed, .offset = 0}); }
 
 PhiloxKey next_philox_key() {
   const std::lock_guard lock(mutex);

@@ -42,9 +42,7 @@ int normalize_axis(std::int64_t axis, int rank, const char* op) {
   return static_cast<int>(axis < 0 ? axis + rank : axis);
 }
 
-std::string to_string(const Dims& dims) {
-  return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", "));
-}
+std::string to_string(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", ")); }
 
 std::ostream& operator<<(std::ostream& out, const Dims& dims) { return out << to_string(dims); }
 

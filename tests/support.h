@@ -1,13 +1,13 @@
 #pragma once
 
-#include <mica/core/creation.h>
-#include <mica/core/device.h>
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 #include <vector>
+
+#include <mica/core/creation.h>
+#include <mica/core/device.h>
 
 namespace mica::testing_support {
 

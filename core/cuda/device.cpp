@@ -55,9 +55,7 @@ int exchange_device(int device) {
   return previous;
 }
 
-void synchronize() {
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-}
+void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
 int multiprocessor_count() {
   static const std::vector<int> counts = [] {
@@ -72,16 +70,10 @@ int multiprocessor_count() {
   return counts.at(device);
 }
 
-cudaStream_t current_stream() {
-  return stream;
-}
+cudaStream_t current_stream() { return stream; }
 
-StreamGuard::StreamGuard(cudaStream_t next) : previous_(stream) {
-  stream = next;
-}
+StreamGuard::StreamGuard(cudaStream_t next) : previous_(stream) { stream = next; }
 
-StreamGuard::~StreamGuard() {
-  stream = previous_;
-}
+StreamGuard::~StreamGuard() { stream = previous_; }
 
 }  // namespace mica::cuda

@@ -32,11 +32,7 @@ Tensor Tensor::to(Device device, DType dtype) const {
   return autograd::apply(Cast{device, dtype, this->device(), this->dtype()}, *this);
 }
 
-Tensor Tensor::to(Device device) const {
-  return to(device, dtype());
-}
-Tensor Tensor::to(DType dtype) const {
-  return to(device(), dtype);
-}
+Tensor Tensor::to(Device device) const { return to(device, dtype()); }
+Tensor Tensor::to(DType dtype) const { return to(device(), dtype); }
 
 }  // namespace mica
