@@ -1,0 +1,70 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// The axes of a reduction from x to y, told apart: those kept and those reduced. Each list runs from the largest
+/// stride to the smallest, without axes of length 1, and neighbors that lie end to end are merged; it has at least one
+/// axis. y is row-major, with length 1 where x is reduced.
+struct ReducePlan {
+  struct Axis {
+    std::int64_t size = 1;
+    std::int64_t in = 0;   // stride in x
+    std::int64_t out = 0;  // stride in y
+  };
+  struct Axes {
+    std::array<Axis, kMaxRank> axis{};
+    int rank = 0;
+    std::int64_t numel = 1;
+
+    const Axis& inner() const { return axis[rank - 1]; }
+  };
+
+  Axes kept;
+  Axes reduced;
+
+  ReducePlan(const Tensor& x, const Tensor& y) {
+    for (int i = 0; i < x.dim(); ++i) {
+      if (x.shape()[i] != 1) {
+        const bool is_reduced = y.shape()[i] == 1;
+        Axes& axes = is_reduced ? reduced : kept;
+        axes.axis[axes.rank++] = {x.shape()[i], x.strides()[i], is_reduced ? 0 : y.strides()[i]};
+        axes.numel *= x.shape()[i];
+      }
+    }
+    simplify(kept);
+    simplify(reduced);
+  }
+
+ private:
+  static void simplify(Axes& axes) {
+    // A stride of 0 counts as large: the axes inside it are then walked in the order of memory.
+    const auto stride = [](const Axis& a) { return a.in == 0 ? std::numeric_limits<std::int64_t>::max() : a.in; };
+    std::stable_sort(axes.axis.begin(), axes.axis.begin() + axes.rank,
+                     [&](const Axis& a, const Axis& b) { return stride(a) > stride(b); });
+    int rank = 0;
+    for (int i = 0; i < axes.rank; ++i) {
+      const Axis next = axes.axis[i];
+      if (rank > 0) {
+        Axis& last = axes.axis[rank - 1];
+        if (last.in == next.in * next.size && last.out == next.out * next.size) {
+          last = {last.size * next.size, next.in, next.out};
+          continue;
+        }
+      }
+      axes.axis[rank++] = next;
+    }
+    if (rank == 0) {
+      axes.axis[rank++] = {};
+    }
+    axes.rank = rank;
+  }
+};
+
+}  // namespace mica::kernels

@@ -1,0 +1,260 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "tests/support.h"
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/reduce/reduce.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor left = contiguous_data(a.to(Device::cpu()));
+  const Tensor right = contiguous_data(b.to(Device::cpu()));
+  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
+         std::memcmp(left.raw_data(), right.raw_data(), left.bytes()) == 0;
+}
+
+// The elements that go into each result, in row-major order of the results.
+std::vector<std::vector<double>> groups_of(const Tensor& x, const Dims& axes) {
+  std::vector<bool> reduced(x.dim(), axes.empty());
+  for (const std::int64_t axis : axes) {
+    reduced[axis < 0 ? axis + x.dim() : axis] = true;
+  }
+  std::int64_t results = 1;
+  for (int i = 0; i < x.dim(); ++i) {
+    results *= reduced[i] ? 1 : x.shape()[i];
+  }
+  std::vector<std::vector<double>> groups(results);
+  const std::vector<double> values = to_vector<double>(x);
+  for (std::size_t at = 0; at < values.size(); ++at) {
+    std::int64_t rest = at, where = 0, step = 1;
+    for (int i = x.dim() - 1; i >= 0; --i) {
+      const std::int64_t index = rest % x.shape()[i];
+      rest /= x.shape()[i];
+      if (!reduced[i]) {
+        where += index * step;
+        step *= x.shape()[i];
+      }
+    }
+    groups[where].push_back(values[at]);
+  }
+  return groups;
+}
+
+template <class F>
+std::vector<double> reference(const Tensor& x, const Dims& axes, F f) {
+  std::vector<double> results;
+  for (const std::vector<double>& group : groups_of(x, axes)) {
+    results.push_back(f(group));
+  }
+  return results;
+}
+
+double plain_sum(const std::vector<double>& v) {
+  long double sum = 0;
+  for (const double x : v) {
+    sum += x;
+  }
+  return static_cast<double>(sum);
+}
+
+double plain_mean(const std::vector<double>& v) { return plain_sum(v) / static_cast<double>(v.size()); }
+
+// A tensor laid out in every way that the kernels tell apart: shape, and the axes to reduce.
+struct Case {
+  Shape shape;
+  Dims axes;
+};
+
+const std::vector<Case> kCases{
+    {{}, {}},
+    {{1}, {0}},
+    {{7}, {0}},
+    {{5000}, {}},
+    {{200'001}, {0}},
+    {{3, 70'001}, {1}},
+    {{3, 5}, {}},
+    {{3, 5}, {0}},
+    {{3, 5}, {-1}},
+    {{130, 67}, {1}},
+    {{130, 67}, {0}},
+    {{777, 300}, {0}},
+    {{9000, 33}, {0}},
+    {{9000, 3}, {0}},
+    {{2, 1, 3}, {1}},
+    {{4, 6, 5}, {1}},
+    {{4, 6, 50}, {1}},
+    {{4, 6, 50}, {0, 1}},
+    {{4, 6, 50}, {0, 2}},
+    {{4, 6, 50}, {2, 1}},
+    {{40, 16, 9}, {-3, -2, -1}},
+    {{3, 4, 5, 6}, {1, 3}},
+    {{3, 4, 5, 6}, {0, 2}},
+    {{2, 3, 2, 3, 2, 3, 2, 3}, {1, 4, 6}},
+    {{0}, {0}},
+    {{0, 3}, {0}},
+    {{3, 0}, {0}},
+    {{3, 0, 4}, {1}},
+    {{3, 0, 4}, {}},
+};
+
+std::string describe(const Case& c, Device device) {
+  return to_string(c.shape) + " over " + to_string(c.axes) + " on " + to_string(device);
+}
+
+// The tensor itself, its axes turned around in memory, and every second element of a longer last axis, off by one.
+Tensors layouts(const Tensor& x) {
+  Shape turned = x.shape();
+  std::reverse(turned.begin(), turned.end());
+  const Tensor base = empty(turned, x.dtype(), x.device());
+  Strides backward = base.strides();
+  std::reverse(backward.begin(), backward.end());
+
+  Strides gaps = contiguous_strides(x.shape());
+  for (std::int64_t& stride : gaps) {
+    stride *= 2;
+  }
+  const Tensor room = empty({2 * x.numel() + 1}, x.dtype(), x.device());
+  const Tensors views{as_strided(base, x.shape(), backward, 0), as_strided(room, x.shape(), gaps, 1),
+                      as_strided(empty({x.numel() + 1}, x.dtype(), x.device()), x.shape(), x.strides(), 1), x};
+  for (const Tensor& view : views) {
+    if (!view.is_same(x)) {
+      copy_into(view, x);
+    }
+  }
+  return views;
+}
+
+TEST(Reduce, SumAndMeanMatchReference) {
+  for (const Device device : test_devices()) {
+    for (const Case& c : kCases) {
+      for (const Tensor& x : layouts(randn(c.shape, float32, device))) {
+        const double n = std::sqrt(static_cast<double>(std::max<std::int64_t>(x.numel(), 1)));
+        expect_close(sum(x, c.axes), reference(x, c.axes, plain_sum), 1e-6, 3e-7 * n, describe(c, device));
+        expect_close(mean(x, c.axes), reference(x, c.axes, plain_mean), 1e-6, 1e-6, describe(c, device));
+      }
+      const Tensor d = randn(c.shape, float64, device);
+      expect_close(sum(d, c.axes, true), reference(d, c.axes, plain_sum), 1e-13, 1e-12, describe(c, device));
+    }
+  }
+}
+
+TEST(Reduce, SumOfOneElementAxesKeepsShapes) {
+  const Tensor x = randn({2, 1, 3});
+  EXPECT_EQ(sum(x, {1}).shape(), Shape({2, 3}));
+  EXPECT_EQ(sum(x, {1}, true).shape(), Shape({2, 1, 3}));
+  EXPECT_EQ(sum(x, {0, 2}, true).shape(), Shape({1, 1, 1}));
+  EXPECT_EQ(sum(x).shape(), Shape{});
+  EXPECT_EQ(sum(x, {}, true).shape(), Shape({1, 1, 1}));
+}
+
+TEST(Reduce, SumsOf16BitFloatsAreKeptInFloat32) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      // In 16 bits the sum would stick at 2048 or 256; as a float16, Σ x overflows where the mean does not.
+      EXPECT_EQ(sum(ones({8192}, dtype, device)).item(), 8192);
+      EXPECT_EQ(mean(full({300, 4}, 512, dtype, device), {0}).to(float32).to(Device::cpu()).data<float>()[3], 512);
+      const Tensor x = randn({60, 100}, dtype, device);
+      expect_close(sum(x, {0}), reference(x, {0}, plain_sum), 1e-2, 1e-3);
+      EXPECT_EQ(sum(x, {1}).dtype(), dtype);
+    }
+  }
+}
+
+TEST(Reduce, SumsOfIntegersAreInt64) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {int64, int32, uint8}) {
+      const Tensor x = randint(0, 256, {70, 30}, dtype, device);
+      EXPECT_EQ(sum(x, {0}).dtype(), int64);
+      expect_close(sum(x, {0}), reference(x, {0}, plain_sum), 0, 0);
+      expect_close(sum(x, {1}), reference(x, {1}, plain_sum), 0, 0);
+    }
+    const Tensor large = full({3000}, 2'000'000'000, int32, device);
+    EXPECT_EQ(sum(large).item(), 6e12);
+    EXPECT_EQ(sum(ones({1000}, boolean, device)).item(), 1000);
+  }
+}
+
+TEST(Reduce, SumIsAccurate) {
+  for (const Device device : test_devices()) {
+    const Tensor x = rand({1 << 20}, float32, device);
+    expect_close(sum(x), reference(x, {}, plain_sum), 3e-7, 0);
+    const Tensor columns = rand({1 << 15, 16}, float32, device);
+    expect_close(sum(columns, {0}), reference(columns, {0}, plain_sum), 5e-7, 0);
+  }
+}
+
+TEST(Reduce, SumToUndoesBroadcast) {
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({4, 3, 5}, float64, device);
+    EXPECT_TRUE(sum_to(x, {4, 3, 5}).is_same(x));
+    expect_close(sum_to(x, {5}), reference(x, {0, 1}, plain_sum), 1e-12, 1e-12);
+    expect_close(sum_to(x, {3, 1}), reference(x, {0, 2}, plain_sum), 1e-12, 1e-12);
+    expect_close(sum_to(x, {1, 3, 5}), reference(x, {0}, plain_sum), 1e-12, 1e-12);
+    expect_close(sum_to(x, {}), reference(x, {}, plain_sum), 1e-12, 1e-12);
+    EXPECT_EQ(sum_to(x, {3, 1}).shape(), Shape({3, 1}));
+    EXPECT_EQ(to_vector<double>(sum_to(zeros({0, 2}, float64, device), {1, 2})), std::vector<double>({0, 0}));
+    expect_error([&] { sum_to(x, {4, 5}); }, "sum_to: expected a shape that broadcasts to [4, 3, 5], got [4, 5]");
+    expect_error([&] { sum_to(x, {1, 4, 3, 5}); }, "sum_to");
+  }
+}
+
+TEST(Reduce, SumGradients) {
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 4, 5}, float64, device);
+    using autograd::gradcheck;
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return sum(a); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return sum(a, {1}); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return sum(a, {0, -1}, true); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return mean(a, {1, 2}); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return mean(a); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return sum_to(a, {4, 1}); }, {x}));
+  }
+}
+
+TEST(Reduce, ThreadCountDoesNotShow) {
+  const int before = num_threads();
+  for (const Case& c : kCases) {
+    const Tensor x = randn(c.shape);
+    set_num_threads(1);
+    const Tensor one = sum(x, c.axes);
+    set_num_threads(2);
+    const Tensor two = sum(x, c.axes);
+    set_num_threads(5);
+    const Tensor five = sum(x, c.axes);
+    EXPECT_TRUE(same_bits(one, two) && same_bits(one, five)) << describe(c, Device::cpu());
+  }
+  set_num_threads(before);
+}
+
+TEST(Reduce, RowDoesNotDependOnItsNeighbors) {
+  for (const Device device : test_devices()) {
+    for (const std::int64_t n : {5, 100, 1000, 70'000}) {
+      const Tensor row = randn({1, n}, float32, device);
+      const Tensor many = empty({300'000 / n, n}, float32, device);
+      copy_into(many, broadcast_view(row, many.shape()));
+      const std::vector<double> sums = to_vector<double>(sum(many, {1}));
+      EXPECT_EQ(sums, std::vector<double>(sums.size(), sum(row, {1}).item()));
+    }
+  }
+}
+
+TEST(Reduce, BadAxesAreErrors) {
+  const Tensor x = randn({2, 3});
+  expect_error([&] { sum(x, {2}); }, "sum: expected an axis in [-2, 2), got 2");
+  expect_error([&] { sum(x, {0, -2}); }, "sum: expected each axis once, got [0, -2]");
+  expect_error([&] { mean(x.to(int64)); }, "mean: expected a floating dtype, got int64");
+}
+
+}  // namespace
