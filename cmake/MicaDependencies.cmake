@@ -5,8 +5,10 @@ include(FetchContent)
 # fmt: error messages; part of the interface.
 find_package(fmt 8 QUIET)
 if(NOT fmt_FOUND)
-  set(FMT_INSTALL ON)
-  FetchContent_Declare(fmt URL https://github.com/fmtlib/fmt/archive/refs/tags/10.2.1.tar.gz)
+  set(FMT_INSTALL ${MICA_INSTALL})
+  set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+  FetchContent_Declare(fmt URL https://github.com/fmtlib/fmt/archive/refs/tags/10.2.1.tar.gz
+    URL_HASH SHA256=1250e4cc58bf06ee631567523f48848dc4596133e163f02615c97f78bab6c811)
   FetchContent_MakeAvailable(fmt)
 endif()
 
@@ -15,19 +17,37 @@ find_package(Eigen3 3.4 QUIET NO_MODULE)
 if(TARGET Eigen3::Eigen)
   get_target_property(MICA_EIGEN_INCLUDE Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
 else()
-  FetchContent_Declare(eigen URL https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz SOURCE_SUBDIR none)
+  FetchContent_Declare(eigen URL https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz
+    URL_HASH SHA256=8586084f71f9bde545ee7fa6d00288b264a2b7ac3607b974e54d13e7162c1c72
+    SOURCE_SUBDIR none)
   FetchContent_MakeAvailable(eigen)
   set(MICA_EIGEN_INCLUDE "${eigen_SOURCE_DIR}")
 endif()
 
-# JSON for Modern C++: headers only, inside io/.
+# JSON for Modern C++: headers only, inside io/ and the examples.
 find_package(nlohmann_json 3.10 QUIET)
 if(TARGET nlohmann_json::nlohmann_json)
   get_target_property(MICA_JSON_INCLUDE nlohmann_json::nlohmann_json INTERFACE_INCLUDE_DIRECTORIES)
 else()
-  FetchContent_Declare(json URL https://github.com/nlohmann/json/releases/download/v3.11.3/json.tar.xz SOURCE_SUBDIR none)
+  FetchContent_Declare(json URL https://github.com/nlohmann/json/releases/download/v3.11.3/json.tar.xz
+    URL_HASH SHA256=d6c65aca6b1ed68e7a182f4757257b107ae403032760ed6ef121c9d55e81757d
+    SOURCE_SUBDIR none)
   FetchContent_MakeAvailable(json)
   set(MICA_JSON_INCLUDE "${json_SOURCE_DIR}/include")
+endif()
+
+# CLI11: headers only, the examples' options.
+if(MICA_EXAMPLES)
+  find_package(CLI11 2.1 QUIET)
+  if(TARGET CLI11::CLI11)
+    get_target_property(MICA_CLI11_INCLUDE CLI11::CLI11 INTERFACE_INCLUDE_DIRECTORIES)
+  else()
+    FetchContent_Declare(cli11 URL https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.3.2.tar.gz
+      URL_HASH SHA256=aac0ab42108131ac5d3344a9db0fdf25c4db652296641955720a4fbe52334e22
+      SOURCE_SUBDIR none)
+    FetchContent_MakeAvailable(cli11)
+    set(MICA_CLI11_INCLUDE "${cli11_SOURCE_DIR}/include")
+  endif()
 endif()
 
 find_package(OpenMP QUIET COMPONENTS CXX)

@@ -1,0 +1,24 @@
+# cmake --install: the library, its headers in the layout of the tree, and what find_package(mica) reads.
+
+include(CMakePackageConfigHelpers)
+
+set(mica_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/mica")
+install(TARGETS mica EXPORT mica-targets)
+foreach(folder core autograd ops nn optim io)
+  if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}")
+    install(DIRECTORY ${folder} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica"
+            FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+  endif()
+endforeach()
+install(FILES "${MICA_GENERATED_INCLUDE}/mica/mica.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica")
+
+set(MICA_WITH_OPENMP 0)
+if(OpenMP_CXX_FOUND)
+  set(MICA_WITH_OPENMP 1)
+endif()
+configure_package_config_file(cmake/mica-config.cmake.in "${PROJECT_BINARY_DIR}/mica-config.cmake"
+                              INSTALL_DESTINATION "${mica_cmake_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/mica-config-version.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/mica-config.cmake" "${PROJECT_BINARY_DIR}/mica-config-version.cmake"
+        DESTINATION "${mica_cmake_dir}")
+install(EXPORT mica-targets NAMESPACE mica:: DESTINATION "${mica_cmake_dir}")

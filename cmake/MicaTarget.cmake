@@ -4,6 +4,7 @@
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/mica" SYMBOLIC)
 target_include_directories(mica PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+                                       $<BUILD_INTERFACE:${MICA_GENERATED_INCLUDE}>
                                        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_include_directories(mica SYSTEM PRIVATE ${MICA_EIGEN_INCLUDE} ${MICA_JSON_INCLUDE})
 target_link_libraries(mica PUBLIC fmt::fmt PRIVATE Threads::Threads)
@@ -25,17 +26,20 @@ if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
 endif()
 if(MICA_SANITIZE)
-  target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-omit-frame-pointer>)
+  target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-sanitize-recover=all
+                                    -fno-omit-frame-pointer>)
   target_link_options(mica PUBLIC -fsanitize=${MICA_SANITIZE})
 endif()
 
 if(MICA_WITH_CUDA)
-  target_link_libraries(mica PRIVATE CUDA::cudart CUDA::cublas CUDA::cublasLt)
-  target_include_directories(mica SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
   # CMake 3.25 does not know C++20 for nvcc 13, so the flag is passed by hand.
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PRIVATE $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
-                                      $<${mica_cuda}:-Xcompiler=-Wall,-Wextra -Xptxas=-v>)
+                                      $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
+  if(MICA_PTXAS_VERBOSE)
+    target_compile_options(mica PRIVATE $<${mica_cuda}:-Xptxas=-v>)
+  endif()
   if(MICA_WERROR)
     target_compile_options(mica PRIVATE $<${mica_cuda}:-Werror=all-warnings -Xcompiler=-Werror>)
   endif()

@@ -1,6 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <cstdio>
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  const int status = RUN_ALL_TESTS();
+  if (!testing::GTEST_FLAG(list_tests)) {
+    const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+    std::printf("%d passed, %d failed, %d skipped\n", all.successful_test_count(), all.failed_test_count(),
+                all.skipped_test_count());
+  }
+  return status;
 }

@@ -1,0 +1,56 @@
+# The commands that people type. CMake does the work; see CMakePresets.json for what each preset builds.
+
+PRESET ?= release
+CUDA ?= AUTO
+CMAKE_ARGS ?=
+ARGS ?=
+
+folder = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
+bin = $(folder)/bin
+# Where scripts/setup puts tools that the system's packages are too old for.
+export PATH := $(CURDIR)/build/tools/bin:$(PATH)
+
+cuda = $(if $(filter cuda asan,$(PRESET)),,-DMICA_CUDA=$(CUDA))
+compile = cmake --build $(folder) --target
+
+.PHONY: help build train test bench clean setup configure
+
+help:
+	@echo 'make build   compile the library and the examples'
+	@echo 'make train   train a small transformer on mica'"'"'s own sources and sample from it'
+	@echo 'make test    compile and run the tests'
+	@echo 'make bench   compile and run the benchmarks'
+	@echo 'make clean   remove build/'
+	@echo
+	@echo 'Each installs what is missing on Debian and Ubuntu. Variables:'
+	@echo '  PRESET=release|debug|asan|cuda   what to build; release goes to build/, the others to build/PRESET/'
+	@echo '  CUDA=AUTO|ON|OFF                 CUDA kernels; AUTO builds them where nvcc is found'
+	@echo '  ARGS="--steps 100 ..."           passed on to the program that is run'
+	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"   passed on to CMake'
+
+setup:
+	@scripts/setup
+
+configure: setup
+	@mkdir -p $(folder)
+	@cmake --preset $(PRESET) $(cuda) $(CMAKE_ARGS) >$(folder)/configure.log 2>&1 || { cat $(folder)/configure.log; exit 1; }
+
+build: configure
+	@$(compile) mica train_transformer generate
+
+train: configure
+	@$(compile) train_transformer generate
+	@$(bin)/train_transformer $(ARGS)
+
+test: configure
+	@$(compile) mica_tests
+	@$(bin)/mica_tests --gtest_brief=1 $(ARGS)
+
+bench: CMAKE_ARGS += -DMICA_BENCHMARKS=ON
+bench: configure
+	@cmake --build $(folder)
+	@for program in $(bin)/bench_*; do \
+	  if [ -x "$$program" ]; then echo "== $$program"; "$$program" $(ARGS) || exit 1; fi; done
+
+clean:
+	rm -rf build

@@ -1,0 +1,18 @@
+# Writes <mica/mica.h>: every header that a user of the library includes. The folders are the list, so a new op edits
+# nothing: a header in ops/<op>/ is public unless its name says that it belongs to the kernels.
+
+set(mica_public_headers
+    core/check.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/rng.h core/parallel.h
+    autograd/function.h autograd/grad_mode.h autograd/gradcheck.h)
+foreach(folder ops nn optim io)
+  file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
+  list(FILTER headers EXCLUDE REGEX "_(kernels|cpu|cuda|functors)\\.h$")
+  list(SORT headers)
+  list(APPEND mica_public_headers ${headers})
+endforeach()
+
+list(TRANSFORM mica_public_headers REPLACE "(.+)" "#include <mica/\\1>")
+list(JOIN mica_public_headers "\n" mica_includes)
+set(MICA_GENERATED_INCLUDE "${PROJECT_BINARY_DIR}/generated")
+file(CONFIGURE OUTPUT "${MICA_GENERATED_INCLUDE}/mica/mica.h" @ONLY
+     CONTENT "#pragma once\n\n// All of mica's public headers; written by cmake/MicaUmbrella.cmake.\n\n@mica_includes@\n")
