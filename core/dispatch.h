@@ -21,7 +21,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int previous_ = -1;  // -1: nothing to restore
+  [[maybe_unused]] int previous_ = -1;  // -1: nothing to restore
 };
 
 /// Calls f(Cpu{}) or, with the right GPU current, f(Cuda{}).

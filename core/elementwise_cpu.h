@@ -27,7 +27,7 @@ void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stri
   const auto value = [](auto element) { return static_cast<Accumulate<decltype(element)>>(element); };
   const bool unit = out_stride == 1;
   if (unit && ((steps[I] == 1) && ...)) {
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) {
       out[i] = static_cast<Out>(f(value(std::get<I>(in)[i])...));
     }
@@ -37,7 +37,7 @@ void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stri
     const auto [a, b] = in;
     if (unit && steps[0] == 1 && steps[1] == 0) {
       const auto right = value(*b);
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (std::int64_t i = 0; i < n; ++i) {
         out[i] = static_cast<Out>(f(value(a[i]), right));
       }
@@ -45,7 +45,7 @@ void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stri
     }
     if (unit && steps[0] == 0 && steps[1] == 1) {
       const auto left = value(*a);
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (std::int64_t i = 0; i < n; ++i) {
         out[i] = static_cast<Out>(f(left, value(b[i])));
       }

@@ -3,6 +3,13 @@
 #include <cstdint>
 #include <functional>
 
+// Before a loop whose iterations do not depend on each other, which the compiler cannot see: it may vectorize.
+#if defined(__clang__)
+#define MICA_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define MICA_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace mica {
 
 /// Threads that CPU kernels use: as many as the machine has cores, unless set_num_threads or OMP_NUM_THREADS say else.
