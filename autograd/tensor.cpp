@@ -56,6 +56,25 @@ void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
 
 Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), impl().offset); }
 
+void Tensor::set_data(const Tensor& data) const {
+  check(is_leaf(), "set_data: expected a leaf, got a tensor that an op made");
+  check(data.shape() == shape(), "set_data: expected shape {}, got {}", shape(), data.shape());
+  check(!requires_grad() || is_floating(data.dtype()), "set_data: the tensor requires a gradient, {} cannot have one",
+        data.dtype());
+  const std::uint32_t next = version() + 1;
+  if (autograd::Slot* slot = find_slot(*this)) {
+    slot->grad = {};
+    slot->accumulator.reset();  // it checks for the old dtype and device
+  }
+  detail::TensorImpl& own = impl();
+  own.storage = data.handle()->storage;
+  own.strides = data.strides();
+  own.offset = data.handle()->offset;
+  own.dtype = data.dtype();
+  own.contiguous = data.is_contiguous();
+  own.storage->raise_version(next);
+}
+
 void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
   check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());
   autograd::Slot& slot = *handle()->slot;

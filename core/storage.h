@@ -24,6 +24,12 @@ class Storage {
   /// Counts the writes in place. A tensor saved for backward remembers the count it was saved at.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// Makes the count at least `version`.
+  void raise_version(std::uint32_t version) {
+    if (version_.load(std::memory_order_relaxed) < version) {
+      version_.store(version, std::memory_order_relaxed);
+    }
+  }
 
  private:
   std::byte* data_ = nullptr;

@@ -98,6 +98,10 @@ class Tensor {
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
   /// The same elements without history. Shares storage and version.
   Tensor detach() const;
+  /// Makes this leaf, and so every handle to it, refer to the elements of `data`, of any dtype and device but of its
+  /// shape: how a parameter moves while all who hold it follow. Keeps requires_grad and hooks, removes the gradient;
+  /// a graph that saved the old elements raises in its backward.
+  void set_data(const Tensor& data) const;
   /// Calls `hook` with this tensor's gradient when backward has it complete; a defined result replaces it.
   void register_hook(std::function<Tensor(const Tensor&)> hook) const;
 

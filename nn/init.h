@@ -1,0 +1,17 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace mica::nn::init {
+
+// Fill a tensor in place, without history. The random ones draw on the CPU in float32 (float64 for float64), so that
+// the same seed gives the same parameters on every device. Each returns the tensor that it filled.
+
+/// Uniform in [low, high).
+Tensor uniform_(const Tensor& x, double low, double high);
+/// Normal.
+Tensor normal_(const Tensor& x, double mean = 0, double std = 1);
+/// One value everywhere.
+Tensor constant_(const Tensor& x, double value);
+
+}  // namespace mica::nn::init

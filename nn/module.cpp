@@ -1,0 +1,250 @@
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+namespace detail {
+struct ModuleState {
+  bool training = true;
+  NamedTensors parameters;
+  NamedTensors buffers;
+  std::vector<std::pair<std::string, std::shared_ptr<ModuleState>>> children;
+};
+}  // namespace detail
+
+namespace {
+
+using detail::ModuleState;
+
+// Calls f(state, prefix) for a module and all below it, parents first.
+template <class F>
+void visit(ModuleState& state, const std::string& prefix, const F& f) {
+  f(state, prefix);
+  for (const auto& [name, child] : state.children) {
+    visit(*child, prefix + name + ".", f);
+  }
+}
+
+void check_name(const ModuleState& state, const std::string& name) {
+  check(!name.empty() && name.find('.') == std::string::npos,
+        "module: expected a name that is not empty and has no dot, got \"{}\"", name);
+  const auto has = [&name](const auto& entries) {
+    for (const auto& entry : entries) {
+      if (entry.first == name) {
+        return true;
+      }
+    }
+    return false;
+  };
+  check(!has(state.parameters) && !has(state.buffers) && !has(state.children),
+        "module: the name \"{}\" is already registered", name);
+}
+
+// Each tensor once, under its first name.
+NamedTensors unique(ModuleState& root, NamedTensors ModuleState::*list) {
+  NamedTensors result;
+  std::unordered_set<const void*> seen;
+  visit(root, "", [&](const ModuleState& state, const std::string& prefix) {
+    for (const auto& [name, tensor] : state.*list) {
+      if (seen.insert(tensor.handle().get()).second) {
+        result.emplace_back(prefix + name, tensor);
+      }
+    }
+  });
+  return result;
+}
+
+// All names of all tensors.
+NamedTensors entries_of(ModuleState& root) {
+  NamedTensors result;
+  visit(root, "", [&](const ModuleState& state, const std::string& prefix) {
+    for (const NamedTensors* list : {&state.parameters, &state.buffers}) {
+      for (const auto& [name, tensor] : *list) {
+        result.emplace_back(prefix + name, tensor);
+      }
+    }
+  });
+  return result;
+}
+
+Tensor converted(const Tensor& x, Device device, DType dtype) {
+  const Tensor result = empty(x.shape(), dtype, device);
+  copy_into(result, x);
+  return result;
+}
+
+void convert_all(ModuleState& root, std::optional<Device> device, std::optional<DType> dtype) {
+  struct Change {
+    Tensor tensor, data, grad;
+  };
+  std::vector<Change> changes;
+  for (auto list : {&ModuleState::parameters, &ModuleState::buffers}) {
+    for (const auto& [name, tensor] : unique(root, list)) {
+      const Device to_device = device.value_or(tensor.device());
+      const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
+      if (to_device == tensor.device() && to_dtype == tensor.dtype()) {
+        continue;
+      }
+      const Tensor grad = tensor.grad();
+      changes.push_back({.tensor = tensor,
+                         .data = converted(tensor, to_device, to_dtype),
+                         .grad = grad.defined() ? converted(grad, to_device, to_dtype) : Tensor{}});
+    }
+  }
+  for (const Change& change : changes) {
+    change.tensor.set_data(change.data);
+    change.tensor.set_grad(change.grad);
+  }
+}
+
+bool same_values(const Tensor& a, const Tensor& b) {
+  const bool same_place = a.handle()->storage == b.handle()->storage && a.handle()->offset == b.handle()->offset &&
+                          a.strides() == b.strides() && a.dtype() == b.dtype();
+  return same_place || to_vector<double>(a) == to_vector<double>(b);
+}
+
+void append(std::string& list, const std::string& item) {
+  list += list.empty() ? item : ", " + item;
+}
+
+}  // namespace
+
+Module::Module() : state_(std::make_shared<detail::ModuleState>()) {}
+
+detail::ModuleState& Module::state() const {
+  check(state_ != nullptr, "module: used after it was moved from");
+  return *state_;
+}
+
+Tensor Module::param(const std::string& name, const Tensor& value) {
+  check_name(state(), name);
+  value.requires_grad_();
+  state().parameters.emplace_back(name, value);
+  return value;
+}
+
+Tensor Module::buffer(const std::string& name, const Tensor& value) {
+  check_name(state(), name);
+  check(value.defined() && !value.requires_grad(), "module: expected buffer \"{}\" to be a tensor without gradient",
+        name);
+  state().buffers.emplace_back(name, value);
+  return value;
+}
+
+void Module::add_child(const std::string& name, const Module& module) {
+  check_name(state(), name);
+  module.state();
+  state().children.emplace_back(name, module.state_);
+}
+
+void Module::train(bool on) {
+  visit(state(), "", [on](ModuleState& state, const std::string&) { state.training = on; });
+}
+
+bool Module::is_training() const {
+  return state().training;
+}
+
+void Module::to(Device device) {
+  convert_all(state(), device, std::nullopt);
+}
+
+void Module::to(DType dtype) {
+  check(is_floating(dtype), "module: expected a floating dtype to convert to, got {}", dtype);
+  convert_all(state(), std::nullopt, dtype);
+}
+
+void Module::to(Device device, DType dtype) {
+  check(is_floating(dtype), "module: expected a floating dtype to convert to, got {}", dtype);
+  convert_all(state(), device, dtype);
+}
+
+NamedTensors Module::named_parameters() const {
+  return unique(state(), &ModuleState::parameters);
+}
+
+NamedTensors Module::named_buffers() const {
+  return unique(state(), &ModuleState::buffers);
+}
+
+Tensors Module::parameters() const {
+  Tensors result;
+  for (auto& [name, tensor] : named_parameters()) {
+    result.push_back(tensor);
+  }
+  return result;
+}
+
+StateDict Module::state_dict() const {
+  StateDict result;
+  for (const auto& [name, tensor] : entries_of(state())) {
+    result.emplace(name, tensor.detach());
+  }
+  return result;
+}
+
+void Module::load_state_dict(const StateDict& state_dict, bool strict) {
+  const NamedTensors own = entries_of(state());
+  std::unordered_map<const void*, std::pair<std::string, Tensor>> given;  // by tensor: the name and value to load
+  std::unordered_set<std::string> names;
+  std::string missing, unexpected, misshapen, differing;
+  for (const auto& [name, tensor] : own) {
+    names.insert(name);
+    const auto at = state_dict.find(name);
+    if (at == state_dict.end()) {
+      continue;
+    }
+    const Tensor& value = at->second;
+    check(value.defined(), "load_state_dict: \"{}\" is an undefined tensor", name);
+    if (value.shape() != tensor.shape()) {
+      append(misshapen, fmt::format("{} (expected {}, got {})", name, tensor.shape(), value.shape()));
+      continue;
+    }
+    const auto [first, is_new] = given.try_emplace(tensor.handle().get(), name, value);
+    if (!is_new && !same_values(first->second.second, value)) {
+      append(differing, fmt::format("{} and {}", first->second.first, name));
+    }
+  }
+  for (const auto& [name, tensor] : own) {
+    if (strict && !state_dict.contains(name) && !given.contains(tensor.handle().get())) {
+      append(missing, name);
+    }
+  }
+  for (const auto& [name, tensor] : state_dict) {
+    if (strict && !names.contains(name)) {
+      append(unexpected, name);
+    }
+  }
+  std::string problems;
+  const auto report = [&problems](const char* what, const std::string& list) {
+    if (!list.empty()) {
+      problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", what, list);
+    }
+  };
+  report("missing", missing);
+  report("unexpected", unexpected);
+  report("of another shape", misshapen);
+  report("one tensor here, but different values given", differing);
+  check(problems.empty(), "load_state_dict: {}", problems);
+
+  for (const auto& [name, tensor] : own) {
+    if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
+      copy_into(tensor, at->second.second);
+      tensor.bump_version();
+      given.erase(at);
+    }
+  }
+}
+
+void Module::zero_grad() {
+  for (const auto& [name, tensor] : named_parameters()) {
+    tensor.set_grad({});
+  }
+}
+
+}  // namespace mica::nn

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <mica/core/tensor.h>
+#include <mica/nn/state_dict.h>
+
+namespace mica::nn {
+
+/// Tensors with their names, in the order of registration.
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+namespace detail {
+struct ModuleState;  // what a module has registered; shared by the module, wherever it moves, and its parent
+}
+
+/// The base of everything that holds parameters. A module is a struct whose members register themselves as they are
+/// initialized, and which says in `operator() const` what it computes:
+///
+///     struct Mlp : nn::Module {
+///       nn::Linear fc1 = child("fc1", nn::Linear{784, 256});
+///       nn::Linear fc2 = child("fc2", nn::Linear{256, 10});
+///       Tensor scale = param("scale", ones({10}));
+///       Tensor operator()(const Tensor& x) const { return fc2(gelu(fc1(x))) * scale; }
+///     };
+///
+/// Names are joined by dots as PyTorch's are: "fc1.weight".
+///
+/// Modules are values that move and do not copy. The registry holds handles, not addresses, so it stays true wherever
+/// a module moves. Assigning to a module would leave its parent with the old one, so there is no assignment. In the
+/// same way a parameter is changed by writing into its tensor (load_state_dict, nn::init), not by assigning another
+/// tensor to the member.
+class Module {
+ public:
+  Module();
+  Module(Module&&) noexcept = default;
+  Module(const Module&) = delete;
+  Module& operator=(Module&&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Sets training mode here and in all modules below: it turns dropout on. New modules are in training mode.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const;
+
+  /// Moves all parameters and buffers, with their gradients, to a device. Everyone who holds one of them (members,
+  /// optimizers, tied modules) sees it there. If a device has too little memory, nothing is changed.
+  void to(Device device);
+  /// Converts all floating parameters and buffers, with their gradients.
+  void to(DType dtype);
+  void to(Device device, DType dtype);
+
+  /// Own parameters first, then those of the children in the order of registration. A tensor registered under
+  /// several names appears once, under the first.
+  Tensors parameters() const;
+  NamedTensors named_parameters() const;
+  NamedTensors named_buffers() const;
+
+  /// Handles to all parameters and buffers, without history. As in PyTorch, a tensor registered under several names
+  /// appears under each.
+  StateDict state_dict() const;
+
+  /// Copies the tensors of `state` into parameters and buffers, converting dtype and device. Throws one Error that
+  /// lists what is missing, unexpected and of another shape, and then writes nothing; with `strict` false only shapes
+  /// must fit. Of the names of one tensor, one is enough; if several are given, their values must be equal.
+  void load_state_dict(const StateDict& state, bool strict = true);
+
+  /// Removes the gradients of all parameters.
+  void zero_grad();
+
+ protected:
+  /// Registers a floating tensor to be trained and returns it. Names are unique in a module and contain no dot.
+  Tensor param(const std::string& name, const Tensor& value);
+  /// Registers a tensor that is stored and moved with the module, but not trained.
+  Tensor buffer(const std::string& name, const Tensor& value);
+  /// Registers a module below this one and returns it.
+  template <std::derived_from<Module> M>
+  M child(const std::string& name, M module) {
+    add_child(name, module);
+    return module;
+  }
+
+ private:
+  void add_child(const std::string& name, const Module& module);
+  detail::ModuleState& state() const;
+
+  std::shared_ptr<detail::ModuleState> state_;
+};
+
+}  // namespace mica::nn
