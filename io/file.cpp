@@ -1,0 +1,120 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+#include <mica/core/check.h>
+#include <mica/io/file.h>
+
+namespace mica::io {
+
+namespace {
+
+// Less than what one call to read or write may move.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+
+std::string error_text(int number) {
+  return std::generic_category().message(number);
+}
+
+}  // namespace
+
+InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  check(descriptor_ >= 0, "load: cannot open {}: {}", path.string(), error_text(errno));
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(descriptor_);
+    fail("load: {} is not a regular file", path.string());
+  }
+  size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+InputFile::~InputFile() {
+  ::close(descriptor_);
+}
+
+void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) const {
+  auto* at = static_cast<std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t count = ::pread(descriptor_, at, std::min(bytes, kMostBytes), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    check(count >= 0, "load: cannot read {}: {}", path_.string(), error_text(errno));
+    check(count > 0, "load: {} ended while it was read", path_.string());
+    at += count;
+    bytes -= static_cast<std::uint64_t>(count);
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
+AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
+  check(!std::filesystem::is_directory(path), "save: {} is a directory", path.string());
+  static std::atomic<unsigned> next{0};
+  do {
+    temporary_ = path;
+    temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), next.fetch_add(1));
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (descriptor_ < 0 && errno == EEXIST);
+  if (descriptor_ < 0) {
+    fail_to("create");
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (!temporary_.empty()) {
+    close_quietly();
+    ::unlink(temporary_.c_str());
+  }
+}
+
+void AtomicFile::write(const void* data, std::uint64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t count = ::write(descriptor_, at, std::min(bytes, kMostBytes));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      fail_to("write");
+    }
+    at += count;
+    bytes -= static_cast<std::uint64_t>(count);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(descriptor_) != 0) {
+    fail_to("write");
+  }
+  const int closed = ::close(descriptor_);
+  descriptor_ = -1;
+  if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail_to("write");
+  }
+  temporary_.clear();
+  // The new name is safe from a power cut once the directory is on the disk too; not every file system can say so.
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  if (const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+}
+
+void AtomicFile::fail_to(const char* what) const {
+  fail("save: cannot {} {}: {}", what, path_.string(), error_text(errno));
+}
+
+void AtomicFile::close_quietly() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+    descriptor_ = -1;
+  }
+}
+
+}  // namespace mica::io

@@ -1,0 +1,281 @@
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <mica/core/copy.h>
+#include <mica/io/file.h>
+#include <mica/io/safetensors.h>
+
+namespace mica::io {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // the format's own limit
+constexpr const char* kMetadataKey = "__metadata__";
+
+constexpr std::array<std::pair<DType, const char*>, 8> kDTypeNames{{{DType::float64, "F64"},
+                                                                    {DType::float32, "F32"},
+                                                                    {DType::float16, "F16"},
+                                                                    {DType::bfloat16, "BF16"},
+                                                                    {DType::int64, "I64"},
+                                                                    {DType::int32, "I32"},
+                                                                    {DType::uint8, "U8"},
+                                                                    {DType::boolean, "BOOL"}}};
+
+const char* format_name(DType dtype) {
+  return std::find_if(kDTypeNames.begin(), kDTypeNames.end(), [=](const auto& entry) { return entry.first == dtype; })
+      ->second;
+}
+
+std::optional<DType> dtype_named(const std::string& name) {
+  for (const auto& [dtype, own] : kDTypeNames) {
+    if (name == own) {
+      return dtype;
+    }
+  }
+  return std::nullopt;
+}
+
+struct Entry {
+  std::string name;
+  DType dtype = DType::float32;
+  Shape shape;
+  std::uint64_t begin = 0, end = 0;  // in the file's data
+};
+
+struct Header {
+  std::vector<Entry> entries;  // in the order of their data
+  Metadata metadata;
+  std::uint64_t data_start = 0;
+};
+
+/// Reads and checks the header of one file.
+class HeaderReader {
+ public:
+  explicit HeaderReader(const InputFile& file) : file_(file) {}
+
+  Header read() const {
+    require(file_.size() >= kLengthBytes, "it has {} bytes, too few for a header", file_.size());
+    std::uint64_t length = 0;
+    file_.read(&length, kLengthBytes, 0);
+    require(length <= kLongestHeader && length <= file_.size() - kLengthBytes,
+            "its header claims {} bytes, the file has {}", length, file_.size());
+    std::string text(length, '\0');
+    file_.read(text.data(), length, kLengthBytes);
+    require(!text.empty() && text[0] == '{', "its header does not start with '{{'");
+
+    Header header;
+    header.data_start = kLengthBytes + length;
+    const Json json = parse(text);
+    for (const auto& [name, value] : json.items()) {
+      if (name == kMetadataKey) {
+        header.metadata = metadata_of(value);
+      } else {
+        header.entries.push_back(entry_of(name, value));
+      }
+    }
+    check_coverage(header);
+    return header;
+  }
+
+ private:
+  template <class... Args>
+  void require(bool ok, fmt::format_string<Args...> message, Args&&... args) const {
+    if (!ok) {
+      fail("load: {} is not a valid safetensors file: {}", file_.path().string(),
+           fmt::format(message, std::forward<Args>(args)...));
+    }
+  }
+
+  // JSON lets a name appear twice and would keep one of the two.
+  Json parse(const std::string& text) const {
+    std::vector<std::set<std::string>> keys;
+    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+      if (event == Json::parse_event_t::object_start) {
+        require(depth < 2, "its header is nested too deeply");
+        keys.emplace_back();
+      } else if (event == Json::parse_event_t::object_end) {
+        keys.pop_back();
+      } else if (event == Json::parse_event_t::array_start) {
+        require(depth < 3, "its header is nested too deeply");
+      } else if (event == Json::parse_event_t::key) {
+        const auto& key = parsed.get_ref<const std::string&>();
+        require(keys.back().insert(key).second, "the name \"{}\" appears twice", key);
+      }
+      return true;
+    };
+    try {
+      return Json::parse(text, watch);
+    } catch (const Json::exception&) {
+      require(false, "its header is not valid JSON");
+      throw;
+    }
+  }
+
+  Metadata metadata_of(const Json& json) const {
+    require(json.is_object(), "{} is not an object", kMetadataKey);
+    Metadata metadata;
+    for (const auto& [name, value] : json.items()) {
+      require(value.is_string(), "the metadata \"{}\" is not a string", name);
+      metadata.emplace(name, value.get<std::string>());
+    }
+    return metadata;
+  }
+
+  Entry entry_of(const std::string& name, const Json& json) const {
+    require(json.is_object() && json.size() == 3 && json.contains("dtype") && json.contains("shape") &&
+                json.contains("data_offsets"),
+            "tensor \"{}\" does not have just dtype, shape and data_offsets", name);
+    Entry entry;
+    entry.name = name;
+
+    const Json& dtype = json["dtype"];
+    require(dtype.is_string(), "the dtype of \"{}\" is not a string", name);
+    const std::optional<DType> known = dtype_named(dtype.get_ref<const std::string&>());
+    require(known.has_value(), "the dtype {} of \"{}\" is not supported", dtype.get_ref<const std::string&>(), name);
+    entry.dtype = *known;
+
+    const Json& shape = json["shape"];
+    require(shape.is_array() && shape.size() <= kMaxRank, "the shape of \"{}\" is not a list of at most {} sizes", name,
+            kMaxRank);
+    std::int64_t bytes = static_cast<std::int64_t>(size_of(entry.dtype));
+    bool is_empty = false;
+    for (const Json& size : shape) {
+      require(size.is_number_unsigned() && size.get<std::uint64_t>() <= INT64_MAX,
+              "the shape of \"{}\" has an entry that is not a size", name);
+      entry.shape.push_back(static_cast<std::int64_t>(size.get<std::uint64_t>()));
+      is_empty = is_empty || entry.shape.back() == 0;
+      // Axes of length 0 are left out, so that the strides of an empty tensor do not overflow either.
+      require(!__builtin_mul_overflow(bytes, std::max<std::int64_t>(entry.shape.back(), 1), &bytes),
+              "the shape {} of \"{}\" has too many elements", shape.dump(), name);
+    }
+
+    const Json& offsets = json["data_offsets"];
+    require(
+        offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() && offsets[1].is_number_unsigned(),
+        "the data_offsets of \"{}\" are not two positions", name);
+    entry.begin = offsets[0].get<std::uint64_t>();
+    entry.end = offsets[1].get<std::uint64_t>();
+    const std::uint64_t expected = is_empty ? 0 : static_cast<std::uint64_t>(bytes);
+    require(entry.begin <= entry.end && entry.end - entry.begin == expected,
+            "the data_offsets {} of \"{}\" do not hold {} of {}", offsets.dump(), name, entry.shape, entry.dtype);
+    return entry;
+  }
+
+  // Every byte of the data belongs to just one tensor.
+  void check_coverage(Header& header) const {
+    std::sort(header.entries.begin(), header.entries.end(),
+              [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    std::uint64_t position = 0;
+    for (const Entry& entry : header.entries) {
+      require(entry.begin == position, "the data of \"{}\" starts at {}, expected {}", entry.name, entry.begin,
+              position);
+      position = entry.end;
+    }
+    const std::uint64_t data = file_.size() - header.data_start;
+    require(position == data, "its tensors need {} bytes of data, it has {}", position, data);
+  }
+
+  const InputFile& file_;
+};
+
+std::string header_text(const std::filesystem::path& path, const std::vector<StateDict::const_iterator>& order,
+                        const Metadata& metadata) {
+  std::string text = "{";
+  const auto add = [&text](const std::string& name, const std::string& value) {
+    text += fmt::format("{}{}:{}", text.size() > 1 ? "," : "", Json(name).dump(), value);
+  };
+  try {
+    if (!metadata.empty()) {
+      add(kMetadataKey, Json(metadata).dump());
+    }
+    std::uint64_t position = 0;
+    for (const auto& at : order) {
+      const Tensor& tensor = at->second;
+      const std::uint64_t end = position + tensor.bytes();
+      add(at->first, fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", format_name(tensor.dtype()),
+                                 fmt::join(tensor.shape().begin(), tensor.shape().end(), ","), position, end));
+      position = end;
+    }
+  } catch (const Json::exception&) {
+    fail("save: cannot write {}: a name or the metadata is not valid UTF-8", path.string());
+  }
+  text += "}";
+  // The data begin at a multiple of 8, so that a reader may map them into memory.
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  check(text.size() <= kLongestHeader, "save: cannot write {}: its header would have {} bytes, at most {} are allowed",
+        path.string(), text.size(), kLongestHeader);
+  return text;
+}
+
+}  // namespace
+
+void save(const std::filesystem::path& path, const StateDict& tensors, const Metadata& metadata) {
+  std::vector<StateDict::const_iterator> order;
+  for (auto at = tensors.begin(); at != tensors.end(); ++at) {
+    check(at->second.defined(), "save: \"{}\" is an undefined tensor", at->first);
+    check(at->first != kMetadataKey, "save: a tensor cannot be named {}", kMetadataKey);
+    order.push_back(at);
+  }
+  // Wide elements first: then each tensor is aligned for its dtype.
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return size_of(a->second.dtype()) > size_of(b->second.dtype());
+  });
+
+  const std::string header = header_text(path, order, metadata);
+  const std::uint64_t length = header.size();
+  AtomicFile file(path);
+  file.write(&length, kLengthBytes);
+  file.write(header.data(), length);
+  for (const auto& at : order) {
+    Tensor host = at->second;
+    if (!host.device().is_cpu() || !host.is_contiguous()) {
+      host = empty(host.shape(), host.dtype());
+      copy_into(host, at->second);
+    }
+    file.write(host.raw_data(), host.bytes());
+  }
+  file.commit();
+}
+
+StateDict load(const std::filesystem::path& path, Device device) {
+  const InputFile file(path);
+  const Header header = HeaderReader(file).read();
+  StateDict result;
+  for (const Entry& entry : header.entries) {
+    Tensor tensor = empty(entry.shape, entry.dtype);
+    file.read(tensor.raw_data(), tensor.bytes(), header.data_start + entry.begin);
+    if (entry.dtype == boolean) {
+      const auto* const bytes = reinterpret_cast<const unsigned char*>(tensor.raw_data());
+      check(std::all_of(bytes, bytes + tensor.bytes(), [](unsigned char byte) { return byte <= 1; }),
+            "load: {} is not a valid safetensors file: \"{}\" has a bool that is neither 0 nor 1", path.string(),
+            entry.name);
+    }
+    if (!device.is_cpu()) {
+      const Tensor moved = empty(entry.shape, entry.dtype, device);
+      copy_into(moved, tensor);
+      tensor = moved;
+    }
+    result.emplace(entry.name, tensor);
+  }
+  return result;
+}
+
+Metadata load_metadata(const std::filesystem::path& path) {
+  const InputFile file(path);
+  return HeaderReader(file).read().metadata;
+}
+
+}  // namespace mica::io
