@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+
+#include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+// All tensors are contiguous and on the kernel's device. "sums" below is float32, or float64 where x is.
+
+/// y = (x − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps). No size is 0.
+struct LayerNormForward {
+  std::int64_t rows;     // M
+  std::int64_t columns;  // N
+  const Tensor& x;       // (M, N)
+  const Tensor& weight;  // (N), x's dtype or sums; undefined: 1
+  const Tensor& bias;    // (N), weight's dtype; undefined: 0
+  double eps;
+  const Tensor& y;     // out (M, N), x's dtype
+  const Tensor& mean;  // out (M), sums; undefined, with rstd: not wanted
+  const Tensor& rstd;  // out (M), sums
+};
+
+void layer_norm_forward(Cpu, const LayerNormForward& args);
+void layer_norm_forward(Cuda, const LayerNormForward& args);
+
+/// The gradients of the above; whichever of dx, dweight and dbias is undefined is not computed, one at least is not.
+/// M may be 0: dweight and dbias are 0 then. N is not 0.
+struct LayerNormBackward {
+  std::int64_t rows;
+  std::int64_t columns;
+  const Tensor& dy;       // (M, N), x's dtype
+  const Tensor& x;        // (M, N)
+  const Tensor& weight;   // (N) or undefined
+  const Tensor& mean;     // (M)
+  const Tensor& rstd;     // (M)
+  const Tensor& dx;       // out (M, N), x's dtype
+  const Tensor& dweight;  // out (N), x's dtype or sums
+  const Tensor& dbias;    // out (N), dweight's dtype where both are defined
+};
+
+void layer_norm_backward(Cpu, const LayerNormBackward& args);
+void layer_norm_backward(Cuda, const LayerNormBackward& args);
+
+}  // namespace mica::kernels
