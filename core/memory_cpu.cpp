@@ -1,5 +1,10 @@
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
 
 #include <mica/core/memory.h>
 
@@ -10,12 +15,102 @@ namespace {
 // One cache line, and the widest vector register.
 constexpr std::size_t kAlignment = 64;
 
+// malloc gives large blocks back to the system, and touching fresh pages costs more than most ops. So blocks from here
+// on are kept when freed, as long as those kept are no more than kMostKept.
+constexpr std::size_t kLeastPooled = std::size_t{64} << 10;
+constexpr std::size_t kMostKept = std::size_t{2} << 30;
+
+void* system_allocate(std::size_t bytes) {
+  return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+/// Free blocks by size. Sizes are rounded up to eighths of a power of two, so that a block fits many requests and at
+/// most an eighth of it is wasted.
+class Pool {
+ public:
+  static std::size_t rounded(std::size_t bytes) {
+    const std::size_t step = std::bit_floor(bytes) / 8;
+    return (bytes + step - 1) / step * step;
+  }
+
+  void* allocate(std::size_t bytes) {
+    const std::size_t size = rounded(bytes);
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<void*>& blocks = free_[size];
+      if (!blocks.empty()) {
+        void* const data = blocks.back();
+        blocks.pop_back();
+        kept_ -= size;
+        return data;
+      }
+    }
+    void* data = system_allocate(size);
+    if (data == nullptr) {
+      release_all();
+      data = system_allocate(size);
+    }
+    return data;
+  }
+
+  void deallocate(void* data, std::size_t bytes) noexcept {
+    const std::size_t size = rounded(bytes);
+    const std::lock_guard lock(mutex_);
+    if (kept_ + size <= kMostKept) {
+      try {
+        free_[size].push_back(data);
+        kept_ += size;
+        return;
+      } catch (const std::bad_alloc&) {
+        // No room to remember it.
+      }
+    }
+    std::free(data);
+  }
+
+ private:
+  void release_all() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [size, blocks] : free_) {
+      for (void* data : blocks) {
+        std::free(data);
+      }
+      blocks.clear();
+    }
+    kept_ = 0;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::size_t, std::vector<void*>> free_;
+  std::size_t kept_ = 0;
+};
+
+// Never destroyed: tensors may outlive every static.
+Pool& pool() {
+  static Pool* const instance = new Pool;
+  return *instance;
+}
+
+bool is_pooled(std::size_t bytes) { return bytes >= kLeastPooled && pooling(); }
+
 }  // namespace
+
+bool pooling() {
+  static const bool on = [] {
+    const char* value = std::getenv("MICA_POOL");
+    return value == nullptr || std::string_view(value) != "0";
+  }();
+#if defined(__SANITIZE_ADDRESS__)
+  return false;
+#else
+  return on;
+#endif
+}
 
 void* allocate(Cpu, std::size_t bytes, void**) {
   void* data = nullptr;
-  if (bytes <= PTRDIFF_MAX - kAlignment) {
-    data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (bytes <= PTRDIFF_MAX / 2) {
+    data = is_pooled(bytes) ? pool().allocate(bytes) : system_allocate(bytes);
   }
   if (data == nullptr) {
     throw OutOfMemory(fmt::format("out of memory: asked for {} bytes on the cpu", bytes));
@@ -23,6 +118,12 @@ void* allocate(Cpu, std::size_t bytes, void**) {
   return data;
 }
 
-void deallocate(Cpu, void* data, void*) noexcept { std::free(data); }
+void deallocate(Cpu, void* data, std::size_t bytes, void*) noexcept {
+  if (is_pooled(bytes)) {
+    pool().deallocate(data, bytes);
+  } else {
+    std::free(data);
+  }
+}
 
 }  // namespace mica::memory

@@ -14,7 +14,7 @@ Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(devi
 
 Storage::~Storage() {
   if (data_ != nullptr) {
-    on_device(device_, [&](auto d) { memory::deallocate(d, data_, stream_); });
+    on_device(device_, [&](auto d) { memory::deallocate(d, data_, bytes_, stream_); });
   }
 }
 

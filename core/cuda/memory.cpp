@@ -1,8 +1,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -14,14 +12,6 @@
 namespace mica::memory {
 
 namespace {
-
-bool pooled() {
-  static const bool on = [] {
-    const char* value = std::getenv("MICA_CUDA_POOL");
-    return value == nullptr || std::strcmp(value, "0") != 0;
-  }();
-  return on;
-}
 
 // By default the driver's pool gives memory back at every synchronization; ours keeps it.
 void keep_freed_memory() {
@@ -37,7 +27,7 @@ void keep_freed_memory() {
 }
 
 cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
-  return pooled() ? cudaMallocAsync(data, bytes, stream) : cudaMalloc(data, bytes);
+  return pooling() ? cudaMallocAsync(data, bytes, stream) : cudaMalloc(data, bytes);
 }
 
 }  // namespace
@@ -45,7 +35,7 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
 void* allocate(Cuda, std::size_t bytes, void** stream) {
   const cudaStream_t current = cuda::current_stream();
   *stream = current;
-  if (pooled()) {
+  if (pooling()) {
     keep_freed_memory();
   }
   void* data = nullptr;
@@ -66,13 +56,13 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
     throw OutOfMemory(fmt::format("out of memory: asked for {} bytes on cuda:{}, where {} of {} are free", bytes,
                                   device, free, total));
   }
-  cuda::check(status, pooled() ? "cudaMallocAsync" : "cudaMalloc");
+  cuda::check(status, pooling() ? "cudaMallocAsync" : "cudaMalloc");
   return data;
 }
 
-void deallocate(Cuda, void* data, void* stream) noexcept {
+void deallocate(Cuda, void* data, std::size_t, void* stream) noexcept {
   // Nothing sensible can be done about a failure here; at program exit the driver may already be gone.
-  (void)(pooled() ? cudaFreeAsync(data, static_cast<cudaStream_t>(stream)) : cudaFree(data));
+  (void)(pooling() ? cudaFreeAsync(data, static_cast<cudaStream_t>(stream)) : cudaFree(data));
 }
 
 void copy(Cuda, void* to, const void* from, std::size_t bytes) {
