@@ -1,0 +1,177 @@
+#include <algorithm>
+
+#include <mica/core/check.h>
+#include <mica/core/creation.h>
+#include <mica/io/file.h>
+#include <mica/io/text.h>
+
+namespace mica::io {
+namespace {
+
+constexpr char32_t largest_character = 0x10FFFF;
+
+// Reads one character at `at` and moves on; false where the bytes are not UTF-8.
+bool next_character(std::string_view text, std::size_t& at, char32_t& character) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(at);
+  if (first < 0x80) {
+    character = first;
+    ++at;
+    return true;
+  }
+  const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+  if (first < 0xC2 || first > 0xF4 || text.size() - at <= static_cast<std::size_t>(more)) {
+    return false;
+  }
+  character = first & (0x3F >> more);
+  for (int i = 1; i <= more; ++i) {
+    if ((byte(at + i) & 0xC0) != 0x80) {
+      return false;
+    }
+    character = character << 6 | (byte(at + i) & 0x3F);
+  }
+  const char32_t smallest = more == 1 ? 0x80 : more == 2 ? 0x800 : 0x10000;
+  const bool surrogate = character >= 0xD800 && character <= 0xDFFF;
+  if (character < smallest || character > largest_character || surrogate) {
+    return false;
+  }
+  at += more + 1;
+  return true;
+}
+
+Batch windows_at(std::span<const std::int32_t> tokens, const std::vector<std::int64_t>& starts, std::int64_t context,
+                 Device device) {
+  const auto count = static_cast<std::int64_t>(starts.size());
+  std::vector<std::int64_t> inputs(count * context);
+  std::vector<std::int64_t> targets(count * context);
+  for (std::int64_t b = 0; b < count; ++b) {
+    const std::int32_t* window = tokens.data() + starts[b];
+    std::copy_n(window, context, inputs.begin() + b * context);
+    std::copy_n(window + 1, context, targets.begin() + b * context);
+  }
+  return {from_data(inputs, {count, context}, device), from_data(targets, {count, context}, device)};
+}
+
+void check_length(const char* name, std::span<const std::int32_t> tokens, std::int64_t context) {
+  check(context >= 1, "{}: expected a context of at least 1, got {}", name, context);
+  check(static_cast<std::int64_t>(tokens.size()) > context, "{}: expected more tokens than the context of {}, got {}",
+        name, context, tokens.size());
+}
+
+}  // namespace
+
+std::string read_text(const std::filesystem::path& path) {
+  const InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(text.data(), text.size(), 0);
+  return text;
+}
+
+std::u32string from_utf8(std::string_view text) {
+  std::u32string characters;
+  characters.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    char32_t character = 0;
+    check(next_character(text, at, character), "from_utf8: expected UTF-8 text, got something else at byte {}", at);
+    characters.push_back(character);
+  }
+  return characters;
+}
+
+std::string to_utf8(std::u32string_view characters) {
+  std::string text;
+  text.reserve(characters.size());
+  for (const char32_t c : characters) {
+    const auto put = [&](char32_t byte) { text.push_back(static_cast<char>(byte)); };
+    if (c < 0x80) {
+      put(c);
+    } else if (c < 0x800) {
+      put(0xC0 | c >> 6);
+      put(0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+      put(0xE0 | c >> 12);
+      put(0x80 | (c >> 6 & 0x3F));
+      put(0x80 | (c & 0x3F));
+    } else {
+      check(c <= largest_character, "to_utf8: expected a Unicode character, got {}", static_cast<std::uint32_t>(c));
+      put(0xF0 | c >> 18);
+      put(0x80 | (c >> 12 & 0x3F));
+      put(0x80 | (c >> 6 & 0x3F));
+      put(0x80 | (c & 0x3F));
+    }
+  }
+  return text;
+}
+
+CharTokenizer::CharTokenizer(std::string_view alphabet) : alphabet_(from_utf8(alphabet)) {
+  check(!alphabet_.empty(), "CharTokenizer: expected an alphabet, got no characters");
+  for (std::size_t i = 0; i < alphabet_.size(); ++i) {
+    check(tokens_.emplace(alphabet_[i], static_cast<std::int32_t>(i)).second,
+          "CharTokenizer: expected each character once, got U+{:04X} twice", static_cast<std::uint32_t>(alphabet_[i]));
+  }
+}
+
+CharTokenizer CharTokenizer::of(std::string_view text) {
+  std::u32string characters = from_utf8(text);
+  std::sort(characters.begin(), characters.end());
+  characters.erase(std::unique(characters.begin(), characters.end()), characters.end());
+  return CharTokenizer(to_utf8(characters));
+}
+
+std::vector<std::int32_t> CharTokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(text.size());
+  for (const char32_t character : from_utf8(text)) {
+    const auto found = tokens_.find(character);
+    check(found != tokens_.end(), "encode: expected characters of the alphabet, got U+{:04X}",
+          static_cast<std::uint32_t>(character));
+    tokens.push_back(found->second);
+  }
+  return tokens;
+}
+
+std::string CharTokenizer::decode(std::span<const std::int32_t> tokens) const {
+  std::u32string characters;
+  characters.reserve(tokens.size());
+  for (const std::int32_t token : tokens) {
+    check(token >= 0 && token < size(), "decode: expected tokens in [0, {}), got {}", size(), token);
+    characters.push_back(alphabet_[token]);
+  }
+  return to_utf8(characters);
+}
+
+RandomWindows::RandomWindows(std::span<const std::int32_t> tokens, std::int64_t context, std::uint64_t seed)
+    : tokens_(tokens), context_(context), engine_(seed) {
+  check_length("RandomWindows", tokens, context);
+}
+
+Batch RandomWindows::next(std::int64_t batch, Device device) {
+  check(batch >= 1, "RandomWindows: expected a batch of at least 1, got {}", batch);
+  // The engine is the same everywhere; the standard's distributions are not.
+  const std::uint64_t places = tokens_.size() - context_;
+  std::vector<std::int64_t> starts(batch);
+  for (std::int64_t& start : starts) {
+    start = static_cast<std::int64_t>(engine_() % places);
+  }
+  return windows_at(tokens_, starts, context_, device);
+}
+
+std::vector<Batch> even_windows(std::span<const std::int32_t> tokens, std::int64_t context, std::int64_t batch,
+                                std::int64_t most, Device device) {
+  check_length("even_windows", tokens, context);
+  check(batch >= 1 && most >= 1, "even_windows: expected batches and windows of at least 1, got {} and {}", batch,
+        most);
+  const std::int64_t all = (static_cast<std::int64_t>(tokens.size()) - 1) / context;
+  const std::int64_t count = std::min(all, most);
+  std::vector<Batch> batches;
+  for (std::int64_t first = 0; first < count; first += batch) {
+    std::vector<std::int64_t> starts(std::min(batch, count - first));
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      starts[i] = (first + static_cast<std::int64_t>(i)) * all / count * context;
+    }
+    batches.push_back(windows_at(tokens, starts, context, device));
+  }
+  return batches;
+}
+
+}  // namespace mica::io

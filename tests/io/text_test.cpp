@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "tests/support.h"
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/io/text.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+std::vector<std::int32_t> counting(int n) {
+  std::vector<std::int32_t> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
+
+TEST(Text, Utf8RoundTripsAtEveryLength) {
+  const std::u32string characters{U'a', 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF};
+  EXPECT_EQ(io::from_utf8(io::to_utf8(characters)), characters);
+  EXPECT_EQ(io::to_utf8(U"→"), "\xE2\x86\x92");
+  EXPECT_EQ(io::from_utf8(std::string("a\0b", 3)).size(), 3u);
+}
+
+TEST(Text, SaysWhereTextIsNotUtf8) {
+  expect_error([] { io::from_utf8("ab\x80"); }, "got something else at byte 2");
+  expect_error([] { io::from_utf8("a\xE2\x86"); }, "at byte 1");         // cut off
+  expect_error([] { io::from_utf8("\xC0\x80"); }, "at byte 0");          // longer than needed
+  expect_error([] { io::from_utf8("\xE0\x9F\xBF"); }, "at byte 0");      // longer than needed
+  expect_error([] { io::from_utf8("\xED\xA0\x80"); }, "at byte 0");      // half of a surrogate pair
+  expect_error([] { io::from_utf8("\xF4\x90\x80\x80"); }, "at byte 0");  // past the last character
+  expect_error([] { io::from_utf8("\xE2(\xA1"); }, "at byte 0");         // no continuation
+  expect_error([] { io::to_utf8(std::u32string(1, 0x110000)); }, "got 1114112");
+}
+
+TEST(Text, TokenizerSortsAndRoundTrips) {
+  const auto tokenizer = io::CharTokenizer::of("hello → wörld\n");
+  EXPECT_EQ(tokenizer.alphabet(), "\n dehlorwö→");
+  EXPECT_EQ(tokenizer.size(), 11);
+  EXPECT_EQ(tokenizer.encode("\nd→"), (std::vector<std::int32_t>{0, 2, 10}));
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("wörld → hello")), "wörld → hello");
+  EXPECT_EQ(io::CharTokenizer(tokenizer.alphabet()).alphabet(), tokenizer.alphabet());
+}
+
+TEST(Text, TokenizerRefusesWhatItDoesNotKnow) {
+  const io::CharTokenizer tokenizer("ba");
+  EXPECT_EQ(tokenizer.encode("ab"), (std::vector<std::int32_t>{1, 0}));
+  expect_error([&] { tokenizer.encode("abc"); }, "got U+0063");
+  expect_error([&] { tokenizer.decode(std::vector<std::int32_t>{0, 2}); }, "expected tokens in [0, 2), got 2");
+  expect_error([&] { tokenizer.decode(std::vector<std::int32_t>{-1}); }, "got -1");
+  expect_error([] { io::CharTokenizer("aba"); }, "got U+0061 twice");
+  expect_error([] { io::CharTokenizer(""); }, "got no characters");
+}
+
+TEST(Text, RandomWindowsAreShiftedByOneAndFollowTheSeed) {
+  const auto tokens = counting(50);
+  for (Device device : test_devices()) {
+    io::RandomWindows windows(tokens, 4, 7);
+    io::RandomWindows same(tokens, 4, 7);
+    io::RandomWindows other(tokens, 4, 8);
+    std::vector<std::int64_t> starts;
+    std::vector<std::int64_t> other_starts;
+    for (int k = 0; k < 20; ++k) {
+      const io::Batch batch = windows.next(3, device);
+      ASSERT_EQ(batch.inputs.shape(), (Shape{3, 4}));
+      ASSERT_EQ(batch.inputs.device(), device);
+      const auto inputs = to_vector<std::int64_t>(batch.inputs);
+      const auto targets = to_vector<std::int64_t>(batch.targets);
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        EXPECT_EQ(targets[i], inputs[i] + 1);
+        EXPECT_EQ(inputs[i], inputs[i / 4 * 4] + static_cast<std::int64_t>(i % 4));
+      }
+      EXPECT_EQ(inputs, to_vector<std::int64_t>(same.next(3).inputs));
+      const auto others = to_vector<std::int64_t>(other.next(3).inputs);
+      starts.insert(starts.end(), {inputs[0], inputs[4], inputs[8]});
+      other_starts.insert(other_starts.end(), {others[0], others[4], others[8]});
+    }
+    EXPECT_NE(starts, other_starts);
+    EXPECT_GT(*std::max_element(starts.begin(), starts.end()), 35);
+    EXPECT_LT(*std::min_element(starts.begin(), starts.end()), 10);
+  }
+}
+
+TEST(Text, RandomWindowsReachBothEnds) {
+  const auto tokens = counting(6);
+  io::RandomWindows windows(tokens, 4, 1);
+  std::vector<bool> seen(2);
+  for (int k = 0; k < 40; ++k) {
+    seen[to_vector<std::int64_t>(windows.next(1).inputs)[0]] = true;
+  }
+  EXPECT_EQ(seen, (std::vector<bool>{true, true}));
+  const auto five = counting(5);
+  io::RandomWindows only(five, 4, 1);
+  EXPECT_EQ(to_vector<std::int64_t>(only.next(1).targets), (std::vector<std::int64_t>{1, 2, 3, 4}));
+}
+
+TEST(Text, EvenWindowsCoverTheSequence) {
+  const auto tokens = counting(33);
+  const auto batches = io::even_windows(tokens, 4, 3, 100);
+  ASSERT_EQ(batches.size(), 3u);
+  EXPECT_EQ(batches[0].inputs.shape(), (Shape{3, 4}));
+  EXPECT_EQ(batches[2].inputs.shape(), (Shape{2, 4}));
+  EXPECT_EQ(to_vector<std::int64_t>(batches[2].inputs), (std::vector<std::int64_t>{24, 25, 26, 27, 28, 29, 30, 31}));
+  EXPECT_EQ(to_vector<std::int64_t>(batches[2].targets), (std::vector<std::int64_t>{25, 26, 27, 28, 29, 30, 31, 32}));
+  // One token fewer, and the last window has no last target.
+  EXPECT_EQ(io::even_windows(counting(32), 4, 100, 100)[0].inputs.size(0), 7);
+}
+
+TEST(Text, EvenWindowsSpreadWhereFewAreWanted) {
+  const auto batches = io::even_windows(counting(81), 4, 10, 5);
+  ASSERT_EQ(batches.size(), 1u);
+  const auto inputs = to_vector<std::int64_t>(batches[0].inputs);
+  std::vector<std::int64_t> starts;
+  for (std::size_t i = 0; i < inputs.size(); i += 4) {
+    starts.push_back(inputs[i]);
+  }
+  EXPECT_EQ(starts, (std::vector<std::int64_t>{0, 16, 32, 48, 64}));
+}
+
+TEST(Text, WindowsNeedMoreThanAContext) {
+  const auto tokens = counting(4);
+  expect_error([&] { io::RandomWindows(tokens, 4, 1); }, "expected more tokens than the context of 4, got 4");
+  expect_error([&] { io::even_windows(tokens, 4, 1, 1); }, "expected more tokens than the context of 4, got 4");
+  expect_error([&] { io::RandomWindows(tokens, 0, 1); }, "got 0");
+}
+
+TEST(Text, ReadsFilesAsTheyAre) {
+  const auto path = std::filesystem::temp_directory_path() / "mica_text_test.txt";
+  const std::string text("a\r\nb\0c\xFF", 7);
+  std::ofstream(path, std::ios::binary) << text;
+  EXPECT_EQ(io::read_text(path), text);
+  std::filesystem::remove(path);
+  expect_error([&] { io::read_text(path); }, "mica_text_test.txt");
+}
+
+}  // namespace
