@@ -1,0 +1,73 @@
+#define EIGEN_DONT_PARALLELIZE
+#if defined(__GNUC__) && !defined(__clang__)
+// gcc 12 takes its own AVX-512 intrinsics for reads of uninitialized registers, and a packet as a template argument for
+// a slip.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#endif
+#include <mica/ops/matmul/gemm_cpu.h>
+#include <mica/ops/matmul/matmul_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+template <class T>
+gemm::Matrix<T> matrix(const Tensor& x, std::int64_t offset) {
+  const MatrixLayout layout = matrix_layout(x);
+  return {x.data<T>() + offset, layout.transposed ? 1 : layout.leading, layout.transposed ? layout.leading : 1};
+}
+
+// The bias, or zeros, up to a whole number of tiles.
+template <class S, class T>
+const S* starts(const Tensor& bias, std::int64_t n, gemm::Buffer<S>& buffer) {
+  buffer.assign((n + gemm::Tile<S>::kColumns - 1) / gemm::Tile<S>::kColumns * gemm::Tile<S>::kColumns, S{0});
+  if (bias.defined()) {
+    const T* const from = bias.data<T>();
+    std::transform(from, from + n, buffer.begin(), [](T value) { return static_cast<S>(value); });
+  }
+  return buffer.data();
+}
+
+template <class T>
+void multiply(const MatmulArgs& args) {
+  using S = Accumulate<T>;
+  const int axes = args.out.dim();
+  const std::int64_t m = args.out.shape()[axes - 2];
+  const std::int64_t n = args.out.shape()[axes - 1];
+  const std::int64_t depth = args.a.size(-1);
+  const MatmulBatch batch(args.a, args.b, args.out.shape());
+  // Sums that pass through memory do so in the accumulator's type.
+  const bool wide = !std::is_same_v<S, T> && depth > gemm::kDepth;
+
+  // Many small products: one thread each. Few large ones: all threads on each.
+  const std::int64_t work = m * n * depth;
+  const bool each = batch.size() >= 2 * num_threads() || work <= gemm::kMultiplyGrain;
+  const std::int64_t grain = each ? gemm::kMultiplyGrain / work + 1 : batch.size();
+  parallel_for(batch.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+    static thread_local gemm::Scratch<S> scratch;
+    const S* const start = starts<S, T>(args.bias, n, scratch.start);
+    for (std::int64_t item = begin; item < end; ++item) {
+      const auto a = matrix<T>(args.a, batch.offset(0, item));
+      const auto b = matrix<T>(args.b, batch.offset(1, item));
+      T* const out = args.out.data<T>() + item * m * n;
+      if (!wide) {
+        gemm::multiply<S, T, T>(m, n, depth, a, b, start, out, scratch);
+        continue;
+      }
+      S* const sums = gemm::grown(scratch.sums, m * n);
+      gemm::multiply<S, T, S>(m, n, depth, a, b, start, sums, scratch);
+      parallel_for(m * n, gemm::kPackGrain, [&](std::int64_t from, std::int64_t to) {
+        std::transform(sums + from, sums + to, out + from, [](S value) { return static_cast<T>(value); });
+      });
+    }
+  });
+}
+
+}  // namespace
+
+void matmul(Cpu, const MatmulArgs& args) {
+  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(args); });
+}
+
+}  // namespace mica::kernels
