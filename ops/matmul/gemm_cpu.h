@@ -206,12 +206,12 @@ struct Tiles {
   using Size = Tile<S>;
 
   std::int64_t rows, columns, depth;
-  Matrix<S> a;            // of the first row tile
-  std::int64_t a_step;    // elements from one row tile to the next
-  const S* b;             // packed
-  const S* start;         // what each column's sums begin with, unless they are added to the output
+  Matrix<S> a;          // of the first row tile
+  std::int64_t a_step;  // elements from one row tile to the next
+  const S* b;           // packed
+  const S* start;       // what each column's sums begin with, unless they are added to the output
   bool add;
-  Out* out;               // row-major
+  Out* out;  // row-major
   std::int64_t leading;
 
   void run() const {

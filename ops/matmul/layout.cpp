@@ -26,9 +26,7 @@ MatrixLayout matrix_layout(const Tensor& x) {
   return {};
 }
 
-Tensor readable(const Tensor& x) {
-  return matrix_layout(x).readable ? x : contiguous_data(x);
-}
+Tensor readable(const Tensor& x) { return matrix_layout(x).readable ? x : contiguous_data(x); }
 
 namespace {
 

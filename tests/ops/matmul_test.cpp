@@ -1,0 +1,353 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/support.h"
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/copy.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/matmul/layout.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+// What one element of each dtype may be off by, in relation to the sum of its terms' magnitudes.
+double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return 1e-14;
+    case DType::float32: return 2e-6;
+    case DType::float16: return 1.0 / 1024;
+    default: return 1.0 / 128;
+  }
+}
+
+struct Reference {
+  std::vector<double> values, magnitudes;
+};
+
+// (B, M, K) · (B, K, N) by the definition; an operand with B = 1 serves all.
+Reference reference(const Tensor& a, const Tensor& b) {
+  const std::int64_t batch = std::max(a.size(0), b.size(0));
+  const std::int64_t m = a.size(1), n = b.size(2), depth = a.size(2);
+  const std::vector<double> x = to_vector<double>(a);
+  const std::vector<double> w = to_vector<double>(b);
+  Reference result{std::vector<double>(batch * m * n), std::vector<double>(batch * m * n)};
+  for (std::int64_t item = 0; item < batch; ++item) {
+    const double* const xs = x.data() + (a.size(0) == 1 ? 0 : item * m * depth);
+    const double* const ws = w.data() + (b.size(0) == 1 ? 0 : item * depth * n);
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        for (std::int64_t k = 0; k < depth; ++k) {
+          const double term = xs[i * depth + k] * ws[k * n + j];
+          result.values[(item * m + i) * n + j] += term;
+          result.magnitudes[(item * m + i) * n + j] += std::abs(term);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, const std::string& what) {
+  const Reference expected = reference(a, b);
+  const std::vector<double> got = to_vector<double>(y);
+  ASSERT_EQ(got.size(), expected.values.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    // One rounding of the result, and float32 sums of the terms.
+    const double allowed = tolerance(y.dtype()) * std::abs(expected.values[i]) +
+                           (y.dtype() == float64 ? 1e-14 : 2e-6) * expected.magnitudes[i] + 1e-30;
+    ASSERT_LE(std::abs(got[i] - expected.values[i]), allowed) << what << ": element " << i << " is " << got[i];
+  }
+}
+
+std::string describe(DType dtype, Device device, const Shape& a, const Shape& b) {
+  return to_string(a) + " · " + to_string(b) + " " + std::string(name_of(dtype)) + " on " + to_string(device);
+}
+
+// A view of the same values with the last two axes swapped in memory.
+Tensor stored_transposed(const Tensor& x) { return transpose(contiguous(transpose(x, -1, -2)), -1, -2); }
+
+// A view that starts one element into its memory and has gaps between rows.
+Tensor padded(const Tensor& x) {
+  Shape shape = x.shape();
+  shape.back() += 3;
+  const Tensor base = full(shape, NAN, x.dtype(), x.device());
+  const Tensor inside = slice(base, -1, 1, 1 + x.size(-1));
+  copy_into(inside, x);
+  return inside;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = contiguous(a).to(Device::cpu());
+  const Tensor y = contiguous(b).to(Device::cpu());
+  return x.shape() == y.shape() && std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) == 0;
+}
+
+const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
+
+TEST(Matmul, MatchesDefinition) {
+  const std::vector<std::array<std::int64_t, 3>> sizes{{1, 1, 1},   {1, 5, 3},    {7, 1, 4},     {5, 3, 1},
+                                                       {8, 32, 16}, {9, 33, 17},  {17, 31, 513}, {64, 65, 40},
+                                                       {3, 16, 70}, {13, 48, 32}, {1, 100, 64},  {100, 1, 64}};
+  for (const Device device : test_devices()) {
+    for (const DType dtype : kDTypes) {
+      for (const auto& size : sizes) {
+        const Tensor a = randn({1, size[0], size[2]}, dtype, device);
+        const Tensor b = randn({1, size[2], size[1]}, dtype, device);
+        const std::string what = describe(dtype, device, a.shape(), b.shape());
+        const Tensor x = select(a, 0, 0), w = select(b, 0, 0);
+        expect_product(matmul(x, w), a, b, what);
+        expect_product(matmul(stored_transposed(x), w), a, b, what + ", a transposed");
+        expect_product(matmul(x, stored_transposed(w)), a, b, what + ", b transposed");
+        expect_product(matmul(stored_transposed(x), stored_transposed(w)), a, b, what + ", both transposed");
+        expect_product(matmul(padded(x), padded(w)), a, b, what + ", unaligned with gaps");
+      }
+    }
+  }
+}
+
+TEST(Matmul, LongSums) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : kDTypes) {
+      for (const std::int64_t depth : {2048, 2049, 5001}) {
+        const Tensor a = randn({1, 9, depth}, dtype, device);
+        const Tensor b = randn({1, depth, 35}, dtype, device);
+        expect_product(matmul(a, b), a, b, describe(dtype, device, a.shape(), b.shape()));
+        expect_product(matmul(stored_transposed(a), stored_transposed(b)), a, b,
+                       describe(dtype, device, a.shape(), b.shape()) + ", both transposed");
+      }
+    }
+  }
+}
+
+TEST(Matmul, LargerThanAPackedBlock) {
+  const Tensor a = randn({1, 150, 2048}), b = randn({1, 2048, 545});
+  expect_product(matmul(a, b), a, b, "b in two blocks");
+  const Tensor c = randn({1, 530, 2048}), d = randn({1, 2048, 40});
+  expect_product(matmul(stored_transposed(c), d), c, d, "a in two blocks");
+}
+
+TEST(Matmul, SixteenBitSumsAreRoundedOnce) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      // Each term alone would vanish beside the first.
+      const Tensor a = ones({1, 2049}, dtype, device);
+      const Tensor b = full({2049, 1}, 1.0 / 2048, dtype, device);
+      fill_data(slice(b, 0, 0, 1), 8);
+      EXPECT_EQ(matmul(a, b).item(), 9) << name_of(dtype);
+    }
+  }
+}
+
+TEST(Matmul, Batched) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : kDTypes) {
+      const Tensor a = randn({6, 10, 7}, dtype, device);
+      const Tensor b = randn({6, 7, 9}, dtype, device);
+      const std::string what = describe(dtype, device, a.shape(), b.shape());
+      expect_product(matmul(a, b), a, b, what);
+      expect_product(matmul(stored_transposed(a), stored_transposed(b)), a, b, what + ", transposed");
+      const Tensor nested = matmul(reshape(a, {2, 3, 10, 7}), reshape(b, {2, 3, 7, 9}));
+      EXPECT_EQ(nested.shape(), (Shape{2, 3, 10, 9}));
+      expect_product(nested, a, b, what + ", two leading axes");
+      // The heads of attention: (B, T, H, D) seen as (B, H, T, D).
+      const Tensor heads = transpose(contiguous(transpose(reshape(a, {2, 3, 10, 7}), 1, 2)), 1, 2);
+      expect_product(matmul(heads, reshape(b, {2, 3, 7, 9})), a, b, what + ", heads");
+    }
+  }
+}
+
+TEST(Matmul, BroadcastsLeadingAxes) {
+  for (const Device device : test_devices()) {
+    const Tensor a = randn({4, 5, 3}, float64, device);
+    const Tensor b = randn({1, 3, 6}, float64, device);
+    expect_product(matmul(a, b), a, b, "b of one");
+    expect_product(matmul(a, select(b, 0, 0)), a, b, "b without leading axes");
+    const Tensor c = randn({4, 3, 6}, float64, device);
+    const Tensor one = slice(a, 0, 0, 1);
+    expect_product(matmul(one, c), one, c, "a of one");
+    expect_product(matmul(select(one, 0, 0), c), one, c, "a without leading axes");
+    // Both stretch: (2, 1, M, K) · (3, K, N).
+    const Tensor left = randn({2, 1, 4, 5}, float64, device);
+    const Tensor right = randn({3, 5, 2}, float64, device);
+    const Tensor y = matmul(left, right);
+    ASSERT_EQ(y.shape(), (Shape{2, 3, 4, 2}));
+    for (std::int64_t i = 0; i < 2; ++i) {
+      expect_product(select(y, 0, i), select(left, 0, i), right, "both stretch");
+    }
+  }
+}
+
+TEST(Matmul, Vectors) {
+  for (const Device device : test_devices()) {
+    const Tensor v = randn({5}, float64, device), w = randn({5}, float64, device);
+    const Tensor m = randn({5, 3}, float64, device), batch = randn({2, 4, 5}, float64, device);
+    const Tensor dot = matmul(v, w);
+    EXPECT_EQ(dot.shape(), Shape{});
+    expect_product(dot, reshape(v, {1, 1, 5}), reshape(w, {1, 5, 1}), "vector · vector");
+    const Tensor row = matmul(v, m);
+    EXPECT_EQ(row.shape(), Shape{3});
+    expect_product(row, reshape(v, {1, 1, 5}), reshape(m, {1, 5, 3}), "vector · matrix");
+    const Tensor column = matmul(transpose(m, 0, 1), v);
+    EXPECT_EQ(column.shape(), Shape{3});
+    expect_product(column, reshape(transpose(m, 0, 1), {1, 3, 5}), reshape(v, {1, 5, 1}), "matrix · vector");
+    const Tensor columns = matmul(batch, v);
+    EXPECT_EQ(columns.shape(), (Shape{2, 4}));
+    expect_product(columns, batch, reshape(v, {1, 5, 1}), "batch · vector");
+    const Tensor rows = matmul(v, transpose(batch, 1, 2));
+    EXPECT_EQ(rows.shape(), (Shape{2, 4}));
+    expect_product(rows, reshape(v, {1, 1, 5}), transpose(batch, 1, 2), "vector · batch");
+  }
+}
+
+TEST(Matmul, Empty) {
+  for (const Device device : test_devices()) {
+    const Tensor zero = matmul(empty({2, 0}, float32, device), empty({0, 3}, float32, device));
+    expect_close(zero, std::vector<double>(6, 0.0), 0, 0);
+    EXPECT_EQ(matmul(empty({0, 4}, float32, device), empty({4, 3}, float32, device)).shape(), (Shape{0, 3}));
+    EXPECT_EQ(matmul(empty({5, 4}, float32, device), empty({4, 0}, float32, device)).shape(), (Shape{5, 0}));
+    EXPECT_EQ(matmul(empty({0, 5, 4}, float32, device), empty({4, 3}, float32, device)).shape(), (Shape{0, 5, 3}));
+    EXPECT_EQ(matmul(empty({0}, float32, device), empty({0}, float32, device)).item(), 0);
+
+    const Tensor a = empty({2, 0}, float32, device).requires_grad_();
+    const Tensor b = empty({0, 3}, float32, device).requires_grad_();
+    matmul(a, b).backward(ones({2, 3}, float32, device));
+    EXPECT_EQ(a.grad().shape(), a.shape());
+    EXPECT_EQ(b.grad().shape(), b.shape());
+
+    const Tensor none = empty({0, 4}, float32, device).requires_grad_();
+    const Tensor w = ones({4, 3}, float32, device).requires_grad_();
+    matmul(none, w).backward(empty({0, 3}, float32, device));
+    expect_close(w.grad(), std::vector<double>(12, 0.0), 0, 0);
+  }
+}
+
+TEST(Matmul, Gradients) {
+  const std::vector<std::pair<Shape, Shape>> cases{{{4}, {4}},
+                                                   {{4}, {4, 3}},
+                                                   {{3, 4}, {4}},
+                                                   {{3, 4}, {4, 2}},
+                                                   {{1, 1}, {1, 1}},
+                                                   {{2, 3, 4}, {4}},
+                                                   {{2, 3, 4}, {4, 5}},
+                                                   {{3, 4}, {2, 4, 5}},
+                                                   {{4}, {2, 4, 3}},
+                                                   {{2, 3, 4}, {2, 4, 5}},
+                                                   {{2, 3, 4}, {1, 4, 5}},
+                                                   {{1, 3, 4}, {2, 4, 5}},
+                                                   {{2, 1, 3, 4}, {3, 4, 2}},
+                                                   {{2, 2, 3, 4}, {4, 2}},
+                                                   {{2, 2, 3, 4}, {2, 2, 4, 3}}};
+  for (const Device device : test_devices()) {
+    for (const auto& sizes : cases) {
+      SCOPED_TRACE(describe(float64, device, sizes.first, sizes.second));
+      EXPECT_TRUE(
+          autograd::gradcheck(matmul, {randn(sizes.first, float64, device), randn(sizes.second, float64, device)}));
+    }
+  }
+}
+
+TEST(Matmul, GradientsOfOneOperand) {
+  const Tensor a = randn({3, 4}), b = randn({4, 5});
+  a.requires_grad_();
+  matmul(a, b).backward(ones({3, 5}));
+  EXPECT_TRUE(a.grad().defined());
+  EXPECT_FALSE(b.grad().defined());
+}
+
+TEST(Matmul, TransposedViewsAreNotCopied) {
+  const Tensor x = randn({3, 5, 7});
+  EXPECT_TRUE(kernels::readable(x).is_same(x));
+  const Tensor turned = transpose(x, 1, 2);
+  EXPECT_TRUE(kernels::readable(turned).is_same(turned));
+  EXPECT_TRUE(kernels::matrix_layout(turned).transposed);
+  EXPECT_EQ(kernels::matrix_layout(turned).leading, 7);
+  const Tensor gaps = slice(x, 2, 1, 4);
+  EXPECT_TRUE(kernels::readable(gaps).is_same(gaps));
+  EXPECT_EQ(kernels::matrix_layout(gaps).leading, 7);
+  const Tensor heads = transpose(randn({2, 6, 3, 4}), 1, 2);
+  EXPECT_TRUE(kernels::readable(heads).is_same(heads));
+  EXPECT_EQ(kernels::matrix_layout(heads).leading, 12);
+  // Neither rows nor columns of consecutive elements.
+  const Tensor scattered = slice(x, 2, 0, 7, 2);
+  EXPECT_FALSE(kernels::matrix_layout(scattered).readable);
+  expect_product(matmul(scattered, ones({4, 2})), contiguous(scattered), ones({1, 4, 2}), "scattered");
+  // One row stretched over many.
+  const Tensor stretched = expand(randn({1, 4}), {3, 4});
+  expect_product(matmul(stretched, ones({4, 2})), reshape(stretched, {1, 3, 4}), ones({1, 4, 2}), "stretched");
+}
+
+TEST(Matmul, ThreadsDoNotChangeBits) {
+  const int before = num_threads();
+  const std::vector<std::pair<Shape, Shape>> cases{
+      {{70, 300}, {300, 130}}, {{5, 2100}, {2100, 1100}}, {{3, 40, 33}, {3, 33, 65}}, {{48, 20, 8}, {48, 8, 20}}};
+  for (const DType dtype : kDTypes) {
+    for (const auto& sizes : cases) {
+      const Tensor a = randn(sizes.first, dtype), b = randn(sizes.second, dtype);
+      set_num_threads(1);
+      const Tensor one = matmul(a, b);
+      for (const int threads : {2, 3, 7}) {
+        set_num_threads(threads);
+        EXPECT_TRUE(same_bits(matmul(a, b), one)) << name_of(dtype) << " " << a.shape()[0] << ", " << threads;
+      }
+    }
+  }
+  set_num_threads(before);
+}
+
+TEST(Matmul, RowsDoNotDependOnEachOther) {
+  for (const DType dtype : kDTypes) {
+    const Tensor a = randn({45, 600}, dtype), b = randn({600, 70}, dtype);
+    const Tensor all = matmul(a, b);
+    for (const std::int64_t row : {0, 7, 8, 44}) {
+      EXPECT_TRUE(same_bits(matmul(slice(a, 0, row, row + 1), b), slice(all, 0, row, row + 1))) << row;
+    }
+    for (const std::int64_t column : {0, 31, 32, 69}) {
+      EXPECT_TRUE(same_bits(matmul(a, slice(b, 1, column, column + 1)), slice(all, 1, column, column + 1))) << column;
+    }
+    EXPECT_TRUE(same_bits(matmul(stored_transposed(a), stored_transposed(b)), all));
+  }
+}
+
+TEST(Matmul, RunsAreIdentical) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : kDTypes) {
+      const Tensor a = randn({4, 65, 300}, dtype, device), b = randn({4, 300, 33}, dtype, device);
+      EXPECT_TRUE(same_bits(matmul(a, b), matmul(a, b)));
+      const Tensor x = randn({33, 5000}, dtype, device), w = randn({5000, 17}, dtype, device);
+      EXPECT_TRUE(same_bits(matmul(x, w), matmul(x, w)));
+    }
+  }
+}
+
+TEST(Matmul, NaNAndInfinityStayInTheirRow) {
+  for (const Device device : test_devices()) {
+    const Tensor a = ones({3, 4}, float32, device);
+    fill_data(slice(select(a, 0, 0), 0, 1, 2), NAN);
+    fill_data(slice(select(a, 0, 2), 0, 1, 2), INFINITY);
+    expect_close(matmul(a, ones({4, 2}, float32, device)), {NAN, NAN, 4, 4, INFINITY, INFINITY}, 0, 0);
+  }
+}
+
+TEST(Matmul, Errors) {
+  const Tensor a = ones({2, 3});
+  expect_error([&] { matmul(a, ones({4, 5})); }, "matmul: expected inner sizes that are equal, got [2, 3] and [4, 5]");
+  expect_error([&] { matmul(a, ones({2})); }, "matmul: expected inner sizes that are equal");
+  expect_error([&] { matmul(ones({}), a); }, "matmul: expected tensors with at least one axis, got [] and [2, 3]");
+  expect_error([&] { matmul(ones({2, 4, 3}), ones({3, 3, 4})); }, "matmul:");
+  expect_error(
+      [&] {
+        matmul(a, ones({3, 2}, float64));
+      },
+      "matmul: expected one floating dtype, got float32 and float64");
+  expect_error([&] { matmul(ones({2, 3}, int64), ones({3, 2}, int64)); }, "matmul: expected one floating dtype");
+  if (cuda_available()) {
+    expect_error([&] { matmul(a, ones({3, 2}, float32, Device::cuda())); }, "matmul: expected one device, got cpu and");
+  }
+}
+
+}  // namespace
