@@ -1,0 +1,68 @@
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+
+#include "tests/support.h"
+#include <mica/core/copy.h>
+#include <mica/core/memory.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+TEST(Memory, LargeBlocksAreReused) {
+  if (!memory::pooling()) {
+    GTEST_SKIP() << "pooling is off";
+  }
+  const void* first = empty({1 << 20}).raw_data();
+  const Tensor again = empty({(1 << 20) - 1000});  // of the same size class
+  EXPECT_EQ(again.raw_data(), first);
+  const Tensor beside = empty({1 << 20});
+  EXPECT_NE(beside.raw_data(), first);
+}
+
+TEST(Memory, EveryByteCanBeUsed) {
+  // Sizes around the bounds of the size classes: a block that is too small shows under a memory checker.
+  for (const std::int64_t base : {1, 64, 4096, 65536, 1 << 17, 147456, 1 << 20}) {
+    for (const std::int64_t size : {base - 1, base, base + 1}) {
+      for (const Device device : test_devices()) {
+        const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(full({size}, 1, uint8, device));
+        EXPECT_EQ(std::count(values.begin(), values.end(), 1), size);
+      }
+    }
+  }
+}
+
+TEST(Memory, BlocksCrossThreads) {
+  for (int round = 0; round < 50; ++round) {
+    Tensor made;
+    std::thread([&] { made = ones({1 << 15}); }).join();
+    const Tensor other = full({1 << 15}, 2);
+    EXPECT_EQ(made.data<float>()[77], 1);
+    std::thread([mine = std::move(made)]() mutable { mine = {}; }).join();
+    EXPECT_EQ(other.data<float>()[77], 2);
+  }
+}
+
+TEST(Memory, Aligned) {
+  for (const std::int64_t size : {1, 3, 100, 100'000}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(empty({size}).raw_data()) % 64, 0u);
+  }
+}
+
+TEST(Memory, EachTensorOnItsOwnGpu) {
+  if (cuda_device_count() < 2) {
+    GTEST_SKIP() << "fewer than two GPUs";
+  }
+  const Tensor first = full({1000}, 1, float32, Device::cuda(0));
+  const Tensor second = full({1000}, 2, float32, Device::cuda(1));
+  EXPECT_EQ(second.device(), Device::cuda(1));
+  expect_close(second, std::vector<double>(1000, 2), 0, 0);
+  const Tensor moved = first.to(Device::cuda(1));
+  add_into(second, moved);
+  expect_close(second, std::vector<double>(1000, 3), 0, 0);
+  expect_close(second.to(Device::cuda(0)), std::vector<double>(1000, 3), 0, 0);
+}
+
+}  // namespace
