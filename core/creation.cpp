@@ -51,6 +51,18 @@ Tensor from_data(std::span<const T> values, const Shape& shape, Device device) {
   return x;
 }
 
+Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device) {
+  check(data != nullptr || numel_of(shape) == 0, "from_blob: expected memory for shape {}, got a null pointer", shape);
+  auto impl = std::make_shared<detail::TensorImpl>();
+  impl->numel = numel_of(shape);
+  impl->storage = std::make_shared<Storage>(static_cast<std::byte*>(data),
+                                            static_cast<std::size_t>(impl->numel) * size_of(dtype), device);
+  impl->shape = shape;
+  impl->strides = contiguous_strides(shape);
+  impl->dtype = dtype;
+  return Tensor(std::move(impl));
+}
+
 template <class T>
 std::vector<T> to_vector(const Tensor& x) {
   const Tensor host = empty(x.shape(), dtype_of<T>);

@@ -51,6 +51,9 @@ Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu())
   return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
 }
 
+/// A tensor on memory that the caller owns and keeps alive: row-major, at least as large as the shape, on `device`.
+Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
+
 /// The elements in row-major order, converted to T, on the host.
 template <class T>
 std::vector<T> to_vector(const Tensor& x);

@@ -12,8 +12,11 @@ Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(devi
   });
 }
 
+Storage::Storage(std::byte* data, std::size_t bytes, Device device)
+    : data_(data), bytes_(bytes), device_(device), owned_(false) {}
+
 Storage::~Storage() {
-  if (data_ != nullptr) {
+  if (data_ != nullptr && owned_) {
     on_device(device_, [&](auto d) { memory::deallocate(d, data_, bytes_, stream_); });
   }
 }

@@ -13,6 +13,8 @@ class Storage {
  public:
   /// Allocates uninitialized memory; throws OutOfMemory, which leaves everything as it was.
   Storage(std::size_t bytes, Device device);
+  /// Memory that somebody else owns and keeps alive.
+  Storage(std::byte* data, std::size_t bytes, Device device);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -35,6 +37,7 @@ class Storage {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   Device device_;
+  bool owned_ = true;
   void* stream_ = nullptr;  // CUDA: the stream whose order the memory follows
   std::atomic<std::uint32_t> version_{0};
 };

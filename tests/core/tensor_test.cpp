@@ -39,7 +39,17 @@ TEST(Tensor, CreationOnEveryDeviceAndDtype) {
   }
 }
 
-TEST(Tensor, MillionsOfIntegersAreExact) {
+TEST(Tensor, FromBlobSharesMemory) {
+  std::vector<float> values{1, 2, 3, 4};
+  {
+    const Tensor x = from_blob(values.data(), {2, 2}, float32);
+    fill_data(as_strided(x, {2}, {1}, 2), 7);
+  }
+  EXPECT_EQ(values, (std::vector<float>{1, 2, 7, 7}));
+  expect_error([] { from_blob(nullptr, {1}, float32); }, "got a null pointer");
+}
+
+TEST(Tensor, LargeIntegersAreExact) {
   const std::int64_t large = (std::int64_t{1} << 60) + 1;
   EXPECT_EQ(to_vector<std::int64_t>(from_data<std::int64_t>({large}))[0], large);
 }
