@@ -1,0 +1,93 @@
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/core/storage.h>
+
+namespace mica::cuda {
+
+namespace {
+
+// What cuBLAS recommends: its kernels for Hopper and later split sums further.
+constexpr std::size_t kWorkspaceHopper = std::size_t{32} << 20;
+constexpr std::size_t kWorkspace = std::size_t{4} << 20;
+
+// For the current device. The stream may be gone before the handle is, so nothing is freed in its order.
+class Handle {
+ public:
+  Handle(int device, cudaStream_t stream) : device_(device) {
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    const std::size_t bytes = major >= 9 ? kWorkspaceHopper : kWorkspace;
+    {
+      const StreamGuard guard(nullptr);
+      workspace_ = std::make_unique<Storage>(bytes, Device::cuda(device));
+    }
+    check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    check(cublasCreate(&handle_), "cublasCreate");
+    try {
+      // The order matters: a new stream resets the workspace.
+      check(cublasSetStream(handle_, stream), "cublasSetStream");
+      check(cublasSetWorkspace(handle_, workspace_->data(), bytes), "cublasSetWorkspace");
+      const auto math =
+          static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+      check(cublasSetMathMode(handle_, math), "cublasSetMathMode");
+    } catch (...) {
+      (void)cublasDestroy(handle_);
+      throw;
+    }
+  }
+
+  ~Handle() {
+    // Waits for the kernels that use the workspace. At program exit the driver may be gone already: no complaints then.
+    int previous = 0;
+    const bool alive = cudaGetDevice(&previous) == cudaSuccess && cudaSetDevice(device_) == cudaSuccess;
+    if (!alive || cudaDeviceSynchronize() != cudaSuccess) {
+      (void)workspace_.release();
+      return;
+    }
+    (void)cublasDestroy(handle_);
+    workspace_.reset();
+    (void)cudaSetDevice(previous);
+  }
+
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  cublasHandle_t get() const { return handle_; }
+
+ private:
+  int device_;
+  std::unique_ptr<Storage> workspace_;
+  cublasHandle_t handle_ = nullptr;
+};
+
+}  // namespace
+
+void check(cublasStatus_t status, const char* what, std::source_location where) {
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+    (void)cudaGetLastError();
+    throw CudaError(fmt::format("cuda: {} failed: {} ({}) at {}:{}", what, cublasGetStatusName(status),
+                                cublasGetStatusString(status), where.file_name(), where.line()));
+  }
+}
+
+cublasHandle_t cublas_handle() {
+  // Two streams of a thread run at the same time, so each needs its own workspace and with it its own handle.
+  static thread_local std::map<std::pair<int, cudaStream_t>, Handle> handles;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::pair key(device, current_stream());
+  auto found = handles.find(key);
+  if (found == handles.end()) {
+    found = handles.try_emplace(key, device, key.second).first;
+  }
+  return found->second.get();
+}
+
+}  // namespace mica::cuda

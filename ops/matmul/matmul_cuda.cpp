@@ -1,0 +1,97 @@
+#include <cublas_v2.h>
+
+#include <algorithm>
+
+#include <mica/core/copy.h>
+#include <mica/core/cuda/cublas.h>
+#include <mica/ops/matmul/matmul_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+template <class T>
+constexpr cudaDataType_t kCudaType = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t kCudaType<double> = CUDA_R_64F;
+template <>
+constexpr cudaDataType_t kCudaType<Half> = CUDA_R_16F;
+template <>
+constexpr cudaDataType_t kCudaType<BFloat16> = CUDA_R_16BF;
+
+// A launch costs about as much time as so many multiplications.
+constexpr double kLaunch = 1e9;
+constexpr std::int64_t kFewRuns = 4;
+// The most products of one call: what fits the grid's third axis.
+constexpr std::int64_t kMostItems = 65535;
+
+// cuBLAS reads column by column, so what it sees of a row-major matrix is its transpose: it computes yᵀ = bᵀ · aᵀ.
+template <class T>
+void multiply(const MatmulArgs& args) {
+  using S = Accumulate<T>;
+  constexpr cudaDataType_t type = kCudaType<T>;
+  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+
+  const std::int64_t m = args.out.size(-2);
+  const std::int64_t n = args.out.size(-1);
+  const std::int64_t depth = args.a.size(-1);
+  const MatrixLayout a_layout = matrix_layout(args.a);
+  const MatrixLayout b_layout = matrix_layout(args.b);
+  const cublasOperation_t a_op = a_layout.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t b_op = b_layout.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const T* const a = args.a.data<T>();
+  const T* const b = args.b.data<T>();
+  T* const out = args.out.data<T>();
+
+  const S one = 1;
+  const S beta = args.bias.defined() ? 1 : 0;
+  if (args.bias.defined()) {
+    copy_into(args.out, broadcast_view(args.bias, args.out.shape()));
+  }
+
+  const cublasHandle_t handle = cuda::cublas_handle();
+  const MatmulBatch batch(args.a, args.b, args.out.shape());
+  const std::int64_t a_step = batch.run_stride(0);
+  const std::int64_t b_step = batch.run_stride(1);
+  for (std::int64_t run = 0; run < batch.size(); run += batch.run()) {
+    const T* const run_a = a + batch.offset(0, run);
+    const T* const run_b = b + batch.offset(1, run);
+    for (std::int64_t item = 0; item < batch.run(); item += kMostItems) {
+      const std::int64_t count = std::min(kMostItems, batch.run() - item);
+      const T* const from_a = run_a + item * a_step;
+      const T* const from_b = run_b + item * b_step;
+      T* const to = out + (run + item) * m * n;
+      if (count == 1) {
+        cuda::check(cublasGemmEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading, from_a, type,
+                                    a_layout.leading, &beta, to, type, n, compute, CUBLAS_GEMM_DEFAULT),
+                    "cublasGemmEx");
+      } else {
+        cuda::check(cublasGemmStridedBatchedEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading,
+                                                  b_step, from_a, type, a_layout.leading, a_step, &beta, to, type, n,
+                                                  m * n, count, compute, CUBLAS_GEMM_DEFAULT),
+                    "cublasGemmStridedBatchedEx");
+      }
+    }
+  }
+}
+
+// Leading axes that do not merge take a call for each run. Where there are many short ones, row-major copies, which do
+// merge unless an axis is broadcast, cost less than the calls.
+MatmulArgs with_few_runs(const MatmulArgs& args) {
+  const MatmulBatch batch(args.a, args.b, args.out.shape());
+  const double work = static_cast<double>(args.out.numel()) * static_cast<double>(args.a.size(-1));
+  const std::int64_t runs = batch.size() / batch.run();
+  if (runs <= kFewRuns || work / static_cast<double>(runs) >= kLaunch) {
+    return args;
+  }
+  return {.a = contiguous_data(args.a), .b = contiguous_data(args.b), .bias = args.bias, .out = args.out};
+}
+
+}  // namespace
+
+void matmul(Cuda, const MatmulArgs& args) {
+  const MatmulArgs ready = with_few_runs(args);
+  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+}
+
+}  // namespace mica::kernels
