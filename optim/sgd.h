@@ -1,0 +1,43 @@
+#pragma once
+
+#include <vector>
+
+#include <mica/optim/optimizer.h>
+
+namespace mica::optim {
+
+struct SGDOptions {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;  // needs momentum, and no dampening
+};
+
+/// Stochastic gradient descent with momentum, as PyTorch defines it. With gradient g:
+///
+///     g ← g + weight_decay · θ
+///     b ← momentum · b + (1 − dampening) g     at the first step b ← g
+///     θ ← θ − lr · (b, with nesterov g + momentum · b, without momentum g)
+class SGD : public Optimizer {
+ public:
+  struct Group {
+    Tensors parameters;
+    SGDOptions options;
+  };
+
+  explicit SGD(const Tensors& parameters, SGDOptions options = {});
+  explicit SGD(const std::vector<Group>& groups);
+
+  using Optimizer::set_lr;
+  void set_lr(std::size_t group, double lr) override;
+  double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
+
+ private:
+  void update(const Tensor& parameter, const Tensor& grad, const Tensors& states, std::int64_t step,
+              std::size_t group) override;
+
+  std::vector<SGDOptions> options_;
+};
+
+}  // namespace mica::optim

@@ -1,0 +1,271 @@
+#include <tests/support.h>
+
+#include <functional>
+
+#include <mica/core/parallel.h>
+#include <mica/core/rng.h>
+#include <mica/optim/adamw.h>
+#include <mica/optim/sgd.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Values = std::vector<double>;
+
+/// Steps `optimizer` with random gradients and `reference(theta, g, t)` beside it, for an odd number of parameters
+/// that also spans several threads.
+template <class Make>
+void compare_with_reference(Device device, DType dtype, const Make& make,
+                            const std::function<void(Values&, const Values&, int)>& reference, double tolerance) {
+  manual_seed(11);
+  const Tensor parameter = randn({37, 613}, dtype, device).requires_grad_();
+  Values theta = to_vector<double>(parameter);
+  auto optimizer = make(parameter);
+  for (int t = 1; t <= 4; ++t) {
+    const std::uint32_t version = parameter.version();
+    const Tensor grad = randn({37, 613}, dtype, device);
+    parameter.set_grad(grad);
+    optimizer.step();
+    reference(theta, to_vector<double>(grad), t);
+    EXPECT_GT(parameter.version(), version);
+  }
+  expect_close(parameter, theta, tolerance, tolerance);
+}
+
+std::function<void(Values&, const Values&, int)> adamw_reference(optim::AdamWOptions o) {
+  return [o, m = Values(37 * 613), v = Values(37 * 613)](Values& theta, const Values& g, int t) mutable {
+    for (std::size_t i = 0; i < theta.size(); ++i) {
+      m[i] = o.betas[0] * m[i] + (1 - o.betas[0]) * g[i];
+      v[i] = o.betas[1] * v[i] + (1 - o.betas[1]) * g[i] * g[i];
+      const double m_hat = m[i] / (1 - std::pow(o.betas[0], t));
+      const double v_hat = v[i] / (1 - std::pow(o.betas[1], t));
+      theta[i] = theta[i] - o.lr * o.weight_decay * theta[i] - o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
+    }
+  };
+}
+
+std::function<void(Values&, const Values&, int)> sgd_reference(optim::SGDOptions o) {
+  return [o, b = Values(37 * 613)](Values& theta, const Values& grad, int t) mutable {
+    for (std::size_t i = 0; i < theta.size(); ++i) {
+      double g = grad[i] + o.weight_decay * theta[i];
+      if (o.momentum != 0) {
+        b[i] = t == 1 ? g : o.momentum * b[i] + (1 - o.dampening) * g;
+        g = o.nesterov ? g + o.momentum * b[i] : b[i];
+      }
+      theta[i] -= o.lr * g;
+    }
+  };
+}
+
+TEST(AdamW, MatchesReference) {
+  const optim::AdamWOptions options{.lr = 0.05, .betas = {0.8, 0.95}, .eps = 1e-3, .weight_decay = 0.2};
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, tolerance] : {std::pair(float64, 1e-13), std::pair(float32, 2e-6)}) {
+      compare_with_reference(
+          device, dtype, [&](const Tensor& x) { return optim::AdamW({x}, options); }, adamw_reference(options),
+          tolerance);
+    }
+  }
+}
+
+TEST(SGD, MatchesReference) {
+  const optim::SGDOptions cases[] = {{.lr = 0.1},
+                                     {.lr = 0.1, .weight_decay = 0.3},
+                                     {.lr = 0.1, .momentum = 0.9},
+                                     {.lr = 0.1, .momentum = 0.9, .dampening = 0.4, .weight_decay = 0.1},
+                                     {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}};
+  for (const Device device : test_devices()) {
+    for (const optim::SGDOptions& options : cases) {
+      for (const auto& [dtype, tolerance] : {std::pair(float64, 1e-13), std::pair(float32, 2e-6)}) {
+        compare_with_reference(
+            device, dtype, [&](const Tensor& x) { return optim::SGD({x}, options); }, sgd_reference(options),
+            tolerance);
+      }
+    }
+  }
+}
+
+TEST(AdamW, SixteenBitParametersAreRoundedOnce) {
+  const optim::AdamWOptions options{.lr = 0.01, .weight_decay = 0.1};
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      manual_seed(2);
+      const Tensor parameter = randn({1001}, dtype, device).requires_grad_();
+      const Tensor exact = parameter.detach().to(float64).requires_grad_();
+      const Tensor grad = randn({1001}, dtype, device);
+      parameter.set_grad(grad);
+      exact.set_grad(grad.to(float64));
+      optim::AdamW({parameter}, options).step();
+      optim::AdamW({exact}, options).step();
+      expect_close(parameter, to_vector<double>(exact), dtype == float16 ? 0x1p-11 : 0x1p-8, 1e-6);
+    }
+  }
+}
+
+TEST(AdamW, StridedAndUnalignedTensors) {
+  for (const Device device : test_devices()) {
+    manual_seed(4);
+    const Tensor base = randn({6, 9}, float32, device);
+    const Tensor strided = as_strided(base, {4, 3}, {2, 9}, 1).requires_grad_();
+    const Tensor unaligned = as_strided(randn({14}, float32, device), {4, 3}, {3, 1}, 1).requires_grad_();
+    const Tensor grad = as_strided(randn({12}, float32, device), {4, 3}, {1, 4}, 0);
+    const std::vector<double> before = to_vector<double>(base);
+    for (const Tensor& x : {strided, unaligned}) {
+      const Tensor plain = from_data(to_vector<float>(x), x.shape(), device).requires_grad_();
+      optim::AdamW optimizer({x, plain}, {.lr = 0.1});
+      for (int step = 0; step < 2; ++step) {
+        x.set_grad(grad);
+        plain.set_grad(from_data(to_vector<float>(grad), x.shape(), device));
+        optimizer.step();
+      }
+      expect_close(x, plain, 0, 0);
+    }
+    const std::vector<double> after = to_vector<double>(base);
+    int changed = 0;
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      changed += before[i] != after[i];
+    }
+    EXPECT_EQ(changed, 12);
+  }
+}
+
+TEST(AdamW, SameBitsOnAnyNumberOfThreads) {
+  const int threads = num_threads();
+  std::vector<std::vector<float>> results;
+  for (const int n : {1, 2, 5}) {
+    set_num_threads(n);
+    manual_seed(6);
+    const Tensor x = randn({100'003}).requires_grad_();
+    optim::AdamW optimizer({x});
+    for (int step = 0; step < 3; ++step) {
+      x.set_grad(randn({100'003}));
+      optimizer.step();
+    }
+    results.push_back(to_vector<float>(x));
+  }
+  set_num_threads(threads);
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST(Optimizer, SkipsParametersWithoutGradientAndEmptyOnes) {
+  for (const Device device : test_devices()) {
+    const Tensor a = ones({3}, float32, device).requires_grad_();
+    const Tensor b = ones({3}, float32, device).requires_grad_();
+    const Tensor none = ones({0, 2}, float32, device).requires_grad_();
+    optim::AdamW optimizer({a, b, none}, {.lr = 0.1, .weight_decay = 0});
+    a.set_grad(ones({3}, float32, device));
+    none.set_grad(ones({0, 2}, float32, device));
+    optimizer.step();
+    expect_close(b, {1, 1, 1}, 0, 0);
+    expect_close(a, {0.9, 0.9, 0.9}, 1e-6, 0);
+    // b's first step comes later and is corrected as a first step.
+    b.set_grad(ones({3}, float32, device));
+    optimizer.step();
+    expect_close(b, {0.9, 0.9, 0.9}, 1e-6, 0);
+    optimizer.zero_grad();
+    EXPECT_FALSE(a.grad().defined());
+  }
+}
+
+TEST(Optimizer, GroupsAndLearningRates) {
+  const Tensor matrix = ones({2, 2}).requires_grad_();
+  const Tensor vector = ones({2}).requires_grad_();
+  optim::AdamW optimizer(optim::AdamW::decay_matrices({vector, matrix}, {.lr = 0.5, .weight_decay = 0.5}));
+  ASSERT_EQ(optimizer.group_count(), 2u);
+  matrix.set_grad(zeros({2, 2}));
+  vector.set_grad(zeros({2}));
+  optimizer.step();
+  expect_close(matrix, {0.75, 0.75, 0.75, 0.75}, 0, 0);
+  expect_close(vector, {1, 1}, 0, 0);
+
+  optimizer.set_lr(0.25);
+  EXPECT_EQ(optimizer.lr(0), 0.25);
+  EXPECT_EQ(optimizer.lr(1), 0.25);
+  optimizer.set_lr(1, 0.125);
+  EXPECT_EQ(optimizer.lr(0), 0.25);
+  EXPECT_EQ(optimizer.lr(1), 0.125);
+  expect_error([&] { optimizer.set_lr(-1); }, "expected lr >= 0, got -1");
+}
+
+TEST(Optimizer, FollowsParametersThatMove) {
+  for (const Device device : test_devices()) {
+    manual_seed(8);
+    const Tensor moved = randn({9}).requires_grad_();
+    const Tensor stays = from_data(to_vector<float>(moved), {9}).requires_grad_();
+    optim::AdamW optimizer({moved, stays}, {.lr = 0.1});
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) {
+        moved.set_data(moved.detach().to(device, float64));
+      }
+      const Tensor grad = randn({9});
+      moved.set_grad(grad.to(moved.device(), moved.dtype()));
+      stays.set_grad(grad);
+      optimizer.step();
+    }
+    EXPECT_EQ(moved.device(), device);
+    expect_close(moved, to_vector<double>(stays), 1e-5, 1e-6);
+  }
+}
+
+TEST(Optimizer, StateDictRoundTrip) {
+  for (const Device device : test_devices()) {
+    manual_seed(9);
+    const Tensor a = randn({5}).requires_grad_();
+    const Tensor unused = randn({5}).requires_grad_();
+    const Tensor b = from_data(to_vector<float>(a), {5}, device).requires_grad_();
+    const Tensor b_unused = randn({5}, float32, device).requires_grad_();
+    optim::AdamW first({a, unused}, {.lr = 0.1});
+    const auto step = [](optim::AdamW& optimizer, const Tensor& x, const Tensor& grad) {
+      x.set_grad(grad.to(x.device()));
+      optimizer.step();
+    };
+    step(first, a, randn({5}));
+    step(first, a, randn({5}));
+    b.set_data(a.detach().to(device));
+
+    const StateDict state = first.state_dict();
+    ASSERT_EQ(state.size(), 3u);
+    EXPECT_EQ(state.at("state.0.step").item(), 2);
+    optim::AdamW second({b, b_unused}, {.lr = 0.1});
+    second.load_state_dict(state);
+    const Tensor grad = randn({5});
+    step(first, a, grad);  // does not touch what `second` has taken
+    if (device.is_cpu()) {
+      b.set_data(b.detach().to(float64).to(float32));  // memory of its own
+    }
+    step(second, b, grad);
+    EXPECT_EQ(second.state_dict().at("state.0.step").item(), 3);
+    expect_close(second.state_dict().at("state.0.exp_avg_sq"),
+                 to_vector<double>(first.state_dict().at("state.0.exp_avg_sq")), 1e-6, 0);
+
+    StateDict bad = state;
+    bad["state.0.exp_avg"] = ones({4});
+    expect_error([&] { second.load_state_dict(bad); }, "expected \"state.0.exp_avg\" of shape [5], got [4]");
+    bad = state;
+    bad.erase("state.0.exp_avg");
+    expect_error([&] { second.load_state_dict(bad); }, "one is missing");
+    bad = state;
+    bad["state.2.step"] = ones({});
+    expect_error([&] { second.load_state_dict(bad); }, "\"state.2.step\" is unexpected: there are 2 parameters");
+    EXPECT_EQ(second.state_dict().at("state.0.step").item(), 3);
+  }
+}
+
+TEST(Optimizer, RefusesBadArguments) {
+  const Tensor x = ones({2}).requires_grad_();
+  expect_error([&] { optim::AdamW({x}, {.lr = -1}); }, "AdamW: expected lr >= 0, got -1");
+  expect_error([&] { optim::AdamW({x}, {.lr = NAN}); }, "AdamW: expected lr >= 0, got nan");
+  expect_error([&] { optim::AdamW({x}, {.betas = {0.9, 1}}); }, "AdamW: expected betas in [0, 1), got 0.9 and 1");
+  expect_error([&] { optim::AdamW({x}, {.eps = -1}); }, "expected eps >= 0");
+  expect_error([&] { optim::AdamW({x}, {.weight_decay = -1}); }, "expected weight_decay >= 0");
+  expect_error([&] { optim::AdamW({x, x}); }, "was given twice");
+  expect_error([&] { optim::AdamW(Tensors{}); }, "at least one parameter");
+  expect_error([&] { optim::SGD({ones({2})}); }, "leaves that require a gradient");
+  expect_error([&] { optim::SGD({x}, {.nesterov = true}); }, "nesterov needs momentum");
+  expect_error([&] { optim::SGD({x}, {.momentum = -1}); }, "expected momentum >= 0");
+}
+
+}  // namespace
