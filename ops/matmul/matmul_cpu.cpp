@@ -1,10 +1,10 @@
-#define EIGEN_DONT_PARALLELIZE
-#if defined(__GNUC__) && !defined(__clang__)
-// gcc 12 takes its own AVX-512 intrinsics for reads of uninitialized registers, and a packet as a template argument for
+// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables, and a packet as a template argument for
 // a slip.
+#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
+#define EIGEN_DONT_PARALLELIZE
 #include <mica/ops/matmul/gemm_cpu.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// weights = softmax(scale · scores) along the last axis; with `causal`, row i of each matrix ends after column i and
+/// the rest of its weights are zeros. All contiguous, of one floating dtype and not empty.
+struct AttentionWeightsForward {
+  const Tensor& scores;   // (…, T, S)
+  const Tensor& weights;  // (…, T, S)
+  double scale;
+  bool causal;
+};
+
+/// dscores = scale · weights · (dweights − Σ weights · dweights), the sum along the row.
+struct AttentionWeightsBackward {
+  const Tensor& weights;   // (…, T, S)
+  const Tensor& dweights;  // (…, T, S)
+  const Tensor& dscores;   // (…, T, S)
+  double scale;
+  bool causal;
+};
+
+void attention_weights_forward(Cpu, const AttentionWeightsForward& args);
+void attention_weights_forward(Cuda, const AttentionWeightsForward& args);
+void attention_weights_backward(Cpu, const AttentionWeightsBackward& args);
+void attention_weights_backward(Cuda, const AttentionWeightsBackward& args);
+
+}  // namespace mica::kernels
