@@ -24,6 +24,12 @@ if(MICA_WERROR)
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
+  # Compilers that do not know the CPU halve its vectors.
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-mprefer-vector-width=512 MICA_HAS_VECTOR_WIDTH)
+  if(MICA_HAS_VECTOR_WIDTH)
+    target_compile_options(mica PRIVATE $<${mica_cxx}:-mprefer-vector-width=512>)
+  endif()
 endif()
 if(MICA_SANITIZE)
   target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-sanitize-recover=all

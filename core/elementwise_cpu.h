@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -19,78 +20,133 @@ namespace detail {
 // Work for one thread, in elements, below which another thread costs more than it saves.
 inline constexpr std::int64_t kElementwiseGrain = 16384;
 
+// One input along the innermost axis: elements `step` apart, or the number `scalar` where there is no data.
+template <class T>
+struct InputRun {
+  const T* data;
+  Accumulate<T> scalar;
+  std::int64_t step;
+
+  InputRun(const Operand& operand, std::int64_t inner_stride)
+      : data(operand.tensor != nullptr ? operand.tensor->data<T>() : nullptr),
+        scalar(static_cast<Accumulate<T>>(operand.scalar)),
+        step(inner_stride) {}
+
+  InputRun from(std::int64_t offset) const {
+    InputRun run = *this;
+    run.data = data != nullptr ? data + offset : nullptr;
+    return run;
+  }
+  Accumulate<T> at(std::int64_t i) const {
+    return data != nullptr ? static_cast<Accumulate<T>>(data[i * step]) : scalar;
+  }
+  bool constant() const { return step == 0; }
+};
+
 // One run along the innermost axis. Strides of 0 and 1 are known to the compiler, so that it can vectorize.
-template <class F, class Out, class... In, std::size_t... I>
-void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride, std::tuple<const In*...> in,
-                     const std::array<std::int64_t, sizeof...(In)>& steps, std::index_sequence<I...>) {
-  constexpr std::size_t kInputs = sizeof...(In);
-  const auto value = [](auto element) { return static_cast<Accumulate<decltype(element)>>(element); };
-  const bool unit = out_stride == 1;
-  if (unit && ((steps[I] == 1) && ...)) {
-    MICA_INDEPENDENT
-    for (std::int64_t i = 0; i < n; ++i) {
-      out[i] = static_cast<Out>(f(value(std::get<I>(in)[i])...));
-    }
+template <class F, class Out, class... In>
+void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride, const InputRun<In>&... in) {
+  if (out_stride == 1 && ((in.step == 1) && ...)) {
+    [f, n, out](const In*... data) {
+      MICA_INDEPENDENT
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[i] = static_cast<Out>(f(static_cast<Accumulate<In>>(data[i])...));
+      }
+    }(in.data...);
     return;
   }
-  if constexpr (kInputs == 2) {
-    const auto [a, b] = in;
-    if (unit && steps[0] == 1 && steps[1] == 0) {
-      const auto right = value(*b);
-      MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = static_cast<Out>(f(value(a[i]), right));
+  if constexpr (sizeof...(In) == 2) {
+    const bool done = [&](const auto& a, const auto& b) {
+      if (out_stride == 1 && a.step == 1 && b.constant()) {
+        const auto* left = a.data;
+        const auto right = b.at(0);
+        MICA_INDEPENDENT
+        for (std::int64_t i = 0; i < n; ++i) {
+          out[i] = static_cast<Out>(f(static_cast<std::decay_t<decltype(a.at(0))>>(left[i]), right));
+        }
+        return true;
       }
-      return;
-    }
-    if (unit && steps[0] == 0 && steps[1] == 1) {
-      const auto left = value(*a);
-      MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = static_cast<Out>(f(left, value(b[i])));
+      if (out_stride == 1 && a.constant() && b.step == 1) {
+        const auto left = a.at(0);
+        const auto* right = b.data;
+        MICA_INDEPENDENT
+        for (std::int64_t i = 0; i < n; ++i) {
+          out[i] = static_cast<Out>(f(left, static_cast<std::decay_t<decltype(b.at(0))>>(right[i])));
+        }
+        return true;
       }
+      return false;
+    }(in...);
+    if (done) {
       return;
     }
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    out[i * out_stride] = static_cast<Out>(f(value(std::get<I>(in)[i * steps[I]])...));
+    out[i * out_stride] = static_cast<Out>(f(in.at(i)...));
   }
 }
 
 }  // namespace detail
 
-/// out[i] = f(in[i]...) over all elements, the inputs broadcast to out's shape. Out and In are the element types; f
-/// sees 16-bit floats as float.
-template <class Out, class... In, class F, std::same_as<Tensor>... T>
+/// out[i] = f(in[i]...) over all elements. Inputs are Tensors, which broadcast to out's shape, or numbers. Out and In
+/// are the element types; f sees 16-bit floats as float.
+template <class Out, class... In, class F, std::convertible_to<Operand>... T>
 requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const Tensor& out, const T&... in) {
   constexpr int kInputs = sizeof...(In);
-  const StridedLoop<kInputs + 1> loop(out.shape(), {&out, &in...});
+  const std::array<Operand, kInputs + 1> operands{Operand(out), Operand(in)...};
+  std::array<const Tensor*, kInputs + 1> tensors{};
+  for (int t = 0; t <= kInputs; ++t) {
+    tensors[t] = operands[t].tensor;
+  }
+  const StridedLoop<kInputs + 1> loop(out.shape(), tensors);
   Out* const out_data = out.data<Out>();
-  const std::tuple<const In*...> in_data{in.template data<In>()...};
   const std::int64_t inner = loop.inner_size();
 
-  parallel_for(loop.numel, detail::kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
-    [&]<std::size_t... I>(std::index_sequence<I...> all) {
-      while (begin < end) {
-        // Where element `begin` lies in each tensor.
-        std::array<std::int64_t, kInputs + 1> at{};
-        std::int64_t rest = begin;
-        for (int axis = loop.rank - 1; axis >= 0; --axis) {
-          const std::int64_t index = rest % loop.sizes[axis];
-          rest /= loop.sizes[axis];
-          for (int t = 0; t <= kInputs; ++t) {
-            at[t] += index * loop.strides[t][axis];
-          }
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    const std::tuple<detail::InputRun<In>...> inputs{
+        detail::InputRun<In>(operands[I + 1], loop.inner_stride(static_cast<int>(I) + 1))...};
+    const auto body = [&](std::int64_t begin, std::int64_t end) {
+      // Where element `begin` lies: along each axis, and in each tensor.
+      std::array<std::int64_t, kMaxRank> index{};
+      std::array<std::int64_t, kInputs + 1> at{};
+      std::int64_t rest = begin;
+      for (int axis = loop.rank - 1; axis >= 0 && rest > 0; --axis) {
+        index[axis] = rest % loop.sizes[axis];
+        rest /= loop.sizes[axis];
+        for (int t = 0; t <= kInputs; ++t) {
+          at[t] += index[axis] * loop.strides[t][axis];
         }
-        const std::int64_t count = std::min(end - begin, inner - begin % inner);
-        detail::elementwise_run<F, Out, In...>(f, count, out_data + at[0], loop.inner_stride(0),
-                                               {std::get<I>(in_data) + at[I + 1]...}, {loop.inner_stride(I + 1)...},
-                                               all);
-        begin += count;
       }
+      while (begin < end) {
+        const int last = loop.rank - 1;
+        const std::int64_t count = std::min(end - begin, inner - index[last]);
+        detail::elementwise_run<F, Out, In...>(f, count, out_data + at[0], loop.inner_stride(0),
+                                               std::get<I>(inputs).from(at[I + 1])...);
+        begin += count;
+        // On to the start of the next run.
+        for (int t = 0; t <= kInputs; ++t) {
+          at[t] -= index[last] * loop.strides[t][last];
+        }
+        index[last] = 0;
+        for (int axis = last - 1; axis >= 0; --axis) {
+          const bool wraps = ++index[axis] == loop.sizes[axis];
+          for (int t = 0; t <= kInputs; ++t) {
+            at[t] += loop.strides[t][axis] * (wraps ? 1 - loop.sizes[axis] : 1);
+          }
+          if (!wraps) {
+            break;
+          }
+          index[axis] = 0;
+        }
+      }
+    };
+    if (loop.numel <= detail::kElementwiseGrain) {
+      body(0, loop.numel);
+    } else {
+      parallel_for(loop.numel, detail::kElementwiseGrain, std::ref(body));
     }
-    (std::make_index_sequence<kInputs>());
-  });
+  }
+  (std::make_index_sequence<kInputs>());
 }
 
 }  // namespace mica

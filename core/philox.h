@@ -81,9 +81,9 @@ struct PhiloxReals<double> {
   }
 
   MICA_HOST_DEVICE static double normal(const PhiloxBlock& block, int i) {
-    const double radius = sqrt(-2.0 * log(uniform(block, 0)));
+    const double radius = ::sqrt(-2.0 * ::log(uniform(block, 0)));
     const double angle = 6.2831853071795865 * uniform(block, 1);
-    return radius * (i == 0 ? sin(angle) : cos(angle));
+    return radius * (i == 0 ? ::sin(angle) : ::cos(angle));
   }
 };
 

@@ -6,6 +6,15 @@
 
 namespace mica {
 
+/// What an element-wise kernel reads: a tensor, or one number that stands for all elements.
+struct Operand {
+  const Tensor* tensor = nullptr;  // null: the number
+  double scalar = 0;
+
+  Operand(const Tensor& x) : tensor(&x) {}
+  Operand(double value) : scalar(value) {}
+};
+
 /// N tensors walked together, element by element, in row-major order of a common shape: the sizes and the strides
 /// (in elements) that remain after axes of length 1 are dropped and neighbors that lie end to end are merged.
 /// Contiguous tensors come out as one axis.
@@ -16,7 +25,7 @@ struct StridedLoop {
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::array<std::int64_t, kMaxRank>, N> strides{};
 
-  /// Every tensor must broadcast to `shape`.
+  /// Every tensor must broadcast to `shape`. A null stands for one element, stretched everywhere.
   StridedLoop(const Shape& shape, const std::array<const Tensor*, N>& tensors) : numel(numel_of(shape)) {
     for (int axis = 0; axis < shape.size(); ++axis) {
       if (shape[axis] == 1) {
@@ -24,9 +33,11 @@ struct StridedLoop {
       }
       std::array<std::int64_t, N> step{};
       for (int t = 0; t < N; ++t) {
-        const Tensor& x = *tensors[t];
-        const int own = axis - (shape.size() - x.dim());
-        step[t] = own < 0 || x.shape()[own] == 1 ? 0 : x.strides()[own];
+        if (tensors[t] != nullptr) {
+          const Tensor& x = *tensors[t];
+          const int own = axis - (shape.size() - x.dim());
+          step[t] = own < 0 || x.shape()[own] == 1 ? 0 : x.strides()[own];
+        }
       }
       bool merge = rank > 0;
       for (int t = 0; t < N && merge; ++t) {

@@ -1,0 +1,270 @@
+#include <cmath>
+
+#include <mica/autograd/function.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
+
+namespace mica {
+
+namespace {
+
+using autograd::Context;
+
+template <class F>
+Tensor compute(F f, const Tensor& a, const Tensor& b) {
+  const Tensor out = empty(detail::common_shape(a, b, F::name), a.dtype(), a.device());
+  on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
+  return out;
+}
+
+template <class F>
+Tensor compute(F f, const Tensor& a, double b) {
+  detail::check_number(b, a.dtype(), F::name);
+  const Tensor out = empty(a.shape(), a.dtype(), a.device());
+  on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
+  return out;
+}
+
+template <class F>
+Tensor compute(F f, double a, const Tensor& b) {
+  detail::check_number(a, b.dtype(), F::name);
+  const Tensor out = empty(b.shape(), b.dtype(), b.device());
+  on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
+  return out;
+}
+
+Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
+  return gradient.shape() == shape ? gradient : sum_to(gradient, shape);
+}
+
+// The shapes that gradients of a and b go back to.
+struct Shapes {
+  Shape a, b;
+
+  void remember(const Context& ctx, const Tensor& x, const Tensor& y) {
+    if (ctx.needs_any_grad()) {
+      a = x.shape();
+      b = y.shape();
+    }
+  }
+};
+
+struct Add {
+  Shapes shapes{};
+
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    shapes.remember(ctx, a, b);
+    return compute(functions::Add{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    return {ctx.needs_grad(0) ? unbroadcast(dy, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? unbroadcast(dy, shapes.b) : Tensor{}};
+  }
+};
+
+struct AddNumber {
+  double b;
+
+  Tensor forward(Context&, const Tensor& a) const { return compute(functions::Add{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return dy; }
+};
+
+struct Sub {
+  Shapes shapes{};
+
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    shapes.remember(ctx, a, b);
+    return compute(functions::Sub{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    return {ctx.needs_grad(0) ? unbroadcast(dy, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? neg(unbroadcast(dy, shapes.b)) : Tensor{}};
+  }
+};
+
+struct SubNumber {
+  double b;
+
+  Tensor forward(Context&, const Tensor& a) const { return compute(functions::Sub{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return dy; }
+};
+
+struct SubFromNumber {
+  double a;
+
+  Tensor forward(Context&, const Tensor& b) const { return compute(functions::Sub{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return neg(dy); }
+};
+
+struct Mul {
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
+    ctx.save_for_backward(a, b);
+    return compute(functions::Mul{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    const auto [a, b] = ctx.saved<2>();
+    return {ctx.needs_grad(0) ? unbroadcast(dy * b, a.shape()) : Tensor{},
+            ctx.needs_grad(1) ? unbroadcast(dy * a, b.shape()) : Tensor{}};
+  }
+};
+
+struct MulNumber {
+  double b;
+
+  Tensor forward(Context&, const Tensor& a) const { return compute(functions::Mul{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return dy * b; }
+};
+
+struct Div {
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
+    ctx.save_for_backward(a, b);
+    return compute(functions::Div{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    const auto [a, b] = ctx.saved<2>();
+    const Tensor da = dy / b;
+    return {ctx.needs_grad(0) ? unbroadcast(da, a.shape()) : Tensor{},
+            ctx.needs_grad(1) ? neg(unbroadcast(da * (a / b), b.shape())) : Tensor{}};
+  }
+};
+
+struct DivByNumber {
+  double b;
+
+  Tensor forward(Context&, const Tensor& a) const { return compute(functions::Div{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return dy / b; }
+};
+
+struct DivNumber {
+  double a;
+
+  Tensor forward(Context& ctx, const Tensor& b) const {
+    ctx.save_for_backward(b);
+    return compute(functions::Div{}, a, b);
+  }
+  Tensor backward(Context& ctx, const Tensor& dy) const {
+    const auto [b] = ctx.saved<1>();
+    return dy / b * (-a / b);
+  }
+};
+
+// Pow, Maximum, Minimum: their gradients have kernels.
+template <class F>
+struct Fused {
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
+    ctx.save_for_backward(a, b);
+    return compute(F{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    const auto [a, b] = ctx.saved<2>();
+    return {ctx.needs_grad(0) ? unbroadcast(gradient(kernels::Argument::a, dy, a, b), a.shape()) : Tensor{},
+            ctx.needs_grad(1) ? unbroadcast(gradient(kernels::Argument::b, dy, a, b), b.shape()) : Tensor{}};
+  }
+
+  static Tensor gradient(kernels::Argument by, const Tensor& dy, const Operand& a, const Operand& b) {
+    const Tensor dx = empty(dy.shape(), dy.dtype(), dy.device());
+    on_device(dy.device(), [&](auto device) { kernels::binary_backward(device, F{}, by, dx, dy, a, b); });
+    return dx;
+  }
+};
+
+struct Pow : Fused<functions::Pow> {};
+struct Maximum : Fused<functions::Maximum> {};
+struct Minimum : Fused<functions::Minimum> {};
+
+template <class F>
+struct FusedWithNumber {
+  double b;
+
+  Tensor forward(Context& ctx, const Tensor& a) const {
+    ctx.save_for_backward(a);
+    return compute(F{}, a, b);
+  }
+  Tensor backward(Context& ctx, const Tensor& dy) const {
+    const auto [a] = ctx.saved<1>();
+    return Fused<F>::gradient(kernels::Argument::a, dy, a, b);
+  }
+};
+
+struct MaximumNumber : FusedWithNumber<functions::Maximum> {};
+struct MinimumNumber : FusedWithNumber<functions::Minimum> {};
+
+struct PowOfNumber {
+  double a;
+
+  Tensor forward(Context& ctx, const Tensor& b) const {
+    ctx.save_for_backward(b);
+    return compute(functions::Pow{}, a, b);
+  }
+  Tensor backward(Context& ctx, const Tensor& dy) const {
+    const auto [b] = ctx.saved<1>();
+    return Fused<functions::Pow>::gradient(kernels::Argument::b, dy, a, b);
+  }
+};
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Add{}, a, b);
+}
+Tensor add(const Tensor& a, double b) {
+  return autograd::apply(AddNumber{b}, a);
+}
+Tensor add(double a, const Tensor& b) {
+  return add(b, a);
+}
+
+Tensor sub(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Sub{}, a, b);
+}
+Tensor sub(const Tensor& a, double b) {
+  return autograd::apply(SubNumber{b}, a);
+}
+Tensor sub(double a, const Tensor& b) {
+  return autograd::apply(SubFromNumber{a}, b);
+}
+
+Tensor mul(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Mul{}, a, b);
+}
+Tensor mul(const Tensor& a, double b) {
+  return autograd::apply(MulNumber{b}, a);
+}
+Tensor mul(double a, const Tensor& b) {
+  return mul(b, a);
+}
+
+Tensor div(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Div{}, a, b);
+}
+Tensor div(const Tensor& a, double b) {
+  return autograd::apply(DivByNumber{b}, a);
+}
+Tensor div(double a, const Tensor& b) {
+  return autograd::apply(DivNumber{a}, b);
+}
+
+Tensor pow(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Pow{}, a, b);
+}
+Tensor pow(double a, const Tensor& b) {
+  return autograd::apply(PowOfNumber{a}, b);
+}
+
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Maximum{}, a, b);
+}
+Tensor maximum(const Tensor& a, double b) {
+  return autograd::apply(MaximumNumber{{.b = detail::rounded(b, a.dtype())}}, a);
+}
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return autograd::apply(Minimum{}, a, b);
+}
+Tensor minimum(const Tensor& a, double b) {
+  return autograd::apply(MinimumNumber{{.b = detail::rounded(b, a.dtype())}}, a);
+}
+
+}  // namespace mica

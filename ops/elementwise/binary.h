@@ -1,0 +1,75 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+// Element by element between two tensors of one dtype and device, whose shapes broadcast (NumPy's rule), or between a
+// tensor and a number. Nothing is promoted: other dtypes or devices throw. A number beside an integer tensor must be an
+// integer that its dtype can hold; beside a 16-bit float it is taken as float32. All are differentiable; a gradient is
+// summed over the axes that were broadcast.
+
+/// For all dtypes but bool.
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, double b);
+Tensor add(double a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, double b);
+Tensor sub(double a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, double b);
+Tensor mul(double a, const Tensor& b);
+
+/// For floating dtypes.
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, double b);
+Tensor div(double a, const Tensor& b);
+/// aᵇ, for floating dtypes; pow(Tensor, double) is in unary.h.
+Tensor pow(const Tensor& a, const Tensor& b);
+Tensor pow(double a, const Tensor& b);
+
+/// The larger, the smaller; NaN if either is. Where both are equal, each gets half of the gradient. For all dtypes but
+/// bool.
+Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor maximum(const Tensor& a, double b);
+Tensor minimum(const Tensor& a, const Tensor& b);
+Tensor minimum(const Tensor& a, double b);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) {
+  return add(a, b);
+}
+inline Tensor operator+(const Tensor& a, double b) {
+  return add(a, b);
+}
+inline Tensor operator+(double a, const Tensor& b) {
+  return add(a, b);
+}
+inline Tensor operator-(const Tensor& a, const Tensor& b) {
+  return sub(a, b);
+}
+inline Tensor operator-(const Tensor& a, double b) {
+  return sub(a, b);
+}
+inline Tensor operator-(double a, const Tensor& b) {
+  return sub(a, b);
+}
+inline Tensor operator*(const Tensor& a, const Tensor& b) {
+  return mul(a, b);
+}
+inline Tensor operator*(const Tensor& a, double b) {
+  return mul(a, b);
+}
+inline Tensor operator*(double a, const Tensor& b) {
+  return mul(a, b);
+}
+inline Tensor operator/(const Tensor& a, const Tensor& b) {
+  return div(a, b);
+}
+inline Tensor operator/(const Tensor& a, double b) {
+  return div(a, b);
+}
+inline Tensor operator/(double a, const Tensor& b) {
+  return div(a, b);
+}
+
+}  // namespace mica

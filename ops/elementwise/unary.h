@@ -1,0 +1,45 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+// Element by element, for float64, float32, float16 and bfloat16; the result has x's shape and dtype. Arithmetic on
+// 16-bit floats is done in float32. Another dtype throws. All are differentiable.
+
+/// -x. Also for int64 and int32.
+Tensor neg(const Tensor& x);
+inline Tensor operator-(const Tensor& x) {
+  return neg(x);
+}
+
+Tensor exp(const Tensor& x);
+/// The natural logarithm.
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+/// 1 / √x.
+Tensor rsqrt(const Tensor& x);
+/// x to the power of a number.
+Tensor pow(const Tensor& x, double exponent);
+Tensor tanh(const Tensor& x);
+/// (2 / √π) ∫₀ˣ exp(-t²) dt.
+Tensor erf(const Tensor& x);
+/// 1 / (1 + e⁻ˣ).
+Tensor sigmoid(const Tensor& x);
+/// max(x, 0); its derivative at 0 is 0.
+Tensor relu(const Tensor& x);
+/// x · sigmoid(x).
+Tensor silu(const Tensor& x);
+/// |x|; its derivative at 0 is 0.
+Tensor abs(const Tensor& x);
+/// min(max(x, low), high); the derivative is 1 in [low, high], bounds included, and 0 outside. Throws unless
+/// low ≤ high. Infinities stand for no bound.
+Tensor clamp(const Tensor& x, double low, double high);
+
+enum class GeluApproximation { none, tanh };
+
+/// x · Φ(x) with Φ the normal distribution function (Hendrycks and Gimpel, arXiv:1606.08415). With ::tanh, Φ is
+/// replaced by (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, as GPT-2 has it.
+Tensor gelu(const Tensor& x, GeluApproximation approximation = GeluApproximation::none);
+
+}  // namespace mica
