@@ -11,9 +11,8 @@ enum class Order { given, exchanged };
 Tensor compare(const char* op, kernels::Comparison f, const Tensor& a, const Tensor& b, Order order = Order::given) {
   const Tensor out = empty(detail::common_shape(a, b, op), boolean, a.device());
   const bool given = order == Order::given;
-  on_device(out.device(), [&](auto device) {
-    kernels::compare(device, f, a.dtype(), out, given ? a : b, given ? b : a);
-  });
+  on_device(out.device(),
+            [&](auto device) { kernels::compare(device, f, a.dtype(), out, given ? a : b, given ? b : a); });
   return out;
 }
 
@@ -42,49 +41,21 @@ Tensor logical(const char* op, kernels::LogicalFunction f, const Tensor& a, cons
 
 }  // namespace
 
-Tensor eq(const Tensor& a, const Tensor& b) {
-  return compare("eq", functions::Equal{}, a, b);
-}
-Tensor eq(const Tensor& a, double b) {
-  return compare("eq", functions::Equal{}, a, b);
-}
-Tensor ne(const Tensor& a, const Tensor& b) {
-  return compare("ne", functions::NotEqual{}, a, b);
-}
-Tensor ne(const Tensor& a, double b) {
-  return compare("ne", functions::NotEqual{}, a, b);
-}
-Tensor lt(const Tensor& a, const Tensor& b) {
-  return compare("lt", functions::Less{}, a, b);
-}
-Tensor lt(const Tensor& a, double b) {
-  return compare("lt", functions::Less{}, a, b);
-}
-Tensor le(const Tensor& a, const Tensor& b) {
-  return compare("le", functions::LessEqual{}, a, b);
-}
-Tensor le(const Tensor& a, double b) {
-  return compare("le", functions::LessEqual{}, a, b);
-}
-Tensor gt(const Tensor& a, const Tensor& b) {
-  return compare("gt", functions::Less{}, a, b, Order::exchanged);
-}
-Tensor gt(const Tensor& a, double b) {
-  return compare("gt", functions::Less{}, a, b, Order::exchanged);
-}
-Tensor ge(const Tensor& a, const Tensor& b) {
-  return compare("ge", functions::LessEqual{}, a, b, Order::exchanged);
-}
-Tensor ge(const Tensor& a, double b) {
-  return compare("ge", functions::LessEqual{}, a, b, Order::exchanged);
-}
+Tensor eq(const Tensor& a, const Tensor& b) { return compare("eq", functions::Equal{}, a, b); }
+Tensor eq(const Tensor& a, double b) { return compare("eq", functions::Equal{}, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return compare("ne", functions::NotEqual{}, a, b); }
+Tensor ne(const Tensor& a, double b) { return compare("ne", functions::NotEqual{}, a, b); }
+Tensor lt(const Tensor& a, const Tensor& b) { return compare("lt", functions::Less{}, a, b); }
+Tensor lt(const Tensor& a, double b) { return compare("lt", functions::Less{}, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return compare("le", functions::LessEqual{}, a, b); }
+Tensor le(const Tensor& a, double b) { return compare("le", functions::LessEqual{}, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return compare("gt", functions::Less{}, a, b, Order::exchanged); }
+Tensor gt(const Tensor& a, double b) { return compare("gt", functions::Less{}, a, b, Order::exchanged); }
+Tensor ge(const Tensor& a, const Tensor& b) { return compare("ge", functions::LessEqual{}, a, b, Order::exchanged); }
+Tensor ge(const Tensor& a, double b) { return compare("ge", functions::LessEqual{}, a, b, Order::exchanged); }
 
-Tensor logical_and(const Tensor& a, const Tensor& b) {
-  return logical("logical_and", functions::And{}, a, b);
-}
-Tensor logical_or(const Tensor& a, const Tensor& b) {
-  return logical("logical_or", functions::Or{}, a, b);
-}
+Tensor logical_and(const Tensor& a, const Tensor& b) { return logical("logical_and", functions::And{}, a, b); }
+Tensor logical_or(const Tensor& a, const Tensor& b) { return logical("logical_or", functions::Or{}, a, b); }
 Tensor logical_not(const Tensor& a) {
   check_boolean(a, "logical_not");
   const Tensor out = empty(a.shape(), boolean, a.device());

@@ -25,41 +25,17 @@ Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);
 Tensor logical_not(const Tensor& a);
 
-inline Tensor operator==(const Tensor& a, const Tensor& b) {
-  return eq(a, b);
-}
-inline Tensor operator==(const Tensor& a, double b) {
-  return eq(a, b);
-}
-inline Tensor operator!=(const Tensor& a, const Tensor& b) {
-  return ne(a, b);
-}
-inline Tensor operator!=(const Tensor& a, double b) {
-  return ne(a, b);
-}
-inline Tensor operator<(const Tensor& a, const Tensor& b) {
-  return lt(a, b);
-}
-inline Tensor operator<(const Tensor& a, double b) {
-  return lt(a, b);
-}
-inline Tensor operator<=(const Tensor& a, const Tensor& b) {
-  return le(a, b);
-}
-inline Tensor operator<=(const Tensor& a, double b) {
-  return le(a, b);
-}
-inline Tensor operator>(const Tensor& a, const Tensor& b) {
-  return gt(a, b);
-}
-inline Tensor operator>(const Tensor& a, double b) {
-  return gt(a, b);
-}
-inline Tensor operator>=(const Tensor& a, const Tensor& b) {
-  return ge(a, b);
-}
-inline Tensor operator>=(const Tensor& a, double b) {
-  return ge(a, b);
-}
+inline Tensor operator==(const Tensor& a, const Tensor& b) { return eq(a, b); }
+inline Tensor operator==(const Tensor& a, double b) { return eq(a, b); }
+inline Tensor operator!=(const Tensor& a, const Tensor& b) { return ne(a, b); }
+inline Tensor operator!=(const Tensor& a, double b) { return ne(a, b); }
+inline Tensor operator<(const Tensor& a, const Tensor& b) { return lt(a, b); }
+inline Tensor operator<(const Tensor& a, double b) { return lt(a, b); }
+inline Tensor operator<=(const Tensor& a, const Tensor& b) { return le(a, b); }
+inline Tensor operator<=(const Tensor& a, double b) { return le(a, b); }
+inline Tensor operator>(const Tensor& a, const Tensor& b) { return gt(a, b); }
+inline Tensor operator>(const Tensor& a, double b) { return gt(a, b); }
+inline Tensor operator>=(const Tensor& a, const Tensor& b) { return ge(a, b); }
+inline Tensor operator>=(const Tensor& a, double b) { return ge(a, b); }
 
 }  // namespace mica

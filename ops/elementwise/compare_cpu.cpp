@@ -21,9 +21,8 @@ void logical_not(Cpu device, const Tensor& out, const Tensor& a) {
 }
 
 void where(Cpu device, const Tensor& out, const Tensor& condition, const Operand& a, const Operand& b) {
-  on_dtype(AllTypes{}, out.dtype(), "where", [&]<class T>() {
-    elementwise<T, bool, T, T>(device, functions::Select{}, out, condition, a, b);
-  });
+  on_dtype(AllTypes{}, out.dtype(), "where",
+           [&]<class T>() { elementwise<T, bool, T, T>(device, functions::Select{}, out, condition, a, b); });
 }
 
 }  // namespace mica::kernels

@@ -57,45 +57,23 @@ struct Neg {
 
 }  // namespace
 
-Tensor neg(const Tensor& x) {
-  return autograd::apply(Neg{}, x);
-}
-Tensor exp(const Tensor& x) {
-  return autograd::apply(Exp{}, x);
-}
-Tensor log(const Tensor& x) {
-  return autograd::apply(Log{}, x);
-}
-Tensor sqrt(const Tensor& x) {
-  return autograd::apply(Sqrt{}, x);
-}
-Tensor rsqrt(const Tensor& x) {
-  return autograd::apply(Rsqrt{}, x);
-}
+Tensor neg(const Tensor& x) { return autograd::apply(Neg{}, x); }
+Tensor exp(const Tensor& x) { return autograd::apply(Exp{}, x); }
+Tensor log(const Tensor& x) { return autograd::apply(Log{}, x); }
+Tensor sqrt(const Tensor& x) { return autograd::apply(Sqrt{}, x); }
+Tensor rsqrt(const Tensor& x) { return autograd::apply(Rsqrt{}, x); }
 Tensor pow(const Tensor& x, double exponent) {
   if (exponent == 2) {
     return autograd::apply(Square{}, x);
   }
   return autograd::apply(Pow{{.f = {.exponent = exponent}}}, x);
 }
-Tensor tanh(const Tensor& x) {
-  return autograd::apply(Tanh{}, x);
-}
-Tensor erf(const Tensor& x) {
-  return autograd::apply(Erf{}, x);
-}
-Tensor sigmoid(const Tensor& x) {
-  return autograd::apply(Sigmoid{}, x);
-}
-Tensor relu(const Tensor& x) {
-  return autograd::apply(Relu{}, x);
-}
-Tensor silu(const Tensor& x) {
-  return autograd::apply(Silu{}, x);
-}
-Tensor abs(const Tensor& x) {
-  return autograd::apply(Abs{}, x);
-}
+Tensor tanh(const Tensor& x) { return autograd::apply(Tanh{}, x); }
+Tensor erf(const Tensor& x) { return autograd::apply(Erf{}, x); }
+Tensor sigmoid(const Tensor& x) { return autograd::apply(Sigmoid{}, x); }
+Tensor relu(const Tensor& x) { return autograd::apply(Relu{}, x); }
+Tensor silu(const Tensor& x) { return autograd::apply(Silu{}, x); }
+Tensor abs(const Tensor& x) { return autograd::apply(Abs{}, x); }
 Tensor clamp(const Tensor& x, double low, double high) {
   check(low <= high, "clamp: expected low <= high, got {} and {}", low, high);
   return autograd::apply(Clamp{{.f = {.low = low, .high = high}}}, x);

@@ -9,9 +9,7 @@ namespace mica {
 
 /// -x. Also for int64 and int32.
 Tensor neg(const Tensor& x);
-inline Tensor operator-(const Tensor& x) {
-  return neg(x);
-}
+inline Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor exp(const Tensor& x);
 /// The natural logarithm.

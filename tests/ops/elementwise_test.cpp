@@ -1,0 +1,449 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "tests/support.h"
+#include <mica/autograd/grad_mode.h>
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Relative error of one rounding, with room for the function's own.
+double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return 1e-13;
+    case DType::float32: return 1e-6;
+    case DType::float16: return 1e-3;
+    default: return 8e-3;
+  }
+}
+
+Tensor uniform(const Shape& shape, double low, double high, DType dtype = float64, Device device = Device::cpu()) {
+  const Tensor x = rand(shape, float64);
+  double* data = x.data<double>();
+  for (std::int64_t i = 0; i < x.numel(); ++i) {
+    data[i] = low + (high - low) * data[i];
+  }
+  return x.to(device, dtype);
+}
+
+// The same values with x's axes stored in the opposite order and every second element unused.
+Tensor strided_copy(const Tensor& x) {
+  Strides strides = x.shape();
+  std::int64_t step = 2;
+  for (int axis = 0; axis < x.dim(); ++axis) {
+    strides[axis] = step;
+    step *= std::max<std::int64_t>(x.shape()[axis], 1);
+  }
+  const Tensor result = as_strided(full({step + 1}, 0, x.dtype(), x.device()), x.shape(), strides, 1);
+  copy_into(result, x);
+  return result;
+}
+
+// A contiguous copy that starts one element into its memory, so that wide accesses are not aligned.
+Tensor unaligned_copy(const Tensor& x) {
+  const Tensor base = empty({x.numel() + 1}, x.dtype(), x.device());
+  const Tensor result = as_strided(base, x.shape(), contiguous_strides(x.shape()), 1);
+  copy_into(result, x);
+  return result;
+}
+
+std::vector<double> mapped(const std::function<double(double)>& f, const Tensor& x) {
+  std::vector<double> values = to_vector<double>(x);
+  for (double& value : values) {
+    value = f(value);
+  }
+  return values;
+}
+
+struct UnaryCase {
+  const char* name;
+  Tensor (*op)(const Tensor&);
+  double (*reference)(double);
+  double low, high;
+  double atol = 1e-6;  // for float32, near zeros of the function
+};
+
+const UnaryCase kUnary[] = {
+    {"neg", [](const Tensor& x) { return -x; }, [](double x) { return -x; }, -3, 3},
+    {"exp", [](const Tensor& x) { return exp(x); }, [](double x) { return std::exp(x); }, -5, 5},
+    {"log", [](const Tensor& x) { return log(x); }, [](double x) { return std::log(x); }, 0.1, 5},
+    {"sqrt", [](const Tensor& x) { return sqrt(x); }, [](double x) { return std::sqrt(x); }, 0.1, 5},
+    {"rsqrt", [](const Tensor& x) { return rsqrt(x); }, [](double x) { return 1 / std::sqrt(x); }, 0.1, 5},
+    {"pow 2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }, -3, 3},
+    {"pow 3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }, -3, 3},
+    {"pow 0", [](const Tensor& x) { return pow(x, 0); }, [](double) { return 1.0; }, -3, 3},
+    {"pow -1.5", [](const Tensor& x) { return pow(x, -1.5); }, [](double x) { return std::pow(x, -1.5); }, 0.3, 3},
+    {"pow of 3", [](const Tensor& x) { return pow(3, x); }, [](double x) { return std::pow(3, x); }, -2, 2},
+    {"tanh", [](const Tensor& x) { return tanh(x); }, [](double x) { return std::tanh(x); }, -4, 4},
+    {"erf", [](const Tensor& x) { return erf(x); }, [](double x) { return std::erf(x); }, -3, 3},
+    {"sigmoid", [](const Tensor& x) { return sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); }, -6, 6},
+    {"relu", [](const Tensor& x) { return relu(x); }, [](double x) { return std::max(x, 0.0); }, -3, 3},
+    {"silu", [](const Tensor& x) { return silu(x); }, [](double x) { return x / (1 + std::exp(-x)); }, -6, 6},
+    {"abs", [](const Tensor& x) { return abs(x); }, [](double x) { return std::abs(x); }, -3, 3},
+    {"clamp", [](const Tensor& x) { return clamp(x, -1, 2); },
+     [](double x) { return std::min(std::max(x, -1.0), 2.0); }, -3, 3},
+    {"gelu", [](const Tensor& x) { return gelu(x); },
+     [](double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }, -5, 5},
+    {"gelu tanh", [](const Tensor& x) { return gelu(x, GeluApproximation::tanh); },
+     [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }, -5, 5},
+    {"+ number", [](const Tensor& x) { return 1.5 + x; }, [](double x) { return x + 1.5; }, -3, 3},
+    {"- number", [](const Tensor& x) { return x - 0.25; }, [](double x) { return x - 0.25; }, -3, 3},
+    {"number -", [](const Tensor& x) { return 0.25 - x; }, [](double x) { return 0.25 - x; }, -3, 3},
+    {"* number", [](const Tensor& x) { return 0.3 * x; }, [](double x) { return x * 0.3; }, -3, 3},
+    {"/ number", [](const Tensor& x) { return x / 0.3; }, [](double x) { return x / 0.3; }, -3, 3},
+    {"number /", [](const Tensor& x) { return 0.3 / x; }, [](double x) { return 0.3 / x; }, 0.2, 3},
+    {"maximum number", [](const Tensor& x) { return maximum(x, 0.5); }, [](double x) { return std::max(x, 0.5); }, -3,
+     3},
+    {"minimum number", [](const Tensor& x) { return minimum(x, 0.5); }, [](double x) { return std::min(x, 0.5); }, -3,
+     3},
+};
+
+TEST(Elementwise, UnaryValues) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const Shape& shape : {Shape{}, Shape{0, 3}, Shape{1}, Shape{7, 13}, Shape{2, 3, 4}, Shape{5, 4099}}) {
+        for (const UnaryCase& c : kUnary) {
+          const Tensor x = uniform(shape, c.low, c.high, dtype, device);
+          const std::vector<double> expected = mapped(c.reference, x);
+          const double rtol = tolerance(dtype);
+          const double atol = dtype == float64 ? 1e-14 : dtype == float32 ? c.atol : rtol * 1e-2;
+          for (const Tensor& input : {x, strided_copy(x), unaligned_copy(x)}) {
+            const Tensor y = c.op(input);
+            EXPECT_EQ(y.dtype(), dtype);
+            EXPECT_EQ(y.shape(), shape);
+            expect_close(y, expected, rtol, atol, c.name);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Elementwise, UnaryGradients) {
+  manual_seed(2);
+  for (const Device device : test_devices()) {
+    for (const UnaryCase& c : kUnary) {
+      EXPECT_NO_THROW(autograd::gradcheck(c.op, {uniform({3, 5}, c.low, c.high, float64, device)})) << c.name;
+    }
+  }
+}
+
+// Derivatives in lower precision agree with float64's.
+TEST(Elementwise, UnaryGradientDtypes) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16, bfloat16}) {
+      for (const UnaryCase& c : kUnary) {
+        const Tensor x = uniform({4, 33}, c.low, c.high, dtype, device).requires_grad_();
+        const Tensor wide = x.detach().to(float64).requires_grad_();
+        const Tensor dy = uniform({4, 33}, -1, 1, dtype, device);
+        c.op(x).backward(dy);
+        c.op(wide).backward(dy.to(float64));
+        const double rtol = tolerance(dtype) * 10;
+        expect_close(x.grad(), to_vector<double>(wide.grad()), rtol, rtol, c.name);
+      }
+    }
+  }
+}
+
+TEST(Elementwise, KinksAndSpecialValues) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32}) {
+      const auto gradient = [&](const auto& op, std::initializer_list<double> values) {
+        const Tensor x = from_data(values).to(device, dtype).requires_grad_();
+        const Tensor y = op(x);
+        y.backward(ones_like(y));
+        return to_vector<double>(x.grad());
+      };
+      using Values = std::vector<double>;
+      EXPECT_EQ(gradient([](const Tensor& x) { return relu(x); }, {-1, 0, 1}), (Values{0, 0, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return abs(x); }, {-1, 0, 1}), (Values{-1, 0, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return clamp(x, 0, 1); }, {-1, 0, 0.5, 1, 2}), (Values{0, 1, 1, 1, 0}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return maximum(x, 1); }, {0, 1, 2}), (Values{0, 0.5, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return minimum(x, 1); }, {0, 1, 2}), (Values{1, 0.5, 0}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return pow(x, 0); }, {0, 2}), (Values{0, 0}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return pow(x, 2); }, {0, 2}), (Values{0, 4}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return pow(0, x); }, {0, 2}), (Values{0, 0}));
+
+      const Tensor special = from_data({kNaN, kInfinity, -kInfinity, 0.0}).to(device, dtype);
+      const auto expect = [&](const Tensor& y, const Values& expected) { expect_close(y, expected, 1e-6, 0); };
+      expect(relu(special), {kNaN, kInfinity, 0, 0});
+      expect(exp(special), {kNaN, kInfinity, 0, 1});
+      expect(log(special), {kNaN, kInfinity, kNaN, -kInfinity});
+      expect(tanh(special), {kNaN, 1, -1, 0});
+      expect(sigmoid(special), {kNaN, 1, 0, 0.5});
+      expect(clamp(special, -1, 1), {kNaN, 1, -1, 0});
+      expect(maximum(special, 1), {kNaN, kInfinity, 1, 1});
+      expect(minimum(special, full_like(special, 1)), {kNaN, 1, -kInfinity, 0});
+      expect(maximum(full_like(special, 1), special), {kNaN, kInfinity, 1, 1});
+    }
+  }
+}
+
+struct BinaryCase {
+  const char* name;
+  Tensor (*op)(const Tensor&, const Tensor&);
+  double (*reference)(double, double);
+  bool integers;
+};
+
+const BinaryCase kBinary[] = {
+    {"add", [](const Tensor& a, const Tensor& b) { return a + b; }, [](double a, double b) { return a + b; }, true},
+    {"sub", [](const Tensor& a, const Tensor& b) { return a - b; }, [](double a, double b) { return a - b; }, true},
+    {"mul", [](const Tensor& a, const Tensor& b) { return a * b; }, [](double a, double b) { return a * b; }, true},
+    {"div", [](const Tensor& a, const Tensor& b) { return a / b; }, [](double a, double b) { return a / b; }, false},
+    {"pow", [](const Tensor& a, const Tensor& b) { return pow(a, b); },
+     [](double a, double b) { return std::pow(a, b); }, false},
+    {"maximum", [](const Tensor& a, const Tensor& b) { return maximum(a, b); },
+     [](double a, double b) { return std::max(a, b); }, true},
+    {"minimum", [](const Tensor& a, const Tensor& b) { return minimum(a, b); },
+     [](double a, double b) { return std::min(a, b); }, true},
+    {"eq", [](const Tensor& a, const Tensor& b) { return a == b; }, [](double a, double b) { return double(a == b); },
+     true},
+    {"ne", [](const Tensor& a, const Tensor& b) { return a != b; }, [](double a, double b) { return double(a != b); },
+     true},
+    {"lt", [](const Tensor& a, const Tensor& b) { return a < b; }, [](double a, double b) { return double(a < b); },
+     true},
+    {"le", [](const Tensor& a, const Tensor& b) { return a <= b; }, [](double a, double b) { return double(a <= b); },
+     true},
+    {"gt", [](const Tensor& a, const Tensor& b) { return a > b; }, [](double a, double b) { return double(a > b); },
+     true},
+    {"ge", [](const Tensor& a, const Tensor& b) { return a >= b; }, [](double a, double b) { return double(a >= b); },
+     true},
+};
+
+// f(a, b) for tensors of up to three axes, by plain loops.
+std::vector<double> broadcast(double (*f)(double, double), const Tensor& a, const Tensor& b, const Shape& shape) {
+  const std::vector<double> x = to_vector<double>(a);
+  const std::vector<double> y = to_vector<double>(b);
+  const auto at = [&](const Tensor& t, const std::array<std::int64_t, 3>& index) {
+    std::int64_t position = 0;
+    for (int axis = 0; axis < t.dim(); ++axis) {
+      const std::int64_t i = index[axis + shape.size() - t.dim()];
+      position = position * t.shape()[axis] + (t.shape()[axis] == 1 ? 0 : i);
+    }
+    return position;
+  };
+  std::vector<double> result;
+  const auto size = [&](int axis) { return axis < shape.size() ? shape[axis] : 1; };
+  for (std::int64_t i = 0; i < size(0); ++i) {
+    for (std::int64_t j = 0; j < size(1); ++j) {
+      for (std::int64_t k = 0; k < size(2); ++k) {
+        result.push_back(f(x[at(a, {i, j, k})], y[at(b, {i, j, k})]));
+      }
+    }
+  }
+  return result;
+}
+
+struct ShapePair {
+  Shape a, b, out;
+};
+
+const ShapePair kShapes[] = {
+    {{}, {}, {}},
+    {{5}, {}, {5}},
+    {{0, 3}, {3}, {0, 3}},
+    {{3, 7}, {3, 7}, {3, 7}},
+    {{3, 7}, {7}, {3, 7}},
+    {{3, 1}, {3, 8}, {3, 8}},
+    {{2, 1, 8}, {5, 1}, {2, 5, 8}},
+    {{1, 5, 16}, {2, 1, 1}, {2, 5, 16}},
+    {{4, 1, 3}, {1, 5, 1}, {4, 5, 3}},
+    {{301, 67}, {1, 67}, {301, 67}},
+};
+
+TEST(Elementwise, BinaryValues) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8}) {
+      for (const ShapePair& shapes : kShapes) {
+        for (const BinaryCase& c : kBinary) {
+          if (!is_floating(dtype) && !c.integers) {
+            continue;
+          }
+          const bool floating = is_floating(dtype);
+          const Tensor a =
+              floating ? uniform(shapes.a, 0.3, 3, dtype, device) : randint(6, 12, shapes.a, dtype).to(device);
+          const Tensor b =
+              floating ? uniform(shapes.b, 0.3, 3, dtype, device) : randint(1, 7, shapes.b, dtype).to(device);
+          const std::vector<double> expected = broadcast(c.reference, a, b, shapes.out);
+          const double rtol = floating ? tolerance(dtype) : 0;
+          for (const Tensor& x : {a, strided_copy(a), unaligned_copy(a)}) {
+            for (const Tensor& y : {b, strided_copy(b)}) {
+              const Tensor out = c.op(x, y);
+              EXPECT_EQ(out.shape(), shapes.out);
+              expect_close(out, expected, rtol, rtol, c.name);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Elementwise, BinaryGradients) {
+  manual_seed(5);
+  for (const Device device : test_devices()) {
+    for (const ShapePair& shapes : {kShapes[1], kShapes[3], kShapes[4], kShapes[6], kShapes[8]}) {
+      for (const BinaryCase& c : kBinary) {
+        const Tensor a = uniform(shapes.a, 0.3, 3, float64, device);
+        const Tensor b = uniform(shapes.b, 0.3, 3, float64, device);
+        if (c.op(a, b).dtype() == boolean) {
+          continue;
+        }
+        EXPECT_NO_THROW(autograd::gradcheck(c.op, {a, b})) << c.name;
+      }
+    }
+  }
+}
+
+TEST(Elementwise, OnlyTheGradientsThatAreNeeded) {
+  for (const BinaryCase& c : kBinary) {
+    const Tensor a = uniform({2, 3}, 1, 2).requires_grad_();
+    const Tensor b = uniform({3}, 1, 2);
+    const Tensor y = c.op(a, b);
+    if (y.dtype() == boolean) {
+      EXPECT_FALSE(y.requires_grad()) << c.name;
+      continue;
+    }
+    y.backward(ones_like(y));
+    EXPECT_TRUE(a.grad().defined()) << c.name;
+    EXPECT_FALSE(b.grad().defined()) << c.name;
+  }
+}
+
+TEST(Elementwise, TiesShareTheGradient) {
+  for (const Device device : test_devices()) {
+    const Tensor a = from_data({1.0, 2.0, 3.0}, device).requires_grad_();
+    const Tensor b = from_data({2.0, 2.0, 2.0}, device).requires_grad_();
+    maximum(a, b).backward(ones_like(a));
+    expect_close(a.grad(), std::vector<double>{0, 0.5, 1}, 0, 0);
+    expect_close(b.grad(), std::vector<double>{1, 0.5, 0}, 0, 0);
+  }
+}
+
+TEST(Elementwise, NumbersKeepTheirPrecisionBeside16Bits) {
+  for (const Device device : test_devices()) {
+    // 0.1 rounded to bfloat16 first would give 102.4.
+    EXPECT_EQ((full({1}, 1024, bfloat16, device) * 0.1).item(), static_cast<float>(BFloat16(102.4f)));
+    EXPECT_EQ((full({1}, 0.1, bfloat16, device) == 0.1).item(), 1);
+    EXPECT_EQ((full({1}, 0.1, float32, device) == 0.1).item(), 1);
+  }
+}
+
+TEST(Elementwise, IntegerNumbers) {
+  for (const Device device : test_devices()) {
+    const Tensor x = arange(3, int64, device);
+    expect_close(x * 2 - 1, std::vector<double>{-1, 1, 3}, 0, 0);
+    expect_close(5 - x, std::vector<double>{5, 4, 3}, 0, 0);
+    expect_close(full({2}, 9, uint8, device) - 3, std::vector<double>{6, 6}, 0, 0);
+    expect_close(x > 1, std::vector<double>{0, 0, 1}, 0, 0);
+    // Beyond what a double holds.
+    const std::int64_t big = (std::int64_t{1} << 53) + 1;
+    EXPECT_EQ(to_vector<std::int64_t>(from_data({big}, device) + from_data({big}, device))[0], 2 * big);
+  }
+}
+
+TEST(Elementwise, Logical) {
+  for (const Device device : test_devices()) {
+    const Tensor a = from_data({false, false, true, true}, device);
+    const Tensor b = from_data({false, true, false, true}, device);
+    expect_close(logical_and(a, b), std::vector<double>{0, 0, 0, 1}, 0, 0);
+    expect_close(logical_or(a, b), std::vector<double>{0, 1, 1, 1}, 0, 0);
+    expect_close(logical_not(a), std::vector<double>{1, 1, 0, 0}, 0, 0);
+    expect_close(a == b, std::vector<double>{1, 0, 0, 1}, 0, 0);
+    expect_close(logical_and(a, full({2, 1}, 1, boolean, device)), std::vector<double>{0, 0, 1, 1, 0, 0, 1, 1}, 0, 0);
+  }
+}
+
+TEST(Elementwise, Comparisons) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({kNaN, 1.0, 2.0, 3.0}, device);
+    expect_close(x == 2, std::vector<double>{0, 0, 1, 0}, 0, 0);
+    expect_close(x != 2, std::vector<double>{1, 1, 0, 1}, 0, 0);
+    expect_close(x < 2, std::vector<double>{0, 1, 0, 0}, 0, 0);
+    expect_close(x <= 2, std::vector<double>{0, 1, 1, 0}, 0, 0);
+    expect_close(x > 2, std::vector<double>{0, 0, 0, 1}, 0, 0);
+    expect_close(x >= 2, std::vector<double>{0, 0, 1, 1}, 0, 0);
+  }
+}
+
+TEST(Elementwise, Where) {
+  manual_seed(6);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
+      const Tensor condition = from_data({true, false, true, false, false, true}, {3, 2}, device);
+      const Tensor a = from_data({1.0, 0.0}).to(device, dtype);
+      const Tensor b = from_data({0.0, 1.0, 0.0}, {3, 1}).to(device, dtype);
+      expect_close(where(condition, a, b), std::vector<double>{1, 0, 1, 1, 0, 0}, 0, 0);
+      expect_close(where(condition, a, 1), std::vector<double>{1, 1, 1, 1, 1, 0}, 0, 0);
+      expect_close(where(condition, 1, b), std::vector<double>{1, 0, 1, 1, 0, 1}, 0, 0);
+    }
+    const Tensor condition = rand({3, 4}, float64, device) < 0.5;
+    EXPECT_TRUE(autograd::gradcheck([&](const Tensor& a, const Tensor& b) { return where(condition, a, b); },
+                                    {randn({4}, float64, device), randn({2, 3, 1}, float64, device)}));
+    EXPECT_TRUE(
+        autograd::gradcheck([&](const Tensor& a) { return where(condition, a, 2); }, {randn({4}, float64, device)}));
+    EXPECT_TRUE(
+        autograd::gradcheck([&](const Tensor& b) { return where(condition, 2, b); }, {randn({3, 1}, float64, device)}));
+  }
+}
+
+TEST(Elementwise, MaskedFill) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.f, 2.f, 3.f, 4.f}, {2, 2}, device);
+    const Tensor mask = from_data({true, false}, device);
+    expect_close(masked_fill(x, mask, -kInfinity), std::vector<double>{-kInfinity, 2, -kInfinity, 4}, 0, 0);
+    EXPECT_TRUE(autograd::gradcheck([&](const Tensor& a) { return masked_fill(a, mask, 7); },
+                                    {randn({2, 2}, float64, device)}));
+    expect_error([&] { masked_fill(x, full({3, 1, 1}, 1, boolean, device), 0); }, "masked_fill: expected a mask");
+  }
+}
+
+TEST(Elementwise, Errors) {
+  const Tensor x = ones({2, 3});
+  expect_error([&] { x + ones({2}); }, "add: shapes [2, 3] and [2] do not broadcast");
+  expect_error([&] { x* ones({2, 3}, float64); }, "mul: expected tensors of one dtype, got float32 and float64");
+  expect_error([&] { exp(ones({2}, int64)); }, "exp: expected a floating dtype, got int64");
+  expect_error([&] { neg(ones({2}, uint8)); }, "neg: expected a signed dtype, got uint8");
+  expect_error([&] { clamp(x, 1, 0); }, "clamp: expected low <= high, got 1 and 0");
+  expect_error([&] { clamp(x, kNaN, 0); }, "clamp: expected low <= high");
+  expect_error([&] { ones({2}, int64) + 0.5; }, "add: 0.5 is not a value of int64");
+  expect_error([&] { ones({2}, uint8) * 256; }, "mul: 256 is not a value of uint8");
+  expect_error([&] { ones({2}, int64) < 1e19; }, "lt: 1e+19 is not a value of int64");
+  expect_error([&] { ones({2}, int64) / ones({2}, int64); }, "div: dtype int64 is not supported");
+  expect_error([&] { ones({2}, boolean) + ones({2}, boolean); }, "add: dtype bool is not supported");
+  expect_error([&] { where(x, x, x); }, "where: expected a condition of bool, got float32");
+  expect_error([&] { where(x > 0, x, x.to(float64)); }, "where: expected tensors of one dtype");
+  expect_error([&] { logical_and(x, x); }, "logical_and: expected bool, got float32");
+  expect_error([&] { exp(Tensor{}); }, "undefined");
+  for (const Device device : test_devices()) {
+    if (device.is_cuda()) {
+      expect_error(
+          [&] {
+            x + ones({2, 3}, float32, device);
+          },
+          "add: expected tensors on one device, got cpu and cuda:0");
+    }
+  }
+}
+
+}  // namespace
