@@ -108,9 +108,7 @@ bool same_values(const Tensor& a, const Tensor& b) {
   return same_place || to_vector<double>(a) == to_vector<double>(b);
 }
 
-void append(std::string& list, const std::string& item) {
-  list += list.empty() ? item : ", " + item;
-}
+void append(std::string& list, const std::string& item) { list += list.empty() ? item : ", " + item; }
 
 }  // namespace
 
@@ -146,13 +144,9 @@ void Module::train(bool on) {
   visit(state(), "", [on](ModuleState& state, const std::string&) { state.training = on; });
 }
 
-bool Module::is_training() const {
-  return state().training;
-}
+bool Module::is_training() const { return state().training; }
 
-void Module::to(Device device) {
-  convert_all(state(), device, std::nullopt);
-}
+void Module::to(Device device) { convert_all(state(), device, std::nullopt); }
 
 void Module::to(DType dtype) {
   check(is_floating(dtype), "module: expected a floating dtype to convert to, got {}", dtype);
@@ -164,13 +158,9 @@ void Module::to(Device device, DType dtype) {
   convert_all(state(), device, dtype);
 }
 
-NamedTensors Module::named_parameters() const {
-  return unique(state(), &ModuleState::parameters);
-}
+NamedTensors Module::named_parameters() const { return unique(state(), &ModuleState::parameters); }
 
-NamedTensors Module::named_buffers() const {
-  return unique(state(), &ModuleState::buffers);
-}
+NamedTensors Module::named_buffers() const { return unique(state(), &ModuleState::buffers); }
 
 Tensors Module::parameters() const {
   Tensors result;

@@ -17,6 +17,7 @@ inline constexpr std::int64_t kUpdateGrain = 8192;  // elements
 template <class T, class Rule, std::same_as<Accumulate<T>>... State>
 void update_run(const Rule& rule, std::int64_t begin, std::int64_t end, T* param, const T* grad, State*... states) {
   using A = Accumulate<T>;
+  MICA_INDEPENDENT
   for (std::int64_t i = begin; i < end; ++i) {
     A value = static_cast<A>(param[i]);
     rule(value, static_cast<A>(grad[i]), states[i]...);

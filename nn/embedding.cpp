@@ -1,0 +1,14 @@
+#include <mica/nn/embedding.h>
+#include <mica/nn/init.h>
+#include <mica/ops/embedding/embedding.h>
+
+namespace mica::nn {
+
+Embedding::Embedding(std::int64_t count, std::int64_t width) {
+  check(count >= 1 && width >= 1, "Embedding: expected count >= 1 and width >= 1, got {} and {}", count, width);
+  weight = param("weight", init::normal_(empty({count, width})));
+}
+
+Tensor Embedding::operator()(const Tensor& indices) const { return embedding(weight, indices); }
+
+}  // namespace mica::nn

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+/// Row indices[i] of `weight` for each integer of `indices` (…), as (…, width): see mica::embedding.
+///
+/// weight (count, width) starts normal with mean 0 and standard deviation 1, as PyTorch's does.
+class Embedding : public Module {
+ public:
+  Embedding(std::int64_t count, std::int64_t width);
+
+  Tensor operator()(const Tensor& indices) const;
+
+  Tensor weight;
+};
+
+}  // namespace mica::nn

@@ -1,0 +1,21 @@
+#include <mica/core/creation.h>
+#include <mica/nn/layer_norm.h>
+#include <mica/ops/layer_norm/layer_norm.h>
+
+namespace mica::nn {
+
+LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options)
+    : normalized_shape(normalized_shape), eps(options.eps) {
+  check(!normalized_shape.empty(), "LayerNorm: expected at least one axis to normalize over");
+  check(eps >= 0, "LayerNorm: expected eps >= 0, got {}", eps);
+  if (options.elementwise_affine) {
+    weight = param("weight", ones(normalized_shape));
+    if (options.bias) {
+      bias = param("bias", zeros(normalized_shape));
+    }
+  }
+}
+
+Tensor LayerNorm::operator()(const Tensor& x) const { return layer_norm(x, normalized_shape, weight, bias, eps); }
+
+}  // namespace mica::nn

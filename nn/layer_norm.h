@@ -1,0 +1,29 @@
+#pragma once
+
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool elementwise_affine = true;  ///< weight, and bias unless that is off
+  bool bias = true;
+};
+
+/// Layer normalization over the last axes of x, which must be `normalized_shape`: see mica::layer_norm.
+///
+/// weight starts at 1, bias at 0.
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(const Shape& normalized_shape, LayerNormOptions options = {});
+  explicit LayerNorm(std::int64_t size, LayerNormOptions options = {}) : LayerNorm(Shape{size}, options) {}
+
+  Tensor operator()(const Tensor& x) const;
+
+  Shape normalized_shape;
+  double eps;
+  Tensor weight;  // undefined without one
+  Tensor bias;    // undefined without one
+};
+
+}  // namespace mica::nn

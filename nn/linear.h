@@ -1,0 +1,26 @@
+#pragma once
+
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+struct LinearOptions {
+  bool bias = true;
+};
+
+/// y = x · weightᵀ + bias, for x (…, in): see mica::linear.
+///
+/// weight (out, in) and bias (out) start uniform in ±1/√in, as PyTorch's do.
+class Linear : public Module {
+ public:
+  Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
+  /// Takes existing tensors: a weight that another module has registered is tied to it.
+  explicit Linear(const Tensor& weight, const Tensor& bias = {});
+
+  Tensor operator()(const Tensor& x) const;
+
+  Tensor weight;
+  Tensor bias;  // undefined without one
+};
+
+}  // namespace mica::nn
