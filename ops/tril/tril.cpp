@@ -1,0 +1,30 @@
+#include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/tril/tril.h>
+#include <mica/ops/view/view.h>
+
+namespace mica {
+
+namespace {
+
+// column − row, for the last two axes.
+Tensor diagonals(const Tensor& x, const char* op) {
+  check(x.dim() >= 2, "{}: expected at least 2 axes, got shape {}", op, x.shape());
+  const Tensor rows = arange(static_cast<double>(x.size(-2)), int64, x.device());
+  const Tensor columns = arange(static_cast<double>(x.size(-1)), int64, x.device());
+  return sub(columns, unsqueeze(rows, 1));
+}
+
+}  // namespace
+
+Tensor tril(const Tensor& x, std::int64_t diagonal) {
+  return masked_fill(x, gt(diagonals(x, "tril"), static_cast<double>(diagonal)), 0);
+}
+
+Tensor triu(const Tensor& x, std::int64_t diagonal) {
+  return masked_fill(x, lt(diagonals(x, "triu"), static_cast<double>(diagonal)), 0);
+}
+
+}  // namespace mica
