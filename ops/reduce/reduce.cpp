@@ -1,8 +1,10 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/reduce/reduce_kernels.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
@@ -40,9 +42,16 @@ void check_floating(const Tensor& x, const char* op) {
   check(is_floating(x.dtype()), "{}: expected a floating dtype, got {}", op, x.dtype());
 }
 
-/// A row-major tensor seen in another shape of as many elements.
+/// A row-major tensor seen in another shape of as many elements; no history.
 Tensor seen_as(const Tensor& x, const Shape& shape) {
   return as_strided(x, shape, contiguous_strides(shape), x.handle()->offset);
+}
+
+Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return seen_as(contiguous_data(dy), shapes.kept); }
+
+/// Scratch and results that only backward uses, with the reduced axes of length 1.
+Tensor statistic_of(const Tensor& x, const Shapes& shapes) {
+  return empty(shapes.kept, accumulate_dtype(x.dtype()), x.device());
 }
 
 /// Σ x / divisor
@@ -54,17 +63,12 @@ Tensor scaled_sum(const Tensor& x, const Shapes& shapes, double divisor) {
   return y;
 }
 
-/// dy, as the reduction gave it, spread over the shape of its input.
-Tensor spread(const Tensor& dy, const Shapes& shapes, const Shape& in) {
-  return broadcast_view(seen_as(contiguous_data(dy), shapes.kept), in);
-}
-
 struct Sum {
   Shape in;
   Shapes shapes;
 
   Tensor forward(autograd::Context&, const Tensor& x) const { return scaled_sum(x, shapes, 1); }
-  Tensor backward(autograd::Context&, const Tensor& dy) const { return spread(dy, shapes, in); }
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return expand(reshape(dy, shapes.kept), in); }
 };
 
 struct Mean {
@@ -75,10 +79,132 @@ struct Mean {
     return scaled_sum(x, shapes, static_cast<double>(shapes.count));
   }
   Tensor backward(autograd::Context&, const Tensor& dy) const {
-    const Shapes same{.kept = dy.shape(), .result = dy.shape()};
-    return spread(scaled_sum(dy, same, static_cast<double>(shapes.count)), shapes, in);
+    // The mean over no axes of dy, with the same divisor, is dy / count.
+    const Shapes same{.kept = dy.shape(), .result = dy.shape(), .count = shapes.count};
+    return expand(reshape(autograd::apply(Mean{dy.shape(), same}, dy), shapes.kept), in);
   }
 };
+
+struct Var {
+  Shapes shapes;
+  double divisor;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor mean = statistic_of(x, shapes);
+    const Tensor y = empty(shapes.result, x.dtype(), x.device());
+    const Tensor kept = seen_as(y, shapes.kept);
+    const Tensor first = empty(shapes.kept, x.dtype(), x.device());
+    copy_into(first,
+              shapes.count > 0 ? as_strided(x, shapes.kept, x.strides(), x.handle()->offset) : full_like(first, 0));
+    const auto count = static_cast<double>(shapes.count);
+    const kernels::Var args{.x = x, .count = count, .divisor = divisor, .first = first, .mean = mean, .y = kept};
+    on_device(x.device(), [&](auto device) { kernels::var(device, args); });
+    ctx.save_for_backward(x, mean);
+    return y;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [x, mean] = ctx.saved<2>();
+    const Tensor dx = empty_like(x);
+    const Tensor kept = kept_of(dy, shapes);
+    const kernels::VarBackward args{.x = x, .mean = mean, .dy = kept, .divisor = divisor, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::var_backward(device, args); });
+    return dx;
+  }
+};
+
+struct LogSumExp {
+  Shapes shapes;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor largest = statistic_of(x, shapes);
+    const Tensor y = empty(shapes.result, x.dtype(), x.device());
+    const Tensor kept = seen_as(y, shapes.kept);
+    const kernels::LogSumExp args{.x = x, .largest = largest, .y = kept};
+    on_device(x.device(), [&](auto device) { kernels::logsumexp(device, args); });
+    ctx.save_for_backward(x, y);
+    return y;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [x, y] = ctx.saved<2>();
+    const Tensor dx = empty_like(x);
+    const Tensor kept = kept_of(y, shapes);
+    const Tensor dkept = kept_of(dy, shapes);
+    const kernels::LogSumExpBackward args{.x = x, .y = kept, .dy = dkept, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::logsumexp_backward(device, args); });
+    return dx;
+  }
+};
+
+/// The extreme over all axes.
+struct Extreme {
+  Shapes shapes;
+  bool largest;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor y = empty(shapes.result, x.dtype(), x.device());
+    const Tensor values = seen_as(y, shapes.kept);
+    const kernels::Extreme args{.x = x, .largest = largest, .values = values, .indices = {}};
+    on_device(x.device(), [&](auto device) { kernels::extreme(device, args); });
+    ctx.save_for_backward(x, y);
+    return y;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [x, y] = ctx.saved<2>();
+    const Tensor dx = empty_like(x);
+    const Tensor count = statistic_of(x, shapes);
+    const Tensor values = kept_of(y, shapes);
+    const Tensor dkept = kept_of(dy, shapes);
+    const kernels::ExtremeBackward args{.x = x, .values = values, .dy = dkept, .count = count, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::extreme_backward(device, args); });
+    return dx;
+  }
+};
+
+/// The extreme along one axis and where it is.
+struct ExtremeAlongAxis {
+  Shape in;
+  Shapes shapes;
+  int axis;
+  bool largest;
+
+  std::array<Tensor, 2> forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor y = empty(shapes.result, x.dtype(), x.device());
+    const Tensor where = empty(shapes.result, int64, x.device());
+    const Tensor values = seen_as(y, shapes.kept);
+    const Tensor indices = seen_as(where, shapes.kept);
+    const kernels::Extreme args{.x = x, .largest = largest, .values = values, .indices = indices};
+    on_device(x.device(), [&](auto device) { kernels::extreme(device, args); });
+    ctx.save_for_backward(where);
+    return {y, where};
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy, const Tensor&) const {
+    const auto [where] = ctx.saved<1>();
+    const Tensor dx = empty(in, dy.dtype(), dy.device());
+    Shape line = Shape::filled(in.size(), 1);
+    line[axis] = in[axis];
+    const Tensor positions = seen_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
+    const Tensor indices = kept_of(where, shapes);
+    const Tensor dkept = kept_of(dy, shapes);
+    const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
+    on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
+    return dx;
+  }
+};
+
+Tensor extreme(const Tensor& x, bool largest, const char* op) {
+  check(x.numel() > 0, "{}: expected at least one element, got shape {}", op, x.shape());
+  check(x.dtype() != boolean, "{}: expected a numeric dtype, got {}", op, x.dtype());
+  return autograd::apply(Extreme{reduced_shapes(x, {}, false, op), largest}, x);
+}
+
+MaxResult extreme_along(const Tensor& x, std::int64_t axis, bool keepdim, bool largest, const char* op) {
+  const int i = normalize_axis(axis, x.dim(), op);
+  check(x.shape()[i] > 0, "{}: expected an axis with elements, got axis {} of shape {}", op, axis, x.shape());
+  check(x.dtype() != boolean, "{}: expected a numeric dtype, got {}", op, x.dtype());
+  const Shapes shapes = reduced_shapes(x, {i}, keepdim, op);
+  const auto results = autograd::apply(ExtremeAlongAxis{x.shape(), shapes, i, largest}, x);
+  return {.values = results[0], .indices = results[1]};
+}
 
 }  // namespace
 
@@ -89,6 +215,36 @@ Tensor sum(const Tensor& x, const Dims& axes, bool keepdim) {
 Tensor mean(const Tensor& x, const Dims& axes, bool keepdim) {
   check_floating(x, "mean");
   return autograd::apply(Mean{x.shape(), reduced_shapes(x, axes, keepdim, "mean")}, x);
+}
+
+Tensor var(const Tensor& x, const Dims& axes, std::int64_t correction, bool keepdim) {
+  check_floating(x, "var");
+  const Shapes shapes = reduced_shapes(x, axes, keepdim, "var");
+  const auto divisor = static_cast<double>(std::max<std::int64_t>(shapes.count - correction, 0));
+  return autograd::apply(Var{shapes, divisor}, x);
+}
+
+Tensor logsumexp(const Tensor& x, const Dims& axes, bool keepdim) {
+  check_floating(x, "logsumexp");
+  return autograd::apply(LogSumExp{reduced_shapes(x, axes, keepdim, "logsumexp")}, x);
+}
+
+Tensor max(const Tensor& x) { return extreme(x, true, "max"); }
+
+Tensor min(const Tensor& x) { return extreme(x, false, "min"); }
+
+MaxResult max(const Tensor& x, std::int64_t axis, bool keepdim) { return extreme_along(x, axis, keepdim, true, "max"); }
+
+MaxResult min(const Tensor& x, std::int64_t axis, bool keepdim) {
+  return extreme_along(x, axis, keepdim, false, "min");
+}
+
+Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim) {
+  return no_grad([&] { return extreme_along(x, axis, keepdim, true, "argmax").indices; });
+}
+
+Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim) {
+  return no_grad([&] { return extreme_along(x, axis, keepdim, false, "argmin").indices; });
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

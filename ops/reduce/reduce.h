@@ -14,6 +14,32 @@ Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 /// Σ x / n over the axes, for floating x; NaN over nothing.
 Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
+/// Σ (x - mean(x))² / max(n - correction, 0) over the axes, for floating x, in two passes. With correction 1 it is the
+/// unbiased estimate, which is NaN for a single element.
+Tensor var(const Tensor& x, const Dims& axes = {}, std::int64_t correction = 1, bool keepdim = false);
+
+/// log Σ exp(x) over the axes, for floating x, without overflow; -inf where all x are -inf and over nothing.
+Tensor logsumexp(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
+
+/// The largest and the smallest element; NaN if there is one. Throws for a tensor without elements. The gradient is
+/// shared evenly by all that are equal to it.
+Tensor max(const Tensor& x);
+Tensor min(const Tensor& x);
+
+struct MaxResult {
+  Tensor values;
+  Tensor indices;  ///< int64
+};
+
+/// The largest and the smallest element along an axis, which must not be empty, and where it is: the first index where
+/// several are equal, the first NaN if there is one. The gradient goes to that element.
+MaxResult max(const Tensor& x, std::int64_t axis, bool keepdim = false);
+MaxResult min(const Tensor& x, std::int64_t axis, bool keepdim = false);
+
+/// The index of the largest and of the smallest element along an axis, int64, as max and min give it.
+Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim = false);
+Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim = false);
+
 /// x summed over the axes along which `shape` was broadcast to x's: the gradient of a broadcast. Throws unless `shape`
 /// broadcasts to x.shape(). x itself where the shapes are equal.
 Tensor sum_to(const Tensor& x, const Shape& shape);

@@ -51,31 +51,16 @@ class Cascade {
   std::uint64_t count_ = 0;
 };
 
-/// The offsets in x and y of element `index` of the axes, but for the `skip` innermost of them.
-struct Offsets {
-  std::int64_t in = 0;
-  std::int64_t out = 0;
-
-  Offsets(const ReducePlan::Axes& axes, std::int64_t index, int skip = 0) {
-    for (int i = axes.rank - 1 - skip; i > 0; --i) {
-      const ReducePlan::Axis& axis = axes.axis[i];
-      const std::int64_t rest = index / axis.size;
-      in += (index - rest * axis.size) * axis.in;
-      out += (index - rest * axis.size) * axis.out;
-      index = rest;
-    }
-    if (axes.rank > skip) {
-      in += index * axes.axis[0].in;
-      out += index * axes.axis[0].out;
-    }
-  }
-};
-
-/// One leaf: n elements, `stride` apart. Unit strides are told to the compiler, so that it can vectorize.
+/// One leaf: n elements, `stride` apart, the first at position `first`. Unit strides are told to the compiler, so that
+/// it can vectorize.
 template <class T, class Op, bool kUnit>
-typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typename Op::Acc shift) {
+typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typename Op::Value shift,
+                             std::int64_t first) {
   using Acc = typename Op::Acc;
-  const auto at = [&](std::int64_t i) { return op.map(static_cast<Acc>(x[kUnit ? i : i * stride]), shift); };
+  using Value = typename Op::Value;
+  const auto at = [&](std::int64_t i) {
+    return op.map(static_cast<Value>(x[kUnit ? i : i * stride]), shift, first + i);
+  };
   constexpr int kLanes = 256 / sizeof(Acc);
   std::int64_t i = 0;
   Acc result = Op::identity();
@@ -104,9 +89,10 @@ typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int6
 }
 
 /// Each result from its own elements, one after the other: for results whose elements lie side by side.
-template <class T, class Op>
-void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const typename Op::Acc* shift, typename Op::Out* y) {
+template <class T, class Op, class Shift>
+void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
   using Acc = typename Op::Acc;
+  using Value = typename Op::Value;
   constexpr std::int64_t kLeaf = 4096;
   constexpr std::int64_t kGroup = 65536;
   const ReducePlan::Axis& run = plan.reduced.inner();
@@ -116,27 +102,29 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const typenam
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
   // The group's leaves, joined.
-  const auto reduce_group = [&](std::int64_t which, std::int64_t in, Acc row_shift) {
+  const auto reduce_group = [&](std::int64_t which, std::int64_t in, Value row_shift) {
     Cascade<Op> cascade(op);
     const std::int64_t end = std::min(leaves, (which + 1) * group);
     for (std::int64_t leaf = which * group; leaf < end; ++leaf) {
+      const std::int64_t run_index = leaf / leaves_per_run;
       const std::int64_t start = leaf % leaves_per_run * kLeaf;
-      const T* from = x + in + Offsets(plan.reduced, leaf / leaves_per_run, 1).in + start * run.in;
+      const T* from = x + in + ReduceOffsets(plan.reduced, run_index, 1).in + start * run.in;
       const std::int64_t n = std::min(kLeaf, run.size - start);
-      cascade.push(run.in == 1 ? reduce_leaf<T, Op, true>(op, from, n, 1, row_shift)
-                               : reduce_leaf<T, Op, false>(op, from, n, run.in, row_shift));
+      const std::int64_t position = run_index * run.size + start;
+      cascade.push(run.in == 1 ? reduce_leaf<T, Op, true>(op, from, n, 1, row_shift, position)
+                               : reduce_leaf<T, Op, false>(op, from, n, run.in, row_shift, position));
     }
     return cascade.result();
   };
-  const auto shift_at = [&](std::int64_t out) { return Op::kShifted ? shift[out] : Acc{}; };
+  const auto shift_at = [&](std::int64_t out) { return Op::kShifted ? static_cast<Value>(shift[out]) : Value{}; };
 
   const std::int64_t rows = plan.kept.numel;
   if (groups == 1) {
     const std::int64_t grain = std::max<std::int64_t>(kReduceGrain / std::max<std::int64_t>(plan.reduced.numel, 1), 1);
     parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
-        const Offsets at(plan.kept, row);
-        const Acc row_shift = shift_at(at.out);
+        const ReduceOffsets at(plan.kept, row);
+        const Value row_shift = shift_at(at.out);
         y[at.out] = static_cast<typename Op::Out>(op.finish(reduce_group(0, at.in, row_shift), row_shift));
       }
     });
@@ -145,12 +133,12 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const typenam
   std::vector<Acc> partials(rows * groups);
   parallel_for(rows * groups, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const Offsets at(plan.kept, i / groups);
+      const ReduceOffsets at(plan.kept, i / groups);
       partials[i] = reduce_group(i % groups, at.in, shift_at(at.out));
     }
   });
   for (std::int64_t row = 0; row < rows; ++row) {
-    const Offsets at(plan.kept, row);
+    const ReduceOffsets at(plan.kept, row);
     Cascade<Op> cascade(op);
     for (std::int64_t i = 0; i < groups; ++i) {
       cascade.push(partials[row * groups + i]);
@@ -184,14 +172,14 @@ struct TileOp {
 
 /// Tiles of columns of results at once, down the rows: for results that lie side by side while their elements do not.
 /// The innermost kept axis has stride 1 in x.
-template <class T, class Op>
-void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const typename Op::Acc* shift,
-                    typename Op::Out* y) {
-  using Acc = typename Op::Acc;
+template <class T, class Op, class Shift>
+void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
+  using Value = typename Op::Value;
   constexpr std::int64_t kTile = TileOp<Op>::kTile;
   constexpr std::int64_t kLeaf = 32;  // rows
   constexpr std::int64_t kMaxGroups = 64;
   using Tile = typename TileOp<Op>::Acc;
+  using Shifts = std::array<Value, kTile>;
 
   const ReducePlan::Axis columns = plan.kept.inner();
   const TileOp<Op> tile_op{op, std::min(kTile, columns.size)};
@@ -203,23 +191,25 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const type
 
   // Rows [begin, end) of `width` columns from `base` on.
   const auto reduce_leaf_of = [&](const T* base, std::int64_t begin, std::int64_t end, std::int64_t width,
-                                  const Acc* shifts) {
+                                  const Shifts& shifts) {
     Tile tile = TileOp<Op>::identity();
-    const auto row_at = [&](std::int64_t row) { return base + Offsets(plan.reduced, row).in; };
+    const auto value = [&](const T* from, std::int64_t i, std::int64_t position) {
+      return op.map(static_cast<Value>(from[i]), shifts[i], position);
+    };
+    const auto row_at = [&](std::int64_t row) { return base + ReduceOffsets(plan.reduced, row).in; };
     std::int64_t row = begin;
     for (; row + 4 <= end; row += 4) {
       const T *a = row_at(row), *b = row_at(row + 1), *c = row_at(row + 2), *d = row_at(row + 3);
-      const auto value = [&](const T* from, std::int64_t i) { return op.map(static_cast<Acc>(from[i]), shifts[i]); };
 #pragma GCC ivdep
       for (std::int64_t i = 0; i < width; ++i) {
-        tile[i] =
-            op.combine(tile[i], op.combine(op.combine(value(a, i), value(b, i)), op.combine(value(c, i), value(d, i))));
+        tile[i] = op.combine(tile[i], op.combine(op.combine(value(a, i, row), value(b, i, row + 1)),
+                                                 op.combine(value(c, i, row + 2), value(d, i, row + 3))));
       }
     }
     for (; row < end; ++row) {
       const T* a = row_at(row);
       for (std::int64_t i = 0; i < width; ++i) {
-        tile[i] = op.combine(tile[i], op.map(static_cast<Acc>(a[i]), shifts[i]));
+        tile[i] = op.combine(tile[i], value(a, i, row));
       }
     }
     return tile;
@@ -228,21 +218,21 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const type
     std::int64_t in, out, width;
   };
   const auto place_of = [&](std::int64_t block) {
-    const Offsets at(plan.kept, block / tiles, 1);
+    const ReduceOffsets at(plan.kept, block / tiles, 1);
     const std::int64_t first = block % tiles * kTile;
     return Place{at.in + first, at.out + first * columns.out, std::min(kTile, columns.size - first)};
   };
   const auto shifts_at = [&](const Place& place) {
-    Tile shifts{};
+    Shifts shifts{};
     if constexpr (Op::kShifted) {
       for (std::int64_t i = 0; i < place.width; ++i) {
-        shifts[i] = shift[place.out + i * columns.out];
+        shifts[i] = static_cast<Value>(shift[place.out + i * columns.out]);
       }
     }
     return shifts;
   };
   const auto write = [&](const Place& place, const Tile& tile) {
-    const Tile shifts = shifts_at(place);
+    const Shifts shifts = shifts_at(place);
     for (std::int64_t i = 0; i < place.width; ++i) {
       y[place.out + i * columns.out] = static_cast<typename Op::Out>(op.finish(tile[i], shifts[i]));
     }
@@ -251,24 +241,24 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const type
   const std::int64_t blocks = outer * tiles;
   std::vector<Tile> partials(groups > 1 ? blocks * groups : 0);
   const std::int64_t work = std::max<std::int64_t>(std::min(rows, group) * std::min(columns.size, kTile), 1);
-  parallel_for(
-      blocks * groups, std::max<std::int64_t>(kReduceGrain / work, 1), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          const Place place = place_of(i / groups);
-          const Tile shifts = shifts_at(place);
-          const std::int64_t first = i % groups * group;
-          const std::int64_t last = std::min(rows, first + group);
-          Cascade<TileOp<Op>> cascade(tile_op);
-          for (std::int64_t row = first; row < last; row += kLeaf) {
-            cascade.push(reduce_leaf_of(x + place.in, row, std::min(last, row + kLeaf), place.width, shifts.data()));
-          }
-          if (groups == 1) {
-            write(place, cascade.result());
-          } else {
-            partials[i] = cascade.result();
-          }
-        }
-      });
+  parallel_for(blocks * groups, std::max<std::int64_t>(kReduceGrain / work, 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const Place place = place_of(i / groups);
+                   const Shifts shifts = shifts_at(place);
+                   const std::int64_t first = i % groups * group;
+                   const std::int64_t last = std::min(rows, first + group);
+                   Cascade<TileOp<Op>> cascade(tile_op);
+                   for (std::int64_t row = first; row < last; row += kLeaf) {
+                     cascade.push(reduce_leaf_of(x + place.in, row, std::min(last, row + kLeaf), place.width, shifts));
+                   }
+                   if (groups == 1) {
+                     write(place, cascade.result());
+                   } else {
+                     partials[i] = cascade.result();
+                   }
+                 }
+               });
   if (groups > 1) {
     for (std::int64_t block = 0; block < blocks; ++block) {
       Cascade<TileOp<Op>> cascade(tile_op);
@@ -282,9 +272,9 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const type
 
 }  // namespace detail
 
-/// y = op over the axes of x that have length 1 in y. `shift`, if the op has one, has y's shape.
-template <class T, class Op>
-void reduce(Cpu, const Op& op, const Tensor& x, const typename Op::Acc* shift, const Tensor& y) {
+/// y = op over the axes of x that have length 1 in y. `shift`, if the op has one, has y's shape and is row-major.
+template <class T, class Op, class Shift = typename Op::Value>
+void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shift* shift = nullptr) {
   if (y.numel() == 0) {
     return;
   }
@@ -292,9 +282,9 @@ void reduce(Cpu, const Op& op, const Tensor& x, const typename Op::Acc* shift, c
   using Out = typename Op::Out;
   const bool side_by_side = plan.kept.inner().in == 1 && plan.kept.inner().size >= 8;
   if (side_by_side && plan.reduced.inner().in != 1) {
-    detail::reduce_columns<T>(op, plan, x.data<T>(), shift, y.data<Out>());
+    detail::reduce_columns(op, plan, x.data<T>(), shift, y.data<Out>());
   } else {
-    detail::reduce_rows<T>(op, plan, x.data<T>(), shift, y.data<Out>());
+    detail::reduce_rows(op, plan, x.data<T>(), shift, y.data<Out>());
   }
 }
 

@@ -5,8 +5,8 @@
 
 namespace mica::kernels {
 
-// In all of these x has any strides, and the result y is row-major and has x's shape but for the reduced axes, which
-// have length 1.
+// In all of these x and dx have any strides. Results (y, values, indices) and scratch are row-major and have x's shape
+// but for the reduced axes, which have length 1; dy has that shape and any strides. Scratch has the accumulate dtype.
 
 /// y = Σ x / divisor. y has x's dtype if that is floating, else int64 (and divisor is 1).
 struct Sum {
@@ -16,5 +16,79 @@ struct Sum {
 };
 void sum(Cpu, const Sum& args);
 void sum(Cuda, const Sum& args);
+
+/// mean = Σ x / count, y = Σ (x - mean)² / divisor
+struct Var {
+  const Tensor& x;
+  double count;
+  double divisor;
+  const Tensor& first;  // one of the elements of each result, in x's dtype
+  const Tensor& mean;   // scratch, which the backward wants
+  const Tensor& y;
+};
+void var(Cpu, const Var& args);
+void var(Cuda, const Var& args);
+
+/// dx = 2 dy (x - mean) / divisor
+struct VarBackward {
+  const Tensor& x;
+  const Tensor& mean;
+  const Tensor& dy;
+  double divisor;
+  const Tensor& dx;
+};
+void var_backward(Cpu, const VarBackward& args);
+void var_backward(Cuda, const VarBackward& args);
+
+/// y = log Σ exp(x)
+struct LogSumExp {
+  const Tensor& x;
+  const Tensor& largest;  // scratch
+  const Tensor& y;
+};
+void logsumexp(Cpu, const LogSumExp& args);
+void logsumexp(Cuda, const LogSumExp& args);
+
+/// dx = dy exp(x - y)
+struct LogSumExpBackward {
+  const Tensor& x;
+  const Tensor& y;
+  const Tensor& dy;
+  const Tensor& dx;
+};
+void logsumexp_backward(Cpu, const LogSumExpBackward& args);
+void logsumexp_backward(Cuda, const LogSumExpBackward& args);
+
+/// values = the largest x (or smallest), NaN if there is one. indices, where defined: the first position of that along
+/// the one axis that is reduced.
+struct Extreme {
+  const Tensor& x;
+  bool largest;
+  const Tensor& values;
+  const Tensor& indices;
+};
+void extreme(Cpu, const Extreme& args);
+void extreme(Cuda, const Extreme& args);
+
+/// dx = dy / count at every x that is the extreme, else 0
+struct ExtremeBackward {
+  const Tensor& x;
+  const Tensor& values;
+  const Tensor& dy;
+  const Tensor& count;  // scratch
+  const Tensor& dx;
+};
+void extreme_backward(Cpu, const ExtremeBackward& args);
+void extreme_backward(Cuda, const ExtremeBackward& args);
+
+/// dx = dy where positions == indices, else 0. positions broadcasts to dx: 0, 1, … along the reduced axis.
+struct PlaceAlongAxis {
+  const Tensor& positions;
+  const Tensor& indices;
+  const Tensor& dy;
+  const Tensor& dx;
+};
+void place_along_axis(Cpu, const PlaceAlongAxis& args);
+void place_along_axis(Cuda, const PlaceAlongAxis& args);
 
 }  // namespace mica::kernels

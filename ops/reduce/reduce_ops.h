@@ -1,35 +1,178 @@
 #pragma once
 
 // What is done to the elements of a reduction, written once for both devices. A reduction starts from identity(), takes
-// in each element by map(), joins partial results by combine() and ends with finish(). Two-pass reductions carry a
-// `shift` for each result, found by the first pass.
+// in the i-th element of a result by map(x, shift, i), joins partial results by combine() and ends with finish(). Those
+// in two passes carry a `shift` for each result, found by the first pass. Elements of type T are seen as Value.
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include <mica/core/dtype.h>
+#include <mica/core/math.h>
 
 namespace mica::kernels {
 
-/// Σ x / divisor
+/// Σ x / divisor; integers and booleans sum to int64.
 template <class T>
 struct SumOp {
-  using Acc = std::conditional_t<std::is_integral_v<T>, std::int64_t, Accumulate<T>>;
+  using Value = std::conditional_t<std::is_integral_v<T>, std::int64_t, Accumulate<T>>;
+  using Acc = Value;
   using Out = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
   static constexpr bool kShifted = false;
 
-  Acc divisor;
+  Value divisor;
 
   MICA_HOST_DEVICE static Acc identity() { return 0; }
-  MICA_HOST_DEVICE Acc map(Acc x, Acc) const { return x; }
+  MICA_HOST_DEVICE Acc map(Value x, Value, std::int64_t) const { return x; }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
-  MICA_HOST_DEVICE Acc finish(Acc sum, Acc) const {
+  MICA_HOST_DEVICE Acc finish(Acc sum, Value) const {
     if constexpr (std::is_integral_v<T>) {
       return sum;
     } else {
       return sum / divisor;
     }
+  }
+};
+
+/// The mean; the shift is any one of the elements, which keeps the sum small where the mean is large.
+template <class T>
+struct MeanOp {
+  using Value = Accumulate<T>;
+  using Acc = Value;
+  using Out = Value;
+  static constexpr bool kShifted = true;
+
+  Value count;
+
+  MICA_HOST_DEVICE static Acc identity() { return 0; }
+  MICA_HOST_DEVICE Acc map(Value x, Value shift, std::int64_t) const { return x - shift; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
+  MICA_HOST_DEVICE Acc finish(Acc sum, Value shift) const { return shift + sum / count; }
+};
+
+/// Σ (x - mean)² / divisor; the shift is the mean.
+template <class T>
+struct VarOp {
+  using Value = Accumulate<T>;
+  using Acc = Value;
+  using Out = T;
+  static constexpr bool kShifted = true;
+
+  Value divisor;
+
+  MICA_HOST_DEVICE static Acc identity() { return 0; }
+  MICA_HOST_DEVICE Acc map(Value x, Value mean, std::int64_t) const { return (x - mean) * (x - mean); }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
+  MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum / divisor; }
+};
+
+/// log Σ exp(x); the shift is the largest x. Where that is infinite, exp needs no help: it gives 0 or infinity.
+template <class T>
+struct LogSumExpOp {
+  using Value = Accumulate<T>;
+  using Acc = Value;
+  using Out = T;
+  static constexpr bool kShifted = true;
+
+  MICA_HOST_DEVICE static Value usable(Value largest) {
+    constexpr Value kInf = std::numeric_limits<Value>::infinity();
+    return (largest == kInf) | (largest == -kInf) ? 0 : largest;
+  }
+  MICA_HOST_DEVICE static Acc identity() { return 0; }
+  MICA_HOST_DEVICE Acc map(Value x, Value largest, std::int64_t) const { return math::exp(x - usable(largest)); }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
+  MICA_HOST_DEVICE Acc finish(Acc sum, Value largest) const { return math::log(sum) + usable(largest); }
+};
+
+/// The largest x, or the smallest; NaN if there is one.
+template <class T, bool kLargest, class Result = T>
+struct ExtremeOp {
+  using Value = Accumulate<T>;
+  using Acc = Value;
+  using Out = Result;
+  static constexpr bool kShifted = false;
+
+  MICA_HOST_DEVICE static Acc identity() {
+    using Limits = std::numeric_limits<Value>;
+    if constexpr (Limits::has_infinity) {
+      return kLargest ? -Limits::infinity() : Limits::infinity();
+    } else {
+      return kLargest ? Limits::lowest() : Limits::max();
+    }
+  }
+  MICA_HOST_DEVICE Acc map(Value x, Value, std::int64_t) const { return x; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return ((kLargest ? b > a : b < a) | (b != b)) ? b : a; }
+  MICA_HOST_DEVICE Acc finish(Acc extreme, Value) const { return extreme; }
+};
+
+/// True if x is the extreme, which is NaN if any x is.
+template <class V>
+MICA_HOST_DEVICE bool is_extreme(V x, V extreme) {
+  return (x == extreme) | ((x != x) & (extreme != extreme));
+}
+
+/// The first i at which x is the extreme; the shift is the extreme.
+template <class T>
+struct FindOp {
+  using Value = Accumulate<T>;
+  using Acc = std::int64_t;
+  using Out = std::int64_t;
+  static constexpr bool kShifted = true;
+
+  MICA_HOST_DEVICE static Acc identity() { return std::numeric_limits<Acc>::max(); }
+  MICA_HOST_DEVICE Acc map(Value x, Value extreme, std::int64_t i) const {
+    return is_extreme(x, extreme) ? i : identity();
+  }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a < b ? a : b; }
+  MICA_HOST_DEVICE Acc finish(Acc first, Value) const { return first; }
+};
+
+/// How many x are the extreme; the shift is the extreme.
+template <class T>
+struct CountOp {
+  using Value = Accumulate<T>;
+  using Acc = std::int64_t;
+  using Out = Accumulate<T>;
+  static constexpr bool kShifted = true;
+
+  MICA_HOST_DEVICE static Acc identity() { return 0; }
+  MICA_HOST_DEVICE Acc map(Value x, Value extreme, std::int64_t) const { return is_extreme(x, extreme) ? 1 : 0; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
+  MICA_HOST_DEVICE Acc finish(Acc count, Value) const { return count; }
+};
+
+// The gradients, element by element.
+
+/// d var / dx = 2 (x - mean) / divisor
+template <class V>
+struct VarGradient {
+  V scale;
+  MICA_HOST_DEVICE V operator()(V x, V mean, V dy) const { return dy * scale * (x - mean); }
+};
+
+/// d logsumexp / dx = exp(x - y); 0 where y is -inf
+template <class V>
+struct LogSumExpGradient {
+  MICA_HOST_DEVICE V operator()(V x, V y, V dy) const {
+    return y == -std::numeric_limits<V>::infinity() ? V{0} : dy * math::exp(x - y);
+  }
+};
+
+/// Shared evenly by all that are the extreme.
+template <class V>
+struct ExtremeGradient {
+  MICA_HOST_DEVICE V operator()(V x, V extreme, V count, V dy) const {
+    return is_extreme(x, extreme) ? dy / count : V{0};
+  }
+};
+
+/// All to the element at `index`.
+template <class V>
+struct PlaceGradient {
+  MICA_HOST_DEVICE V operator()(std::int64_t position, std::int64_t index, V dy) const {
+    return position == index ? dy : V{0};
   }
 };
 

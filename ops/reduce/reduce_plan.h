@@ -23,7 +23,7 @@ struct ReducePlan {
     int rank = 0;
     std::int64_t numel = 1;
 
-    const Axis& inner() const { return axis[rank - 1]; }
+    constexpr const Axis& inner() const { return axis[rank - 1]; }
   };
 
   Axes kept;
@@ -64,6 +64,26 @@ struct ReducePlan {
       axes.axis[rank++] = {};
     }
     axes.rank = rank;
+  }
+};
+
+/// The offsets in x and y of element `index` of the axes, the `skip` innermost of them left out.
+struct ReduceOffsets {
+  std::int64_t in = 0;
+  std::int64_t out = 0;
+
+  constexpr ReduceOffsets(const ReducePlan::Axes& axes, std::int64_t index, int skip = 0) {
+    for (int i = axes.rank - 1 - skip; i > 0; --i) {
+      const ReducePlan::Axis& axis = axes.axis[i];
+      const std::int64_t rest = index / axis.size;
+      in += (index - rest * axis.size) * axis.in;
+      out += (index - rest * axis.size) * axis.out;
+      index = rest;
+    }
+    if (axes.rank > skip) {
+      in += index * axes.axis[0].in;
+      out += index * axes.axis[0].out;
+    }
   }
 };
 

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "tests/support.h"
@@ -223,17 +225,228 @@ TEST(Reduce, SumGradients) {
   }
 }
 
+double plain_var(const std::vector<double>& v, int correction) {
+  const double mean = plain_mean(v);
+  double sum = 0;
+  for (const double x : v) {
+    sum += (x - mean) * (x - mean);
+  }
+  return sum / std::max<double>(static_cast<double>(v.size()) - correction, 0);
+}
+
+double plain_logsumexp(const std::vector<double>& v) {
+  const double largest = v.empty() ? -kInf : *std::max_element(v.begin(), v.end());
+  double sum = 0;
+  for (const double x : v) {
+    sum += std::exp(x - largest);
+  }
+  return sum == 0 ? -kInf : largest + std::log(sum);
+}
+
+TEST(Reduce, VarMatchesReference) {
+  for (const Device device : test_devices()) {
+    for (const Case& c : kCases) {
+      for (const int correction : {0, 1, 3}) {
+        const auto expected = [&](const std::vector<double>& v) { return plain_var(v, correction); };
+        const Tensor x = randn(c.shape, float64, device);
+        expect_close(var(x, c.axes, correction), reference(x, c.axes, expected), 1e-12, 0, describe(c, device));
+        for (const Tensor& y : layouts(randn(c.shape, float32, device))) {
+          expect_close(var(y, c.axes, correction), reference(y, c.axes, expected), 1e-5, 1e-12, describe(c, device));
+        }
+      }
+    }
+  }
+}
+
+TEST(Reduce, VarOfLargeMeanIsAccurate) {
+  for (const Device device : test_devices()) {
+    Tensor x = randn({512, 300}, float64);
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      x.data<double>()[i] += 1e4;
+    }
+    x = x.to(float32).to(device);
+    const auto expected = [](const std::vector<double>& v) { return plain_var(v, 1); };
+    expect_close(var(x, {0}), reference(x, {0}, expected), 2e-6, 0);
+    expect_close(var(x, {1}), reference(x, {1}, expected), 2e-6, 0);
+    expect_close(var(x), reference(x, {}, expected), 2e-6, 0);
+  }
+}
+
+TEST(Reduce, LogSumExpMatchesReference) {
+  for (const Device device : test_devices()) {
+    for (const Case& c : kCases) {
+      const Tensor x = randn(c.shape, float64, device);
+      expect_close(logsumexp(x, c.axes, true), reference(x, c.axes, plain_logsumexp), 1e-12, 1e-14,
+                   describe(c, device));
+      for (const Tensor& y : layouts(randn(c.shape, float32, device))) {
+        expect_close(logsumexp(y, c.axes), reference(y, c.axes, plain_logsumexp), 1e-6, 1e-6, describe(c, device));
+      }
+    }
+    const Tensor h = randn({40, 50}, bfloat16, device);
+    expect_close(logsumexp(h, {1}), reference(h, {1}, plain_logsumexp), 5e-3, 0);
+  }
+}
+
+TEST(Reduce, LogSumExpAtTheEdges) {
+  for (const Device device : test_devices()) {
+    const float inf = static_cast<float>(kInf);
+    const Tensor x = from_data({-inf, -inf, 1e4f, 1e4f, -1e4f, -1e4f, inf, 0.f, -inf, 3.f, inf, -inf}, {6, 2}, device);
+    x.requires_grad_();
+    const Tensor y = logsumexp(x, {1});
+    const double log2 = std::log(2.0);
+    expect_close(y, std::vector<double>{-kInf, 1e4 + log2, -1e4 + log2, kInf, 3, kInf}, 1e-7, 0);
+    y.backward(ones_like(y));
+    const std::vector<double> g = to_vector<double>(x.grad());
+    EXPECT_EQ(std::vector<double>(g.begin(), g.begin() + 2), (std::vector<double>{0, 0}));
+    for (int i = 2; i < 6; ++i) {
+      EXPECT_NEAR(g[i], 0.5, 5e-4);  // y itself is rounded to 1e-3
+    }
+    EXPECT_EQ(g[8], 0);
+    EXPECT_EQ(g[9], 1);
+    expect_close(logsumexp(from_data({static_cast<float>(kNaN), 1.f}, {2}, device)), std::vector<double>{kNaN}, 0, 0);
+  }
+}
+
+TEST(Reduce, ExtremesMatchReference) {
+  for (const Device device : test_devices()) {
+    for (const Case& c : kCases) {
+      if (numel_of(c.shape) == 0) {
+        continue;
+      }
+      for (const DType dtype : {float32, float64, float16, bfloat16, int64, int32, uint8}) {
+        if (numel_of(c.shape) > 50'000 && dtype != float32) {
+          continue;
+        }
+        // Few distinct values, so that ties are the rule.
+        const Tensor x = randint(0, 20, c.shape, int64, device).to(dtype);
+        const std::vector<double> v = to_vector<double>(x);
+        EXPECT_EQ(max(x).item(), *std::max_element(v.begin(), v.end()));
+        EXPECT_EQ(min(x).item(), *std::min_element(v.begin(), v.end()));
+        EXPECT_EQ(max(x).dtype(), dtype);
+        for (int axis = 0; axis < x.dim(); ++axis) {
+          const auto [largest, at] = max(x, axis);
+          const auto [smallest, low] = min(x, axis - x.dim(), true);
+          EXPECT_EQ(low.shape()[axis], 1);
+          const auto first = [](const std::vector<double>& g, auto it) { return static_cast<double>(it - g.begin()); };
+          const std::string what = describe({c.shape, {axis}}, device);
+          expect_close(largest, reference(x, {axis}, [](auto& g) { return *std::max_element(g.begin(), g.end()); }), 0,
+                       0, what);
+          expect_close(smallest, reference(x, {axis}, [](auto& g) { return *std::min_element(g.begin(), g.end()); }), 0,
+                       0, what);
+          const auto where_max =
+              reference(x, {axis}, [&](auto& g) { return first(g, std::max_element(g.begin(), g.end())); });
+          expect_close(at, where_max, 0, 0, what);
+          expect_close(argmax(x, axis), where_max, 0, 0, what);
+          const auto where_min =
+              reference(x, {axis}, [&](auto& g) { return first(g, std::min_element(g.begin(), g.end())); });
+          expect_close(low, where_min, 0, 0, what);
+          expect_close(argmin(x, axis), where_min, 0, 0, what);
+        }
+      }
+    }
+  }
+}
+
+TEST(Reduce, ExtremesOfNaNAndInfinity) {
+  for (const Device device : test_devices()) {
+    for (const std::int64_t n : {3, 40, 5000, 100'000}) {
+      std::vector<float> values(3 * n, -static_cast<float>(kInf));
+      values[n + n / 2] = static_cast<float>(kNaN);
+      values[2 * n - 1] = static_cast<float>(kNaN);
+      values[2 * n + 1] = 7;
+      const Tensor x = from_data(values, {3, n}, device);
+      for (const Tensor& y : layouts(x)) {
+        const auto [largest, at] = max(y, 1);
+        expect_close(largest, std::vector<double>{-kInf, kNaN, 7}, 0, 0);
+        expect_close(at, std::vector<double>{0, static_cast<double>(n / 2), 1}, 0, 0);
+        const auto [smallest, low] = min(y, 1);
+        expect_close(smallest, std::vector<double>{-kInf, kNaN, -kInf}, 0, 0);
+        expect_close(low, std::vector<double>{0, static_cast<double>(n / 2), 0}, 0, 0);
+        EXPECT_TRUE(std::isnan(max(y).item()));
+      }
+    }
+  }
+}
+
+TEST(Reduce, StatisticsGradients) {
+  using autograd::gradcheck;
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 4, 5}, float64, device);
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return var(a); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return var(a, {0, 2}, 0); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return var(a, {-2}, 2, true); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return logsumexp(a); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return logsumexp(a, {1}); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return logsumexp(a, {0, 2}, true); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return max(a); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return min(a); }, {x}));
+    for (const int axis : {0, 1, -1}) {
+      EXPECT_TRUE(gradcheck([axis](const Tensor& a) { return max(a, axis).values; }, {x}));
+      EXPECT_TRUE(gradcheck([axis](const Tensor& a) { return min(a, axis, true).values; }, {x}));
+    }
+  }
+}
+
+TEST(Reduce, GradientOfTies) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({3.f, 1.f, 3.f, 3.f}, {2, 2}, device).requires_grad_();
+    max(x).backward(full({}, 6, float32, device));
+    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{2, 0, 2, 2}));  // shared
+    x.set_grad({});
+    max(x, 1).values.backward(from_data({5.f, 7.f}, device));
+    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{5, 0, 7, 0}));  // the first
+    EXPECT_FALSE(max(x, 1).indices.requires_grad());
+    EXPECT_FALSE(argmax(x, 1).requires_grad());
+  }
+}
+
+TEST(Reduce, GradientsOf16BitFloats) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      const Tensor x = randn({6, 50}, dtype, device).requires_grad_();
+      const Tensor wide = x.detach().to(float64).requires_grad_();
+      const Tensor dy = randn({6}, dtype, device);
+      for (const auto& f : std::vector<std::function<Tensor(const Tensor&)>>{
+               [](const Tensor& a) { return sum(a, {1}); }, [](const Tensor& a) { return mean(a, {1}); },
+               [](const Tensor& a) { return var(a, {1}); }, [](const Tensor& a) { return logsumexp(a, {1}); },
+               [](const Tensor& a) { return max(a, 1).values; }}) {
+        x.set_grad({});
+        wide.set_grad({});
+        f(x).backward(dy);
+        f(wide).backward(dy.to(float64));
+        EXPECT_EQ(x.grad().dtype(), dtype);
+        expect_close(x.grad(), to_vector<double>(wide.grad()), 2e-2, 1e-2);
+      }
+    }
+  }
+}
+
+TEST(Reduce, RunsAreBitIdentical) {
+  for (const Device device : test_devices()) {
+    for (const Case& c : kCases) {
+      const Tensor x = randn(c.shape, float32, device);
+      EXPECT_TRUE(same_bits(sum(x, c.axes), sum(x, c.axes))) << describe(c, device);
+      EXPECT_TRUE(same_bits(var(x, c.axes, 0), var(x, c.axes, 0)) || x.numel() == 0) << describe(c, device);
+      EXPECT_TRUE(same_bits(logsumexp(x, c.axes), logsumexp(x, c.axes))) << describe(c, device);
+    }
+  }
+}
+
 TEST(Reduce, ThreadCountDoesNotShow) {
   const int before = num_threads();
   for (const Case& c : kCases) {
     const Tensor x = randn(c.shape);
-    set_num_threads(1);
-    const Tensor one = sum(x, c.axes);
-    set_num_threads(2);
-    const Tensor two = sum(x, c.axes);
-    set_num_threads(5);
-    const Tensor five = sum(x, c.axes);
-    EXPECT_TRUE(same_bits(one, two) && same_bits(one, five)) << describe(c, Device::cpu());
+    const auto results = [&](int threads) {
+      set_num_threads(threads);
+      return Tensors{sum(x, c.axes), mean(x, c.axes), var(x, c.axes, 0), logsumexp(x, c.axes)};
+    };
+    const Tensors one = results(1);
+    for (const int threads : {2, 5}) {
+      const Tensors more = results(threads);
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        EXPECT_TRUE(same_bits(one[i], more[i])) << describe(c, Device::cpu()) << ", result " << i;
+      }
+    }
   }
   set_num_threads(before);
 }
@@ -254,6 +467,13 @@ TEST(Reduce, BadAxesAreErrors) {
   const Tensor x = randn({2, 3});
   expect_error([&] { sum(x, {2}); }, "sum: expected an axis in [-2, 2), got 2");
   expect_error([&] { sum(x, {0, -2}); }, "sum: expected each axis once, got [0, -2]");
+  expect_error([&] { max(x, 2); }, "max: expected an axis in [-2, 2), got 2");
+  expect_error([&] { argmax(zeros({2, 0}), 1); }, "argmax: expected an axis with elements, got axis 1 of shape [2, 0]");
+  expect_error([&] { min(zeros({2, 0})); }, "min: expected at least one element, got shape [2, 0]");
+  expect_error([&] { max(zeros({2}, boolean)); }, "max: expected a numeric dtype, got bool");
+  expect_error([&] { var(x.to(int32)); }, "var: expected a floating dtype, got int32");
+  expect_error([&] { logsumexp(x.to(int32)); }, "logsumexp: expected a floating dtype, got int32");
+  EXPECT_EQ(max(zeros({0, 2}), 1).values.shape(), Shape({0}));
   expect_error([&] { mean(x.to(int64)); }, "mean: expected a floating dtype, got int64");
 }
 

@@ -1,0 +1,93 @@
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/core/dispatch.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+
+namespace mica {
+
+namespace {
+
+/// As rows of a matrix, or as a list: the elements in row-major order, without history.
+Tensor packed(const Tensor& x, const Shape& shape) {
+  const Tensor data = contiguous_data(x);
+  return as_strided(data, shape, contiguous_strides(shape), data.handle()->offset);
+}
+
+struct CrossEntropy {
+  CrossEntropyOptions options;
+  std::int64_t rows;
+  std::int64_t classes;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& logits, const Tensor& targets) const {
+    const DType wide = accumulate_dtype(logits.dtype());
+    const Device device = logits.device();
+    const Tensor labels = packed(targets, {rows});
+    const Tensor logsumexp = empty({rows}, wide, device);
+    const Tensor losses = empty({rows}, wide, device);
+    const Tensor matrix = packed(logits, {rows, classes});
+    const kernels::CrossEntropyForward args{.logits = matrix,
+                                            .targets = labels,
+                                            .ignore_index = options.ignore_index,
+                                            .logsumexp = logsumexp,
+                                            .losses = losses};
+    if (rows > 0) {
+      on_device(device, [&](auto d) { kernels::cross_entropy_forward(d, args); });
+    }
+    Tensor count;
+    Tensor loss;
+    if (options.reduction == Reduction::none) {
+      loss = empty(targets.shape(), logits.dtype(), device);
+      copy_into(loss, packed(losses, targets.shape()));
+    } else {
+      if (options.reduction == Reduction::mean) {
+        count = empty({1}, wide, device);
+      }
+      loss = empty({}, logits.dtype(), device);
+      const Tensor total = packed(loss, {1});
+      const kernels::CrossEntropyReduce reduce{
+          .losses = losses, .targets = labels, .ignore_index = options.ignore_index, .count = count, .loss = total};
+      on_device(device, [&](auto d) { kernels::cross_entropy_reduce(d, reduce); });
+    }
+    ctx.save_for_backward(logits, targets, logsumexp, count);
+    return loss;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
+    const auto [logits, targets, logsumexp, count] = ctx.saved<4>();
+    const Tensor dlogits = empty(logits.shape(), logits.dtype(), logits.device());
+    if (logits.numel() > 0) {
+      const Tensor matrix = packed(logits, {rows, classes});
+      const Tensor labels = packed(targets, {rows});
+      const Tensor scale = packed(dloss, {dloss.numel()});
+      const Tensor dmatrix = packed(dlogits, {rows, classes});
+      const kernels::CrossEntropyBackward args{.logits = matrix,
+                                               .targets = labels,
+                                               .ignore_index = options.ignore_index,
+                                               .logsumexp = logsumexp,
+                                               .per_row = options.reduction == Reduction::none,
+                                               .dloss = scale,
+                                               .count = count,
+                                               .dlogits = dmatrix};
+      on_device(logits.device(), [&](auto d) { kernels::cross_entropy_backward(d, args); });
+    }
+    return {dlogits, Tensor{}};
+  }
+};
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  check(is_floating(logits.dtype()), "cross_entropy: expected floating logits, got {}", logits.dtype());
+  check(targets.dtype() == int64 || targets.dtype() == int32, "cross_entropy: expected int64 or int32 targets, got {}",
+        targets.dtype());
+  check(logits.dim() >= 1, "cross_entropy: expected logits of shape [..., classes], got a scalar");
+  check(targets.shape() == logits.shape().slice(0, logits.dim() - 1),
+        "cross_entropy: expected targets of shape {} for logits of shape {}, got {}",
+        logits.shape().slice(0, logits.dim() - 1), logits.shape(), targets.shape());
+  check(targets.device() == logits.device(), "cross_entropy: expected targets on {}, got {}", logits.device(),
+        targets.device());
+  return autograd::apply(CrossEntropy{options, targets.numel(), logits.shape().back()}, logits, targets);
+}
+
+}  // namespace mica

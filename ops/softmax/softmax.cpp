@@ -1,0 +1,74 @@
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/core/dispatch.h>
+#include <mica/ops/softmax/softmax.h>
+#include <mica/ops/softmax/softmax_kernels.h>
+
+namespace mica {
+
+namespace {
+
+// Runs a kernel of SoftmaxForward, or of SoftmaxBackward, unless there is nothing to do.
+template <class Kernel>
+Tensor forward_with(Kernel kernel, const Tensor& x, int axis) {
+  const Tensor y = empty(x.shape(), x.dtype(), x.device());
+  if (x.numel() > 0) {
+    const Tensor rows = contiguous_data(x);
+    const kernels::SoftmaxForward args{.x = rows, .axis = axis, .y = y};
+    on_device(x.device(), [&](auto device) { kernel(device, args); });
+  }
+  return y;
+}
+
+template <class Kernel>
+Tensor backward_with(Kernel kernel, const Tensor& y, const Tensor& dy, int axis) {
+  const Tensor dx = empty(y.shape(), y.dtype(), y.device());
+  if (y.numel() > 0) {
+    const Tensor rows = contiguous_data(dy);
+    const kernels::SoftmaxBackward args{.y = y, .dy = rows, .axis = axis, .dx = dx};
+    on_device(y.device(), [&](auto device) { kernel(device, args); });
+  }
+  return dx;
+}
+
+struct Softmax {
+  int axis;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor y = forward_with([](auto device, const auto& args) { kernels::softmax(device, args); }, x, axis);
+    ctx.save_for_backward(y);
+    return y;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto kernel = [](auto device, const auto& args) { kernels::softmax_backward(device, args); };
+    return backward_with(kernel, ctx.saved<1>()[0], dy, axis);
+  }
+};
+
+struct LogSoftmax {
+  int axis;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    const Tensor y = forward_with([](auto device, const auto& args) { kernels::log_softmax(device, args); }, x, axis);
+    ctx.save_for_backward(y);
+    return y;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto kernel = [](auto device, const auto& args) { kernels::log_softmax_backward(device, args); };
+    return backward_with(kernel, ctx.saved<1>()[0], dy, axis);
+  }
+};
+
+}  // namespace
+
+Tensor softmax(const Tensor& x, std::int64_t axis) {
+  check(is_floating(x.dtype()), "softmax: expected a floating dtype, got {}", x.dtype());
+  return autograd::apply(Softmax{normalize_axis(axis, x.dim(), "softmax")}, x);
+}
+
+Tensor log_softmax(const Tensor& x, std::int64_t axis) {
+  check(is_floating(x.dtype()), "log_softmax: expected a floating dtype, got {}", x.dtype());
+  return autograd::apply(LogSoftmax{normalize_axis(axis, x.dim(), "log_softmax")}, x);
+}
+
+}  // namespace mica
