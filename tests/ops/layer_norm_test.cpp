@@ -116,7 +116,7 @@ Reference reference(const Inputs& in, double eps = kEps) {
       r.dx[at + c] = rstd * (dy[at + c] * w[c] - g_mean - x_hat[c] * gx_mean);
     }
     r.y_scale.push_back(y_scale);
-    r.dx_scale.push_back(rstd * (g_scale + x_hat_scale * std::abs(gx_mean) +
+    r.dx_scale.push_back(rstd * (g_scale + std::abs(g_mean) + x_hat_scale * std::abs(gx_mean) +
                                  x_hat_error * (std::abs(gx_mean) + x_hat_scale * std::abs(g_mean))));
   }
   return r;

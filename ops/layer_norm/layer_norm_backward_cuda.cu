@@ -1,0 +1,378 @@
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
+
+// T is the type of x, dy and dx, W that of the parameters, S that of sums: float, or double for double.
+// Stage 1 writes dx and G rows of partial dweight and dbias, stage 2 adds those up.
+
+namespace mica::kernels {
+
+using namespace rows;
+
+namespace {
+
+/// The choice of stage 1 by row length: f(layout, looped). Rows that fit in a layout's registers are read once.
+template <class S, class F>
+void backward_layout(std::int64_t columns, F&& f) {
+  constexpr int kWide = 64 / sizeof(S);  // what a thread can hold of a row, and of its sums, without spilling
+  if (columns <= 64) {
+    f(Layout<8, 256, 8>{}, std::false_type{});
+  } else if (columns <= 256) {
+    f(Layout<32, 256, 8>{}, std::false_type{});
+  } else if (columns <= 1024) {
+    f(Layout<128, 128, 8>{}, std::false_type{});
+  } else if (columns <= 256 * kWide) {
+    f(Layout<256, 256, kWide>{}, std::false_type{});
+  } else if (columns <= 512 * kWide) {
+    f(Layout<512, 512, kWide>{}, std::false_type{});
+  } else {
+    f(Layout<1024, 1024, 8>{}, std::true_type{});
+  }
+}
+
+// G, the rows of partials. A function of the shape alone, so that results do not depend on the GPU: enough blocks to
+// keep a large one busy, few enough that the partials stay small beside x.
+template <class L, bool kLooped>
+std::int64_t partial_rows(std::int64_t rows, std::int64_t columns) {
+  if (kLooped) {
+    return std::min(rows, std::max<std::int64_t>((1 << 20) / columns, 1));
+  }
+  constexpr std::int64_t kMost = (L::kRows > 1 ? 131072 : 65536) / L::kBlock;
+  return std::min((rows + L::kRows - 1) / L::kRows, kMost);
+}
+
+template <class T, class W>
+struct Backward {
+  using S = Accumulate<T>;
+  std::int64_t rows;
+  std::int64_t columns;
+  const T* dy;
+  const T* x;
+  const W* weight;
+  const S* mean;
+  const S* rstd;
+  T* dx;        // null, as the next two may be: not wanted
+  S* dweights;  // (G, N)
+  S* dbiases;   // (G, N)
+};
+
+template <class S>
+struct Sums {
+  S g;   // Σ g, g = dy · weight
+  S gx;  // Σ g · x̂
+};
+
+// Both over a row, from those of its threads.
+template <class L, class S>
+__device__ Sums<S> sum_row(const Sums<S>& mine, Exchange<Sums<S>, L>& exchange) {
+  const Sums<S> warp{sum_lanes<L::kLanes>(mine.g), sum_lanes<L::kLanes>(mine.gx)};
+  if constexpr (L::kOneWarp) {
+    return warp;
+  } else {
+    const Sums<S> other = exchange.swap(warp, {0, 0});
+    return {sum_lanes<kWarp>(other.g), sum_lanes<kWarp>(other.gx)};
+  }
+}
+
+// The thread's share of a row, or of a piece of it that starts at column `begin`; zeros past its end.
+template <class T, class W, class L, int V>
+struct Share {
+  using S = Accumulate<T>;
+  S dy[L::kElements];
+  S g[L::kElements];
+  S x_hat[L::kElements];
+
+  __device__ Sums<S> load(const Backward<T, W>& a, std::int64_t row, std::int64_t begin, std::int64_t columns, S mean,
+                          S rstd) {
+    Pack<T, V> dys[L::kElements / V];
+    Pack<T, V> xs[L::kElements / V];
+    Pack<W, V> weights[L::kElements / V];
+    load_share<L, V>(a.dy + row * a.columns + begin, columns, dys);
+    load_share<L, V>(a.x + row * a.columns + begin, columns, xs);
+    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+      if (inside) {
+        weights[i] = load_or<V>(a.weight, begin + column, 1);
+      } else {
+        weights[i] = {};
+      }
+    });
+    Sums<S> sums{0, 0};
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+      dy[k] = static_cast<S>(dys[k / V].at[k % V]);
+      g[k] = dy[k] * static_cast<S>(weights[k / V].at[k % V]);
+      x_hat[k] = (static_cast<S>(xs[k / V].at[k % V]) - mean) * rstd;
+      sums.g += g[k];
+      sums.gx += g[k] * x_hat[k];
+    }
+    return sums;
+  }
+
+  __device__ void write_dx(const Backward<T, W>& a, std::int64_t row, std::int64_t begin, std::int64_t columns,
+                           const Sums<S>& sums, S rstd) const {
+    const S g_mean = sums.g / static_cast<S>(a.columns);
+    const S gx_mean = sums.gx / static_cast<S>(a.columns);
+    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+      if (inside) {
+        Pack<T, V> dx;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          dx.at[j] = static_cast<T>((g[i * V + j] - g_mean - x_hat[i * V + j] * gx_mean) * rstd);
+        }
+        store(a.dx + row * a.columns + begin + column, dx);
+      }
+    });
+  }
+};
+
+// Writes the block's row of partials: the sum of its threads' `mine` over the rows they work on at once.
+template <class L, int V, class S>
+__device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kElements], S* shared) {
+  S* const partial = partials + blockIdx.x * columns;
+  if constexpr (L::kRows == 1) {
+    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+      if (inside) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          partial[column + j] = mine[i * V + j];
+        }
+      }
+    });
+  } else {
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+#pragma unroll
+      for (int step = L::kThreads; step < kWarp; step *= 2) {
+        mine[k] += __shfl_xor_sync(kAllLanes, mine[k], step);
+      }
+    }
+    __syncthreads();  // whoever read `shared` before is done
+    if (threadIdx.x % kWarp < L::kThreads) {
+      S* const own = shared + threadIdx.x / kWarp * L::kColumns;
+      for_packs<L, V>(columns, [&](int i, int column, bool) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          own[column + j] = mine[i * V + j];
+        }
+      });
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < columns; column += L::kBlock) {
+      S sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < L::kWarps; ++warp) {
+        sum += shared[warp * L::kColumns + column];
+      }
+      partial[column] = sum;
+    }
+  }
+}
+
+// Stage 1 for rows that fit in registers. Which rows a block takes is fixed; a thread meets the same columns in each
+// and keeps their dweight and dbias in registers.
+template <class T, class W, class L, int V>
+__global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_kernel(const Backward<T, W> a) {
+  using S = Accumulate<T>;
+  __shared__ typename Exchange<Sums<S>, L>::Shared shared;
+  __shared__ S fold[L::kRows > 1 ? L::kWarps * L::kColumns : 1];
+  Exchange<Sums<S>, L> exchange(shared);
+  S dweight[L::kElements] = {};
+  S dbias[L::kElements] = {};
+  const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
+  for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
+    const std::int64_t row = first + threadIdx.x / L::kThreads;
+    const bool present = L::kRows == 1 || row < a.rows;  // else the thread only takes part in what warps do together
+    const std::int64_t columns = present ? a.columns : 0;
+    const S rstd = present ? a.rstd[row] : S(0);
+    Share<T, W, L, V> share;
+    const Sums<S> mine = share.load(a, row, 0, columns, present ? a.mean[row] : S(0), rstd);
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+      dweight[k] += share.dy[k] * share.x_hat[k];
+      dbias[k] += share.dy[k];
+    }
+    if (a.dx != nullptr) {
+      share.write_dx(a, row, 0, columns, sum_row<L>(mine, exchange), rstd);
+    }
+  }
+  if (a.dweights != nullptr) {
+    write_partial<L, V>(a.dweights, a.columns, dweight, fold);
+  }
+  if (a.dbiases != nullptr) {
+    write_partial<L, V>(a.dbiases, a.columns, dbias, fold);
+  }
+}
+
+// Stage 1 for rows of any length, first half: dx. Each row by one block that reads it twice, piece by piece.
+template <class T, class W, class L, int V>
+__global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_dx_kernel(const Backward<T, W> a) {
+  using S = Accumulate<T>;
+  __shared__ typename Exchange<Sums<S>, L>::Shared shared;
+  Exchange<Sums<S>, L> exchange(shared);
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const S mean = a.mean[row];
+    const S rstd = a.rstd[row];
+    Sums<S> mine{0, 0};
+    for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
+      Share<T, W, L, V> share;
+      const Sums<S> piece = share.load(a, row, begin, a.columns - begin, mean, rstd);
+      mine.g += piece.g;
+      mine.gx += piece.gx;
+    }
+    const Sums<S> sums = sum_row<L>(mine, exchange);
+    for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
+      Share<T, W, L, V> share;
+      share.load(a, row, begin, a.columns - begin, mean, rstd);
+      share.write_dx(a, row, begin, a.columns - begin, sums, rstd);
+    }
+  }
+}
+
+// Second half: the partials. A thread takes V columns; the rows are dealt out over gridDim.y.
+constexpr int kColumnsBlock = 256;
+
+template <class T, class W, int V>
+__global__ void __launch_bounds__(kColumnsBlock) layer_norm_backward_columns_kernel(const Backward<T, W> a) {
+  using S = Accumulate<T>;
+  const std::int64_t column = (std::int64_t{blockIdx.x} * kColumnsBlock + threadIdx.x) * V;
+  if (column >= a.columns) {
+    return;
+  }
+  S dweight[V] = {};
+  S dbias[V] = {};
+#pragma unroll 4
+  for (std::int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
+    const Pack<T, V> dys = load<V>(a.dy + row * a.columns + column);
+    const Pack<T, V> xs = load<V>(a.x + row * a.columns + column);
+    const S mean = a.mean[row];
+    const S rstd = a.rstd[row];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const S dy = static_cast<S>(dys.at[j]);
+      dweight[j] += dy * ((static_cast<S>(xs.at[j]) - mean) * rstd);
+      dbias[j] += dy;
+    }
+  }
+  const std::int64_t at = blockIdx.y * a.columns + column;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (a.dweights != nullptr) {
+      a.dweights[at + j] = dweight[j];
+    }
+    if (a.dbiases != nullptr) {
+      a.dbiases[at + j] = dbias[j];
+    }
+  }
+}
+
+// Stage 2: out[c] = Σ partials[g][c], blockIdx.y = 0 for dweight and 1 for dbias. A block takes 32 columns; its warps
+// deal out the rows and fold in order.
+constexpr int kStage2Warps = 16;
+
+template <class S, class W>
+struct Stage2 {
+  const S* partials;  // (G, N)
+  W* out;             // (N); null: not wanted
+};
+
+template <class S, class W>
+__global__ void __launch_bounds__(kStage2Warps* kWarp)
+    layer_norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, std::int64_t partial_rows,
+                                   std::int64_t columns) {
+  __shared__ S fold[kStage2Warps][kWarp];
+  const S* const partials = blockIdx.y == 0 ? dweight.partials : dbias.partials;
+  W* const out = blockIdx.y == 0 ? dweight.out : dbias.out;
+  if (out == nullptr) {
+    return;
+  }
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
+  S sum = 0;
+  if (column < columns) {
+#pragma unroll 4
+    for (std::int64_t row = warp; row < partial_rows; row += kStage2Warps) {
+      sum += partials[row * columns + column];
+    }
+  }
+  fold[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && column < columns) {
+    S total = 0;
+#pragma unroll
+    for (int w = 0; w < kStage2Warps; ++w) {
+      total += fold[w][lane];
+    }
+    out[column] = static_cast<W>(total);
+  }
+}
+
+template <class T, class W, class L, bool kLooped>
+void launch_stage1(const Backward<T, W>& a, std::int64_t partial_rows) {
+  const cudaStream_t stream = cuda::current_stream();
+  const auto launch = [&]<int V>(std::integral_constant<int, V>) {
+    if constexpr (kLooped) {
+      if (a.dx != nullptr) {
+        layer_norm_backward_dx_kernel<T, W, L, V><<<grid_of(a.rows), L::kBlock, 0, stream>>>(a);
+        cuda::check_launch("layer_norm_backward_dx_kernel");
+      }
+      if (a.dweights != nullptr || a.dbiases != nullptr) {
+        const dim3 grid(grid_of((a.columns + kColumnsBlock * V - 1) / (kColumnsBlock * V)), partial_rows);
+        layer_norm_backward_columns_kernel<T, W, V><<<grid, kColumnsBlock, 0, stream>>>(a);
+        cuda::check_launch("layer_norm_backward_columns_kernel");
+      }
+    } else {
+      layer_norm_backward_kernel<T, W, L, V><<<grid_of(partial_rows), L::kBlock, 0, stream>>>(a);
+      cuda::check_launch("layer_norm_backward_kernel");
+    }
+  };
+  with_pack_size<T>(a.columns, launch, a.dy, a.x, a.weight, a.dx);
+}
+
+template <class T, class W>
+void launch_backward(const LayerNormBackward& args) {
+  using S = Accumulate<T>;
+  backward_layout<S>(args.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
+    const std::int64_t partial_rows_needed = partial_rows<L, kLooped>(args.rows, args.columns);
+    const auto partials_of = [&](const Tensor& out) {
+      return out.defined() ? empty({partial_rows_needed, args.columns}, dtype_of<S>, out.device()) : Tensor{};
+    };
+    const Tensor dweights = partials_of(args.dweight);
+    const Tensor dbiases = partials_of(args.dbias);
+    if (args.rows > 0) {
+      const Backward<T, W> a{.rows = args.rows,
+                             .columns = args.columns,
+                             .dy = args.dy.data<T>(),
+                             .x = args.x.data<T>(),
+                             .weight = data_or_null<W>(args.weight),
+                             .mean = args.mean.data<S>(),
+                             .rstd = args.rstd.data<S>(),
+                             .dx = data_or_null<T>(args.dx),
+                             .dweights = data_or_null<S>(dweights),
+                             .dbiases = data_or_null<S>(dbiases)};
+      launch_stage1<T, W, L, kLooped>(a, partial_rows_needed);
+    }
+    if (dweights.defined() || dbiases.defined()) {
+      const Stage2<S, W> dweight{data_or_null<S>(dweights), data_or_null<W>(args.dweight)};
+      const Stage2<S, W> dbias{data_or_null<S>(dbiases), data_or_null<W>(args.dbias)};
+      const dim3 grid(grid_of((args.columns + kWarp - 1) / kWarp), 2);
+      layer_norm_backward_sum_kernel<<<grid, kStage2Warps * kWarp, 0, cuda::current_stream()>>>(
+          dweight, dbias, partial_rows_needed, args.columns);
+      cuda::check_launch("layer_norm_backward_sum_kernel");
+    }
+  });
+}
+
+}  // namespace
+
+void layer_norm_backward(Cuda, const LayerNormBackward& args) {
+  const Tensor& parameter = args.weight.defined()    ? args.weight
+                            : args.dweight.defined() ? args.dweight
+                            : args.dbias.defined()   ? args.dbias
+                                                     : args.x;
+  on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm",
+               [&]<class T, class W>() { launch_backward<T, W>(args); });
+}
+
+}  // namespace mica::kernels

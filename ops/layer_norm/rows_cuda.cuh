@@ -1,0 +1,155 @@
+#pragma once
+
+// How threads share rows of a matrix (M, N): loading them in packs of 16 bytes, and summing over them in a fixed order.
+// V is the number of columns in a pack.
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels::rows {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffff;
+
+/// A block of kBlock threads works on kRows rows at once; kThreads share a row, each with kElements of it in registers.
+template <int kThreads_, int kBlock_, int kElements_>
+struct Layout {
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kBlock = kBlock_;
+  static constexpr int kElements = kElements_;
+  static constexpr int kRows = kBlock / kThreads;
+  static constexpr int kColumns = kThreads * kElements;  // the longest row that fits
+  static constexpr int kWarps = kBlock / kWarp;
+  static constexpr bool kOneWarp = kThreads <= kWarp;  // or a part of one shares a row: its lanes can sum it alone
+  static constexpr int kLanes = kOneWarp ? kThreads : kWarp;
+  static_assert(kOneWarp || kRows == 1);
+};
+
+template <class T, int V>
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
+  T at[V];
+};
+
+template <int V, class T>
+__device__ Pack<T, V> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, V>*>(from);
+}
+template <int V, class T>
+__device__ void store(T* to, const Pack<T, V>& pack) {
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+
+/// The columns from `column` on of a row that may be absent.
+template <int V, class T>
+__device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
+  if (row != nullptr) {
+    return load<V>(row + column);
+  }
+  Pack<T, V> pack;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    pack.at[j] = static_cast<T>(absent);
+  }
+  return pack;
+}
+
+/// f(i, column, inside) for each of the thread's packs: number i starts at `column`; `inside` says whether a row of
+/// `columns` reaches that far.
+template <class L, int V, class F>
+__device__ void for_packs(std::int64_t columns, F f) {
+  const int lane = threadIdx.x % L::kThreads;
+  const int end = static_cast<int>(columns < L::kColumns ? columns : L::kColumns);
+#pragma unroll
+  for (int i = 0; i < L::kElements / V; ++i) {
+    const int column = (i * L::kThreads + lane) * V;
+    f(i, column, column < end);
+  }
+}
+
+/// The thread's share of a row; zeros past its end.
+template <class L, int V, class T>
+__device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
+  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    if (inside) {
+      packs[i] = load<V>(row + column);
+    } else {
+      packs[i] = {};
+    }
+  });
+}
+
+/// The sum over kLanes neighboring lanes, to the same bits in each.
+template <int kLanes, class S>
+__device__ S sum_lanes(S value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, step);
+  }
+  return value;
+}
+
+/// Where the warps of a block meet. Two buffers are used in turn, so that one barrier a meeting is enough.
+template <class Value, class L>
+class Exchange {
+ public:
+  struct Shared {
+    Value values[2][L::kOneWarp ? 1 : L::kWarps];
+  };
+
+  __device__ explicit Exchange(Shared& shared) : shared_(shared) {}
+
+  /// Leaves the warp's value; returns that of warp number `lane`, or `absent` where there is none.
+  __device__ Value swap(const Value& value, const Value& absent) {
+    const int lane = threadIdx.x % kWarp;
+    turn_ ^= 1;
+    if (lane == 0) {
+      shared_.values[turn_][threadIdx.x / kWarp] = value;
+    }
+    __syncthreads();
+    return lane < L::kWarps ? shared_.values[turn_][lane] : absent;
+  }
+
+ private:
+  Shared& shared_;
+  int turn_ = 0;
+};
+
+// On the host.
+
+template <class T>
+T* data_or_null(const Tensor& x) {
+  return x.defined() ? x.data<T>() : nullptr;
+}
+
+/// As many blocks as a grid's x axis can have; kernels loop over what is left.
+inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
+
+/// Calls f with an integral_constant: the elements of T in 16 bytes where the row length and every pointer (null: none)
+/// allow such loads, else 1.
+template <class T, class F, class... Pointers>
+void with_pack_size(std::int64_t columns, F&& f, const Pointers*... pointers) {
+  constexpr int kFull = 16 / sizeof(T);
+  const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+  if (aligned && columns % kFull == 0) {
+    f(std::integral_constant<int, kFull>{});
+  } else {
+    f(std::integral_constant<int, 1>{});
+  }
+}
+
+/// Calls f.operator()<T, W>() with the types of x and of its parameters: W is T or the type of its sums.
+template <class F>
+void on_row_types(DType x, DType parameter, const char* op, F&& f) {
+  on_dtype(FloatTypes{}, x, op, [&]<class T>() {
+    using S = Accumulate<T>;
+    using Parameters = std::conditional_t<std::is_same_v<T, S>, Types<T>, Types<T, S>>;
+    on_dtype(Parameters{}, parameter, op, [&]<class W>() { f.template operator()<T, W>(); });
+  });
+}
+
+}  // namespace mica::kernels::rows
