@@ -59,11 +59,11 @@ inline std::vector<NormCase> norm_grid(Device device) {
     for (const std::int64_t columns : {8193, 10000, 16384, 16392, 32768, 32769, 50257, 65536, 66679, 262144}) {
       add(5, columns);
     }
-    add(300, 16384);
-    add(1030, 4096);
-    add(65537, 8);
-    add(100'000, 64);
-    add(70'001, 33);
+    for (const auto& [rows, columns] :
+         {std::pair<std::int64_t, std::int64_t>{300, 16384}, {1030, 4096}, {65537, 8}, {100'000, 64}, {70'001, 33}}) {
+      cases.push_back({float32, float32, rows, columns});
+      cases.push_back({float16, float32, rows, columns});
+    }
   }
   return cases;
 }
