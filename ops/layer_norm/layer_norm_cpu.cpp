@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 
@@ -33,35 +34,37 @@ using ConstRow = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
 template <class T>
 using Buffer = Eigen::Array<T, Eigen::Dynamic, 1>;
 
-// Eigen's own 16-bit floats have the same bits and vectorized conversions.
-template <class T>
-using EigenFloat = std::conditional_t<std::is_same_v<T, Half>, Eigen::half,
-                                      std::conditional_t<std::is_same_v<T, BFloat16>, Eigen::bfloat16, T>>;
-
 // n elements as S: in place where they are S already, else converted into `buffer`.
 template <class S, class T>
-ConstRow<S> widen(const T* data, std::int64_t n, Buffer<S>& buffer) {
+ConstRow<S> as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
   if constexpr (std::is_same_v<S, T>) {
     return {data, n};
   } else {
-    buffer = ConstRow<EigenFloat<T>>(reinterpret_cast<const EigenFloat<T>*>(data), n).template cast<S>();
+    buffer.resize(n);
+    widen(data, n, buffer.data());
     return {buffer.data(), n};
   }
 }
 
-template <class T, class Expression>
-void store(T* data, const Expression& values) {
-  Row<EigenFloat<T>>(reinterpret_cast<EigenFloat<T>*>(data), values.size()) = values.template cast<EigenFloat<T>>();
+// Evaluates `values` into n elements at `data`, by way of `buffer` where those are not S.
+template <class T, class S, class Values>
+void store(T* data, const Values& values, Buffer<S>& buffer) {
+  if constexpr (std::is_same_v<S, T>) {
+    Row<S>(data, values.size()) = values;
+  } else {
+    buffer = values;
+    narrow(buffer.data(), buffer.size(), data);
+  }
 }
 
-// A parameter as S; empty if it is absent.
-template <class S>
+// A parameter, of T or S, as S; empty if it is absent.
+template <class T, class S = Accumulate<T>>
 Buffer<S> parameter(const Tensor& x) {
   Buffer<S> result;
   if (x.defined()) {
-    on_dtype(FloatTypes{}, x.dtype(), "layer_norm", [&]<class T>() {
-      result =
-          ConstRow<EigenFloat<T>>(reinterpret_cast<const EigenFloat<T>*>(x.data<T>()), x.numel()).template cast<S>();
+    on_dtype(Types<S, T>{}, x.dtype(), "layer_norm", [&]<class W>() {
+      Buffer<S> buffer;
+      result = as_sums<S>(x.data<W>(), x.numel(), buffer);
     });
   }
   return result;
@@ -111,8 +114,9 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
   S* const rstds = data_or_null<S>(args.rstd);
   Buffer<S> buffer;
   Buffer<S> shrunk;
+  Buffer<S> y_buffer;
   for (std::int64_t row = begin; row < end; ++row) {
-    const ConstRow<S> given = widen<S>(args.x.data<T>() + row * n, n, buffer);
+    const ConstRow<S> given = as_sums<S>(args.x.data<T>() + row * n, n, buffer);
     Moments<S> m = moments<S>(given);
     S scale = 1;
     if (!std::isfinite(m.variance)) [[unlikely]] {
@@ -125,13 +129,13 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
     const auto normalized = ((x - m.shift) - m.mean) * rstd;
     T* const y = args.y.data<T>() + row * n;
     if (weight.size() > 0 && bias.size() > 0) {
-      store(y, normalized * weight + bias);
+      store(y, normalized * weight + bias, y_buffer);
     } else if (weight.size() > 0) {
-      store(y, normalized * weight);
+      store(y, normalized * weight, y_buffer);
     } else if (bias.size() > 0) {
-      store(y, normalized + bias);
+      store(y, normalized + bias, y_buffer);
     } else {
-      store(y, normalized);
+      store(y, normalized, y_buffer);
     }
     if (means != nullptr) {
       means[row] = (m.shift + m.mean) / scale;
@@ -148,7 +152,7 @@ class BackwardRow {
 
   void run(std::int64_t row, S* dweight, S* dbias) {
     const std::int64_t n = args_.columns;
-    const ConstRow<S> dy = widen<S>(args_.dy.data<T>() + row * n, n, dy_buffer_);
+    const ConstRow<S> dy = as_sums<S>(args_.dy.data<T>() + row * n, n, dy_buffer_);
     if (dbias != nullptr) {
       Row<S>(dbias, n) += dy;
     }
@@ -156,7 +160,7 @@ class BackwardRow {
       return;
     }
     const S rstd = args_.rstd.data<S>()[row];
-    x_hat_ = (widen<S>(args_.x.data<T>() + row * n, n, x_buffer_) - args_.mean.data<S>()[row]) * rstd;
+    x_hat_ = (as_sums<S>(args_.x.data<T>() + row * n, n, x_buffer_) - args_.mean.data<S>()[row]) * rstd;
     if (dweight != nullptr) {
       Row<S>(dweight, n) += dy * x_hat_;
     }
@@ -180,7 +184,7 @@ class BackwardRow {
         sum_of(n,
                [&](auto begin, auto count) { return (g.segment(begin, count) * x_hat_.segment(begin, count)).sum(); }) /
         n;
-    store(args_.dx.data<T>() + row * n, (g - g_mean - x_hat_ * gx_mean) * rstd);
+    store(args_.dx.data<T>() + row * n, (g - g_mean - x_hat_ * gx_mean) * rstd, x_buffer_);
   }
 
   const LayerNormBackward& args_;
@@ -189,19 +193,20 @@ class BackwardRow {
 };
 
 // out[c] = Σ partials[b][c], over the blocks in order.
-template <class S>
+template <class T, class S>
 void sum_partials(const Tensor& out, const std::vector<S>& partials, std::int64_t blocks) {
   if (!out.defined()) {
     return;
   }
   const std::int64_t n = out.numel();
-  on_dtype(FloatTypes{}, out.dtype(), "layer_norm", [&]<class T>() {
+  on_dtype(Types<S, T>{}, out.dtype(), "layer_norm", [&]<class W>() {
     parallel_for(n, kGrain / (blocks + 1), [&](std::int64_t begin, std::int64_t end) {
       Buffer<S> sum = Buffer<S>::Zero(end - begin);
       for (std::int64_t block = 0; block < blocks; ++block) {
         sum += ConstRow<S>(partials.data() + block * n + begin, end - begin);
       }
-      store(out.data<T>() + begin, sum);
+      Buffer<S> buffer;
+      store(out.data<W>() + begin, sum, buffer);
     });
   });
 }
@@ -211,8 +216,8 @@ void sum_partials(const Tensor& out, const std::vector<S>& partials, std::int64_
 void layer_norm_forward(Cpu, const LayerNormForward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<S>(args.weight);
-    const Buffer<S> bias = parameter<S>(args.bias);
+    const Buffer<S> weight = parameter<T>(args.weight);
+    const Buffer<S> bias = parameter<T>(args.bias);
     parallel_for(args.rows, std::max<std::int64_t>(kGrain / args.columns, 1),
                  [&](std::int64_t begin, std::int64_t end) { forward_rows<T>(args, begin, end, weight, bias); });
   });
@@ -224,7 +229,7 @@ void layer_norm_backward(Cpu, const LayerNormBackward& args) {
   const std::int64_t blocks = args.rows == 0 ? 0 : std::clamp<std::int64_t>(args.rows / kRowsPerBlock, 1, kMostBlocks);
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<S>(args.weight);
+    const Buffer<S> weight = parameter<T>(args.weight);
     std::vector<S> dweights(args.dweight.defined() ? blocks * n : 0);
     std::vector<S> dbiases(args.dbias.defined() ? blocks * n : 0);
     const std::int64_t per_block = blocks == 0 ? 1 : args.rows * n / blocks;
@@ -238,8 +243,8 @@ void layer_norm_backward(Cpu, const LayerNormBackward& args) {
         }
       }
     });
-    sum_partials<S>(args.dweight, dweights, blocks);
-    sum_partials<S>(args.dbias, dbiases, blocks);
+    sum_partials<T>(args.dweight, dweights, blocks);
+    sum_partials<T>(args.dbias, dbiases, blocks);
   });
 }
 

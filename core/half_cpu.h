@@ -1,0 +1,49 @@
+#pragma once
+
+// Runs of 16-bit floats to float and back, several at a time. Included by *_cpu.cpp only.
+
+#include <cstdint>
+
+#include <mica/core/half.h>
+
+namespace mica {
+
+inline void widen(const Half* from, std::int64_t n, float* to) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(bits));
+  }
+#endif
+  for (; i < n; ++i) {
+    to[i] = from[i];
+  }
+}
+
+inline void narrow(const float* from, std::int64_t n, Half* to) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    const __m128i bits = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bits);
+  }
+#endif
+  for (; i < n; ++i) {
+    to[i] = Half(from[i]);
+  }
+}
+
+inline void widen(const BFloat16* from, std::int64_t n, float* to) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i] = from[i];
+  }
+}
+
+inline void narrow(const float* from, std::int64_t n, BFloat16* to) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i] = BFloat16(from[i]);
+  }
+}
+
+}  // namespace mica
