@@ -78,7 +78,7 @@ struct LogSumExpOp {
 
   MICA_HOST_DEVICE static Value usable(Value largest) {
     constexpr Value kInf = std::numeric_limits<Value>::infinity();
-    return (largest == kInf) | (largest == -kInf) ? 0 : largest;
+    return ((largest == kInf) | (largest == -kInf)) ? 0 : largest;
   }
   MICA_HOST_DEVICE static Acc identity() { return 0; }
   MICA_HOST_DEVICE Acc map(Value x, Value largest, std::int64_t) const { return math::exp(x - usable(largest)); }

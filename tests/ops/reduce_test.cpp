@@ -24,7 +24,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor left = contiguous_data(a.to(Device::cpu()));
   const Tensor right = contiguous_data(b.to(Device::cpu()));
   return left.shape() == right.shape() && left.dtype() == right.dtype() &&
-         std::memcmp(left.raw_data(), right.raw_data(), left.bytes()) == 0;
+         (left.numel() == 0 || std::memcmp(left.raw_data(), right.raw_data(), left.bytes()) == 0);
 }
 
 // The elements that go into each result, in row-major order of the results.

@@ -1,0 +1,351 @@
+#pragma once
+
+// The reduction on CUDA. Included by *_cuda.cu only.
+//
+// Who adds what, and in which order, is fixed by the lengths and strides of the axes alone, never by timing or by the
+// chip: results are bit-identical from run to run, and a row's result does not depend on how many rows there are.
+//
+//   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
+//   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
+//   columns      results side by side: a block for 32 columns, threads of a warp on neighboring columns; tall columns
+//                are cut into pieces of rows, which a second pass joins
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/core/dispatch.h>
+#include <mica/ops/reduce/pack.cuh>
+#include <mica/ops/reduce/reduce_plan.h>
+
+namespace mica::kernels {
+
+namespace reduce_detail {
+
+inline constexpr int kThreads = 256;
+inline constexpr std::int64_t kShortRow = 1024;
+inline constexpr std::int64_t kPiece = 32768;           // elements of a long row
+inline constexpr std::int64_t kPieceRows = 256;         // rows of tall columns, at least
+inline constexpr std::int64_t kMaxColumnPieces = 1024;  // above which pieces grow
+inline constexpr std::int64_t kMaxBlocks = 1 << 30;
+
+/// Joins partial results of Op.
+template <class Op>
+struct JoinOp {
+  using Value = typename Op::Acc;
+  using Acc = typename Op::Acc;
+  using Out = typename Op::Out;
+  using Shift = typename Op::Value;  // what the shift is seen as, which here differs from Value
+  static constexpr bool kShifted = Op::kShifted;
+
+  Op op;
+
+  MICA_HOST_DEVICE static Acc identity() { return Op::identity(); }
+  MICA_HOST_DEVICE Acc map(Acc x, Shift, std::int64_t) const { return x; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return op.combine(a, b); }
+  MICA_HOST_DEVICE Acc finish(Acc acc, Shift shift) const { return op.finish(acc, shift); }
+};
+
+template <class Op>
+struct JoinOf {
+  using type = JoinOp<Op>;
+  using Shift = typename Op::Value;
+  static type of(const Op& op) { return {op}; }
+};
+template <class Op>
+struct JoinOf<JoinOp<Op>> {
+  using type = JoinOp<Op>;
+  using Shift = typename Op::Value;
+  static type of(const type& op) { return op; }
+};
+
+/// What the shift of Op is seen as.
+template <class Op>
+using ShiftOf = typename JoinOf<Op>::Shift;
+
+/// Where results go: finished to y or, where a second pass follows, unfinished to partials.
+template <class Op, class Shift>
+struct Target {
+  using Acc = typename Op::Acc;
+  const Shift* shift;
+  typename Op::Out* y;
+  Acc* partials;  // null where there is no second pass
+
+  __device__ ShiftOf<Op> shift_at(std::int64_t out) const {
+    if constexpr (Op::kShifted) {
+      return static_cast<ShiftOf<Op>>(shift[out]);
+    } else {
+      return ShiftOf<Op>{};
+    }
+  }
+  __device__ void write(const Op& op, Acc value, std::int64_t out, std::int64_t partial) const {
+    if (partials != nullptr) {
+      partials[partial] = value;
+    } else {
+      y[out] = static_cast<typename Op::Out>(op.finish(value, shift_at(out)));
+    }
+  }
+};
+
+/// What thread `t` of `threads` contributes to the elements [begin, end) of one result, begin a multiple of the pack
+/// size. Row-major rows are taken in packs of 16 bytes; which thread takes which does not depend on alignment.
+template <class T, class Op>
+__device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
+                                       std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
+  using Acc = typename Op::Acc;
+  using Value = typename Op::Value;
+  constexpr int kPack = Pack<T>::kSize;
+  constexpr int kWays = kPack < 4 ? 4 : kPack;
+  Acc acc[kWays];
+#pragma unroll
+  for (int j = 0; j < kWays; ++j) {
+    acc[j] = Op::identity();
+  }
+  if (reduced.rank == 1 && reduced.axis[0].in == 1) {
+    const bool aligned = is_aligned(x + begin);
+    const std::int64_t packed_end = begin + (end - begin) / kPack * kPack;
+#pragma unroll 4
+    for (std::int64_t i = begin + static_cast<std::int64_t>(t) * kPack; i < packed_end;
+         i += static_cast<std::int64_t>(threads) * kPack) {
+      const Pack<T> pack = load_pack(x + i, aligned);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        acc[j] = op.combine(acc[j], op.map(static_cast<Value>(pack.values[j]), shift, i + j));
+      }
+    }
+    for (std::int64_t i = packed_end + t; i < end; i += threads) {
+      acc[0] = op.combine(acc[0], op.map(static_cast<Value>(x[i]), shift, i));
+    }
+  } else {
+    const bool simple = reduced.rank == 1;
+    const std::int64_t stride = reduced.axis[0].in;
+    for (std::int64_t i = begin + t; i < end; i += static_cast<std::int64_t>(threads) * 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::int64_t k = i + static_cast<std::int64_t>(threads) * j;
+        if (k < end) {
+          const std::int64_t in = simple ? k * stride : ReduceOffsets(reduced, k).in;
+          acc[j] = op.combine(acc[j], op.map(static_cast<Value>(x[in]), shift, k));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int width = kWays / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      acc[j] = op.combine(acc[j], acc[j + width]);
+    }
+  }
+  return acc[0];
+}
+
+/// The whole of `lanes` neighboring threads of a warp (a power of two) in the first of them. All threads of the warp
+/// take part.
+template <class Op>
+__device__ typename Op::Acc join_lanes(const Op& op, typename Op::Acc acc, int lanes) {
+  using Acc = typename Op::Acc;
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    acc = op.combine(acc, static_cast<Acc>(__shfl_down_sync(0xffffffffu, acc, offset, lanes)));
+  }
+  return acc;
+}
+
+template <class T, class Op, class Shift>
+__global__ void __launch_bounds__(kThreads)
+    reduce_short_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target, int lanes) {
+  const int rows_per_block = kThreads / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
+  // The trip count is the block's, so that whole warps reach the shuffles.
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block; first < plan.kept.numel;
+       first += stride) {
+    const std::int64_t row = first + threadIdx.x / lanes;
+    const bool valid = row < plan.kept.numel;
+    const ReduceOffsets at(plan.kept, valid ? row : 0);
+    typename Op::Acc acc = Op::identity();
+    if (valid) {
+      acc = accumulate(op, x + at.in, plan.reduced, 0, plan.reduced.numel, lane, lanes, target.shift_at(at.out));
+    }
+    acc = join_lanes(op, acc, lanes);
+    if (valid && lane == 0) {
+      target.write(op, acc, at.out, row);
+    }
+  }
+}
+
+template <class T, class Op, class Shift>
+__global__ void __launch_bounds__(kThreads)
+    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target, std::int64_t pieces) {
+  using Acc = typename Op::Acc;
+  __shared__ Acc warps[kThreads / 32];
+  for (std::int64_t block = blockIdx.x; block < plan.kept.numel * pieces; block += gridDim.x) {
+    const ReduceOffsets at(plan.kept, block / pieces);
+    const std::int64_t begin = block % pieces * kPiece;
+    const std::int64_t end = begin + kPiece < plan.reduced.numel ? begin + kPiece : plan.reduced.numel;
+    Acc acc = accumulate(op, x + at.in, plan.reduced, begin, end, static_cast<int>(threadIdx.x), kThreads,
+                         target.shift_at(at.out));
+    acc = join_lanes(op, acc, 32);
+    if (threadIdx.x % 32 == 0) {
+      warps[threadIdx.x / 32] = acc;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      acc = join_lanes(op, threadIdx.x < kThreads / 32 ? warps[threadIdx.x] : Op::identity(), kThreads / 32);
+      if (threadIdx.x == 0) {
+        target.write(op, acc, at.out, block);
+      }
+    }
+    __syncthreads();  // before `warps` is written again
+  }
+}
+
+/// width: columns of a block, a power of two up to 32. The innermost kept axis is the one of the columns.
+template <class T, class Op, class Shift>
+__global__ void __launch_bounds__(kThreads) reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target,
+                                                           int width, std::int64_t piece_rows, std::int64_t pieces) {
+  using Acc = typename Op::Acc;
+  using Value = typename Op::Value;
+  __shared__ Acc shared[kThreads];
+  const ReducePlan::Axis columns = plan.kept.inner();
+  const std::int64_t tiles = (columns.size + width - 1) / width;
+  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
+  const int height = kThreads / width;
+  const int x_lane = static_cast<int>(threadIdx.x) % width;
+  const int y_lane = static_cast<int>(threadIdx.x) / width;
+  const bool simple = plan.reduced.rank == 1;
+  const std::int64_t row_stride = plan.reduced.axis[0].in;
+
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t tile = block % tiles;
+    const std::int64_t piece = block / tiles % pieces;
+    const std::int64_t outer = block / tiles / pieces;
+    const std::int64_t column = tile * width + x_lane;
+    const bool valid = column < columns.size;
+    const ReduceOffsets at(plan.kept, outer, 1);
+    const T* base = x + at.in + column * columns.in;
+    const std::int64_t out = at.out + column * columns.out;
+    const std::int64_t begin = piece * piece_rows;
+    const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
+
+    Acc acc[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
+    if (valid) {
+      const ShiftOf<Op> shift = target.shift_at(out);
+      for (std::int64_t row = begin + y_lane; row < end; row += 4 * height) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const std::int64_t i = row + j * height;
+          if (i < end) {
+            const std::int64_t in = simple ? i * row_stride : ReduceOffsets(plan.reduced, i).in;
+            acc[j] = op.combine(acc[j], op.map(static_cast<Value>(base[in]), shift, i));
+          }
+        }
+      }
+    }
+    shared[threadIdx.x] = op.combine(op.combine(acc[0], acc[1]), op.combine(acc[2], acc[3]));
+    for (int half = height / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (y_lane < half) {
+        shared[threadIdx.x] = op.combine(shared[threadIdx.x], shared[threadIdx.x + half * width]);
+      }
+    }
+    // Row 0 was last written by the very threads that now read it.
+    if (valid && y_lane == 0) {
+      target.write(op, shared[threadIdx.x], out, piece * plan.kept.numel + outer * columns.size + column);
+    }
+    __syncthreads();  // before `shared` is written again
+  }
+}
+
+inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min(blocks, kMaxBlocks)); }
+
+inline int power_of_two_from(std::int64_t n) {
+  int power = 1;
+  while (power < n) {
+    power *= 2;
+  }
+  return power;
+}
+
+template <class T, class Op, class Shift>
+void launch(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y, Device device);
+
+/// The second pass, over `pieces` partial results of each result: `step` apart, those of the next result `next` apart.
+template <class Op, class Shift>
+void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t pieces, std::int64_t step,
+          std::int64_t next, const Shift* shift, typename Op::Out* y, Device device) {
+  for (int i = plan.kept.rank - 1; i >= 0; --i) {  // partials are in row-major order of the plan's kept axes
+    plan.kept.axis[i].in = next;
+    next *= plan.kept.axis[i].size;
+  }
+  plan.reduced = {};
+  plan.reduced.rank = 1;
+  plan.reduced.numel = pieces;
+  plan.reduced.axis[0] = {pieces, step, 0};
+  launch(JoinOf<Op>::of(op), plan, partials, shift, y, device);
+}
+
+template <class T, class Op, class Shift>
+void launch(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y, Device device) {
+  using Acc = typename Op::Acc;
+  const cudaStream_t stream = cuda::current_stream();
+  const std::int64_t results = plan.kept.numel;
+  const std::int64_t n = plan.reduced.numel;
+  const ReducePlan::Axis columns = plan.kept.inner();
+  Target<Op, Shift> target{shift, y, nullptr};
+  Tensor partials;
+  const auto two_passes = [&](std::int64_t pieces) {
+    partials = empty({results, pieces}, dtype_of<Acc>, device);
+    target.partials = partials.data<Acc>();
+  };
+
+  if (columns.in == 1 && columns.size > 1 && plan.reduced.inner().in != 1 && n > 1) {
+    const int width = std::min(power_of_two_from(columns.size), 32);
+    const std::int64_t piece_rows = std::max(kPieceRows, (n + kMaxColumnPieces - 1) / kMaxColumnPieces);
+    const std::int64_t pieces = (n + piece_rows - 1) / piece_rows;
+    // A second pass over few pieces costs more than the longer first one.
+    const bool whole = n <= 4 * kPieceRows;
+    if (!whole) {
+      two_passes(pieces);
+    }
+    const std::int64_t tiles = (columns.size + width - 1) / width;
+    const std::int64_t blocks = results / columns.size * tiles * (whole ? 1 : pieces);
+    reduce_columns<T, Op, Shift><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
+                                                                           whole ? n : piece_rows, whole ? 1 : pieces);
+    cuda::check_launch("reduce_columns");
+    if (!whole) {
+      join(op, plan, target.partials, pieces, results, 1, shift, y, device);
+    }
+  } else if (n <= kShortRow) {
+    const int lanes = std::min(power_of_two_from((n + Pack<T>::kSize - 1) / Pack<T>::kSize), 32);
+    const std::int64_t rows_per_block = kThreads / lanes;
+    const std::int64_t blocks = (results + rows_per_block - 1) / rows_per_block;
+    reduce_short_rows<T, Op, Shift><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
+    cuda::check_launch("reduce_short_rows");
+  } else {
+    const std::int64_t pieces = (n + kPiece - 1) / kPiece;
+    if (pieces > 1) {
+      two_passes(pieces);
+    }
+    reduce_long_rows<T, Op, Shift><<<grid_of(results * pieces), kThreads, 0, stream>>>(op, plan, x, target, pieces);
+    cuda::check_launch("reduce_long_rows");
+    if (pieces > 1) {
+      join(op, plan, target.partials, pieces, 1, pieces, shift, y, device);
+    }
+  }
+}
+
+}  // namespace reduce_detail
+
+/// y = op over the axes of x that have length 1 in y. `shift`, if the op has one, has y's shape and is row-major.
+template <class T, class Op, class Shift = typename Op::Value>
+void reduce(Cuda, const Op& op, const Tensor& x, const Tensor& y, const Shift* shift = nullptr) {
+  if (y.numel() > 0) {
+    reduce_detail::launch(op, ReducePlan(x, y), static_cast<const T*>(x.data<T>()), shift, y.data<typename Op::Out>(),
+                          x.device());
+  }
+}
+
+}  // namespace mica::kernels
