@@ -1,9 +1,14 @@
+#include <algorithm>
 #include <cmath>
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/attention/attention_kernels.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 
@@ -58,11 +63,16 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
         "{}: expected one floating dtype, got {}, {} and {}", kName, q.dtype(), k.dtype(), v.dtype());
   check(k.device() == q.device() && v.device() == q.device(), "{}: expected one device, got {}, {} and {}", kName,
         q.device(), k.device(), v.device());
+  check(options.dropout >= 0 && options.dropout < 1, "{}: expected dropout in [0, 1), got {}", kName, options.dropout);
 
   const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
   const double scale = options.scale.value_or(1 / std::sqrt(width));
   const Tensor scores = matmul(q, transpose(k, -1, -2));  // (B, H, T, S)
-  const Tensor weights = autograd::apply(AttentionWeights{scale, options.causal}, scores);
+  Tensor weights = autograd::apply(AttentionWeights{scale, options.causal}, scores);
+  if (options.dropout > 0) {
+    const Tensor kept = rand(weights.shape(), float32, weights.device()) >= options.dropout;
+    weights = where(kept, weights * (1 / (1 - options.dropout)), 0);
+  }
   return matmul(weights, v);
 }
 

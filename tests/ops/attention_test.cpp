@@ -138,6 +138,32 @@ TEST(Attention, Gradients) {
   }
 }
 
+TEST(Attention, GradientsWithDropout) {
+  for (const Device device : test_devices()) {
+    EXPECT_TRUE(autograd::gradcheck(
+        [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+          return scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = 0.4});
+        },
+        {randn({2, 4, 3}, float64, device), randn({2, 4, 3}, float64, device), randn({2, 4, 2}, float64, device)}));
+  }
+}
+
+TEST(Attention, DropoutScalesWhatItKeeps) {
+  for (const Device device : test_devices()) {
+    // Equal scores over values of 1: y is the share of weights that stayed, over 1 − p.
+    const Tensor q = zeros({1, 64, 8}, float32, device), k = zeros({1, 256, 8}, float32, device);
+    const Tensor v = ones({1, 256, 1}, float32, device);
+    double sum = 0;
+    bool dropped = false;
+    for (const double y : to_vector<double>(scaled_dot_product_attention(q, k, v, {.dropout = 0.25}))) {
+      sum += y / 64;
+      dropped = dropped || std::abs(y - 1) > 1e-3;
+    }
+    EXPECT_TRUE(dropped);
+    EXPECT_NEAR(sum, 1, 0.03);  // six standard deviations
+  }
+}
+
 TEST(Attention, CausalRowsDoNotSeeWhatComesAfter) {
   for (const Device device : test_devices()) {
     const Tensor q = randn({1, 2, 6, 4}, float32, device), k = randn({1, 2, 6, 4}, float32, device);
@@ -222,6 +248,7 @@ TEST(Attention, Errors) {
   expect_error([&] { attention(x, ones({2, 3, 5}), x); }, "expected k with a last axis of 4 as q's, got [2, 3, 5]");
   expect_error([&] { attention(x, x, ones({2, 4, 4})); }, "expected v with 3 rows as k, got [2, 4, 4]");
   expect_error([&] { attention(x, x, ones({2, 3, 4}, float64)); }, "expected one floating dtype");
+  expect_error([&] { scaled_dot_product_attention(x, x, x, {.dropout = 1}); }, "expected dropout in [0, 1), got 1");
 }
 
 }  // namespace
