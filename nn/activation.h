@@ -1,0 +1,33 @@
+#pragma once
+
+#include <mica/nn/module.h>
+#include <mica/ops/elementwise/unary.h>
+
+namespace mica::nn {
+
+// The activations as modules, for Sequential. Elsewhere the functions (mica::relu, mica::gelu, …) are shorter.
+
+struct ReLU : Module {
+  Tensor operator()(const Tensor& x) const { return relu(x); }
+};
+
+struct GELU : Module {
+  explicit GELU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
+  Tensor operator()(const Tensor& x) const { return gelu(x, approximation); }
+
+  GeluApproximation approximation;
+};
+
+struct SiLU : Module {
+  Tensor operator()(const Tensor& x) const { return silu(x); }
+};
+
+struct Tanh : Module {
+  Tensor operator()(const Tensor& x) const { return tanh(x); }
+};
+
+struct Sigmoid : Module {
+  Tensor operator()(const Tensor& x) const { return sigmoid(x); }
+};
+
+}  // namespace mica::nn

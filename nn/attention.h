@@ -1,0 +1,34 @@
+#pragma once
+
+#include <mica/nn/dropout.h>
+#include <mica/nn/linear.h>
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+struct MultiheadAttentionOptions {
+  std::int64_t heads = 1;  ///< must divide width
+  double dropout = 0;      ///< of the attention weights and of the result
+  bool causal = true;      ///< position t sees positions up to t only
+  bool bias = true;
+};
+
+/// Self-attention with several heads, x (B, T, width) to (B, T, width):
+///
+///     q, k, v = c_attn(x), each split into heads of width / heads
+///     y = dropout(c_proj(the heads' scaled_dot_product_attention(q, k, v) side by side))
+///
+/// Its parameters are named as GPT-2's: c_attn.weight (3 · width, width) makes queries, keys and values at once.
+class MultiheadAttention : public Module {
+ public:
+  MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
+
+  Tensor operator()(const Tensor& x) const;
+
+  MultiheadAttentionOptions options;
+  Linear c_attn;
+  Linear c_proj;
+  Dropout resid_dropout;
+};
+
+}  // namespace mica::nn

@@ -1,0 +1,64 @@
+#include <cmath>
+
+#include <mica/nn/gpt.h>
+#include <mica/nn/init.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/view/view.h>
+
+namespace mica::nn {
+
+namespace {
+
+const GPTConfig& checked(const GPTConfig& c) {
+  check(c.vocab >= 1 && c.context >= 1 && c.layers >= 0 && c.width >= 1,
+        "GPT: expected vocab, context and width of at least 1 and layers of at least 0, got {}, {}, {} and {}", c.vocab,
+        c.context, c.width, c.layers);
+  check(c.heads >= 1 && c.width % c.heads == 0, "GPT: expected heads to divide width, got width {} and heads {}",
+        c.width, c.heads);
+  return c;
+}
+
+}  // namespace
+
+GPT::GPT(const GPTConfig& config)
+    : config(checked(config)),
+      wte(child("wte", Embedding{config.vocab, config.width})),
+      wpe(child("wpe", Embedding{config.context, config.width})),
+      drop(child("drop", Dropout{config.dropout})),
+      h(child("h", ModuleList<TransformerBlock>{})),
+      ln_f(child("ln_f", LayerNorm{config.width, {.bias = config.bias}})),
+      lm_head(child("lm_head", Linear{wte.weight})) {
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    h.push_back(TransformerBlock{
+        config.width, {.heads = config.heads, .dropout = config.dropout, .bias = config.bias, .gelu = config.gelu}});
+  }
+  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::int64_t>(config.layers, 1)));
+  for (const auto& [name, parameter] : named_parameters()) {
+    if (parameter.dim() == 2) {
+      init::normal_(parameter, 0, name.ends_with("c_proj.weight") ? residual_std : 0.02);
+    } else if (name.ends_with(".bias")) {
+      init::constant_(parameter, 0);
+    }
+  }
+}
+
+Tensor GPT::features(const Tensor& tokens) const {
+  check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
+  const std::int64_t length = tokens.size(1);
+  check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
+  Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
+  for (const TransformerBlock& block : h) {
+    x = block(x);
+  }
+  return ln_f(x);
+}
+
+Tensor GPT::operator()(const Tensor& tokens) const { return lm_head(features(tokens)); }
+
+Tensor GPT::next_token_logits(const Tensor& tokens) const {
+  check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to go on from, got shape {}",
+        tokens.shape());
+  return lm_head(select(features(tokens), 1, -1));
+}
+
+}  // namespace mica::nn

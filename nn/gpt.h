@@ -1,0 +1,48 @@
+#pragma once
+
+#include <mica/nn/containers.h>
+#include <mica/nn/embedding.h>
+#include <mica/nn/transformer.h>
+
+namespace mica::nn {
+
+/// The defaults are GPT-2's small model.
+struct GPTConfig {
+  std::int64_t vocab = 50257;   ///< tokens are 0 … vocab − 1
+  std::int64_t context = 1024;  ///< the longest sequence
+  std::int64_t layers = 12;
+  std::int64_t heads = 12;  ///< must divide width
+  std::int64_t width = 768;
+  double dropout = 0;
+  bool bias = true;  ///< of the linear layers and the norms
+  GeluApproximation gelu = GeluApproximation::tanh;
+};
+
+/// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
+/// and a head that shares its weight with the token embedding.
+///
+/// Starts as GPT-2 does: weights normal with standard deviation 0.02, those that end a residual branch (c_proj) with
+/// 0.02 / √(2 · layers), biases 0, norms 1 and 0. Parameters are named as GPT-2's: wte.weight, wpe.weight,
+/// h.0.ln_1.weight, h.0.attn.c_attn.weight, …, ln_f.weight; state_dict() also has lm_head.weight, which is wte.weight.
+class GPT : public Module {
+ public:
+  explicit GPT(const GPTConfig& config);
+
+  /// Tokens (B, T), int64 or int32, T at most the context, to logits (B, T, vocab).
+  Tensor operator()(const Tensor& tokens) const;
+  /// The logits of what follows the last token only, (B, vocab).
+  Tensor next_token_logits(const Tensor& tokens) const;
+
+  GPTConfig config;
+  Embedding wte;
+  Embedding wpe;
+  Dropout drop;
+  ModuleList<TransformerBlock> h;
+  LayerNorm ln_f;
+  Linear lm_head;
+
+ private:
+  Tensor features(const Tensor& tokens) const;  // (B, T, C)
+};
+
+}  // namespace mica::nn

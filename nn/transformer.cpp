@@ -1,0 +1,29 @@
+#include <mica/nn/transformer.h>
+#include <mica/ops/elementwise/binary.h>
+
+namespace mica::nn {
+
+Mlp::Mlp(std::int64_t width, Options options)
+    : options(options),
+      c_fc(child("c_fc", Linear{width, 4 * width, {.bias = options.bias}})),
+      c_proj(child("c_proj", Linear{4 * width, width, {.bias = options.bias}})),
+      dropout(child("dropout", Dropout{options.dropout})) {}
+
+Tensor Mlp::operator()(const Tensor& x) const { return dropout(c_proj(gelu(c_fc(x), options.gelu))); }
+
+TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
+    : ln_1(child("ln_1", LayerNorm{width, {.bias = options.bias}})),
+      attn(child(
+          "attn",
+          MultiheadAttention{
+              width,
+              {.heads = options.heads, .dropout = options.dropout, .causal = options.causal, .bias = options.bias}})),
+      ln_2(child("ln_2", LayerNorm{width, {.bias = options.bias}})),
+      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
+
+Tensor TransformerBlock::operator()(const Tensor& x) const {
+  const Tensor y = x + attn(ln_1(x));
+  return y + mlp(ln_2(y));
+}
+
+}  // namespace mica::nn

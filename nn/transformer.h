@@ -1,0 +1,53 @@
+#pragma once
+
+#include <mica/nn/attention.h>
+#include <mica/nn/layer_norm.h>
+#include <mica/nn/module.h>
+#include <mica/ops/elementwise/unary.h>
+
+namespace mica::nn {
+
+/// The two layers between attentions: c_proj(gelu(c_fc(x))), four times as wide inside.
+class Mlp : public Module {
+ public:
+  struct Options {
+    double dropout = 0;
+    bool bias = true;
+    GeluApproximation gelu = GeluApproximation::tanh;  // GPT-2's
+  };
+
+  Mlp(std::int64_t width, Options options);
+
+  Tensor operator()(const Tensor& x) const;
+
+  Options options;
+  Linear c_fc;
+  Linear c_proj;
+  Dropout dropout;
+};
+
+struct TransformerBlockOptions {
+  std::int64_t heads = 1;
+  double dropout = 0;
+  bool causal = true;
+  bool bias = true;  ///< of the linear layers and the norms
+  GeluApproximation gelu = GeluApproximation::tanh;
+};
+
+/// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
+///
+///     x ← x + attn(ln_1(x))
+///     x ← x + mlp(ln_2(x))
+class TransformerBlock : public Module {
+ public:
+  TransformerBlock(std::int64_t width, TransformerBlockOptions options);
+
+  Tensor operator()(const Tensor& x) const;
+
+  LayerNorm ln_1;
+  MultiheadAttention attn;
+  LayerNorm ln_2;
+  Mlp mlp;
+};
+
+}  // namespace mica::nn

@@ -1,0 +1,183 @@
+#include <tests/nn/support.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+#include <mica/core/rng.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/generate.h>
+#include <mica/nn/gpt.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/view/view.h>
+#include <mica/optim/adamw.h>
+#include <mica/optim/clip_grad.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+constexpr nn::GPTConfig kTiny{.vocab = 7, .context = 6, .layers = 2, .heads = 2, .width = 4};
+
+double standard_deviation(const Tensor& x) {
+  double squares = 0;
+  for (const double value : to_vector<double>(x)) {
+    squares += value * value;
+  }
+  return std::sqrt(squares / static_cast<double>(x.numel()));
+}
+
+TEST(GPT, NamesAndTiedHead) {
+  const nn::GPT gpt{kTiny};
+  const std::vector<std::string> names = names_of(gpt.named_parameters());
+  ASSERT_EQ(names.size(), 2 + 2 * 12 + 2u);
+  EXPECT_EQ(names[0], "wte.weight");
+  EXPECT_EQ(names[1], "wpe.weight");
+  EXPECT_EQ(names[2], "h.0.ln_1.weight");
+  EXPECT_EQ(names[14], "h.1.ln_1.weight");
+  EXPECT_EQ(names.back(), "ln_f.bias");
+  EXPECT_TRUE(gpt.lm_head.weight.is_same(gpt.wte.weight));
+  EXPECT_EQ(gpt.state_dict().size(), names.size() + 1);
+  EXPECT_TRUE(gpt.state_dict().contains("lm_head.weight"));
+}
+
+TEST(GPT, StartsAsGPT2Does) {
+  manual_seed(1);
+  const nn::GPT gpt{{.vocab = 200, .context = 100, .layers = 8, .heads = 2, .width = 64}};
+  for (const auto& [name, parameter] : gpt.named_parameters()) {
+    if (name.ends_with("c_proj.weight")) {
+      EXPECT_NEAR(standard_deviation(parameter), 0.005, 0.0003) << name;
+    } else if (parameter.dim() == 2) {
+      EXPECT_NEAR(standard_deviation(parameter), 0.02, 0.001) << name;
+    } else {
+      expect_close(parameter, std::vector<double>(parameter.numel(), name.ends_with(".bias") ? 0 : 1), 0, 0, name);
+    }
+  }
+}
+
+TEST(GPT, Gradients) {
+  manual_seed(2);
+  nn::GPT gpt{{.vocab = 5, .context = 4, .layers = 1, .heads = 2, .width = 4}};
+  gpt.to(float64);
+  for (const Tensor& parameter : gpt.parameters()) {  // as far from 0 as in a trained model
+    parameter.set_data(randn(parameter.shape(), float64));
+  }
+  check_gradients(gpt, randint(0, 5, {2, 3}));
+  compare_devices(gpt, randint(0, 5, {2, 3}), 1e-3);
+}
+
+TEST(GPT, LooksBackOnly) {
+  manual_seed(3);
+  nn::GPT gpt{kTiny};
+  const Tensor tokens = randint(0, 7, {2, 6});
+  const Tensor logits = gpt(tokens);
+  EXPECT_EQ(logits.shape(), (Shape{2, 6, 7}));
+  expect_close(gpt(slice(tokens, 1, 0, 4)), slice(logits, 1, 0, 4), 1e-5, 1e-6);
+  expect_close(gpt.next_token_logits(tokens), select(logits, 1, 5), 1e-5, 1e-6);
+}
+
+TEST(GPT, Errors) {
+  expect_error([] { nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 3, .width = 4}); },
+               "GPT: expected heads to divide width, got width 4 and heads 3");
+  expect_error([] { nn::GPT({.vocab = 0}); }, "GPT: expected vocab");
+  const nn::GPT gpt{kTiny};
+  expect_error([&] { gpt(zeros({6}, int64)); }, "GPT: expected tokens of shape (B, T), got [6]");
+  expect_error([&] { gpt(zeros({1, 7}, int64)); }, "GPT: expected at most 6 tokens, the context, got 7");
+  expect_error([&] { gpt(full({1, 2}, 7, int64)); }, "embedding: ");
+  expect_error([&] { gpt.next_token_logits(zeros({1, 0}, int64)); }, "at least one token");
+}
+
+TEST(GPT, LearnsASequenceByHeartAndSaysIt) {
+  for (const Device device : test_devices()) {
+    manual_seed(4);
+    nn::GPT gpt{{.vocab = 11, .context = 12, .layers = 2, .heads = 2, .width = 32, .dropout = 0.05}};
+    gpt.to(device);
+    const std::vector<std::int64_t> text{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 10};
+    const Tensor sequence = from_data(text, {1, 13}, device);
+    const Tensor tokens = slice(sequence, 1, 0, 12), targets = slice(sequence, 1, 1, 13);
+    optim::AdamW optimizer(optim::AdamW::decay_matrices(gpt.parameters(), {.lr = 3e-3, .weight_decay = 0.1}));
+    double first = 0;
+    for (int step = 0; step < 100; ++step) {
+      const Tensor loss = cross_entropy(gpt(tokens), targets);
+      if (step == 0) {
+        first = loss.item();
+      }
+      optimizer.zero_grad();
+      loss.backward();
+      optim::clip_grad_norm_(gpt.parameters(), 1);
+      optimizer.step();
+    }
+    EXPECT_NEAR(first, std::log(11.0), 0.2);
+    gpt.eval();
+    EXPECT_LT(cross_entropy(gpt(tokens), targets).item(), 0.1);
+
+    const Tensor said = nn::generate(gpt, slice(sequence, 1, 0, 1), 12, {.temperature = 0});
+    EXPECT_EQ(to_vector<std::int64_t>(said), text);
+
+    const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "mica_gpt_test.safetensors";
+    io::save(path, gpt.state_dict());
+    nn::GPT again{gpt.config};
+    again.load_state_dict(io::load(path));
+    again.eval();
+    again.to(device);
+    expect_close(again(tokens), gpt(tokens), 0, 0);
+    std::filesystem::remove(path);
+  }
+}
+
+TEST(Generate, ReproducibleAndWithinTheContext) {
+  manual_seed(5);
+  nn::GPT gpt{{.vocab = 7, .context = 6, .layers = 1, .heads = 1, .width = 4, .dropout = 0.5}};
+  const Tensor prompt = randint(0, 7, {3, 4});
+  const Tensor a = nn::generate(gpt, prompt, 10, {.seed = 1});
+  EXPECT_EQ(a.shape(), (Shape{3, 14}));
+  EXPECT_EQ(a.dtype(), int64);
+  expect_close(slice(a, 1, 0, 4), prompt, 0, 0);
+  expect_close(nn::generate(gpt, prompt, 10, {.seed = 1}), a, 0, 0);
+  EXPECT_NE(to_vector<int>(nn::generate(gpt, prompt, 10, {.seed = 2})), to_vector<int>(a));
+  EXPECT_TRUE(gpt.is_training());
+  EXPECT_TRUE(gpt.drop.is_training());
+  expect_close(nn::generate(gpt, prompt, 0), prompt, 0, 0);
+  expect_error([&] { nn::generate(gpt, zeros({1, 0}, int64), 1); }, "expected tokens of shape (B, T), T >= 1");
+}
+
+TEST(Sampler, DrawsByProbability) {
+  const Tensor logits = from_data<double>({std::log(0.5), std::log(0.3), std::log(0.2), -INFINITY}, {1, 4});
+  const auto shares = [&](nn::SamplingOptions options) {
+    nn::Sampler sampler(options);
+    std::vector<double> counts(4);
+    for (int i = 0; i < 20000; ++i) {
+      counts[sampler(logits)[0]] += 1.0 / 20000;
+    }
+    return counts;
+  };
+  const auto expect_shares = [](const std::vector<double>& got, const std::vector<double>& expected) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_NEAR(got[i], expected[i], expected[i] == 0 ? 0 : 0.015);
+    }
+  };
+  expect_shares(shares({}), {0.5, 0.3, 0.2, 0});
+  expect_shares(shares({.top_k = 2}), {0.625, 0.375, 0, 0});
+  expect_shares(shares({.top_k = 1}), {1, 0, 0, 0});
+  expect_shares(shares({.temperature = 0}), {1, 0, 0, 0});
+  expect_shares(shares({.temperature = 0.5}), {0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38, 0});
+  expect_shares(shares({.top_k = 10}), {0.5, 0.3, 0.2, 0});
+}
+
+TEST(Sampler, RowsAreIndependentAndErrorsAreClear) {
+  nn::Sampler sampler({.seed = 3});
+  const std::vector<std::int64_t> rows = sampler(zeros({200, 5}));
+  ASSERT_EQ(rows.size(), 200u);
+  for (std::int64_t token = 0; token < 5; ++token) {
+    EXPECT_GT(std::count(rows.begin(), rows.end(), token), 10);
+  }
+  EXPECT_NE(sampler(zeros({200, 5})), rows);
+  expect_error([] { nn::Sampler({.temperature = -1}); }, "Sampler: expected temperature >= 0, got -1");
+  expect_error([] { nn::Sampler({.top_k = -1}); }, "Sampler: expected top_k >= 0");
+  expect_error([&] { sampler(from_data<double>({0.0, NAN}, {1, 2})); }, "row 0 of the logits is not finite");
+  expect_error([&] { sampler(full({1, 2}, -INFINITY)); }, "row 0 of the logits is not finite");
+  expect_error([&] { sampler(ones({3})); }, "expected logits of shape (B, vocab), got [3]");
+}
+
+}  // namespace
