@@ -1,0 +1,41 @@
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/dropout/dropout.h>
+#include <mica/ops/dropout/dropout_kernels.h>
+
+namespace mica {
+
+namespace {
+
+struct DropoutElements {
+  double p;
+  PhiloxKey key;
+
+  Tensor forward(autograd::Context&, const Tensor& x) const { return masked(x); }
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return masked(dy); }
+
+ private:
+  // Linear in x, so that backward is the same function of dy.
+  Tensor masked(const Tensor& x) const {
+    const Tensor from = contiguous_data(x);
+    const Tensor y = empty_like(x);
+    const kernels::Dropout args{
+        .y = y, .x = from, .key = key, .threshold = static_cast<std::uint32_t>(p * 0x1p32), .scale = 1 / (1 - p)};
+    on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
+    return y;
+  }
+};
+
+}  // namespace
+
+Tensor dropout(const Tensor& x, double p, bool training) {
+  check(p >= 0 && p < 1, "dropout: expected p in [0, 1), got {}", p);
+  check(is_floating(x.dtype()), "dropout: expected a floating dtype, got {}", x.dtype());
+  if (!training || p == 0) {
+    return x;
+  }
+  return autograd::apply(DropoutElements{p, next_philox_key()}, x);
+}
+
+}  // namespace mica

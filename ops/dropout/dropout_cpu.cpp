@@ -1,0 +1,50 @@
+#include <algorithm>
+
+#include <mica/core/parallel.h>
+#include <mica/ops/dropout/dropout_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr std::int64_t kBlocks = 16;  // at a time, so that the rounds vectorize
+constexpr std::int64_t kElements = 4 * kBlocks;
+constexpr std::int64_t kGrain = 128;  // of kElements
+
+template <class T>
+void drop(const Dropout& args) {
+  const T* const x = args.x.data<T>();
+  T* const y = args.y.data<T>();
+  const std::int64_t n = args.x.numel();
+  const std::uint32_t threshold = args.threshold;
+  const PhiloxKey key = args.key;
+  const auto scale = static_cast<Accumulate<T>>(args.scale);
+
+  parallel_for((n + kElements - 1) / kElements, kGrain, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      std::uint32_t words[kElements];
+      MICA_INDEPENDENT
+      for (std::int64_t b = 0; b < kBlocks; ++b) {
+        const PhiloxBlock block = philox_block(key, static_cast<std::uint64_t>(chunk * kBlocks + b));
+        for (int lane = 0; lane < 4; ++lane) {
+          words[4 * b + lane] = block.word[lane];
+        }
+      }
+      const std::int64_t first = chunk * kElements;
+      const std::int64_t count = std::min(kElements, n - first);
+      MICA_INDEPENDENT
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto value = static_cast<Accumulate<T>>(x[first + i]) * scale;
+        y[first + i] = static_cast<T>(words[i] >= threshold ? value : Accumulate<T>{0});
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void dropout(Cpu, const Dropout& args) {
+  on_dtype(FloatTypes{}, args.x.dtype(), "dropout", [&]<class T>() { drop<T>(args); });
+}
+
+}  // namespace mica::kernels

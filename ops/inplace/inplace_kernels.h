@@ -1,0 +1,23 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/strided.h>
+
+namespace mica::kernels {
+
+/// x += alpha · y; y broadcasts to x.
+void add_in_place(Cpu, const Tensor& x, const Tensor& y, double alpha);
+void add_in_place(Cuda, const Tensor& x, const Tensor& y, double alpha);
+
+/// x *= y; y broadcasts to x.
+void mul_in_place(Cpu, const Tensor& x, const Operand& y);
+void mul_in_place(Cuda, const Tensor& x, const Operand& y);
+
+/// The functions, for both devices.
+template <class T>
+struct AddScaled {
+  T alpha;
+  MICA_HOST_DEVICE T operator()(T x, T y) const { return x + alpha * y; }
+};
+
+}  // namespace mica::kernels

@@ -1,0 +1,98 @@
+#include <gtest/gtest.h>
+
+#include "tests/support.h"
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/rng.h>
+#include <mica/ops/dropout/dropout.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+TEST(Dropout, KeepsTheRightShareAndScalesIt) {
+  for (const Device device : test_devices()) {
+    for (const double p : {0.1, 0.5, 0.9}) {
+      manual_seed(7);
+      const std::int64_t n = 200'003;
+      const std::vector<double> y = to_vector<double>(dropout(ones({n}, float64, device), p));
+      double kept = 0;
+      double together = 0;  // neighbors both kept
+      for (std::int64_t i = 0; i < n; ++i) {
+        ASSERT_TRUE(y[i] == 0 || y[i] == 1 / (1 - p));
+        kept += y[i] != 0;
+        together += i > 0 && y[i] != 0 && y[i - 1] != 0;
+      }
+      const double deviation = std::sqrt(p * (1 - p) / static_cast<double>(n));
+      EXPECT_NEAR(kept / static_cast<double>(n), 1 - p, 5 * deviation);
+      EXPECT_NEAR(together / static_cast<double>(n), (1 - p) * (1 - p), 10 * deviation);
+    }
+  }
+}
+
+TEST(Dropout, OneMaskForAllDtypesLayoutsAndDevices) {
+  const auto run = [](const Tensor& x) {
+    manual_seed(8);
+    return to_vector<double>(dropout(x, 0.5));
+  };
+  const std::vector<double> expected = run(ones({7, 37}, float64));
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      EXPECT_EQ(run(ones({7, 37}, dtype, device)), expected);
+      EXPECT_EQ(run(transpose(ones({37, 7}, dtype, device), 0, 1)), expected);
+      EXPECT_EQ(run(reshape(slice(ones({7 * 37 + 1}, dtype, device), 0, 1, 7 * 37 + 1), {7, 37})), expected);
+    }
+    EXPECT_EQ(dropout(empty({0, 3}, float32, device), 0.5).numel(), 0);
+  }
+}
+
+TEST(Dropout, ReproducibleBySeedAndDifferentFromCallToCall) {
+  const Tensor x = ones({1000});
+  manual_seed(9);
+  const std::vector<double> first = to_vector<double>(dropout(x, 0.5));
+  const std::vector<double> second = to_vector<double>(dropout(x, 0.5));
+  manual_seed(9);
+  EXPECT_EQ(to_vector<double>(dropout(x, 0.5)), first);
+  EXPECT_NE(first, second);
+  manual_seed(10);
+  EXPECT_NE(to_vector<double>(dropout(x, 0.5)), first);
+}
+
+TEST(Dropout, GradientUsesTheSameMask) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor x = ones({5, 13}, dtype, device).requires_grad_();
+      const Tensor y = dropout(x, 0.4);
+      y.backward(ones_like(y));
+      EXPECT_EQ(to_vector<double>(x.grad()), to_vector<double>(y));
+    }
+    EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return dropout(a, 0.3); }, {randn({4, 6}, float64, device)}));
+  }
+}
+
+TEST(Dropout, ZeroesEvenWhatIsNotFinite) {
+  for (const Device device : test_devices()) {
+    for (const double value : to_vector<double>(dropout(full({100}, INFINITY, float32, device), 0.5))) {
+      EXPECT_TRUE(value == 0 || value == INFINITY);
+    }
+  }
+}
+
+TEST(Dropout, IdentityOutsideOfTrainingAndDrawsNothing) {
+  manual_seed(11);
+  const Tensor x = randn({3});
+  const PhiloxKey before = rng_state();
+  EXPECT_TRUE(dropout(x, 0.5, false).is_same(x));
+  EXPECT_TRUE(dropout(x, 0).is_same(x));
+  EXPECT_EQ(rng_state().offset, before.offset);
+}
+
+TEST(Dropout, Errors) {
+  expect_error([] { dropout(ones({2}), 1); }, "dropout: expected p in [0, 1), got 1");
+  expect_error([] { dropout(ones({2}), -0.1); }, "dropout: expected p in [0, 1), got -0.1");
+  expect_error([] { dropout(ones({2}), NAN); }, "dropout: expected p in [0, 1)");
+  expect_error([] { dropout(ones({2}, int64), 0.5); }, "dropout: expected a floating dtype, got int64");
+}
+
+}  // namespace
