@@ -92,7 +92,7 @@ MICA_HOST_DEVICE inline float tanh(float x) {
       detail::polynomial(square, -0.005678565983f, 0.02061738806f, -0.05373374532f, 0.133313801f, -0.3333328006f);
   const float small = square * x * p + x;
   const float large = 1.0f - 2.0f / (exp(2.0f * size) + 1.0f);
-  return size < 0.625f ? small : std::copysign(large, x);
+  return std::copysign(size < 0.625f ? small : large, x);
 #endif
 }
 
