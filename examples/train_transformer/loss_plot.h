@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+/// One value of a curve.
+struct Point {
+  double x;
+  double y;
+};
+
+/// A picture of training as SVG: the loss of each step (averaged where they stand closer than a pixel) and the
+/// validation losses, over the steps, with axes and a legend.
+std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>& validation);

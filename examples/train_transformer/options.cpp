@@ -1,0 +1,131 @@
+#include "examples/train_transformer/options.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "examples/common/command_line.h"
+
+namespace {
+
+const std::map<std::string, Recipe> recipes{
+    // Two minutes on two cores for the built-in text.
+    {"default",
+     {.steps = 2400,
+      .batch = 16,
+      .context = 128,
+      .layers = 4,
+      .heads = 4,
+      .width = 128,
+      .dropout = 0,
+      .lr = 2e-3,
+      .min_lr = 1e-4,
+      .warmup = 100,
+      .weight_decay = 0.1,
+      .clip = 1,
+      .eval_every = 300,
+      .sample = 600}},
+    // The two character-level recipes of nanoGPT.
+    {"shakespeare-cpu",
+     {.steps = 2000,
+      .batch = 12,
+      .context = 64,
+      .layers = 4,
+      .heads = 4,
+      .width = 128,
+      .dropout = 0,
+      .lr = 1e-3,
+      .min_lr = 1e-4,
+      .warmup = 100,
+      .weight_decay = 0.1,
+      .clip = 1,
+      .eval_every = 250,
+      .sample = 500}},
+    {"shakespeare-gpu",
+     {.steps = 5000,
+      .batch = 64,
+      .context = 256,
+      .layers = 6,
+      .heads = 6,
+      .width = 384,
+      .dropout = 0.2,
+      .lr = 1e-3,
+      .min_lr = 1e-4,
+      .warmup = 100,
+      .weight_decay = 0.1,
+      .clip = 1,
+      .eval_every = 250,
+      .sample = 500}},
+};
+
+}  // namespace
+
+CommandLine::CommandLine()
+    : app("Trains a small transformer on text, character by character, and samples from it.", "train_transformer") {
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--preset", preset_, "Settings to start from: default, shakespeare-cpu or shakespeare-gpu")
+      ->check(CLI::IsMember({"default", "shakespeare-cpu", "shakespeare-gpu"}));
+  app.add_option("--data", data_, "Text file (UTF-8) to train on; without it, mica's own sources and documents");
+  app.add_option("--device", device_, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--steps", steps_, "Steps to train")->check(at_least(1));
+  app.add_option("--batch", batch_, "Windows of text in a step")->check(at_least(1));
+  app.add_option("--context", context_, "Characters in a window")->check(at_least(1));
+  app.add_option("--layers", layers_, "Transformer blocks")->check(at_least(1));
+  app.add_option("--heads", heads_, "Attention heads in a block")->check(at_least(1));
+  app.add_option("--width", width_, "Width of the model; a multiple of the heads")->check(at_least(1));
+  app.add_option("--dropout", dropout_, "Probability of dropout")->check(between(0, 0.999));
+  app.add_option("--lr", lr_, "Highest learning rate")->check(positive());
+  app.add_option("--min-lr", min_lr_, "Learning rate at the end")->check(at_least(0));
+  app.add_option("--warmup", warmup_, "Steps until the learning rate is at its highest")->check(at_least(0));
+  app.add_option("--weight-decay", weight_decay_, "AdamW's weight decay, of matrices only")->check(at_least(0));
+  app.add_option("--clip", clip_, "Largest norm of the gradients; 0 lets them be")->check(at_least(0));
+  app.add_option("--eval-every", eval_every_, "Steps between validations")->check(at_least(1));
+  app.add_option("--seed", seed_, "Seed of everything random")->check(between(0, 1e18))->capture_default_str();
+  app.add_option("--threads", threads_, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_option("--out", out_, "Folder for the model, the metrics and the curve")->capture_default_str();
+  std::string footer = "What the presets set:\n";
+  for (const auto& [name, r] : recipes) {
+    footer += fmt::format(
+        "  {}: {} steps of {} windows of {}; {} layers, {} heads, width {}, dropout {};\n"
+        "    lr {} to {} after {} steps of warm-up, weight decay {}, clip {}, validation every {}, sample {}\n",
+        name, r.steps, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr, r.warmup,
+        r.weight_decay, r.clip, r.eval_every, r.sample);
+  }
+  app.footer(footer);
+  app.add_option("--sample", sample_, "Characters to write at the end; 0 for none")->check(at_least(0));
+}
+
+Options CommandLine::options() const {
+  Options options{recipes.at(preset_), preset_, data_, device_, out_, seed_, threads_};
+  // Short runs shorten what the recipe says about time.
+  options.steps = steps_.value_or(options.steps);
+  options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
+  options.eval_every = eval_every_.value_or(std::min(options.eval_every, options.steps));
+  options.batch = batch_.value_or(options.batch);
+  options.context = context_.value_or(options.context);
+  options.layers = layers_.value_or(options.layers);
+  options.heads = heads_.value_or(options.heads);
+  options.width = width_.value_or(options.width);
+  options.sample = sample_.value_or(options.sample);
+  options.dropout = dropout_.value_or(options.dropout);
+  options.lr = lr_.value_or(options.lr);
+  options.min_lr = min_lr_.value_or(std::min(options.min_lr, options.lr));
+  options.weight_decay = weight_decay_.value_or(options.weight_decay);
+  options.clip = clip_.value_or(options.clip);
+
+  if (options.width % options.heads != 0) {
+    throw UsageError(fmt::format("--width: expected a multiple of the {} heads, got {}", options.heads, options.width));
+  }
+  if (options.min_lr > options.lr) {
+    throw UsageError(fmt::format("--min-lr: expected at most --lr, which is {}, got {}", options.lr, options.min_lr));
+  }
+  if (options.warmup > options.steps) {
+    throw UsageError(
+        fmt::format("--warmup: expected at most --steps, which is {}, got {}", options.steps, options.warmup));
+  }
+  if (options.out.empty()) {
+    throw UsageError("--out: expected a folder, got nothing");
+  }
+  return options;
+}

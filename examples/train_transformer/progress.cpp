@@ -1,0 +1,92 @@
+#include "examples/train_transformer/progress.h"
+
+#include <fmt/core.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+namespace {
+
+std::string duration(double seconds) {
+  const auto s = static_cast<std::int64_t>(seconds + 0.5);
+  if (s >= 3600) {
+    return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  }
+  return fmt::format("{}:{:02}", s / 60, s % 60);
+}
+
+std::string rate(double tokens_per_second) {
+  return tokens_per_second < 1e6 ? fmt::format("{:.1f}k tokens/s", tokens_per_second / 1e3)
+                                 : fmt::format("{:.2f}M tokens/s", tokens_per_second / 1e6);
+}
+
+int terminal_width() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+// A bar `width` cells wide, in eighths of a cell.
+std::string bar(double part, int width) {
+  static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  const int filled = static_cast<int>(part * width * 8);
+  std::string cells;
+  for (int i = 0; i < width; ++i) {
+    const int rest = std::clamp(filled - i * 8, 0, 8);
+    cells += rest == 8 ? "█" : eighths[rest];
+  }
+  return cells;
+}
+
+}  // namespace
+
+Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDOUT_FILENO) == 1) {}
+
+Progress::~Progress() {
+  if (terminal_ && shown_ != Clock::time_point{}) {
+    std::fputc('\n', stdout);
+  }
+  std::fflush(stdout);
+}
+
+bool Progress::wants(std::int64_t step) const {
+  if (step == steps_) {
+    return true;
+  }
+  if (terminal_) {
+    return Clock::now() - shown_ >= std::chrono::milliseconds(100);
+  }
+  return step == 1 || step % std::max<std::int64_t>(1, steps_ / 20) == 0;
+}
+
+void Progress::show(std::int64_t step, double train_loss, std::optional<double> validation_loss,
+                    double tokens_per_second) {
+  if (validation_loss) {
+    validation_loss_ = validation_loss;
+  }
+  shown_ = Clock::now();
+  const double elapsed = std::chrono::duration<double>(shown_ - start_).count();
+  const std::string left = duration(elapsed / static_cast<double>(step) * static_cast<double>(steps_ - step));
+  std::string text = fmt::format("step {}/{}  loss {:.3f}", step, steps_, train_loss);
+  // In a plain line, the validation loss stands where it was measured.
+  const std::optional<double> shown_loss = terminal_ ? validation_loss_ : validation_loss;
+  if (shown_loss) {
+    text += fmt::format("  val {:.3f}", *shown_loss);
+  }
+  text += fmt::format("  {}  {} left", rate(tokens_per_second), left);
+  if (terminal_) {
+    const int room = terminal_width() - 1;
+    const int cells = std::min(30, room - static_cast<int>(text.size()) - 3);
+    if (cells >= 5) {
+      text = fmt::format("[{}] {}", bar(static_cast<double>(step) / static_cast<double>(steps_), cells), text);
+    } else {
+      text.resize(std::min(text.size(), static_cast<std::size_t>(std::max(room, 0))));
+    }
+    fmt::print("\r{}\x1b[K", text);
+  } else {
+    fmt::print("{}\n", text);
+  }
+  std::fflush(stdout);
+}

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+/// Shows how training goes on stdout: a bar that is redrawn on a terminal, plain lines now and then elsewhere.
+class Progress {
+ public:
+  explicit Progress(std::int64_t steps);
+  /// Ends the bar's line.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// True if `step` should be shown; what comes between costs nothing.
+  bool wants(std::int64_t step) const;
+  void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, double tokens_per_second);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::int64_t steps_;
+  bool terminal_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point shown_{};
+  std::optional<double> validation_loss_;
+};

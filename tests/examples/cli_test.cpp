@@ -1,0 +1,272 @@
+// Runs the example programs as a person would, with good and with bad input.
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <mica/core/device.h>
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Outcome {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "mica_cli_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder = name;
+    std::string text;
+    for (int i = 0; i < 100; ++i) {
+      text += "the quick brown fox → jumps over the lazy dog\n";
+    }
+    write("text.txt", text);
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder / name, std::ios::binary) << text;
+  }
+
+  /// Runs build/bin/<command>; relative paths are below the test's folder.
+  Outcome run(const std::string& command) const {
+    const std::string line =
+        "cd '" + folder.string() + "' && timeout 60 '" MICA_PROGRAMS "'/" + command + " >out.txt 2>err.txt";
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+  }
+
+  /// A run of a second or less.
+  Outcome train(const std::string& more) const {
+    return run(
+        "train_transformer --data text.txt --device cpu --steps 12 --batch 4 --context 16 --layers 1 --heads 2 "
+        "--width 16 --eval-every 5 --threads 1 --sample 20 " +
+        more);
+  }
+
+  std::vector<nlohmann::json> metrics(const std::string& out) const {
+    std::vector<nlohmann::json> lines;
+    std::istringstream text(contents(folder / out / "metrics.jsonl"));
+    for (std::string line; std::getline(text, line);) {
+      lines.push_back(nlohmann::json::parse(line));
+    }
+    return lines;
+  }
+
+  /// Expects status, one line on stderr with `text`, and nothing written to run/.
+  void expect_refusal(const std::string& command, int status, const std::string& text) const {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.status, status) << command << "\n" << outcome.err;
+    EXPECT_NE(outcome.err.find(text), std::string::npos) << command << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder / "run")) << command;
+  }
+
+  fs::path folder;
+};
+
+TEST_F(Cli, TrainsWritesAndGenerates) {
+  const Outcome trained = train("--out run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_NE(trained.out.find("step 12/12"), std::string::npos) << trained.out;
+
+  const auto lines = metrics("run");
+  ASSERT_EQ(lines.size(), 12u);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i].at("step"), i + 1);
+    for (const char* name : {"train_loss", "lr", "grad_norm", "tokens_per_second", "step_ms"}) {
+      EXPECT_GT(lines[i].at(name).get<double>(), 0) << name;
+    }
+    const bool evaluated = i + 1 == 5 || i + 1 == 10 || i + 1 == 12;
+    EXPECT_EQ(lines[i].contains("val_loss"), evaluated) << i + 1;
+  }
+  EXPECT_LT(lines[11].at("val_loss").get<double>(), lines[4].at("val_loss").get<double>());
+  EXPECT_EQ(contents(folder / "run/loss.svg").substr(0, 4), "<svg");
+
+  const Outcome text = run("generate --model run --prompt 'the ' --tokens 30 --seed 3 --device cpu");
+  ASSERT_EQ(text.status, 0) << text.err;
+  EXPECT_EQ(text.out.substr(0, 4), "the ");
+  EXPECT_GE(text.out.size(), 35u);
+  EXPECT_EQ(run("generate --model run --prompt 'the ' --tokens 30 --seed 3 --device cpu").out, text.out);
+  EXPECT_NE(run("generate --model run --prompt 'the ' --tokens 30 --seed 4 --device cpu").out, text.out);
+}
+
+TEST_F(Cli, SameSeedSameMetrics) {
+  ASSERT_EQ(train("--dropout 0.1 --seed 5 --out a").status, 0);
+  ASSERT_EQ(train("--dropout 0.1 --seed 5 --out b").status, 0);
+  ASSERT_EQ(train("--dropout 0.1 --seed 6 --out c").status, 0);
+  auto a = metrics("a");
+  auto b = metrics("b");
+  auto c = metrics("c");
+  ASSERT_EQ(a.size(), b.size());
+  for (auto* lines : {&a, &b, &c}) {
+    for (auto& line : *lines) {
+      line.erase("tokens_per_second");
+      line.erase("step_ms");
+    }
+  }
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);
+  EXPECT_EQ(contents(folder / "a/model.safetensors"), contents(folder / "b/model.safetensors"));
+}
+
+TEST_F(Cli, PresetsGiveWayToOptions) {
+  ASSERT_EQ(train("--preset shakespeare-gpu --dropout 0 --lr 0.004 --warmup 0 --out run").status, 0);
+  const auto lines = metrics("run");
+  EXPECT_EQ(lines.size(), 12u);
+  EXPECT_NEAR(lines[0].at("lr").get<double>(), 0.004, 1e-9);
+  EXPECT_LT(lines[11].at("lr").get<double>(), 0.001);
+}
+
+TEST_F(Cli, StopsWhenAskedAndKeepsTheModel) {
+  const std::string line = "cd '" + folder.string() +
+                           "' && timeout --preserve-status -s INT 1 '" MICA_PROGRAMS
+                           "'/train_transformer --data text.txt --device cpu --steps 100000000 --batch 1 --context 8 "
+                           "--layers 1 --heads 1 --width 8 --eval-every 100000000 --out run >out.txt 2>err.txt";
+  EXPECT_EQ(std::system(line.c_str()), 0) << contents(folder / "err.txt");
+  EXPECT_NE(contents(folder / "out.txt").find("stopped after"), std::string::npos);
+  EXPECT_TRUE(metrics("run").back().contains("val_loss"));
+  EXPECT_EQ(run("generate --model run --tokens 5 --device cpu").status, 0);
+}
+
+TEST_F(Cli, RunsOnTheBuiltInText) {
+  const Outcome trained =
+      run("train_transformer --device cpu --steps 1 --batch 2 --context 8 --layers 1 --heads 1 "
+          "--width 8 --sample 0 --out run");
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  // The alphabet of C++.
+  EXPECT_EQ(run("generate --model run --prompt '#include <mica/mica.h> {};' --tokens 1").status, 0);
+}
+
+TEST_F(Cli, HelpIsNoError) {
+  for (const std::string program : {"train_transformer", "generate"}) {
+    const Outcome help = run(program + " --help");
+    EXPECT_EQ(help.status, 0);
+    EXPECT_EQ(help.err, "");
+    EXPECT_NE(help.out.find("--seed"), std::string::npos) << help.out;
+  }
+}
+
+TEST_F(Cli, RefusesBadCommandLines) {
+  const std::string train = "train_transformer --data text.txt --out run ";
+  expect_refusal(train + "--widht 3", 2, "--widht");
+  expect_refusal(train + "extra", 2, "extra");
+  expect_refusal(train + "--steps", 2, "--steps");
+  expect_refusal(train + "--steps many", 2, "--steps");
+  expect_refusal(train + "--steps 0", 2, "--steps");
+  expect_refusal(train + "--steps -5", 2, "--steps");
+  expect_refusal(train + "--batch 1.5", 2, "--batch");
+  expect_refusal(train + "--context 99999999999999999999", 2, "--context");
+  expect_refusal(train + "--seed -1", 2, "--seed");
+  expect_refusal(train + "--dropout 1", 2, "--dropout");
+  expect_refusal(train + "--lr nan", 2, "--lr");
+  expect_refusal(train + "--lr 0", 2, "--lr");
+  expect_refusal(train + "--preset large", 2, "--preset");
+  expect_refusal(train + "--device tpu", 2, "--device");
+  expect_refusal(train + "--width 100 --heads 3", 2, "expected a multiple of the 3 heads, got 100");
+  expect_refusal(train + "--lr 1e-3 --min-lr 1e-2", 2, "--min-lr");
+  expect_refusal(train + "--steps 10 --warmup 11", 2, "--warmup");
+  expect_refusal(train + "--out ''", 2, "--out");
+  expect_refusal("generate", 2, "--model");
+  expect_refusal("generate --model run --top-k -1", 2, "--top-k");
+  expect_refusal("generate --model run --temperature -1", 2, "--temperature");
+  expect_refusal("generate --model run --temperature nan", 2, "--temperature");
+}
+
+TEST_F(Cli, RefusesBadData) {
+  write("empty.txt", "");
+  write("short.txt", "to be or not to be");
+  write("binary.txt", "abc\xFF\xFE");
+  fs::create_directory(folder / "directory");
+  expect_refusal("train_transformer --out run --data missing.txt", 1, "missing.txt");
+  expect_refusal("train_transformer --out run --data empty.txt", 1, "empty.txt");
+  expect_refusal("train_transformer --out run --data short.txt", 1, "short.txt");
+  expect_refusal("train_transformer --out run --data binary.txt", 1, "binary.txt");
+  expect_refusal("train_transformer --out run --data directory", 1, "directory");
+  expect_refusal("train_transformer --out run --data text.txt --context 500", 1, "500");
+}
+
+TEST_F(Cli, RefusesAMissingGpu) {
+  if (mica::cuda_available()) {
+    GTEST_SKIP() << "there is a GPU";
+  }
+  expect_refusal("train_transformer --data text.txt --out run --device cuda", 1, "CUDA");
+}
+
+TEST_F(Cli, RefusesAFolderItCannotWrite) {
+  write("file", "something");
+  const Outcome outcome = train("--out file/run");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("file/run"), std::string::npos) << outcome.err;
+  EXPECT_EQ(train("--out file").status, 1);
+  EXPECT_EQ(contents(folder / "file"), "something");
+}
+
+TEST_F(Cli, KeepsEarlierResultsWhereItRefuses) {
+  ASSERT_EQ(train("--out keep").status, 0);
+  const std::string model = contents(folder / "keep/model.safetensors");
+  const std::string lines = contents(folder / "keep/metrics.jsonl");
+  EXPECT_EQ(train("--out keep --width 15").status, 2);
+  EXPECT_EQ(train("--out keep --context 5000").status, 1);
+  EXPECT_EQ(train("--out keep --data missing.txt").status, 1);
+  EXPECT_EQ(contents(folder / "keep/model.safetensors"), model);
+  EXPECT_EQ(contents(folder / "keep/metrics.jsonl"), lines);
+}
+
+TEST_F(Cli, GenerateRefusesWhatIsNoModel) {
+  ASSERT_EQ(train("--out good").status, 0);
+  const std::string model = contents(folder / "good/model.safetensors");
+  fs::create_directory(folder / "bad");
+  expect_refusal("generate --model missing", 1, "missing");
+  expect_refusal("generate --model bad", 1, "bad");
+  expect_refusal("generate --model good --prompt '☃'", 1, "U+2603");
+  expect_refusal("generate --model good --prompt '\xFF'", 1, "UTF-8");
+
+  const auto damaged = [&](const std::string& bytes) {
+    write("bad/model.safetensors", bytes);
+    expect_refusal("generate --model bad", 1, "bad/model.safetensors");
+  };
+  damaged("");
+  damaged("not a model");
+  damaged(model.substr(0, model.size() / 2));
+  damaged(model.substr(0, 100));
+  damaged(std::string(8, '\xFF') + model.substr(8));
+  damaged(std::string("\x02\0\0\0\0\0\0\0{}", 10));
+
+  // Metadata that do not belong to the tensors. The header keeps its length.
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string bytes = model;
+    const auto at = bytes.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    damaged(bytes.replace(at, from.size(), to));
+  };
+  replaced("\\\"width\\\":16", "\\\"width\\\":18");
+  replaced("\\\"width\\\":16", "\\\"width\\\":-2");
+  replaced("\\\"heads\\\":2", "\\\"heads\\\":3");
+  replaced("\\\"heads\\\":2", "\\\"heads\\\":0");
+  replaced("\\\"layers\\\":1", "\\\"layers\\\":9");
+  replaced("\\\"width\\\":16", "\\\"depth\\\":16");
+}
+
+}  // namespace
