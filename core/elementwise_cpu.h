@@ -43,9 +43,11 @@ struct InputRun {
   bool constant() const { return step == 0; }
 };
 
-// One run along the innermost axis. Strides of 0 and 1 are known to the compiler, so that it can vectorize.
+// One run along the innermost axis. Strides of 0 and 1 are known to the compiler, so that it can vectorize; to that end
+// all of f must be inlined, however much there is of it.
 template <class F, class Out, class... In>
-void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride, const InputRun<In>&... in) {
+[[gnu::flatten]] void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride,
+                                      const InputRun<In>&... in) {
   if (out_stride == 1 && ((in.step == 1) && ...)) {
     [f, n, out](const In*... data) {
       MICA_INDEPENDENT

@@ -109,7 +109,7 @@ MICA_HOST_DEVICE inline float erf(float x) {
   const float q = detail::polynomial(capped, 0.0001864538864f, -0.002948368701f, 0.02184081964f, -0.103112339f,
                                      -0.6381385918f, -1.127092841f, -0.0003406491954f);
   const float large = 1.0f - exp(q);
-  return size < 1.0f ? x * p + x : std::copysign(large, x);
+  return std::copysign(size < 1.0f ? x * p + x : large, x);
 #endif
 }
 

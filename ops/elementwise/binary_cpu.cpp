@@ -15,12 +15,12 @@ void binary(Cpu device, const BinaryFunction& function, const Tensor& out, const
 void binary_backward(Cpu device, const FusedBinaryFunction& function, Argument by, const Tensor& dx, const Tensor& dy,
                      const Operand& a, const Operand& b) {
   std::visit(
-      [&](const auto& f) {
+      [&]<class F>(const F& f) {
         on_dtype(FloatTypes{}, dx.dtype(), f.name, [&]<class T>() {
           if (by == Argument::a) {
-            elementwise<T, T, T, T>(device, functions::BackwardA{f}, dx, dy, a, b);
+            elementwise<T, T, T, T>(device, functions::BackwardA<F>{f}, dx, dy, a, b);
           } else {
-            elementwise<T, T, T, T>(device, functions::BackwardB{f}, dx, dy, a, b);
+            elementwise<T, T, T, T>(device, functions::BackwardB<F>{f}, dx, dy, a, b);
           }
         });
       },

@@ -178,7 +178,7 @@ struct GeluTanh {
   static constexpr bool from_output = false;
   template <class T>
   MICA_HOST_DEVICE static T gate(T x) {
-    return math::sigmoid(x * (T(1.5957691216057308) + T(0.071354816272600249) * (x * x)));
+    return T{1} / (T{1} + math::exp(-x * (T(1.5957691216057308) + T(0.071354816272600249) * (x * x))));
   }
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {

@@ -6,9 +6,9 @@ namespace mica::kernels {
 void unary_backward(Cuda device, const UnaryFunction& function, const Tensor& dx, const Tensor& dy,
                     const Tensor& saved) {
   std::visit(
-      [&](const auto& f) {
+      [&]<class F>(const F& f) {
         on_dtype(FloatTypes{}, dx.dtype(), f.name,
-                 [&]<class T>() { elementwise<T, T, T>(device, functions::Backward{f}, dx, dy, saved); });
+                 [&]<class T>() { elementwise<T, T, T>(device, functions::Backward<F>{f}, dx, dy, saved); });
       },
       function);
 }

@@ -428,7 +428,7 @@ TEST(Elementwise, Errors) {
   expect_error([&] { clamp(x, kNaN, 0); }, "clamp: expected low <= high");
   expect_error([&] { ones({2}, int64) + 0.5; }, "add: 0.5 is not a value of int64");
   expect_error([&] { ones({2}, uint8) * 256; }, "mul: 256 is not a value of uint8");
-  expect_error([&] { ones({2}, int64) < 1e19; }, "lt: 1e+19 is not a value of int64");
+  expect_error([&] { lt(ones({2}, int64), 1e19); }, "lt: 1e+19 is not a value of int64");
   expect_error([&] { ones({2}, int64) / ones({2}, int64); }, "div: dtype int64 is not supported");
   expect_error([&] { ones({2}, boolean) + ones({2}, boolean); }, "add: dtype bool is not supported");
   expect_error([&] { where(x, x, x); }, "where: expected a condition of bool, got float32");
