@@ -145,13 +145,29 @@ RandomWindows::RandomWindows(std::span<const std::int32_t> tokens, std::int64_t 
   check_length("RandomWindows", tokens, context);
 }
 
+void RandomWindows::start_epoch() {
+  // The engine is the same everywhere; the standard's distributions and shuffle are not.
+  const auto below = [this](std::int64_t n) {
+    return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n));
+  };
+  const auto places = static_cast<std::int64_t>(tokens_.size()) - context_;
+  for (std::int64_t start = below(std::min(context_, places)); start < places; start += context_) {
+    starts_.push_back(start);
+  }
+  for (std::size_t i = starts_.size() - 1; i > 0; --i) {
+    std::swap(starts_[i], starts_[static_cast<std::size_t>(below(static_cast<std::int64_t>(i) + 1))]);
+  }
+}
+
 Batch RandomWindows::next(std::int64_t batch, Device device) {
   check(batch >= 1, "RandomWindows: expected a batch of at least 1, got {}", batch);
-  // The engine is the same everywhere; the standard's distributions are not.
-  const std::uint64_t places = tokens_.size() - context_;
   std::vector<std::int64_t> starts(batch);
   for (std::int64_t& start : starts) {
-    start = static_cast<std::int64_t>(engine_() % places);
+    if (starts_.empty()) {
+      start_epoch();
+    }
+    start = starts_.back();
+    starts_.pop_back();
   }
   return windows_at(tokens_, starts, context_, device);
 }

@@ -53,8 +53,10 @@ struct Batch {
   Tensor targets;
 };
 
-/// Batches of windows at random places of a token sequence, for training. The batches follow from the seed alone and
-/// are the same on every device; other users of random numbers do not change them.
+/// Batches of windows of a token sequence in random order, for training. The sequence is cut into windows side by side,
+/// which are drawn without putting any back until all were seen; then it is cut anew, elsewhere. So a short training
+/// sees as much of the text as it can, and a long one sees windows at every place. The batches follow from the seed
+/// alone and are the same on every device; other users of random numbers do not change them.
 class RandomWindows {
  public:
   /// Throws Error unless there are more tokens than the context is long. Keeps a view of `tokens`, not a copy.
@@ -63,8 +65,12 @@ class RandomWindows {
   Batch next(std::int64_t batch, Device device = Device::cpu());
 
  private:
+  /// Cuts the sequence from a random place on and shuffles the windows.
+  void start_epoch();
+
   std::span<const std::int32_t> tokens_;
   std::int64_t context_;
+  std::vector<std::int64_t> starts_;  // of the windows still to come, the next one last
   std::mt19937_64 engine_;
 };
 

@@ -87,6 +87,23 @@ TEST(Text, RandomWindowsAreShiftedByOneAndFollowTheSeed) {
   }
 }
 
+TEST(Text, RandomWindowsSeeEveryWindowBeforeOneComesBack) {
+  const std::vector<std::int32_t> tokens = counting(101);
+  io::RandomWindows windows(tokens, 10, 3);
+  for (int epoch = 0; epoch < 5; ++epoch) {
+    // 9 or 10 windows of 10 fit, wherever the cut begins; each starts where another ends.
+    std::vector<double> starts{to_vector<double>(windows.next(1).inputs)[0]};
+    while (starts.size() < 10 - (static_cast<int>(starts[0]) % 10 > 0 ? 1u : 0u)) {
+      starts.push_back(to_vector<double>(windows.next(1).inputs)[0]);
+    }
+    std::sort(starts.begin(), starts.end());
+    for (std::size_t i = 1; i < starts.size(); ++i) {
+      EXPECT_EQ(starts[i], starts[i - 1] + 10);
+    }
+    EXPECT_LT(starts[0], 10);
+  }
+}
+
 TEST(Text, RandomWindowsReachBothEnds) {
   const auto tokens = counting(6);
   io::RandomWindows windows(tokens, 4, 1);
