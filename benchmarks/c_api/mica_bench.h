@@ -1,0 +1,38 @@
+#ifndef MICA_BENCH_H
+#define MICA_BENCH_H
+
+/* mica's kernels behind a C interface, for side-by-side runs from another language in one process.
+ *
+ * All pointers are device pointers on the calling thread's current CUDA device; tensors are row-major without gaps.
+ * Work is queued on `stream` (a cudaStream_t; null: the default stream) and nothing is waited for. Scratch memory comes
+ * from the device's stream-ordered pool. A null pointer means: absent (inputs) or not needed (outputs).
+ *
+ * Every function returns 0 on success. Otherwise nothing was written and mica_bench_error() says why, to the calling
+ * thread, until its next call.
+ *
+ * dtypes: 0 float32, 1 float16, 2 bfloat16. */
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The message of the calling thread's last failed call; empty if there was none. */
+const char* mica_bench_error(void);
+
+/* y (M, N) = layer norm of the rows of x (M, N), with weight and bias (N) of weight_dtype, which is dtype or float32;
+ * mean and rstd (M), both or neither, are always float32. */
+int mica_layer_norm_forward(const void* x, const void* weight, const void* bias, void* y, float* mean, float* rstd,
+                            int64_t M, int64_t N, double eps, int dtype, int weight_dtype, void* stream);
+
+/* The gradients of the above: dx (M, N) of dtype, dweight and dbias (N) of weight_dtype. */
+int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, const float* mean, const float* rstd,
+                             void* dx, void* dweight, void* dbias, int64_t M, int64_t N, int dtype, int weight_dtype,
+                             void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,306 @@
+#include <mica/ops/layer_norm/layer_norm_cuda.cuh>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/ring_cuda.cuh>
+
+#ifdef MICA_RING_TUNE
+extern "C" int mica_backward_tune[6];
+int mica_backward_tune[6] = {};
+#endif
+
+namespace mica::kernels::layer_norm_cuda {
+
+namespace {
+
+/// What a thread holds of a row, how many rows a block works on at once, how many blocks share one, and how many blocks
+/// a multiprocessor has. elements = 0: no ring.
+struct Choice {
+  int elements = 0;
+  int groups = 1;
+  int cluster = 1;
+  int blocks = 1;
+  int stages = 4;
+  int teams = 132;  // blocks, or clusters' worth of blocks: G, by the shape alone, so that results do not depend on the GPU
+};
+
+/// The choice of stage 1 by row length.
+Choice backward_choice(std::int64_t columns) {
+#ifdef MICA_RING_TUNE
+  if (mica_backward_tune[0] != 0) {
+    return {mica_backward_tune[0], mica_backward_tune[1], mica_backward_tune[2],
+            mica_backward_tune[3], mica_backward_tune[4], mica_backward_tune[5]};
+  }
+#endif
+  if (columns <= 256) {
+    return {};
+  }
+  if (columns <= 8192) {
+    return {.elements = 16, .groups = 16};
+  }
+  for (const int elements : {16, 32}) {
+    for (int cluster = 2; cluster <= kRingCluster; cluster *= 2) {
+      if (columns <= std::int64_t{elements} * kRingBlock * cluster) {
+        return {.elements = elements, .cluster = cluster};
+      }
+    }
+  }
+  return {};
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// Both sums over a row, from those of its warps.
+__device__ Sums<float> add_parts(const Sums<float>* parts, int count) {
+  Sums<float> sums{0, 0};
+#pragma unroll 1
+  for (int i = threadIdx.x % kWarp; i < count; i += kWarp) {
+    const Sums<float> part = parts[i];
+    sums.g += part.g;
+    sums.gx += part.gx;
+  }
+  return {sum_lanes<kWarp>(sums.g), sum_lanes<kWarp>(sums.gx)};
+}
+
+// mean and rstd of the group's rows, 32 rows at a time: lane l has those of row number l, and the next 32 are under way.
+struct Statistics {
+  float mean = 0;
+  float rstd = 0;
+  float next_mean = 0;
+  float next_rstd = 0;
+
+  /// Starts fetching those of `first` and of the 31 rows of the group after it.
+  template <class T, class W>
+  __device__ void fetch(const Backward<T, W>& a, std::int64_t first, const Place& at) {
+    const std::int64_t row = first + threadIdx.x % kWarp * at.step;
+    if (row < a.rows) {
+      next_mean = a.mean[row];
+      next_rstd = a.rstd[row];
+    }
+  }
+
+  __device__ void turn() {
+    mean = next_mean;
+    rstd = next_rstd;
+  }
+};
+
+// Writes the block's part of a row of partials: the sum of its groups' `mine`, added in order.
+template <int V, int kElements>
+__device__ void write_ring_partial(const RingPlan& p, const Place& at, float* partial, const float (&mine)[kElements],
+                                   float* fold) {
+  if (p.groups > 1) {
+    __syncthreads();  // the memory is free
+    for_slab_packs<V, kElements>(p, at, [&](int i, int column) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        fold[at.group * at.columns + column + j] = mine[i * V + j];
+      }
+    });
+    __syncthreads();
+    for (int column = threadIdx.x; column < at.columns; column += blockDim.x) {
+      float sum = 0;
+      for (int group = 0; group < p.groups; ++group) {
+        sum += fold[group * at.columns + column];
+      }
+      partial[column] = sum;
+    }
+  } else {
+    for_slab_packs<V, kElements>(p, at, [&](int i, int column) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        partial[column + j] = mine[i * V + j];
+      }
+    });
+  }
+}
+
+#endif
+
+// Whether the second look at a row's elements reads them from shared memory again, as registers hold no more.
+template <int kElements>
+constexpr bool kReload = kElements > 16;
+
+template <class T, class W, int V, int kElements>
+__global__ void __launch_bounds__(kRingBlock, 1)
+    layer_norm_backward_ring_kernel(const Backward<T, W> a, const RingPlan p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char memory[];
+  const Place at(p, a.columns, V);
+  Ring<T, V> ring(p, at, memory);
+  Meeting<Sums<float>> meeting(p, at, memory);
+  const auto offset = [&](std::int64_t row) { return row * a.columns + at.begin; };
+  for (int stage = 0; stage < p.stages; ++stage) {
+    const std::int64_t row = at.first + stage * at.step;
+    if (row < a.rows) {
+      ring.fetch(stage, a.x + offset(row), a.dy + offset(row));
+    }
+  }
+  allow_dependents();
+  W* const weight = reinterpret_cast<W*>(memory + p.parameter_begin());
+  keep_parameter<V>(at, a.weight, 1, weight);
+  Statistics statistics;
+  statistics.fetch(a, at.first, at);
+  float dweight[kElements] = {};
+  float dbias[kElements] = {};
+  const float reciprocal = 1.0f / static_cast<float>(a.columns);
+  __syncthreads();  // the ring's barriers and weight are there
+  if (p.cluster > 1) {
+    cluster_sync();  // the other blocks have begun: their memory may be written
+  }
+
+  int stage = 0;
+  unsigned parity = 0;
+  int i_row = 0;
+  for (std::int64_t row = at.first; row < a.rows; row += at.step, ++i_row) {
+    if (i_row % kWarp == 0) {
+      statistics.turn();
+      statistics.fetch(a, row + kWarp * at.step, at);
+    }
+    const float mean = __shfl_sync(kAllLanes, statistics.mean, i_row % kWarp);
+    const float rstd = __shfl_sync(kAllLanes, statistics.rstd, i_row % kWarp);
+    ring.wait(stage, parity);
+    const T* const x_slab = ring.slab(stage, 0, a.x + offset(row));
+    const T* const dy_slab = ring.slab(stage, 1, a.dy + offset(row));
+    float x_hat[kElements];
+    float g[kElements];
+    const auto look = [&](int i, int column, auto f) {
+      const Pack<T, V> xs = load<V>(x_slab + column);
+      const Pack<T, V> dys = load<V>(dy_slab + column);
+      const Pack<W, V> weights = load<V>(weight + column);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float dy = static_cast<float>(dys.at[j]);
+        x_hat[i * V + j] = (static_cast<float>(xs.at[j]) - mean) * rstd;
+        g[i * V + j] = dy * static_cast<float>(weights.at[j]);
+        f(i * V + j, dy);
+      }
+    };
+    Sums<float> mine{0, 0};
+    for_slab_packs<V, kElements>(p, at, [&](int i, int column) {
+      look(i, column, [&](int k, float dy) {
+        mine.g += g[k];
+        mine.gx += g[k] * x_hat[k];
+        dweight[k] += dy * x_hat[k];
+        dbias[k] += dy;
+      });
+    });
+    Sums<float> sums{0, 0};
+    if (a.dx != nullptr) {
+      const Sums<float> warp{sum_lanes<kWarp>(mine.g), sum_lanes<kWarp>(mine.gx)};
+      const Sums<float>* const parts = meeting.swap(warp, at.lane);
+      sums = add_parts(parts, meeting.count());
+    } else {
+      meeting.sync_group();
+    }
+    // All of the group have read this stage, or with kReload the one before.
+    const int free_stage = !kReload<kElements> ? stage : stage == 0 ? p.stages - 1 : stage - 1;
+    const std::int64_t next = row + (p.stages - (kReload<kElements> ? 1 : 0)) * at.step;
+    if (next < a.rows && (!kReload<kElements> || row != at.first)) {
+      ring.fetch(free_stage, a.x + offset(next), a.dy + offset(next));
+    }
+    if (++stage == p.stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+
+    if (a.dx != nullptr) {
+      const float g_mean = sums.g * reciprocal;
+      const float gx_mean = sums.gx * reciprocal;
+      T* const dx_slab = a.dx + offset(row);
+      for_slab_packs<V, kElements>(p, at, [&](int i, int column) {
+        if constexpr (kReload<kElements>) {
+          look(i, column, [](int, float) {});
+        }
+        Pack<T, V> dx;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          dx.at[j] = static_cast<T>((g[i * V + j] - g_mean - x_hat[i * V + j] * gx_mean) * rstd);
+        }
+        store(dx_slab + column, dx);
+      });
+    }
+  }
+  const std::int64_t team = blockIdx.x / p.cluster;
+  float* const fold = reinterpret_cast<float*>(memory + p.ring_begin());
+  if (a.dweights != nullptr) {
+    write_ring_partial<V, kElements>(p, at, a.dweights + offset(team), dweight, fold);
+  }
+  if (a.dbiases != nullptr) {
+    write_ring_partial<V, kElements>(p, at, a.dbiases + offset(team), dbias, fold);
+  }
+  if (p.cluster > 1) {
+    cluster_sync();  // nobody writes into a block that has ended
+  }
+#endif
+}
+
+// f(V, plan, choice), if there is one.
+template <class T, class W, class F>
+void with_backward_plan(const Backward<T, W>& a, F&& f) {
+  const Choice choice = backward_choice(a.columns);
+  if (choice.elements == 0 || a.rows == 0 || !device_has_rings()) {
+    return;
+  }
+  with_pack_size<T>(
+      a.columns,
+      [&]<int V>(std::integral_constant<int, V> pack) {
+        if (V == 1 && sizeof(T) == 2 && choice.cluster == 1) {
+          return;  // two bytes at a time: the kernels without a ring are not slower
+        }
+        RingPlan p{.groups = choice.groups, .cluster = choice.cluster, .sources = 2};
+        p.slab = static_cast<int>((a.columns + p.cluster * 64 - 1) / (p.cluster * 64) * 64);
+        p.threads = (p.slab + choice.elements * kWarp - 1) / (choice.elements * kWarp) * kWarp;
+        if (p.threads > kRingBlock || (choice.elements > 16 && V <= 4)) {
+          return;
+        }
+        p.groups = std::max(1, std::min(p.groups, kRingBlock / p.threads));
+        p = complete(p, sizeof(T), V > 1, Meeting<Sums<float>>::bytes(p), sizeof(W), choice.blocks, choice.stages);
+        const int fold_bytes = p.groups > 1 ? p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
+        if (p.threads == 0 || p.stages < (choice.elements > 16 ? 2 : 1) ||
+            fold_bytes > p.groups * p.stages * p.stage_bytes()) {
+          return;
+        }
+        f(pack, p, choice);
+      },
+      a.dy, a.x, a.weight, a.dx);
+}
+
+}  // namespace
+
+template <class T, class W>
+std::int64_t backward_ring_partial_rows(const Backward<T, W>& a) {
+  std::int64_t result = 0;
+  with_backward_plan(a, [&](auto, const RingPlan& p, const Choice& choice) {
+    result = std::min<std::int64_t>(choice.teams / p.cluster, (a.rows + p.groups - 1) / p.groups);
+  });
+  return result;
+}
+
+template <class T, class W>
+void backward_ring(const Backward<T, W>& a, std::int64_t partial_rows) {
+  with_backward_plan(a, [&]<int V>(std::integral_constant<int, V>, const RingPlan& p, const Choice& choice) {
+    const auto grid = static_cast<unsigned>(partial_rows * p.cluster);
+    const auto launch = [&]<int kElements>(std::integral_constant<int, kElements>) {
+      launch_ring(layer_norm_backward_ring_kernel<T, W, V, kElements>, "layer_norm_backward_ring_kernel", p, grid, a,
+                  p);
+    };
+    switch (choice.elements) {
+      case 8: launch(std::integral_constant<int, 8>{}); break;
+      case 16: launch(std::integral_constant<int, 16>{}); break;
+      default:
+        if constexpr (V > 4) {
+          launch(std::integral_constant<int, 32>{});
+        }
+    }
+  });
+}
+
+#define MICA_INSTANTIATE(T, W)                                       \
+  template std::int64_t backward_ring_partial_rows(const Backward<T, W>&); \
+  template void backward_ring(const Backward<T, W>&, std::int64_t)
+MICA_INSTANTIATE(Half, Half);
+MICA_INSTANTIATE(Half, float);
+MICA_INSTANTIATE(BFloat16, BFloat16);
+MICA_INSTANTIATE(BFloat16, float);
+MICA_INSTANTIATE(float, float);
+
+}  // namespace mica::kernels::layer_norm_cuda
