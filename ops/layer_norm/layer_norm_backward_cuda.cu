@@ -356,7 +356,8 @@ void launch_backward(const LayerNormBackward& args) {
     const bool both = args.dweight.defined() && args.dbias.defined();
     Tensor partials;
     if (args.dweight.defined() || args.dbias.defined()) {
-      partials = empty({both ? 2 : 1, partial_rows_needed, args.columns}, dtype_of<S>, args.dweight.defined() ? args.dweight.device() : args.dbias.device());
+      partials = empty({both ? 2 : 1, partial_rows_needed, args.columns}, dtype_of<S>,
+                       args.dweight.defined() ? args.dweight.device() : args.dbias.device());
       a.dweights = args.dweight.defined() ? partials.data<S>() : nullptr;
       a.dbiases = args.dbias.defined() ? partials.data<S>() + (both ? partial_rows_needed * args.columns : 0) : nullptr;
     }

@@ -2,45 +2,29 @@
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/ring_cuda.cuh>
 
-#ifdef MICA_RING_TUNE
-extern "C" int mica_backward_tune[6];
-int mica_backward_tune[6] = {};
-#endif
-
 namespace mica::kernels::layer_norm_cuda {
 
 namespace {
 
-/// What a thread holds of a row, how many rows a block works on at once, how many blocks share one, and how many blocks
-/// a multiprocessor has. elements = 0: no ring.
 struct Choice {
-  int elements = 0;
-  int groups = 1;
-  int cluster = 1;
-  int blocks = 1;
-  int stages = 4;
-  int teams = 132;  // blocks, or clusters' worth of blocks: G, by the shape alone, so that results do not depend on the GPU
+  int elements = 0;  // of a row that a thread holds; 0: no ring
+  int cluster = 1;   // blocks that share a row
 };
 
-/// The choice of stage 1 by row length.
-Choice backward_choice(std::int64_t columns) {
-#ifdef MICA_RING_TUNE
-  if (mica_backward_tune[0] != 0) {
-    return {mica_backward_tune[0], mica_backward_tune[1], mica_backward_tune[2],
-            mica_backward_tune[3], mica_backward_tune[4], mica_backward_tune[5]};
-  }
-#endif
-  if (columns <= 256) {
+// G times the blocks of a cluster: a number of its own and not the chip's, so that results do not depend on the chip.
+constexpr int kTeams = 132;
+
+/// The choice of stage 1 by row length, and by whether rows can be read in packs.
+template <class T>
+Choice backward_choice(std::int64_t columns, bool packed) {
+  if (columns <= 256 || (!packed && sizeof(T) == 2)) {
     return {};
   }
-  if (columns <= 8192) {
-    return {.elements = 16, .groups = 16};
-  }
-  for (const int elements : {16, 32}) {
-    for (int cluster = 2; cluster <= kRingCluster; cluster *= 2) {
-      if (columns <= std::int64_t{elements} * kRingBlock * cluster) {
-        return {.elements = elements, .cluster = cluster};
-      }
+  for (int cluster = 1; cluster <= (packed ? 4 : 1); cluster *= 2) {
+    const std::int64_t slab = (columns + cluster - 1) / cluster;
+    const int elements = sizeof(T) == 2 ? ring_elements(slab, {16, 24, 32}) : ring_elements(slab, {16});
+    if (elements != 0) {
+      return {.elements = elements, .cluster = cluster};
     }
   }
   return {};
@@ -60,7 +44,8 @@ __device__ Sums<float> add_parts(const Sums<float>* parts, int count) {
   return {sum_lanes<kWarp>(sums.g), sum_lanes<kWarp>(sums.gx)};
 }
 
-// mean and rstd of the group's rows, 32 rows at a time: lane l has those of row number l, and the next 32 are under way.
+// mean and rstd of the group's rows, 32 rows at a time: lane l has those of row number l, and the next 32 are under
+// way.
 struct Statistics {
   float mean = 0;
   float rstd = 0;
@@ -236,26 +221,23 @@ __global__ void __launch_bounds__(kRingBlock, 1)
 // f(V, plan, choice), if there is one.
 template <class T, class W, class F>
 void with_backward_plan(const Backward<T, W>& a, F&& f) {
-  const Choice choice = backward_choice(a.columns);
-  if (choice.elements == 0 || a.rows == 0 || !device_has_rings()) {
+  if (a.rows == 0 || !device_has_rings()) {
     return;
   }
   with_pack_size<T>(
       a.columns,
       [&]<int V>(std::integral_constant<int, V> pack) {
-        if (V == 1 && sizeof(T) == 2 && choice.cluster == 1) {
-          return;  // two bytes at a time: the kernels without a ring are not slower
-        }
-        RingPlan p{.groups = choice.groups, .cluster = choice.cluster, .sources = 2};
-        p.slab = static_cast<int>((a.columns + p.cluster * 64 - 1) / (p.cluster * 64) * 64);
-        p.threads = (p.slab + choice.elements * kWarp - 1) / (choice.elements * kWarp) * kWarp;
-        if (p.threads > kRingBlock || (choice.elements > 16 && V <= 4)) {
+        const Choice choice = backward_choice<T>(a.columns, V > 1);
+        if (choice.elements == 0) {
           return;
         }
-        p.groups = std::max(1, std::min(p.groups, kRingBlock / p.threads));
-        p = complete(p, sizeof(T), V > 1, Meeting<Sums<float>>::bytes(p), sizeof(W), choice.blocks, choice.stages);
+        RingPlan p{.cluster = choice.cluster, .sources = 2};
+        p.slab = static_cast<int>((a.columns + p.cluster * 64 - 1) / (p.cluster * 64) * 64);
+        p.threads = ring_threads(p.slab, choice.elements);
+        p.groups = p.cluster > 1 ? 1 : std::max(1, ring_groups(p.threads));
+        p = complete(p, sizeof(T), V > 1, Meeting<Sums<float>>::bytes(p), sizeof(W), 4);
         const int fold_bytes = p.groups > 1 ? p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
-        if (p.threads == 0 || p.stages < (choice.elements > 16 ? 2 : 1) ||
+        if (p.threads == 0 || p.threads > kRingBlock || p.stages < (choice.elements > 16 ? 2 : 1) ||
             fold_bytes > p.groups * p.stages * p.stage_bytes()) {
           return;
         }
@@ -269,8 +251,8 @@ void with_backward_plan(const Backward<T, W>& a, F&& f) {
 template <class T, class W>
 std::int64_t backward_ring_partial_rows(const Backward<T, W>& a) {
   std::int64_t result = 0;
-  with_backward_plan(a, [&](auto, const RingPlan& p, const Choice& choice) {
-    result = std::min<std::int64_t>(choice.teams / p.cluster, (a.rows + p.groups - 1) / p.groups);
+  with_backward_plan(a, [&](auto, const RingPlan& p, const Choice&) {
+    result = std::min<std::int64_t>(kTeams / p.cluster, (a.rows + p.groups - 1) / p.groups);
   });
   return result;
 }
@@ -283,18 +265,19 @@ void backward_ring(const Backward<T, W>& a, std::int64_t partial_rows) {
       launch_ring(layer_norm_backward_ring_kernel<T, W, V, kElements>, "layer_norm_backward_ring_kernel", p, grid, a,
                   p);
     };
-    switch (choice.elements) {
-      case 8: launch(std::integral_constant<int, 8>{}); break;
-      case 16: launch(std::integral_constant<int, 16>{}); break;
-      default:
-        if constexpr (V > 4) {
-          launch(std::integral_constant<int, 32>{});
-        }
+    if constexpr (V <= 4) {
+      launch(std::integral_constant<int, 16>{});
+    } else {
+      switch (choice.elements) {
+        case 16: launch(std::integral_constant<int, 16>{}); break;
+        case 24: launch(std::integral_constant<int, 24>{}); break;
+        default: launch(std::integral_constant<int, 32>{}); break;
+      }
     }
   });
 }
 
-#define MICA_INSTANTIATE(T, W)                                       \
+#define MICA_INSTANTIATE(T, W)                                             \
   template std::int64_t backward_ring_partial_rows(const Backward<T, W>&); \
   template void backward_ring(const Backward<T, W>&, std::int64_t)
 MICA_INSTANTIATE(Half, Half);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the CUDA kernels of layer_norm share. T is the type of x, y, dy and dx, W that of the parameters, S that of sums:
-// float, or double for double.
+// What the CUDA kernels of layer_norm share. T is the type of x, y, dy and dx, W that of the parameters, S that of
+// sums: float, or double for double.
 
 #include <cstdint>
 

@@ -1,16 +1,18 @@
 #pragma once
 
-// Rows that stream through shared memory, for chips of compute capability 9.0 and up: bulk copies fetch the rows to come
-// while the threads work on the one that is there, so that enough bytes are always under way to fill the memory system.
+// Rows that stream through shared memory, for chips of compute capability 9.0 and up: bulk copies fetch the rows to
+// come while the threads work on the one that is there, so that enough bytes are always under way to fill the memory
+// system.
 //
-// A block has `groups` groups of `threads` threads. Each group works on rows of its own, alone, or the one group of each
-// block of a cluster works on a slab of `slab` columns of the same row. Every group has a ring of `stages` stages; a
-// stage holds its slab of one row of each source.
+// A block has `groups` groups of `threads` threads. Each group works on rows of its own, alone, or the one group of
+// each block of a cluster works on a slab of `slab` columns of the same row. Every group has a ring of `stages` stages;
+// a stage holds its slab of one row of each source.
 
 #include <cuda_runtime.h>
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
@@ -27,7 +29,7 @@ struct RingPlan {
   int slab = 0;          // columns of a row that a block works on
   int source_bytes = 0;  // of a stage, for each source
   int sources = 1;
-  int meeting_bytes = 0;  // where warps meet
+  int meeting_bytes = 0;    // where warps meet
   int parameter_bytes = 0;  // the slab of weight and bias
 
   __host__ __device__ int block() const { return threads * groups; }
@@ -39,10 +41,9 @@ struct RingPlan {
   __host__ __device__ int shared_bytes() const { return ring_begin() + groups * stages * stage_bytes(); }
 };
 
-constexpr int kRingBlock = 512;            // threads, at most
-constexpr int kRingCluster = 16;           // blocks, at most
-constexpr int kRingShared = 226 * 1024;    // bytes of shared memory that the blocks of a multiprocessor have together
-constexpr int kRingBlockReserve = 1024;    // of which the driver takes so many for each block
+constexpr int kRingBlock = 512;          // threads, at most
+constexpr int kRingCluster = 8;          // blocks, at most
+constexpr int kRingShared = 226 * 1024;  // bytes of shared memory that a block may have, at most
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -109,8 +110,8 @@ __device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol
 /// A thread's place: its group and its number in it, and the rows its group takes: first, first + step, …
 struct Place {
   int group;
-  int lane;    // in the group
-  int rank;    // of the block in its cluster
+  int lane;            // in the group
+  int rank;            // of the block in its cluster
   std::int64_t begin;  // the block's first column
   int columns;         // and how many it has
   int packs;           // the thread's own
@@ -199,8 +200,7 @@ class Ring {
   __device__ void fetch_source(int stage, int i, const T* from) {
     if (columns_ > 0) {
       bulk_copy(stages_begin_ + stage * stage_bytes_ + i * source_bytes_,
-                reinterpret_cast<const unsigned char*>(from) - misalignment(from), span_bytes(from),
-                arrivals_ + stage);
+                reinterpret_cast<const unsigned char*>(from) - misalignment(from), span_bytes(from), arrivals_ + stage);
     }
   }
 
@@ -294,15 +294,37 @@ inline bool device_has_rings() {
   return known[device] == 2;
 }
 
-/// Fills in what follows from the rest; takes as many stages as fit, up to `most`, with `blocks` of them on a
-/// multiprocessor. threads = 0 where not one does.
-inline RingPlan complete(RingPlan p, int element_bytes, bool packed, int meeting_bytes, int column_bytes, int blocks,
-                         int most) {
+/// The threads that hold `columns` with kElements each, in whole warps.
+inline int ring_threads(std::int64_t columns, int elements) {
+  return static_cast<int>((columns + elements * kWarp - 1) / (elements * kWarp) * kWarp);
+}
+
+/// As many groups of so many threads as a block has room for.
+inline int ring_groups(int threads) { return threads > kRingBlock ? 0 : kRingBlock / threads; }
+
+/// The first of `choices`, elements a thread, that puts most threads to work, in two groups or more if possible: while
+/// one meets, the other works. 0: none holds a row.
+inline int ring_elements(std::int64_t columns, std::initializer_list<int> choices) {
+  int best = 0;
+  int most = 0;
+  for (const int elements : choices) {
+    const int threads = ring_threads(columns, elements);
+    const int groups = ring_groups(threads);
+    const int busy = threads * groups - (groups == 1 ? kRingBlock / 8 : 0);
+    if (groups > 0 && busy > most) {
+      best = elements;
+      most = busy;
+    }
+  }
+  return best;
+}
+
+/// Fills in what follows from the rest; takes as many stages as fit, up to `most`. threads = 0 where not one does.
+inline RingPlan complete(RingPlan p, int element_bytes, bool packed, int meeting_bytes, int column_bytes, int most) {
   p.source_bytes = (p.slab * element_bytes + (packed ? 0 : 16) + 127) / 128 * 128;
   p.meeting_bytes = meeting_bytes;
   p.parameter_bytes = p.slab * column_bytes;
-  const int available = kRingShared / blocks - kRingBlockReserve;
-  for (p.stages = most; p.stages > 0 && p.shared_bytes() > available; --p.stages) {
+  for (p.stages = most; p.stages > 0 && p.shared_bytes() > kRingShared; --p.stages) {
   }
   if (p.stages == 0) {
     p = {};
@@ -315,10 +337,6 @@ template <class Kernel, class... Args>
 void launch_ring(Kernel kernel, const char* name, const RingPlan& p, unsigned grid, const Args&... args) {
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes()),
               "cudaFuncSetAttribute");
-  if (p.cluster > 8) {
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                "cudaFuncSetAttribute");
-  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(p.cluster), 1, 1};
