@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
   S sum = 0;
   if (column < columns) {
-#pragma unroll 4
+#pragma unroll 8
     for (std::int64_t row = warp; row < partial_rows; row += kStage2Warps) {
       sum += partials[row * columns + column];
     }
