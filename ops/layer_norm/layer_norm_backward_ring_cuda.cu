@@ -235,7 +235,7 @@ void with_backward_plan(const Backward<T, W>& a, F&& f) {
         p.slab = static_cast<int>((a.columns + p.cluster * 64 - 1) / (p.cluster * 64) * 64);
         p.threads = ring_threads(p.slab, choice.elements);
         p.groups = p.cluster > 1 ? 1 : std::max(1, ring_groups(p.threads));
-        p = complete(p, sizeof(T), V > 1, Meeting<Sums<float>>::bytes(p), sizeof(W), 4);
+        p = complete(p, sizeof(T), V > 1, meeting_bytes<Sums<float>>(p), sizeof(W), 4);
         const int fold_bytes = p.groups > 1 ? p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
         if (p.threads == 0 || p.threads > kRingBlock || p.stages < (choice.elements > 16 ? 2 : 1) ||
             fold_bytes > p.groups * p.stages * p.stage_bytes()) {

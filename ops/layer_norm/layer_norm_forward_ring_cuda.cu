@@ -184,7 +184,7 @@ bool forward_ring(const Forward<T, W>& a) {
         p.slab = static_cast<int>((a.columns + p.cluster * 64 - 1) / (p.cluster * 64) * 64);
         p.threads = ring_threads(p.slab, choice.elements);
         p.groups = p.cluster > 1 ? 1 : std::max(1, ring_groups(p.threads));
-        p = complete(p, sizeof(T), V > 1, Meeting<Part>::bytes(p), 2 * sizeof(W), 4);
+        p = complete(p, sizeof(T), V > 1, meeting_bytes<Part>(p), 2 * sizeof(W), 4);
         if (p.threads == 0 || p.threads > kRingBlock) {
           return;
         }

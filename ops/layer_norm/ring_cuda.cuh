@@ -225,10 +225,6 @@ class Meeting {
         size_((p.cluster > 1 ? p.cluster : p.groups) * (p.threads / kWarp)),
         values_(reinterpret_cast<Value*>(memory + p.meeting_begin())) {}
 
-  static int bytes(const RingPlan& p) {
-    return 2 * (p.cluster > 1 ? p.cluster : p.groups) * (p.threads / kWarp) * static_cast<int>(sizeof(Value));
-  }
-
   /// Leaves the warp's value and waits for the others. What is returned holds until the meeting after the next.
   __device__ const Value* swap(const Value& value, int lane) {
     turn_ ^= 1;
@@ -294,7 +290,13 @@ inline bool device_has_rings() {
   return known[device] == 2;
 }
 
-/// The threads that hold `columns` with kElements each, in whole warps.
+/// The bytes that a Meeting of Values needs.
+template <class Value>
+int meeting_bytes(const RingPlan& p) {
+  return 2 * (p.cluster > 1 ? p.cluster : p.groups) * (p.threads / kWarp) * static_cast<int>(sizeof(Value));
+}
+
+/// The threads that hold `columns` with so many elements each, in whole warps.
 inline int ring_threads(std::int64_t columns, int elements) {
   return static_cast<int>((columns + elements * kWarp - 1) / (elements * kWarp) * kWarp);
 }
