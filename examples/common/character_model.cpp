@@ -1,35 +1,34 @@
 #include "examples/common/character_model.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
+#include <charconv>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
-#include <mica/mica.h>
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
+#include <mica/io/safetensors.h>
 
 using namespace mica;
 
 namespace {
 
-nn::GPTConfig config_of(const std::string& text, std::int64_t vocab) {
-  const auto json = nlohmann::json::parse(text);
-  const auto count = [&](const char* name) {
-    const auto value = json.at(name).get<std::int64_t>();
-    check(value >= 1 && value <= 1 << 20, "its {} is {}", name, value);
-    return value;
-  };
-  nn::GPTConfig config;
-  config.vocab = vocab;
-  config.context = count("context");
-  config.layers = count("layers");
-  config.heads = count("heads");
-  config.width = count("width");
-  config.dropout = json.at("dropout").get<double>();
-  config.bias = json.at("bias").get<bool>();
-  return config;
+const std::string& entry(const io::Metadata& metadata, const char* name) {
+  const auto found = metadata.find(name);
+  check(found != metadata.end(), "it does not say its {}", name);
+  return found->second;
+}
+
+std::int64_t count(const io::Metadata& metadata, const char* name) {
+  const std::string& text = entry(metadata, name);
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= 1 << 20, "its {} is \"{}\"",
+        name, text);
+  return value;
 }
 
 // A damaged configuration shall not ask for more memory than the file's tensors take.
@@ -44,29 +43,40 @@ void check_size(const nn::GPTConfig& config, const StateDict& state) {
 
 }  // namespace
 
+nn::GPTConfig character_config(const io::CharTokenizer& tokenizer, std::int64_t context, std::int64_t layers,
+                               std::int64_t heads, std::int64_t width, double dropout) {
+  return {.vocab = tokenizer.size(),
+          .context = context,
+          .layers = layers,
+          .heads = heads,
+          .width = width,
+          .dropout = dropout,
+          .bias = false};
+}
+
 void save(const CharacterModel& model, const std::filesystem::path& path) {
   const nn::GPTConfig& config = model.gpt.config;
-  const nlohmann::ordered_json json{{"context", config.context}, {"layers", config.layers},   {"heads", config.heads},
-                                    {"width", config.width},     {"dropout", config.dropout}, {"bias", config.bias}};
-  io::save(path, model.gpt.state_dict(), {{"config", json.dump()}, {"alphabet", model.tokenizer.alphabet()}});
+  io::save(path, model.gpt.state_dict(),
+           {{"alphabet", model.tokenizer.alphabet()},
+            {"context", std::to_string(config.context)},
+            {"layers", std::to_string(config.layers)},
+            {"heads", std::to_string(config.heads)},
+            {"width", std::to_string(config.width)}});
 }
 
 CharacterModel load_character_model(const std::filesystem::path& path, Device device) {
   const io::Metadata metadata = io::load_metadata(path);
   const StateDict state = io::load(path);
-  const auto alphabet = metadata.find("alphabet");
-  const auto config = metadata.find("config");
-  check(alphabet != metadata.end() && config != metadata.end(),
-        "{} is not a model of train_transformer: it has no alphabet or no config", path.string());
   try {
-    io::CharTokenizer tokenizer(alphabet->second);
-    const nn::GPTConfig shape = config_of(config->second, tokenizer.size());
-    check_size(shape, state);
-    CharacterModel model{std::move(tokenizer), nn::GPT(shape)};
+    io::CharTokenizer tokenizer(entry(metadata, "alphabet"));
+    const nn::GPTConfig config = character_config(tokenizer, count(metadata, "context"), count(metadata, "layers"),
+                                                  count(metadata, "heads"), count(metadata, "width"));
+    check_size(config, state);
+    CharacterModel model{std::move(tokenizer), nn::GPT(config)};
     model.gpt.load_state_dict(state);
     model.gpt.to(device);
     return model;
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     fail("{} is not a model of train_transformer: {}", path.string(), error.what());
   }
 }

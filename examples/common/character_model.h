@@ -15,6 +15,10 @@ struct CharacterModel {
   mica::nn::GPT gpt;
 };
 
+/// The configuration of all these models: no biases.
+mica::nn::GPTConfig character_config(const mica::io::CharTokenizer& tokenizer, std::int64_t context,
+                                     std::int64_t layers, std::int64_t heads, std::int64_t width, double dropout = 0);
+
 /// Writes the model as one safetensors file, with configuration and alphabet in its metadata.
 void save(const CharacterModel& model, const std::filesystem::path& path);
 

@@ -1,27 +1,52 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+// The command lines of the examples. CLI11 takes seconds to compile, so only the file that declares a program's options
+// includes this.
 
-#include <functional>
-#include <stdexcept>
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
 #include <string>
 
-#include <mica/core/device.h>
+#include "examples/common/program.h"
 
-/// The command line asks for something that makes no sense.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+/// Checks of options: numbers from `low` to `high`, from `low`, above 0. NaN is none.
+inline CLI::Validator number(double low, double high, const std::string& expected) {
+  return CLI::Validator(
+      [=](std::string& given) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(given, value) && value >= low && value <= high;
+        return good ? std::string() : fmt::format("expected {}, got {}", expected, given);
+      },
+      "");
+}
+inline CLI::Validator between(double low, double high) {
+  return number(low, high, fmt::format("a number from {} to {}", low, high));
+}
+inline CLI::Validator at_least(double low) { return number(low, 1 << 30, fmt::format("a number from {}", low)); }
+inline CLI::Validator positive() { return number(1e-30, 1 << 30, "a number above 0"); }
 
 /// Runs a program: parses the command line into what `app` is bound to, then calls `body`. Every error ends as one line
 /// on stderr, with status 2 if the command line is at fault and 1 otherwise.
-int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& body);
-
-/// Checks of options: numbers from `low`, from `low` to `high`, above 0. All are finite and at most 2^30.
-CLI::Validator at_least(double low);
-CLI::Validator between(double low, double high);
-CLI::Validator positive();
-
-/// "auto" (the first GPU where there is one, else the CPU), "cpu" or "cuda". Throws if there is no such device.
-mica::Device device_named(const std::string& name);
+template <class Body>
+int run_program(CLI::App& app, int argc, char** argv, const Body& body) {
+  const char* const name = app.get_name().c_str();
+  try {
+    app.parse(argc, argv);
+    body();
+    return 0;
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return complain(name, std::string(error.what()) + " (see --help)", 2);
+  } catch (const UsageError& error) {
+    return complain(name, error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return complain(name, "there is too little memory", 1);
+  } catch (const std::exception& error) {
+    return complain(name, error.what(), 1);
+  }
+}

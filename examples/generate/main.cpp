@@ -1,24 +1,11 @@
 // Writes text with a model that train_transformer made.
 
-#include <CLI/CLI.hpp>
-
-#include <cstdio>
 #include <filesystem>
 #include <string>
-#include <string_view>
 
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
-#include <mica/mica.h>
-
-namespace {
-
-void put(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
-}  // namespace
+#include <mica/core/parallel.h>
 
 int main(int argc, char** argv) {
   CLI::App app("Writes text with a model that train_transformer made.", "generate");

@@ -17,14 +17,15 @@
 #include <vector>
 
 #include "examples/common/character_model.h"
-#include "examples/common/command_line.h"
+#include "examples/common/program.h"
 #include "examples/train_transformer/corpus.h"
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
 #include "examples/train_transformer/progress.h"
 #include "examples/train_transformer/trainer.h"
+#include <mica/core/parallel.h>
+#include <mica/core/rng.h>
 #include <mica/io/file.h>
-#include <mica/mica.h>
 
 using namespace mica;
 
@@ -109,11 +110,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void put(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 struct Best {
   std::int64_t step = 0;
   double loss = std::numeric_limits<double>::infinity();
@@ -161,14 +157,8 @@ void run(const Options& options) {
   const Device device = device_named(options.device);
   const Data data = read_data(options);
   manual_seed(options.seed);
-  const nn::GPTConfig config{.vocab = data.tokenizer.size(),
-                             .context = options.context,
-                             .layers = options.layers,
-                             .heads = options.heads,
-                             .width = options.width,
-                             .dropout = options.dropout,
-                             .bias = false};
-  CharacterModel model{data.tokenizer, nn::GPT(config)};
+  CharacterModel model{data.tokenizer, nn::GPT(character_config(data.tokenizer, options.context, options.layers,
+                                                                options.heads, options.width, options.dropout))};
   model.gpt.to(device);
   Trainer trainer(model, data.training(), data.validation(), options);
   Results results(options.out);
@@ -198,7 +188,4 @@ void run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  CommandLine command_line;
-  return run_program(command_line.app, argc, argv, [&] { run(command_line.options()); });
-}
+int main(int argc, char** argv) { return run_with_options(argc, argv, run); }

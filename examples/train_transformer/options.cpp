@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "examples/common/command_line.h"
 
@@ -59,7 +60,26 @@ const std::map<std::string, Recipe> recipes{
       .sample = 500}},
 };
 
-}  // namespace
+/// What was given; the rest is the preset's.
+class CommandLine {
+ public:
+  CommandLine();
+
+  /// Throws UsageError if the settings do not fit together.
+  Options options() const;
+
+  CLI::App app;
+
+ private:
+  std::string preset_ = "default";
+  std::string data_;
+  std::string device_ = "auto";
+  std::string out_ = "out";
+  std::uint64_t seed_ = 1;
+  int threads_ = 0;
+  std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_;
+  std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
+};
 
 CommandLine::CommandLine()
     : app("Trains a small transformer on text, character by character, and samples from it.", "train_transformer") {
@@ -128,4 +148,11 @@ Options CommandLine::options() const {
     throw UsageError("--out: expected a folder, got nothing");
   }
   return options;
+}
+
+}  // namespace
+
+int run_with_options(int argc, char** argv, const std::function<void(const Options&)>& body) {
+  CommandLine command_line;
+  return run_program(command_line.app, argc, argv, [&] { body(command_line.options()); });
 }

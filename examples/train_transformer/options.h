@@ -1,9 +1,7 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <string>
 
 /// A published or tried combination of settings.
@@ -34,22 +32,6 @@ struct Options : Recipe {
   int threads;  // 0: as many as there are cores
 };
 
-/// The command line of train_transformer.
-class CommandLine {
- public:
-  CommandLine();
-
-  CLI::App app;
-  /// After parsing: the preset with what was given in its place. Throws UsageError if the settings do not fit together.
-  Options options() const;
-
- private:
-  std::string preset_ = "default";
-  std::string data_;
-  std::string device_ = "auto";
-  std::string out_ = "out";
-  std::uint64_t seed_ = 1;
-  int threads_ = 0;
-  std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_;
-  std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
-};
+/// Parses the command line (the preset, with what was given in its place) and calls `body` with it. Returns the
+/// program's exit status.
+int run_with_options(int argc, char** argv, const std::function<void(const Options&)>& body);

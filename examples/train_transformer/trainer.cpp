@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <limits>
 
-#include <mica/mica.h>
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/join/join.h>
+#include <mica/optim/clip_grad.h>
 
 using namespace mica;
 

@@ -261,12 +261,12 @@ TEST_F(Cli, GenerateRefusesWhatIsNoModel) {
     ASSERT_NE(at, std::string::npos) << from;
     damaged(bytes.replace(at, from.size(), to));
   };
-  replaced("\\\"width\\\":16", "\\\"width\\\":18");
-  replaced("\\\"width\\\":16", "\\\"width\\\":-2");
-  replaced("\\\"heads\\\":2", "\\\"heads\\\":3");
-  replaced("\\\"heads\\\":2", "\\\"heads\\\":0");
-  replaced("\\\"layers\\\":1", "\\\"layers\\\":9");
-  replaced("\\\"width\\\":16", "\\\"depth\\\":16");
+  replaced("\"width\":\"16\"", "\"width\":\"18\"");
+  replaced("\"width\":\"16\"", "\"width\":\"-2\"");
+  replaced("\"heads\":\"2\"", "\"heads\":\"3\"");
+  replaced("\"heads\":\"2\"", "\"heads\":\"0\"");
+  replaced("\"layers\":\"1\"", "\"layers\":\"9\"");
+  replaced("\"width\":\"16\"", "\"depth\":\"16\"");
 }
 
 }  // namespace

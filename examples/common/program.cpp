@@ -1,0 +1,27 @@
+#include "examples/common/program.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <mica/core/check.h>
+
+int complain(const char* program, std::string message, int status) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s\n", program, message.c_str());
+  return status;
+}
+
+void put(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+mica::Device device_named(const std::string& name) {
+  if (name == "cpu" || (name == "auto" && !mica::cuda_available())) {
+    return mica::Device::cpu();
+  }
+  mica::check(mica::cuda_available(), "there is no CUDA device to use{}",
+              MICA_WITH_CUDA ? "" : "; this program was built without CUDA");
+  return mica::Device::cuda();
+}

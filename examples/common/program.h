@@ -1,0 +1,22 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <mica/core/device.h>
+
+/// The command line asks for something that makes no sense.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Writes "program: message" as one line to stderr and returns `status`.
+int complain(const char* program, std::string message, int status);
+
+/// Writes text to stdout at once.
+void put(std::string_view text);
+
+/// "auto" (the first GPU where there is one, else the CPU), "cpu" or "cuda". Throws if there is no such device.
+mica::Device device_named(const std::string& name);
