@@ -17,6 +17,9 @@ endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
+# Full vectorization, but not what else -O3 does: that made programs no faster and builds twice as slow.
+target_compile_options(mica PRIVATE
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<CONFIG:Release>>:-O2 -ftree-vectorize -fvect-cost-model=dynamic>)
 # No kernel reads errno or traps; without these, loops that call sqrt or compare do not vectorize.
 target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-math>)
 # Loops are marked as vectorizable for the types that have vectors; clang reports those for the others.

@@ -17,9 +17,7 @@ namespace {
 // Less than what one call to read or write may move.
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
 
-std::string error_text(int number) {
-  return std::generic_category().message(number);
-}
+std::string error_text(int number) { return std::generic_category().message(number); }
 
 }  // namespace
 
@@ -34,9 +32,7 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
 
-InputFile::~InputFile() {
-  ::close(descriptor_);
-}
+InputFile::~InputFile() { ::close(descriptor_); }
 
 void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) const {
   auto* at = static_cast<std::byte*>(data);

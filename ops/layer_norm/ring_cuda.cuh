@@ -256,11 +256,21 @@ class Meeting {
     if (threads_ == kWarp) {
       __syncwarp();
     } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(group_ + 1), "r"(threads_) : "memory");
+      sync_named<1>();
     }
   }
 
  private:
+  // Hardware barrier kId, 1 to 15, for group kId - 1: checkers follow barriers only by constant ids.
+  template <int kId>
+  __device__ void sync_named() const {
+    if (group_ + 1 == kId) {
+      asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(threads_) : "memory");
+    } else if constexpr (kId < 15) {
+      sync_named<kId + 1>();
+    }
+  }
+
   int threads_;
   int group_;
   int cluster_;
