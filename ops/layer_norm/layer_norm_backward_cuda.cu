@@ -1,15 +1,14 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/layer_norm/layer_norm_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/ring_cuda.cuh>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
 
 // T is the type of x, dy and dx, W that of the parameters, S that of sums: float, or double for double.
 // Stage 1 writes dx and G rows of partial dweight and dbias, stage 2 adds those up.
 
 namespace mica::kernels {
 
-using namespace layer_norm_cuda;
+using namespace rows;
 
 namespace {
 
@@ -42,6 +41,27 @@ std::int64_t partial_rows(std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kMost = (L::kRows > 1 ? 131072 : 65536) / L::kBlock;
   return std::min((rows + L::kRows - 1) / L::kRows, kMost);
 }
+
+template <class T, class W>
+struct Backward {
+  using S = Accumulate<T>;
+  std::int64_t rows;
+  std::int64_t columns;
+  const T* dy;
+  const T* x;
+  const W* weight;
+  const S* mean;
+  const S* rstd;
+  T* dx;        // null, as the next two may be: not wanted
+  S* dweights;  // (G, N)
+  S* dbiases;   // (G, N)
+};
+
+template <class S>
+struct Sums {
+  S g;   // Σ g, g = dy · weight
+  S gx;  // Σ g · x̂
+};
 
 // Both over a row, from those of its threads.
 template <class L, class S>
@@ -261,9 +281,6 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
     layer_norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, std::int64_t partial_rows,
                                    std::int64_t columns) {
   __shared__ S fold[kStage2Warps][kWarp];
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  wait_for_previous_kernel();
-#endif
   const S* const partials = blockIdx.y == 0 ? dweight.partials : dbias.partials;
   W* const out = blockIdx.y == 0 ? dweight.out : dbias.out;
   if (out == nullptr) {
@@ -274,7 +291,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
   S sum = 0;
   if (column < columns) {
-#pragma unroll 8
+#pragma unroll 4
     for (std::int64_t row = warp; row < partial_rows; row += kStage2Warps) {
       sum += partials[row * columns + column];
     }
@@ -313,67 +330,36 @@ void launch_stage1(const Backward<T, W>& a, std::int64_t partial_rows) {
   with_pack_size<T>(a.columns, launch, a.dy, a.x, a.weight, a.dx);
 }
 
-// Stage 2, after a stage 1 that lets it start early, or after any kernel.
-template <class S, class W>
-void launch_stage2(const Stage2<S, W>& dweight, const Stage2<S, W>& dbias, std::int64_t partial_rows,
-                   std::int64_t columns) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_of((columns + kWarp - 1) / kWarp), 2);
-  config.blockDim = kStage2Warps * kWarp;
-  config.stream = cuda::current_stream();
-  config.attrs = &attribute;
-  config.numAttrs = device_has_rings() ? 1 : 0;
-  cuda::check(cudaLaunchKernelEx(&config, layer_norm_backward_sum_kernel<S, W>, dweight, dbias, partial_rows, columns),
-              "layer_norm_backward_sum_kernel");
-  cuda::check_launch("layer_norm_backward_sum_kernel");
-}
-
 template <class T, class W>
 void launch_backward(const LayerNormBackward& args) {
   using S = Accumulate<T>;
-  Backward<T, W> a{.rows = args.rows,
-                   .columns = args.columns,
-                   .dy = data_or_null<T>(args.dy),
-                   .x = data_or_null<T>(args.x),
-                   .weight = data_or_null<W>(args.weight),
-                   .mean = data_or_null<S>(args.mean),
-                   .rstd = data_or_null<S>(args.rstd),
-                   .dx = data_or_null<T>(args.dx),
-                   .dweights = nullptr,
-                   .dbiases = nullptr};
-  std::int64_t partial_rows_needed = 0;
-  if constexpr (std::is_same_v<S, float>) {
-    partial_rows_needed = backward_ring_partial_rows(a);
-  }
-  const bool ring = partial_rows_needed > 0;
   backward_layout<S>(args.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
-    if (!ring) {
-      partial_rows_needed = partial_rows<L, kLooped>(args.rows, args.columns);
-    }
-    const bool both = args.dweight.defined() && args.dbias.defined();
-    Tensor partials;
-    if (args.dweight.defined() || args.dbias.defined()) {
-      partials = empty({both ? 2 : 1, partial_rows_needed, args.columns}, dtype_of<S>,
-                       args.dweight.defined() ? args.dweight.device() : args.dbias.device());
-      a.dweights = args.dweight.defined() ? partials.data<S>() : nullptr;
-      a.dbiases = args.dbias.defined() ? partials.data<S>() + (both ? partial_rows_needed * args.columns : 0) : nullptr;
-    }
+    const std::int64_t partial_rows_needed = partial_rows<L, kLooped>(args.rows, args.columns);
+    const auto partials_of = [&](const Tensor& out) {
+      return out.defined() ? empty({partial_rows_needed, args.columns}, dtype_of<S>, out.device()) : Tensor{};
+    };
+    const Tensor dweights = partials_of(args.dweight);
+    const Tensor dbiases = partials_of(args.dbias);
     if (args.rows > 0) {
-      if constexpr (std::is_same_v<S, float>) {
-        if (ring) {
-          backward_ring(a, partial_rows_needed);
-        }
-      }
-      if (!ring) {
-        launch_stage1<T, W, L, kLooped>(a, partial_rows_needed);
-      }
+      const Backward<T, W> a{.rows = args.rows,
+                             .columns = args.columns,
+                             .dy = args.dy.data<T>(),
+                             .x = args.x.data<T>(),
+                             .weight = data_or_null<W>(args.weight),
+                             .mean = args.mean.data<S>(),
+                             .rstd = args.rstd.data<S>(),
+                             .dx = data_or_null<T>(args.dx),
+                             .dweights = data_or_null<S>(dweights),
+                             .dbiases = data_or_null<S>(dbiases)};
+      launch_stage1<T, W, L, kLooped>(a, partial_rows_needed);
     }
-    if (partials.defined()) {
-      launch_stage2(Stage2<S, W>{a.dweights, data_or_null<W>(args.dweight)},
-                    Stage2<S, W>{a.dbiases, data_or_null<W>(args.dbias)}, partial_rows_needed, args.columns);
+    if (dweights.defined() || dbiases.defined()) {
+      const Stage2<S, W> dweight{data_or_null<S>(dweights), data_or_null<W>(args.dweight)};
+      const Stage2<S, W> dbias{data_or_null<S>(dbiases), data_or_null<W>(args.dbias)};
+      const dim3 grid(grid_of((args.columns + kWarp - 1) / kWarp), 2);
+      layer_norm_backward_sum_kernel<<<grid, kStage2Warps * kWarp, 0, cuda::current_stream()>>>(
+          dweight, dbias, partial_rows_needed, args.columns);
+      cuda::check_launch("layer_norm_backward_sum_kernel");
     }
   });
 }

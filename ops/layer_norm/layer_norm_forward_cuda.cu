@@ -1,13 +1,13 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/layer_norm/layer_norm_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
 
 // T is the type of x and y, W that of weight and bias, S that of sums: float, or double for double.
 
 namespace mica::kernels {
 
-using namespace layer_norm_cuda;
+using namespace rows;
 
 namespace {
 
@@ -28,6 +28,49 @@ void forward_layout(std::int64_t columns, F&& f) {
   } else {
     f(Layout<512, 512, 8>{}, std::true_type{});
   }
+}
+
+template <class T, class W>
+struct Forward {
+  using S = Accumulate<T>;
+  std::int64_t rows;
+  std::int64_t columns;
+  const T* x;
+  const W* weight;
+  const W* bias;
+  S eps;
+  T* y;
+  S* mean;
+  S* rstd;
+};
+
+// Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
+template <class S>
+constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
+
+// `count` numbers: their mean and the sum of the squares of their differences from it.
+template <class S>
+struct Moments {
+  S count;
+  S mean;
+  S m2;
+};
+
+// How many numbers, and its reciprocal: divided once, outside the loops (0 of 0).
+template <class S>
+struct Count {
+  S n;
+  S reciprocal;
+
+  __device__ explicit Count(S n) : n(n), reciprocal(n > 0 ? S(1) / n : S(0)) {}
+};
+
+// Those of kLanes lanes together.
+template <int kLanes, class S>
+__device__ Moments<S> combine_lanes(const Moments<S>& mine, const Count<S>& count) {
+  const S mean = sum_lanes<kLanes>(mine.count * mine.mean) * count.reciprocal;
+  const S difference = mine.mean - mean;
+  return {count.n, mean, sum_lanes<kLanes>(mine.m2 + mine.count * difference * difference)};
 }
 
 // Those of a row, from those of its threads.
@@ -206,11 +249,6 @@ void launch_forward(const LayerNormForward& args) {
                         .y = args.y.data<T>(),
                         .mean = data_or_null<Accumulate<T>>(args.mean),
                         .rstd = data_or_null<Accumulate<T>>(args.rstd)};
-  if constexpr (std::is_same_v<Accumulate<T>, float>) {
-    if (forward_ring(a)) {
-      return;
-    }
-  }
   const auto launch = [&]<int V>(std::integral_constant<int, V>) {
     forward_layout<Accumulate<T>>(a.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
       const unsigned grid = grid_of((a.rows + L::kRows - 1) / L::kRows);
