@@ -96,13 +96,13 @@ bool is_pooled(std::size_t bytes) { return bytes >= kLeastPooled && pooling(); }
 }  // namespace
 
 bool pooling() {
+#if defined(__SANITIZE_ADDRESS__)
+  return false;
+#else
   static const bool on = [] {
     const char* value = std::getenv("MICA_POOL");
     return value == nullptr || std::string_view(value) != "0";
   }();
-#if defined(__SANITIZE_ADDRESS__)
-  return false;
-#else
   return on;
 #endif
 }
