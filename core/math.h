@@ -64,10 +64,10 @@ MICA_HOST_DEVICE inline float log(float x) {
 #else
   const bool subnormal = x < 1.17549435e-38f;
   const float scaled = subnormal ? x * 8388608.0f : x;
-  const std::int32_t bits = std::bit_cast<std::int32_t>(scaled);
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(scaled);
   // The exponent, moved so that mantissas from √½ on count as the next power's.
-  const std::int32_t e = (bits - 0x3f3504f3) >> 23;
-  const float m = std::bit_cast<float>(static_cast<std::uint32_t>(bits) - (static_cast<std::uint32_t>(e) << 23));
+  const std::int32_t e = static_cast<std::int32_t>(bits - 0x3f3504f3u) >> 23;
+  const float m = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23));
   const float exponent = static_cast<float>(e) - (subnormal ? 23.0f : 0.0f);
   const float f = m - 1.0f;
   const float p = detail::polynomial(f, -0.07628393326f, 0.1275906848f, -0.131613158f, 0.1420217725f, -0.1662328185f,
