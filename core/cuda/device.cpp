@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -56,6 +57,22 @@ int exchange_device(int device) {
 }
 
 void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+bool device_has_clusters() {
+  static std::atomic<signed char> known[64];  // by device; 0: not known
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const bool remembered = device < 64;
+  if (remembered && known[device] != 0) {
+    return known[device] > 0;
+  }
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  if (remembered) {
+    known[device] = major >= 9 ? 1 : -1;
+  }
+  return major >= 9;
+}
 
 int multiprocessor_count() {
   static const std::vector<int> counts = [] {

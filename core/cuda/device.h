@@ -13,6 +13,9 @@ int exchange_device(int device);
 /// Waits for all work on the current device.
 void synchronize();
 
+/// Whether blocks of the current device can form clusters, and a kernel can start before the one before it has ended.
+bool device_has_clusters();
+
 /// Multiprocessors of the current device.
 int multiprocessor_count();
 

@@ -1,7 +1,7 @@
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
 
 // T is the type of x, dy and dx, W that of the parameters, S that of sums: float, or double for double.
 // Stage 1 writes dx and G rows of partial dweight and dbias, stage 2 adds those up.
@@ -9,6 +9,7 @@
 namespace mica::kernels {
 
 using namespace rows;
+using namespace layer_norm_cuda;
 
 namespace {
 
@@ -41,27 +42,6 @@ std::int64_t partial_rows(std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kMost = (L::kRows > 1 ? 131072 : 65536) / L::kBlock;
   return std::min((rows + L::kRows - 1) / L::kRows, kMost);
 }
-
-template <class T, class W>
-struct Backward {
-  using S = Accumulate<T>;
-  std::int64_t rows;
-  std::int64_t columns;
-  const T* dy;
-  const T* x;
-  const W* weight;
-  const S* mean;
-  const S* rstd;
-  T* dx;        // null, as the next two may be: not wanted
-  S* dweights;  // (G, N)
-  S* dbiases;   // (G, N)
-};
-
-template <class S>
-struct Sums {
-  S g;   // Σ g, g = dy · weight
-  S gx;  // Σ g · x̂
-};
 
 // Both over a row, from those of its threads.
 template <class L, class S>
@@ -281,6 +261,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
     layer_norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, std::int64_t partial_rows,
                                    std::int64_t columns) {
   __shared__ S fold[kStage2Warps][kWarp];
+  cuda::wait_for_previous_kernel();
   const S* const partials = blockIdx.y == 0 ? dweight.partials : dbias.partials;
   W* const out = blockIdx.y == 0 ? dweight.out : dbias.out;
   if (out == nullptr) {
@@ -291,7 +272,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
   S sum = 0;
   if (column < columns) {
-#pragma unroll 4
+#pragma unroll 9
     for (std::int64_t row = warp; row < partial_rows; row += kStage2Warps) {
       sum += partials[row * columns + column];
     }
@@ -333,33 +314,46 @@ void launch_stage1(const Backward<T, W>& a, std::int64_t partial_rows) {
 template <class T, class W>
 void launch_backward(const LayerNormBackward& args) {
   using S = Accumulate<T>;
+  Backward<T, W> a{.rows = args.rows,
+                   .columns = args.columns,
+                   .dy = data_or_null<T>(args.dy),
+                   .x = data_or_null<T>(args.x),
+                   .weight = data_or_null<W>(args.weight),
+                   .mean = data_or_null<S>(args.mean),
+                   .rstd = data_or_null<S>(args.rstd),
+                   .dx = data_or_null<T>(args.dx),
+                   .dweights = nullptr,
+                   .dbiases = nullptr};
+  std::int64_t rows_of_partials = 0;
+  if constexpr (std::is_same_v<S, float>) {
+    rows_of_partials = stream_partial_rows(a);
+  }
+  const bool streams = rows_of_partials > 0;
   backward_layout<S>(args.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
-    const std::int64_t partial_rows_needed = partial_rows<L, kLooped>(args.rows, args.columns);
-    const auto partials_of = [&](const Tensor& out) {
-      return out.defined() ? empty({partial_rows_needed, args.columns}, dtype_of<S>, out.device()) : Tensor{};
-    };
-    const Tensor dweights = partials_of(args.dweight);
-    const Tensor dbiases = partials_of(args.dbias);
-    if (args.rows > 0) {
-      const Backward<T, W> a{.rows = args.rows,
-                             .columns = args.columns,
-                             .dy = args.dy.data<T>(),
-                             .x = args.x.data<T>(),
-                             .weight = data_or_null<W>(args.weight),
-                             .mean = args.mean.data<S>(),
-                             .rstd = args.rstd.data<S>(),
-                             .dx = data_or_null<T>(args.dx),
-                             .dweights = data_or_null<S>(dweights),
-                             .dbiases = data_or_null<S>(dbiases)};
-      launch_stage1<T, W, L, kLooped>(a, partial_rows_needed);
+    if (!streams) {
+      rows_of_partials = partial_rows<L, kLooped>(args.rows, args.columns);
     }
-    if (dweights.defined() || dbiases.defined()) {
-      const Stage2<S, W> dweight{data_or_null<S>(dweights), data_or_null<W>(args.dweight)};
-      const Stage2<S, W> dbias{data_or_null<S>(dbiases), data_or_null<W>(args.dbias)};
-      const dim3 grid(grid_of((args.columns + kWarp - 1) / kWarp), 2);
-      layer_norm_backward_sum_kernel<<<grid, kStage2Warps * kWarp, 0, cuda::current_stream()>>>(
-          dweight, dbias, partial_rows_needed, args.columns);
-      cuda::check_launch("layer_norm_backward_sum_kernel");
+    const std::int64_t one = rows_of_partials * args.columns;
+    Tensor partials;
+    if (args.dweight.defined() || args.dbias.defined()) {
+      const Device device = args.dweight.defined() ? args.dweight.device() : args.dbias.device();
+      partials = empty({args.dweight.defined() && args.dbias.defined() ? 2 * one : one}, dtype_of<S>, device);
+      a.dweights = args.dweight.defined() ? partials.data<S>() : nullptr;
+      a.dbiases = args.dbias.defined() ? partials.data<S>() + (args.dweight.defined() ? one : 0) : nullptr;
+    }
+    if (args.rows > 0) {
+      if (!streams) {
+        launch_stage1<T, W, L, kLooped>(a, rows_of_partials);
+      } else if constexpr (std::is_same_v<S, float>) {
+        backward_stream(a);
+      }
+    }
+    if (partials.defined()) {
+      cuda::Launch(dim3(grid_of((args.columns + kWarp - 1) / kWarp), 2), kStage2Warps * kWarp)
+          .dependent()
+          .run(layer_norm_backward_sum_kernel<S, W>, "layer_norm_backward_sum_kernel",
+               Stage2<S, W>{a.dweights, data_or_null<W>(args.dweight)},
+               Stage2<S, W>{a.dbiases, data_or_null<W>(args.dbias)}, rows_of_partials, args.columns);
     }
   });
 }

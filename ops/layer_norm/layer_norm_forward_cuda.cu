@@ -1,4 +1,8 @@
+#include <array>
+
+#include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/rows_cuda.cuh>
@@ -11,25 +15,6 @@ using namespace rows;
 
 namespace {
 
-/// The choice of kernel by row length: f(layout, looped). Rows that fit in a layout's registers are read once.
-template <class S, class F>
-void forward_layout(std::int64_t columns, F&& f) {
-  constexpr int kWide = 128 / sizeof(S);  // what a thread can hold of a row without spilling
-  if (columns <= 64) {
-    f(Layout<8, 128, 8>{}, std::false_type{});
-  } else if (columns <= 256) {
-    f(Layout<32, 128, 8>{}, std::false_type{});
-  } else if (columns <= 32 * kWide) {
-    f(Layout<32, 128, kWide>{}, std::false_type{});
-  } else if (columns <= 4096) {
-    f(Layout<256, 256, 16>{}, std::false_type{});
-  } else if (columns <= 512 * kWide) {
-    f(Layout<512, 512, kWide>{}, std::false_type{});
-  } else {
-    f(Layout<512, 512, 8>{}, std::true_type{});
-  }
-}
-
 template <class T, class W>
 struct Forward {
   using S = Accumulate<T>;
@@ -40,99 +25,221 @@ struct Forward {
   const W* bias;
   S eps;
   T* y;
-  S* mean;
+  S* mean;  // null, with rstd: not wanted
   S* rstd;
 };
+
+// Who shares a row: a warp or some of its lanes, a block, or several blocks.
+enum class Team { warp, block, blocks };
+
+// How the threads share a row: P packs each, `threads` threads in each of `slabs` blocks.
+struct ForwardPlan {
+  int packs = 0;    // P
+  int lanes = 0;    // of a warp that share a row
+  int threads = 0;  // of a block that share a row; 0: the row is too long
+  int teams = 1;    // of so many threads, in a block
+  int slabs = 1;    // blocks that share a row
+  int slab = 0;     // columns of a row that a block has
+};
+
+constexpr int kForwardBlock = 512;  // threads, at most
+constexpr int kForwardSlabs = 64;   // blocks that share a row, at most: all of them must have room at the same time
 
 // Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
 template <class S>
 constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 
-// `count` numbers: their mean and the sum of the squares of their differences from it.
+// Moments of some elements relative to a shift that is near them. There are two ways to them:
+//
+// In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the
+// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits of
+// it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula.
 template <class S>
 struct Moments {
-  S count;
-  S mean;
-  S m2;
+  S a;
+  S b;
 };
 
-// How many numbers, and its reciprocal: divided once, outside the loops (0 of 0).
+template <class T, int V>
+constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
+
 template <class S>
-struct Count {
-  S n;
-  S reciprocal;
-
-  __device__ explicit Count(S n) : n(n), reciprocal(n > 0 ? S(1) / n : S(0)) {}
-};
-
-// Those of kLanes lanes together.
-template <int kLanes, class S>
-__device__ Moments<S> combine_lanes(const Moments<S>& mine, const Count<S>& count) {
-  const S mean = sum_lanes<kLanes>(mine.count * mine.mean) * count.reciprocal;
-  const S difference = mine.mean - mean;
-  return {count.n, mean, sum_lanes<kLanes>(mine.m2 + mine.count * difference * difference)};
+__device__ S reciprocal(S n) {
+  return n > 0 ? S(1) / n : S(0);
 }
 
-// Those of a row, from those of its threads.
-template <class L, class S>
-__device__ Moments<S> combine_row(const Moments<S>& mine, const Count<S>& in_warp, const Count<S>& in_row,
-                                  Exchange<Moments<S>, L>& exchange) {
-  if constexpr (L::kOneWarp) {
-    return combine_lanes<L::kLanes>(mine, in_row);
-  } else {
-    const Moments<S> warp = combine_lanes<kWarp>(mine, in_warp);
-    return combine_lanes<kWarp>(exchange.swap(warp, {0, 0, 0}), in_row);
+// The moments of `count` elements in each of kLanes lanes together; all of them get them.
+template <int kLanes, class S>
+__device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciprocal_n) {
+  const S mean = sum_lanes<kLanes>(count * mine.a) * reciprocal_n;
+  const S difference = mine.a - mean;
+  return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
+}
+
+// Where the warps of a block meet.
+template <class S>
+class Meeting {
+ public:
+  __device__ explicit Meeting(Moments<S>* moments) : moments_(moments) {}
+
+  /// Leaves a warp's moments, a in its lower 16 lanes and b in the upper ones, and waits for those of the others.
+  __device__ void meet(S mine) const {
+    const int lane = threadIdx.x % kWarp;
+    if (lane % (kWarp / 2) == 0) {
+      Moments<S>& own = moments_[threadIdx.x / kWarp];
+      (lane == 0 ? own.a : own.b) = mine;
+    }
+    __syncthreads();
+  }
+
+  /// The sums of both numbers.
+  __device__ Moments<S> sum() const {
+    const int lane = threadIdx.x % kWarp;
+    S sum = 0;
+    if (lane % (kWarp / 2) < warps()) {
+      const Moments<S>& other = moments_[lane % (kWarp / 2)];
+      sum = lane < kWarp / 2 ? other.a : other.b;
+    }
+    sum = sum_lanes<kWarp / 2>(sum);
+    return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, kWarp / 2)};
+  }
+
+  /// The moments of all elements; `count` of them are those of warp number `lane`.
+  __device__ Moments<S> combine(S count, S reciprocal_n) const {
+    const int lane = threadIdx.x % kWarp;
+    const Moments<S> mine = lane < warps() ? moments_[lane] : Moments<S>{0, 0};
+    return combine_lanes<kWarp>(mine, lane < warps() ? count : S(0), reciprocal_n);
+  }
+
+ private:
+  __device__ static int warps() { return blockDim.x / kWarp; }
+
+  Moments<S>* moments_;
+};
+
+// Where the blocks that share a row meet, in global memory. A block waits only for blocks with lower numbers and for
+// those that share its row. Numbers are given out in the order in which blocks begin; so the lowest row that is not done
+// has all of its blocks at work, or there is room for them, and nobody waits in vain.
+template <class S>
+struct SlabMeeting {
+  int* begun;              // how many blocks have
+  int* arrivals;           // (M), zeros at first
+  Moments<S>* moments[2];  // (M, slabs), for the first meeting of a row and the second
+
+  /// The calling block's number.
+  __device__ int number() const {
+    __shared__ int number;
+    if (threadIdx.x == 0) {
+      number = atomicAdd(begun, 1);
+    }
+    __syncthreads();
+    return number;
+  }
+
+  /// Leaves the block's moments and waits for the others'. Returns those of all, each slab's at its place.
+  __device__ const Moments<S>* meet(std::int64_t row, int rank, int slabs, int round, const Moments<S>& mine) const {
+    Moments<S>* const all = moments[round] + row * slabs;
+    if (threadIdx.x == 0) {
+      all[rank] = mine;
+      cuda::release_add(arrivals + row, 1);
+      while (cuda::load_acquire(arrivals + row) < (round + 1) * slabs) {
+      }
+    }
+    __syncthreads();
+    return all;
+  }
+};
+
+// A thread's packs of a row, or of a slab of one: kLanes lanes have P · kLanes of them, one after another.
+template <int V, int P, int kLanes>
+struct Share {
+  int first;  // column
+  int columns;
+
+  __device__ Share(int lane, std::int64_t columns)
+      : first((lane / kLanes * (P * kLanes) + lane % kLanes) * V), columns(static_cast<int>(columns)) {}
+  __device__ bool has(int i) const { return first + i * (kLanes * V) < columns; }
+  __device__ int elements() const {
+    const int packs = (columns - first + kLanes * V - 1) / (kLanes * V);
+    return V * max(0, min(P, packs));
+  }
+};
+
+// x of a thread's packs; zeros where there are none.
+template <int V, int P, int kLanes, class T>
+__device__ void load_packs(const T* x, const Share<V, P, kLanes>& share, Pack<T, V> (&packs)[P]) {
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    packs[i] = {};
+    if (share.has(i)) {
+      packs[i] = load_streaming<V>(x + i * (kLanes * V));
+    }
   }
 }
 
-// How many columns of a row of `columns` are the thread's.
-template <class L, int V, class S>
-__device__ Count<S> count_share(std::int64_t columns) {
-  int count = 0;
-  for_packs<L, V>(columns, [&](int, int, bool inside) { count += inside ? V : 0; });
-  return Count<S>(static_cast<S>(count));
-}
-
-// The thread's share of a row of `columns`: x · scale − shift, and its moments.
-template <class L, int V, class T, class S>
-__device__ Moments<S> shift_share(const Pack<T, V> (&packs)[L::kElements / V], std::int64_t columns,
-                                  const Count<S>& count, S scale, S shift, S (&x)[L::kElements]) {
-  S sum = 0;
-  for_packs<L, V>(columns, [&](int i, int, bool inside) {
+// The thread's differences from `shift`, their sum and, if kSquares, the sum of their squares.
+template <bool kSquares, int V, int P, int kLanes, class T, class S>
+__device__ Moments<S> sum_differences(const Pack<T, V> (&packs)[P], const Share<V, P, kLanes>& share, S shift,
+                                      S (&x)[P * V]) {
+  Moments<S> sums{0, 0};
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    S values[V];
+    unpack(packs[i], values);
+    const S from = share.has(i) ? shift : S(0);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      x[i * V + j] = inside ? static_cast<S>(packs[i].at[j]) * scale - shift : S(0);
-      sum += x[i * V + j];
-    }
-  });
-  const S mean = sum * count.reciprocal;
-  S m2 = 0;
-  for_packs<L, V>(columns, [&](int i, int, bool inside) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const S difference = inside ? x[i * V + j] - mean : S(0);
-      m2 += difference * difference;
-    }
-  });
-  return {count.n, mean, m2};
-}
-
-template <class L, int V, class T, class W, class S>
-__device__ void write_share(const Forward<T, W>& a, T* y_row, std::int64_t begin, std::int64_t columns,
-                            const S (&x)[L::kElements], S mean, S rstd) {
-  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
-    if (inside) {
-      const Pack<W, V> weight = load_or<V>(a.weight, begin + column, 1);
-      const Pack<W, V> bias = load_or<V>(a.bias, begin + column, 0);
-      Pack<T, V> y;
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const S x_hat = (x[i * V + j] - mean) * rstd;
-        y.at[j] = static_cast<T>(x_hat * static_cast<S>(weight.at[j]) + static_cast<S>(bias.at[j]));
+      const S difference = values[j] - from;
+      x[i * V + j] = difference;
+      sums.a += difference;
+      if constexpr (kSquares) {
+        sums.b = fma(difference, difference, sums.b);
       }
-      store(y_row + begin + column, y);
     }
-  });
+  }
+  return sums;
+}
+
+// Σ (x − mean)² over a thread's differences.
+template <int V, int P, int kLanes, class S>
+__device__ S sum_squares(const S (&x)[P * V], const Share<V, P, kLanes>& share, S mean) {
+  S sum = 0;
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    const S from = share.has(i) ? mean : S(0);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const S difference = x[i * V + j] - from;
+      sum = fma(difference, difference, sum);
+    }
+  }
+  return sum;
+}
+
+// y of a thread's packs. weight and bias are at the thread's first column too; kBoth: neither is absent.
+template <bool kBoth, int V, int P, int kLanes, class T, class W, class S>
+__device__ void write_packs(const S (&x)[P * V], const Share<V, P, kLanes>& share, S mean, S rstd, const W* weight,
+                            const W* bias, T* y) {
+  constexpr int kPart = std::min(V, static_cast<int>(8 / sizeof(W)));  // columns whose parameters are read at once
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    if (share.has(i)) {
+      S values[V];
+#pragma unroll
+      for (int part = 0; part < V; part += kPart) {
+        S w[kPart];
+        S b[kPart];
+        const int column = i * (kLanes * V) + part;
+        unpack(kBoth ? load<kPart>(weight + column) : load_or<kPart>(weight, column, 1), w);
+        unpack(kBoth ? load<kPart>(bias + column) : load_or<kPart>(bias, column, 0), b);
+#pragma unroll
+        for (int j = 0; j < kPart; ++j) {
+          values[part + j] = fma((x[i * V + part + j] - mean) * rstd, w[j], b[j]);
+        }
+      }
+      store(y + i * (kLanes * V), pack_of<T>(values));
+    }
+  }
 }
 
 template <class T, class W, class S>
@@ -143,132 +250,410 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
   }
 }
 
-// Rows that fit in registers.
-template <class T, class W, class L, int V>
-__global__ void __launch_bounds__(L::kBlock, 1) layer_norm_forward_kernel(const Forward<T, W> a) {
-  using S = Accumulate<T>;
-  __shared__ typename Exchange<Moments<S>, L>::Shared shared;
-  Exchange<Moments<S>, L> exchange(shared);
-  const Count<S> in_row(static_cast<S>(a.columns));
-  const Count<S> in_share = count_share<L, V, S>(a.columns);
-  const Count<S> in_warp(sum_lanes<kWarp>(in_share.n));
-  const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
-    const std::int64_t row = first + threadIdx.x / L::kThreads;
-    const bool present = L::kRows == 1 || row < a.rows;  // else the thread only takes part in what warps do together
-    const std::int64_t columns = present ? a.columns : 0;
-    const T* const x_row = a.x + row * a.columns;
+// Rows that fit in the registers of a team.
+// A team's row, and the thread's place in it.
+template <int V, int P, int kLanes, Team kTeam>
+struct Place {
+  int slabs;
+  int slab;  // columns
+  int rank;  // of the block among those that share the row
+  std::int64_t row;
+  bool present;
+  std::int64_t at;  // the thread's first column
+  Share<V, P, kLanes> share;
 
-    S x[L::kElements];  // relative to the row's first element, so that a constant row is exactly 0
-    S shift;
-    Moments<S> m;
-    S scale = 1;
-#pragma unroll 1
-    while (true) {
-      Pack<T, V> packs[L::kElements / V];
-      load_share<L, V>(x_row, columns, packs);
-      shift = present ? static_cast<S>(x_row[0]) * scale : S(0);
-      const Moments<S> mine = shift_share<L, V>(packs, columns, in_share, scale, shift, x);
-      m = combine_row<L, S>(mine, in_warp, in_row, exchange);
-      const bool overflow = scale == 1 && !isfinite(m.m2);
-      if (!__any_sync(kAllLanes, overflow)) {
-        break;
-      }
-      scale = overflow ? kShrink<S> : scale;
+  __device__ Place(const ForwardPlan& p, std::int64_t rows, std::int64_t columns, int lane, int block)
+      : slabs(p.slabs),
+        slab(p.slab),
+        rank(kTeam == Team::blocks ? block % p.slabs : 0),
+        row(kTeam == Team::blocks ? block / p.slabs : std::int64_t{block} * p.teams + threadIdx.y),
+        present(row < rows),
+        share(lane, present ? in_slab(columns, rank) : 0) {
+    at = std::int64_t{rank} * slab + share.first;
+  }
+
+  /// How many columns of a row block number `rank` has.
+  __device__ std::int64_t in_slab(std::int64_t columns, int rank) const {
+    if constexpr (kTeam != Team::blocks) {
+      return columns;
     }
-    const S rstd = rsqrt(m.m2 * in_row.reciprocal + a.eps * scale * scale);
-    write_share<L, V>(a, a.y + row * a.columns, 0, columns, x, m.mean, rstd);
-    if (present && threadIdx.x % L::kThreads == 0) {
-      write_statistics(a, row, shift + m.mean, rstd, scale);
+    const std::int64_t left = columns - std::int64_t{rank} * slab;
+    return left < 0 ? 0 : left < slab ? left : slab;
+  }
+
+  /// The moments of the row from those of the thread's elements: the same bits in each thread.
+  template <class S>
+  __device__ Moments<S> combine(std::int64_t columns, const Moments<S>& mine, Moments<S>* moments,
+                                const SlabMeeting<S>& slab_meeting, int round) const {
+    const S in_row = S(1) / static_cast<S>(columns);
+    const S count = static_cast<S>(share.elements());
+    if constexpr (kTeam == Team::warp) {
+      return combine_lanes<kLanes>(mine, count, in_row);
+    } else {
+      const S warp_count = static_cast<S>(__reduce_add_sync(kAllLanes, share.elements()));
+      const Moments<S> warp = combine_lanes<kWarp>(mine, count, reciprocal(warp_count));
+      const Meeting<S> meeting(moments);
+      const int lane = threadIdx.x % kWarp;
+      meeting.meet(lane < kWarp / 2 ? warp.a : warp.b);
+      const std::int64_t in_block = in_slab(columns, rank);
+      const int left = static_cast<int>(in_block) - lane * (P * kWarp * V);
+      const S other_count = static_cast<S>(max(0, min(P * kWarp * V, left)));
+      Moments<S> m = meeting.combine(other_count, reciprocal(static_cast<S>(in_block)));
+      if constexpr (kTeam == Team::blocks) {
+        const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, round, m);
+        const auto sum_over = [&](auto term) {
+          S sum = 0;
+#pragma unroll 1
+          for (int i = lane; i < slabs; i += kWarp) {
+            sum += term(static_cast<S>(in_slab(columns, i)), __ldcg(&all[i].a), __ldcg(&all[i].b));
+          }
+          return sum_lanes<kWarp>(sum);
+        };
+        const S mean = sum_over([](S n, S a, S) { return n * a; }) * in_row;
+        m = {mean, sum_over([&](S n, S a, S b) { return b + n * (a - mean) * (a - mean); })};
+      }
+      return m;
+    }
+  }
+
+  /// The sums of both numbers over the row.
+  template <class S>
+  __device__ Moments<S> sum(const Moments<S>& mine, Moments<S>* moments, const SlabMeeting<S>& slab_meeting) const {
+    if constexpr (kLanes < kWarp) {
+      return {sum_lanes<kLanes>(mine.a), sum_lanes<kLanes>(mine.b)};
+    } else {
+      const S sums = sum_pair(mine.a, mine.b);
+      if constexpr (kTeam == Team::warp) {
+        return {__shfl_sync(kAllLanes, sums, 0), __shfl_sync(kAllLanes, sums, kWarp / 2)};
+      } else {
+        const Meeting<S> meeting(moments);
+        meeting.meet(sums);
+        Moments<S> m = meeting.sum();
+        if constexpr (kTeam == Team::blocks) {
+          const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, 0, m);
+          m = {0, 0};
+#pragma unroll 1
+          for (int i = threadIdx.x % kWarp; i < slabs; i += kWarp) {
+            m.a += __ldcg(&all[i].a);
+            m.b += __ldcg(&all[i].b);
+          }
+          m = {sum_lanes<kWarp>(m.a), sum_lanes<kWarp>(m.b)};
+        }
+        return m;
+      }
+    }
+  }
+};
+
+// A row whose squares overflow, or that is not finite, in three passes over memory: hardly any is, and it must not cost
+// the others registers.
+template <class T, class W, int V, int P, int kLanes, Team kTeam>
+__device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& p, Moments<Accumulate<T>>* moments,
+                                     const SlabMeeting<Accumulate<T>>& slab_meeting, int block, bool mine) {
+  using S = Accumulate<T>;
+  // Not known to be the same as before, so that nothing that follows from them is kept until here.
+  int lane = threadIdx.x;
+  asm volatile("" : "+r"(lane), "+r"(block));
+  const Place<V, P, kLanes, kTeam> place(p, a.rows, a.columns, lane, block);
+  const T* const x_row = a.x + (place.present ? place.row : 0) * a.columns;
+  const S in_row = S(1) / static_cast<S>(a.columns);
+  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+  const auto for_elements = [&](auto f) {  // f(column, x)
+#pragma unroll 1
+    for (int i = 0; i < P * V; ++i) {
+      if (place.share.has(i / V)) {
+        const std::int64_t column = place.at + i / V * (kLanes * V) + i % V;
+        f(column, fma(static_cast<S>(x_row[column]), kShrink<S>, -shift));
+      }
+    }
+  };
+  Moments<S> m{0, 0};
+  for_elements([&](std::int64_t, S x) { m.a += x; });
+  m.a *= reciprocal(static_cast<S>(place.share.elements()));
+  for_elements([&](std::int64_t, S x) { m.b = fma(x - m.a, x - m.a, m.b); });
+  m = place.combine(a.columns, m, moments, slab_meeting, 1);
+  if (!mine) {
+    return;  // lanes of a row of its own
+  }
+  const S rstd = rsqrt(m.b * in_row + a.eps * kShrink<S> * kShrink<S>);
+  for_elements([&](std::int64_t column, S x) {
+    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+    a.y[place.row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+  });
+  if (lane == 0 && place.rank == 0) {
+    write_statistics(a, place.row, shift + m.a, rstd, kShrink<S>);
+  }
+}
+
+// A row by a team that holds it in registers.
+template <class T, class W, int V, int P, int kLanes, Team kTeam>
+__device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, Moments<Accumulate<T>> (*moments)[kTeam == Team::warp ? 1 : kForwardBlock / kWarp],
+                              const SlabMeeting<Accumulate<T>>& slab_meeting, int block) {
+  using S = Accumulate<T>;
+  const Place<V, P, kLanes, kTeam> place(p, a.rows, a.columns, threadIdx.x, block);
+  const T* const x_row = a.x + (place.present ? place.row : 0) * a.columns;
+  const S in_row = S(1) / static_cast<S>(a.columns);
+  S x[P * V];
+  S shift = 0;
+  Moments<S> m;
+  {
+    Pack<T, V> packs[P];
+    load_packs(x_row + place.at, place.share, packs);
+    if constexpr (kOnePass<T, V>) {
+      S pack[V];
+      unpack(load<V>(x_row), pack);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        shift = fma(pack[j], S(1.0 / V), shift);
+      }
+    } else {
+      shift = static_cast<S>(x_row[0]);
+    }
+    m = sum_differences<kOnePass<T, V>>(packs, place.share, shift, x);
+  }
+  if constexpr (kOnePass<T, V>) {
+    m = place.sum(m, moments[0], slab_meeting);
+    const S mean = m.a * in_row;
+    const S squares = fma(-m.a, mean, m.b);
+    m = {mean, squares < 0 ? S(0) : squares};
+  } else {
+    m.a *= reciprocal(static_cast<S>(place.share.elements()));
+    m.b = sum_squares(x, place.share, m.a);
+    m = place.combine(a.columns, m, moments[0], slab_meeting, 0);
+  }
+  const bool overflow = !isfinite(m.b);
+  if (__any_sync(kAllLanes, overflow)) {
+    normalize_shrunk_row<T, W, V, P, kLanes, kTeam>(a, p, moments[1], slab_meeting, block, overflow);
+    if (kLanes == kWarp) {
+      return;  // of one row, all lanes agree
+    }
+  }
+  if (place.present && !overflow) {
+    const S rstd = rsqrt(m.b * in_row + a.eps);
+    if (threadIdx.x == 0 && place.rank == 0) {
+      write_statistics(a, place.row, shift + m.a, rstd, S(1));
+    }
+    T* const y = a.y + place.row * a.columns + place.at;
+    if (a.weight != nullptr && a.bias != nullptr) {
+      write_packs<true>(x, place.share, m.a, rstd, a.weight + place.at, a.bias + place.at, y);
+    } else {
+      write_packs<false>(x, place.share, m.a, rstd, a.weight == nullptr ? nullptr : a.weight + place.at,
+                         a.bias == nullptr ? nullptr : a.bias + place.at, y);
     }
   }
 }
 
-// Rows of any length, each by one block that reads it twice, piece by piece.
-template <class T, class W, class L, int V>
-__global__ void __launch_bounds__(L::kBlock, 1) layer_norm_forward_looped_kernel(const Forward<T, W> a) {
+// Threads of a block, at most, such that as many as possible are at work on a multiprocessor and nothing is spilled.
+template <Team kTeam>
+constexpr int kMostThreads = kTeam == Team::block ? kForwardBlock : kForwardBlock / 2;
+
+template <class T, class W, int V, int P, int kLanes, Team kTeam>
+__global__ void __launch_bounds__(kMostThreads<kTeam>, sizeof(T) == 8 ? 1 : kTeam == Team::block ? 2 : 3)
+    layer_norm_forward_kernel(const Forward<T, W> a, const ForwardPlan p,
+                              const SlabMeeting<Accumulate<T>> slab_meeting) {
   using S = Accumulate<T>;
-  __shared__ typename Exchange<Moments<S>, L>::Shared shared;
-  Exchange<Moments<S>, L> exchange(shared);
-  const Count<S> in_row(static_cast<S>(a.columns));
-  const Count<S> in_piece(L::kElements);
-  const Count<S> in_last = count_share<L, V, S>((a.columns - 1) % L::kColumns + 1);
+  __shared__ Moments<S> moments[2][kTeam == Team::warp ? 1 : kForwardBlock / kWarp];
+  if (kTeam == Team::warp && kLanes == kWarp && std::int64_t{blockIdx.x} * p.teams + threadIdx.y >= a.rows) {
+    return;  // fewer lanes stay, to take part in what warps do together
+  }
+  const int block = kTeam == Team::blocks ? slab_meeting.number() : blockIdx.x;
+  normalize_row<T, W, V, P, kLanes, kTeam>(a, p, moments, slab_meeting, block);
+}
+
+// Rows of any length, each by one block, in three passes over memory.
+template <class T, class W, int V>
+__global__ void __launch_bounds__(kForwardBlock, 1) layer_norm_forward_looped_kernel(const Forward<T, W> a) {
+  using S = Accumulate<T>;
+  __shared__ Moments<S> moments[kForwardBlock / kWarp];
+  const Meeting<S> meeting(moments);
+  const S in_row = S(1) / static_cast<S>(a.columns);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* const x_row = a.x + row * a.columns;
-    S shift;
-    Moments<S> m;
     S scale = 1;
-    const auto for_pieces = [&](auto f) {  // f(begin, columns, x, moments)
-      for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
-        const std::int64_t columns = a.columns - begin;
-        Pack<T, V> packs[L::kElements / V];
-        load_share<L, V>(x_row + begin, columns, packs);
-        S x[L::kElements];
-        const Count<S> count = columns > L::kColumns ? in_piece : in_last;
-        const Moments<S> piece = shift_share<L, V>(packs, columns, count, scale, shift, x);
-        f(begin, columns, x, piece);
+    S shift;
+    const auto for_packs = [&](auto f) {  // f(column, differences from shift)
+#pragma unroll 4
+      for (std::int64_t column = threadIdx.x * V; column < a.columns; column += kForwardBlock * V) {
+        S x[V];
+        unpack(load<V>(x_row + column), x);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          x[j] = fma(x[j], scale, -shift);
+        }
+        f(column, x);
       }
     };
+    const auto sum_of = [&](auto term) {  // over the row
+      S sum = 0;
+      for_packs([&](std::int64_t, const S(&x)[V]) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          sum += term(x[j]);
+        }
+      });
+      __syncthreads();  // whoever read the last sum is done
+      meeting.meet(sum_lanes<kWarp>(sum));
+      return meeting.sum().a;
+    };
+    S mean;
+    S squares;
 #pragma unroll 1
     while (true) {
       shift = static_cast<S>(x_row[0]) * scale;
-      Moments<S> mine{0, 0, 0};
-      for_pieces([&](std::int64_t, std::int64_t, const S(&)[L::kElements], const Moments<S>& piece) {
-        if (piece.count > 0) {
-          const S difference = piece.mean - mine.mean;
-          const S share = piece.count / (mine.count + piece.count);
-          mine.mean += difference * share;
-          mine.m2 += piece.m2 + difference * difference * (mine.count * share);
-          mine.count += piece.count;
-        }
-      });
-      m = combine_row<L, S>(mine, Count<S>(sum_lanes<kWarp>(mine.count)), in_row, exchange);
-      if (scale != 1 || isfinite(m.m2)) {
+      mean = sum_of([](S x) { return x; }) * in_row;
+      squares = sum_of([&](S x) { return (x - mean) * (x - mean); });
+      if (scale != 1 || isfinite(squares)) {
         break;
       }
       scale = kShrink<S>;
     }
-    const S rstd = rsqrt(m.m2 * in_row.reciprocal + a.eps * scale * scale);
-    for_pieces([&](std::int64_t begin, std::int64_t columns, const S(&x)[L::kElements], const Moments<S>&) {
-      write_share<L, V>(a, a.y + row * a.columns, begin, columns, x, m.mean, rstd);
+    const S rstd = rsqrt(squares * in_row + a.eps * scale * scale);
+    for_packs([&](std::int64_t column, S(&x)[V]) {
+      S w[V];
+      S b[V];
+      unpack(load_or<V>(a.weight, column, 1), w);
+      unpack(load_or<V>(a.bias, column, 0), b);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = fma((x[j] - mean) * rstd, w[j], b[j]);
+      }
+      store(a.y + row * a.columns + column, pack_of<T>(x));
     });
     if (threadIdx.x == 0) {
-      write_statistics(a, row, shift + m.mean, rstd, scale);
+      write_statistics(a, row, shift + mean, rstd, scale);
     }
   }
 }
 
-template <class T, class W>
-void launch_forward(const LayerNormForward& args) {
-  const Forward<T, W> a{.rows = args.rows,
-                        .columns = args.columns,
-                        .x = args.x.data<T>(),
-                        .weight = data_or_null<W>(args.weight),
-                        .bias = data_or_null<W>(args.bias),
-                        .eps = static_cast<Accumulate<T>>(args.eps),
-                        .y = args.y.data<T>(),
-                        .mean = data_or_null<Accumulate<T>>(args.mean),
-                        .rstd = data_or_null<Accumulate<T>>(args.rstd)};
-  const auto launch = [&]<int V>(std::integral_constant<int, V>) {
-    forward_layout<Accumulate<T>>(a.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
-      const unsigned grid = grid_of((a.rows + L::kRows - 1) / L::kRows);
-      if constexpr (kLooped) {
-        layer_norm_forward_looped_kernel<T, W, L, V><<<grid, L::kBlock, 0, cuda::current_stream()>>>(a);
-      } else {
-        layer_norm_forward_kernel<T, W, L, V><<<grid, L::kBlock, 0, cuda::current_stream()>>>(a);
+// On the host.
+
+/// P packs a thread, and as many blocks a row as it then takes.
+template <int V>
+ForwardPlan forward_plan(std::int64_t columns, int packs, int most_threads) {
+  ForwardPlan p{.packs = packs, .lanes = kWarp};
+  const std::int64_t warp_columns = kWarp * V * packs;
+  const std::int64_t warps = (columns + warp_columns - 1) / warp_columns;
+  const std::int64_t most = most_threads / kWarp;
+  p.slabs = static_cast<int>(std::min<std::int64_t>((warps + most - 1) / most, INT_MAX));
+  p.threads = static_cast<int>((warps + p.slabs - 1) / p.slabs * kWarp);
+  p.slab = static_cast<int>(p.threads / kWarp * warp_columns);
+  p.teams = p.threads == kWarp ? 8 : 1;
+  return p;
+}
+
+/// The plan for rows of a length that can be read in packs of V; none for rows that are too long.
+template <int V>
+ForwardPlan forward_plan(std::int64_t columns) {
+  constexpr int kMost = V == 1 ? 16 : V == 8 ? 4 : 8;
+  if (columns <= 64) {
+    return {.packs = std::max(1, 8 / V), .lanes = 8, .threads = 8, .teams = 16, .slab = 64};
+  }
+  // The most packs that leave the fewest threads without one.
+  constexpr std::array<int, 4> kPacks = V == 1   ? std::array{16, 8, 8, 8}
+                                        : V == 8 ? std::array{4, 3, 2, 1}
+                                                 : std::array{8, 4, 2, 1};
+  ForwardPlan best;
+  for (const int packs : kPacks) {
+    if (packs == 8 && V == 4 && columns <= 1024) {
+      continue;  // a warp alone would have to be at it for too long where rows are few
+    }
+    const ForwardPlan p = forward_plan<V>(columns, packs, kMostThreads<Team::block>);
+    if (p.slabs == 1 && (best.threads == 0 || p.threads * packs < best.threads * best.packs)) {
+      best = p;
+    }
+  }
+  if (best.threads == 0) {
+    best = forward_plan<V>(columns, kMost, kMostThreads<Team::blocks>);
+    if (best.slabs > kForwardSlabs) {
+      best = {};
+    }
+  }
+  return best;
+}
+
+template <class T, class W, int V>
+void launch_forward(const Forward<T, W>& a, Device device) {
+  using S = Accumulate<T>;
+  const ForwardPlan p = forward_plan<V>(a.columns);
+  if (p.threads == 0) {
+    layer_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kForwardBlock, 0, cuda::current_stream()>>>(a);
+    cuda::check_launch("layer_norm_forward_looped_kernel");
+    return;
+  }
+  const auto launch = [&]<int P, int kLanes, Team kTeam>() {
+    // A grid has at most INT_MAX blocks.
+    const std::int64_t most = INT_MAX / p.slabs * std::int64_t{p.teams};
+    Forward<T, W> part = a;
+    for (std::int64_t begin = 0; begin < a.rows; begin += most) {
+      part.rows = std::min(most, a.rows - begin);
+      part.x = a.x + begin * a.columns;
+      part.y = a.y + begin * a.columns;
+      part.mean = a.mean == nullptr ? nullptr : a.mean + begin;
+      part.rstd = a.rstd == nullptr ? nullptr : a.rstd + begin;
+      Tensor counts;
+      Tensor moments;
+      SlabMeeting<S> meeting{};
+      if constexpr (kTeam == Team::blocks) {
+        counts = empty({part.rows + 1}, int32, device);
+        moments = empty({2, part.rows, p.slabs, 2}, dtype_of<S>, device);
+        meeting.begun = counts.data<std::int32_t>();
+        meeting.arrivals = meeting.begun + 1;
+        meeting.moments[0] = reinterpret_cast<Moments<S>*>(moments.data<S>());
+        meeting.moments[1] = meeting.moments[0] + part.rows * p.slabs;
+        cuda::check(cudaMemsetAsync(meeting.begun, 0, counts.numel() * sizeof(std::int32_t), cuda::current_stream()), "cudaMemsetAsync");
       }
-    });
+      const auto blocks = static_cast<unsigned>((part.rows + p.teams - 1) / p.teams * p.slabs);
+      layer_norm_forward_kernel<T, W, V, P, kLanes, kTeam>
+          <<<blocks, dim3(p.threads, p.teams), 0, cuda::current_stream()>>>(part, p, meeting);
+      cuda::check_launch("layer_norm_forward_kernel");
+    }
   };
-  with_pack_size<T>(a.columns, launch, a.x, a.weight, a.bias, a.y);
-  cuda::check_launch("layer_norm_forward_kernel");
+  constexpr int kMost = V == 1 ? 16 : V == 8 ? 4 : 8;
+  const auto launch_packs = [&]<int P>() {
+    if constexpr (P <= kMost) {
+      if (p.threads == kWarp) {
+        launch.template operator()<P, kWarp, Team::warp>();
+      } else {
+        launch.template operator()<P, kWarp, Team::block>();
+      }
+    }
+  };
+  if (p.lanes < kWarp) {
+    launch.template operator()<std::max(1, 8 / V), 8, Team::warp>();
+  } else if (p.slabs > 1) {
+    launch.template operator()<kMost, kWarp, Team::blocks>();
+  } else if constexpr (V == 1) {
+    p.packs == 8 ? launch_packs.template operator()<8>() : launch_packs.template operator()<16>();
+  } else {
+    switch (p.packs) {
+      case 1: launch_packs.template operator()<1>(); break;
+      case 2: launch_packs.template operator()<2>(); break;
+      case 3: launch_packs.template operator()<3>(); break;
+      case 4: launch_packs.template operator()<4>(); break;
+      default: launch_packs.template operator()<8>();
+    }
+  }
 }
 
 }  // namespace
 
 void layer_norm_forward(Cuda, const LayerNormForward& args) {
   const Tensor& parameter = args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x;
-  on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm",
-               [&]<class T, class W>() { launch_forward<T, W>(args); });
+  on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm", [&]<class T, class W>() {
+    const Forward<T, W> a{.rows = args.rows,
+                          .columns = args.columns,
+                          .x = args.x.data<T>(),
+                          .weight = data_or_null<W>(args.weight),
+                          .bias = data_or_null<W>(args.bias),
+                          .eps = static_cast<Accumulate<T>>(args.eps),
+                          .y = args.y.data<T>(),
+                          .mean = data_or_null<Accumulate<T>>(args.mean),
+                          .rstd = data_or_null<Accumulate<T>>(args.rstd)};
+    with_pack_size<T>(
+        a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a, args.x.device()); }, a.x, a.weight, a.bias,
+        a.y);
+  });
 }
 
 }  // namespace mica::kernels

@@ -44,6 +44,61 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
+/// A load of what is read once, which leaves the L1 cache to others.
+template <int V, class T>
+__device__ Pack<T, V> load_streaming(const T* from) {
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    uint4 bits;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(from));
+    return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  } else {
+    return load<V>(from);
+  }
+}
+
+/// The elements of a pack as the type of their sums.
+template <class T, int V, class S>
+__device__ void unpack(const Pack<T, V>& pack, S (&values)[V]) {
+  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2*>(pack.at)[j / 2]);
+      values[j] = pair.x;
+      values[j + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      values[j] = static_cast<S>(pack.at[j]);
+    }
+  }
+}
+
+/// The values, rounded to T.
+template <class T, int V, class S>
+__device__ Pack<T, V> pack_of(const S (&values)[V]) {
+  Pack<T, V> pack;
+  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      reinterpret_cast<__half2*>(pack.at)[j / 2] = __floats2half2_rn(values[j], values[j + 1]);
+    }
+  } else if constexpr (std::is_same_v<T, BFloat16> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      reinterpret_cast<__nv_bfloat162*>(pack.at)[j / 2] = __floats2bfloat162_rn(values[j], values[j + 1]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      pack.at[j] = static_cast<T>(values[j]);
+    }
+  }
+  return pack;
+}
+
 /// The columns from `column` on of a row that may be absent.
 template <int V, class T>
 __device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
@@ -91,6 +146,14 @@ __device__ S sum_lanes(S value) {
     value += __shfl_xor_sync(kAllLanes, value, step);
   }
   return value;
+}
+
+/// The sums of a and of b over a warp: the lower 16 lanes have the one, the upper the other.
+template <class S>
+__device__ S sum_pair(S a, S b) {
+  const bool upper = threadIdx.x % kWarp >= kWarp / 2;
+  const S mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kWarp / 2);
+  return sum_lanes<kWarp / 2>(mine);
 }
 
 /// Where the warps of a block meet. Two buffers are used in turn, so that one barrier a meeting is enough.

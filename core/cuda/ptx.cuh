@@ -1,0 +1,186 @@
+#pragma once
+
+// Instructions that CUDA C++ has no short name for. What needs a newer chip than the one compiled for is not declared.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace mica::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Copies from global to shared memory that run beside the thread. They are awaited in groups, in order.
+
+/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned.
+template <int kBytes>
+__device__ void copy_async(void* shared, const void* global) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)), "l"(global), "n"(kBytes)
+                 : "memory");
+  }
+}
+
+/// Makes one group of the copies that this thread has started since the last group.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most kPending of the thread's youngest groups are still under way. It sees what it copied itself.
+template <int kPending>
+__device__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// The same for a number known at run time; waits for more where it is past 15.
+__device__ inline void wait_copies(int pending) {
+  switch (pending) {
+    case 0: return wait_copies<0>();
+    case 1: return wait_copies<1>();
+    case 2: return wait_copies<2>();
+    case 3: return wait_copies<3>();
+    case 4: return wait_copies<4>();
+    case 5: return wait_copies<5>();
+    case 6: return wait_copies<6>();
+    case 7: return wait_copies<7>();
+    case 8: return wait_copies<8>();
+    case 9: return wait_copies<9>();
+    case 10: return wait_copies<10>();
+    case 11: return wait_copies<11>();
+    case 12: return wait_copies<12>();
+    case 13: return wait_copies<13>();
+    case 14: return wait_copies<14>();
+    default: return wait_copies<15>();
+  }
+}
+
+// Barriers in shared memory: threads arrive without waiting, and wait for a phase, known by its parity, to be complete.
+
+__device__ inline void init_barrier(std::uint64_t* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ inline void arrive(std::uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared::cta.b64 state, [%0];\n"
+      "}\n" ::"r"(shared_address(barrier))
+      : "memory");
+}
+
+__device__ inline bool is_complete(std::uint64_t* barrier, unsigned parity) {
+  std::uint32_t complete;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, complete;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.test_wait.parity.shared.b64 complete, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, complete;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return complete != 0;
+}
+
+__device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
+  while (!is_complete(barrier, parity)) {
+  }
+}
+
+// Counters in global memory through which blocks meet.
+
+/// Adds to *p; whoever then reads the sum with load_acquire also sees what this thread wrote before.
+__device__ inline void release_add(int* p, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+__device__ inline int load_acquire(const int* p) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+
+// What follows needs compute capability 9.0: the host asks device_has_clusters(). On older chips it is a trap.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define MICA_PTX_90(...) asm volatile(__VA_ARGS__)
+#else
+#define MICA_PTX_90(...) __trap()
+#endif
+
+// Clusters: blocks that run at the same time and reach into each other's shared memory.
+
+__device__ inline int cluster_rank() {
+  int rank = 0;
+  MICA_PTX_90("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void arrive_in_cluster() { MICA_PTX_90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { MICA_PTX_90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+/// The same shared variable of another block of the cluster.
+template <class Value>
+__device__ Value* in_block(Value* p, int rank) {
+  std::uint64_t result = 0;
+  MICA_PTX_90("mapa.u64 %0, %1, %2;" : "=l"(result) : "l"(reinterpret_cast<std::uint64_t>(p)), "r"(rank));
+  return reinterpret_cast<Value*>(result);
+}
+
+/// Its address for the instructions below.
+__device__ inline std::uint32_t address_in_block(const void* p, int rank) {
+  std::uint32_t result = 0;
+  MICA_PTX_90("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(shared_address(p)), "r"(rank));
+  return result;
+}
+
+/// Makes barriers that were just initialized known to the other blocks.
+__device__ inline void publish_barriers() { MICA_PTX_90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/// Arrives, and lets the phase wait for so many bytes more.
+__device__ inline void arrive_expecting(std::uint64_t* barrier, int bytes) {
+  MICA_PTX_90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+              : "memory");
+}
+
+/// Writes *p of block `rank`, whose *barrier counts the 4 bytes once they are there.
+__device__ inline void send(float* p, int rank, float value, std::uint64_t* barrier) {
+  MICA_PTX_90("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+                  address_in_block(p, rank)),
+              "r"(__float_as_uint(value)), "r"(address_in_block(barrier, rank))
+              : "memory");
+}
+
+#undef MICA_PTX_90
+
+// Dependent launches: the next kernel of the stream may start before this one ends. Older chips wait anyway.
+
+__device__ inline void allow_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until the kernel before has ended and its writes are seen.
+__device__ inline void wait_for_previous_kernel() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace mica::cuda

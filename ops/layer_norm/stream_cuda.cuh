@@ -1,0 +1,239 @@
+#pragma once
+
+// Rows of a matrix that stream through shared memory. One block stays on each multiprocessor for the whole kernel; each
+// thread copies the elements of rows to come that it will itself use, so that it need not wait for other threads to read
+// them, and a row's threads meet only to add up.
+//
+// A block has blockDim.y groups of blockDim.x threads, and each group has rows of its own: first, first + step, …. Where
+// a row is too long for a block, `cluster` blocks share it, each with a slab of its columns. A row, or slab, is cut into
+// C chunks; the shared memory holds D chunks of each thread, in use or under way.
+
+#include <algorithm>
+#include <cstdint>
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
+
+namespace mica::kernels::rows {
+
+/// Who shares a row.
+enum class Team { warp, block, cluster };
+
+// Blocks in all: a number of its own and not the chip's, so that results do not depend on the chip.
+constexpr int kStreamBlocks = 132;
+constexpr int kStreamClusterBlocks = 112;  // where 4 or more share a row: they must lie in one group of multiprocessors
+constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
+constexpr int kMeetings = 4;  // of a group, used in turn: warps are up to two apart, and a row is begun ahead
+
+struct StreamPlan {
+  int packs = 0;      // of a row that a thread has; 0: rows of this length need another kernel
+  int threads = 0;    // of a block that share a row
+  int groups = 1;     // of so many threads, in a block
+  int cluster = 1;    // blocks that share a row
+  int slab = 0;       // columns of a row that a block has
+  int kept_bytes = 0;   // of parameters kept in shared memory
+  int stream_bytes = 0;  // of what streams
+
+  __host__ __device__ int block() const { return threads * groups; }
+  __host__ __device__ int warps() const { return cluster * threads / kWarp; }  // that share a row
+  __host__ __device__ int meeting_begin() const { return groups * kMeetings * 8; }
+  __host__ __device__ int kept_begin() const {
+    return (meeting_begin() + groups * kMeetings * 2 * warps() * 4 + 127) / 128 * 128;
+  }
+  __host__ __device__ int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
+  __host__ __device__ int shared_bytes() const { return stream_begin() + stream_bytes; }
+};
+
+#if defined(__CUDACC__)
+
+/// A thread's place. Its packs of a row are first_pack, first_pack + 32, …: a warp's lie one after another.
+template <Team kTeam>
+struct StreamPlace {
+  int rank;              // of the block among those that share a row
+  int columns;           // of the slab
+  std::int64_t begin;    // the slab's first column
+  int first_pack;        // in the slab
+  int packs;             // of the thread
+  std::int64_t first;    // row
+  std::int64_t step;
+
+  __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
+    rank = kTeam == Team::cluster ? cuda::cluster_rank() : 0;
+    begin = kTeam == Team::cluster ? std::int64_t{rank} * p.slab : 0;
+    const std::int64_t left = row_columns - begin;
+    columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
+    const int lane = threadIdx.x % kWarp;
+    first_pack = threadIdx.x / kWarp * (most_packs * kWarp) + lane;
+    const int packs_left = (columns / pack_columns - first_pack + kWarp - 1) / kWarp;
+    packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
+    const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
+    const int team = kTeam == Team::cluster ? blockIdx.x / p.cluster : blockIdx.x;
+    first = threadIdx.y * teams + team;
+    step = teams * blockDim.y;
+  }
+};
+
+/// The thread's part of the shared memory through which its packs of kSources matrices stream: D chunks of P packs of
+/// each.
+template <class T, int V, int kSources, int P, int D>
+class Stream {
+ public:
+  using Packs = Pack<T, V>;
+
+  __device__ Stream(const StreamPlan& p, unsigned char* memory) {
+    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
+    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + warp * (D * kChunk) + threadIdx.x % kWarp;
+  }
+
+  /// Starts copying the first `count` packs of a chunk from there on.
+  template <class... From>
+  __device__ void fetch(int place, int count, const From*... from) {
+    Packs* to = places_ + place * kChunk;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (i < count) {
+        int source = 0;
+        (cuda::copy_async<sizeof(Packs)>(to + (source++ * P + i) * kWarp, from + i * (kWarp * V)), ...);
+      }
+    }
+  }
+
+  /// Zeros in a chunk's packs from number `count` on, which nothing is ever copied to.
+  __device__ void clear(int place, int count) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (i >= count) {
+#pragma unroll
+        for (int source = 0; source < kSources; ++source) {
+          places_[place * kChunk + (source * P + i) * kWarp] = {};
+        }
+      }
+    }
+  }
+
+  /// Pack number i of a chunk.
+  __device__ const Packs& at(int place, int source, int i) const {
+    return places_[place * kChunk + (source * P + i) * kWarp];
+  }
+
+  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
+
+ private:
+  static constexpr int kChunk = kSources * P * kWarp;
+  Packs* places_;
+};
+
+/// Where the warps that share a row leave two numbers each, and read those of all. Nobody waits to leave any: a warp may
+/// be a row ahead of others.
+template <Team kTeam>
+class Meeting {
+ public:
+  __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
+      : cluster_(p.cluster),
+        warps_(p.warps()),
+        own_(rank * (blockDim.x / kWarp) + threadIdx.x / kWarp),
+        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * kMeetings),
+        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) + threadIdx.y * (kMeetings * 2 * warps_)) {
+    if (kTeam != Team::warp && threadIdx.x < kMeetings) {
+      cuda::init_barrier(barriers_ + threadIdx.x, kTeam == Team::cluster ? 1 : 2 * warps_);
+      if (kTeam == Team::cluster) {
+        cuda::publish_barriers();
+      }
+    }
+  }
+
+  /// To follow the constructor: the barriers, and what else a block has written, are there.
+  __device__ void open() const {
+    __syncthreads();
+    if (kTeam == Team::cluster) {
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    }
+  }
+
+  /// Leaves `mine`, of which the lower lanes have the first number and the upper ones the second.
+  __device__ void leave(float mine) {
+    const int lane = threadIdx.x % kWarp;
+    const int second = lane / (kWarp / 2);
+    std::uint64_t* const barrier = barriers_ + left_ % kMeetings;
+    float* const place = numbers_ + (left_ % kMeetings * 2 + second) * warps_ + own_;
+    ++left_;
+    if constexpr (kTeam == Team::block) {
+      if (lane % (kWarp / 2) == 0) {
+        *place = mine;
+        cuda::arrive(barrier);
+      }
+    } else {
+      if (threadIdx.x == 0) {
+        cuda::arrive_expecting(barrier, 2 * warps_ * static_cast<int>(sizeof(float)));
+      }
+      if (lane % (kWarp / 2) < cluster_) {
+        cuda::send(place, lane % (kWarp / 2), mine, barrier);
+      }
+    }
+  }
+
+  /// Waits until all have left theirs for the first row not yet taken. Returns the first numbers of warps 0, 1, …; the
+  /// second ones follow at warps().
+  __device__ const float* take() {
+    const float* const numbers = numbers_ + taken_ % kMeetings * 2 * warps_;
+    cuda::wait(barriers_ + taken_ % kMeetings, taken_ / kMeetings % 2);
+    ++taken_;
+    return numbers;
+  }
+
+  __device__ int warps() const { return warps_; }
+
+  /// To precede the end: nobody sends to a block that has ended.
+  __device__ void close() const {
+    if (kTeam == Team::cluster) {
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    }
+  }
+
+ private:
+  int cluster_;
+  int warps_;
+  int own_;
+  unsigned left_ = 0;
+  unsigned taken_ = 0;
+  std::uint64_t* barriers_;
+  float* numbers_;
+};
+
+#endif
+
+// On the host.
+
+/// So many columns a block, in whole warps of packs.
+inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
+  const std::int64_t unit = std::max(64, V);
+  p.slab = static_cast<int>((columns + p.cluster * unit - 1) / (p.cluster * unit) * unit);
+  const int warp_columns = p.packs * V * kWarp;
+  p.threads = (p.slab + warp_columns - 1) / warp_columns * kWarp;
+  p.groups = std::max(1, most_threads / p.threads);
+}
+
+/// Blocks, or clusters of them that share rows.
+inline unsigned stream_teams(const StreamPlan& p, std::int64_t rows) {
+  const int blocks = p.cluster < 4 ? kStreamBlocks : kStreamClusterBlocks;
+  return static_cast<unsigned>(std::min<std::int64_t>(blocks / p.cluster, (rows + p.groups - 1) / p.groups));
+}
+
+/// Launches a kernel that takes the plan as its last argument.
+template <class Kernel, class Arguments>
+void launch_stream(Kernel kernel, const char* name, const StreamPlan& p, std::int64_t rows, const Arguments& a) {
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes()),
+              "cudaFuncSetAttribute");
+  if (p.cluster > 8) {
+    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                "cudaFuncSetAttribute");
+  }
+  cuda::Launch(stream_teams(p, rows) * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
+      .cluster(p.cluster)
+      .run(kernel, name, a, p);
+}
+
+}  // namespace mica::kernels::rows
