@@ -36,8 +36,8 @@ else()
   set(MICA_JSON_INCLUDE "${json_SOURCE_DIR}/include")
 endif()
 
-# CLI11: headers only, the examples' options.
-if(MICA_EXAMPLES)
+# CLI11: headers only, the options of examples and benchmarks.
+if(MICA_EXAMPLES OR MICA_BENCHMARKS)
   find_package(CLI11 2.1 QUIET)
   if(TARGET CLI11::CLI11)
     get_target_property(MICA_CLI11_INCLUDE CLI11::CLI11 INTERFACE_INCLUDE_DIRECTORIES)

@@ -1,0 +1,195 @@
+// How fast LayerNorm's kernels are, with a copy of the same tensor as the ceiling, and what one call through autograd
+// costs the host.
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "benchmarks/common/report.h"
+#include "benchmarks/common/timer.h"
+#include "examples/common/command_line.h"
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/parallel.h>
+#include <mica/nn/layer_norm.h>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
+
+using namespace mica;
+
+namespace {
+
+struct Case {
+  DType dtype;
+  std::int64_t m;
+  std::int64_t n;
+
+  friend bool operator==(const Case&, const Case&) = default;
+};
+
+std::vector<Case> default_cases(Device device) {
+  if (device.is_cpu()) {
+    return {{float32, 768, 128},  {float32, 4096, 1024},  {float32, 2048, 4096},
+            {bfloat16, 768, 128}, {bfloat16, 4096, 1024}, {bfloat16, 2048, 4096}};
+  }
+  return {{float16, 4096, 1024},   {float16, 4096, 2048},   {float16, 4096, 4096},    {float16, 4096, 8192},
+          {float16, 4096, 12288},  {float16, 4096, 15872},  {bfloat16, 4096, 1024},   {bfloat16, 4096, 4096},
+          {bfloat16, 4096, 8192},  {bfloat16, 4096, 15872}, {float32, 131072, 512},   {float32, 10000, 10000},
+          {float32, 4096, 16384},  {bfloat16, 65536, 768},  {bfloat16, 16384, 4096},  {bfloat16, 8192, 16384},
+          {float32, 1024, 123479}, {float32, 2048, 66679},  {bfloat16, 1024, 262144}, {float32, 67, 123479},
+          {float32, 70000, 64},    {float32, 131072, 128},  {float32, 256, 128},      {float32, 512, 1024},
+          {float32, 32, 32}};
+}
+
+DType dtype_named(std::string_view name) {
+  for (const DType dtype : {float32, float64, float16, bfloat16}) {
+    if (name == name_of(dtype)) {
+      return dtype;
+    }
+  }
+  throw UsageError(fmt::format("--dtype: expected float32, float64, float16 or bfloat16, got {}", name));
+}
+
+// "4096x1024,768x128"
+std::vector<Case> parse_shapes(std::string_view text) {
+  std::vector<Case> cases;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto size = [&](std::int64_t& value, char after) {
+    const auto [next, error] = std::from_chars(at, end, value);
+    const bool good = error == std::errc{} && value >= 1 && value <= INT32_MAX && (next == end || *next == after);
+    if (!good || (next == end && after == 'x')) {
+      throw UsageError(fmt::format("--shapes: expected MxN,MxN,… of sizes from 1, got \"{}\"", text));
+    }
+    at = next + (next != end);
+  };
+  do {
+    Case c{float32, 0, 0};
+    size(c.m, 'x');
+    size(c.n, ',');
+    cases.push_back(c);
+  } while (at != end || text.back() == ',');
+  return cases;
+}
+
+// The same shapes in one dtype, each once.
+std::vector<Case> in_dtype(const std::vector<Case>& cases, DType dtype) {
+  std::vector<Case> result;
+  for (const Case& c : cases) {
+    const Case converted{dtype, c.m, c.n};
+    if (std::find(result.begin(), result.end(), converted) == result.end()) {
+      result.push_back(converted);
+    }
+  }
+  return result;
+}
+
+void measure(const Case& c, Device device, int repeats, benchmarks::Report& report) {
+  const auto random = [&](const Shape& shape) { return randn(shape, c.dtype, device); };
+  const Tensor x = random({c.m, c.n});
+  const Tensor dy = random({c.m, c.n});
+  const Tensor weight = random({c.n});
+  const Tensor bias = random({c.n});
+  const Tensor y = empty_like(x);
+  const Tensor dweight = empty_like(weight);
+  const Tensor dbias = empty_like(bias);
+  const Tensor mean = empty({c.m}, accumulate_dtype(c.dtype), device);
+  const Tensor rstd = empty_like(mean);
+  const kernels::LayerNormForward forward{.rows = c.m,
+                                          .columns = c.n,
+                                          .x = x,
+                                          .weight = weight,
+                                          .bias = bias,
+                                          .eps = 1e-5,
+                                          .y = y,
+                                          .mean = mean,
+                                          .rstd = rstd};
+  const auto backward = [&](const Tensor& dx) {
+    const kernels::LayerNormBackward args{.rows = c.m,
+                                          .columns = c.n,
+                                          .dy = dy,
+                                          .x = x,
+                                          .weight = weight,
+                                          .mean = mean,
+                                          .rstd = rstd,
+                                          .dx = dx,
+                                          .dweight = dweight,
+                                          .dbias = dbias};
+    on_device(device, [&](auto tag) { kernels::layer_norm_backward(tag, args); });
+  };
+  const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
+  const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
+    report.add({.op = op,
+                .device = device,
+                .dtype = c.dtype,
+                .m = c.m,
+                .n = c.n,
+                .us = benchmarks::median_us(device, repeats, work),
+                .bytes = static_cast<double>(passes) * x.bytes(),
+                .copy_us = copy_us});
+  };
+  add("layer_norm_forward", 2,
+      [&] { on_device(device, [&](auto tag) { kernels::layer_norm_forward(tag, forward); }); });
+  add("layer_norm_backward", 3, [&] { backward(y); });
+  add("layer_norm_backward_parameters", 2, [&] { backward({}); });
+}
+
+// What a call costs before the GPU is fast enough to matter: nn::LayerNorm forward and backward, gradients dropped.
+void measure_call(Device device, int repeats, benchmarks::Report& report) {
+  constexpr std::int64_t kSize = 32;
+  constexpr int kCalls = 50;
+  nn::LayerNorm norm(kSize);
+  norm.to(device);
+  const Tensor x = randn({kSize, kSize}, float32, device).requires_grad_();
+  const Tensor dy = randn({kSize, kSize}, float32, device);
+  const double us = benchmarks::host_us(device, repeats, kCalls, [&] {
+    norm(x).backward(dy);
+    norm.zero_grad();
+    x.set_grad({});
+  });
+  report.add({.op = "layer_norm_call", .device = device, .dtype = float32, .m = kSize, .n = kSize, .us = us});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Times LayerNorm: its kernels beside a copy of the same tensor, and one call through autograd.",
+               "bench_layer_norm");
+  std::string device_name = "auto", dtype_name, shapes, json;
+  int threads = 0, repeats = 50;
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--device", device_name, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--dtype", dtype_name, "float32, float64, float16 or bfloat16; without it, what the shapes come with");
+  app.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
+  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
+  app.add_option("--json", json, "File for the same as lines of JSON");
+
+  return run_program(app, argc, argv, [&] {
+    if (threads > 0) {
+      set_num_threads(threads);
+    }
+    std::optional<DType> dtype;
+    if (app.count("--dtype") > 0) {
+      dtype = dtype_named(dtype_name);
+    }
+    const bool given = app.count("--shapes") > 0;
+    std::vector<Case> cases = given ? parse_shapes(shapes) : std::vector<Case>{};
+    const Device device = device_named(device_name);
+    if (!given) {
+      cases = default_cases(device);
+    }
+    if (dtype) {
+      cases = in_dtype(cases, *dtype);
+    }
+    benchmarks::Report report(json);
+    for (const Case& c : cases) {
+      measure(c, device, repeats, report);
+    }
+    measure_call(device, repeats, report);
+  });
+}

@@ -1,0 +1,54 @@
+#include "benchmarks/common/timer.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace benchmarks {
+
+namespace {
+
+constexpr int kWarmup = 3;
+
+double wall_us(const Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + values.size() / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::vector<double> times_us(mica::Cpu, int repeats, const Work& work) {
+  for (int i = 0; i < kWarmup; ++i) {
+    work();
+  }
+  std::vector<double> times(repeats);
+  std::generate(times.begin(), times.end(), [&] { return wall_us(work); });
+  return times;
+}
+
+double median_us(mica::Device device, int repeats, const Work& work) {
+  return median(mica::on_device(device, [&](auto tag) { return times_us(tag, repeats, work); }));
+}
+
+double host_us(mica::Device device, int repeats, int calls, const Work& work) {
+  std::vector<double> means;
+  for (int i = 0; i < kWarmup + repeats; ++i) {
+    mica::synchronize(device);
+    means.push_back(wall_us([&] {
+                      for (int call = 0; call < calls; ++call) {
+                        work();
+                      }
+                    }) /
+                    calls);
+  }
+  mica::synchronize(device);
+  return median({means.begin() + kWarmup, means.end()});
+}
+
+}  // namespace benchmarks
