@@ -8,8 +8,11 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <mica/core/half_cpu.h>
@@ -27,44 +30,119 @@ constexpr std::int64_t kMostBlocks = 64;      // of rows, in backward; bounds bo
 constexpr std::int64_t kRowsPerBlock = 8;     // at least
 constexpr std::int64_t kSummedAtOnce = 4096;  // elements; more are summed piece by piece, in double
 
-template <class T>
-using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
-template <class T>
-using ConstRow = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
-template <class T>
-using Buffer = Eigen::Array<T, Eigen::Dynamic, 1>;
+template <class S>
+using Buffer = Eigen::Array<S, Eigen::Dynamic, 1>;
+
+// kLanes<S> numbers that are worked on at once; arithmetic with a number takes it for each of them.
+template <class S>
+struct PackOf {
+  typedef S Type __attribute__((vector_size(64)));
+};
+template <class S>
+using Pack = typename PackOf<S>::Type;
+template <class S>
+constexpr std::int64_t kLanes = 64 / sizeof(S);
+
+// V: a pack, or one number.
+template <class V, class S>
+V load(const S* from) {
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+template <class V, class S>
+void store(S* to, V value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+
+// A row that is worked on soon. Rows are fetched while others are computed, as memory would else wait for the CPU and
+// the CPU for memory in turn.
+class Soon {
+ public:
+  template <class T>
+  explicit Soon(const T* row) : row_(reinterpret_cast<const char*>(row)), size_(sizeof(T)) {}
+
+  // Element i, and what shares its cache line.
+  void fetch(std::int64_t i) const { __builtin_prefetch(row_ + i * size_); }
+
+ private:
+  const char* row_;
+  std::int64_t size_;
+};
+
+constexpr int kUnrolled = 4;
+
+// Calls body.operator()<V, k>(i) so that all of [begin, end) is met: by packs, then by numbers. Sums of different k do
+// not wait for each other.
+template <class S, class Body>
+void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
+  using V = Pack<S>;
+  std::int64_t i = begin;
+  for (; i + kUnrolled * kLanes<S> <= end; i += kUnrolled * kLanes<S>) {
+    [&]<int... k>(std::integer_sequence<int, k...>) { (body.template operator()<V, k>(i + k * kLanes<S>), ...); }
+    (std::make_integer_sequence<int, kUnrolled>{});
+  }
+  for (; i + kLanes<S> <= end; i += kLanes<S>) {
+    body.template operator()<V, 0>(i);
+  }
+  for (; i < end; ++i) {
+    body.template operator()<S, 0>(i);
+  }
+}
+
+template <class S>
+class Sum {
+ public:
+  template <int k, class V>
+  void add(V value) {
+    if constexpr (std::is_same_v<V, S>) {
+      rest_ += value;
+    } else {
+      packs_[k] += value;
+    }
+  }
+  double total() const {
+    const Pack<S> pack = (packs_[0] + packs_[1]) + (packs_[2] + packs_[3]);
+    return Eigen::Map<const Eigen::Array<S, kLanes<S>, 1>>(reinterpret_cast<const S*>(&pack)).sum() + rest_;
+  }
+
+ private:
+  Pack<S> packs_[kUnrolled] = {};
+  S rest_ = 0;
+};
 
 // n elements as S: in place where they are S already, else converted into `buffer`.
 template <class S, class T>
-ConstRow<S> as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
+const S* as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
   if constexpr (std::is_same_v<S, T>) {
-    return {data, n};
+    return data;
   } else {
     buffer.resize(n);
     widen(data, n, buffer.data());
-    return {buffer.data(), n};
+    return buffer.data();
   }
 }
 
-// Evaluates `values` into n elements at `data`, by way of `buffer` where those are not S.
-template <class T, class S, class Values>
-void store(T* data, const Values& values, Buffer<S>& buffer) {
+// Lets write(to) write n numbers of S, which end up at `data`.
+template <class S, class T, class Write>
+void write_as(T* data, std::int64_t n, Buffer<S>& buffer, const Write& write) {
   if constexpr (std::is_same_v<S, T>) {
-    Row<S>(data, values.size()) = values;
+    write(data);
   } else {
-    buffer = values;
-    narrow(buffer.data(), buffer.size(), data);
+    buffer.resize(n);
+    write(buffer.data());
+    narrow(buffer.data(), n, data);
   }
 }
 
-// A parameter, of T or S, as S; empty if it is absent.
+// A parameter, of T or S, as n numbers of S; `absent` each where there is none.
 template <class T, class S = Accumulate<T>>
-Buffer<S> parameter(const Tensor& x) {
-  Buffer<S> result;
+Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent) {
+  Buffer<S> result = Buffer<S>::Constant(n, static_cast<S>(absent));
   if (x.defined()) {
     on_dtype(Types<S, T>{}, x.dtype(), "layer_norm", [&]<class W>() {
       Buffer<S> buffer;
-      result = as_sums<S>(x.data<W>(), x.numel(), buffer);
+      std::copy_n(as_sums<S>(x.data<W>(), n, buffer), n, result.data());
     });
   }
   return result;
@@ -75,14 +153,25 @@ S* data_or_null(const Tensor& x) {
   return x.defined() ? x.data<S>() : nullptr;
 }
 
-// The sum over [0, n), where part(begin, count) sums a piece.
-template <class Part>
-double sum_of(std::int64_t n, const Part& part) {
-  double sum = 0;
+// Calls piece(begin, end) for pieces of [0, n) that may be summed in S; their sums are added up in double.
+template <class Piece>
+void for_pieces(std::int64_t n, const Piece& piece) {
   for (std::int64_t begin = 0; begin < n; begin += kSummedAtOnce) {
-    sum += part(begin, std::min(kSummedAtOnce, n - begin));
+    piece(begin, std::min(begin + kSummedAtOnce, n));
   }
-  return sum;
+}
+
+// Σ term.operator()<V>(i) over [0, n).
+template <class S, class Term>
+double sum_of(std::int64_t n, const Term& term) {
+  double total = 0;
+  for_pieces(n, [&](std::int64_t begin, std::int64_t end) {
+    Sum<S> sum;
+    for_packs<S>(begin, end,
+                 [&]<class V, int k>(std::int64_t i) { sum.template add<k, V>(term.template operator()<V>(i)); });
+    total += sum.total();
+  });
+  return total;
 }
 
 template <class S>
@@ -93,13 +182,27 @@ struct Moments {
 };
 
 template <class S>
-Moments<S> moments(const ConstRow<S>& x) {
-  const std::int64_t n = x.size();
+[[gnu::flatten]] Moments<S> moments(const S* x, std::int64_t n, Soon y) {
   const S shift = x[0];
-  const S mean = sum_of(n, [&](auto begin, auto count) { return (x.segment(begin, count) - shift).sum(); }) / n;
-  const S variance =
-      sum_of(n, [&](auto begin, auto count) { return ((x.segment(begin, count) - shift) - mean).square().sum(); }) / n;
+  const S mean = sum_of<S>(n, [&]<class V>(std::int64_t i) -> V { return load<V>(x + i) - shift; }) / n;
+  const S variance = sum_of<S>(n,
+                               [&]<class V>(std::int64_t i) -> V {
+                                 y.fetch(i);
+                                 const V d = (load<V>(x + i) - shift) - mean;
+                                 return d * d;
+                               }) /
+                     n;
   return {shift, mean, variance};
+}
+
+template <class S>
+[[gnu::flatten]] void normalize(const S* x, std::int64_t n, const Moments<S>& m, S rstd, const S* weight, const S* bias,
+                                S* y, Soon next_x) {
+  for_packs<S>(0, n, [&]<class V, int>(std::int64_t i) {
+    next_x.fetch(i);
+    const V x_hat = ((load<V>(x + i) - m.shift) - m.mean) * rstd;
+    store<V>(y + i, x_hat * load<V>(weight + i) + load<V>(bias + i));
+  });
 }
 
 // Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
@@ -107,36 +210,26 @@ template <class S>
 constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 
 template <class T, class S = Accumulate<T>>
-void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const Buffer<S>& weight,
-                  const Buffer<S>& bias) {
+void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
   const std::int64_t n = args.columns;
   S* const means = data_or_null<S>(args.mean);
   S* const rstds = data_or_null<S>(args.rstd);
   Buffer<S> buffer;
-  Buffer<S> shrunk;
-  Buffer<S> y_buffer;
   for (std::int64_t row = begin; row < end; ++row) {
-    const ConstRow<S> given = as_sums<S>(args.x.data<T>() + row * n, n, buffer);
-    Moments<S> m = moments<S>(given);
+    const T* const x_row = args.x.data<T>() + row * n;
+    T* const y_row = args.y.data<T>() + row * n;
+    const Soon next_x(row + 1 < end ? x_row + n : x_row);
+    const S* x = as_sums<S>(x_row, n, buffer);
+    Moments<S> m = moments(x, n, Soon(y_row));
     S scale = 1;
     if (!std::isfinite(m.variance)) [[unlikely]] {
       scale = kShrink<S>;
-      shrunk = given * scale;
-      m = moments<S>(ConstRow<S>(shrunk.data(), n));
+      buffer = Eigen::Map<const Buffer<S>>(x, n) * scale;
+      x = buffer.data();
+      m = moments(x, n, Soon(y_row));
     }
-    const ConstRow<S> x(scale == 1 ? given.data() : shrunk.data(), n);
     const S rstd = 1 / std::sqrt(m.variance + static_cast<S>(args.eps) * scale * scale);
-    const auto normalized = ((x - m.shift) - m.mean) * rstd;
-    T* const y = args.y.data<T>() + row * n;
-    if (weight.size() > 0 && bias.size() > 0) {
-      store(y, normalized * weight + bias, y_buffer);
-    } else if (weight.size() > 0) {
-      store(y, normalized * weight, y_buffer);
-    } else if (bias.size() > 0) {
-      store(y, normalized + bias, y_buffer);
-    } else {
-      store(y, normalized, y_buffer);
-    }
+    write_as<S>(y_row, n, buffer, [&](S* y) { normalize(x, n, m, rstd, weight, bias, y, next_x); });
     if (means != nullptr) {
       means[row] = (m.shift + m.mean) / scale;
       rstds[row] = rstd * scale;
@@ -144,69 +237,126 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
   }
 }
 
-// One row's dx, and its share of dweight and dbias (null: not wanted).
-template <class T, class S = Accumulate<T>>
-class BackwardRow {
- public:
-  BackwardRow(const LayerNormBackward& args, const Buffer<S>& weight) : args_(args), weight_(weight) {}
+// Backward of one row. Passed by value, so that the compiler sees that no store changes it.
+template <class S>
+struct BackwardRow {
+  std::int64_t n;
+  const S* dy;
+  const S* x;
+  const S* weight;
+  S mean;
+  S rstd;
+  S* dweight;
+  S* dbias;
+  Soon dx_soon;
+  Soon next_dy;
+  Soon next_x;
 
-  void run(std::int64_t row, S* dweight, S* dbias) {
-    const std::int64_t n = args_.columns;
-    const ConstRow<S> dy = as_sums<S>(args_.dy.data<T>() + row * n, n, dy_buffer_);
-    if (dbias != nullptr) {
-      Row<S>(dbias, n) += dy;
-    }
-    if (dweight == nullptr && !args_.dx.defined()) {
-      return;
-    }
-    const S rstd = args_.rstd.data<S>()[row];
-    x_hat_ = (as_sums<S>(args_.x.data<T>() + row * n, n, x_buffer_) - args_.mean.data<S>()[row]) * rstd;
-    if (dweight != nullptr) {
-      Row<S>(dweight, n) += dy * x_hat_;
-    }
-    if (!args_.dx.defined()) {
-      return;
-    }
-    if (weight_.size() > 0) {
-      g_ = dy * weight_;
-      write_dx(row, g_, rstd);
-    } else {
-      write_dx(row, dy, rstd);
-    }
+  template <class V>
+  V x_hat(std::int64_t i) const {
+    return (load<V>(x + i) - mean) * rstd;
   }
-
- private:
-  template <class G>
-  void write_dx(std::int64_t row, const G& g, S rstd) {
-    const std::int64_t n = args_.columns;
-    const S g_mean = sum_of(n, [&](auto begin, auto count) { return g.segment(begin, count).sum(); }) / n;
-    const S gx_mean =
-        sum_of(n,
-               [&](auto begin, auto count) { return (g.segment(begin, count) * x_hat_.segment(begin, count)).sum(); }) /
-        n;
-    store(args_.dx.data<T>() + row * n, (g - g_mean - x_hat_ * gx_mean) * rstd, x_buffer_);
-  }
-
-  const LayerNormBackward& args_;
-  const Buffer<S>& weight_;
-  Buffer<S> dy_buffer_, x_buffer_, x_hat_, g_;
 };
+
+template <class V, class S>
+void add_parameters_at(std::int64_t i, const BackwardRow<S>& row, V dy, V x_hat) {
+  const V dweight = load<V>(row.dweight + i) + dy * x_hat;
+  const V dbias = load<V>(row.dbias + i) + dy;
+  store<V>(row.dweight + i, dweight);
+  store<V>(row.dbias + i, dbias);
+}
+
+template <class S>
+[[gnu::flatten]] void add_parameters(const BackwardRow<S> row) {
+  for_packs<S>(0, row.n, [&]<class V, int>(std::int64_t i) {
+    add_parameters_at<V>(i, row, load<V>(row.dy + i), row.template x_hat<V>(i));
+  });
+}
+
+template <bool with_parameters, class S>
+[[gnu::flatten]] void write_dx(const BackwardRow<S> row, S* dx) {
+  double g_total = 0;
+  double gx_total = 0;
+  for_pieces(row.n, [&](std::int64_t begin, std::int64_t end) {
+    Sum<S> g_sum;
+    Sum<S> gx_sum;
+    for_packs<S>(begin, end, [&]<class V, int k>(std::int64_t i) {
+      row.dx_soon.fetch(i);
+      const V dy = load<V>(row.dy + i);
+      const V x_hat = row.template x_hat<V>(i);
+      const V g = dy * load<V>(row.weight + i);
+      g_sum.template add<k, V>(g);
+      gx_sum.template add<k, V>(g * x_hat);
+      if constexpr (with_parameters) {
+        add_parameters_at<V>(i, row, dy, x_hat);
+      }
+    });
+    g_total += g_sum.total();
+    gx_total += gx_sum.total();
+  });
+  const S g_mean = g_total / row.n;
+  const S gx_mean = gx_total / row.n;
+  for_packs<S>(0, row.n, [&]<class V, int>(std::int64_t i) {
+    row.next_x.fetch(i);
+    row.next_dy.fetch(i);
+    const V g = load<V>(row.dy + i) * load<V>(row.weight + i);
+    store<V>(dx + i, (g - g_mean - row.template x_hat<V>(i) * gx_mean) * row.rstd);
+  });
+}
+
+// Rows [begin, end); adds to dweight and dbias, unless null.
+template <class T, class S = Accumulate<T>>
+void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64_t end, const S* weight, S* dweight,
+                   S* dbias) {
+  const std::int64_t n = args.columns;
+  const bool with_dx = args.dx.defined();
+  Buffer<S> dy_buffer;
+  Buffer<S> x_buffer;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* const dy = args.dy.data<T>() + row * n;
+    const T* const x = args.x.data<T>() + row * n;
+    T* const dx = with_dx ? args.dx.data<T>() + row * n : nullptr;
+    const std::int64_t to_next = row + 1 < end ? n : 0;
+    const BackwardRow<S> work{.n = n,
+                              .dy = as_sums<S>(dy, n, dy_buffer),
+                              .x = as_sums<S>(x, n, x_buffer),
+                              .weight = weight,
+                              .mean = args.mean.data<S>()[row],
+                              .rstd = args.rstd.data<S>()[row],
+                              .dweight = dweight,
+                              .dbias = dbias,
+                              .dx_soon = Soon(dx),
+                              .next_dy = Soon(dy + to_next),
+                              .next_x = Soon(x + to_next)};
+    if (!with_dx) {
+      add_parameters(work);
+    } else if (dweight == nullptr) {
+      write_as<S>(dx, n, x_buffer, [&](S* to) { write_dx<false>(work, to); });
+    } else {
+      write_as<S>(dx, n, x_buffer, [&](S* to) { write_dx<true>(work, to); });
+    }
+  }
+}
 
 // out[c] = Σ partials[b][c], over the blocks in order.
 template <class T, class S>
-void sum_partials(const Tensor& out, const std::vector<S>& partials, std::int64_t blocks) {
+void sum_partials(const Tensor& out, const S* partials, std::int64_t blocks) {
   if (!out.defined()) {
     return;
   }
   const std::int64_t n = out.numel();
   on_dtype(Types<S, T>{}, out.dtype(), "layer_norm", [&]<class W>() {
     parallel_for(n, kGrain / (blocks + 1), [&](std::int64_t begin, std::int64_t end) {
-      Buffer<S> sum = Buffer<S>::Zero(end - begin);
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        sum += ConstRow<S>(partials.data() + block * n + begin, end - begin);
-      }
       Buffer<S> buffer;
-      store(out.data<W>() + begin, sum, buffer);
+      write_as<S>(out.data<W>() + begin, end - begin, buffer, [&](S* sums) {
+        std::fill_n(sums, end - begin, S(0));
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          const S* const partial = partials + block * n + begin;
+          for_packs<S>(0, end - begin, [&]<class V, int>(std::int64_t i) {
+            store<V>(sums + i, load<V>(sums + i) + load<V>(partial + i));
+          });
+        }
+      });
     });
   });
 }
@@ -216,10 +366,11 @@ void sum_partials(const Tensor& out, const std::vector<S>& partials, std::int64_
 void layer_norm_forward(Cpu, const LayerNormForward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<T>(args.weight);
-    const Buffer<S> bias = parameter<T>(args.bias);
-    parallel_for(args.rows, std::max<std::int64_t>(kGrain / args.columns, 1),
-                 [&](std::int64_t begin, std::int64_t end) { forward_rows<T>(args, begin, end, weight, bias); });
+    const Buffer<S> weight = parameter<T>(args.weight, args.columns, 1);
+    const Buffer<S> bias = parameter<T>(args.bias, args.columns, 0);
+    parallel_for(
+        args.rows, std::max<std::int64_t>(kGrain / args.columns, 1),
+        [&](std::int64_t begin, std::int64_t end) { forward_rows<T>(args, begin, end, weight.data(), bias.data()); });
   });
 }
 
@@ -227,20 +378,24 @@ void layer_norm_forward(Cpu, const LayerNormForward& args) {
 void layer_norm_backward(Cpu, const LayerNormBackward& args) {
   const std::int64_t n = args.columns;
   const std::int64_t blocks = args.rows == 0 ? 0 : std::clamp<std::int64_t>(args.rows / kRowsPerBlock, 1, kMostBlocks);
+  const bool parameters = args.dweight.defined() || args.dbias.defined();
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<T>(args.weight);
-    std::vector<S> dweights(args.dweight.defined() ? blocks * n : 0);
-    std::vector<S> dbiases(args.dbias.defined() ? blocks * n : 0);
+    const Buffer<S> weight = parameter<T>(args.weight, n, 1);
+    const Tensor scratch = parameters ? empty({2, blocks, n}, dtype_of<S>) : Tensor{};
+    S* const dweights = data_or_null<S>(scratch);
+    S* const dbiases = parameters ? dweights + blocks * n : nullptr;
     const std::int64_t per_block = blocks == 0 ? 1 : args.rows * n / blocks;
     parallel_for(blocks, std::max<std::int64_t>(kGrain / per_block, 1), [&](std::int64_t begin, std::int64_t end) {
-      BackwardRow<T> backward(args, weight);
       for (std::int64_t block = begin; block < end; ++block) {
-        S* const dweight = args.dweight.defined() ? dweights.data() + block * n : nullptr;
-        S* const dbias = args.dbias.defined() ? dbiases.data() + block * n : nullptr;
-        for (std::int64_t row = args.rows * block / blocks; row < args.rows * (block + 1) / blocks; ++row) {
-          backward.run(row, dweight, dbias);
+        S* const dweight = parameters ? dweights + block * n : nullptr;
+        S* const dbias = parameters ? dbiases + block * n : nullptr;
+        if (parameters) {
+          std::fill_n(dweight, n, S(0));
+          std::fill_n(dbias, n, S(0));
         }
+        backward_rows<T>(args, args.rows * block / blocks, args.rows * (block + 1) / blocks, weight.data(), dweight,
+                         dbias);
       }
     });
     sum_partials<T>(args.dweight, dweights, blocks);
