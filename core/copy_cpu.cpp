@@ -2,14 +2,16 @@
 
 #include <mica/core/copy_kernels.h>
 #include <mica/core/elementwise_cpu.h>
+#include <mica/core/parallel.h>
 
 namespace mica::kernels {
 
 void copy(Cpu device, const Tensor& dst, const Tensor& src) {
   if (dst.dtype() == src.dtype() && dst.is_contiguous() && src.is_contiguous()) {
-    if (dst.numel() > 0) {
-      std::memcpy(dst.raw_data(), src.raw_data(), dst.bytes());
-    }
+    constexpr std::int64_t kGrain = 1 << 18;  // bytes that pay for another thread
+    parallel_for(dst.bytes(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(dst.raw_data() + begin, src.raw_data() + begin, end - begin);
+    });
     return;
   }
   on_dtype(AllTypes{}, dst.dtype(), "copy", [&]<class To>() {

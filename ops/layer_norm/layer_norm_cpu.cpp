@@ -28,6 +28,7 @@ namespace {
 constexpr std::int64_t kGrain = 16384;        // elements of work that pay for another thread
 constexpr std::int64_t kMostBlocks = 64;      // of rows, in backward; bounds both threads and scratch
 constexpr std::int64_t kRowsPerBlock = 8;     // at least
+constexpr std::int64_t kBlock = 8192;         // elements of a block, at least
 constexpr std::int64_t kSummedAtOnce = 4096;  // elements; more are summed piece by piece, in double
 
 template <class S>
@@ -237,7 +238,7 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
   }
 }
 
-// Backward of one row. Passed by value, so that the compiler sees that no store changes it.
+// Backward of one row. Functions copy it, so that the compiler sees that no store changes it.
 template <class S>
 struct BackwardRow {
   std::int64_t n;
@@ -267,14 +268,18 @@ void add_parameters_at(std::int64_t i, const BackwardRow<S>& row, V dy, V x_hat)
 }
 
 template <class S>
-[[gnu::flatten]] void add_parameters(const BackwardRow<S> row) {
+[[gnu::flatten]] void add_parameters(const BackwardRow<S>& given) {
+  const BackwardRow<S> row = given;
   for_packs<S>(0, row.n, [&]<class V, int>(std::int64_t i) {
+    row.next_x.fetch(i);
+    row.next_dy.fetch(i);
     add_parameters_at<V>(i, row, load<V>(row.dy + i), row.template x_hat<V>(i));
   });
 }
 
 template <bool with_parameters, class S>
-[[gnu::flatten]] void write_dx(const BackwardRow<S> row, S* dx) {
+[[gnu::flatten]] void write_dx(const BackwardRow<S>& given, S* dx) {
+  const BackwardRow<S> row = given;
   double g_total = 0;
   double gx_total = 0;
   for_pieces(row.n, [&](std::int64_t begin, std::int64_t end) {
@@ -377,7 +382,8 @@ void layer_norm_forward(Cpu, const LayerNormForward& args) {
 // Rows are cut into blocks by the shape alone, so that sums over rows do not depend on the number of threads.
 void layer_norm_backward(Cpu, const LayerNormBackward& args) {
   const std::int64_t n = args.columns;
-  const std::int64_t blocks = args.rows == 0 ? 0 : std::clamp<std::int64_t>(args.rows / kRowsPerBlock, 1, kMostBlocks);
+  const std::int64_t fit = std::min(args.rows / kRowsPerBlock, args.rows * n / kBlock);
+  const std::int64_t blocks = args.rows == 0 ? 0 : std::clamp<std::int64_t>(fit, 1, kMostBlocks);
   const bool parameters = args.dweight.defined() || args.dbias.defined();
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
