@@ -8,16 +8,13 @@
 #include <Eigen/Core>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/rows_cpu.h>
 
 // S is the type of sums: float, or double for double.
 
@@ -25,92 +22,13 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kGrain = 16384;        // elements of work that pay for another thread
-constexpr std::int64_t kMostBlocks = 64;      // of rows, in backward; bounds both threads and scratch
-constexpr std::int64_t kRowsPerBlock = 8;     // at least
-constexpr std::int64_t kBlock = 8192;         // elements of a block, at least
-constexpr std::int64_t kSummedAtOnce = 4096;  // elements; more are summed piece by piece, in double
+constexpr std::int64_t kGrain = 16384;     // elements of work that pay for another thread
+constexpr std::int64_t kMostBlocks = 64;   // of rows, in backward; bounds both threads and scratch
+constexpr std::int64_t kRowsPerBlock = 8;  // at least
+constexpr std::int64_t kBlock = 8192;      // elements of a block, at least
 
 template <class S>
 using Buffer = Eigen::Array<S, Eigen::Dynamic, 1>;
-
-// kLanes<S> numbers that are worked on at once; arithmetic with a number takes it for each of them.
-template <class S>
-struct PackOf {
-  typedef S Type __attribute__((vector_size(64)));
-};
-template <class S>
-using Pack = typename PackOf<S>::Type;
-template <class S>
-constexpr std::int64_t kLanes = 64 / sizeof(S);
-
-// V: a pack, or one number.
-template <class V, class S>
-V load(const S* from) {
-  V value;
-  std::memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <class V, class S>
-void store(S* to, V value) {
-  std::memcpy(to, &value, sizeof(V));
-}
-
-// A row that is worked on soon. Rows are fetched while others are computed, as memory would else wait for the CPU and
-// the CPU for memory in turn.
-class Soon {
- public:
-  template <class T>
-  explicit Soon(const T* row) : row_(reinterpret_cast<const char*>(row)), size_(sizeof(T)) {}
-
-  // Element i, and what shares its cache line.
-  void fetch(std::int64_t i) const { __builtin_prefetch(row_ + i * size_); }
-
- private:
-  const char* row_;
-  std::int64_t size_;
-};
-
-constexpr int kUnrolled = 4;
-
-// Calls body.operator()<V, k>(i) so that all of [begin, end) is met: by packs, then by numbers. Sums of different k do
-// not wait for each other.
-template <class S, class Body>
-void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
-  using V = Pack<S>;
-  std::int64_t i = begin;
-  for (; i + kUnrolled * kLanes<S> <= end; i += kUnrolled * kLanes<S>) {
-    [&]<int... k>(std::integer_sequence<int, k...>) { (body.template operator()<V, k>(i + k * kLanes<S>), ...); }
-    (std::make_integer_sequence<int, kUnrolled>{});
-  }
-  for (; i + kLanes<S> <= end; i += kLanes<S>) {
-    body.template operator()<V, 0>(i);
-  }
-  for (; i < end; ++i) {
-    body.template operator()<S, 0>(i);
-  }
-}
-
-template <class S>
-class Sum {
- public:
-  template <int k, class V>
-  void add(V value) {
-    if constexpr (std::is_same_v<V, S>) {
-      rest_ += value;
-    } else {
-      packs_[k] += value;
-    }
-  }
-  double total() const {
-    const Pack<S> pack = (packs_[0] + packs_[1]) + (packs_[2] + packs_[3]);
-    return Eigen::Map<const Eigen::Array<S, kLanes<S>, 1>>(reinterpret_cast<const S*>(&pack)).sum() + rest_;
-  }
-
- private:
-  Pack<S> packs_[kUnrolled] = {};
-  S rest_ = 0;
-};
 
 // n elements as S: in place where they are S already, else converted into `buffer`.
 template <class S, class T>
@@ -152,27 +70,6 @@ Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent) {
 template <class S>
 S* data_or_null(const Tensor& x) {
   return x.defined() ? x.data<S>() : nullptr;
-}
-
-// Calls piece(begin, end) for pieces of [0, n) that may be summed in S; their sums are added up in double.
-template <class Piece>
-void for_pieces(std::int64_t n, const Piece& piece) {
-  for (std::int64_t begin = 0; begin < n; begin += kSummedAtOnce) {
-    piece(begin, std::min(begin + kSummedAtOnce, n));
-  }
-}
-
-// Σ term.operator()<V>(i) over [0, n).
-template <class S, class Term>
-double sum_of(std::int64_t n, const Term& term) {
-  double total = 0;
-  for_pieces(n, [&](std::int64_t begin, std::int64_t end) {
-    Sum<S> sum;
-    for_packs<S>(begin, end,
-                 [&]<class V, int k>(std::int64_t i) { sum.template add<k, V>(term.template operator()<V>(i)); });
-    total += sum.total();
-  });
-  return total;
 }
 
 template <class S>
