@@ -11,6 +11,48 @@ namespace {
 
 constexpr int kMostThreads = 512;  // of a block
 
+// mean and rstd of a group's rows, which a warp fetches 32 at a time: loads in each row would wait behind its copies.
+class Statistics {
+ public:
+  template <class T, class W>
+  __device__ Statistics(const Backward<T, W>& a, std::int64_t first, std::int64_t step)
+      : means_(a.mean), rstds_(a.rstd), rows_(a.rows), step_(step), ahead_(first + threadIdx.x % kWarp * step) {
+    fetch();
+  }
+
+  /// Those of the next row.
+  __device__ void take(float& mean, float& rstd) {
+    const int i = taken_++ % kWarp;
+    if (i == 0) {
+      mean_ = next_mean_;
+      rstd_ = next_rstd_;
+      fetch();
+    }
+    mean = __shfl_sync(kAllLanes, mean_, i);
+    rstd = __shfl_sync(kAllLanes, rstd_, i);
+  }
+
+ private:
+  __device__ void fetch() {
+    if (ahead_ < rows_) {
+      next_mean_ = means_[ahead_];
+      next_rstd_ = rstds_[ahead_];
+    }
+    ahead_ += kWarp * step_;
+  }
+
+  const float* means_;
+  const float* rstds_;
+  std::int64_t rows_;
+  std::int64_t step_;
+  std::int64_t ahead_;  // the lane's next row
+  unsigned taken_ = 0;
+  float mean_ = 0;
+  float rstd_ = 0;
+  float next_mean_ = 0;
+  float next_rstd_ = 0;
+};
+
 // P packs of a row a thread. Where registers allow, x̂ and g = dy · weight stay in them from the first look at a row, for
 // its sums, to the second, for dx; else the second reads shared memory again. A cluster, whose blocks take long to meet,
 // begins a row before it ends the one before.
@@ -45,6 +87,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     stream.clear(i, at.packs - i % C * kChunk);
     fetch(i, i % C);
   }
+  Statistics statistics(a, at.first, at.step);
   Meeting<kTeam> meeting(p, at.rank, memory);
   W* const weight_slab = reinterpret_cast<W*>(memory + p.kept_begin());
   float weights[kWeightsInRegisters ? P * V : 1] = {};
@@ -182,37 +225,36 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     return place;
   };
 
-  float mean = at.first < a.rows ? a.mean[at.first] : 0.0f;
-  float rstd = at.first < a.rows ? a.rstd[at.first] : 0.0f;
-  const float* means = a.mean + at.first;
-  const float* rstds = a.rstd + at.first;
+  float mean;
+  float rstd;
   int place = 0;
   if (kAhead && at.first < a.rows) {
+    statistics.take(mean, rstd);
     meeting.leave(begin_row(place, mean, rstd, D - 1));
   }
 #pragma unroll 1
   for (std::int64_t row = at.first; row < a.rows; row += at.step) {
-    const bool last = row + at.step >= a.rows;
-    means += at.step;
-    rstds += at.step;
-    const float next_mean = last ? 0.0f : *means;
-    const float next_rstd = last ? 0.0f : *rstds;
     float sums = 0;
     if constexpr (kAhead) {
-      if (!last) {
+      float next_mean;
+      float next_rstd;
+      statistics.take(next_mean, next_rstd);
+      if (row + at.step < a.rows) {
         meeting.leave(begin_row(after(place), next_mean, next_rstd, D - 1 - C));
       }
+      end_row(place, mean, rstd, sums);
+      mean = next_mean;
+      rstd = next_rstd;
     } else {
+      statistics.take(mean, rstd);
       sums = begin_row(place, mean, rstd, D - 1);
-      if constexpr (kDx && kTeam != Team::warp) {
-        meeting.leave(sums);
+      if constexpr (kDx) {
+        if constexpr (kTeam != Team::warp) {
+          meeting.leave(sums);
+        }
+        end_row(place, mean, rstd, sums);
       }
     }
-    if constexpr (kDx) {
-      end_row(place, mean, rstd, sums);
-    }
-    mean = next_mean;
-    rstd = next_rstd;
     place = after(place);
   }
 
