@@ -14,7 +14,10 @@ import ctypes
 import json
 import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
+import time
 
 import torch
 
@@ -33,6 +36,8 @@ SHAPES = {
     "sweep": SWEEP + [("bfloat16", m, n) for _, m, n in SWEEP],
     "large": [("float32", 131072, 512), ("float32", 10000, 10000), ("float32", 4096, 16384),
               ("bfloat16", 65536, 768), ("bfloat16", 16384, 4096), ("bfloat16", 8192, 16384)],
+    "parameters": [("float32", 32, 32), ("float32", 256, 128), ("float32", 1024, 1024), ("float32", 3136, 768),
+                   ("float32", 6272, 3072), ("float32", 4096, 16384)],
     "wide": [("float32", 1024, 123479), ("float32", 2048, 66679), ("bfloat16", 1024, 262144),
              ("float32", 67, 123479)],
     "narrow": [("float32", 70000, 64), ("float32", 131072, 128)],
@@ -323,6 +328,28 @@ def measure(case, contestants, ops, clock):
                    "relative_error": max(errors), "correct": max(errors) < tolerance}
 
 
+def measure_calls(bench):
+    """Host time of one LayerNorm forward and backward through autograd at 32 x 32, not waiting for the GPU, in us."""
+    layer = torch.nn.LayerNorm(32, device="cuda")
+    x = torch.randn(32, 32, device="cuda", requires_grad=True)
+    dy = torch.randn(32, 32, device="cuda")
+    times = []
+    for _ in range(40):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(50):
+            layer(x).backward(dy)
+        times.append((time.perf_counter() - start) / 50 * 1e6)
+    yield {"op": "call", "by": "torch", "us": round(statistics.median(times[10:]), 2)}
+    if bench is not None:
+        with tempfile.NamedTemporaryFile() as lines:
+            subprocess.run([bench, "--device", "cuda", "--shapes", "32x32", "--json", lines.name], check=True,
+                           stdout=subprocess.DEVNULL)
+            for line in map(json.loads, open(lines.name)):
+                if line["op"] == "layer_norm_call":
+                    yield {"op": "call", "by": "mica", "us": round(line["us"], 2)}
+
+
 def draw(rows, out):
     import matplotlib
     matplotlib.use("Agg")
@@ -349,6 +376,7 @@ def draw(rows, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="path of libmica_bench.so")
+    parser.add_argument("--bench", help="path of bench_layer_norm, to compare what a call costs the host")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
     parser.add_argument("--groups", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile", "triton"], default=["torch", "triton"])
@@ -365,6 +393,9 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     with open(args.out / "layer_norm.jsonl", "w") as log:
+        for row in measure_calls(args.bench):
+            print(json.dumps(row), file=log, flush=True)
+            print(f"host time of a call: {row['by']} {row['us']} us", flush=True)
         for group in args.groups:
             for dtype, m, n in SHAPES[group][::args.step]:
                 torch.cuda.empty_cache()

@@ -160,10 +160,10 @@ __device__ inline void arrive_expecting(std::uint64_t* barrier, int bytes) {
 
 /// Writes *p of block `rank`, whose *barrier counts the 4 bytes once they are there.
 __device__ inline void send(float* p, int rank, float value, std::uint64_t* barrier) {
-  MICA_PTX_90("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
-                  address_in_block(p, rank)),
-              "r"(__float_as_uint(value)), "r"(address_in_block(barrier, rank))
-              : "memory");
+  MICA_PTX_90(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in_block(p, rank)),
+      "r"(__float_as_uint(value)), "r"(address_in_block(barrier, rank))
+      : "memory");
 }
 
 #undef MICA_PTX_90

@@ -289,6 +289,40 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   }
 }
 
+// dweight and dbias alone, in one stage: a block has 32 columns, and its warps deal out the rows. For few rows, and for
+// rows so long that their columns keep a GPU busy.
+template <class T, class W>
+__global__ void __launch_bounds__(kStage2Warps* kWarp)
+    layer_norm_backward_parameters_kernel(const Backward<T, W> a, W* dweight, W* dbias) {
+  using S = Accumulate<T>;
+  __shared__ S fold[2][kStage2Warps][kWarp];
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
+  S dweight_sum = 0;
+  S dbias_sum = 0;
+  if (column < a.columns) {
+#pragma unroll 8
+    for (std::int64_t row = warp; row < a.rows; row += kStage2Warps) {
+      const S dy = static_cast<S>(a.dy[row * a.columns + column]);
+      dweight_sum += dy * ((static_cast<S>(a.x[row * a.columns + column]) - a.mean[row]) * a.rstd[row]);
+      dbias_sum += dy;
+    }
+  }
+  fold[0][warp][lane] = dweight_sum;
+  fold[1][warp][lane] = dbias_sum;
+  __syncthreads();
+  W* const out = warp == 0 ? dweight : warp == 1 ? dbias : nullptr;
+  if (out != nullptr && column < a.columns) {
+    S total = 0;
+#pragma unroll
+    for (int w = 0; w < kStage2Warps; ++w) {
+      total += fold[warp][w][lane];
+    }
+    out[column] = static_cast<W>(total);
+  }
+}
+
 template <class T, class W, class L, bool kLooped>
 void launch_stage1(const Backward<T, W>& a, std::int64_t partial_rows) {
   const cudaStream_t stream = cuda::current_stream();
@@ -324,6 +358,15 @@ void launch_backward(const LayerNormBackward& args) {
                    .dx = data_or_null<T>(args.dx),
                    .dweights = nullptr,
                    .dbiases = nullptr};
+  constexpr std::int64_t kFewRows = 512;
+  constexpr std::int64_t kBusyColumns = 2 * 132 * kWarp;
+  if (a.dx == nullptr && a.rows > 0 && (a.rows <= kFewRows || a.columns >= kBusyColumns)) {
+    layer_norm_backward_parameters_kernel<<<grid_of((a.columns + kWarp - 1) / kWarp), kStage2Warps * kWarp, 0,
+                                            cuda::current_stream()>>>(a, data_or_null<W>(args.dweight),
+                                                                      data_or_null<W>(args.dbias));
+    cuda::check_launch("layer_norm_backward_parameters_kernel");
+    return;
+  }
   std::int64_t rows_of_partials = 0;
   if constexpr (std::is_same_v<S, float>) {
     rows_of_partials = stream_partial_rows(a);

@@ -53,9 +53,9 @@ class Statistics {
   float next_rstd_ = 0;
 };
 
-// P packs of a row a thread. Where registers allow, x̂ and g = dy · weight stay in them from the first look at a row, for
-// its sums, to the second, for dx; else the second reads shared memory again. A cluster, whose blocks take long to meet,
-// begins a row before it ends the one before.
+// P packs of a row a thread. Where registers allow, x̂ and g = dy · weight stay in them from the first look at a row,
+// for its sums, to the second, for dx; else the second reads shared memory again. A cluster, whose blocks take long to
+// meet, begins a row before it ends the one before.
 template <class T, class W, int V, int P, Team kTeam, int C, int D, bool kDx>
 __global__ void __launch_bounds__(kMostThreads, 1)
     layer_norm_backward_stream_kernel(const Backward<T, W> a, const StreamPlan p) {
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
   };
   T* dx = kDx ? a.dx + at.first * a.columns + first_column : nullptr;
-  // The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and dbias,
-  // and its two sums.
+  // The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
+  // dbias, and its two sums.
   const auto begin_row = [&](int place, float mean, float rstd, int pending) {
     float g_sum = 0;
     float gx_sum = 0;

@@ -52,8 +52,8 @@ constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 // Moments of some elements relative to a shift that is near them. There are two ways to them:
 //
 // In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the
-// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits of
-// it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula.
+// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits
+// of it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula.
 template <class S>
 struct Moments {
   S a;
@@ -118,8 +118,8 @@ class Meeting {
 };
 
 // Where the blocks that share a row meet, in global memory. A block waits only for blocks with lower numbers and for
-// those that share its row. Numbers are given out in the order in which blocks begin; so the lowest row that is not done
-// has all of its blocks at work, or there is room for them, and nobody waits in vain.
+// those that share its row. Numbers are given out in the order in which blocks begin; so the lowest row that is not
+// done has all of its blocks at work, or there is room for them, and nobody waits in vain.
 template <class S>
 struct SlabMeeting {
   int* begun;              // how many blocks have
@@ -388,7 +388,8 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& 
 
 // A row by a team that holds it in registers.
 template <class T, class W, int V, int P, int kLanes, Team kTeam>
-__device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, Moments<Accumulate<T>> (*moments)[kTeam == Team::warp ? 1 : kForwardBlock / kWarp],
+__device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p,
+                              Moments<Accumulate<T>> (*moments)[kTeam == Team::warp ? 1 : kForwardBlock / kWarp],
                               const SlabMeeting<Accumulate<T>>& slab_meeting, int block) {
   using S = Accumulate<T>;
   const Place<V, P, kLanes, kTeam> place(p, a.rows, a.columns, threadIdx.x, block);
@@ -449,7 +450,9 @@ template <Team kTeam>
 constexpr int kMostThreads = kTeam == Team::block ? kForwardBlock : kForwardBlock / 2;
 
 template <class T, class W, int V, int P, int kLanes, Team kTeam>
-__global__ void __launch_bounds__(kMostThreads<kTeam>, sizeof(T) == 8 ? 1 : kTeam == Team::block ? 2 : 3)
+__global__ void __launch_bounds__(kMostThreads<kTeam>, sizeof(T) == 8         ? 1
+                                                       : kTeam == Team::block ? 2
+                                                                              : 3)
     layer_norm_forward_kernel(const Forward<T, W> a, const ForwardPlan p,
                               const SlabMeeting<Accumulate<T>> slab_meeting) {
   using S = Accumulate<T>;
@@ -601,7 +604,8 @@ void launch_forward(const Forward<T, W>& a, Device device) {
         meeting.arrivals = meeting.begun + 1;
         meeting.moments[0] = reinterpret_cast<Moments<S>*>(moments.data<S>());
         meeting.moments[1] = meeting.moments[0] + part.rows * p.slabs;
-        cuda::check(cudaMemsetAsync(meeting.begun, 0, counts.numel() * sizeof(std::int32_t), cuda::current_stream()), "cudaMemsetAsync");
+        cuda::check(cudaMemsetAsync(meeting.begun, 0, counts.numel() * sizeof(std::int32_t), cuda::current_stream()),
+                    "cudaMemsetAsync");
       }
       const auto blocks = static_cast<unsigned>((part.rows + p.teams - 1) / p.teams * p.slabs);
       layer_norm_forward_kernel<T, W, V, P, kLanes, kTeam>
@@ -651,8 +655,8 @@ void layer_norm_forward(Cuda, const LayerNormForward& args) {
                           .mean = data_or_null<Accumulate<T>>(args.mean),
                           .rstd = data_or_null<Accumulate<T>>(args.rstd)};
     with_pack_size<T>(
-        a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a, args.x.device()); }, a.x, a.weight, a.bias,
-        a.y);
+        a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a, args.x.device()); }, a.x,
+        a.weight, a.bias, a.y);
   });
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 
 // Rows of a matrix that stream through shared memory. One block stays on each multiprocessor for the whole kernel; each
-// thread copies the elements of rows to come that it will itself use, so that it need not wait for other threads to read
-// them, and a row's threads meet only to add up.
+// thread copies the elements of rows to come that it will itself use, so that it need not wait for other threads to
+// read them, and a row's threads meet only to add up.
 //
-// A block has blockDim.y groups of blockDim.x threads, and each group has rows of its own: first, first + step, …. Where
-// a row is too long for a block, `cluster` blocks share it, each with a slab of its columns. A row, or slab, is cut into
-// C chunks; the shared memory holds D chunks of each thread, in use or under way.
+// A block has blockDim.y groups of blockDim.x threads, and each group has rows of its own: first, first + step, ….
+// Where a row is too long for a block, `cluster` blocks share it, each with a slab of its columns. A row, or slab, is
+// cut into C chunks; the shared memory holds D chunks of each thread, in use or under way.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,12 +27,12 @@ constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a bloc
 constexpr int kMeetings = 4;  // of a group, used in turn: warps are up to two apart, and a row is begun ahead
 
 struct StreamPlan {
-  int packs = 0;      // of a row that a thread has; 0: rows of this length need another kernel
-  int threads = 0;    // of a block that share a row
-  int groups = 1;     // of so many threads, in a block
-  int cluster = 1;    // blocks that share a row
-  int slab = 0;       // columns of a row that a block has
-  int kept_bytes = 0;   // of parameters kept in shared memory
+  int packs = 0;         // of a row that a thread has; 0: rows of this length need another kernel
+  int threads = 0;       // of a block that share a row
+  int groups = 1;        // of so many threads, in a block
+  int cluster = 1;       // blocks that share a row
+  int slab = 0;          // columns of a row that a block has
+  int kept_bytes = 0;    // of parameters kept in shared memory
   int stream_bytes = 0;  // of what streams
 
   __host__ __device__ int block() const { return threads * groups; }
@@ -50,12 +50,12 @@ struct StreamPlan {
 /// A thread's place. Its packs of a row are first_pack, first_pack + 32, …: a warp's lie one after another.
 template <Team kTeam>
 struct StreamPlace {
-  int rank;              // of the block among those that share a row
-  int columns;           // of the slab
-  std::int64_t begin;    // the slab's first column
-  int first_pack;        // in the slab
-  int packs;             // of the thread
-  std::int64_t first;    // row
+  int rank;            // of the block among those that share a row
+  int columns;         // of the slab
+  std::int64_t begin;  // the slab's first column
+  int first_pack;      // in the slab
+  int packs;           // of the thread
+  std::int64_t first;  // row
   std::int64_t step;
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
@@ -124,8 +124,8 @@ class Stream {
   Packs* places_;
 };
 
-/// Where the warps that share a row leave two numbers each, and read those of all. Nobody waits to leave any: a warp may
-/// be a row ahead of others.
+/// Where the warps that share a row leave two numbers each, and read those of all. Nobody waits to leave any: a warp
+/// may be a row ahead of others.
 template <Team kTeam>
 class Meeting {
  public:
@@ -135,8 +135,11 @@ class Meeting {
         own_(rank * (blockDim.x / kWarp) + threadIdx.x / kWarp),
         barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * kMeetings),
         numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) + threadIdx.y * (kMeetings * 2 * warps_)) {
-    if (kTeam != Team::warp && threadIdx.x < kMeetings) {
-      cuda::init_barrier(barriers_ + threadIdx.x, kTeam == Team::cluster ? 1 : 2 * warps_);
+    if (kTeam != Team::warp && threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < kMeetings; ++i) {
+        cuda::init_barrier(barriers_ + i, kTeam == Team::cluster ? 1 : 2 * warps_);
+      }
       if (kTeam == Team::cluster) {
         cuda::publish_barriers();
       }

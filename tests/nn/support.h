@@ -54,7 +54,8 @@ void check_gradients(M& module, const Tensor& input) {
   }
 }
 
-/// Expects the same output and gradients on the GPU as on the CPU, in float32. Nothing happens where there is no GPU.
+/// Expects the same output and gradients on the GPU as on the CPU, in float32; leaves the module on the CPU in float64.
+/// Nothing happens where there is no GPU.
 template <class M>
 void compare_devices(M& module, const Tensor& input, double tolerance = 1e-4) {
   if (!cuda_available()) {
@@ -87,7 +88,7 @@ void compare_devices(M& module, const Tensor& input, double tolerance = 1e-4) {
       }
     }
   }
-  module.to(Device::cpu());
+  module.to(Device::cpu(), float64);
 }
 
 inline std::vector<std::string> names_of(const nn::NamedTensors& list) {

@@ -56,11 +56,31 @@ inline std::vector<NormCase> norm_grid(Device device) {
     }
   }
   if (device.is_cuda()) {
-    for (const std::int64_t columns : {8193, 10000, 16384, 16392, 32768, 32769, 50257, 65536, 66679, 262144}) {
+    for (const std::int64_t columns :
+         {8193, 10000, 15872, 16384, 16385, 16392, 32768, 32769, 50257, 65536, 66679, 123479, 262144}) {
       add(5, columns);
     }
+    for (const std::int64_t columns : {500, 513, 768, 1000, 2001}) {
+      cases.push_back({float16, float16, 4005, columns});
+    }
+    for (const std::int64_t columns : {1, 3, 8, 33, 129}) {
+      cases.push_back({bfloat16, float32, 65537, columns});
+      cases.push_back({float32, float32, 65537, columns});
+    }
+    // Sums over many rows, in 16 bits only once they are complete.
+    for (const std::int64_t columns : {2, 7, 31, 64}) {
+      cases.push_back({float16, float16, 100'000, columns});
+      cases.push_back({float32, float32, 100'000, columns});
+    }
+    for (const std::int64_t power : {256, 1024, 4096, 16384}) {
+      for (const std::int64_t columns : {power - 1, power, power + 1}) {
+        for (const std::int64_t rows : {127, 128, 129}) {
+          cases.push_back({rows % 2 == 0 ? float32 : float16, float32, rows, columns});
+        }
+      }
+    }
     for (const auto& [rows, columns] :
-         {std::pair<std::int64_t, std::int64_t>{300, 16384}, {1030, 4096}, {65537, 8}, {100'000, 64}, {70'001, 33}}) {
+         {std::pair<std::int64_t, std::int64_t>{300, 16384}, {1030, 4096}, {70'001, 33}}) {
       cases.push_back({float32, float32, rows, columns});
       cases.push_back({float16, float32, rows, columns});
     }
