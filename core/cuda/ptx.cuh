@@ -14,14 +14,17 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 
 // Copies from global to shared memory that run beside the thread. They are awaited in groups, in order.
 
-/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned.
+/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned; zeros, and no read, where not `present`.
 template <int kBytes>
-__device__ void copy_async(void* shared, const void* global) {
+__device__ void copy_async(void* shared, const void* global, bool present = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const int bytes = present ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)), "l"(global), "n"(kBytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
+                 "n"(kBytes), "r"(bytes)
                  : "memory");
   }
 }

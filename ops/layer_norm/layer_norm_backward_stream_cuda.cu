@@ -84,7 +84,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   };
 #pragma unroll 1
   for (int i = 0; i < D; ++i) {
-    stream.clear(i, at.packs - i % C * kChunk);
     fetch(i, i % C);
   }
   Statistics statistics(a, at.first, at.step);
@@ -400,9 +399,12 @@ void backward_stream(const Backward<T, W>& a) {
       if (choice.packs == P && team == kTeam && choice.depth == D) {
         constexpr int C = chunks_of<V>(P);
         found = true;
-        launch_stream(a.dx == nullptr ? layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, false>
-                                      : layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, true>,
-                      "layer_norm_backward_stream_kernel", p, a.rows, a);
+        const char* const name = "layer_norm_backward_stream_kernel";
+        if (a.dx != nullptr) {
+          launch_stream(layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, true>, name, p, a.rows, a);
+        } else if constexpr (kTeam != Team::cluster) {  // such long rows have a kernel of their own for the parameters
+          launch_stream(layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, false>, name, p, a.rows, a);
+        }
       }
     };
     // What choose() may return.
