@@ -291,39 +291,22 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
 
 // dweight and dbias alone, in one stage: a block has 32 columns, and its warps deal out the rows. For few rows, and for
 // rows so long that their columns keep a GPU busy.
-constexpr int kParametersWarps = 32;
-
 template <class T, class W>
-__global__ void __launch_bounds__(kParametersWarps* kWarp)
+__global__ void __launch_bounds__(kStage2Warps* kWarp)
     layer_norm_backward_parameters_kernel(const Backward<T, W> a, W* dweight, W* dbias) {
   using S = Accumulate<T>;
-  __shared__ S fold[2][kParametersWarps][kWarp];
+  __shared__ S fold[2][kStage2Warps][kWarp];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
   S dweight_sum = 0;
   S dbias_sum = 0;
   if (column < a.columns) {
-    constexpr int kBatch = 8;  // rows whose loads are under way at a time
-    for (std::int64_t first = warp; first < a.rows; first += kBatch * kParametersWarps) {
-      S dy[kBatch];
-      S x[kBatch];
-      S mean[kBatch];
-      S rstd[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const std::int64_t row = first + i * kParametersWarps;
-        const bool present = row < a.rows;
-        dy[i] = present ? static_cast<S>(a.dy[row * a.columns + column]) : S(0);
-        x[i] = present ? static_cast<S>(a.x[row * a.columns + column]) : S(0);
-        mean[i] = present ? a.mean[row] : S(0);
-        rstd[i] = present ? a.rstd[row] : S(0);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        dweight_sum += dy[i] * ((x[i] - mean[i]) * rstd[i]);
-        dbias_sum += dy[i];
-      }
+#pragma unroll 8
+    for (std::int64_t row = warp; row < a.rows; row += kStage2Warps) {
+      const S dy = static_cast<S>(a.dy[row * a.columns + column]);
+      dweight_sum += dy * ((static_cast<S>(a.x[row * a.columns + column]) - a.mean[row]) * a.rstd[row]);
+      dbias_sum += dy;
     }
   }
   fold[0][warp][lane] = dweight_sum;
@@ -333,7 +316,7 @@ __global__ void __launch_bounds__(kParametersWarps* kWarp)
   if (out != nullptr && column < a.columns) {
     S total = 0;
 #pragma unroll
-    for (int w = 0; w < kParametersWarps; ++w) {
+    for (int w = 0; w < kStage2Warps; ++w) {
       total += fold[warp][w][lane];
     }
     out[column] = static_cast<W>(total);
@@ -375,10 +358,10 @@ void launch_backward(const LayerNormBackward& args) {
                    .dx = data_or_null<T>(args.dx),
                    .dweights = nullptr,
                    .dbiases = nullptr};
-  constexpr std::int64_t kFewRows = 1024;
+  constexpr std::int64_t kFewRows = 512;
   constexpr std::int64_t kLongRow = 32768 / sizeof(T);  // past what a block streams
   if (a.dx == nullptr && a.rows > 0 && (a.rows <= kFewRows || a.columns > kLongRow)) {
-    layer_norm_backward_parameters_kernel<<<grid_of((a.columns + kWarp - 1) / kWarp), kParametersWarps * kWarp, 0,
+    layer_norm_backward_parameters_kernel<<<grid_of((a.columns + kWarp - 1) / kWarp), kStage2Warps * kWarp, 0,
                                             cuda::current_stream()>>>(a, data_or_null<W>(args.dweight),
                                                                       data_or_null<W>(args.dbias));
     cuda::check_launch("layer_norm_backward_parameters_kernel");
