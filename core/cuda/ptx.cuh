@@ -137,15 +137,7 @@ __device__ inline int cluster_rank() {
 __device__ inline void arrive_in_cluster() { MICA_PTX_90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { MICA_PTX_90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-/// The same shared variable of another block of the cluster.
-template <class Value>
-__device__ Value* in_block(Value* p, int rank) {
-  std::uint64_t result = 0;
-  MICA_PTX_90("mapa.u64 %0, %1, %2;" : "=l"(result) : "l"(reinterpret_cast<std::uint64_t>(p)), "r"(rank));
-  return reinterpret_cast<Value*>(result);
-}
-
-/// Its address for the instructions below.
+/// The address of the same shared variable in another block of the cluster.
 __device__ inline std::uint32_t address_in_block(const void* p, int rank) {
   std::uint32_t result = 0;
   MICA_PTX_90("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(shared_address(p)), "r"(rank));

@@ -1,6 +1,7 @@
 #include <array>
 
 #include <mica/core/creation.h>
+#include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/stream.h>
@@ -43,7 +44,7 @@ struct ForwardPlan {
 };
 
 constexpr int kForwardBlock = 512;  // threads, at most
-constexpr int kForwardSlabs = 64;   // blocks that share a row, at most: all of them must have room at the same time
+constexpr int kForwardSlabs = 32;   // blocks that share a row, at most
 
 // Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
 template <class S>
@@ -579,7 +580,9 @@ template <class T, class W, int V>
 void launch_forward(const Forward<T, W>& a, Device device) {
   using S = Accumulate<T>;
   const ForwardPlan p = forward_plan<V>(a.columns);
-  if (p.threads == 0) {
+  // Blocks that share a row wait for each other, so all must have room at a time, also beside other work.
+  const bool has_room = p.slabs == 1 || p.slabs <= cuda::multiprocessor_count() / 2;
+  if (p.threads == 0 || !has_room) {
     layer_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kForwardBlock, 0, cuda::current_stream()>>>(a);
     cuda::check_launch("layer_norm_forward_looped_kernel");
     return;
