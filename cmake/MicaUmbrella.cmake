@@ -6,7 +6,7 @@ set(mica_public_headers
     autograd/function.h autograd/grad_mode.h autograd/gradcheck.h)
 foreach(folder ops nn optim io)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
-  list(FILTER headers EXCLUDE REGEX "[_/](kernels|cpu|cuda|functions|ops|plan)\\.h$")
+  list(FILTER headers EXCLUDE REGEX "[_/](kernels|bodies|cpu|cuda|functions|ops|plan)\\.h$")
   list(SORT headers)
   list(APPEND mica_public_headers ${headers})
 endforeach()

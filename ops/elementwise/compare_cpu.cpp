@@ -1,28 +1,11 @@
 #include <mica/core/elementwise_cpu.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/elementwise/elementwise_bodies.h>
 
 namespace mica::kernels {
 
-void compare(Cpu device, const Comparison& comparison, DType dtype, const Tensor& out, const Operand& a,
-             const Operand& b) {
-  std::visit(
-      [&](const auto& f) {
-        on_dtype(AllTypes{}, dtype, "compare", [&]<class T>() { elementwise<bool, T, T>(device, f, out, a, b); });
-      },
-      comparison);
-}
-
-void logical(Cpu device, const LogicalFunction& function, const Tensor& out, const Tensor& a, const Tensor& b) {
-  std::visit([&](const auto& f) { elementwise<bool, bool, bool>(device, f, out, a, b); }, function);
-}
-
-void logical_not(Cpu device, const Tensor& out, const Tensor& a) {
-  elementwise<bool, bool>(device, functions::Not{}, out, a);
-}
-
-void where(Cpu device, const Tensor& out, const Tensor& condition, const Operand& a, const Operand& b) {
-  on_dtype(AllTypes{}, out.dtype(), "where",
-           [&]<class T>() { elementwise<T, bool, T, T>(device, functions::Select{}, out, condition, a, b); });
-}
+template void compare(Cpu, const Comparison&, DType, const Tensor&, const Operand&, const Operand&);
+template void logical(Cpu, const LogicalFunction&, const Tensor&, const Tensor&, const Tensor&);
+template void logical_not(Cpu, const Tensor&, const Tensor&);
+template void where(Cpu, const Tensor&, const Tensor&, const Operand&, const Operand&);
 
 }  // namespace mica::kernels

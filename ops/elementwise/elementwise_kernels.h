@@ -8,7 +8,7 @@
 namespace mica::kernels {
 
 // Outputs are new and row-major; inputs broadcast to their shape and may have any strides. Numbers beside tensors
-// reach the function in the type it computes in.
+// reach the function in the type it computes in. `On` is Cpu or Cuda.
 
 namespace detail {
 using namespace functions;
@@ -29,37 +29,36 @@ using Comparison = detail::Comparison;
 using LogicalFunction = detail::Logical;
 
 /// y = f(x).
-void unary(Cpu, const UnaryFunction& f, const Tensor& y, const Tensor& x);
-void unary(Cuda, const UnaryFunction& f, const Tensor& y, const Tensor& x);
+template <class On>
+void unary(On, const UnaryFunction& f, const Tensor& y, const Tensor& x);
 
 /// dx = dy · f′, from `saved`, which is y or x as f.from_output says.
-void unary_backward(Cpu, const UnaryFunction& f, const Tensor& dx, const Tensor& dy, const Tensor& saved);
-void unary_backward(Cuda, const UnaryFunction& f, const Tensor& dx, const Tensor& dy, const Tensor& saved);
+template <class On>
+void unary_backward(On, const UnaryFunction& f, const Tensor& dx, const Tensor& dy, const Tensor& saved);
 
 /// out = f(a, b).
-void binary(Cpu, const BinaryFunction& f, const Tensor& out, const Operand& a, const Operand& b);
-void binary(Cuda, const BinaryFunction& f, const Tensor& out, const Operand& a, const Operand& b);
+template <class On>
+void binary(On, const BinaryFunction& f, const Tensor& out, const Operand& a, const Operand& b);
 
 enum class Argument { a, b };
 
 /// dx = dy · ∂f/∂a or ∂f/∂b, of dy's shape: not yet summed over what was broadcast.
-void binary_backward(Cpu, const FusedBinaryFunction& f, Argument by, const Tensor& dx, const Tensor& dy,
-                     const Operand& a, const Operand& b);
-void binary_backward(Cuda, const FusedBinaryFunction& f, Argument by, const Tensor& dx, const Tensor& dy,
+template <class On>
+void binary_backward(On, const FusedBinaryFunction& f, Argument by, const Tensor& dx, const Tensor& dy,
                      const Operand& a, const Operand& b);
 
 /// out (bool) = f(a, b), both of `dtype`.
-void compare(Cpu, const Comparison& f, DType dtype, const Tensor& out, const Operand& a, const Operand& b);
-void compare(Cuda, const Comparison& f, DType dtype, const Tensor& out, const Operand& a, const Operand& b);
+template <class On>
+void compare(On, const Comparison& f, DType dtype, const Tensor& out, const Operand& a, const Operand& b);
 
 /// Between bool tensors.
-void logical(Cpu, const LogicalFunction& f, const Tensor& out, const Tensor& a, const Tensor& b);
-void logical(Cuda, const LogicalFunction& f, const Tensor& out, const Tensor& a, const Tensor& b);
-void logical_not(Cpu, const Tensor& out, const Tensor& a);
-void logical_not(Cuda, const Tensor& out, const Tensor& a);
+template <class On>
+void logical(On, const LogicalFunction& f, const Tensor& out, const Tensor& a, const Tensor& b);
+template <class On>
+void logical_not(On, const Tensor& out, const Tensor& a);
 
 /// out = condition ? a : b.
-void where(Cpu, const Tensor& out, const Tensor& condition, const Operand& a, const Operand& b);
-void where(Cuda, const Tensor& out, const Tensor& condition, const Operand& a, const Operand& b);
+template <class On>
+void where(On, const Tensor& out, const Tensor& condition, const Operand& a, const Operand& b);
 
 }  // namespace mica::kernels

@@ -1,14 +1,8 @@
 #include <mica/core/elementwise_cpu.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/elementwise/elementwise_bodies.h>
 
 namespace mica::kernels {
 
-void unary(Cpu device, const UnaryFunction& function, const Tensor& y, const Tensor& x) {
-  std::visit(
-      [&](const auto& f) {
-        on_dtype(FloatTypes{}, x.dtype(), f.name, [&]<class T>() { elementwise<T, T>(device, f, y, x); });
-      },
-      function);
-}
+template void unary(Cpu, const UnaryFunction&, const Tensor&, const Tensor&);
 
 }  // namespace mica::kernels
