@@ -250,6 +250,16 @@ __global__ void __launch_bounds__(kColumnsBlock) layer_norm_backward_columns_ker
 // deal out the rows and fold in order.
 constexpr int kStage2Warps = 16;
 
+template <class S>
+__device__ S sum_of_warps(const S (&sums)[kStage2Warps][kWarp], int lane) {
+  S total = 0;
+#pragma unroll
+  for (int warp = 0; warp < kStage2Warps; ++warp) {
+    total += sums[warp][lane];
+  }
+  return total;
+}
+
 template <class S, class W>
 struct Stage2 {
   const S* partials;  // (G, N)
@@ -280,12 +290,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   fold[warp][lane] = sum;
   __syncthreads();
   if (warp == 0 && column < columns) {
-    S total = 0;
-#pragma unroll
-    for (int w = 0; w < kStage2Warps; ++w) {
-      total += fold[w][lane];
-    }
-    out[column] = static_cast<W>(total);
+    out[column] = static_cast<W>(sum_of_warps(fold, lane));
   }
 }
 
@@ -314,12 +319,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   __syncthreads();
   W* const out = warp == 0 ? dweight : warp == 1 ? dbias : nullptr;
   if (out != nullptr && column < a.columns) {
-    S total = 0;
-#pragma unroll
-    for (int w = 0; w < kStage2Warps; ++w) {
-      total += fold[warp][w][lane];
-    }
-    out[column] = static_cast<W>(total);
+    out[column] = static_cast<W>(sum_of_warps(fold[warp], lane));
   }
 }
 

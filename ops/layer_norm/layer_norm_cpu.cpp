@@ -68,11 +68,6 @@ Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent) {
 }
 
 template <class S>
-S* data_or_null(const Tensor& x) {
-  return x.defined() ? x.data<S>() : nullptr;
-}
-
-template <class S>
 struct Moments {
   S shift;  // the first element; the mean is kept relative to it, so that a constant row has exactly 0
   S mean;
@@ -102,10 +97,6 @@ template <class S>
     store<V>(y + i, x_hat * load<V>(weight + i) + load<V>(bias + i));
   });
 }
-
-// Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
-template <class S>
-constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 
 template <class T, class S = Accumulate<T>>
 void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {

@@ -29,10 +29,6 @@ struct Forward {
   S* rstd;
 };
 
-// Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
-template <class S>
-constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
-
 // Whether moments are taken in one pass; see Moments.
 template <class T, int V>
 constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
@@ -322,10 +318,15 @@ ForwardPlan forward_plan(std::int64_t columns, int packs, int most_threads) {
   return p;
 }
 
+// Packs a thread, at most.
+template <int V>
+constexpr int kMostPacks = V == 1   ? 16
+                           : V == 8 ? 4
+                                    : 8;
+
 /// The plan for rows of a length that can be read in packs of V; none for rows that are too long.
 template <int V>
 ForwardPlan forward_plan(std::int64_t columns) {
-  constexpr int kMost = V == 1 ? 16 : V == 8 ? 4 : 8;
   if (columns <= 64) {
     return {.packs = std::max(1, 8 / V), .lanes = 8, .threads = 8, .teams = 16, .slab = 64};
   }
@@ -344,7 +345,7 @@ ForwardPlan forward_plan(std::int64_t columns) {
     }
   }
   if (best.threads == 0) {
-    best = forward_plan<V>(columns, kMost, kMostThreads<Team::blocks>);
+    best = forward_plan<V>(columns, kMostPacks<V>, kMostThreads<Team::blocks>);
     if (best.slabs > kForwardSlabs) {
       best = {};
     }
@@ -392,9 +393,8 @@ void launch_forward(const Forward<T, W>& a, Device device) {
       cuda::check_launch("layer_norm_forward_kernel");
     }
   };
-  constexpr int kMost = V == 1 ? 16 : V == 8 ? 4 : 8;
   const auto launch_packs = [&]<int P>() {
-    if constexpr (P <= kMost) {
+    if constexpr (P <= kMostPacks<V>) {
       if (p.threads == kWarp) {
         launch.template operator()<P, kWarp, Team::warp>();
       } else {
@@ -405,7 +405,7 @@ void launch_forward(const Forward<T, W>& a, Device device) {
   if (p.lanes < kWarp) {
     launch.template operator()<std::max(1, 8 / V), 8, Team::warp>();
   } else if (p.slabs > 1) {
-    launch.template operator()<kMost, kWarp, Team::blocks>();
+    launch.template operator()<kMostPacks<V>, kWarp, Team::blocks>();
   } else if constexpr (V == 1) {
     p.packs == 8 ? launch_packs.template operator()<8>() : launch_packs.template operator()<16>();
   } else {

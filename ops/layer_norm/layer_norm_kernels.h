@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
@@ -42,5 +43,17 @@ struct LayerNormBackward {
 
 void layer_norm_backward(Cpu, const LayerNormBackward& args);
 void layer_norm_backward(Cuda, const LayerNormBackward& args);
+
+// What the kernels of every device share.
+
+/// Brings a row whose squares overflow into range; a power of 2, so that it rounds nothing.
+template <class S>
+constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
+
+/// Null for an undefined tensor.
+template <class T>
+T* data_or_null(const Tensor& x) {
+  return x.defined() ? x.data<T>() : nullptr;
+}
 
 }  // namespace mica::kernels

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include <mica/core/dispatch.h>
-#include <mica/core/tensor.h>
 
 namespace mica::kernels::rows {
 
@@ -183,11 +182,6 @@ class Exchange {
 };
 
 // On the host.
-
-template <class T>
-T* data_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
 
 /// As many blocks as a grid's x axis can have; kernels loop over what is left.
 inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
