@@ -1,6 +1,6 @@
 #pragma once
 
-// Instructions that CUDA C++ has no short name for. What needs a newer chip than the one compiled for is not declared.
+// Instructions that CUDA C++ has no short name for.
 
 #include <cuda_runtime.h>
 

@@ -309,7 +309,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 /// How rows of some length are streamed.
 struct Choice {
   int packs;    // a thread
-  Team team;    // that shares a row; warp: or a block
   int depth;    // chunks that the shared memory holds
   int cluster;  // blocks that share a row
 };
@@ -328,30 +327,30 @@ Choice choose(std::int64_t columns) {
   }
   if (V == 8) {
     if (columns <= 16384) {
-      return columns <= 1536    ? Choice{.packs = 1, .team = Team::block, .depth = 2, .cluster = 1}
-             : columns <= 8192  ? Choice{.packs = 2, .team = Team::block, .depth = 2, .cluster = 1}
-             : columns <= 12288 ? Choice{.packs = 3, .team = Team::block, .depth = 6, .cluster = 1}
-                                : Choice{.packs = 4, .team = Team::block, .depth = 3, .cluster = 1};
+      return columns <= 1536    ? Choice{.packs = 1, .depth = 2, .cluster = 1}
+             : columns <= 8192  ? Choice{.packs = 2, .depth = 2, .cluster = 1}
+             : columns <= 12288 ? Choice{.packs = 3, .depth = 6, .cluster = 1}
+                                : Choice{.packs = 4, .depth = 3, .cluster = 1};
     }
   } else if (columns <= 8192) {
-    return {.packs = V == 1 ? 16 : columns <= 1024 ? 2 : 4, .team = Team::block, .depth = 2, .cluster = 1};
+    return {.packs = V == 1 ? 16 : columns <= 1024 ? 2 : 4, .depth = 2, .cluster = 1};
   }
   constexpr int kClusterPacks = V == 1 ? 16 : 4;
   for (int cluster = 2; cluster <= 16; cluster *= 2) {
     if (columns <= std::int64_t{cluster} * kMostThreads * kClusterPacks * V) {
-      return {.packs = kClusterPacks, .team = Team::cluster, .depth = V == 8 ? 6 : 3, .cluster = cluster};
+      return {.packs = kClusterPacks, .depth = V == 8 ? 6 : 3, .cluster = cluster};
     }
   }
   return {};
 }
 
-template <class T, class W>
-StreamPlan plan_of(const Choice& choice, std::int64_t columns, int V, int chunks) {
+template <class T, class W, int V>
+StreamPlan plan_of(const Choice& choice, std::int64_t columns) {
   StreamPlan p{.packs = choice.packs, .cluster = choice.cluster};
   divide(p, columns, V, kMostThreads);
   p.kept_bytes = p.packs * V <= 16 ? 0 : p.threads * p.packs * V * static_cast<int>(sizeof(W));
   const int fold_bytes = p.groups > 1 ? 2 * p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
-  const int chunk_bytes = p.block() * (p.packs / chunks) * 2 * V * static_cast<int>(sizeof(T));
+  const int chunk_bytes = p.block() * (p.packs / chunks_of<V>(p.packs)) * 2 * V * static_cast<int>(sizeof(T));
   p.stream_bytes = std::max(fold_bytes, choice.depth * chunk_bytes);
   if (p.block() > kMostThreads || p.shared_bytes() > kStreamShared) {
     p.packs = 0;
@@ -371,7 +370,7 @@ void with_plan(const Backward<T, W>& a, F&& f) {
         if constexpr (V > 1 || sizeof(T) == 4) {
           const Choice choice = choose<V>(a.columns);
           if (choice.packs != 0) {
-            const StreamPlan p = plan_of<T, W>(choice, a.columns, V, chunks_of<V>(choice.packs));
+            const StreamPlan p = plan_of<T, W, V>(choice, a.columns);
             if (p.packs != 0) {
               f.template operator()<V>(choice, p);
             }
@@ -393,9 +392,9 @@ std::int64_t stream_partial_rows(const Backward<T, W>& a) {
 template <class T, class W>
 void backward_stream(const Backward<T, W>& a) {
   with_plan(a, [&]<int V>(const Choice& choice, const StreamPlan& p) {
+    const Team team = p.cluster > 1 ? Team::cluster : p.threads == kWarp ? Team::warp : Team::block;
     bool found = false;
     const auto run = [&]<int P, Team kTeam, int D>() {
-      const Team team = choice.team == Team::block && p.threads == kWarp ? Team::warp : choice.team;
       if (choice.packs == P && team == kTeam && choice.depth == D) {
         constexpr int C = chunks_of<V>(P);
         found = true;

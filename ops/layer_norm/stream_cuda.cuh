@@ -86,8 +86,8 @@ class Stream {
     places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + warp * (D * kChunk) + threadIdx.x % kWarp;
   }
 
-  /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. A thread copies to all
-  /// of its places, as race checkers take a copy that a predicate switches off for one to anywhere.
+  /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. No place needs
+  /// to be cleared first.
   template <class... From>
   __device__ void fetch(int place, int count, const From*... from) {
     Packs* to = places_ + place * kChunk;
@@ -200,8 +200,8 @@ class Meeting {
 
 /// So many columns a block, in whole warps of packs.
 inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
-  const std::int64_t unit = std::max(64, V);
-  p.slab = static_cast<int>((columns + p.cluster * unit - 1) / (p.cluster * unit) * unit);
+  constexpr std::int64_t kUnit = 64;
+  p.slab = static_cast<int>((columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
   const int warp_columns = p.packs * V * kWarp;
   p.threads = (p.slab + warp_columns - 1) / warp_columns * kWarp;
   p.groups = std::max(1, most_threads / p.threads);
