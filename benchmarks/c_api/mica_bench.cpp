@@ -41,6 +41,22 @@ DType dtype_from(int code) {
   return kDtypes[code];
 }
 
+struct Dtypes {
+  DType type;
+  DType weight_type;
+};
+
+Dtypes checked_dtypes(int dtype, int weight_dtype) {
+  const Dtypes result{dtype_from(dtype), dtype_from(weight_dtype)};
+  check(result.weight_type == result.type || result.weight_type == float32, "expected weights of {} or float32, got {}",
+        result.type, result.weight_type);
+  return result;
+}
+
+void check_sizes(int64_t M, int64_t N) {
+  check(M >= 0 && N >= 0, "expected sizes of at least 0, got M {}, N {}", M, N);
+}
+
 // What the kernels take as absent is an undefined tensor.
 Tensor wrap(const void* data, const Shape& shape, DType dtype, Device device) {
   return data == nullptr ? Tensor{} : from_blob(const_cast<void*>(data), shape, dtype, device);
@@ -53,11 +69,8 @@ const char* mica_bench_error(void) { return last_error.c_str(); }
 int mica_layer_norm_forward(const void* x, const void* weight, const void* bias, void* y, float* mean, float* rstd,
                             int64_t M, int64_t N, double eps, int dtype, int weight_dtype, void* stream) {
   return guarded(stream, [&] {
-    const DType type = dtype_from(dtype);
-    const DType weight_type = dtype_from(weight_dtype);
-    check(weight_type == type || weight_type == float32, "expected weights of {} or float32, got {}", type,
-          weight_type);
-    check(M >= 0 && N >= 0, "expected sizes of at least 0, got M {}, N {}", M, N);
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check_sizes(M, N);
     check((mean == nullptr) == (rstd == nullptr), "expected mean and rstd, or neither");
     if (M == 0 || N == 0) {
       return;
@@ -80,11 +93,8 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
                              void* dx, void* dweight, void* dbias, int64_t M, int64_t N, int dtype, int weight_dtype,
                              void* stream) {
   return guarded(stream, [&] {
-    const DType type = dtype_from(dtype);
-    const DType weight_type = dtype_from(weight_dtype);
-    check(weight_type == type || weight_type == float32, "expected weights of {} or float32, got {}", type,
-          weight_type);
-    check(M >= 0 && N >= 0, "expected sizes of at least 0, got M {}, N {}", M, N);
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check_sizes(M, N);
     if (N == 0 || (dx == nullptr && dweight == nullptr && dbias == nullptr)) {
       return;
     }
