@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   constexpr bool kWeightsInRegisters = P * V <= 16;
   extern __shared__ __align__(128) unsigned char memory[];
   const StreamPlace<kTeam> at(p, a.columns, V, P);
+  Meeting<kTeam> meeting(p, at.rank, memory);
   Stream<T, V, 2, kChunk, D> stream(p, memory);
   const std::int64_t first_column = at.begin + std::int64_t{at.first_pack} * V;
   // Fetches chunk after chunk.
@@ -87,7 +88,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     fetch(i, i % C);
   }
   Statistics statistics(a, at.first, at.step);
-  Meeting<kTeam> meeting(p, at.rank, memory);
   W* const weight_slab = reinterpret_cast<W*>(memory + p.kept_begin());
   float weights[kWeightsInRegisters ? P * V : 1] = {};
   if constexpr (kWeightsInRegisters) {
@@ -141,6 +141,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       g[(kKeep ? i * V : 0) + j] = dy[j] * w[j];
     }
   };
+  // The sums of the first numbers of up to 16 members, in the lower 16 lanes, and of the second ones, in the upper.
+  const auto sum_members = [](const float* numbers, int members) {
+    const int lane = threadIdx.x % kWarp;
+    const int member = lane % (kWarp / 2);
+    return sum_lanes<kWarp / 2>(member < members ? numbers[lane / (kWarp / 2) * members + member] : 0.0f);
+  };
   T* dx = kDx ? a.dx + at.first * a.columns + first_column : nullptr;
   // The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
   // dbias, and its two sums.
@@ -175,20 +181,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   // The second look: dx, from the sums over the row.
   const auto end_row = [&](int place, float mean, float rstd, float sums) {
     if constexpr (kTeam != Team::warp) {
-      const int lane = threadIdx.x % kWarp;
-      const float* const parts = meeting.take() + (lane < kWarp / 2 ? 0 : meeting.warps());
-      sums = 0;
-      if constexpr (kTeam == Team::block) {  // of no more than 16 warps
-        if (lane % (kWarp / 2) < meeting.warps()) {
-          sums = parts[lane % (kWarp / 2)];
-        }
-      } else {
-#pragma unroll 1
-        for (int i = lane % (kWarp / 2); i < meeting.warps(); i += kWarp / 2) {
-          sums += parts[i];
-        }
-      }
-      sums = sum_lanes<kWarp / 2>(sums);
+      sums = sum_members(meeting.take(), meeting.members());
     }
     // dx = g · rstd + x̂ · slope + offset
     const float offset = -__shfl_sync(kAllLanes, sums, 0) * reciprocal * rstd;
@@ -229,7 +222,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   int place = 0;
   if (kAhead && at.first < a.rows) {
     statistics.take(mean, rstd);
-    meeting.leave(begin_row(place, mean, rstd, D - 1));
+    meeting.leave(begin_row(place, mean, rstd, D - 1), sum_members);
   }
 #pragma unroll 1
   for (std::int64_t row = at.first; row < a.rows; row += at.step) {
@@ -239,7 +232,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       float next_rstd;
       statistics.take(next_mean, next_rstd);
       if (row + at.step < a.rows) {
-        meeting.leave(begin_row(after(place), next_mean, next_rstd, D - 1 - C));
+        meeting.leave(begin_row(after(place), next_mean, next_rstd, D - 1 - C), sum_members);
       }
       end_row(place, mean, rstd, sums);
       mean = next_mean;
@@ -249,7 +242,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       sums = begin_row(place, mean, rstd, D - 1);
       if constexpr (kDx) {
         if constexpr (kTeam != Team::warp) {
-          meeting.leave(sums);
+          meeting.leave(sums, sum_members);
         }
         end_row(place, mean, rstd, sums);
       }
@@ -316,7 +309,7 @@ struct Choice {
 // Chunks a row, by packs a thread.
 template <int V>
 constexpr int chunks_of(int packs) {
-  return packs == 3 ? 3 : packs * V > 16 ? 2 : 1;
+  return packs * V > 16 ? 2 : 1;
 }
 
 /// The choice for rows of a length that can be read in packs of V. packs = 0: there is none.
@@ -329,14 +322,14 @@ Choice choose(std::int64_t columns) {
     if (columns <= 16384) {
       return columns <= 1536    ? Choice{.packs = 1, .depth = 2, .cluster = 1}
              : columns <= 8192  ? Choice{.packs = 2, .depth = 2, .cluster = 1}
-             : columns <= 12288 ? Choice{.packs = 3, .depth = 6, .cluster = 1}
-                                : Choice{.packs = 4, .depth = 3, .cluster = 1};
+             : columns <= 10240 ? Choice{.packs = 2, .depth = 4, .cluster = 4}
+                                : Choice{.packs = 2, .depth = 4, .cluster = 2};
     }
   } else if (columns <= 8192) {
     return {.packs = V == 1 ? 16 : columns <= 1024 ? 2 : 4, .depth = 2, .cluster = 1};
   }
   constexpr int kClusterPacks = V == 1 ? 16 : 4;
-  for (int cluster = 2; cluster <= 16; cluster *= 2) {
+  for (const int cluster : {8, 16}) {
     if (columns <= std::int64_t{cluster} * kMostThreads * kClusterPacks * V) {
       return {.packs = kClusterPacks, .depth = V == 8 ? 6 : 3, .cluster = cluster};
     }
@@ -410,8 +403,7 @@ void backward_stream(const Backward<T, W>& a) {
     if constexpr (V == 8) {
       run.template operator()<1, Team::block, 2>();
       run.template operator()<2, Team::block, 2>();
-      run.template operator()<3, Team::block, 6>();
-      run.template operator()<4, Team::block, 3>();
+      run.template operator()<2, Team::cluster, 4>();
       run.template operator()<4, Team::cluster, 6>();
     } else if constexpr (V == 4) {
       run.template operator()<2, Team::block, 2>();

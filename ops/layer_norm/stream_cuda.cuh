@@ -22,8 +22,11 @@ enum class Team { warp, block, cluster };
 
 // Blocks in all: a number of its own and not the chip's, so that results do not depend on the chip.
 constexpr int kStreamBlocks = 132;
-constexpr int kStreamClusterBlocks = 112;  // where 4 or more share a row: they must lie in one group of multiprocessors
-constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
+// Where more than 2 blocks share a row: they must lie in one group of multiprocessors, and an H200 has room for so
+// many.
+constexpr int kStreamClusterBlocks = 120;
+constexpr int kStreamLargestClusterBlocks = 112;  // 16
+constexpr int kStreamShared = 227 * 1024;         // bytes of shared memory that a block may have
 constexpr int kMeetings = 4;  // of a group, used in turn: warps are up to two apart, and a row is begun ahead
 
 struct StreamPlan {
@@ -36,10 +39,11 @@ struct StreamPlan {
   int stream_bytes = 0;  // of what streams
 
   __host__ __device__ int block() const { return threads * groups; }
-  __host__ __device__ int warps() const { return cluster * threads / kWarp; }  // that share a row
-  __host__ __device__ int meeting_begin() const { return groups * kMeetings * 8; }
+  __host__ __device__ int warps() const { return threads / kWarp; }  // of a block that share a row
+  __host__ __device__ int meeting_begin() const { return groups * kMeetings * (cluster > 1 ? 2 : 1) * 8; }
   __host__ __device__ int kept_begin() const {
-    return (meeting_begin() + groups * kMeetings * 2 * warps() * 4 + 127) / 128 * 128;
+    const int numbers = groups * kMeetings * 2 * (warps() + (cluster > 1 ? cluster : 0));
+    return (meeting_begin() + numbers * 4 + 127) / 128 * 128;
   }
   __host__ __device__ int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
   __host__ __device__ int shared_bytes() const { return stream_begin() + stream_bytes; }
@@ -112,29 +116,31 @@ class Stream {
   Packs* places_;
 };
 
-/// Where the warps that share a row leave two numbers each, and read those of all. Nobody waits to leave any: a warp
-/// may be a row ahead of others.
+/// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
+/// cluster, whose warps have met before. Nobody waits to leave any: a warp may be a row ahead of others.
 template <Team kTeam>
 class Meeting {
  public:
   __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
-      : cluster_(p.cluster),
+      : blocks_(p.cluster),
         warps_(p.warps()),
-        own_(rank * (blockDim.x / kWarp) + threadIdx.x / kWarp),
-        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * kMeetings),
-        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) + threadIdx.y * (kMeetings * 2 * warps_)) {
+        rank_(rank),
+        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * (kLevels * kMeetings)),
+        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) +
+                 threadIdx.y * (kMeetings * 2 * (warps_ + (kTeam == Team::cluster ? blocks_ : 0)))) {
     if (kTeam != Team::warp && threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < kMeetings; ++i) {
-        cuda::init_barrier(barriers_ + i, kTeam == Team::cluster ? 1 : 2 * warps_);
+      for (int i = 0; i < kLevels * kMeetings; ++i) {
+        cuda::init_barrier(barriers_ + i, i < kMeetings ? 2 * warps_ : 1);
       }
       if (kTeam == Team::cluster) {
         cuda::publish_barriers();
       }
     }
+    __syncthreads();  // race checkers want barriers to be there before copies begin
   }
 
-  /// To follow the constructor: the barriers, and what else a block has written, are there.
+  /// To follow the constructor: the barriers of the other blocks, and what else a block has written, are there.
   __device__ void open() const {
     __syncthreads();
     if (kTeam == Team::cluster) {
@@ -143,38 +149,47 @@ class Meeting {
     }
   }
 
-  /// Leaves `mine`, of which the lower lanes have the first number and the upper ones the second.
-  __device__ void leave(float mine) {
+  /// How many take part in the last meeting of a row.
+  __device__ int members() const { return kTeam == Team::cluster ? blocks_ : warps_; }
+
+  /// Leaves a warp's `mine`, of which the lower 16 lanes have the first number and the upper ones the second.
+  /// fold(numbers, warps) returns those of a block from its warps', in the same lanes.
+  template <class Fold>
+  __device__ void leave(float mine, Fold fold) {
     const int lane = threadIdx.x % kWarp;
-    const int second = lane / (kWarp / 2);
-    std::uint64_t* const barrier = barriers_ + left_ % kMeetings;
-    float* const place = numbers_ + (left_ % kMeetings * 2 + second) * warps_ + own_;
-    ++left_;
-    if constexpr (kTeam == Team::block) {
-      if (lane % (kWarp / 2) == 0) {
-        *place = mine;
-        cuda::arrive(barrier);
-      }
-    } else {
-      if (threadIdx.x == 0) {
-        cuda::arrive_expecting(barrier, 2 * warps_ * static_cast<int>(sizeof(float)));
-      }
-      if (lane % (kWarp / 2) < cluster_) {
-        cuda::send(place, lane % (kWarp / 2), mine, barrier);
+    const int warp = threadIdx.x / kWarp;
+    const int slot = left_ % kMeetings;
+    float* const in_block = numbers_ + slot * 2 * warps_;
+    if (lane % (kWarp / 2) == 0) {
+      in_block[lane / (kWarp / 2) * warps_ + warp] = mine;
+      cuda::arrive(barriers_ + slot);
+    }
+    if constexpr (kTeam == Team::cluster) {
+      if (left_ % warps_ == warp) {  // the warps take turns at it
+        cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
+        const float block = fold(in_block, warps_);
+        std::uint64_t* const barrier = barriers_ + kMeetings + slot;
+        if (lane == 0) {
+          cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
+        }
+        float* const place = numbers_ + kMeetings * 2 * warps_ + (slot * 2 + lane / (kWarp / 2)) * blocks_ + rank_;
+        if (lane % (kWarp / 2) < blocks_) {
+          cuda::send(place, lane % (kWarp / 2), block, barrier);
+        }
       }
     }
+    ++left_;
   }
 
-  /// Waits until all have left theirs for the first row not yet taken. Returns the first numbers of warps 0, 1, …; the
-  /// second ones follow at warps().
+  /// Waits until all have left theirs for the first row not yet taken. Returns the first numbers of members 0, 1, …;
+  /// the second ones follow.
   __device__ const float* take() {
-    const float* const numbers = numbers_ + taken_ % kMeetings * 2 * warps_;
-    cuda::wait(barriers_ + taken_ % kMeetings, taken_ / kMeetings % 2);
+    const int slot = taken_ % kMeetings;
+    constexpr int kLast = kLevels - 1;
+    cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
     ++taken_;
-    return numbers;
+    return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
   }
-
-  __device__ int warps() const { return warps_; }
 
   /// To precede the end: nobody sends to a block that has ended.
   __device__ void close() const {
@@ -185,9 +200,11 @@ class Meeting {
   }
 
  private:
-  int cluster_;
+  static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
+
+  int blocks_;
   int warps_;
-  int own_;
+  int rank_;
   unsigned left_ = 0;
   unsigned taken_ = 0;
   std::uint64_t* barriers_;
@@ -209,7 +226,9 @@ inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads)
 
 /// Blocks, or clusters of them that share rows.
 inline unsigned stream_teams(const StreamPlan& p, std::int64_t rows) {
-  const int blocks = p.cluster < 4 ? kStreamBlocks : kStreamClusterBlocks;
+  const int blocks = p.cluster <= 2   ? kStreamBlocks
+                     : p.cluster <= 8 ? kStreamClusterBlocks
+                                      : kStreamLargestClusterBlocks;
   return static_cast<unsigned>(std::min<std::int64_t>(blocks / p.cluster, (rows + p.groups - 1) / p.groups));
 }
 
