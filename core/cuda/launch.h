@@ -25,11 +25,11 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  /// So many neighboring blocks form a cluster; 1 asks for nothing.
-  Launch& cluster(int blocks) {
-    if (blocks > 1) {
+  /// So many neighboring blocks, along each axis of the grid, form a cluster; 1 asks for nothing.
+  Launch& cluster(dim3 blocks) {
+    if (blocks.x * blocks.y * blocks.z > 1) {
       attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes_[config_.numAttrs++].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+      attributes_[config_.numAttrs++].val.clusterDim = {blocks.x, blocks.y, blocks.z};
     }
     return *this;
   }

@@ -144,6 +144,18 @@ __device__ inline std::uint32_t address_in_block(const void* p, int rank) {
   return result;
 }
 
+/// *p of block `rank`.
+__device__ inline float load_from_block(const float* p, int rank) {
+  float value = 0;
+  MICA_PTX_90("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address_in_block(p, rank)) : "memory");
+  return value;
+}
+__device__ inline double load_from_block(const double* p, int rank) {
+  double value = 0;
+  MICA_PTX_90("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(address_in_block(p, rank)) : "memory");
+  return value;
+}
+
 /// Makes barriers that were just initialized known to the other blocks.
 __device__ inline void publish_barriers() { MICA_PTX_90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 

@@ -4,41 +4,42 @@
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 
 // T is the type of x, dy and dx, W that of the parameters, S that of sums: float, or double for double.
-// Stage 1 writes dx and G rows of partial dweight and dbias, stage 2 adds those up.
+// Stage 1 writes dx and G rows of partial dweight and dbias, stage 2 adds those up. Rows too long for a stage 1 have a
+// kernel for dx, and then that for the parameters alone.
 
 namespace mica::kernels {
 
+namespace layer_norm_cuda {
+
 using namespace rows;
-using namespace layer_norm_cuda;
 
 namespace {
 
-/// The choice of stage 1 by row length: f(layout, looped). Rows that fit in a layout's registers are read once.
+template <class S>
+constexpr int kWide = 64 / sizeof(S);  // what a thread can hold of a row, and of its sums, without spilling
+template <class S>
+constexpr std::int64_t kLongestRow = 512 * kWide<S>;  // that fits in the registers of a block
+
+/// The choice of stage 1 by row length, for rows that fit in registers: f(layout).
 template <class S, class F>
 void backward_layout(std::int64_t columns, F&& f) {
-  constexpr int kWide = 64 / sizeof(S);  // what a thread can hold of a row, and of its sums, without spilling
   if (columns <= 64) {
-    f(Layout<8, 256, 8>{}, std::false_type{});
+    f(Layout<8, 256, 8>{});
   } else if (columns <= 256) {
-    f(Layout<32, 256, 8>{}, std::false_type{});
+    f(Layout<32, 256, 8>{});
   } else if (columns <= 1024) {
-    f(Layout<128, 128, 8>{}, std::false_type{});
-  } else if (columns <= 256 * kWide) {
-    f(Layout<256, 256, kWide>{}, std::false_type{});
-  } else if (columns <= 512 * kWide) {
-    f(Layout<512, 512, kWide>{}, std::false_type{});
+    f(Layout<128, 128, 8>{});
+  } else if (columns <= 256 * kWide<S>) {
+    f(Layout<256, 256, kWide<S>>{});
   } else {
-    f(Layout<1024, 1024, 8>{}, std::true_type{});
+    f(Layout<512, 512, kWide<S>>{});
   }
 }
 
 // G, the rows of partials. A function of the shape alone, so that results do not depend on the GPU: enough blocks to
 // keep a large one busy, few enough that the partials stay small beside x.
-template <class L, bool kLooped>
-std::int64_t partial_rows(std::int64_t rows, std::int64_t columns) {
-  if (kLooped) {
-    return std::min(rows, std::max<std::int64_t>((1 << 20) / columns, 1));
-  }
+template <class L>
+std::int64_t partial_rows(std::int64_t rows) {
   constexpr std::int64_t kMost = (L::kRows > 1 ? 131072 : 65536) / L::kBlock;
   return std::min((rows + L::kRows - 1) / L::kRows, kMost);
 }
@@ -172,9 +173,7 @@ __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_kernel(const
       dweight[k] += share.dy[k] * share.x_hat[k];
       dbias[k] += share.dy[k];
     }
-    if (a.dx != nullptr) {
-      share.write_dx(a, row, 0, columns, sum_row<L>(mine, exchange), rstd);
-    }
+    share.write_dx(a, row, 0, columns, sum_row<L>(mine, exchange), rstd);
   }
   if (a.dweights != nullptr) {
     write_partial<L, V>(a.dweights, a.columns, dweight, fold);
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_kernel(const
   }
 }
 
-// Stage 1 for rows of any length, first half: dx. Each row by one block that reads it twice, piece by piece.
+// dx alone, for rows of any length: each by one block that reads it twice, piece by piece.
 template <class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_dx_kernel(const Backward<T, W> a) {
   using S = Accumulate<T>;
@@ -209,56 +208,9 @@ __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_dx_kernel(co
   }
 }
 
-// Second half: the partials. A thread takes V columns; the rows are dealt out over gridDim.y.
-constexpr int kColumnsBlock = 256;
-
-template <class T, class W, int V>
-__global__ void __launch_bounds__(kColumnsBlock) layer_norm_backward_columns_kernel(const Backward<T, W> a) {
-  using S = Accumulate<T>;
-  const std::int64_t column = (std::int64_t{blockIdx.x} * kColumnsBlock + threadIdx.x) * V;
-  if (column >= a.columns) {
-    return;
-  }
-  S dweight[V] = {};
-  S dbias[V] = {};
-#pragma unroll 4
-  for (std::int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
-    const Pack<T, V> dys = load<V>(a.dy + row * a.columns + column);
-    const Pack<T, V> xs = load<V>(a.x + row * a.columns + column);
-    const S mean = a.mean[row];
-    const S rstd = a.rstd[row];
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const S dy = static_cast<S>(dys.at[j]);
-      dweight[j] += dy * ((static_cast<S>(xs.at[j]) - mean) * rstd);
-      dbias[j] += dy;
-    }
-  }
-  const std::int64_t at = blockIdx.y * a.columns + column;
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (a.dweights != nullptr) {
-      a.dweights[at + j] = dweight[j];
-    }
-    if (a.dbiases != nullptr) {
-      a.dbiases[at + j] = dbias[j];
-    }
-  }
-}
-
 // Stage 2: out[c] = Σ partials[g][c], blockIdx.y = 0 for dweight and 1 for dbias. A block takes 32 columns; its warps
 // deal out the rows and fold in order.
 constexpr int kStage2Warps = 16;
-
-template <class S>
-__device__ S sum_of_warps(const S (&sums)[kStage2Warps][kWarp], int lane) {
-  S total = 0;
-#pragma unroll
-  for (int warp = 0; warp < kStage2Warps; ++warp) {
-    total += sums[warp][lane];
-  }
-  return total;
-}
 
 template <class S, class W>
 struct Stage2 {
@@ -290,59 +242,36 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   fold[warp][lane] = sum;
   __syncthreads();
   if (warp == 0 && column < columns) {
-    out[column] = static_cast<W>(sum_of_warps(fold, lane));
-  }
-}
-
-// dweight and dbias alone, in one stage: a block has 32 columns, and its warps deal out the rows. For few rows, and for
-// rows so long that their columns keep a GPU busy.
-template <class T, class W>
-__global__ void __launch_bounds__(kStage2Warps* kWarp)
-    layer_norm_backward_parameters_kernel(const Backward<T, W> a, W* dweight, W* dbias) {
-  using S = Accumulate<T>;
-  __shared__ S fold[2][kStage2Warps][kWarp];
-  const int lane = threadIdx.x % kWarp;
-  const int warp = threadIdx.x / kWarp;
-  const std::int64_t column = std::int64_t{blockIdx.x} * kWarp + lane;
-  S dweight_sum = 0;
-  S dbias_sum = 0;
-  if (column < a.columns) {
-#pragma unroll 8
-    for (std::int64_t row = warp; row < a.rows; row += kStage2Warps) {
-      const S dy = static_cast<S>(a.dy[row * a.columns + column]);
-      dweight_sum += dy * ((static_cast<S>(a.x[row * a.columns + column]) - a.mean[row]) * a.rstd[row]);
-      dbias_sum += dy;
+    S total = 0;
+#pragma unroll
+    for (int i = 0; i < kStage2Warps; ++i) {
+      total += fold[i][lane];
     }
-  }
-  fold[0][warp][lane] = dweight_sum;
-  fold[1][warp][lane] = dbias_sum;
-  __syncthreads();
-  W* const out = warp == 0 ? dweight : warp == 1 ? dbias : nullptr;
-  if (out != nullptr && column < a.columns) {
-    out[column] = static_cast<W>(sum_of_warps(fold[warp], lane));
+    out[column] = static_cast<W>(total);
   }
 }
 
-template <class T, class W, class L, bool kLooped>
+template <class T, class W, class L>
 void launch_stage1(const Backward<T, W>& a, std::int64_t partial_rows) {
-  const cudaStream_t stream = cuda::current_stream();
-  const auto launch = [&]<int V>(std::integral_constant<int, V>) {
-    if constexpr (kLooped) {
-      if (a.dx != nullptr) {
-        layer_norm_backward_dx_kernel<T, W, L, V><<<grid_of(a.rows), L::kBlock, 0, stream>>>(a);
+  with_pack_size<T>(
+      a.columns,
+      [&]<int V>(std::integral_constant<int, V>) {
+        layer_norm_backward_kernel<T, W, L, V><<<grid_of(partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
+        cuda::check_launch("layer_norm_backward_kernel");
+      },
+      a.dy, a.x, a.weight, a.dx);
+}
+
+template <class T, class W>
+void launch_dx(const Backward<T, W>& a) {
+  using L = Layout<1024, 1024, 8>;
+  with_pack_size<T>(
+      a.columns,
+      [&]<int V>(std::integral_constant<int, V>) {
+        layer_norm_backward_dx_kernel<T, W, L, V><<<grid_of(a.rows), L::kBlock, 0, cuda::current_stream()>>>(a);
         cuda::check_launch("layer_norm_backward_dx_kernel");
-      }
-      if (a.dweights != nullptr || a.dbiases != nullptr) {
-        const dim3 grid(grid_of((a.columns + kColumnsBlock * V - 1) / (kColumnsBlock * V)), partial_rows);
-        layer_norm_backward_columns_kernel<T, W, V><<<grid, kColumnsBlock, 0, stream>>>(a);
-        cuda::check_launch("layer_norm_backward_columns_kernel");
-      }
-    } else {
-      layer_norm_backward_kernel<T, W, L, V><<<grid_of(partial_rows), L::kBlock, 0, stream>>>(a);
-      cuda::check_launch("layer_norm_backward_kernel");
-    }
-  };
-  with_pack_size<T>(a.columns, launch, a.dy, a.x, a.weight, a.dx);
+      },
+      a.dy, a.x, a.weight, a.dx);
 }
 
 template <class T, class W>
@@ -356,60 +285,62 @@ void launch_backward(const LayerNormBackward& args) {
                    .mean = data_or_null<S>(args.mean),
                    .rstd = data_or_null<S>(args.rstd),
                    .dx = data_or_null<T>(args.dx),
-                   .dweights = nullptr,
-                   .dbiases = nullptr};
-  constexpr std::int64_t kFewRows = 512;
-  constexpr std::int64_t kLongRow = 32768 / sizeof(T);  // past what a block streams
-  if (a.dx == nullptr && a.rows > 0 && (a.rows <= kFewRows || a.columns > kLongRow)) {
-    layer_norm_backward_parameters_kernel<<<grid_of((a.columns + kWarp - 1) / kWarp), kStage2Warps * kWarp, 0,
-                                            cuda::current_stream()>>>(a, data_or_null<W>(args.dweight),
-                                                                      data_or_null<W>(args.dbias));
-    cuda::check_launch("layer_norm_backward_parameters_kernel");
-    return;
+                   .dweight = data_or_null<W>(args.dweight),
+                   .dbias = data_or_null<W>(args.dbias)};
+  const Device device = args.x.device();
+  if (!args.dx.defined() || args.rows == 0) {
+    return backward_parameters(a, device);
   }
-  std::int64_t rows_of_partials = 0;
   if constexpr (std::is_same_v<S, float>) {
-    rows_of_partials = stream_partial_rows(a);
+    if (const std::int64_t G = stream_partial_rows(a); G > 0) {
+      const Tensor partials = allocate_partials(a, G, device);
+      backward_stream(a);
+      return add_partials(a, G);
+    }
   }
-  const bool streams = rows_of_partials > 0;
-  backward_layout<S>(args.columns, [&]<class L, bool kLooped>(L, std::bool_constant<kLooped>) {
-    if (!streams) {
-      rows_of_partials = partial_rows<L, kLooped>(args.rows, args.columns);
-    }
-    const std::int64_t one = rows_of_partials * args.columns;
-    Tensor partials;
-    if (args.dweight.defined() || args.dbias.defined()) {
-      const Device device = args.dweight.defined() ? args.dweight.device() : args.dbias.device();
-      partials = empty({args.dweight.defined() && args.dbias.defined() ? 2 * one : one}, dtype_of<S>, device);
-      a.dweights = args.dweight.defined() ? partials.data<S>() : nullptr;
-      a.dbiases = args.dbias.defined() ? partials.data<S>() + (args.dweight.defined() ? one : 0) : nullptr;
-    }
-    if (args.rows > 0) {
-      if (!streams) {
-        launch_stage1<T, W, L, kLooped>(a, rows_of_partials);
-      } else if constexpr (std::is_same_v<S, float>) {
-        backward_stream(a);
-      }
-    }
-    if (partials.defined()) {
-      cuda::Launch(dim3(grid_of((args.columns + kWarp - 1) / kWarp), 2), kStage2Warps * kWarp)
-          .dependent()
-          .run(layer_norm_backward_sum_kernel<S, W>, "layer_norm_backward_sum_kernel",
-               Stage2<S, W>{a.dweights, data_or_null<W>(args.dweight)},
-               Stage2<S, W>{a.dbiases, data_or_null<W>(args.dbias)}, rows_of_partials, args.columns);
-    }
+  if (args.columns > kLongestRow<S>) {
+    launch_dx(a);
+    return backward_parameters(a, device);
+  }
+  backward_layout<S>(args.columns, [&]<class L>(L) {
+    const std::int64_t G = partial_rows<L>(args.rows);
+    const Tensor partials = allocate_partials(a, G, device);
+    launch_stage1<T, W, L>(a, G);
+    add_partials(a, G);
   });
 }
 
 }  // namespace
+
+template <class T, class W>
+void add_partials(const Backward<T, W>& a, std::int64_t partial_rows) {
+  using S = Accumulate<T>;
+  if (a.dweight == nullptr && a.dbias == nullptr) {
+    return;
+  }
+  cuda::Launch(dim3(grid_of((a.columns + kWarp - 1) / kWarp), 2), kStage2Warps * kWarp)
+      .dependent()
+      .run(layer_norm_backward_sum_kernel<S, W>, "layer_norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight},
+           Stage2<S, W>{a.dbiases, a.dbias}, partial_rows, a.columns);
+}
+
+#define MICA_INSTANTIATE(T, W) template void add_partials(const Backward<T, W>&, std::int64_t)
+MICA_INSTANTIATE(Half, Half);
+MICA_INSTANTIATE(Half, float);
+MICA_INSTANTIATE(BFloat16, BFloat16);
+MICA_INSTANTIATE(BFloat16, float);
+MICA_INSTANTIATE(float, float);
+MICA_INSTANTIATE(double, double);
+
+}  // namespace layer_norm_cuda
 
 void layer_norm_backward(Cuda, const LayerNormBackward& args) {
   const Tensor& parameter = args.weight.defined()    ? args.weight
                             : args.dweight.defined() ? args.dweight
                             : args.dbias.defined()   ? args.dbias
                                                      : args.x;
-  on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm",
-               [&]<class T, class W>() { launch_backward<T, W>(args); });
+  rows::on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm",
+                     [&]<class T, class W>() { layer_norm_cuda::launch_backward<T, W>(args); });
 }
 
 }  // namespace mica::kernels

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <mica/core/tensor.h>
 #include <mica/ops/layer_norm/rows_cuda.cuh>
 
 namespace mica::kernels::layer_norm_cuda {
@@ -19,9 +20,11 @@ struct Backward {
   const W* weight;
   const S* mean;
   const S* rstd;
-  T* dx;        // null, as the next two may be: not wanted
-  S* dweights;  // (G, N)
-  S* dbiases;   // (G, N)
+  T* dx;                  // null, as what follows may be: not wanted
+  W* dweight;             // (N)
+  W* dbias;               // (N)
+  S* dweights = nullptr;  // (G, N), partial sums
+  S* dbiases = nullptr;   // (G, N)
 };
 
 template <class S>
@@ -29,6 +32,30 @@ struct Sums {
   S g;   // Σ g, g = dy · weight
   S gx;  // Σ g · x̂
 };
+
+/// Memory for G rows of those partials that are wanted; a has the pointers. Undefined: none are.
+template <class T, class W>
+Tensor allocate_partials(Backward<T, W>& a, std::int64_t partial_rows, Device device) {
+  using S = Accumulate<T>;
+  const int wanted = (a.dweight != nullptr) + (a.dbias != nullptr);
+  if (wanted == 0) {
+    return {};
+  }
+  const std::int64_t one = partial_rows * a.columns;
+  Tensor partials = empty({wanted * one}, dtype_of<S>, device);
+  S* const begin = partials.template data<S>();
+  a.dweights = a.dweight != nullptr ? begin : nullptr;
+  a.dbiases = a.dbias != nullptr ? begin + (wanted - 1) * one : nullptr;
+  return partials;
+}
+
+/// Stage 2: dweight and dbias, those that are wanted, from G rows of partials.
+template <class T, class W>
+void add_partials(const Backward<T, W>& a, std::int64_t partial_rows);
+
+/// dweight and dbias, those that are wanted, without dx.
+template <class T, class W>
+void backward_parameters(Backward<T, W> a, Device device);
 
 /// Stage 1 with rows that stream through shared memory: how many rows of partials it writes, G. 0: it is not for rows
 /// of this length or alignment, or not for this chip.

@@ -56,12 +56,12 @@ class Statistics {
 // P packs of a row a thread. Where registers allow, x̂ and g = dy · weight stay in them from the first look at a row,
 // for its sums, to the second, for dx; else the second reads shared memory again. A cluster, whose blocks take long to
 // meet, begins a row before it ends the one before.
-template <class T, class W, int V, int P, Team kTeam, int C, int D, bool kDx>
+template <class T, class W, int V, int P, Team kTeam, int C, int D>
 __global__ void __launch_bounds__(kMostThreads, 1)
     layer_norm_backward_stream_kernel(const Backward<T, W> a, const StreamPlan p) {
   constexpr int kChunk = P / C;
-  constexpr bool kAhead = kDx && kTeam == Team::cluster;  // a row is begun before the one before it is ended
-  constexpr bool kKeep = kDx && !kAhead && C == 1 && P * V <= 16;
+  constexpr bool kAhead = kTeam == Team::cluster;  // a row is begun before the one before it is ended
+  constexpr bool kKeep = !kAhead && C == 1 && P * V <= 16;
   constexpr bool kWeightsInRegisters = P * V <= 16;
   extern __shared__ __align__(128) unsigned char memory[];
   const StreamPlace<kTeam> at(p, a.columns, V, P);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     const int member = lane % (kWarp / 2);
     return sum_lanes<kWarp / 2>(member < members ? numbers[lane / (kWarp / 2) * members + member] : 0.0f);
   };
-  T* dx = kDx ? a.dx + at.first * a.columns + first_column : nullptr;
+  T* dx = a.dx + at.first * a.columns + first_column;
   // The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
   // dbias, and its two sums.
   const auto begin_row = [&](int place, float mean, float rstd, int pending) {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     float gx_sum = 0;
 #pragma unroll
     for (int c = 0; c < C; ++c, place = stream.next(place)) {
-      cuda::wait_copies(pending - (kDx && !kKeep ? c : 0));
+      cuda::wait_copies(pending - (kKeep ? 0 : c));
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         // Absent packs are zeros, but many packs without branches between them would fill the registers.
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
           }
         }
       }
-      if constexpr (kKeep || !kDx) {
+      if constexpr (kKeep) {
         fetch(place, (D + c) % C);
       }
     }
@@ -240,12 +240,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     } else {
       statistics.take(mean, rstd);
       sums = begin_row(place, mean, rstd, D - 1);
-      if constexpr (kDx) {
-        if constexpr (kTeam != Team::warp) {
-          meeting.leave(sums, sum_members);
-        }
-        end_row(place, mean, rstd, sums);
+      if constexpr (kTeam != Team::warp) {
+        meeting.leave(sums, sum_members);
       }
+      end_row(place, mean, rstd, sums);
     }
     place = after(place);
   }
@@ -391,12 +389,8 @@ void backward_stream(const Backward<T, W>& a) {
       if (choice.packs == P && team == kTeam && choice.depth == D) {
         constexpr int C = chunks_of<V>(P);
         found = true;
-        const char* const name = "layer_norm_backward_stream_kernel";
-        if (a.dx != nullptr) {
-          launch_stream(layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, true>, name, p, a.rows, a);
-        } else if constexpr (kTeam != Team::cluster) {  // such long rows have a kernel of their own for the parameters
-          launch_stream(layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D, false>, name, p, a.rows, a);
-        }
+        launch_stream(layer_norm_backward_stream_kernel<T, W, V, P, kTeam, C, D>, "layer_norm_backward_stream_kernel",
+                      p, a.rows, a);
       }
     };
     // What choose() may return.
