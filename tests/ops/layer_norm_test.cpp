@@ -244,6 +244,51 @@ TEST(LayerNorm, MoreElementsThan32BitsCount) {
   }
 }
 
+// Rows of a pattern whose sums are exact in float32 however long they are: x alternates, and dy is orthogonal to it.
+TEST(LayerNorm, RowsLongerThan31BitsCount) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "needs a GPU";
+  }
+  const Device device = Device::cuda();
+  const std::int64_t packs = (std::int64_t{1} << 28) + 3;
+  const std::int64_t columns = 8 * packs;
+  const std::vector<double> x = {1, -1, 1, -1, 1, -1, 1, -1};
+  const std::vector<double> dy = {1, 1, -1, -1, 1, 1, -1, -1};
+  try {
+    const auto repeat = [&](const std::vector<double>& pattern) {
+      const Tensor result = empty({2, packs, 8}, float16, device);
+      copy_into(result, broadcast_view(from_data(pattern, {8}, device).to(float16), {2, packs, 8}));
+      return as_strided(result, {2, columns}, {columns, 1}, 0);
+    };
+    const Results got = run({.x = repeat(x),
+                             .weight = full({columns}, 2, float16, device),
+                             .bias = full({columns}, 0.5, float16, device),
+                             .dy = repeat(dy)});
+    const auto expect_pattern = [&](const Tensor& result, const std::vector<double>& pattern, double a, double b,
+                                    const std::string& what) {
+      for (const std::int64_t begin : {std::int64_t{0}, columns / 2, columns - 64, columns, result.numel() - 64}) {
+        std::vector<double> expected;
+        for (int i = 0; i < 64; ++i) {
+          expected.push_back(a * pattern[i % 8] + b);
+        }
+        if (begin < result.numel()) {
+          expect_close(as_strided(result, {64}, {1}, begin), expected, 1e-3, 0, fmt::format("{} at {}", what, begin));
+        }
+      }
+    };
+    std::vector<double> products = x;
+    for (int i = 0; i < 8; ++i) {
+      products[i] *= dy[i];
+    }
+    expect_pattern(got.y, x, 2, 0.5, "y");
+    expect_pattern(got.dx, dy, 2, 0, "dx");
+    expect_pattern(got.dweight, products, 2, 0, "dweight");
+    expect_pattern(got.dbias, dy, 2, 0, "dbias");
+  } catch (const OutOfMemory& error) {
+    GTEST_SKIP() << error.what();
+  }
+}
+
 TEST(LayerNorm, Errors) {
   const Tensor x = randn({2, 768});
   expect_error([&] { layer_norm({}, {768}); }, "layer_norm: expected a defined x");
