@@ -12,6 +12,10 @@ namespace mica::memory {
 /// checkers know the bounds and the life of every block.
 bool pooling();
 
+/// True if MICA_POISON=1 is in the environment: then every block is handed out full of 0xFF bytes, which are NaN in
+/// each floating dtype and −1 in integers, so that an element read before it is written shows. The tests set it.
+bool poisoning();
+
 /// Uninitialized memory, aligned for the widest loads. Throws OutOfMemory saying how much was asked for. Large blocks
 /// are kept for reuse when freed.
 void* allocate(Cpu, std::size_t bytes, void** stream);

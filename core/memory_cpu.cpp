@@ -1,6 +1,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
@@ -107,6 +108,14 @@ bool pooling() {
 #endif
 }
 
+bool poisoning() {
+  static const bool on = [] {
+    const char* value = std::getenv("MICA_POISON");
+    return value != nullptr && std::string_view(value) == "1";
+  }();
+  return on;
+}
+
 void* allocate(Cpu, std::size_t bytes, void**) {
   void* data = nullptr;
   if (bytes <= PTRDIFF_MAX / 2) {
@@ -114,6 +123,9 @@ void* allocate(Cpu, std::size_t bytes, void**) {
   }
   if (data == nullptr) {
     throw OutOfMemory(fmt::format("out of memory: asked for {} bytes on the cpu", bytes));
+  }
+  if (poisoning()) {
+    std::memset(data, 0xFF, bytes);
   }
   return data;
 }

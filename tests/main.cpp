@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #if defined(__SANITIZE_ADDRESS__)
 // Tests ask for more memory than there is, and expect mica's error rather than the sanitizer's.
@@ -8,6 +9,7 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 #endif
 
 int main(int argc, char** argv) {
+  setenv("MICA_POISON", "1", 0);  // what no kernel writes is to be NaN; MICA_POISON=0 keeps it off
   testing::InitGoogleTest(&argc, argv);
   const int status = RUN_ALL_TESTS();
   if (!testing::GTEST_FLAG(list_tests)) {

@@ -57,6 +57,9 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
                                   device, free, total));
   }
   cuda::check(status, pooling() ? "cudaMallocAsync" : "cudaMalloc");
+  if (poisoning()) {
+    cuda::check(cudaMemsetAsync(data, 0xFF, bytes, current), "cudaMemsetAsync");
+  }
   return data;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <thread>
 
@@ -20,6 +21,26 @@ TEST(Memory, LargeBlocksAreReused) {
   EXPECT_EQ(again.raw_data(), first);
   const Tensor beside = empty({1 << 20});
   EXPECT_NE(beside.raw_data(), first);
+}
+
+TEST(Memory, NewBlocksArePoisoned) {
+  if (!memory::poisoning()) {
+    GTEST_SKIP() << "MICA_POISON is off";
+  }
+  for (const Device device : test_devices()) {
+    for (const std::int64_t size : {1, 100, 65536, 1 << 20}) {
+      for (int round = 0; round < 3; ++round) {  // fresh at first, then perhaps the block that was just freed
+        const Tensor x = empty({size}, uint8, device);
+        const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(x);
+        EXPECT_EQ(std::count(values.begin(), values.end(), 0xFF), size) << to_string(device) << ", round " << round;
+        fill_data(x, 1);
+      }
+      for (const DType dtype : {float16, bfloat16, float32, float64}) {
+        const std::vector<double> values = to_vector<double>(empty({size}, dtype, device));
+        EXPECT_EQ(std::count_if(values.begin(), values.end(), [](double value) { return std::isnan(value); }), size);
+      }
+    }
+  }
 }
 
 TEST(Memory, EveryByteCanBeUsed) {

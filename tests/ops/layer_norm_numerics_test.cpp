@@ -1,0 +1,232 @@
+// Values that are hard on the arithmetic, and results that must not depend on what is beside a row, or on the run.
+
+#include "layer_norm_reference.h"
+
+using namespace mica;
+using namespace mica::layer_norm_testing;
+
+namespace {
+
+// a · x + b, rounded to x's dtype.
+Tensor affine(const Tensor& x, double a, double b) {
+  std::vector<double> values = to_vector<double>(x);
+  for (double& value : values) {
+    value = a * value + b;
+  }
+  return with_values(values, x);
+}
+
+void expect_finite(const Tensor& x, const std::string& what) {
+  for (const double element : to_vector<double>(x)) {
+    ASSERT_TRUE(std::isfinite(element)) << what;
+  }
+}
+
+TEST(LayerNormNumerics, RowsFarFromZero) {
+  manual_seed(8);
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : some_columns(device)) {
+        if (columns < 64) {
+          continue;  // too few to have a variance of about 1
+        }
+        const NormCase c{dtype, weight_dtype, 7, columns};
+        Inputs in = random_inputs(c, device);
+        const Tensor x = in.x;
+        in.x = affine(x, 1, 2000);
+        expect_matches(run(in), reference(in), c);
+        in.x = affine(x, 0.01, 100);
+        expect_matches(run(in), reference(in), c);
+      }
+    }
+  }
+}
+
+TEST(LayerNormNumerics, ManyLongRowsFarFromZero) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "needs a GPU";
+  }
+  manual_seed(15);
+  const NormCase c{float32, float32, 1024, 32768};
+  Inputs in = random_inputs(c, Device::cuda());
+  in.x = affine(in.x, 0.01, 100);
+  expect_matches(run(in), reference(in), c);
+}
+
+TEST(LayerNormNumerics, ConstantRowsGiveTheBiasExactly) {
+  manual_seed(9);
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : some_columns(device)) {
+        for (const double value : {0.0, 0.1, -7.3, 3e4, 1e-6}) {
+          Inputs in = random_inputs({dtype, weight_dtype, 3, columns}, device);
+          in.x = full({3, columns}, value, dtype, device);
+          const Results got = run(in);
+          const Tensor expected = empty({3, columns}, dtype, device);
+          copy_into(expected, broadcast_view(in.bias, {3, columns}));
+          expect_same_bits(got.y, expected, fmt::format("{} in {}", value, dtype));
+          expect_finite(got.dx, fmt::format("dx of {} in {}", value, dtype));
+          expect_close(got.dweight, std::vector<double>(columns, 0), 0, 0.05);
+          expect_finite(got.dbias, fmt::format("dbias of {} in {}", value, dtype));
+        }
+      }
+    }
+  }
+}
+
+TEST(LayerNormNumerics, OneColumn) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float64, bfloat16}) {
+      const Inputs in{.x = full({2, 1}, 1e6, dtype, device),
+                      .weight = full({1}, 3, dtype, device),
+                      .bias = full({1}, 0.5, dtype, device),
+                      .dy = full({2, 1}, 2, dtype, device)};
+      const Results got = run(in);
+      expect_close(got.y, {0.5, 0.5}, 0, 0);
+      expect_close(got.dx, {0, 0}, 0, 0);
+      expect_close(got.dweight, std::vector<double>{0}, 0, 0);
+      expect_close(got.dbias, {4}, 0, 0);
+    }
+  }
+}
+
+TEST(LayerNormNumerics, EpsIsAddedUnderTheRoot) {
+  manual_seed(14);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float64, float16, bfloat16}) {
+      for (const std::int64_t columns : some_columns(device)) {
+        for (const double eps : {0.0, 1e-12, 0.5, 100.0}) {
+          if (columns < 7 && eps == 0) {
+            continue;  // 0 / 0
+          }
+          const NormCase c{dtype, dtype, 4, columns};
+          const Inputs in = random_inputs(c, device);
+          expect_matches(run(in, {}, eps), reference(in, eps), c);
+        }
+      }
+    }
+  }
+}
+
+// Squares of these overflow in the dtype of sums; the op shrinks such rows by a power of 2 first.
+struct Huge {
+  DType dtype;
+  std::vector<double> sizes;
+  double top;  // near the end of the range
+};
+
+const std::vector<Huge> kHuge = {{float32, {1e19, 1e30, 3e37}, 3.4e38},
+                                 {bfloat16, {1e19, 1e30, 3e37}, 3.38e38},
+                                 {float64, {1e155, 1e300, 2e307}, 1.79e308}};
+
+TEST(LayerNormNumerics, HugeValuesDoNotOverflow) {
+  manual_seed(10);
+  for (const Device device : test_devices()) {
+    for (const Huge& huge : kHuge) {
+      for (const std::int64_t columns : some_columns(device)) {
+        if (columns < 7) {
+          continue;
+        }
+        const NormCase c{huge.dtype, accumulate_dtype(huge.dtype), 4, columns};
+        for (const double size : huge.sizes) {
+          Inputs in = random_inputs(c, device);
+          std::vector<double> x = to_vector<double>(in.x);
+          for (std::size_t i = 0; i < x.size(); ++i) {
+            x[i] = std::clamp(x[i], -4.0, 4.0) * (i / columns == 1 ? 1 : size);  // row 1 stays ordinary
+          }
+          in.x = with_values(x, in.x);
+          const Results got = run(in);
+          // dx is about 1/size: where that is subnormal it has few digits left, so only y and the sums are compared.
+          expect_matches({.y = got.y, .dx = {}, .dweight = got.dweight, .dbias = got.dbias}, reference(in), c);
+          expect_finite(got.dx, fmt::format("dx of {}, {}", size, c.name()));
+        }
+        // The top of the range, where even a difference of two elements overflows.
+        std::vector<double> top(columns);
+        std::vector<double> expected(columns);
+        const double mean = columns % 2 == 0 ? 0 : 1.0 / static_cast<double>(columns);  // in units of the top
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const double sign = i % 2 == 0 ? 1 : -1;
+          top[i] = sign * huge.top;
+          expected[i] = (sign - mean) / std::sqrt(1 - mean * mean);
+        }
+        const Tensor x = with_values(top, empty({1, columns}, huge.dtype, device));
+        const double rounding = huge.dtype == bfloat16 ? epsilon_of(bfloat16) : 0;
+        expect_close(layer_norm(x, {columns}), expected, 1e-5 + rounding, 0, "the top of the range, " + c.name());
+      }
+    }
+  }
+}
+
+TEST(LayerNormNumerics, NonFiniteValuesStayInTheirRow) {
+  manual_seed(11);
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : some_columns(device)) {
+        const NormCase c{dtype, weight_dtype, 5, columns};
+        const Inputs clean = random_inputs(c, device);
+        const Results expected = run(clean);
+        // At the ends too: kernels shift a row by its first elements, and its last ones may be fewer than others read.
+        const std::vector<std::pair<double, std::int64_t>> bad_values = {
+            {NAN, 0}, {INFINITY, 0}, {NAN, columns / 2}, {INFINITY, columns / 2}, {-INFINITY, columns - 1}};
+        for (const auto& [bad, at] : bad_values) {
+          std::vector<double> x = to_vector<double>(clean.x);
+          x[2 * columns + at] = bad;
+          Inputs in = clean;
+          in.x = with_values(x, clean.x);
+          const Results got = run(in);
+          const std::string what = fmt::format("{} at {}, {}", bad, at, c.name());
+          for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 2}, {3, 2}}) {
+            expect_same_bits(rows_of(got.y, begin, count), rows_of(expected.y, begin, count), what);
+            expect_same_bits(rows_of(got.dx, begin, count), rows_of(expected.dx, begin, count), what);
+          }
+          for (const double value : to_vector<double>(rows_of(got.y, 2, 1))) {
+            ASSERT_TRUE(std::isnan(value)) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LayerNormNumerics, RowsDoNotDependOnHowManyThereAre) {
+  manual_seed(12);
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : some_columns(device)) {
+        // On a GPU, more than it works on at a time.
+        const std::int64_t rows = columns <= (device.is_cuda() ? 4005 : 256) ? 1151
+                                  : device.is_cuda() && columns <= 50'000    ? 300
+                                                                             : 70;
+        const Inputs in = random_inputs({dtype, weight_dtype, rows, columns}, device);
+        const Results all = run(in);
+        for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 2}, {rows - 33, 33}}) {
+          const Results some = run(part_of(in, begin, count));
+          const std::string what = fmt::format("{} from {} of {}, {} columns, {}", count, begin, rows, columns, dtype);
+          expect_same_bits(some.y, rows_of(all.y, begin, count), "y, " + what);
+          expect_same_bits(some.dx, rows_of(all.dx, begin, count), "dx, " + what);
+        }
+      }
+    }
+  }
+}
+
+TEST(LayerNormNumerics, SameBitsEveryTimeAndWithAnyNumberOfThreads) {
+  manual_seed(13);
+  const int threads = num_threads();
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : some_columns(device)) {
+        const std::int64_t rows = std::max<std::int64_t>(200'000 / (columns + 300), 20);
+        const Inputs in = random_inputs({dtype, weight_dtype, rows, columns}, device);
+        const Results first = run(in);
+        for (const int count : {1, 2, 3, 7, threads}) {
+          set_num_threads(count);
+          expect_same(first, run(in), fmt::format("{} columns, {}, {} threads", columns, dtype, count));
+        }
+      }
+    }
+  }
+  set_num_threads(threads);
+}
+
+}  // namespace
