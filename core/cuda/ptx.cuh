@@ -75,35 +75,23 @@ __device__ inline void arrive(std::uint64_t* barrier) {
       : "memory");
 }
 
-__device__ inline bool is_complete(std::uint64_t* barrier, unsigned parity) {
-  std::uint32_t complete;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .pred complete;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, complete;\n"
-      "}\n"
-      : "=r"(complete)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-#else
-  asm volatile(
-      "{\n"
-      ".reg .pred complete;\n"
-      "mbarrier.test_wait.parity.shared.b64 complete, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, complete;\n"
-      "}\n"
-      : "=r"(complete)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-#endif
-  return complete != 0;
-}
-
+/// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
-  while (!is_complete(barrier, parity)) {
-  }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define MICA_PTX_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define MICA_PTX_WAIT "mbarrier.test_wait.parity.shared.b64"
+#endif
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "again:\n" MICA_PTX_WAIT
+      " complete, [%0], %1;\n"
+      "@!complete bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#undef MICA_PTX_WAIT
 }
 
 // Counters in global memory through which blocks meet.

@@ -22,8 +22,7 @@ enum class Team { warp, block, cluster };
 
 // Blocks in all: a number of its own and not the chip's, so that results do not depend on the chip.
 constexpr int kStreamBlocks = 132;
-// Where more than 2 blocks share a row: they must lie in one group of multiprocessors, and an H200 has room for so
-// many.
+// Where more than 2 blocks share a row, which must lie in one group of multiprocessors, an H200 has room for so many.
 constexpr int kStreamClusterBlocks = 120;
 constexpr int kStreamLargestClusterBlocks = 112;  // 16
 constexpr int kStreamShared = 227 * 1024;         // bytes of shared memory that a block may have
@@ -117,7 +116,8 @@ class Stream {
 };
 
 /// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
-/// cluster, whose warps have met before. Nobody waits to leave any: a warp may be a row ahead of others.
+/// cluster, whose warps have met before. Hardly any waits to leave them: of a block in a cluster one warp does, for the
+/// others of its block. A warp may be a row ahead of others.
 template <Team kTeam>
 class Meeting {
  public:
@@ -187,6 +187,10 @@ class Meeting {
     const int slot = taken_ % kMeetings;
     constexpr int kLast = kLevels - 1;
     cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
+    if (kTeam == Team::cluster) {
+      // Passed long since; but a warp that has it knows, as race checkers do, that the warps before have read theirs.
+      cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
+    }
     ++taken_;
     return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
   }
