@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <bit>
-#include <cstdlib>  // for MICA_TUNE, to be deleted with it
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
@@ -17,17 +15,23 @@ using namespace rows;
 
 namespace {
 
-constexpr int kBlock = 256;       // threads
-constexpr int kResident = 4;      // blocks on a multiprocessor: bounds the registers
-constexpr int kMostCluster = 8;   // blocks
-constexpr int kBlocks = 132 * 4;  // in all, about: a number of its own, so that results do not depend on the chip
+constexpr int kBlock = 256;      // threads
+constexpr int kResident = 3;     // blocks on a multiprocessor: bounds the registers
+constexpr int kMostCluster = 8;  // blocks
+// Blocks in all, at most: an H200 has room for about so many clusters of them at a time. A number of its own, so that
+// results do not depend on the chip.
+constexpr int kBlocks = 320;
+constexpr int kBlocksWithPartials = 192;
 constexpr int kNarrowTile = 128;  // bytes
 constexpr int kLeastRows = 2;     // of a thread
-constexpr int kLeastBatches = 4;  // of a thread, for partials to pay
+constexpr int kLeastBatches = 4;  // of a thread
+constexpr int kManyBatches = 16;  // of a thread: partials pay
 
 // Rows that a thread loads before it uses any.
 template <class T, int V>
-constexpr int kUnroll = V > 1 && sizeof(T) == 4 ? 3 : 2;
+constexpr int kUnroll = V > 1 && sizeof(T) == 4   ? 4
+                        : V > 1 && sizeof(T) == 2 ? 3
+                                                  : 2;
 
 // Packs of a row that a thread has: without 16-byte loads, enough that its lanes read long stretches all the same.
 template <class T, int V>
@@ -224,30 +228,16 @@ ParametersPlan parameters_plan(std::int64_t rows, std::int64_t columns, int widt
          kBlock / p.lanes * 2 <= rows) {
     p.lanes /= 2;
   }
-#ifdef MICA_TUNE  // to be deleted
-  if (const char* lanes = std::getenv("PL")) {
-    p.lanes = std::atoi(lanes);
-  }
-#endif
   p.tiles = ceil_div(columns, p.lanes * width);
   const std::int64_t thread_rows = rows * p.lanes / kBlock;  // if a block had a tile alone
   const std::int64_t most = std::min(kBlocks / p.tiles, thread_rows / kLeastRows);
-  p.parts = std::bit_floor(static_cast<unsigned>(std::clamp<std::int64_t>(most, 1, kMostCluster)));
-  if (p.parts == kMostCluster) {
-    p.parts *= static_cast<int>(std::max<std::int64_t>(
-        1, std::min(kBlocks / (kMostCluster * p.tiles), thread_rows / (kMostCluster * kLeastBatches * unroll))));
+  p.parts = static_cast<int>(std::clamp<std::int64_t>(most, 1, kMostCluster));
+  if (p.parts == kMostCluster && thread_rows >= kMostCluster * kManyBatches * unroll) {
+    p.parts *=
+        static_cast<int>(std::max<std::int64_t>(1, std::min(kBlocksWithPartials / (kMostCluster * p.tiles),
+                                                            thread_rows / (kMostCluster * kLeastBatches * unroll))));
   }
   p.cluster = std::min(p.parts, kMostCluster);
-#ifdef MICA_TUNE  // to be deleted
-  if (const char* parts = std::getenv("PY")) {
-    p.parts = std::atoi(parts);
-    p.cluster = std::min(p.parts, kMostCluster);
-  }
-  if (const char* cluster = std::getenv("PC")) {
-    p.cluster = std::atoi(cluster);
-  }
-  p.parts = static_cast<int>(ceil_div(p.parts, p.cluster) * p.cluster);
-#endif
   if (!cuda::device_has_clusters()) {
     p.cluster = 1;
   }
