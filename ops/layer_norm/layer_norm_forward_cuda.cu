@@ -4,34 +4,17 @@
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/ops/layer_norm/layer_norm_forward_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_moments_cuda.cuh>
 
-// T is the type of x and y, W that of weight and bias, S that of sums: float, or double for double.
+// Forward for rows that do not stream.
 
 namespace mica::kernels {
 
 using namespace layer_norm_cuda;
 
 namespace {
-
-template <class T, class W>
-struct Forward {
-  using S = Accumulate<T>;
-  std::int64_t rows;
-  std::int64_t columns;
-  const T* x;
-  const W* weight;
-  const W* bias;
-  S eps;
-  T* y;
-  S* mean;  // null, with rstd: not wanted
-  S* rstd;
-};
-
-// Whether moments are taken in one pass; see Moments.
-template <class T, int V>
-constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
 
 // x of a thread's packs; zeros where there are none.
 template <int V, int P, int kLanes, class T>
@@ -110,14 +93,6 @@ __device__ void write_packs(const S (&x)[P * V], const Share<V, P, kLanes>& shar
   }
 }
 
-template <class T, class W, class S>
-__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rstd, S scale) {
-  if (a.mean != nullptr) {
-    a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
-    a.rstd[row] = rstd * scale;
-  }
-}
-
 // A row whose squares overflow, or that is not finite, in three passes over memory: hardly any is, and it must not cost
 // the others registers.
 template <class T, class W, int V, int P, int kLanes, Team kTeam>
@@ -169,21 +144,12 @@ __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p,
   const T* const x_row = a.x + (place.present ? place.row : 0) * a.columns;
   const S in_row = S(1) / static_cast<S>(a.columns);
   S x[P * V];
-  S shift = 0;
+  S shift;
   Moments<S> m;
   {
     Pack<T, V> packs[P];
     load_packs(x_row + place.at, place.share, packs);
-    if constexpr (kOnePass<T, V>) {
-      S pack[V];
-      unpack(load<V>(x_row), pack);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        shift = fma(pack[j], S(1.0 / V), shift);
-      }
-    } else {
-      shift = static_cast<S>(x_row[0]);
-    }
+    shift = shift_of(load<kFirst<T, V>>(x_row));
     m = sum_differences<kOnePass<T, V>>(packs, place.share, shift, x);
   }
   if constexpr (kOnePass<T, V>) {
@@ -318,12 +284,6 @@ ForwardPlan forward_plan(std::int64_t columns, int packs, int most_threads) {
   return p;
 }
 
-// Packs a thread, at most.
-template <int V>
-constexpr int kMostPacks = V == 1   ? 16
-                           : V == 8 ? 4
-                                    : 8;
-
 /// The plan for rows of a length that can be read in packs of V; none for rows that are too long.
 template <int V>
 ForwardPlan forward_plan(std::int64_t columns) {
@@ -433,6 +393,11 @@ void layer_norm_forward(Cuda, const LayerNormForward& args) {
                           .y = args.y.data<T>(),
                           .mean = data_or_null<Accumulate<T>>(args.mean),
                           .rstd = data_or_null<Accumulate<T>>(args.rstd)};
+    if constexpr (sizeof(T) <= sizeof(float)) {
+      if (forward_stream(a)) {
+        return;
+      }
+    }
     with_pack_size<T>(
         a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a, args.x.device()); }, a.x,
         a.weight, a.bias, a.y);

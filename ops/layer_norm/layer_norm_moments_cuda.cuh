@@ -6,11 +6,9 @@
 #include <cstdint>
 
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/layer_norm/layer_norm_forward_cuda.cuh>
 
 namespace mica::kernels::layer_norm_cuda {
-
-using namespace rows;
 
 // Who shares a row: a warp or some of its lanes, a block, or several blocks.
 enum class Team { warp, block, blocks };
@@ -25,32 +23,7 @@ struct ForwardPlan {
   int slab = 0;     // columns of a row that a block has
 };
 
-constexpr int kForwardBlock = 512;  // threads, at most
-constexpr int kForwardSlabs = 32;   // blocks that share a row, at most
-
-// Moments of some elements relative to a shift that is near them. There are two ways to them:
-//
-// In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the
-// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits
-// of it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula.
-template <class S>
-struct Moments {
-  S a;
-  S b;
-};
-
-template <class S>
-__device__ S reciprocal(S n) {
-  return n > 0 ? S(1) / n : S(0);
-}
-
-// The moments of `count` elements in each of kLanes lanes together; all of them get them.
-template <int kLanes, class S>
-__device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciprocal_n) {
-  const S mean = sum_lanes<kLanes>(count * mine.a) * reciprocal_n;
-  const S difference = mine.a - mean;
-  return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
-}
+constexpr int kForwardSlabs = 32;  // blocks that share a row, at most
 
 // Where the warps of a block meet.
 template <class S>

@@ -1,0 +1,98 @@
+#pragma once
+
+// What the CUDA kernels of layer_norm's forward share. T is the type of x and y, W that of weight and bias, S that of
+// sums: float, or double for double.
+
+#include <cstdint>
+
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
+
+namespace mica::kernels::layer_norm_cuda {
+
+using namespace rows;
+
+template <class T, class W>
+struct Forward {
+  using S = Accumulate<T>;
+  std::int64_t rows;
+  std::int64_t columns;
+  const T* x;
+  const W* weight;
+  const W* bias;
+  S eps;
+  T* y;
+  S* mean;  // null, with rstd: not wanted
+  S* rstd;
+};
+
+constexpr int kForwardBlock = 512;  // threads, at most
+
+// Packs of a row that a thread holds in registers, at most.
+template <int V>
+constexpr int kMostPacks = V == 1   ? 16
+                           : V == 8 ? 4
+                                    : 8;
+
+// Moments of some elements relative to a shift that is near them. There are two ways to them:
+//
+// In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the
+// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits
+// of it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula. A warp of a row
+// that streams takes the former to the latter.
+template <class S>
+struct Moments {
+  S a;
+  S b;
+};
+
+// Whether moments are taken in one pass.
+template <class T, int V>
+constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
+
+// Elements at the beginning of a row that its shift comes from.
+template <class T, int V>
+constexpr int kFirst = kOnePass<T, V> ? V : 1;
+
+// The shift of a row that begins with `first`: their mean.
+template <class T, int V>
+__device__ Accumulate<T> shift_of(const Pack<T, V>& first) {
+  using S = Accumulate<T>;
+  S values[V];
+  unpack(first, values);
+  S shift = 0;
+#pragma unroll
+  for (const S value : values) {
+    shift = fma(value, S(1.0 / V), shift);
+  }
+  return shift;
+}
+
+template <class S>
+__device__ S reciprocal(S n) {
+  return n > 0 ? S(1) / n : S(0);
+}
+
+// The moments of `count` elements in each of kLanes lanes together; all of them get them.
+template <int kLanes, class S>
+__device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciprocal_n) {
+  const S mean = sum_lanes<kLanes>(count * mine.a) * reciprocal_n;
+  const S difference = mine.a - mean;
+  return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
+}
+
+/// Of a row that was scaled before; `mean` still is.
+template <class T, class W, class S>
+__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rstd, S scale) {
+  if (a.mean != nullptr) {
+    a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
+    a.rstd[row] = rstd * scale;
+  }
+}
+
+/// Rows that stream through shared memory. False, and nothing is done: not for rows of this length or alignment, or not
+/// for this chip.
+template <class T, class W>
+bool forward_stream(const Forward<T, W>& a);
+
+}  // namespace mica::kernels::layer_norm_cuda
