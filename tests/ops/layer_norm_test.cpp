@@ -21,6 +21,43 @@ TEST(LayerNorm, MatchesReference) {
   }
 }
 
+// Each kernel on no more than it takes to use its memory again. The other tests are too long for compute-sanitizer's
+// racecheck; with this one alone it takes minutes:
+//   MICA_POOL=0 compute-sanitizer --tool racecheck build/cuda/bin/mica_tests --gtest_filter=LayerNorm.EachKernel
+TEST(LayerNorm, EachKernel) {
+  manual_seed(16);
+  for (const Device device : test_devices()) {
+    std::vector<NormCase> cases = {{float32, float32, 9, 7},    {float32, float32, 9, 64},  {float32, float32, 9, 4096},
+                                   {float32, float32, 9, 4005}, {float16, float16, 9, 100}, {float16, float32, 9, 768},
+                                   {float64, float64, 9, 1000}, {bfloat16, float32, 9, 500}};
+    if (device.is_cuda()) {
+      cases = {{float32, float32, 1151, 7},   {float32, float32, 1151, 64},   {float32, float32, 1151, 128},
+               {float32, float32, 1151, 260}, {float32, float32, 1151, 301},  {float32, float32, 300, 1604},
+               {float32, float32, 600, 4005}, {float32, float32, 300, 8192},  {float32, float32, 80, 9001},
+               {float32, float32, 70, 20001}, {float32, float32, 80, 20008},  {float32, float32, 3, 100'001},
+               {float32, float32, 2, 300007}, {float16, float16, 1151, 100},  {float16, float32, 1151, 264},
+               {float16, float16, 600, 2048}, {bfloat16, float32, 200, 9000}, {bfloat16, bfloat16, 200, 15'000},
+               {float16, float16, 80, 16392}, {float16, float16, 9, 200'000}, {float16, float16, 300, 4001},
+               {float16, float16, 5, 20001},  {float64, float64, 300, 1000},  {float64, float64, 5, 20001}};
+    }
+    for (const NormCase& c : cases) {
+      Inputs in = random_inputs(c, device);
+      const Reference expected = reference(in);
+      expect_matches(run(in), expected, c);
+      expect_matches(run(in, {.x = false}), expected, c);
+      if (c.dtype == float32) {  // squares that overflow, in every other row
+        std::vector<double> x = to_vector<double>(in.x);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
+        }
+        in.x = with_values(x, in.x);
+        const Results got = run(in, {.x = false});
+        expect_matches(got, reference(in), c);
+      }
+    }
+  }
+}
+
 TEST(LayerNorm, WeightAndBiasAreOptional) {
   manual_seed(2);
   for (const Device device : test_devices()) {
@@ -50,7 +87,7 @@ TEST(LayerNorm, GradientsNotNeededAreNotComputedAndChangeNoOther) {
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
-        // A GPU has one way to dweight and dbias alone for few rows and for long ones, and another for others.
+        // Whether dweight and dbias alone take partial sums on a GPU depends on how many rows there are.
         const std::int64_t few = columns <= 16'384 ? 19 : 5;
         const std::int64_t many = device.is_cuda() && columns <= 16'384 ? 521 : few;
         for (std::int64_t rows = few; rows <= many; rows += 502) {
