@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <queue>
 #include <unordered_map>
 
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/engine.h>
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/creation.h>
@@ -46,50 +48,137 @@ class Frontier {
   std::unordered_map<Node*, Tensors> gradients_;
 };
 
-void run_hooks(const Node& node, Tensors& gradients) {
-  for (const auto& [output, hook] : node.hooks) {
-    if (gradients[output].defined()) {
-      if (Tensor replaced = hook(gradients[output]); replaced.defined()) {
-        gradients[output] = std::move(replaced);
-      }
-    }
+// What a pass through the graph starts from.
+struct Root {
+  Edge edge;
+  Tensor gradient;
+};
+
+Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
+  check(output.defined(), "{}: expected a defined tensor, got an undefined one", op);
+  Edge edge = gradient_edge(output);
+  check(edge.node != nullptr,
+        "{}: the tensor of shape {} does not require a gradient: nothing it was computed from has requires_grad, or it "
+        "was computed while recording was off",
+        op, output.shape());
+  if (!gradient.defined()) {
+    check(output.numel() == 1, "{}: a tensor of shape {} is not a scalar and needs a gradient to start from", op,
+          output.shape());
+    return {std::move(edge), ones_like(output)};
   }
+  check(
+      gradient.shape() == output.shape() && gradient.dtype() == output.dtype() && gradient.device() == output.device(),
+      "{}: expected a gradient of {} {} on {}, got {} {} on {}", op, output.dtype(), output.shape(), output.device(),
+      gradient.dtype(), gradient.shape(), gradient.device());
+  return {std::move(edge), gradient};
 }
 
-}  // namespace
-
-void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
-  check(root.defined(), "backward: expected a defined tensor, got an undefined one");
-  const Edge start = gradient_edge(root);
-  check(start.node != nullptr,
-        "backward: the tensor of shape {} does not require a gradient: nothing it was computed from has "
-        "requires_grad, or it was computed while recording was off",
-        root.shape());
-  if (gradient.defined()) {
-    check(gradient.shape() == root.shape() && gradient.dtype() == root.dtype() && gradient.device() == root.device(),
-          "backward: expected a gradient of {} {} on {}, got {} {} on {}", root.dtype(), root.shape(), root.device(),
-          gradient.dtype(), gradient.shape(), gradient.device());
-  } else {
-    check(root.numel() == 1, "backward: a tensor of shape {} is not a scalar and needs a gradient to start from",
-          root.shape());
-  }
-
+// Sends the gradients back through the graph, newest node first. visit(node, gradients) sees each node with the
+// complete gradients of its outputs, and says whether to go on through it.
+template <class Visit>
+void traverse(const std::vector<Root>& roots, bool retain_graph, Visit&& visit) {
   const NoGrad guard;
   Frontier frontier;
-  frontier.add(start, gradient.defined() ? gradient : ones_like(root));
+  for (const Root& root : roots) {
+    frontier.add(root.edge, root.gradient);
+  }
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
-    run_hooks(*node, gradients);
+    node->run_hooks(gradients);
+    if (!visit(*node, gradients)) {
+      continue;
+    }
     Tensors results = node->backward(std::move(gradients));
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (results[i].defined()) {
         frontier.add(node->edges[i], std::move(results[i]));
       }
     }
-    if (!options.retain_graph) {
+    if (!retain_graph) {
       node->release();
     }
   }
+}
+
+// Which nodes a pass goes through to find the gradients of some: those from which edges lead to them.
+class Ways {
+ public:
+  template <class Ends>
+  Ways(const std::vector<Root>& roots, const Ends& ends) {
+    std::vector<const Node*> found;  // every node of the graph, once
+    const auto find = [&](const Node* node) {
+      if (node != nullptr && leads_.try_emplace(node, false).second) {
+        found.push_back(node);
+      }
+    };
+    for (const Root& root : roots) {
+      find(root.edge.node.get());
+    }
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      for (const Edge& edge : found[i]->edges) {
+        find(edge.node.get());
+      }
+    }
+    // Oldest first: where a node's edges lead is known before it.
+    std::sort(found.begin(), found.end(), [](const Node* a, const Node* b) { return a->sequence() < b->sequence(); });
+    for (const Node* node : found) {
+      leads_[node] = std::any_of(node->edges.begin(), node->edges.end(), [&](const Edge& edge) {
+        return edge.node != nullptr && (ends.contains(edge.node.get()) || leads_[edge.node.get()]);
+      });
+    }
+  }
+
+  bool go_through(const Node& node) const { return leads_.at(&node); }
+
+ private:
+  std::unordered_map<const Node*, bool> leads_;
+};
+
+}  // namespace
+
+void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
+  traverse({root_of("backward", root, gradient)}, options.retain_graph, [](Node&, const Tensors&) { return true; });
+}
+
+Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients, GradOptions options) {
+  check(!outputs.empty(), "grad: expected at least one output");
+  check(gradients.empty() || gradients.size() == outputs.size(),
+        "grad: expected {} gradients, one for each output, got {}", outputs.size(), gradients.size());
+  std::vector<Root> roots;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    roots.push_back(root_of("grad", outputs[i], gradients.empty() ? Tensor{} : gradients[i]));
+  }
+  std::vector<Edge> ends;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check(inputs[i].defined(), "grad: expected a defined input {}, got an undefined one", i);
+    ends.push_back(gradient_edge(inputs[i]));
+    check(ends.back().node != nullptr, "grad: input {} of shape {} does not require a gradient", i, inputs[i].shape());
+  }
+
+  std::unordered_map<const Node*, std::vector<std::size_t>> inputs_at;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    inputs_at[ends[i].node.get()].push_back(i);
+  }
+  Tensors results(inputs.size());
+  const Ways ways(roots, inputs_at);
+  traverse(roots, options.retain_graph, [&](const Node& node, const Tensors& arrived) {
+    if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
+      for (const std::size_t i : at->second) {
+        results[i] = arrived[ends[i].slot];
+      }
+    }
+    return ways.go_through(node);
+  });
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check(results[i].defined() || options.allow_unused,
+          "grad: the outputs do not depend on input {} of shape {}; pass {{.allow_unused = true}} for an undefined "
+          "gradient instead",
+          i, inputs[i].shape());
+    if (results[i].defined()) {
+      results[i] = unshared(std::move(results[i]));  // the caller may write it in place
+    }
+  }
+  return results;
 }
 
 }  // namespace mica::autograd

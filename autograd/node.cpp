@@ -3,8 +3,14 @@
 namespace mica::autograd {
 
 std::uint64_t Node::next_sequence() {
-  static std::atomic<std::uint64_t> next{0};
+  static std::atomic<std::uint64_t> next{kOldest + 1};
   return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Node::run_hooks(Tensors& gradients) const {
+  for (const auto& [output, hook] : hooks) {
+    call_hook(hook, gradients[output]);
+  }
 }
 
 namespace detail {

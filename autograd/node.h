@@ -30,10 +30,19 @@ struct OutputInfo {
 
 using Hook = std::function<Tensor(const Tensor&)>;
 
+/// Shows the hook a gradient, if there is one, and takes the one it returns, if it does.
+inline void call_hook(const Hook& hook, Tensor& gradient) {
+  if (gradient.defined()) {
+    if (Tensor replaced = hook(gradient); replaced.defined()) {
+      gradient = std::move(replaced);
+    }
+  }
+}
+
 /// One recorded operation. Its edges lead to the nodes that made its inputs.
 class Node {
  public:
-  Node() : sequence_(next_sequence()) {}
+  Node() : Node(next_sequence()) {}
   virtual ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -41,6 +50,8 @@ class Node {
   /// From the gradients of the outputs (undefined: zero) to those of the inputs, one for each edge (undefined: zero).
   virtual Tensors backward(Tensors gradients) = 0;
   virtual std::string name() const = 0;
+  /// Lets those see, and replace, the gradients of the outputs who asked for it.
+  virtual void run_hooks(Tensors& gradients) const;
   /// Drops what was saved for backward.
   virtual void release() {}
 
@@ -51,6 +62,12 @@ class Node {
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
   std::vector<std::pair<int, Hook>> hooks;  // (output, hook), in the order of registration
+
+ protected:
+  /// Older than every op: for the ends of the graph, which are made along with the first op that leads to them.
+  static constexpr std::uint64_t kOldest = 0;
+
+  explicit Node(std::uint64_t sequence) : sequence_(sequence) {}
 
  private:
   static std::uint64_t next_sequence();

@@ -10,21 +10,22 @@ namespace {
 /// The end of every path through the graph: adds what arrives to a leaf's grad.
 class AccumulateGrad final : public Node {
  public:
-  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf) : slot_(std::move(slot)) {
+  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf) : Node(kOldest), slot_(std::move(slot)) {
     outputs.push_back({leaf.shape(), leaf.dtype(), leaf.device()});
   }
 
   std::string name() const override { return "AccumulateGrad"; }
 
+  void run_hooks(Tensors& gradients) const override {
+    for (const Hook& hook : slot_->hooks) {
+      call_hook(hook, gradients[0]);
+    }
+  }
+
   Tensors backward(Tensors gradients) override {
     Tensor gradient = std::move(gradients[0]);
     if (!gradient.defined()) {
       return {};
-    }
-    for (const Hook& hook : slot_->hooks) {
-      if (Tensor replaced = hook(gradient); replaced.defined()) {
-        gradient = std::move(replaced);
-      }
     }
     // The grad outlives the graph and its owner may write it in place, so it must be nobody else's memory.
     slot_->grad = slot_->grad.defined() ? add_gradients(std::move(slot_->grad), gradient, /*in_place=*/true)

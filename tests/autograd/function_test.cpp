@@ -2,6 +2,7 @@
 
 #include "tests/support.h"
 #include <mica/autograd/function.h>
+#include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 
@@ -228,6 +229,103 @@ TEST(Autograd, HooksSeeAndReplaceGradients) {
   EXPECT_EQ(seen, 2) << "the hook sees the sum of both paths";
   EXPECT_EQ(x.grad().item(), 60);
   expect_error([] { scalar(1).register_hook([](const Tensor& g) { return g; }); }, "does not require a gradient");
+}
+
+TEST(Autograd, HooksOfLeavesSeeTheSumOfShortAndLongPaths) {
+  const Tensor x = scalar(3).requires_grad_();
+  const Tensor y = plus(square(square(x)), plus(square(x), x));  // 4 x³ + 2 x + 1
+  std::vector<double> seen;
+  x.register_hook([&](const Tensor& dx) {
+    seen.push_back(dx.item());
+    return Tensor{};
+  });
+  y.backward();
+  EXPECT_EQ(seen, std::vector<double>{115});
+  EXPECT_EQ(x.grad().item(), 115);
+}
+
+// y = x, whose backward nobody may run.
+struct NoWay {
+  Tensor forward(Context&, const Tensor& x) const { return x.detach(); }
+  Tensor backward(Context&, const Tensor&) const { throw Error("NoWay: ran"); }
+};
+
+TEST(Autograd, GradReturnsWhatBackwardAccumulates) {
+  const Tensor a = from_data(std::vector<double>{2, 3}, {2}).requires_grad_();
+  const Tensor b = from_data(std::vector<double>{5, 7}, {2}).requires_grad_();
+  const Tensor middle = square(a);
+  const Tensor y = plus(square(middle), plus(b, b));
+  const Tensor dy = from_data(std::vector<double>{1, 10}, {2});
+  const Tensors got = autograd::grad({y}, {b, middle, a, a, y}, {dy}, {.retain_graph = true});
+  expect_close(got[0], {2, 20}, 0, 0);
+  expect_close(got[1], {8, 180}, 0, 0);
+  expect_close(got[2], {32, 1080}, 0, 0);
+  expect_close(got[3], {32, 1080}, 0, 0);
+  expect_close(got[4], {1, 10}, 0, 0);
+  EXPECT_FALSE(a.grad().defined() || b.grad().defined()) << "nothing accumulates";
+  // Each result is its own memory.
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NE(got[i].raw_data(), dy.raw_data());
+    for (std::size_t k = 0; k < i; ++k) {
+      EXPECT_NE(got[i].raw_data(), got[k].raw_data());
+    }
+  }
+  y.backward(dy);
+  expect_close(a.grad(), {32, 1080}, 0, 0);
+  expect_close(b.grad(), {2, 20}, 0, 0);
+}
+
+TEST(Autograd, GradAddsOverOutputsAndTakesHooks) {
+  const Tensor x = scalar(3).requires_grad_();
+  const Tensor y = square(x);
+  y.register_hook([](const Tensor& g) { return plus(g, g); });
+  const Tensors got = autograd::grad({y, square(y), x}, {x}, {scalar(1), {}, scalar(100)});
+  EXPECT_EQ(got.at(0).item(), 2 * (1 + 2 * 9) * 6 + 100);
+}
+
+TEST(Autograd, GradRunsNothingThatDoesNotLeadToItsInputs) {
+  const Tensor x = scalar(3).requires_grad_();
+  const Tensor other = scalar(4).requires_grad_();
+  const Tensor y = plus(square(x), autograd::apply(NoWay{}, other));
+  EXPECT_EQ(autograd::grad({y}, {x}).at(0).item(), 6);
+  EXPECT_FALSE(other.grad().defined());
+  // The op before an input is not run either, and stays usable.
+  const Tensor z = autograd::apply(NoWay{}, x);
+  EXPECT_EQ(autograd::grad({square(z)}, {z}).at(0).item(), 6);
+  expect_error([&] { autograd::grad({z}, {x}); }, "NoWay: ran");
+}
+
+TEST(Autograd, GradErrors) {
+  const Tensor x = from_data(std::vector<double>{1, 2}, {2}).requires_grad_();
+  const Tensor other = scalar(1).requires_grad_();
+  const Tensor y = square(x);
+  const Tensor dy = from_data(std::vector<double>{1, 1}, {2});
+  expect_error([&] { autograd::grad({}, {x}); }, "grad: expected at least one output");
+  expect_error([&] { autograd::grad({{}}, {x}); }, "grad: expected a defined tensor, got an undefined one");
+  expect_error([&] { autograd::grad({y}, {x}); }, "grad: a tensor of shape [2] is not a scalar and needs a gradient");
+  expect_error([&] { autograd::grad({y}, {x}, {dy, dy}); }, "grad: expected 1 gradients, one for each output, got 2");
+  expect_error([&] { autograd::grad({y}, {x}, {scalar(1)}); }, "grad: expected a gradient of float64 [2] on cpu, got");
+  expect_error([&] { autograd::grad({dy}, {x}, {dy}); }, "grad: the tensor of shape [2] does not require a gradient");
+  expect_error([&] { autograd::grad({y}, {dy}, {dy}); }, "grad: input 0 of shape [2] does not require a gradient");
+  expect_error([&] { autograd::grad({y}, {{}}, {dy}); }, "grad: expected a defined input 0, got an undefined one");
+  expect_error(
+      [&] {
+        autograd::grad({y}, {x, other}, {dy}, {.retain_graph = true});
+      },
+      "grad: the outputs do not depend on input 1 of shape []");
+  const Tensors got = autograd::grad({y}, {x, other}, {dy}, {.allow_unused = true});
+  expect_close(got[0], {2, 4}, 0, 0);
+  EXPECT_FALSE(got[1].defined());
+  expect_error([&] { autograd::grad({y}, {x}, {dy}); }, "Square: backward has already run through this op");
+}
+
+TEST(Autograd, GradThroughALongChain) {
+  const Tensor x = scalar(1).requires_grad_();
+  Tensor y = x;
+  for (int i = 0; i < 200'000; ++i) {
+    y = plus(y, x);
+  }
+  EXPECT_EQ(autograd::grad({y}, {x}).at(0).item(), 200'001);
 }
 
 // (a, b) → (a + b, a, indices), the second cut from the graph by request, the third by its dtype.
