@@ -1,4 +1,5 @@
 #include <mica/autograd/accumulate.h>
+#include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 
 namespace mica::autograd {
@@ -8,6 +9,20 @@ namespace {
 bool is_unshared(const Tensor& x) {
   return x.handle().use_count() == 1 && x.handle()->storage.use_count() == 1 && !x.handle()->slot && x.is_contiguous();
 }
+
+struct AddGradients {
+  static constexpr bool composed = true;
+
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) const {
+    const Tensor sum = empty(a.shape(), a.dtype(), a.device());
+    copy_into(sum, a);
+    add_into(sum, b);
+    return sum;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) const {
+    return {ctx.needs_grad(0) ? dy : Tensor{}, ctx.needs_grad(1) ? dy : Tensor{}};
+  }
+};
 
 }  // namespace
 
@@ -25,6 +40,9 @@ Tensor add_gradients(Tensor sum, const Tensor& gradient, bool in_place) {
     add_into(sum, gradient);
     sum.bump_version();
     return sum;
+  }
+  if (grad_enabled()) {
+    return apply(AddGradients{}, sum, gradient);
   }
   sum = unshared(std::move(sum));
   add_into(sum, gradient);

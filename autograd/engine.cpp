@@ -76,8 +76,8 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
 // Sends the gradients back through the graph, newest node first. visit(node, gradients) sees each node with the
 // complete gradients of its outputs, and says whether to go on through it.
 template <class Visit>
-void traverse(const std::vector<Root>& roots, bool retain_graph, Visit&& visit) {
-  const NoGrad guard;
+void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit) {
+  const GradMode guard(record);
   Frontier frontier;
   for (const Root& root : roots) {
     frontier.add(root.edge, root.gradient);
@@ -137,7 +137,8 @@ class Ways {
 }  // namespace
 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
-  traverse({root_of("backward", root, gradient)}, options.retain_graph, [](Node&, const Tensors&) { return true; });
+  traverse({root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false,
+           [](Node&, const Tensors&) { return true; });
 }
 
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients, GradOptions options) {
@@ -161,20 +162,21 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
   }
   Tensors results(inputs.size());
   const Ways ways(roots, inputs_at);
-  traverse(roots, options.retain_graph, [&](const Node& node, const Tensors& arrived) {
-    if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
-      for (const std::size_t i : at->second) {
-        results[i] = arrived[ends[i].slot];
-      }
-    }
-    return ways.go_through(node);
-  });
+  traverse(roots, options.retain_graph || options.create_graph, options.create_graph,
+           [&](const Node& node, const Tensors& arrived) {
+             if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
+               for (const std::size_t i : at->second) {
+                 results[i] = arrived[ends[i].slot];
+               }
+             }
+             return ways.go_through(node);
+           });
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check(results[i].defined() || options.allow_unused,
           "grad: the outputs do not depend on input {} of shape {}; pass {{.allow_unused = true}} for an undefined "
           "gradient instead",
           i, inputs[i].shape());
-    if (results[i].defined()) {
+    if (results[i].defined() && !options.create_graph) {
       results[i] = unshared(std::move(results[i]));  // the caller may write it in place
     }
   }

@@ -8,6 +8,25 @@
 
 namespace mica::autograd {
 
+namespace {
+
+// Stands where the derivative of an op's backward should.
+class UnknownDerivative final : public Node {
+ public:
+  explicit UnknownDerivative(std::string op) : op_(std::move(op)) {}
+
+  std::string name() const override { return op_ + "'s gradient"; }
+  Tensors backward(Tensors) override {
+    throw Error(
+        fmt::format("{}: its gradient cannot be differentiated again: its backward is not made of recorded ops", op_));
+  }
+
+ private:
+  std::string op_;
+};
+
+}  // namespace
+
 void Context::save(const Tensor& tensor) {
   if (!needs_any_grad_) {
     return;  // nobody will ask
@@ -104,7 +123,8 @@ Tensors FunctionBase::backward(Tensors gradients) {
       }
     }
   }
-  Tensors results = call_backward(ctx_, std::move(gradients));
+  Tensors results = grad_enabled() && !composed() ? call_opaque_backward(std::move(gradients))
+                                                  : call_backward(ctx_, std::move(gradients));
   check(results.size() == edges.size(), "{}: backward returned {} gradients for {} inputs", name(), results.size(),
         edges.size());
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -121,6 +141,37 @@ Tensors FunctionBase::backward(Tensors gradients) {
     check(g.shape() == input.shape && g.dtype() == input.dtype && g.device() == input.device,
           "{}: the gradient of input {} should be {} {} on {}, but backward returned {} {} on {}", name(), i,
           input.dtype, input.shape, input.device, g.dtype(), g.shape(), g.device());
+  }
+  return results;
+}
+
+// The gradients depend on dy and on what was saved, but nobody knows how: to differentiate them is an error.
+Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
+  std::vector<Edge> edges;
+  const auto add_edge = [&](const Tensor& x) {
+    if (Edge edge = gradient_edge(x); edge.node != nullptr) {
+      edges.push_back(std::move(edge));
+    }
+  };
+  for (const Tensor& gradient : gradients) {
+    add_edge(gradient);
+  }
+  for (const Tensor& tensor : ctx_.saved_all()) {
+    add_edge(tensor);
+  }
+  const NoGrad guard;
+  Tensors results = call_backward(ctx_, std::move(gradients));
+  if (!edges.empty()) {
+    const auto unknown = make_node<UnknownDerivative>(name());
+    unknown->edges = std::move(edges);
+    for (Tensor& result : results) {
+      unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
+                                                  : OutputInfo{});
+      if (result.defined()) {
+        result = result.detach();  // it may be dy, which has a history of its own
+        set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
+      }
+    }
   }
   return results;
 }

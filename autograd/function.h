@@ -116,6 +116,9 @@ concept HasForward = requires(F f, Context& ctx, const In&... in) {
 /// members. forward returns a Tensor, an array or a list of them; nothing inside it is recorded. backward takes one
 /// gradient for each output (or a list of them) and returns one for each tensor input, undefined where
 /// `ctx.needs_grad(i)` is false. Undefined inputs stand for absent ones and get no gradient.
+///
+/// If backward computes what it returns by recorded ops alone, from dy and saved tensors, the Function may say so:
+/// `static constexpr bool composed = true;`. Then grad() with create_graph can differentiate it again.
 template <class F, class... In>
 concept Function = std::copyable<F> && detail::HasForward<F, In...>;
 
@@ -136,8 +139,12 @@ class FunctionBase : public Node {
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
+  /// Whether call_backward is made of recorded ops.
+  virtual bool composed() const = 0;
 
  private:
+  Tensors call_opaque_backward(Tensors gradients);
+
   Context ctx_;
   bool released_ = false;
 };
@@ -150,6 +157,14 @@ class FunctionNode final : public FunctionBase {
   FunctionNode(F function, Context ctx) : FunctionBase(std::move(ctx)), function_(std::move(function)) {}
 
  private:
+  bool composed() const override {
+    if constexpr (requires { F::composed; }) {
+      return F::composed;
+    } else {
+      return false;
+    }
+  }
+
   Tensors call_backward(Context& ctx, Tensors gradients) override {
     if constexpr (requires { function_.backward(ctx, static_cast<const Tensors&>(gradients)); }) {
       return as_tensors(function_.backward(ctx, static_cast<const Tensors&>(gradients)));

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
@@ -185,6 +188,40 @@ bool gradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
     return false;
   }
   return true;
+}
+
+bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
+  const auto is_float = [](const Tensor& x) { return x.defined() && is_floating(x.dtype()); };
+  Tensors all = inputs;
+  const PhiloxKey state = rng_state();
+  for (const Tensor& y : f(leaves_of(inputs, /*gaps=*/false))) {
+    if (is_float(y) && y.requires_grad()) {
+      all.push_back(randn_like(y.detach()));
+    }
+  }
+  check(all.size() > inputs.size(), "gradgradcheck: no output of the function requires a gradient");
+  const Call gradients = [&](const Tensors& in) {
+    const GradMode recorded(true);  // also while differences are taken
+    Tensors leaves;
+    for (const Tensor& x : in) {
+      leaves.push_back(is_float(x) && !x.requires_grad() ? x.detach().requires_grad_() : x);
+    }
+    const auto first_gradient = leaves.begin() + static_cast<std::ptrdiff_t>(inputs.size());
+    Tensors outputs;
+    for (const Tensor& y : f(Tensors(leaves.begin(), first_gradient))) {
+      if (is_float(y) && y.requires_grad()) {
+        outputs.push_back(y);
+      }
+    }
+    Tensors wanted;
+    std::copy_if(leaves.begin(), first_gradient, std::back_inserter(wanted), is_float);
+    Tensors results =
+        grad(outputs, wanted, Tensors(first_gradient, leaves.end()), {.create_graph = true, .allow_unused = true});
+    std::erase_if(results, [](const Tensor& x) { return !x.defined(); });
+    return results;
+  };
+  set_rng_state(state);
+  return gradcheck(gradients, all, options);
 }
 
 }  // namespace detail

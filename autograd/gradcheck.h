@@ -16,6 +16,7 @@ struct GradcheckOptions {
 
 namespace detail {
 bool gradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
+bool gradgradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
 
 inline Tensors results(Tensor x) { return {std::move(x)}; }
 inline Tensors results(Tensors x) { return x; }
@@ -52,6 +53,13 @@ Tensors call_with(F& f, const Tensors& in) {
 template <class F>
 bool gradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
   return detail::gradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
+}
+
+/// gradcheck of the gradients of `f` with respect to its inputs, as functions of the inputs and of what is sent into
+/// the outputs: whether second derivatives are right. Arguments and result as gradcheck's.
+template <class F>
+bool gradgradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
+  return detail::gradgradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
 }
 
 }  // namespace mica::autograd

@@ -8,6 +8,7 @@ namespace mica {
 namespace {
 
 struct Cast {
+  static constexpr bool composed = true;
   Device device;
   DType dtype;
   // Where x came from, for the way back.

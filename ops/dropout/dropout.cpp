@@ -9,15 +9,11 @@ namespace mica {
 namespace {
 
 struct DropoutElements {
+  static constexpr bool composed = true;
   double p;
   PhiloxKey key;
 
-  Tensor forward(autograd::Context&, const Tensor& x) const { return masked(x); }
-  Tensor backward(autograd::Context&, const Tensor& dy) const { return masked(dy); }
-
- private:
-  // Linear in x, so that backward is the same function of dy.
-  Tensor masked(const Tensor& x) const {
+  Tensor forward(autograd::Context&, const Tensor& x) const {
     const Tensor from = contiguous_data(x);
     const Tensor y = empty_like(x);
     const kernels::Dropout args{
@@ -25,6 +21,8 @@ struct DropoutElements {
     on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
     return y;
   }
+  // Linear in x, so that backward is the same function of dy.
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
 };
 
 }  // namespace

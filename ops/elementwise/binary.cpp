@@ -53,6 +53,7 @@ struct Shapes {
 };
 
 struct Add {
+  static constexpr bool composed = true;
   Shapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
@@ -66,6 +67,7 @@ struct Add {
 };
 
 struct AddNumber {
+  static constexpr bool composed = true;
   double b;
 
   Tensor forward(Context&, const Tensor& a) const { return compute(functions::Add{}, a, b); }
@@ -73,6 +75,7 @@ struct AddNumber {
 };
 
 struct Sub {
+  static constexpr bool composed = true;
   Shapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
@@ -86,6 +89,7 @@ struct Sub {
 };
 
 struct SubNumber {
+  static constexpr bool composed = true;
   double b;
 
   Tensor forward(Context&, const Tensor& a) const { return compute(functions::Sub{}, a, b); }
@@ -93,6 +97,7 @@ struct SubNumber {
 };
 
 struct SubFromNumber {
+  static constexpr bool composed = true;
   double a;
 
   Tensor forward(Context&, const Tensor& b) const { return compute(functions::Sub{}, a, b); }
@@ -100,6 +105,8 @@ struct SubFromNumber {
 };
 
 struct Mul {
+  static constexpr bool composed = true;
+
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
     ctx.save_for_backward(a, b);
     return compute(functions::Mul{}, a, b);
@@ -112,6 +119,7 @@ struct Mul {
 };
 
 struct MulNumber {
+  static constexpr bool composed = true;
   double b;
 
   Tensor forward(Context&, const Tensor& a) const { return compute(functions::Mul{}, a, b); }
@@ -119,6 +127,8 @@ struct MulNumber {
 };
 
 struct Div {
+  static constexpr bool composed = true;
+
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
     ctx.save_for_backward(a, b);
     return compute(functions::Div{}, a, b);
@@ -132,6 +142,7 @@ struct Div {
 };
 
 struct DivByNumber {
+  static constexpr bool composed = true;
   double b;
 
   Tensor forward(Context&, const Tensor& a) const { return compute(functions::Div{}, a, b); }
@@ -139,6 +150,7 @@ struct DivByNumber {
 };
 
 struct DivNumber {
+  static constexpr bool composed = true;
   double a;
 
   Tensor forward(Context& ctx, const Tensor& b) const {

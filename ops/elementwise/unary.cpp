@@ -46,6 +46,8 @@ struct Gelu : Unary<functions::Gelu> {};
 struct GeluTanh : Unary<functions::GeluTanh> {};
 
 struct Neg {
+  static constexpr bool composed = true;
+
   Tensor forward(autograd::Context&, const Tensor& x) const {
     check(x.dtype() != uint8 && x.dtype() != boolean, "neg: expected a signed dtype, got {}", x.dtype());
     const Tensor y = empty_like(x);

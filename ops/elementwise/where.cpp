@@ -28,6 +28,7 @@ Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
 }
 
 struct Where {
+  static constexpr bool composed = true;
   Shape shape_a{}, shape_b{};
 
   Tensor forward(Context& ctx, const Tensor& condition, const Tensor& a, const Tensor& b) {
@@ -47,6 +48,7 @@ struct Where {
 
 // `number` stands where the condition is `when`, x elsewhere.
 struct WhereNumber {
+  static constexpr bool composed = true;
   double number;
   bool when;
   Shape shape{};

@@ -8,6 +8,7 @@ namespace mica {
 namespace {
 
 struct Cat {
+  static constexpr bool composed = true;
   int axis;
   std::vector<std::int64_t> sizes;  // of each input along the axis
 

@@ -32,6 +32,8 @@ Tensor product(const Tensor& a, const Tensor& b, const Tensor& bias, const Shape
 
 // (…, M, K) · (…, K, N), both of at least two axes.
 struct Matmul {
+  static constexpr bool composed = true;
+
   Tensor forward(autograd::Context& ctx, const Tensor& a, const Tensor& b) const {
     Shape shape = broadcast_shapes(a.shape().slice(0, a.dim() - 2), b.shape().slice(0, b.dim() - 2), "matmul");
     shape.push_back(a.size(-2));
@@ -54,6 +56,8 @@ struct Matmul {
 };
 
 struct Linear {
+  static constexpr bool composed = true;
+
   Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) const {
     const std::int64_t in = weight.size(1);
     const std::int64_t out = weight.size(0);

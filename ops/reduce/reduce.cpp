@@ -64,6 +64,7 @@ Tensor scaled_sum(const Tensor& x, const Shapes& shapes, double divisor) {
 }
 
 struct Sum {
+  static constexpr bool composed = true;
   Shape in;
   Shapes shapes;
 
@@ -72,6 +73,7 @@ struct Sum {
 };
 
 struct Mean {
+  static constexpr bool composed = true;
   Shape in;
   Shapes shapes;
 

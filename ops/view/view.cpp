@@ -48,11 +48,14 @@ std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
 }
 
 struct Contiguous {
+  static constexpr bool composed = true;
+
   Tensor forward(Context&, const Tensor& x) const { return contiguous_data(x); }
   Tensor backward(Context&, const Tensor& dy) const { return dy; }
 };
 
 struct Reshape {
+  static constexpr bool composed = true;
   Shape to;
   Shape from;
 
@@ -68,6 +71,7 @@ struct Reshape {
 };
 
 struct Permute {
+  static constexpr bool composed = true;
   Dims axes;
 
   Tensor forward(Context&, const Tensor& x) const {
@@ -90,6 +94,7 @@ struct Permute {
 
 // A part of x laid into zeros: the gradient of slice and select, and so differentiable itself.
 struct SlicePlace {
+  static constexpr bool composed = true;
   Shape shape;
   int axis;
   std::int64_t start, step;
@@ -99,6 +104,7 @@ struct SlicePlace {
 };
 
 struct Slice {
+  static constexpr bool composed = true;
   int axis;
   std::int64_t start, count, step;
   Shape from;
@@ -125,6 +131,7 @@ Tensor SlicePlace::backward(Context&, const Tensor& dy) const {
 }
 
 struct Expand {
+  static constexpr bool composed = true;
   Shape to;
   Shape from;
 
