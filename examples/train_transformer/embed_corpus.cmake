@@ -4,10 +4,11 @@
 file(STRINGS "${FILES}" files)
 # Put together here, so that this file can be embedded as well.
 set(open "R\"corpus(")
-set(close ")" "corpus\"")
+set(close ")" "corpus\"sv")  # a literal that knows its length: for the compiler to count a megabyte is too much
 list(JOIN close "" close)
 
-set(code "#include \"examples/train_transformer/corpus.h\"\n\nnamespace {\n\nconstexpr std::string_view files[] = {\n")
+string(CONCAT code "#include \"examples/train_transformer/corpus.h\"\n\nnamespace {\n\n"
+              "using namespace std::literals;\n\nconstexpr std::string_view files[] = {\n")
 foreach(path IN LISTS files)
   file(READ "${ROOT}/${path}" text)
   string(APPEND code "${open}// ${path}\n\n${text}\n${close},\n")
