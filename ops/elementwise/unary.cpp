@@ -1,5 +1,6 @@
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/unary.h>
 
@@ -7,8 +8,66 @@ namespace mica {
 
 namespace {
 
+// t · d(derivative(v))/dv of each function, by recorded ops: where second derivatives come from.
+
+Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
+Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / (x * x)); }
+Tensor times_curvature(functions::Sqrt, const Tensor& t, const Tensor& y) { return t * -0.5 / (y * y); }
+Tensor times_curvature(functions::Rsqrt, const Tensor& t, const Tensor& y) { return t * (y * y * -1.5); }
+Tensor times_curvature(functions::Square, const Tensor& t, const Tensor&) { return t * 2; }
+Tensor times_curvature(functions::PowScalar f, const Tensor& t, const Tensor& x) {
+  const double factor = f.exponent * (f.exponent - 1);
+  return factor == 0 ? zeros_like(x) : t * (pow(x, f.exponent - 2) * factor);
+}
+Tensor times_curvature(functions::Tanh, const Tensor& t, const Tensor& y) { return t * (y * -2); }
+Tensor times_curvature(functions::Erf, const Tensor& t, const Tensor& x) {
+  return t * (x * exp(neg(x * x)) * -2.2567583341910251);  // −4 / √π
+}
+Tensor times_curvature(functions::Sigmoid, const Tensor& t, const Tensor& y) { return t * (1 - y * 2); }
+Tensor times_curvature(functions::Silu, const Tensor& t, const Tensor& x) {
+  const Tensor s = sigmoid(x);
+  return t * (s * (1 - s) * (x * (1 - s * 2) + 2));
+}
+Tensor times_curvature(functions::Gelu, const Tensor& t, const Tensor& x) {
+  const Tensor square = x * x;
+  return t * (exp(square * -0.5) * (2 - square) * 0.39894228040143268);  // 1 / √(2π)
+}
+// x · sigmoid(z), z = a x + b x³: the derivative is s + x s (1 − s) z′.
+Tensor times_curvature(functions::GeluTanh, const Tensor& t, const Tensor& x) {
+  constexpr double a = 1.5957691216057308;
+  constexpr double b = 0.071354816272600249;
+  const Tensor square = x * x;
+  const Tensor s = sigmoid(x * (square * b + a));
+  const Tensor slope = square * (3 * b) + a;
+  return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * b))));
+}
+Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return zeros_like(y); }
+Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }
+Tensor times_curvature(functions::Clamp, const Tensor&, const Tensor& x) { return zeros_like(x); }
+
+// dx = dy · derivative(v).
+template <class F>
+struct UnaryGradient {
+  static constexpr bool composed = true;
+  F f{};
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& v) const {
+    const Tensor dx = empty_like(dy);
+    on_device(dy.device(), [&](auto device) { kernels::unary_backward(device, f, dx, dy, v); });
+    ctx.save_for_backward(dy, v);
+    return dx;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, v] = ctx.saved<2>();
+    return {ctx.needs_grad(0) ? autograd::apply(UnaryGradient{f}, ddx, v) : Tensor{},
+            ctx.needs_grad(1) ? times_curvature(f, ddx * dy, v) : Tensor{}};
+  }
+};
+
 template <class F>
 struct Unary {
+  static constexpr bool composed = true;
   F f{};
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
@@ -20,11 +79,8 @@ struct Unary {
   }
 
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [saved] = ctx.saved<1>();
-    const Tensor dx = empty_like(dy);
-    const Tensor& v = saved;
-    on_device(dy.device(), [&](auto device) { kernels::unary_backward(device, f, dx, dy, v); });
-    return dx;
+    const auto [v] = ctx.saved<1>();
+    return autograd::apply(UnaryGradient<F>{f}, dy, v);
   }
 };
 

@@ -40,19 +40,32 @@ TEST(CreateGraph, GradientsWithoutItHaveNoHistory) {
   EXPECT_TRUE(autograd::grad({y}, {x}, {}, {.create_graph = true}).at(0).requires_grad());
 }
 
+// y = x³, whose backward says nothing of how it is made.
+struct OpaqueCube {
+  Tensor forward(autograd::Context& ctx, const Tensor& x) const {
+    ctx.save_for_backward(x);
+    return x * x * x;
+  }
+  Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [x] = ctx.saved<1>();
+    return dy * x * x * 3;
+  }
+};
+
 TEST(CreateGraph, ThroughAnOpThatIsNotComposedIsAnErrorOnceAsked) {
   const Tensor x = scalar(3).requires_grad_();
   const Tensor w = scalar(2).requires_grad_();
-  const Tensor y = exp(x) * w;
+  const auto cube = [](const Tensor& a) { return autograd::apply(OpaqueCube{}, a); };
+  const Tensor y = cube(x) * w;
   const Tensors first = autograd::grad({y}, {x, w}, {}, {.create_graph = true});
-  EXPECT_DOUBLE_EQ(first[0].item(), 2 * std::exp(3.0));
+  EXPECT_EQ(first[0].item(), 2 * 27);
   expect_error([&] { autograd::grad({first[0]}, {x}, {}, {.retain_graph = true}); },
-               "Exp: its gradient cannot be differentiated again");
-  expect_error([&] { first[0].backward({}, {.retain_graph = true}); }, "Exp: its gradient cannot be differentiated");
-  EXPECT_FALSE(
-      autograd::gradgradcheck([](const Tensor& a) { return exp(a); }, {randn({3}, float64)}, {.raise = false}));
-  // What does not pass through it is not touched by it: d(eˣ w)/dw = eˣ, whose own gradient is that of exp alone.
-  EXPECT_DOUBLE_EQ(autograd::grad({first[1]}, {x}).at(0).item(), std::exp(3.0));
+               "OpaqueCube: its gradient cannot be differentiated again");
+  expect_error([&] { first[0].backward({}, {.retain_graph = true}); },
+               "OpaqueCube: its gradient cannot be differentiated again");
+  EXPECT_FALSE(autograd::gradgradcheck(cube, {randn({3}, float64)}, {.raise = false}));
+  // What does not pass through its backward is not touched by that: d(x³ w)/dw = x³, with OpaqueCube's own gradient.
+  EXPECT_EQ(autograd::grad({first[1]}, {x}).at(0).item(), 27);
 }
 
 // y = x³ whose backward is right, but hides from the graph that it depends on x.
@@ -112,6 +125,48 @@ TEST(CreateGraph, EveryComposedOp) {
     EXPECT_TRUE(gradgradcheck([](const Tensor& x) { return select(x * x, 0, 1) * unsqueeze(x, 0); }, {a}));
     EXPECT_TRUE(gradgradcheck([](const Tensor& x) { return tril(x * x); }, {random({3, 3})}));
     EXPECT_TRUE(gradgradcheck([](const Tensor& x) { return dropout(x * x, 0.4, true); }, {a}));
+  }
+}
+
+TEST(CreateGraph, FunctionsOfOneArgument) {
+  manual_seed(2);
+  for (const Device device : test_devices()) {
+    const Tensor any = randn({2, 3}, float64, device);
+    const Tensor positive = rand({2, 3}, float64, device) + 0.5;
+    const Tensor away = from_data(std::vector<double>{1.5, -2, 0.7, 3, -0.6, 1.1}, {2, 3}, device);  // from kinks
+    struct Case {
+      const char* name;
+      Tensor (*function)(const Tensor&);
+      Tensor x;
+    };
+    for (const Case& c : {Case{"exp", [](const Tensor& x) { return exp(x); }, any},
+                          Case{"log", [](const Tensor& x) { return log(x); }, positive},
+                          Case{"sqrt", [](const Tensor& x) { return sqrt(x); }, positive},
+                          Case{"rsqrt", [](const Tensor& x) { return rsqrt(x); }, positive},
+                          Case{"pow 2", [](const Tensor& x) { return pow(x, 2); }, any},
+                          Case{"pow 3", [](const Tensor& x) { return pow(x, 3); }, any},
+                          Case{"pow 1", [](const Tensor& x) { return pow(x, 1); }, any},
+                          Case{"pow 0", [](const Tensor& x) { return pow(x, 0); }, any},
+                          Case{"pow -1.5", [](const Tensor& x) { return pow(x, -1.5); }, positive},
+                          Case{"tanh", [](const Tensor& x) { return tanh(x); }, any},
+                          Case{"erf", [](const Tensor& x) { return erf(x); }, any},
+                          Case{"sigmoid", [](const Tensor& x) { return sigmoid(x); }, any},
+                          Case{"silu", [](const Tensor& x) { return silu(x); }, any},
+                          Case{"gelu", [](const Tensor& x) { return gelu(x); }, any},
+                          Case{"gelu tanh", [](const Tensor& x) { return gelu(x, GeluApproximation::tanh); }, any},
+                          Case{"relu", [](const Tensor& x) { return relu(x); }, away},
+                          Case{"abs", [](const Tensor& x) { return abs(x); }, away},
+                          Case{"clamp", [](const Tensor& x) { return clamp(x, -1, 1); }, away}}) {
+      SCOPED_TRACE(c.name);
+      EXPECT_TRUE(autograd::gradgradcheck(c.function, {c.x}));
+      // The third: the second derivative is made of ops too.
+      const auto slope = [&](const Tensor& x) {
+        const autograd::GradMode recorded(true);
+        const Tensor at = x.requires_grad() ? x : x.detach().requires_grad_();
+        return autograd::grad({sum(c.function(at))}, {at}, {}, {.create_graph = true}).at(0);
+      };
+      EXPECT_TRUE(autograd::gradgradcheck(slope, {c.x}));
+    }
   }
 }
 
