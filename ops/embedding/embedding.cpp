@@ -7,7 +7,25 @@ namespace mica {
 
 namespace {
 
+// dy's rows, added up where their indices say: what embedding() reads, written.
+struct EmbeddingGradient {
+  static constexpr bool composed = true;
+  Shape table;  // of weight
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& indices) const {
+    const Tensor dweight = empty(table, dy.dtype(), dy.device());
+    const kernels::EmbeddingBackward args{.dy = contiguous_data(dy), .indices = indices, .dweight = dweight};
+    on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
+    ctx.save_for_backward(indices);
+    return dweight;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddweight) const {
+    return {embedding(ddweight, ctx.saved<1>()[0]), {}};
+  }
+};
+
 struct Embedding {
+  static constexpr bool composed = true;
   Shape table;  // of weight
 
   Tensor forward(autograd::Context& ctx, const Tensor& weight, const Tensor& indices) const {
@@ -21,11 +39,7 @@ struct Embedding {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [indices] = ctx.saved<1>();
-    const Tensor dweight = empty(table, dy.dtype(), dy.device());
-    const kernels::EmbeddingBackward args{.dy = contiguous_data(dy), .indices = indices, .dweight = dweight};
-    on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
-    return {dweight, {}};
+    return {autograd::apply(EmbeddingGradient{table}, dy, ctx.saved<1>()[0]), {}};
   }
 };
 

@@ -1,6 +1,9 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/dispatch.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
 #include <mica/ops/softmax/softmax_kernels.h>
 
@@ -31,7 +34,30 @@ Tensor backward_with(Kernel kernel, const Tensor& y, const Tensor& dy, int axis)
   return dx;
 }
 
+// dx = y · (dy − Σ dy · y)
+struct SoftmaxGradient {
+  static constexpr bool composed = true;
+  int axis;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& y) const {
+    ctx.save_for_backward(dy, y);
+    return backward_with([](auto device, const auto& args) { kernels::softmax_backward(device, args); }, y, dy, axis);
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, y] = ctx.saved<2>();
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = autograd::apply(SoftmaxGradient{axis}, ddx, y);  // it is its own transpose
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = ddx * (dy - sum(dy * y, {axis}, true)) - dy * sum(ddx * y, {axis}, true);
+    }
+    return gradients;
+  }
+};
+
 struct Softmax {
+  static constexpr bool composed = true;
   int axis;
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
@@ -40,12 +66,30 @@ struct Softmax {
     return y;
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto kernel = [](auto device, const auto& args) { kernels::softmax_backward(device, args); };
-    return backward_with(kernel, ctx.saved<1>()[0], dy, axis);
+    return autograd::apply(SoftmaxGradient{axis}, dy, ctx.saved<1>()[0]);
+  }
+};
+
+// dx = dy − eʸ · Σ dy
+struct LogSoftmaxGradient {
+  static constexpr bool composed = true;
+  int axis;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& y) const {
+    ctx.save_for_backward(dy, y);
+    return backward_with([](auto device, const auto& args) { kernels::log_softmax_backward(device, args); }, y, dy,
+                         axis);
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, y] = ctx.saved<2>();
+    const Tensor scaled = ddx * exp(y);
+    return {ctx.needs_grad(0) ? ddx - sum(scaled, {axis}, true) : Tensor{},
+            ctx.needs_grad(1) ? neg(scaled * sum(dy, {axis}, true)) : Tensor{}};
   }
 };
 
 struct LogSoftmax {
+  static constexpr bool composed = true;
   int axis;
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
@@ -54,8 +98,7 @@ struct LogSoftmax {
     return y;
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto kernel = [](auto device, const auto& args) { kernels::log_softmax_backward(device, args); };
-    return backward_with(kernel, ctx.saved<1>()[0], dy, axis);
+    return autograd::apply(LogSoftmaxGradient{axis}, dy, ctx.saved<1>()[0]);
   }
 };
 

@@ -170,4 +170,18 @@ TEST(CreateGraph, FunctionsOfOneArgument) {
   }
 }
 
+TEST(CreateGraph, SoftmaxAndEmbedding) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 4}, float64, device);
+    for (const int axis : {0, 1}) {
+      EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& a) { return softmax(a, axis); }, {x}));
+      EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& a) { return log_softmax(a, axis); }, {x}));
+    }
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& a) { return softmax(softmax(a * a, 1), 1); }, {x}));
+    const Tensor indices = from_data(std::vector<std::int64_t>{2, 0, 2, 1}, {2, 2}, device);
+    EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& w) { return embedding(w * w, indices); }, {x}));
+  }
+}
+
 }  // namespace
