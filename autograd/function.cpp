@@ -145,32 +145,21 @@ Tensors FunctionBase::backward(Tensors gradients) {
   return results;
 }
 
-// The gradients depend on dy and on what was saved, but nobody knows how: to differentiate them is an error.
+// The gradients depend on dy and on the inputs, but nobody knows how: to differentiate them is an error.
 Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
-  std::vector<Edge> edges;
-  const auto add_edge = [&](const Tensor& x) {
-    if (Edge edge = gradient_edge(x); edge.node != nullptr) {
-      edges.push_back(std::move(edge));
-    }
-  };
+  const auto unknown = make_node<UnknownDerivative>(name());
+  unknown->edges = edges;
   for (const Tensor& gradient : gradients) {
-    add_edge(gradient);
-  }
-  for (const Tensor& tensor : ctx_.saved_all()) {
-    add_edge(tensor);
+    unknown->edges.push_back(gradient_edge(gradient));
   }
   const NoGrad guard;
   Tensors results = call_backward(ctx_, std::move(gradients));
-  if (!edges.empty()) {
-    const auto unknown = make_node<UnknownDerivative>(name());
-    unknown->edges = std::move(edges);
-    for (Tensor& result : results) {
-      unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
-                                                  : OutputInfo{});
-      if (result.defined()) {
-        result = result.detach();  // it may be dy, which has a history of its own
-        set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
-      }
+  for (Tensor& result : results) {
+    unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
+                                                : OutputInfo{});
+    if (result.defined()) {
+      result = result.detach();  // it may be dy, which has a history of its own
+      set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
     }
   }
   return results;

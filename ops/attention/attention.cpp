@@ -10,6 +10,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -17,7 +18,40 @@ namespace mica {
 namespace {
 
 // softmax(scale · scores) with the causal mask, in one pass each way.
+// dscores = scale · weights · (dweights − Σ dweights · weights), row by row. Where the mask is, weights are 0.
+struct AttentionWeightsGradient {
+  static constexpr bool composed = true;
+  double scale;
+  bool causal;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dweights, const Tensor& weights) const {
+    const Tensor dscores = empty(dweights.shape(), dweights.dtype(), dweights.device());
+    if (dscores.numel() > 0) {
+      const Tensor packed = contiguous_data(dweights);
+      const kernels::AttentionWeightsBackward args{
+          .weights = weights, .dweights = packed, .dscores = dscores, .scale = scale, .causal = causal};
+      on_device(dscores.device(), [&](auto device) { kernels::attention_weights_backward(device, args); });
+    }
+    ctx.save_for_backward(dweights, weights);
+    return dscores;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddscores) const {
+    const auto [dweights, weights] = ctx.saved<2>();
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = autograd::apply(*this, ddscores, weights);  // it is its own transpose
+    }
+    if (ctx.needs_grad(1)) {
+      const auto row_sum = [](const Tensor& x) { return sum(x, {-1}, true); };
+      gradients[1] =
+          (ddscores * (dweights - row_sum(dweights * weights)) - dweights * row_sum(ddscores * weights)) * scale;
+    }
+    return gradients;
+  }
+};
+
 struct AttentionWeights {
+  static constexpr bool composed = true;
   double scale;
   bool causal;
 
@@ -34,15 +68,7 @@ struct AttentionWeights {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [weights] = ctx.saved<1>();
-    const Tensor dscores = empty(dy.shape(), dy.dtype(), dy.device());
-    if (dscores.numel() > 0) {
-      const Tensor dweights = contiguous_data(dy);
-      const kernels::AttentionWeightsBackward args{
-          .weights = weights, .dweights = dweights, .dscores = dscores, .scale = scale, .causal = causal};
-      on_device(dy.device(), [&](auto device) { kernels::attention_weights_backward(device, args); });
-    }
-    return {dscores};
+    return {autograd::apply(AttentionWeightsGradient{scale, causal}, dy, ctx.saved<1>()[0])};
   }
 };
 

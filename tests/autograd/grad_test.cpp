@@ -184,4 +184,27 @@ TEST(CreateGraph, SoftmaxAndEmbedding) {
   }
 }
 
+TEST(CreateGraph, Attention) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    for (const bool causal : {false, true}) {
+      const auto attention = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+        return scaled_dot_product_attention(q, k, v, {.causal = causal});
+      };
+      EXPECT_TRUE(autograd::gradgradcheck(attention,
+                                          {randn({1, 2, 3, 2}, float64, device), randn({1, 2, 3, 2}, float64, device),
+                                           randn({1, 2, 3, 2}, float64, device)}));
+    }
+  }
+}
+
+// An opaque op that saves a copy of its input: what it saved says nothing of where it came from.
+TEST(CreateGraph, OpaqueOpsKnowTheirInputsWhateverTheySaved) {
+  const Tensor x = transpose(randn({5, 3}), 0, 1).requires_grad_();
+  const Tensor y = layer_norm(x, {5});
+  const Tensor dx = autograd::grad({y}, {x}, {ones_like(y)}, {.create_graph = true}).at(0);
+  expect_error([&] { autograd::grad({sum(dx)}, {x}, {}, {.allow_unused = true}); },
+               "LayerNorm: its gradient cannot be differentiated again");
+}
+
 }  // namespace
