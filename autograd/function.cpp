@@ -77,11 +77,15 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
                           const Tensors& outputs) {
   Context& ctx = node->ctx_;
   ctx.node_ = node;
+  const auto differentiable = [&](const Tensor& output) {
+    return is_floating(output.dtype()) && std::none_of(ctx.non_differentiable_.begin(), ctx.non_differentiable_.end(),
+                                                       [&](const Tensor& x) { return x.is_same(output); });
+  };
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       if (saved.tensor.defined() && saved.tensor.is_same(outputs[k])) {
         saved.tensor = saved.tensor.detach();
-        saved.output = static_cast<int>(k);
+        saved.output = differentiable(outputs[k]) ? static_cast<int>(k) : -1;
         break;
       }
     }
@@ -102,9 +106,7 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
       check(!inputs[i]->is_same(output), "{}: forward returned its input {}; it must return a new tensor or a view",
             *ctx.name_, i);
     }
-    const bool marked = std::any_of(ctx.non_differentiable_.begin(), ctx.non_differentiable_.end(),
-                                    [&](const Tensor& x) { return x.is_same(output); });
-    if (is_floating(output.dtype()) && !marked) {
+    if (differentiable(output)) {
       set_history(output, node, static_cast<int>(k));
     }
   }

@@ -2,6 +2,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/reduce/reduce_kernels.h>
 #include <mica/ops/view/view.h>
@@ -87,7 +89,40 @@ struct Mean {
   }
 };
 
+// Σ over what was reduced, recorded: x's shape to the result's.
+Tensor reduce_like(const Tensor& x, const Shapes& shapes) { return autograd::apply(Sum{x.shape(), shapes}, x); }
+
+// dx = dy · 2 (x − mean) / divisor, with x's own mean.
+struct VarGradient {
+  static constexpr bool composed = true;
+  Shapes shapes;
+  double divisor;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& mean) const {
+    const Tensor dx = empty_like(x);
+    const Tensor kept = kept_of(dy, shapes);
+    const kernels::VarBackward args{.x = x, .mean = mean, .dy = kept, .divisor = divisor, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::var_backward(device, args); });
+    ctx.save_for_backward(dy, x, mean);
+    return dx;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, x, mean] = ctx.saved<3>();
+    Tensors gradients(3);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = reduce_like(ddx * autograd::apply(*this, ones_like(dy), x, mean), shapes);
+    }
+    if (ctx.needs_grad(1)) {
+      const Shapes kept{.kept = shapes.kept, .result = shapes.kept, .count = shapes.count};
+      const Tensor centered = ddx - autograd::apply(Mean{x.shape(), kept}, ddx);
+      gradients[1] = centered * reshape(dy, shapes.kept) * (2 / divisor);
+    }
+    return gradients;
+  }
+};
+
 struct Var {
+  static constexpr bool composed = true;
   Shapes shapes;
   double divisor;
 
@@ -106,15 +141,35 @@ struct Var {
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [x, mean] = ctx.saved<2>();
+    return autograd::apply(VarGradient{shapes, divisor}, dy, x, mean);
+  }
+};
+
+// dx = dy · exp(x − y)
+struct LogSumExpGradient {
+  static constexpr bool composed = true;
+  Shapes shapes;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& y) const {
     const Tensor dx = empty_like(x);
-    const Tensor kept = kept_of(dy, shapes);
-    const kernels::VarBackward args{.x = x, .mean = mean, .dy = kept, .divisor = divisor, .dx = dx};
-    on_device(x.device(), [&](auto device) { kernels::var_backward(device, args); });
+    const Tensor kept = kept_of(y, shapes);
+    const Tensor dkept = kept_of(dy, shapes);
+    const kernels::LogSumExpBackward args{.x = x, .y = kept, .dy = dkept, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::logsumexp_backward(device, args); });
+    ctx.save_for_backward(dy, x, y);
     return dx;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, x, y] = ctx.saved<3>();
+    const Tensor t = ddx * autograd::apply(*this, ones_like(dy), x, y);
+    const Tensor sums = reduce_like(t, shapes);
+    return {ctx.needs_grad(0) ? sums : Tensor{}, ctx.needs_grad(1) ? t * reshape(dy, shapes.kept) : Tensor{},
+            ctx.needs_grad(2) ? neg(sums * dy) : Tensor{}};
   }
 };
 
 struct LogSumExp {
+  static constexpr bool composed = true;
   Shapes shapes;
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
@@ -128,17 +183,35 @@ struct LogSumExp {
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [x, y] = ctx.saved<2>();
+    return autograd::apply(LogSumExpGradient{shapes}, dy, x, y);
+  }
+};
+
+// dx = dy where x is the extreme, shared out among equals.
+struct ExtremeGradient {
+  static constexpr bool composed = true;
+  Shapes shapes;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& y) const {
     const Tensor dx = empty_like(x);
-    const Tensor kept = kept_of(y, shapes);
+    const Tensor count = statistic_of(x, shapes);
+    const Tensor values = kept_of(y, shapes);
     const Tensor dkept = kept_of(dy, shapes);
-    const kernels::LogSumExpBackward args{.x = x, .y = kept, .dy = dkept, .dx = dx};
-    on_device(x.device(), [&](auto device) { kernels::logsumexp_backward(device, args); });
+    const kernels::ExtremeBackward args{.x = x, .values = values, .dy = dkept, .count = count, .dx = dx};
+    on_device(x.device(), [&](auto device) { kernels::extreme_backward(device, args); });
+    ctx.save_for_backward(dy, x, y);
     return dx;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, x, y] = ctx.saved<3>();
+    return {ctx.needs_grad(0) ? reduce_like(ddx * autograd::apply(*this, ones_like(dy), x, y), shapes) : Tensor{},
+            ctx.needs_grad(1) ? zeros_like(x) : Tensor{}, ctx.needs_grad(2) ? zeros_like(y) : Tensor{}};
   }
 };
 
 /// The extreme over all axes.
 struct Extreme {
+  static constexpr bool composed = true;
   Shapes shapes;
   bool largest;
 
@@ -152,18 +225,38 @@ struct Extreme {
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [x, y] = ctx.saved<2>();
-    const Tensor dx = empty_like(x);
-    const Tensor count = statistic_of(x, shapes);
-    const Tensor values = kept_of(y, shapes);
+    return autograd::apply(ExtremeGradient{shapes}, dy, x, y);
+  }
+};
+
+/// dy at the places that `where` says along an axis, 0 elsewhere.
+struct PlaceAlongAxis {
+  static constexpr bool composed = true;
+  Shape in;
+  Shapes shapes;
+  int axis;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& where) const {
+    const Tensor dx = empty(in, dy.dtype(), dy.device());
+    Shape line = Shape::filled(in.size(), 1);
+    line[axis] = in[axis];
+    const Tensor positions = seen_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
+    const Tensor indices = kept_of(where, shapes);
     const Tensor dkept = kept_of(dy, shapes);
-    const kernels::ExtremeBackward args{.x = x, .values = values, .dy = dkept, .count = count, .dx = dx};
-    on_device(x.device(), [&](auto device) { kernels::extreme_backward(device, args); });
+    const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
+    on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
+    ctx.save_for_backward(dy, where);
     return dx;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [dy, where] = ctx.saved<2>();
+    return {reduce_like(ddx * autograd::apply(*this, ones_like(dy), where), shapes), Tensor{}};
   }
 };
 
 /// The extreme along one axis and where it is.
 struct ExtremeAlongAxis {
+  static constexpr bool composed = true;
   Shape in;
   Shapes shapes;
   int axis;
@@ -180,16 +273,7 @@ struct ExtremeAlongAxis {
     return {y, where};
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy, const Tensor&) const {
-    const auto [where] = ctx.saved<1>();
-    const Tensor dx = empty(in, dy.dtype(), dy.device());
-    Shape line = Shape::filled(in.size(), 1);
-    line[axis] = in[axis];
-    const Tensor positions = seen_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
-    const Tensor indices = kept_of(where, shapes);
-    const Tensor dkept = kept_of(dy, shapes);
-    const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
-    on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
-    return dx;
+    return autograd::apply(PlaceAlongAxis{in, shapes, axis}, dy, ctx.saved<1>()[0]);
   }
 };
 

@@ -184,6 +184,22 @@ TEST(CreateGraph, SoftmaxAndEmbedding) {
   }
 }
 
+TEST(CreateGraph, Reductions) {
+  manual_seed(5);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 4}, float64, device);
+    for (const Dims& axes : {Dims{}, Dims{0}, Dims{1}}) {
+      for (const bool keepdim : {false, true}) {
+        const auto check = [&](auto f) { EXPECT_TRUE(autograd::gradgradcheck(f, {x})); };
+        check([&](const Tensor& a) { return var(a, axes, 1, keepdim); });
+        check([&](const Tensor& a) { return logsumexp(a, axes, keepdim); });
+      }
+    }
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& a) { return max(a * a); }, {x}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& a) { return max(a * a, 1).values; }, {x}));
+  }
+}
+
 TEST(CreateGraph, Attention) {
   manual_seed(4);
   for (const Device device : test_devices()) {
