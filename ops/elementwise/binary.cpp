@@ -1,10 +1,14 @@
 #include <cmath>
+#include <type_traits>
 
 #include <mica/autograd/function.h>
+#include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/operands.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
 
 namespace mica {
@@ -163,23 +167,80 @@ struct DivNumber {
   }
 };
 
+// dy times the derivative of F by one of its arguments, by a kernel. An argument that is a number comes as an undefined
+// tensor.
+template <class F>
+struct FusedGradient {
+  static constexpr bool composed = true;
+  kernels::Argument by;
+  double number = 0;
+
+  Tensor forward(Context& ctx, const Tensor& dy, const Tensor& a, const Tensor& b) const {
+    const Tensor dx = empty(dy.shape(), dy.dtype(), dy.device());
+    on_device(dy.device(), [&](auto device) {
+      kernels::binary_backward(device, F{}, by, dx, dy, a.defined() ? Operand(a) : Operand(number),
+                               b.defined() ? Operand(b) : Operand(number));
+    });
+    ctx.save_for_backward(dy, a, b);
+    return dx;
+  }
+
+  Tensors backward(Context& ctx, const Tensor& ddx) const {
+    const auto [dy, a, b] = ctx.saved<3>();
+    Tensors gradients(3);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = autograd::apply(*this, ddx, a, b);
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = second(kernels::Argument::a, ddx * dy, a, b);
+    }
+    if (ctx.needs_grad(2)) {
+      gradients[2] = second(kernels::Argument::b, ddx * dy, a, b);
+    }
+    return gradients;
+  }
+
+ private:
+  // t times the derivative of that derivative.
+  Tensor second(kernels::Argument then, const Tensor& t, const Tensor& a, const Tensor& b) const {
+    const bool by_a = then == kernels::Argument::a;
+    const Tensor& of = by_a ? a : b;
+    if constexpr (!std::is_same_v<F, functions::Pow>) {
+      return zeros_like(of);  // they are straight
+    } else {
+      if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
+        const Tensor log_a =
+            a.defined() ? where(gt(a, 0), log(a), 0) : full({}, std::log(number), t.dtype(), t.device());
+        return unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
+      }
+      // b aᵇ⁻¹ by a, or by b (which adds aᵇ⁻¹), or aᵇ ln a by a (the same): all are b times a derivative of aᵇ⁻¹.
+      const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
+      const Tensor lower = b - 1;  // a power with a number above is a function of one argument
+      Tensor result = autograd::apply(FusedGradient{other, number}, t * b, a, lower);
+      if (other == kernels::Argument::b) {
+        result = result + t * (a.defined() ? pow(a, lower) : pow(number, lower));
+      }
+      return unbroadcast(result, of.shape());
+    }
+  }
+};
+
 // Pow, Maximum, Minimum: their gradients have kernels.
 template <class F>
 struct Fused {
+  static constexpr bool composed = true;
+
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
     ctx.save_for_backward(a, b);
     return compute(F{}, a, b);
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
-    return {ctx.needs_grad(0) ? unbroadcast(gradient(kernels::Argument::a, dy, a, b), a.shape()) : Tensor{},
-            ctx.needs_grad(1) ? unbroadcast(gradient(kernels::Argument::b, dy, a, b), b.shape()) : Tensor{}};
-  }
-
-  static Tensor gradient(kernels::Argument by, const Tensor& dy, const Operand& a, const Operand& b) {
-    const Tensor dx = empty(dy.shape(), dy.dtype(), dy.device());
-    on_device(dy.device(), [&](auto device) { kernels::binary_backward(device, F{}, by, dx, dy, a, b); });
-    return dx;
+    const auto by = [&, &a = a, &b = b](kernels::Argument argument) {
+      return autograd::apply(FusedGradient<F>{argument}, dy, a, b);
+    };
+    return {ctx.needs_grad(0) ? unbroadcast(by(kernels::Argument::a), a.shape()) : Tensor{},
+            ctx.needs_grad(1) ? unbroadcast(by(kernels::Argument::b), b.shape()) : Tensor{}};
   }
 };
 
@@ -189,6 +250,7 @@ struct Minimum : Fused<functions::Minimum> {};
 
 template <class F>
 struct FusedWithNumber {
+  static constexpr bool composed = true;
   double b;
 
   Tensor forward(Context& ctx, const Tensor& a) const {
@@ -197,7 +259,7 @@ struct FusedWithNumber {
   }
   Tensor backward(Context& ctx, const Tensor& dy) const {
     const auto [a] = ctx.saved<1>();
-    return Fused<F>::gradient(kernels::Argument::a, dy, a, b);
+    return autograd::apply(FusedGradient<F>{kernels::Argument::a, b}, dy, a, Tensor{});
   }
 };
 
@@ -205,6 +267,7 @@ struct MaximumNumber : FusedWithNumber<functions::Maximum> {};
 struct MinimumNumber : FusedWithNumber<functions::Minimum> {};
 
 struct PowOfNumber {
+  static constexpr bool composed = true;
   double a;
 
   Tensor forward(Context& ctx, const Tensor& b) const {
@@ -213,7 +276,7 @@ struct PowOfNumber {
   }
   Tensor backward(Context& ctx, const Tensor& dy) const {
     const auto [b] = ctx.saved<1>();
-    return Fused<functions::Pow>::gradient(kernels::Argument::b, dy, a, b);
+    return autograd::apply(FusedGradient<functions::Pow>{kernels::Argument::b, a}, dy, Tensor{}, b);
   }
 };
 

@@ -170,6 +170,19 @@ TEST(CreateGraph, FunctionsOfOneArgument) {
   }
 }
 
+TEST(CreateGraph, FunctionsOfTwoArguments) {
+  manual_seed(6);
+  for (const Device device : test_devices()) {
+    const Tensor a = rand({2, 3}, float64, device) + 0.5;
+    const Tensor b = randn({3}, float64, device);
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return pow(x, y); }, {a, b}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& y) { return pow(1.7, y); }, {b}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return maximum(x * x, y); }, {a, b}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return minimum(x * x, y); }, {a, b}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x) { return maximum(x * x, 0.9) * minimum(x, 1.1); }, {a}));
+  }
+}
+
 TEST(CreateGraph, SoftmaxAndEmbedding) {
   manual_seed(3);
   for (const Device device : test_devices()) {
