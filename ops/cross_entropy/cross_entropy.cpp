@@ -1,8 +1,14 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/softmax/softmax.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
@@ -15,6 +21,7 @@ Tensor packed(const Tensor& x, const Shape& shape) {
 }
 
 struct CrossEntropy {
+  static constexpr bool composed = true;
   CrossEntropyOptions options;
   std::int64_t rows;
   std::int64_t classes;
@@ -55,6 +62,9 @@ struct CrossEntropy {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
     const auto [logits, targets, logsumexp, count] = ctx.saved<4>();
+    if (autograd::grad_enabled()) {
+      return {recorded_backward(dloss, logits, targets, count), Tensor{}};
+    }
     const Tensor dlogits = empty(logits.shape(), logits.dtype(), logits.device());
     if (logits.numel() > 0) {
       const Tensor matrix = packed(logits, {rows, classes});
@@ -72,6 +82,24 @@ struct CrossEntropy {
       on_device(logits.device(), [&](auto d) { kernels::cross_entropy_backward(d, args); });
     }
     return {dlogits, Tensor{}};
+  }
+
+ private:
+  // The same by recorded ops, for those who differentiate it again.
+  Tensor recorded_backward(const Tensor& dloss, const Tensor& logits, const Tensor& targets,
+                           const Tensor& count) const {
+    const DType wide = accumulate_dtype(logits.dtype());
+    const Tensor labels = unsqueeze(targets.to(int64), -1);
+    const Tensor indices = arange(static_cast<double>(classes), int64, logits.device());
+    const Tensor difference = softmax(logits.to(wide), -1) - eq(labels, indices).to(wide);
+    Tensor scale = dloss.to(wide);
+    if (options.reduction == Reduction::none) {
+      scale = unsqueeze(scale, -1);
+    } else if (options.reduction == Reduction::mean) {
+      scale = scale / count;
+    }
+    const Tensor ignored = eq(labels, static_cast<double>(options.ignore_index));
+    return where(ignored, 0, difference * scale).to(logits.dtype());
   }
 };
 

@@ -1,14 +1,19 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/layer_norm/layer_norm.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
 namespace {
 
 struct LayerNorm {
+  static constexpr bool composed = true;
   std::int64_t rows;
   std::int64_t columns;
   double eps;
@@ -40,12 +45,15 @@ struct LayerNorm {
                                          .mean = mean,
                                          .rstd = rstd};
     on_device(x.device(), [&](auto device) { kernels::layer_norm_forward(device, args); });
-    ctx.save_for_backward(x_rows, weight_row, mean, rstd);
+    ctx.save_for_backward(x, weight, mean, rstd);
     return y;
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [x, weight, mean, rstd] = ctx.saved<4>();
+    if (autograd::grad_enabled()) {
+      return recorded_backward(ctx, dy, x, weight);
+    }
     const Shape row_shape = dy.shape().slice(dy.dim() - row_dim);
     Tensor dx;
     Tensor dweight;
@@ -61,11 +69,13 @@ struct LayerNorm {
     }
     if (columns > 0 && (rows > 0 || dweight.defined() || dbias.defined())) {
       const Tensor dy_rows = contiguous_data(dy);
+      const Tensor x_rows = contiguous_data(x);
+      const Tensor weight_row = contiguous_or_absent(weight);
       const kernels::LayerNormBackward args{.rows = rows,
                                             .columns = columns,
                                             .dy = dy_rows,
-                                            .x = x,
-                                            .weight = weight,
+                                            .x = x_rows,
+                                            .weight = weight_row,
                                             .mean = mean,
                                             .rstd = rstd,
                                             .dx = dx,
@@ -77,6 +87,33 @@ struct LayerNorm {
   }
 
  private:
+  // The same by recorded ops, for those who differentiate it again.
+  Tensors recorded_backward(const autograd::Context& ctx, const Tensor& dy, const Tensor& x,
+                            const Tensor& weight) const {
+    const DType sums = accumulate_dtype(x.dtype());
+    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {rows, columns}); };
+    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
+    const Shape row_shape = dy.shape().slice(dy.dim() - row_dim);
+    const Tensor dys = matrix_of(dy);
+    const Tensor xs = matrix_of(x);
+    const Tensor centered = xs - row_mean(xs);
+    const Tensor rstd = mica::rsqrt(row_mean(centered * centered) + eps);
+    const Tensor x_hat = centered * rstd;
+    Tensors gradients(3);
+    if (ctx.needs_grad(0)) {
+      const Tensor g = weight.defined() ? dys * reshape(weight.to(sums), {columns}) : dys;
+      const Tensor dx = (g - row_mean(g) - x_hat * row_mean(g * x_hat)) * rstd;
+      gradients[0] = reshape(dx.to(x.dtype()), dy.shape());
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = reshape(sum(dys * x_hat, {0}).to(weight_dtype), row_shape);
+    }
+    if (ctx.needs_grad(2)) {
+      gradients[2] = reshape(sum(dys, {0}).to(weight_dtype), row_shape);
+    }
+    return gradients;
+  }
+
   static Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
 };
 
