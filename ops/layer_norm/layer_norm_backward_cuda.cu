@@ -44,6 +44,12 @@ std::int64_t partial_rows(std::int64_t rows) {
   return std::min((rows + L::kRows - 1) / L::kRows, kMost);
 }
 
+template <class S>
+struct Sums {
+  S g;   // Σ g, g = dy · weight
+  S gx;  // Σ g · x̂
+};
+
 // Both over a row, from those of its threads.
 template <class L, class S>
 __device__ Sums<S> sum_row(const Sums<S>& mine, Exchange<Sums<S>, L>& exchange) {
@@ -325,12 +331,7 @@ void add_partials(const Backward<T, W>& a, std::int64_t partial_rows) {
 }
 
 #define MICA_INSTANTIATE(T, W) template void add_partials(const Backward<T, W>&, std::int64_t)
-MICA_INSTANTIATE(Half, Half);
-MICA_INSTANTIATE(Half, float);
-MICA_INSTANTIATE(BFloat16, BFloat16);
-MICA_INSTANTIATE(BFloat16, float);
-MICA_INSTANTIATE(float, float);
-MICA_INSTANTIATE(double, double);
+MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace layer_norm_cuda
 

@@ -27,12 +27,6 @@ struct Backward {
   S* dbiases = nullptr;   // (G, N)
 };
 
-template <class S>
-struct Sums {
-  S g;   // Σ g, g = dy · weight
-  S gx;  // Σ g · x̂
-};
-
 /// Memory for G rows of those partials that are wanted; a has the pointers. Undefined: none are.
 template <class T, class W>
 Tensor allocate_partials(Backward<T, W>& a, std::int64_t partial_rows, Device device) {

@@ -272,11 +272,6 @@ void backward_parameters(Backward<T, W> a, Device device) {
 }
 
 #define MICA_INSTANTIATE(T, W) template void backward_parameters(Backward<T, W>, Device)
-MICA_INSTANTIATE(Half, Half);
-MICA_INSTANTIATE(Half, float);
-MICA_INSTANTIATE(BFloat16, BFloat16);
-MICA_INSTANTIATE(BFloat16, float);
-MICA_INSTANTIATE(float, float);
-MICA_INSTANTIATE(double, double);
+MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::layer_norm_cuda

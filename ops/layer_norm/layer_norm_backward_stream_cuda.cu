@@ -297,13 +297,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 // On the host.
 
-/// How rows of some length are streamed.
-struct Choice {
-  int packs;    // a thread
-  int depth;    // chunks that the shared memory holds
-  int cluster;  // blocks that share a row
-};
-
 // Chunks a row, by packs a thread.
 template <int V>
 constexpr int chunks_of(int packs) {
@@ -312,16 +305,16 @@ constexpr int chunks_of(int packs) {
 
 /// The choice for rows of a length that can be read in packs of V. packs = 0: there is none.
 template <int V>
-Choice choose(std::int64_t columns) {
+StreamChoice choose(std::int64_t columns) {
   if (columns <= 256) {
     return {};
   }
   if (V == 8) {
     if (columns <= 16384) {
-      return columns <= 1536    ? Choice{.packs = 1, .depth = 2, .cluster = 1}
-             : columns <= 8192  ? Choice{.packs = 2, .depth = 2, .cluster = 1}
-             : columns <= 10240 ? Choice{.packs = 2, .depth = 4, .cluster = 4}
-                                : Choice{.packs = 2, .depth = 4, .cluster = 2};
+      return columns <= 1536    ? StreamChoice{.packs = 1, .depth = 2, .cluster = 1}
+             : columns <= 8192  ? StreamChoice{.packs = 2, .depth = 2, .cluster = 1}
+             : columns <= 10240 ? StreamChoice{.packs = 2, .depth = 4, .cluster = 4}
+                                : StreamChoice{.packs = 2, .depth = 4, .cluster = 2};
     }
   } else if (columns <= 8192) {
     return {.packs = V == 1 ? 16 : columns <= 1024 ? 2 : 4, .depth = 2, .cluster = 1};
@@ -336,7 +329,7 @@ Choice choose(std::int64_t columns) {
 }
 
 template <class T, class W, int V>
-StreamPlan plan_of(const Choice& choice, std::int64_t columns) {
+StreamPlan plan_of(const StreamChoice& choice, std::int64_t columns) {
   StreamPlan p{.packs = choice.packs, .cluster = choice.cluster};
   divide(p, columns, V, kMostThreads);
   p.kept_bytes = p.packs * V <= 16 ? 0 : p.threads * p.packs * V * static_cast<int>(sizeof(W));
@@ -359,7 +352,7 @@ void with_plan(const Backward<T, W>& a, F&& f) {
       a.columns,
       [&]<int V>(std::integral_constant<int, V>) {
         if constexpr (V > 1 || sizeof(T) == 4) {
-          const Choice choice = choose<V>(a.columns);
+          const StreamChoice choice = choose<V>(a.columns);
           if (choice.packs != 0) {
             const StreamPlan p = plan_of<T, W, V>(choice, a.columns);
             if (p.packs != 0) {
@@ -376,13 +369,13 @@ void with_plan(const Backward<T, W>& a, F&& f) {
 template <class T, class W>
 std::int64_t stream_partial_rows(const Backward<T, W>& a) {
   std::int64_t result = 0;
-  with_plan(a, [&]<int V>(const Choice&, const StreamPlan& p) { result = stream_teams(p, a.rows); });
+  with_plan(a, [&]<int V>(const StreamChoice&, const StreamPlan& p) { result = stream_teams(p, a.rows); });
   return result;
 }
 
 template <class T, class W>
 void backward_stream(const Backward<T, W>& a) {
-  with_plan(a, [&]<int V>(const Choice& choice, const StreamPlan& p) {
+  with_plan(a, [&]<int V>(const StreamChoice& choice, const StreamPlan& p) {
     const Team team = p.cluster > 1 ? Team::cluster : p.threads == kWarp ? Team::warp : Team::block;
     bool found = false;
     const auto run = [&]<int P, Team kTeam, int D>() {
@@ -415,10 +408,6 @@ void backward_stream(const Backward<T, W>& a) {
 #define MICA_INSTANTIATE(T, W)                                      \
   template std::int64_t stream_partial_rows(const Backward<T, W>&); \
   template void backward_stream(const Backward<T, W>&)
-MICA_INSTANTIATE(Half, Half);
-MICA_INSTANTIATE(Half, float);
-MICA_INSTANTIATE(BFloat16, BFloat16);
-MICA_INSTANTIATE(BFloat16, float);
-MICA_INSTANTIATE(float, float);
+MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::layer_norm_cuda

@@ -293,16 +293,9 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 
 // On the host.
 
-/// How rows of some length are streamed.
-struct Choice {
-  int packs;    // a thread; 0: rows of this length need another kernel
-  int depth;    // chunks that the shared memory holds
-  int cluster;  // blocks that share a row
-};
-
 /// The choice for rows of a length that can be read in packs of V.
 template <class T, int V>
-Choice choose(std::int64_t columns) {
+StreamChoice choose(std::int64_t columns) {
   if (columns <= kForwardBlock * kMostPacks<V> * V) {
     return {};  // a block holds them in registers
   }
@@ -321,7 +314,7 @@ Choice choose(std::int64_t columns) {
 
 template <class T, class W, int V>
 bool launch_forward_stream(const Forward<T, W>& a) {
-  const Choice choice = choose<T, V>(a.columns);
+  const StreamChoice choice = choose<T, V>(a.columns);
   if (choice.packs == 0 || a.rows > INT_MAX / 2) {  // the kernel counts rows in int
     return false;
   }
@@ -375,10 +368,6 @@ bool forward_stream(const Forward<T, W>& a) {
 }
 
 #define MICA_INSTANTIATE(T, W) template bool forward_stream(const Forward<T, W>&)
-MICA_INSTANTIATE(Half, Half);
-MICA_INSTANTIATE(Half, float);
-MICA_INSTANTIATE(BFloat16, BFloat16);
-MICA_INSTANTIATE(BFloat16, float);
-MICA_INSTANTIATE(float, float);
+MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::layer_norm_cuda

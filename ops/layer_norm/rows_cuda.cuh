@@ -199,6 +199,18 @@ void with_pack_size(std::int64_t columns, F&& f, const Pointers*... pointers) {
   }
 }
 
+/// macro(T, W) for the types that on_row_types() may choose, or for those of them whose sums are float: for explicit
+/// instantiations.
+#define MICA_FOR_FLOAT_SUM_ROW_TYPES(macro) \
+  macro(Half, Half);                        \
+  macro(Half, float);                       \
+  macro(BFloat16, BFloat16);                \
+  macro(BFloat16, float);                   \
+  macro(float, float)
+#define MICA_FOR_ROW_TYPES(macro)      \
+  MICA_FOR_FLOAT_SUM_ROW_TYPES(macro); \
+  macro(double, double)
+
 /// Calls f.operator()<T, W>() with the types of x and of its parameters: W is T or the type of its sums.
 template <class F>
 void on_row_types(DType x, DType parameter, const char* op, F&& f) {

@@ -219,6 +219,13 @@ class Meeting {
 
 // On the host.
 
+/// How rows of some length are streamed.
+struct StreamChoice {
+  int packs;    // a thread; 0: rows of this length need another kernel
+  int depth;    // chunks that the shared memory holds
+  int cluster;  // blocks that share a row
+};
+
 /// So many columns a block, in whole warps of packs.
 inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
   constexpr std::int64_t kUnit = 64;
