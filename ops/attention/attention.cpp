@@ -17,7 +17,6 @@ namespace mica {
 
 namespace {
 
-// softmax(scale · scores) with the causal mask, in one pass each way.
 // dscores = scale · weights · (dweights − Σ dweights · weights), row by row. Where the mask is, weights are 0.
 struct AttentionWeightsGradient {
   static constexpr bool composed = true;
@@ -50,6 +49,7 @@ struct AttentionWeightsGradient {
   }
 };
 
+// softmax(scale · scores) with the causal mask, in one pass each way.
 struct AttentionWeights {
   static constexpr bool composed = true;
   double scale;

@@ -92,6 +92,12 @@ struct Mean {
 // Σ over what was reduced, recorded: x's shape to the result's.
 Tensor reduce_like(const Tensor& x, const Shapes& shapes) { return autograd::apply(Sum{x.shape(), shapes}, x); }
 
+// What a gradient is at dy = 1. Each is dy times that, so the way back to dy is a product with it and a sum.
+template <class Gradient, class... Saved>
+Tensor slope(const Gradient& gradient, const Tensor& ddx, const Saved&... saved) {
+  return autograd::apply(gradient, ones(gradient.shapes.result, ddx.dtype(), ddx.device()), saved...);
+}
+
 // dx = dy · 2 (x − mean) / divisor, with x's own mean.
 struct VarGradient {
   static constexpr bool composed = true;
@@ -110,7 +116,7 @@ struct VarGradient {
     const auto [dy, x, mean] = ctx.saved<3>();
     Tensors gradients(3);
     if (ctx.needs_grad(0)) {
-      gradients[0] = reduce_like(ddx * autograd::apply(*this, ones_like(dy), x, mean), shapes);
+      gradients[0] = reduce_like(ddx * slope(*this, ddx, x, mean), shapes);
     }
     if (ctx.needs_grad(1)) {
       const Shapes kept{.kept = shapes.kept, .result = shapes.kept, .count = shapes.count};
@@ -161,7 +167,7 @@ struct LogSumExpGradient {
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
     const auto [dy, x, y] = ctx.saved<3>();
-    const Tensor t = ddx * autograd::apply(*this, ones_like(dy), x, y);
+    const Tensor t = ddx * slope(*this, ddx, x, y);
     const Tensor sums = reduce_like(t, shapes);
     return {ctx.needs_grad(0) ? sums : Tensor{}, ctx.needs_grad(1) ? t * reshape(dy, shapes.kept) : Tensor{},
             ctx.needs_grad(2) ? neg(sums * dy) : Tensor{}};
@@ -199,12 +205,12 @@ struct ExtremeGradient {
     const Tensor dkept = kept_of(dy, shapes);
     const kernels::ExtremeBackward args{.x = x, .values = values, .dy = dkept, .count = count, .dx = dx};
     on_device(x.device(), [&](auto device) { kernels::extreme_backward(device, args); });
-    ctx.save_for_backward(dy, x, y);
+    ctx.save_for_backward(x, y);
     return dx;
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
-    const auto [dy, x, y] = ctx.saved<3>();
-    return {ctx.needs_grad(0) ? reduce_like(ddx * autograd::apply(*this, ones_like(dy), x, y), shapes) : Tensor{},
+    const auto [x, y] = ctx.saved<2>();
+    return {ctx.needs_grad(0) ? reduce_like(ddx * slope(*this, ddx, x, y), shapes) : Tensor{},
             ctx.needs_grad(1) ? zeros_like(x) : Tensor{}, ctx.needs_grad(2) ? zeros_like(y) : Tensor{}};
   }
 };
@@ -245,12 +251,11 @@ struct PlaceAlongAxis {
     const Tensor dkept = kept_of(dy, shapes);
     const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
     on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
-    ctx.save_for_backward(dy, where);
+    ctx.save_for_backward(where);
     return dx;
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
-    const auto [dy, where] = ctx.saved<2>();
-    return {reduce_like(ddx * autograd::apply(*this, ones_like(dy), where), shapes), Tensor{}};
+    return {reduce_like(ddx * slope(*this, ddx, ctx.saved<1>()[0]), shapes), Tensor{}};
   }
 };
 
