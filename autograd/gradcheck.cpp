@@ -16,6 +16,9 @@ namespace {
 
 using Call = std::function<Tensors(const Tensors&)>;
 
+// Inputs that are; and outputs that a gradient can be sent into.
+bool is_differentiated(const Tensor& x) { return x.defined() && is_floating(x.dtype()); }
+
 // The same values laid out with the axes reversed and a gap after every element.
 Tensor with_gaps(const Tensor& x) {
   Strides strides = x.shape();
@@ -40,7 +43,7 @@ Tensor copied(const Tensor& x) {
 Tensors leaves_of(const Tensors& inputs, bool gaps) {
   Tensors result;
   for (const Tensor& x : inputs) {
-    if (!x.defined() || !is_floating(x.dtype())) {
+    if (!is_differentiated(x)) {
       result.push_back(x);
       continue;
     }
@@ -56,14 +59,14 @@ class Checker {
 
   void run() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      check(!inputs_[i].defined() || !is_floating(inputs_[i].dtype()) || inputs_[i].dtype() == float64,
+      check(!is_differentiated(inputs_[i]) || inputs_[i].dtype() == float64,
             "gradcheck: input {} is {}; differences need float64", i, inputs_[i].dtype());
     }
     make_output_gradients();
     const Tensors gradients = analytic(/*gaps=*/false);
     compare_bits(gradients, analytic(/*gaps=*/false));
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      if (inputs_[i].defined() && is_floating(inputs_[i].dtype())) {
+      if (is_differentiated(inputs_[i])) {
         compare(i, gradients[i], numeric(i), "");
       }
     }
@@ -88,7 +91,7 @@ class Checker {
     const NoGrad guard;
     bool any = false;
     for (const Tensor& y : call(leaves_of(inputs_, false))) {
-      const bool floating = y.defined() && is_floating(y.dtype());
+      const bool floating = is_differentiated(y);
       check(!floating || y.dtype() == float64, "gradcheck: expected outputs of float64, got {}", y.dtype());
       output_gradients_.push_back(floating ? randn_like(y) : Tensor{});
       any = any || floating;
@@ -107,7 +110,7 @@ class Checker {
     }
     Tensors gradients;
     for (const Tensor& leaf : leaves) {
-      const bool floating = leaf.defined() && is_floating(leaf.dtype());
+      const bool floating = is_differentiated(leaf);
       gradients.push_back(!floating || leaf.grad().defined() ? (floating ? leaf.grad() : Tensor{}) : zeros_like(leaf));
     }
     return gradients;
@@ -191,11 +194,10 @@ bool gradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
 }
 
 bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
-  const auto is_float = [](const Tensor& x) { return x.defined() && is_floating(x.dtype()); };
   Tensors all = inputs;
   const PhiloxKey state = rng_state();
   for (const Tensor& y : f(leaves_of(inputs, /*gaps=*/false))) {
-    if (is_float(y) && y.requires_grad()) {
+    if (is_differentiated(y) && y.requires_grad()) {
       all.push_back(randn_like(y.detach()));
     }
   }
@@ -204,17 +206,17 @@ bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions option
     const GradMode recorded(true);  // also while differences are taken
     Tensors leaves;
     for (const Tensor& x : in) {
-      leaves.push_back(is_float(x) && !x.requires_grad() ? x.detach().requires_grad_() : x);
+      leaves.push_back(is_differentiated(x) && !x.requires_grad() ? x.detach().requires_grad_() : x);
     }
     const auto first_gradient = leaves.begin() + static_cast<std::ptrdiff_t>(inputs.size());
     Tensors outputs;
     for (const Tensor& y : f(Tensors(leaves.begin(), first_gradient))) {
-      if (is_float(y) && y.requires_grad()) {
+      if (is_differentiated(y) && y.requires_grad()) {
         outputs.push_back(y);
       }
     }
     Tensors wanted;
-    std::copy_if(leaves.begin(), first_gradient, std::back_inserter(wanted), is_float);
+    std::copy_if(leaves.begin(), first_gradient, std::back_inserter(wanted), is_differentiated);
     Tensors results =
         grad(outputs, wanted, Tensors(first_gradient, leaves.end()), {.create_graph = true, .allow_unused = true});
     std::erase_if(results, [](const Tensor& x) { return !x.defined(); });
