@@ -130,6 +130,27 @@ TEST(CreateGraph, EveryComposedOp) {
   }
 }
 
+TEST(CreateGraph, MovesAndCasts) {
+  manual_seed(13);
+  for (const Device device : test_devices()) {
+    const Tensor a = randn({2, 1, 4}, float64, device);
+    const auto check = [&](auto f) { EXPECT_TRUE(autograd::gradgradcheck(f, {a})); };
+    check([](const Tensor& x) { return flatten(x * x) * view(contiguous(x), {8}); });
+    check([](const Tensor& x) { return squeeze(x * x, 1) * triu(squeeze(x, 1)); });
+    check([](const Tensor& x) { return stack({x * x, x}, 1) * unsqueeze(x, 1); });
+    check([](const Tensor& x) {
+      const Tensors parts = split(x * x, 2, 2);
+      return parts[0] * parts[1];
+    });
+    check([](const Tensor& x) { return select(x * x, 2, 1) * slice(x * x, 2, 0, 3, 2); });
+    check([](const Tensor& x) { return sum_to(x * x * x, {1, 4}) * min(x * x) * min(x * x, 2).values; });
+    // float32 keeps 7 digits, so the step is long; of a square, the difference is exact all the same.
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x) { return (x * x).to(float32).to(float64); }, {a},
+                                        {.step = 0.01, .atol = 1e-3}));
+    check([&](const Tensor& x) { return (x * x).to(Device::cpu()); });
+  }
+}
+
 TEST(CreateGraph, FunctionsOfOneArgument) {
   manual_seed(2);
   for (const Device device : test_devices()) {
