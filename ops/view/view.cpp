@@ -275,4 +275,22 @@ Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   return pieces;
 }
 
+Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis) {
+  const int at = normalize_axis(axis, x.dim(), "split");
+  std::int64_t end = 0;
+  for (const std::int64_t size : sizes) {
+    check(size >= 0, "split: expected sizes of at least 0, got {}", size);
+    check(size <= x.shape()[at] - end, "split: the sizes add up to more than the {} of the axis", x.shape()[at]);
+    end += size;
+  }
+  check(end == x.shape()[at], "split: expected sizes that add up to {}, got {}", x.shape()[at], end);
+  Tensors pieces;
+  std::int64_t start = 0;
+  for (const std::int64_t size : sizes) {
+    pieces.push_back(slice(x, at, start, start + size));
+    start += size;
+  }
+  return pieces;
+}
+
 }  // namespace mica

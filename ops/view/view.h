@@ -45,5 +45,7 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis);
 
 /// Pieces of `size` along an axis, the last one shorter if need be.
 Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
+/// Pieces of these sizes, which add up to the axis.
+Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis = 0);
 
 }  // namespace mica

@@ -126,6 +126,11 @@ TEST(View, Split) {
   expect_close(parts[1], {2, 3, 7, 8}, 0, 0);
   expect_close(parts[2], {4, 9}, 0, 0);
   EXPECT_EQ(split(zeros({0, 2}), 3).size(), 1u);
+  const Tensors uneven = split(counting({2, 5}), {1, 0, 4}, -1);
+  ASSERT_EQ(uneven.size(), 3u);
+  expect_close(uneven[0], {0, 5}, 0, 0);
+  EXPECT_EQ(uneven[1].shape(), (Shape{2, 0}));
+  expect_close(uneven[2], {1, 2, 3, 4, 6, 7, 8, 9}, 0, 0);
 }
 
 TEST(View, ContiguousIsItselfOrACopy) {
@@ -148,6 +153,7 @@ TEST(View, Gradients) {
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return expand(unsqueeze(a, 1), {5, 3, 2, 4, 2}); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return contiguous(transpose(a, 0, 1)); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return split(a, 3, 1); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return split(a, {1, 3}, 1); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return flatten(squeeze(unsqueeze(a, 0), 0), 0, 1); }, {x}));
   }
 }
@@ -165,6 +171,9 @@ TEST(View, Errors) {
   expect_error([&] { expand(x, {4, 3}); }, "shape [2, 3] does not broadcast to [4, 3]");
   expect_error([&] { expand(x, {3}); }, "expected at least 2 axes");
   expect_error([&] { split(x, 0); }, "pieces of at least 1");
+  expect_error([&] { split(x, {1, 5}); }, "split: the sizes add up to more than");
+  expect_error([&] { split(x, {1, -1}); }, "split: expected sizes of at least 0, got -1");
+  expect_error([&] { split(x, {1, 0}); }, "split: expected sizes that add up to");
   expect_error([&] { unsqueeze(x, 3); }, "unsqueeze: expected an axis in [-3, 3), got 3");
 }
 
