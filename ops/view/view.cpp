@@ -97,7 +97,7 @@ struct SlicePlace {
   static constexpr bool composed = true;
   Shape shape;
   int axis;
-  std::int64_t start, step;
+  std::int64_t start, count, step;
 
   Tensor forward(Context&, const Tensor& part) const;
   Tensor backward(Context&, const Tensor& dy) const;
@@ -116,18 +116,17 @@ struct Slice {
     strides[axis] *= step;
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
   }
-  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, step}, dy); }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, count, step}, dy); }
 };
 
 Tensor SlicePlace::forward(Context& ctx, const Tensor& part) const {
   const Tensor whole = zeros(shape, part.dtype(), part.device());
-  copy_into(Slice{axis, start, part.shape()[axis], step, shape}.forward(ctx, whole), part);
+  copy_into(Slice{axis, start, count, step, shape}.forward(ctx, whole), part);
   return whole;
 }
 
 Tensor SlicePlace::backward(Context&, const Tensor& dy) const {
-  const std::int64_t count = (shape[axis] - start + step - 1) / step;
-  return slice(dy, axis, start, start + count * step, step);
+  return apply(Slice{axis, start, count, step, shape}, dy);
 }
 
 struct Expand {
