@@ -84,11 +84,11 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
   }
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
-    node->run_hooks(gradients);
+    node->run_output_hooks(gradients);
     if (!visit(*node, gradients)) {
       continue;
     }
-    Tensors results = node->backward(std::move(gradients));
+    Tensors results = node->run(std::move(gradients));
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (results[i].defined()) {
         frontier.add(node->edges[i], std::move(results[i]));

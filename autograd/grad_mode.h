@@ -25,6 +25,12 @@ class NoGrad : public GradMode {
   NoGrad() : GradMode(false) {}
 };
 
+/// Ops are recorded again until the end of scope, inside NoGrad: `autograd::EnableGrad guard;`.
+class EnableGrad : public GradMode {
+ public:
+  EnableGrad() : GradMode(true) {}
+};
+
 }  // namespace mica::autograd
 
 namespace mica {
@@ -33,6 +39,13 @@ namespace mica {
 template <class F>
 decltype(auto) no_grad(F&& f) {
   const autograd::NoGrad guard;
+  return std::forward<F>(f)();
+}
+
+/// Calls f and records what it does, also inside no_grad: `enable_grad([&] { … })`.
+template <class F>
+decltype(auto) enable_grad(F&& f) {
+  const autograd::EnableGrad guard;
   return std::forward<F>(f)();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <memory>
-#include <vector>
+#include <mutex>
 
 #include <mica/autograd/node.h>
 #include <mica/core/tensor.h>
@@ -10,12 +10,13 @@ namespace mica::autograd {
 
 /// What autograd remembers of one tensor.
 struct Slot {
-  bool requires_grad = false;       // a leaf that asks for a gradient
-  Tensor grad;                      // … and what it has so far
-  std::vector<Hook> hooks;          // … and who wants to see it first
-  std::weak_ptr<Node> accumulator;  // … and the node that adds to it, while a graph uses it
-  std::shared_ptr<Node> node;       // the op that made this tensor; null for a leaf
-  int output = 0;                   // … as which of its outputs
+  bool requires_grad = false;                        // a leaf that asks for a gradient
+  Tensor grad;                                       // … and what it has so far
+  HookList<Hook> hooks;                              // … and who wants to see it first
+  HookList<std::function<void()>> after_accumulate;  // … and who wants to know that it has grown
+  std::weak_ptr<Node> accumulator;                   // … and the node that adds to it, while a graph uses it
+  std::shared_ptr<Node> node;                        // the op that made this tensor; null for a leaf
+  int output = 0;                                    // … as which of its outputs
 };
 
 /// Where a tensor's gradient goes: to the op that made it, to a leaf's accumulator, or nowhere.
@@ -26,5 +27,8 @@ Slot& slot_of(const Tensor& x);
 
 /// Makes `x` output number `output` of `node`.
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output);
+
+/// What guards a leaf's grad and accumulator, which graphs of several threads may share.
+std::mutex& lock_of(const Slot& slot);
 
 }  // namespace mica::autograd

@@ -75,14 +75,27 @@ void Tensor::set_data(const Tensor& data) const {
   own.storage->raise_version(next);
 }
 
-void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+std::shared_ptr<autograd::Node> Tensor::grad_fn() const {
+  const autograd::Slot* slot = find_slot(*this);
+  return slot == nullptr ? nullptr : slot->node;
+}
+
+autograd::HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
   check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());
   autograd::Slot& slot = *handle()->slot;
-  if (slot.node) {
-    slot.node->hooks.emplace_back(slot.output, std::move(hook));
-  } else {
-    slot.hooks.push_back(std::move(hook));
-  }
+  return slot.node ? slot.node->register_output_hook(slot.output, std::move(hook)) : slot.hooks.add(std::move(hook));
+}
+
+autograd::HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
+  check(requires_grad() && is_leaf(),
+        "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got {} of shape {}",
+        is_leaf() ? "one that does not" : "a tensor that an op made", shape());
+  // The graph may outlive the leaf; then nobody can see its grad.
+  return handle()->slot->after_accumulate.add([leaf = std::weak_ptr(handle()), hook = std::move(hook)] {
+    if (auto impl = leaf.lock()) {
+      hook(Tensor(std::move(impl)));
+    }
+  });
 }
 
 }  // namespace mica

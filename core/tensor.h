@@ -18,8 +18,10 @@ class Tensor;
 using Tensors = std::vector<Tensor>;
 
 namespace autograd {
-struct Slot;  // autograd/slot.h: a tensor's gradient and its place in the graph
-}
+struct Slot;       // autograd/slot.h: a tensor's gradient and its place in the graph
+class Node;        // autograd/node.h: a recorded op
+class HookHandle;  // autograd/hooks.h: takes a hook away again
+}  // namespace autograd
 
 namespace detail {
 struct TensorImpl {
@@ -102,8 +104,23 @@ class Tensor {
   /// shape: how a parameter moves while all who hold it follow. Keeps requires_grad and hooks, removes the gradient;
   /// a graph that saved the old elements raises in its backward.
   void set_data(const Tensor& data) const;
-  /// Calls `hook` with this tensor's gradient when backward has it complete; a defined result replaces it.
-  void register_hook(std::function<Tensor(const Tensor&)> hook) const;
+  /// The recorded op that made this tensor, for hooks of its own; null for leaves.
+  std::shared_ptr<autograd::Node> grad_fn() const;
+
+  // Hooks run in the order of registration, in the thread that called backward(), with recording off (on, in grad()
+  // with create_graph). An exception in one ends the backward and reaches its caller. What a hook registers is called
+  // from the next backward on; what it removes is not called any more. They may be removed on any thread, but not
+  // registered while another thread goes backward through this tensor. The gradient they see may be somebody else's
+  // memory and must not be written. The tensor keeps its hooks, and so what they captured: one that captures its own
+  // tensor, or one computed from it, keeps itself alive; capture a detach() or remove the hook.
+
+  /// Calls `hook` with this tensor's gradient when backward has it complete. A defined result replaces it, and must be
+  /// of its shape, dtype and device. Throws if no gradient is required. A hook belongs to the tensor's present value:
+  /// if a write in place is recorded later, it sees the gradient of what was there before.
+  autograd::HookHandle register_hook(std::function<Tensor(const Tensor& gradient)> hook) const;
+  /// Calls `hook` with this leaf when a backward has added to its grad. It may use the grad up: step an optimizer, then
+  /// remove it. Throws unless this is a leaf that requires a gradient.
+  autograd::HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
 
   /// True if both are handles to the same tensor.
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
