@@ -77,6 +77,7 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
 // complete gradients of its outputs, and says whether to go on through it.
 template <class Visit>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit) {
+  const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
   const GradMode guard(record);
   Frontier frontier;
   for (const Root& root : roots) {

@@ -46,6 +46,7 @@ class AccumulateGrad final : public Node {
 }  // namespace
 
 Slot& slot_of(const Tensor& x) {
+  find_slot(x);
   std::shared_ptr<Slot>& slot = x.handle()->slot;
   if (!slot) {
     slot = std::make_shared<Slot>();
@@ -60,7 +61,7 @@ std::mutex& lock_of(const Slot& slot) {
 }
 
 Edge gradient_edge(const Tensor& x) {
-  if (!x.defined() || !x.handle()->slot) {
+  if (find_slot(x) == nullptr) {
     return {};
   }
   const std::shared_ptr<Slot>& slot = x.handle()->slot;
@@ -80,9 +81,10 @@ Edge gradient_edge(const Tensor& x) {
 }
 
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output) {
-  Slot& slot = slot_of(x);
-  slot.node = std::move(node);
-  slot.output = output;
+  auto slot = std::make_shared<Slot>();
+  slot->node = std::move(node);
+  slot->output = output;
+  x.handle()->slot = std::move(slot);
 }
 
 }  // namespace mica::autograd

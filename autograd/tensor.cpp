@@ -1,17 +1,13 @@
 // The members of Tensor that take part in autograd.
 
 #include <mica/autograd/engine.h>
+#include <mica/autograd/grad_mode.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/tensor.h>
 
 namespace mica {
 
-namespace {
-
-// Null where autograd has nothing to remember of x.
-autograd::Slot* find_slot(const Tensor& x) { return x.handle() ? x.handle()->slot.get() : nullptr; }
-
-}  // namespace
+using autograd::find_slot;
 
 bool Tensor::requires_grad() const {
   const autograd::Slot* slot = find_slot(*this);
@@ -23,6 +19,9 @@ const Tensor& Tensor::requires_grad_(bool on) const {
         dtype());
   check(is_leaf(),
         "requires_grad_: expected a leaf, got a tensor that an op made; use detach() for one without history");
+  check(!on || !is_inference() || autograd::inference_mode_enabled(),
+        "requires_grad_: the tensor of shape {} was made in inference mode; outside of it, ask a clone for a gradient",
+        shape());
   if (on || find_slot(*this) != nullptr) {
     autograd::slot_of(*this).requires_grad = on;
   }
@@ -44,7 +43,7 @@ void Tensor::set_grad(const Tensor& grad) const {
     check(grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device(),
           "set_grad: expected {} {} on {}, got {} {} on {}", dtype(), shape(), device(), grad.dtype(), grad.shape(),
           grad.device());
-    autograd::slot_of(*this).grad = grad;
+    autograd::slot_of(*this).grad = grad.requires_grad() ? grad.detach() : grad;
   } else if (autograd::Slot* slot = find_slot(*this)) {
     slot->grad = {};
   }
@@ -72,7 +71,8 @@ void Tensor::set_data(const Tensor& data) const {
   own.offset = data.handle()->offset;
   own.dtype = data.dtype();
   own.contiguous = data.is_contiguous();
-  own.storage->raise_version(next);
+  own.base.reset();
+  own.storage->raise_version(next, "set_data");
 }
 
 std::shared_ptr<autograd::Node> Tensor::grad_fn() const {

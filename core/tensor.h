@@ -32,6 +32,8 @@ struct TensorImpl {
   std::int64_t numel = 0;
   DType dtype = DType::float32;
   bool contiguous = true;                // row-major without gaps
+  std::uint32_t rewrites = 0;            // recorded writes in place to it or its views; in a view: those it knows of
+  std::shared_ptr<TensorImpl> base;      // in a view that autograd knows as one: what it is a view of, itself none
   std::shared_ptr<autograd::Slot> slot;  // null until autograd has something to remember
 };
 }  // namespace detail
@@ -80,25 +82,31 @@ class Tensor {
   Tensor to(DType dtype) const;
   Tensor to(Device device, DType dtype) const;
 
-  /// Writes in place so far, to this tensor or to one that shares its storage.
+  /// Writes in place so far, to this tensor or to one that shares its storage; always 0 if is_inference().
   std::uint32_t version() const { return impl().storage->version(); }
-  void bump_version() const { impl().storage->bump_version(); }
+  /// Counts one; errors about what was saved before name the writer, which must be a literal or live as long.
+  void bump_version(const char* writer = "bump_version") const { impl().storage->bump_version(writer); }
+  /// True if the elements were allocated in inference mode (autograd/grad_mode.h).
+  bool is_inference() const { return !impl().storage->counts_writes(); }
 
   // Autograd. Defined in autograd/tensor.cpp.
 
   /// True if operations on this tensor are recorded (while gradients are enabled).
   bool requires_grad() const;
-  /// Makes a leaf ask for a gradient (or not). Throws for dtypes that are not floating and for computed tensors.
+  /// Makes a leaf ask for a gradient (or not). Throws for dtypes that are not floating, for computed tensors and,
+  /// outside of inference mode, for tensors made in it.
   const Tensor& requires_grad_(bool on = true) const;
   /// True if no recorded op made this tensor.
   bool is_leaf() const;
   /// The gradient that backward() has accumulated into this leaf; undefined where there is none.
   Tensor grad() const;
-  /// Replaces the gradient; an undefined tensor removes it. Throws unless shape, dtype and device are this tensor's.
+  /// Replaces the gradient; an undefined tensor removes it. If `grad` has a history, it is left behind, as it may lead
+  /// back to this tensor. Throws unless shape, dtype and device are this tensor's.
   void set_grad(const Tensor& grad) const;
   /// Adds to each leaf's grad the gradient of this tensor, times `gradient` (which a scalar may leave out).
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
-  /// The same elements without history. Shares storage and version.
+  /// The same elements without history, and without learning of histories that either gets later. Shares storage and
+  /// version, so a write in place to one is seen in the other and found out by what saved it.
   Tensor detach() const;
   /// Makes this leaf, and so every handle to it, refer to the elements of `data`, of any dtype and device but of its
   /// shape: how a parameter moves while all who hold it follow. Keeps requires_grad and hooks, removes the gradient;

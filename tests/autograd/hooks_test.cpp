@@ -76,7 +76,7 @@ TEST(Hooks, RegisteredByAHookRunsFromTheNextTimeOn) {
   const Tensor x = scalar(1).requires_grad_();
   int inner = 0;
   HookHandle outer;
-  outer = x.register_hook([&, leaf = x.detach()](const Tensor&) {
+  outer = x.register_hook([&](const Tensor&) {
     x.register_hook([&](const Tensor&) {
       ++inner;
       return Tensor{};
