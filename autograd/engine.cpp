@@ -77,6 +77,7 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
 // complete gradients of its outputs, and says whether to go on through it.
 template <class Visit>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit) {
+  const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
   const GradMode guard(record);
   Frontier frontier;
   for (const Root& root : roots) {
@@ -84,11 +85,11 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
   }
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
-    node->run_hooks(gradients);
+    node->run_output_hooks(gradients);
     if (!visit(*node, gradients)) {
       continue;
     }
-    Tensors results = node->backward(std::move(gradients));
+    Tensors results = node->run(std::move(gradients));
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (results[i].defined()) {
         frontier.add(node->edges[i], std::move(results[i]));

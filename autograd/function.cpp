@@ -31,23 +31,34 @@ void Context::save(const Tensor& tensor) {
   if (!needs_any_grad_) {
     return;  // nobody will ask
   }
-  saved_.push_back({.tensor = tensor, .version = tensor.defined() ? tensor.version() : 0});
+  Saved& saved = saved_.emplace_back();
+  if (!tensor.defined()) {
+    return;
+  }
+  check(!tensor.is_inference(),
+        "{}: a tensor of shape {} that was made in inference mode cannot be saved for backward; outside of it, make a "
+        "clone and compute with that",
+        *name_, tensor.shape());
+  saved.of = tensor.handle().get();
+  saved.record = *saved.of;
+  saved.record.base.reset();
+  saved.version = tensor.version();
 }
 
 Tensor Context::unpack(std::size_t i) const {
   const Saved& saved = saved_[i];
-  if (!saved.tensor.defined()) {
+  if (saved.of == nullptr) {
     return {};
   }
-  check(saved.tensor.version() == saved.version,
-        "{}: a tensor of shape {} that it saved for backward was modified in place since", *name_,
-        saved.tensor.shape());
-  if (saved.output < 0) {
-    return saved.tensor;
+  const Storage& storage = *saved.record.storage;
+  check(storage.version() == saved.version,
+        "{}: a tensor of shape {} that it saved for backward was modified in place since, last by {}", *name_,
+        saved.record.shape, storage.last_writer());
+  const Tensor tensor(std::make_shared<mica::detail::TensorImpl>(saved.record));
+  if (saved.output >= 0) {
+    set_history(tensor, node_.lock(), saved.output);
   }
-  const Tensor output = saved.tensor.detach();
-  set_history(output, node_.lock(), saved.output);
-  return output;
+  return tensor;
 }
 
 Tensors Context::saved_all() const {
@@ -65,6 +76,8 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
+    // This also brings a view of a tensor written in place up to date, while the nodes that takes are still older than
+    // the one that will use them.
     if (inputs[i]->defined() && inputs[i]->requires_grad()) {
       ctx.needs_grad_.resize(count);
       ctx.needs_grad_[i] = true;
@@ -83,8 +96,9 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
   };
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
-      if (saved.tensor.defined() && saved.tensor.is_same(outputs[k])) {
-        saved.tensor = saved.tensor.detach();
+      // The record at that address may be another by now, but not one that shows the same storage.
+      if (saved.of != nullptr && saved.of == outputs[k].handle().get() &&
+          saved.record.storage == outputs[k].handle()->storage) {
         saved.output = differentiable(outputs[k]) ? static_cast<int>(k) : -1;
         break;
       }
@@ -108,6 +122,12 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
     }
     if (differentiable(output)) {
       set_history(output, node, static_cast<int>(k));
+      for (std::size_t i = 0; i < count; ++i) {
+        if (ctx.needs_grad_[i] && inputs[i]->handle()->storage == output.handle()->storage) {
+          link_view(output, *inputs[i]);
+          output.handle()->slot->custom_view = true;  // a view op says itself that it is none
+        }
+      }
     }
   }
   ctx.non_differentiable_.clear();

@@ -7,6 +7,9 @@ namespace mica {
 // Other looks at the same elements: nothing is copied, except where it says so, and writing in place through one is
 // seen through all. Any dtype and device; axes may be negative, counting from the last. All are differentiable.
 
+/// A row-major copy of `x` with memory of its own.
+Tensor clone(const Tensor& x);
+
 /// `x` itself if it is row-major without gaps, else such a copy.
 Tensor contiguous(const Tensor& x);
 

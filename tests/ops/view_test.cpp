@@ -3,11 +3,13 @@
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
 using autograd::gradcheck;
+using autograd::gradgradcheck;
 
 namespace {
 
@@ -141,6 +143,17 @@ TEST(View, ContiguousIsItselfOrACopy) {
   EXPECT_FALSE(shares(x, y));
 }
 
+TEST(View, CloneIsACopyInMemoryOfItsOwn) {
+  for (const Device device : test_devices()) {
+    const Tensor x = transpose(counting({2, 3}, device), 0, 1);
+    const Tensor y = clone(x);
+    EXPECT_FALSE(shares(x, y));
+    EXPECT_TRUE(y.is_contiguous());
+    expect_close(y, x, 0, 0);
+    EXPECT_FALSE(shares(y, clone(y)));
+  }
+}
+
 TEST(View, Gradients) {
   for (const Device device : test_devices()) {
     const Tensor x = randn({3, 4, 2}, float64, device);
@@ -150,6 +163,8 @@ TEST(View, Gradients) {
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return slice(a, 1, 1, 4, 2); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return slice(a, 1, 3, 1); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return select(a, -1, 1); }, {x}));
+    EXPECT_TRUE(gradgradcheck([](const Tensor& a) { return slice(a, 1, 0, 2) * slice(a, 1, 1, 3); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return clone(transpose(a, 0, 1)); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return expand(unsqueeze(a, 1), {5, 3, 2, 4, 2}); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return contiguous(transpose(a, 0, 1)); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return split(a, 3, 1); }, {x}));
