@@ -22,8 +22,7 @@ void synchronize(Device device) {
 
 DeviceGuard::DeviceGuard(Device device) {
   if (device.is_cuda()) {
-    const int current = cuda::exchange_device(device.index);
-    previous_ = current == device.index ? -1 : current;
+    previous_ = cuda::exchange_device(device.index);
   }
 }
 
