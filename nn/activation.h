@@ -2,6 +2,7 @@
 
 #include <mica/nn/module.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/gated/gated.h>
 
 namespace mica::nn {
 
@@ -20,6 +21,19 @@ struct GELU : Module {
 
 struct SiLU : Module {
   Tensor operator()(const Tensor& x) const { return silu(x); }
+};
+
+/// Of x (…, 2 n), a gate and what it lets through side by side: gelu(gate) · up, (…, n).
+struct GEGLU : Module {
+  explicit GEGLU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
+  Tensor operator()(const Tensor& x) const { return geglu(x, approximation); }
+
+  GeluApproximation approximation;
+};
+
+/// The same with silu.
+struct SwiGLU : Module {
+  Tensor operator()(const Tensor& x) const { return swiglu(x); }
 };
 
 struct Tanh : Module {
