@@ -29,6 +29,11 @@ struct Region {
     }
     return as_strided(empty({extent}, dtype, device), base.shape, base.strides, 0);
   }
+  Tensor copy_of_base(const Tensor& whole) const {
+    const Tensor copy = empty_base(whole.dtype(), whole.device());
+    copy_into(copy, whole);
+    return copy;
+  }
   Tensor part_of(const Tensor& whole) const {
     return as_strided(whole, part.shape, part.strides, numel_of(part.shape) > 0 ? part.offset - base.offset : 0);
   }
@@ -52,18 +57,14 @@ void add_spread(const Tensor& to, const Tensor& from) {
   add_into(to, from);
 }
 
-struct PlacePart;
-
 // The part of a whole.
 struct ReadPart {
   static constexpr bool composed = true;
   Region region;
 
   Tensor forward(Context&, const Tensor& whole) const {
-    const Tensor spread = region.empty_base(whole.dtype(), whole.device());
-    copy_into(spread, whole);
     const Tensor part = empty(region.part.shape, whole.dtype(), whole.device());
-    copy_into(part, region.part_of(spread));
+    copy_into(part, region.part_of(region.copy_of_base(whole)));
     return part;
   }
   Tensor backward(Context&, const Tensor& dy) const;
@@ -91,8 +92,7 @@ struct ErasePart {
   Region region;
 
   Tensor forward(Context&, const Tensor& whole) const {
-    const Tensor left = region.empty_base(whole.dtype(), whole.device());
-    copy_into(left, whole);
+    const Tensor left = region.copy_of_base(whole);
     fill_data(region.part_of(left), 0);
     return left;
   }
@@ -166,8 +166,7 @@ void check_writable(const char* op, const Tensor& x) {
     if (x.requires_grad() && x.handle()->slot->custom_view) {
       fail(
           "{}: the target of shape {} is a view that {} returned, and how a write would change what it is a view of "
-          "only "
-          "that op knows; write to a clone",
+          "only that op knows; write to a clone",
           op, x.shape(), x.grad_fn()->name());
     }
   }
