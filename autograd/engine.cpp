@@ -6,6 +6,7 @@
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
+#include <mica/autograd/gradient_check.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/creation.h>
 
@@ -77,18 +78,23 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
 // complete gradients of its outputs, and says whether to go on through it.
 template <class Visit>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit) {
-  const GradMode guard(record);
+  const InsideOp guard(!record);
+  GradientCheck anomalies;
   Frontier frontier;
   for (const Root& root : roots) {
+    anomalies.given(root.gradient);
     frontier.add(root.edge, root.gradient);
   }
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
+    anomalies.arrived(*node, gradients);
     node->run_hooks(gradients);
+    anomalies.hooked(*node, gradients);
     if (!visit(*node, gradients)) {
       continue;
     }
     Tensors results = node->backward(std::move(gradients));
+    anomalies.made(*node, results);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (results[i].defined()) {
         frontier.add(node->edges[i], std::move(results[i]));

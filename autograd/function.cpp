@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include <mica/autograd/anomaly.h>
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
 
@@ -45,7 +46,7 @@ Tensor Context::unpack(std::size_t i) const {
   if (saved.output < 0) {
     return saved.tensor;
   }
-  const Tensor output = saved.tensor.detach();
+  const Tensor output = without_history(saved.tensor);
   set_history(output, node_.lock(), saved.output);
   return output;
 }
@@ -62,6 +63,7 @@ Tensors Context::saved_all() const {
 void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count) {
   ctx.name_ = &name;
   if (!grad_enabled()) {
+    ctx.is_traced_ = anomaly_enabled() && grad_disabled_by_user();
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
@@ -71,6 +73,7 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
       ctx.needs_any_grad_ = true;
     }
   }
+  ctx.is_traced_ = anomaly_enabled();
 }
 
 void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
@@ -84,7 +87,7 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       if (saved.tensor.defined() && saved.tensor.is_same(outputs[k])) {
-        saved.tensor = saved.tensor.detach();
+        saved.tensor = without_history(saved.tensor);
         saved.output = differentiable(outputs[k]) ? static_cast<int>(k) : -1;
         break;
       }
@@ -111,6 +114,16 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
     }
   }
   ctx.non_differentiable_.clear();
+  node->module = current_module();
+  if (ctx.is_traced_) {
+    trace_recorded(*node, inputs, count, outputs);
+  }
+}
+
+void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs) {
+  if (ctx.is_traced_) {
+    trace_unrecorded(*ctx.name_, inputs, count, outputs);
+  }
 }
 
 Tensors FunctionBase::backward(Tensors gradients) {
@@ -154,17 +167,25 @@ Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
   for (const Tensor& gradient : gradients) {
     unknown->edges.push_back(gradient_edge(gradient));
   }
-  const NoGrad guard;
+  const InsideOp guard;
   Tensors results = call_backward(ctx_, std::move(gradients));
   for (Tensor& result : results) {
     unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
                                                 : OutputInfo{});
     if (result.defined()) {
-      result = result.detach();  // it may be dy, which has a history of its own
+      result = without_history(result);  // it may be dy, which has a history of its own
       set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
     }
   }
   return results;
+}
+
+Tensors FunctionBase::saved_tensors() const {
+  Tensors result;
+  for (const Context::Saved& saved : ctx_.saved_) {
+    result.push_back(saved.tensor);
+  }
+  return result;
 }
 
 void FunctionBase::release() {

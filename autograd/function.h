@@ -71,6 +71,7 @@ class Context {
   std::vector<Tensor> non_differentiable_;
   bool needs_any_grad_ = false;
   bool materialize_grads_ = true;
+  bool is_traced_ = false;    // DetectAnomaly wants to know of this call
   std::weak_ptr<Node> node_;  // that this context lives in, once there is one
 
   friend class FunctionBase;
@@ -130,12 +131,16 @@ class FunctionBase : public Node {
   std::string name() const override { return *ctx_.name_; }
   Tensors backward(Tensors gradients) override;
   void release() override;
+  Tensors saved_tensors() const override;
 
   /// Which inputs need a gradient, before forward runs.
   static void prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count);
   /// After forward: ties outputs to the node and the node to the inputs' nodes.
   static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
                      const Tensors& outputs);
+  /// Whether somebody wants to know of an op that is not recorded, and what tells them.
+  static bool is_watched(const Context& ctx) { return ctx.is_traced_; }
+  static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
@@ -197,12 +202,14 @@ auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Call&&
   Context ctx;
   FunctionBase::prepare(ctx, function_name<F>(), inputs, count);
   auto result = [&] {
-    const NoGrad guard;
+    const InsideOp guard;
     return call(function, ctx);
   }();
   if (ctx.needs_any_grad()) {
     const auto node = make_node<FunctionNode<F>>(std::move(function), std::move(ctx));
     FunctionBase::record(node, inputs, count, as_tensors(result));
+  } else if (FunctionBase::is_watched(ctx)) [[unlikely]] {
+    FunctionBase::watch(ctx, inputs, count, as_tensors(result));
   }
   return result;
 }

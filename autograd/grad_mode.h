@@ -25,6 +25,20 @@ class NoGrad : public GradMode {
   NoGrad() : GradMode(false) {}
 };
 
+/// Nothing is recorded until the end of scope because it is part of an op or of a backward pass; not because the
+/// program asked for it. With `on` false: what runs now is the program's own again.
+class InsideOp : public GradMode {
+ public:
+  explicit InsideOp(bool on = true);
+  ~InsideOp();
+
+ private:
+  bool previous_;
+};
+
+/// True if recording is off and the program asked for that.
+bool grad_disabled_by_user();
+
 }  // namespace mica::autograd
 
 namespace mica {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -55,13 +56,20 @@ class Node {
   /// Drops what was saved for backward.
   virtual void release() {}
 
+  /// What was saved for backward, as it stands there; for those who look at the graph from outside.
+  virtual Tensors saved_tensors() const { return {}; }
+  /// If this is the end of the graph at a leaf: that leaf's slot.
+  virtual std::shared_ptr<Slot> leaf() const { return nullptr; }
+
   /// Nodes are numbered as they are made, so an op's number is above those of the ops its inputs came from: going
   /// by falling number is an order in which every gradient is complete before it is used.
   std::uint64_t sequence() const { return sequence_; }
 
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
-  std::vector<std::pair<int, Hook>> hooks;  // (output, hook), in the order of registration
+  std::shared_ptr<const ModuleName> module;  // that it was recorded in; null outside of all
+  std::unique_ptr<Trace> trace;              // null unless DetectAnomaly was on
+  std::vector<std::pair<int, Hook>> hooks;   // (output, hook), in the order of registration
 
  protected:
   /// Older than every op: for the ends of the graph, which are made along with the first op that leads to them.

@@ -15,6 +15,7 @@ class AccumulateGrad final : public Node {
   }
 
   std::string name() const override { return "AccumulateGrad"; }
+  std::shared_ptr<Slot> leaf() const override { return slot_; }
 
   void run_hooks(Tensors& gradients) const override {
     for (const Hook& hook : slot_->hooks) {
@@ -68,6 +69,8 @@ Edge gradient_edge(const Tensor& x) {
   }
   return {std::move(accumulator), 0};
 }
+
+Tensor without_history(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.handle()->offset); }
 
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output) {
   Slot& slot = slot_of(x);

@@ -53,9 +53,13 @@ Tensor GPT::features(const Tensor& tokens) const {
   return ln_f(x);
 }
 
-Tensor GPT::operator()(const Tensor& tokens) const { return lm_head(features(tokens)); }
+Tensor GPT::operator()(const Tensor& tokens) const {
+  const Scope scope(*this);
+  return lm_head(features(tokens));
+}
 
 Tensor GPT::next_token_logits(const Tensor& tokens) const {
+  const Scope scope(*this);
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to go on from, got shape {}",
         tokens.shape());
   return lm_head(select(features(tokens), 1, -1));

@@ -1,0 +1,40 @@
+#include <fmt/core.h>
+
+#include <mica/autograd/function.h>
+#include <mica/autograd/module_name.h>
+
+namespace mica::autograd {
+
+namespace {
+
+const std::shared_ptr<ModuleName> none;
+thread_local const std::shared_ptr<ModuleName>* current = &none;
+
+}  // namespace
+
+std::string path_of(const ModuleName& module) {
+  if (module.parent == nullptr) {
+    return module.name;
+  }
+  const std::string above = path_of(*module.parent);
+  return above.empty() ? module.name : above + "." + module.name;
+}
+
+std::string type_of(const ModuleName& module) {
+  const std::type_info* const type = module.type.load(std::memory_order_relaxed);
+  return type == nullptr ? "" : detail::short_name(*type);
+}
+
+std::string describe(const ModuleName& module) {
+  const std::string path = path_of(module), type = type_of(module);
+  return path.empty() ? (type.empty() ? "the outermost module" : type)
+                      : (type.empty() ? path : fmt::format("{} ({})", path, type));
+}
+
+const std::shared_ptr<ModuleName>& current_module() { return *current; }
+
+CurrentModule::CurrentModule(const std::shared_ptr<ModuleName>& module) : previous_(current) { current = &module; }
+
+CurrentModule::~CurrentModule() { current = previous_; }
+
+}  // namespace mica::autograd
