@@ -5,6 +5,7 @@
 
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/function.h>
+#include <mica/autograd/segment.h>
 #include <mica/core/creation.h>
 
 namespace mica::autograd {
@@ -74,6 +75,11 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
     }
   }
   ctx.is_traced_ = anomaly_enabled();
+  if (ctx.needs_any_grad_ && SegmentWatch::current() != nullptr) {
+    ctx.needs_grad_.clear();
+    ctx.needs_any_grad_ = false;
+    ctx.is_in_segment_ = true;
+  }
 }
 
 void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
@@ -121,7 +127,9 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
 }
 
 void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs) {
-  if (ctx.is_traced_) {
+  if (ctx.is_in_segment_) {
+    SegmentWatch::current()->note_op(inputs, count, outputs, ctx.non_differentiable_);
+  } else if (ctx.is_traced_) {
     trace_unrecorded(*ctx.name_, inputs, count, outputs);
   }
 }

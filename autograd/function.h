@@ -71,8 +71,9 @@ class Context {
   std::vector<Tensor> non_differentiable_;
   bool needs_any_grad_ = false;
   bool materialize_grads_ = true;
-  bool is_traced_ = false;    // DetectAnomaly wants to know of this call
-  std::weak_ptr<Node> node_;  // that this context lives in, once there is one
+  bool is_traced_ = false;      // DetectAnomaly wants to know of this call
+  bool is_in_segment_ = false;  // it is recorded only later
+  std::weak_ptr<Node> node_;    // that this context lives in, once there is one
 
   friend class FunctionBase;
 };
@@ -139,7 +140,7 @@ class FunctionBase : public Node {
   static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
                      const Tensors& outputs);
   /// Whether somebody wants to know of an op that is not recorded, and what tells them.
-  static bool is_watched(const Context& ctx) { return ctx.is_traced_; }
+  static bool is_watched(const Context& ctx) { return ctx.is_traced_ || ctx.is_in_segment_; }
   static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 
  protected:

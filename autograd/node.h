@@ -14,6 +14,7 @@
 namespace mica::autograd {
 
 class Node;
+class Segment;
 
 /// Where a gradient goes next: into input `slot` of `node`'s backward, that is, the gradient of the node's
 /// output number `slot`. No node: nobody needs it.
@@ -56,6 +57,9 @@ class Node {
   /// Drops what was saved for backward.
   virtual void release() {}
 
+  /// This, if it is one.
+  virtual Segment* as_segment() { return nullptr; }
+
   /// What was saved for backward, as it stands there; for those who look at the graph from outside.
   virtual Tensors saved_tensors() const { return {}; }
   /// If this is the end of the graph at a leaf: that leaf's slot.
@@ -67,9 +71,9 @@ class Node {
 
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
-  std::shared_ptr<const ModuleName> module;  // that it was recorded in; null outside of all
-  std::unique_ptr<Trace> trace;              // null unless DetectAnomaly was on
-  std::vector<std::pair<int, Hook>> hooks;   // (output, hook), in the order of registration
+  std::shared_ptr<ModuleName> module;       // that it was recorded in; null outside of all
+  std::unique_ptr<Trace> trace;             // null unless DetectAnomaly was on
+  std::vector<std::pair<int, Hook>> hooks;  // (output, hook), in the order of registration
 
  protected:
   /// Older than every op: for the ends of the graph, which are made along with the first op that leads to them.

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include <mica/nn/checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
 #include <mica/ops/elementwise/binary.h>
@@ -48,7 +49,7 @@ Tensor GPT::features(const Tensor& tokens) const {
   check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
   Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
   for (const TransformerBlock& block : h) {
-    x = block(x);
+    x = config.checkpoint ? nn::checkpoint(block, x) : block(x);
   }
   return ln_f(x);
 }

@@ -11,6 +11,7 @@ namespace mica::nn {
 
 namespace detail {
 struct ModuleState {
+  const Module* module = nullptr;  // where it is now; null when it is gone and its parent still has the state
   bool training = true;
   std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
   NamedTensors parameters;
@@ -114,7 +115,25 @@ void append(std::string& list, const std::string& item) { list += list.empty() ?
 
 }  // namespace
 
-Module::Module() : state_(std::make_shared<detail::ModuleState>()) {}
+Module::Module() : state_(std::make_shared<detail::ModuleState>()) { state_->module = this; }
+
+Module::Module(Module&& other) noexcept : state_(std::move(other.state_)) {
+  if (state_ != nullptr) {
+    state_->module = this;
+  }
+}
+
+Module::~Module() {
+  if (state_ != nullptr) {
+    state_->module = nullptr;
+  }
+}
+
+const Module& Module::find(const std::weak_ptr<detail::ModuleState>& state) {
+  const auto alive = state.lock();
+  check(alive != nullptr && alive->module != nullptr, "module: asked for one that is gone");
+  return *alive->module;
+}
 
 detail::ModuleState& Module::state() const {
   check(state_ != nullptr, "module: used after it was moved from");

@@ -42,7 +42,8 @@ struct ModuleState;  // what a module has registered; shared by the module, wher
 class Module {
  public:
   Module();
-  Module(Module&&) noexcept = default;
+  Module(Module&& other) noexcept;
+  ~Module();
   Module(const Module&) = delete;
   Module& operator=(Module&&) = delete;
   Module& operator=(const Module&) = delete;
@@ -91,12 +92,27 @@ class Module {
 
  private:
   friend class Scope;
+  template <std::derived_from<Module> M>
+  friend class ModuleReference;
 
   void add_child(const std::string& name, const Module& module, const std::type_info& type);
   const std::shared_ptr<autograd::ModuleName>& name(const std::type_info& type) const;
   detail::ModuleState& state() const;
+  static const Module& find(const std::weak_ptr<detail::ModuleState>& state);
 
   std::shared_ptr<detail::ModuleState> state_;
+};
+
+/// Refers to a module wherever it moves, without keeping it.
+template <std::derived_from<Module> M>
+class ModuleReference {
+ public:
+  explicit ModuleReference(const M& module) : state_(static_cast<const Module&>(module).state_) {}
+  /// Throws if the module is gone.
+  const M& get() const { return static_cast<const M&>(Module::find(state_)); }
+
+ private:
+  std::weak_ptr<detail::ModuleState> state_;
 };
 
 /// Until the end of scope, ops on this thread belong to `module`: the first line of an operator(),

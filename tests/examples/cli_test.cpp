@@ -138,6 +138,19 @@ TEST_F(Cli, SameSeedSameMetrics) {
   EXPECT_EQ(contents(folder / "a/model.safetensors"), contents(folder / "b/model.safetensors"));
 }
 
+TEST_F(Cli, CheckpointsChangeNothing) {
+  ASSERT_EQ(train("--dropout 0.1 --layers 2 --out kept").status, 0);
+  ASSERT_EQ(train("--dropout 0.1 --layers 2 --out again --checkpoint").status, 0);
+  const auto kept = metrics("kept");
+  const auto again = metrics("again");
+  ASSERT_EQ(kept.size(), again.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(kept[i].at("train_loss"), again[i].at("train_loss")) << i;
+    EXPECT_EQ(kept[i].at("grad_norm"), again[i].at("grad_norm")) << i;
+  }
+  EXPECT_EQ(contents(folder / "kept/model.safetensors"), contents(folder / "again/model.safetensors"));
+}
+
 TEST_F(Cli, PresetsGiveWayToOptions) {
   ASSERT_EQ(train("--preset shakespeare-gpu --dropout 0 --lr 0.004 --warmup 0 --out run").status, 0);
   const auto lines = metrics("run");
