@@ -10,7 +10,7 @@ bin = $(folder)/bin
 # Where scripts/setup puts tools that the system's packages are too old for.
 export PATH := $(CURDIR)/build/tools/bin:$(PATH)
 
-cuda = $(if $(filter cuda asan,$(PRESET)),,-DMICA_CUDA=$(CUDA))
+cuda = $(if $(filter cuda asan tsan,$(PRESET)),,-DMICA_CUDA=$(CUDA))
 compile = cmake --build $(folder) --target
 
 .PHONY: help build train test bench clean setup configure
@@ -23,10 +23,10 @@ help:
 	@echo 'make clean   remove build/'
 	@echo
 	@echo 'Each installs what is missing on Debian and Ubuntu. Variables:'
-	@echo '  PRESET=release|debug|asan|cuda   what to build; release goes to build/, the others to build/PRESET/'
-	@echo '  CUDA=AUTO|ON|OFF                 CUDA kernels; AUTO builds them where nvcc is found'
-	@echo '  ARGS="--steps 100 ..."           passed on to the program that is run'
-	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"   passed on to CMake'
+	@echo '  PRESET=release|debug|asan|tsan|cuda   what to build; release goes to build/, the others to build/PRESET/'
+	@echo '  CUDA=AUTO|ON|OFF                      CUDA kernels; AUTO builds them where nvcc is found'
+	@echo '  ARGS="--steps 100 ..."                passed on to the program that is run'
+	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"        passed on to CMake'
 
 setup:
 	@scripts/setup

@@ -38,7 +38,7 @@ Tensor unshared(Tensor gradient) {
 Tensor add_gradients(Tensor sum, const Tensor& gradient, bool in_place) {
   if (in_place) {
     add_into(sum, gradient);
-    sum.bump_version();
+    sum.bump_version("backward");
     return sum;
   }
   if (grad_enabled()) {

@@ -75,18 +75,45 @@ void GradientCheck::hooked(const Node& node, const Tensors& gradients) {
   if (!on_) {
     return;
   }
-  for (std::size_t k = 0; k < gradients.size(); ++k) {
-    if (!gradients[k].is_same(before_hooks_[k])) {
-      if (const char* const fault = fault_of(gradients[k])) {
-        fail("backward: a hook of the tensor of shape {} that is {} was given a finite gradient and returned {}{}",
-             gradients[k].shape(), output_of(node), fault, where(node));
-      }
-    }
+  check_replaced(node, gradients, [&](std::size_t k) {
+    return fmt::format("a hook of the tensor of shape {} that is {}", gradients[k].shape(), output_of(node));
+  });
+}
+
+void GradientCheck::prehooked(const Node& node, const Tensors& gradients) {
+  if (!on_) {
+    return;
   }
+  check_replaced(node, gradients, [&](std::size_t k) {
+    return fmt::format("a prehook of {}, for its output {} of shape {},", node.name(), k, gradients[k].shape());
+  });
   before_hooks_.clear();
 }
 
-void GradientCheck::made(Node& node, const Tensors& results) const {
+void GradientCheck::posthooked(const Node& node, const Tensors& results) {
+  if (!on_) {
+    return;
+  }
+  check_replaced(node, results, [&](std::size_t i) {
+    return fmt::format("a hook of {}, for its input {} of shape {},", node.name(), i, results[i].shape());
+  });
+  before_hooks_.clear();
+}
+
+// what(i): the hook that replaced gradient i.
+void GradientCheck::check_replaced(const Node& node, const Tensors& gradients,
+                                   const std::function<std::string(std::size_t)>& what) {
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].is_same(before_hooks_[i])) {
+      if (const char* const fault = fault_of(gradients[i])) {
+        fail("backward: {} was given a finite gradient and returned {}{}", what(i), fault, where(node));
+      }
+    }
+  }
+  before_hooks_ = gradients;
+}
+
+void GradientCheck::made(Node& node, const Tensors& results) {
   if (!on_) {
     return;
   }
@@ -109,6 +136,7 @@ void GradientCheck::made(Node& node, const Tensors& results) const {
            forward_of(node), where(node));
     }
   }
+  before_hooks_ = node.has_hooks() ? results : Tensors{};
 }
 
 }  // namespace mica::autograd

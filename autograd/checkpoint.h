@@ -1,63 +1,69 @@
 #pragma once
 
 #include <functional>
-#include <optional>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 
 #include <mica/autograd/function.h>
-#include <mica/autograd/segment.h>
 
 namespace mica::autograd {
 
 namespace detail {
 
-/// A checkpoint, apart from the types of its function and inputs.
-class CheckpointBase : public Segment {
+/// What a checkpoint keeps: a function and its inputs, apart from their types.
+class CheckpointedCall {
  public:
-  std::string name() const override { return "Checkpoint"; }
-  std::vector<std::pair<Edge, Tensor>> replay(const Tensors& gradients) override;
-  void release() override;
-
-  /// What was called for the first time: runs it and, if it would have recorded something, becomes part of the graph
-  /// and gives its outputs a place in it.
-  static Tensors run(const std::shared_ptr<CheckpointBase>& node);
-
- protected:
-  virtual Tensors call() const = 0;
-  virtual void note_inputs(std::vector<SegmentWatch::Used>& used) const = 0;
-  virtual void drop() = 0;
-
- private:
-  std::vector<SegmentWatch::Used> used_;
-  std::vector<PhiloxKey> keys_;
-  bool released_ = false;
+  virtual ~CheckpointedCall() = default;
+  virtual Tensors operator()() const = 0;
+  /// The tensors among the inputs.
+  virtual Tensors inputs() const = 0;
+  /// Lets go of what the inputs become by later writes in place.
+  virtual void keep_inputs_as_they_are() = 0;
 };
 
-void note_input(std::vector<SegmentWatch::Used>& used, const Tensor& x);
-inline void note_input(std::vector<SegmentWatch::Used>& used, const Tensors& inputs) {
-  for (const Tensor& x : inputs) {
-    note_input(used, x);
+/// Calls it for the first time. If that would have recorded something, makes it a part of the graph.
+Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call);
+
+// For each input, of whatever type.
+inline void collect(Tensors& tensors, const Tensor& x) { tensors.push_back(x); }
+inline void collect(Tensors& tensors, const Tensors& x) { tensors.insert(tensors.end(), x.begin(), x.end()); }
+template <class T>
+void collect(Tensors&, const T&) {}
+
+inline void keep_as_it_is(Tensor& x) {
+  if (x.defined()) {
+    x = as_it_is(x);
+  }
+}
+inline void keep_as_it_is(Tensors& inputs) {
+  for (Tensor& x : inputs) {
+    keep_as_it_is(x);
   }
 }
 template <class T>
-void note_input(std::vector<SegmentWatch::Used>&, const T&) {}  // not a tensor
+void keep_as_it_is(T&) {}
 
 template <class F, class... In>
-class CheckpointNode final : public CheckpointBase {
+class CheckpointedCallOf final : public CheckpointedCall {
  public:
-  CheckpointNode(F f, const In&... inputs) : call_(std::in_place, std::move(f), inputs...) {}
+  CheckpointedCallOf(F f, const In&... inputs) : f_(std::move(f)), inputs_(inputs...) {}
+
+  Tensors operator()() const override {
+    return std::apply([this](const In&... inputs) { return as_tensors(std::invoke(f_, inputs...)); }, inputs_);
+  }
+  Tensors inputs() const override {
+    Tensors tensors;
+    std::apply([&](const In&... inputs) { (collect(tensors, inputs), ...); }, inputs_);
+    return tensors;
+  }
+  void keep_inputs_as_they_are() override {
+    std::apply([](In&... inputs) { (keep_as_it_is(inputs), ...); }, inputs_);
+  }
 
  private:
-  Tensors call() const override {
-    return std::apply([](const F& f, const In&... inputs) { return as_tensors(std::invoke(f, inputs...)); }, *call_);
-  }
-  void note_inputs(std::vector<SegmentWatch::Used>& used) const override {
-    std::apply([&](const F&, const In&... inputs) { (note_input(used, inputs), ...); }, *call_);
-  }
-  void drop() override { call_.reset(); }
-
-  std::optional<std::tuple<F, In...>> call_;
+  F f_;
+  std::tuple<In...> inputs_;
 };
 
 template <class R>
@@ -78,14 +84,16 @@ R from_tensors(Tensors tensors) {
 /// f(inputs…), recorded as one op that saves nothing but f and the inputs: what f computes on the way to its result is
 /// computed again when backward comes to it. Gradients are the same bits as those of f(inputs…) itself, also of
 /// parameters that f captures, with dropout (the same random numbers are drawn), for nested checkpoints, with grad()
-/// and with create_graph. Hooks of leaves and inputs run once.
+/// and with create_graph. Hooks of leaves, inputs and results run once; those that f registers on tensors it makes run
+/// when these are made again.
 ///
 /// f is kept with copies of the inputs until backward has run, and is called as const. It returns a Tensor, an array or
 /// a list of them; inputs may be of any type. It must do the same when it is called again, on this or another thread:
 /// what it captures by reference must still be there, and modules must be in the same mode. What can be found out of
 /// this is checked: tensors from outside that were modified in place since, outputs of another number, shape or dtype
 /// and another number of random tensors raise an Error in backward. Tensors that f makes must not leave it other than
-/// as results: backward through one raises.
+/// as results: backward through one raises. f may write in place to what it made, but if it writes to a tensor from
+/// outside, checkpoint itself raises. Results that are views of inputs or of one another cannot be written in place.
 ///
 /// While nothing is recorded, or if nothing that f uses requires a gradient, it is just a call.
 ///
@@ -99,7 +107,7 @@ auto checkpoint(F f, const In&... inputs) {
     return Result(std::invoke(std::as_const(f), inputs...));
   }
   return detail::from_tensors<Result>(
-      detail::CheckpointBase::run(make_node<detail::CheckpointNode<F, In...>>(std::move(f), inputs...)));
+      detail::run_checkpoint(std::make_unique<detail::CheckpointedCallOf<F, In...>>(std::move(f), inputs...)));
 }
 
 }  // namespace mica::autograd

@@ -75,11 +75,36 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
   return {std::move(edge), gradient};
 }
 
+// Runs a node between its hooks and sends what comes of it on its way.
+void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier) {
+  node.run_prehooks(gradients);
+  anomalies.prehooked(node, gradients);
+  if (Segment* const segment = node.as_segment()) {
+    for (auto& [edge, gradient] : segment->replay(gradients)) {
+      frontier.add(edge, std::move(gradient));
+    }
+    return;
+  }
+  const bool has_hooks = node.has_hooks();
+  Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
+  anomalies.made(node, results);
+  if (has_hooks) {
+    node.run_hooks(results, gradients);
+    anomalies.posthooked(node, results);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].defined()) {
+      frontier.add(node.edges[i], std::move(results[i]));
+    }
+  }
+}
+
 // Sends the gradients back through the graph, newest node first. visit(node, gradients) sees each node with the
 // complete gradients of its outputs, and says whether to go on through it. replayed() is told when new nodes came in
 // between.
 template <class Visit, class Replayed>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit, Replayed&& replayed) {
+  const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
   const InsideOp guard(!record);
   GradientCheck anomalies;
   Frontier frontier;
@@ -90,24 +115,14 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
     anomalies.arrived(*node, gradients);
-    node->run_hooks(gradients);
+    node->run_output_hooks(gradients);
     anomalies.hooked(*node, gradients);
     if (!visit(*node, gradients)) {
       continue;
     }
-    if (Segment* const segment = node->as_segment()) {
-      for (auto& [edge, gradient] : segment->replay(gradients)) {
-        frontier.add(edge, std::move(gradient));
-      }
+    run(*node, std::move(gradients), anomalies, frontier);
+    if (node->as_segment() != nullptr) {
       replayed();
-    } else {
-      Tensors results = node->backward(std::move(gradients));
-      anomalies.made(*node, results);
-      for (std::size_t i = 0; i < results.size(); ++i) {
-        if (results[i].defined()) {
-          frontier.add(node->edges[i], std::move(results[i]));
-        }
-      }
     }
     if (!retain_graph) {
       node->release();

@@ -27,29 +27,51 @@ class UnknownDerivative final : public Node {
   std::string op_;
 };
 
+// After an output of an op got its history: whether it shows elements of an input, which only that op explains. A view
+// op says afterwards that it is no such one.
+void link_to_inputs(const Tensor& output, const Tensor* const* inputs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (inputs[i]->defined() && inputs[i]->handle()->storage == output.handle()->storage &&
+        inputs[i]->requires_grad()) {
+      link_custom_view(output, *inputs[i]);
+    }
+  }
+}
+
 }  // namespace
 
 void Context::save(const Tensor& tensor) {
   if (!needs_any_grad_) {
     return;  // nobody will ask
   }
-  saved_.push_back({.tensor = tensor, .version = tensor.defined() ? tensor.version() : 0});
+  Saved& saved = saved_.emplace_back();
+  if (!tensor.defined()) {
+    return;
+  }
+  check(!tensor.is_inference(),
+        "{}: a tensor of shape {} that was made in inference mode cannot be saved for backward; outside of it, make a "
+        "clone and compute with that",
+        *name_, tensor.shape());
+  saved.of = tensor.handle().get();
+  saved.record = *saved.of;
+  saved.record.base.reset();
+  saved.version = tensor.version();
 }
 
 Tensor Context::unpack(std::size_t i) const {
   const Saved& saved = saved_[i];
-  if (!saved.tensor.defined()) {
+  if (saved.of == nullptr) {
     return {};
   }
-  check(saved.tensor.version() == saved.version,
-        "{}: a tensor of shape {} that it saved for backward was modified in place since", *name_,
-        saved.tensor.shape());
-  if (saved.output < 0) {
-    return saved.tensor;
+  const Storage& storage = *saved.record.storage;
+  check(storage.version() == saved.version,
+        "{}: a tensor of shape {} that it saved for backward was modified in place since, last by {}", *name_,
+        saved.record.shape, storage.last_writer());
+  const Tensor tensor = saved.tensor();
+  if (saved.output >= 0) {
+    set_history(tensor, node_.lock(), saved.output);
   }
-  const Tensor output = without_history(saved.tensor);
-  set_history(output, node_.lock(), saved.output);
-  return output;
+  return tensor;
 }
 
 Tensors Context::saved_all() const {
@@ -61,6 +83,11 @@ Tensors Context::saved_all() const {
   return result;
 }
 
+bool Context::is_differentiable(const Tensor& output) const {
+  return is_floating(output.dtype()) && std::none_of(non_differentiable_.begin(), non_differentiable_.end(),
+                                                     [&](const Tensor& x) { return x.is_same(output); });
+}
+
 void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count) {
   ctx.name_ = &name;
   if (!grad_enabled()) {
@@ -68,6 +95,8 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
+    // This also brings a view of a tensor written in place up to date, while the nodes that takes are still older than
+    // the one that will use them.
     if (inputs[i]->defined() && inputs[i]->requires_grad()) {
       ctx.needs_grad_.resize(count);
       ctx.needs_grad_[i] = true;
@@ -86,15 +115,12 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
                           const Tensors& outputs) {
   Context& ctx = node->ctx_;
   ctx.node_ = node;
-  const auto differentiable = [&](const Tensor& output) {
-    return is_floating(output.dtype()) && std::none_of(ctx.non_differentiable_.begin(), ctx.non_differentiable_.end(),
-                                                       [&](const Tensor& x) { return x.is_same(output); });
-  };
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
-      if (saved.tensor.defined() && saved.tensor.is_same(outputs[k])) {
-        saved.tensor = without_history(saved.tensor);
-        saved.output = differentiable(outputs[k]) ? static_cast<int>(k) : -1;
+      // The record at that address may be another by now, but not one that shows the same storage.
+      if (saved.of != nullptr && saved.of == outputs[k].handle().get() &&
+          saved.record.storage == outputs[k].handle()->storage) {
+        saved.output = ctx.is_differentiable(outputs[k]) ? static_cast<int>(k) : -1;
         break;
       }
     }
@@ -115,8 +141,9 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
       check(!inputs[i]->is_same(output), "{}: forward returned its input {}; it must return a new tensor or a view",
             *ctx.name_, i);
     }
-    if (differentiable(output)) {
+    if (ctx.is_differentiable(output)) {
       set_history(output, node, static_cast<int>(k));
+      link_to_inputs(output, inputs, count);
     }
   }
   ctx.non_differentiable_.clear();
@@ -128,7 +155,14 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
 
 void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs) {
   if (ctx.is_in_segment_) {
-    SegmentWatch::current()->note_op(inputs, count, outputs, ctx.non_differentiable_);
+    SegmentWatch& segment = *SegmentWatch::current();
+    segment.note_uses(inputs, count);
+    for (const Tensor& output : outputs) {
+      if (output.defined() && ctx.is_differentiable(output)) {
+        segment.place(output);
+        link_to_inputs(output, inputs, count);
+      }
+    }
   } else if (ctx.is_traced_) {
     trace_unrecorded(*ctx.name_, inputs, count, outputs);
   }
@@ -172,6 +206,7 @@ Tensors FunctionBase::backward(Tensors gradients) {
 Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
   const auto unknown = make_node<UnknownDerivative>(name());
   unknown->edges = edges;
+  unknown->module = module;
   for (const Tensor& gradient : gradients) {
     unknown->edges.push_back(gradient_edge(gradient));
   }
@@ -191,7 +226,7 @@ Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
 Tensors FunctionBase::saved_tensors() const {
   Tensors result;
   for (const Context::Saved& saved : ctx_.saved_) {
-    result.push_back(saved.tensor);
+    result.push_back(saved.tensor());
   }
   return result;
 }

@@ -34,7 +34,8 @@ class Context {
     }
   }
 
-  /// The saved tensors, in order: `auto [x, mean, rstd] = ctx.saved<3>();`. Throws if one was written in place since.
+  /// The saved tensors, in order: `auto [x, mean, rstd] = ctx.saved<3>();`. Throws if one was written in place since,
+  /// naming this op and the one that wrote.
   template <std::size_t N>
   std::array<Tensor, N> saved() const {
     check(saved_.size() == N, "{}: backward asks for {} saved tensors, forward saved {}", *name_, N, saved_.size());
@@ -56,12 +57,21 @@ class Context {
   void set_materialize_grads(bool on) { materialize_grads_ = on; }
 
  private:
+  // A tensor as it was when it was saved: its record, not a handle to it. A handle would see a history that the tensor
+  // gets later by a write in place, and make a cycle with it. The slots in a graph never change their node, so one that
+  // holds only slots has no cycles.
   struct Saved {
-    Tensor tensor;
+    mica::detail::TensorImpl record;
+    const mica::detail::TensorImpl* of = nullptr;  // only to compare
     std::uint32_t version = 0;
     int output = -1;  // which output of this very node it is: kept without history, given it back by saved()
+
+    Tensor tensor() const {
+      return of == nullptr ? Tensor{} : Tensor(std::make_shared<mica::detail::TensorImpl>(record));
+    }
   };
 
+  bool is_differentiable(const Tensor& output) const;
   void save(const Tensor& tensor);
   Tensor unpack(std::size_t i) const;
 

@@ -4,10 +4,12 @@
 
 namespace mica::autograd {
 
+// The modes are the calling thread's own: a new thread starts with recording on, whatever the one that started it does.
+
 /// True if ops on this thread are recorded.
 bool grad_enabled();
 
-/// Turns recording on or off for this thread until the end of scope.
+/// Turns recording on or off for this thread until the end of scope. In inference mode it stays off.
 class GradMode {
  public:
   explicit GradMode(bool enabled);
@@ -25,6 +27,12 @@ class NoGrad : public GradMode {
   NoGrad() : GradMode(false) {}
 };
 
+/// Ops are recorded again until the end of scope, inside NoGrad: `autograd::EnableGrad guard;`.
+class EnableGrad : public GradMode {
+ public:
+  EnableGrad() : GradMode(true) {}
+};
+
 /// Nothing is recorded until the end of scope because it is part of an op or of a backward pass; not because the
 /// program asked for it. With `on` false: what runs now is the program's own again.
 class InsideOp : public GradMode {
@@ -39,6 +47,27 @@ class InsideOp : public GradMode {
 /// True if recording is off and the program asked for that.
 bool grad_disabled_by_user();
 
+/// True if this thread is in inference mode.
+bool inference_mode_enabled();
+
+/// Nothing is recorded until the end of scope, and tensors made meanwhile never count their writes in place: for
+/// programs that only evaluate. With `enabled` false: ordinary recording, also inside inference mode.
+///
+/// Tensors made in the mode (`x.is_inference()`; their views too) can be read anywhere. Outside of it they cannot be
+/// written in place, ask for a gradient or be saved for backward, as nobody could find out that they changed: each is
+/// an error, and the way out is clone(x). Tensors made before can be written inside the mode, and count it.
+class InferenceMode {
+ public:
+  explicit InferenceMode(bool enabled = true);
+  ~InferenceMode();
+  InferenceMode(const InferenceMode&) = delete;
+  InferenceMode& operator=(const InferenceMode&) = delete;
+
+ private:
+  bool previous_inference_;
+  bool previous_grad_;
+};
+
 }  // namespace mica::autograd
 
 namespace mica {
@@ -47,6 +76,20 @@ namespace mica {
 template <class F>
 decltype(auto) no_grad(F&& f) {
   const autograd::NoGrad guard;
+  return std::forward<F>(f)();
+}
+
+/// Calls f and records what it does, also inside no_grad: `enable_grad([&] { … })`.
+template <class F>
+decltype(auto) enable_grad(F&& f) {
+  const autograd::EnableGrad guard;
+  return std::forward<F>(f)();
+}
+
+/// Calls f in inference mode (see InferenceMode): `inference_mode([&] { return model(x); })`.
+template <class F>
+decltype(auto) inference_mode(F&& f) {
+  const autograd::InferenceMode guard;
   return std::forward<F>(f)();
 }
 

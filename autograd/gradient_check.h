@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include <mica/autograd/node.h>
 
 namespace mica::autograd {
@@ -14,12 +17,17 @@ class GradientCheck {
   void given(const Tensor& gradient) const;
   /// Those of a node's outputs, summed up, before its hooks see them.
   void arrived(const Node& node, const Tensors& gradients);
-  /// After the hooks.
+  /// After the hooks of its outputs, and after those before backward.
   void hooked(const Node& node, const Tensors& gradients);
+  void prehooked(const Node& node, const Tensors& gradients);
   /// Those that the node's backward returned for its inputs.
-  void made(Node& node, const Tensors& results) const;
+  void made(Node& node, const Tensors& results);
+  /// After the hooks that follow.
+  void posthooked(const Node& node, const Tensors& results);
 
  private:
+  void check_replaced(const Node& node, const Tensors& gradients, const std::function<std::string(std::size_t)>& what);
+
   bool on_;
   Tensors before_hooks_;
 };

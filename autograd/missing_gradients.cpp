@@ -13,9 +13,9 @@ namespace {
 class Behind {
  public:
   explicit Behind(const Tensor& loss) {
-    if (loss.handle()->slot && loss.handle()->slot->notes) {
+    if (const Slot* const slot = find_slot(loss); slot != nullptr && slot->notes) {
       is_traced_ = true;
-      add(loss.handle()->slot->notes->cuts);
+      add(slot->notes->cuts);
     }
     std::vector<const Node*> pending;
     const auto find = [&](const Node* node, bool has_gradient) {

@@ -28,11 +28,10 @@ struct MissingGradient {
 ///
 /// Which of them are frozen and to which the loss leads is always known. What else is known depends on DetectAnomaly:
 /// - If it was on in forward, the place of a cut is known: detach(), an op under no_grad, an output that has no
-///   derivative. Not known are values that left mica's ops on the way (item(), to_vector(), data(), in-place writes
-///   under no_grad): such a parameter counts as unused. Without it, so does every parameter that was cut off.
+///   derivative. Not known are values that left mica's ops on the way (item(), to_vector(), data()): such a parameter
+///   counts as unused. Without it, so does every parameter that was cut off.
 /// - If it was on in backward too, the op that returned no gradient is known. Without it, `undefined` may also mean
-/// that
-///   backward() has not run.
+///   that backward() has not run.
 ///
 /// Throws if `loss` or a parameter is an undefined tensor.
 std::vector<MissingGradient> explain_missing_gradients(const Tensor& loss,

@@ -1,15 +1,97 @@
+#include <atomic>
+
 #include <mica/autograd/node.h>
 
 namespace mica::autograd {
+
+namespace {
+
+void check_hook_result(const Tensor& result, const OutputInfo& expected) {
+  check(result.shape() == expected.shape && result.dtype() == expected.dtype && result.device() == expected.device,
+        "register_hook: the hook of a gradient of {} {} on {} returned {} {} on {}", expected.dtype, expected.shape,
+        expected.device, result.dtype(), result.shape(), result.device());
+}
+
+// Takes what a hook of a node returned, unless that is nothing. info(i): what gradient number i has to look like, or
+// null if nobody wants it.
+template <class Info>
+void take(const Node& node, const char* kind, Tensors replaced, Tensors& gradients, Info&& info) {
+  if (replaced.empty()) {
+    return;
+  }
+  check(replaced.size() == gradients.size(), "{}: expected {} gradients from the {}, got {}", node.name(),
+        gradients.size(), kind, replaced.size());
+  for (std::size_t i = 0; i < replaced.size(); ++i) {
+    const OutputInfo* const expected = info(i);
+    if (expected == nullptr) {
+      replaced[i] = {};
+    } else if (replaced[i].defined()) {
+      check_hook_result(replaced[i], *expected);
+    }
+  }
+  gradients = std::move(replaced);
+}
+
+}  // namespace
+
+void call_hook(const Hook& hook, Tensor& gradient, const OutputInfo& expected) {
+  if (gradient.defined()) {
+    if (Tensor replaced = hook(gradient); replaced.defined()) {
+      check_hook_result(replaced, expected);
+      gradient = std::move(replaced);
+    }
+  }
+}
 
 std::uint64_t Node::next_sequence() {
   static std::atomic<std::uint64_t> next{kOldest + 1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Node::run_hooks(Tensors& gradients) const {
-  for (const auto& [output, hook] : hooks) {
-    call_hook(hook, gradients[output]);
+Node::Hooks& Node::hooks() {
+  if (!hooks_) {
+    hooks_ = std::make_unique<Hooks>();
+  }
+  return *hooks_;
+}
+
+HookHandle Node::register_prehook(PreHook hook) { return hooks().before.add(std::move(hook)); }
+
+HookHandle Node::register_hook(PostHook hook) {
+  check(as_segment() == nullptr,
+        "{}: register_hook is for ops that return the gradients of their inputs; those of a checkpoint come from the "
+        "ops that it computes again, so register the hook on its inputs",
+        name());
+  return hooks().after.add(std::move(hook));
+}
+
+HookHandle Node::register_output_hook(int output, Hook hook) {
+  return hooks().of_outputs.add({output, std::move(hook)});
+}
+
+void Node::run_output_hooks(Tensors& gradients) const {
+  if (hooks_) {
+    hooks_->of_outputs.each([&](const std::pair<int, Hook>& entry) {
+      call_hook(entry.second, gradients[entry.first], outputs[entry.first]);
+    });
+  }
+}
+
+void Node::run_prehooks(Tensors& gradients) const {
+  if (hooks_) {
+    hooks_->before.each([&](const PreHook& hook) {
+      take(*this, "prehook", hook(gradients), gradients, [&](std::size_t i) { return &outputs[i]; });
+    });
+  }
+}
+
+void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
+  if (hooks_) {
+    hooks_->after.each([&](const PostHook& hook) {
+      take(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
+        return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].slot];
+      });
+    });
   }
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/hooks.h>
 #include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
@@ -30,16 +30,16 @@ struct OutputInfo {
   Device device;
 };
 
-using Hook = std::function<Tensor(const Tensor&)>;
+/// From a gradient to the one that replaces it, or to an undefined tensor where it shall stay.
+using Hook = std::function<Tensor(const Tensor& gradient)>;
+/// From the gradients of a node's outputs to those that replace them, or to an empty list where they shall stay.
+using PreHook = std::function<Tensors(const Tensors& gradients)>;
+/// From what backward made of `gradients`, those of the inputs, to what replaces it, or to an empty list.
+using PostHook = std::function<Tensors(const Tensors& results, const Tensors& gradients)>;
 
-/// Shows the hook a gradient, if there is one, and takes the one it returns, if it does.
-inline void call_hook(const Hook& hook, Tensor& gradient) {
-  if (gradient.defined()) {
-    if (Tensor replaced = hook(gradient); replaced.defined()) {
-      gradient = std::move(replaced);
-    }
-  }
-}
+/// Shows the hook a gradient, if there is one, and takes the one it returns, if it does. Throws unless that is what
+/// `expected` says.
+void call_hook(const Hook& hook, Tensor& gradient, const OutputInfo& expected);
 
 /// One recorded operation. Its edges lead to the nodes that made its inputs.
 class Node {
@@ -52,8 +52,22 @@ class Node {
   /// From the gradients of the outputs (undefined: zero) to those of the inputs, one for each edge (undefined: zero).
   virtual Tensors backward(Tensors gradients) = 0;
   virtual std::string name() const = 0;
-  /// Lets those see, and replace, the gradients of the outputs who asked for it.
-  virtual void run_hooks(Tensors& gradients) const;
+
+  /// Calls `hook` just before backward runs through this node. Gradients that nobody sent are undefined.
+  HookHandle register_prehook(PreHook hook);
+  /// Calls `hook` just after backward has run through this node. Throws for a checkpoint, which has no gradients of its
+  /// inputs: the ops that it computes again send them.
+  HookHandle register_hook(PostHook hook);
+  /// Calls `hook` with the gradient of one output when it is complete: what Tensor::register_hook does.
+  HookHandle register_output_hook(int output, Hook hook);
+
+  /// Let those see, and replace, gradients who asked for it by register_output_hook, register_prehook, register_hook.
+  virtual void run_output_hooks(Tensors& gradients) const;
+  void run_prehooks(Tensors& gradients) const;
+  void run_hooks(Tensors& results, const Tensors& gradients) const;
+  /// Whether run_hooks does anything.
+  bool has_hooks() const { return hooks_ != nullptr && !hooks_->after.empty(); }
+
   /// Drops what was saved for backward.
   virtual void release() {}
 
@@ -71,9 +85,8 @@ class Node {
 
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
-  std::shared_ptr<ModuleName> module;       // that it was recorded in; null outside of all
-  std::unique_ptr<Trace> trace;             // null unless DetectAnomaly was on
-  std::vector<std::pair<int, Hook>> hooks;  // (output, hook), in the order of registration
+  std::shared_ptr<ModuleName> module;  // that it was recorded in; null outside of all
+  std::unique_ptr<Trace> trace;        // null unless DetectAnomaly was on
 
  protected:
   /// Older than every op: for the ends of the graph, which are made along with the first op that leads to them.
@@ -82,9 +95,17 @@ class Node {
   explicit Node(std::uint64_t sequence) : sequence_(sequence) {}
 
  private:
+  struct Hooks {
+    HookList<std::pair<int, Hook>> of_outputs;
+    HookList<PreHook> before;
+    HookList<PostHook> after;
+  };
+
   static std::uint64_t next_sequence();
+  Hooks& hooks();
 
   std::uint64_t sequence_;
+  std::unique_ptr<Hooks> hooks_;  // null until there is one
 };
 
 /// The only way to make a node. Nodes that become free while another is being destroyed are queued and destroyed

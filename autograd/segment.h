@@ -35,11 +35,12 @@ class SegmentWatch {
   /// That of this thread; null if there is none.
   static SegmentWatch* current();
 
-  /// An op of the segment. Gives its outputs a place in the graph that leads nowhere, where an input has one.
-  void note_op(const Tensor* const* inputs, std::size_t count, const Tensors& outputs,
-               const Tensors& non_differentiable);
-  /// Whether an op of the segment made `x`, and would have been recorded.
-  bool made(const Tensor& x) const;
+  /// What an op of the segment uses.
+  void note_uses(const Tensor* const* inputs, std::size_t count);
+  /// Gives `x`, which an op of the segment made, a place in the graph that leads nowhere.
+  void place(const Tensor& x);
+  /// Whether that is such a place.
+  bool made(const Edge& edge) const { return edge.node == inside_; }
 
   /// A tensor from outside that must not have changed when the segment is replayed.
   struct Used {
@@ -51,14 +52,9 @@ class SegmentWatch {
   std::vector<Used> used;
 
  private:
-  void note_use(const Tensor& x);
-
-  SegmentWatch* previous_;
   std::shared_ptr<Node> inside_;  // stands for all ops of the segment
+  SegmentWatch* previous_;
   std::unordered_set<const mica::detail::TensorImpl*> seen_;
 };
-
-/// Throws if one of them was modified in place since.
-void check_unchanged(const std::vector<SegmentWatch::Used>& used);
 
 }  // namespace mica::autograd

@@ -1,4 +1,5 @@
-#include <mutex>
+#include <array>
+#include <functional>
 
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/slot.h>
@@ -17,10 +18,8 @@ class AccumulateGrad final : public Node {
   std::string name() const override { return "AccumulateGrad"; }
   std::shared_ptr<Slot> leaf() const override { return slot_; }
 
-  void run_hooks(Tensors& gradients) const override {
-    for (const Hook& hook : slot_->hooks) {
-      call_hook(hook, gradients[0]);
-    }
+  void run_output_hooks(Tensors& gradients) const override {
+    slot_->hooks.each([&](const Hook& hook) { call_hook(hook, gradients[0], outputs[0]); });
   }
 
   Tensors backward(Tensors gradients) override {
@@ -28,9 +27,16 @@ class AccumulateGrad final : public Node {
     if (!gradient.defined()) {
       return {};
     }
-    // The grad outlives the graph and its owner may write it in place, so it must be nobody else's memory.
-    slot_->grad = slot_->grad.defined() ? add_gradients(std::move(slot_->grad), gradient, /*in_place=*/true)
-                                        : unshared(std::move(gradient));
+    {
+      const std::lock_guard lock(lock_of(*slot_));
+      check(slot_->accumulator.lock().get() == this,
+            "backward: set_data has replaced a leaf of {} {} on {} since the graph was made", outputs[0].dtype,
+            outputs[0].shape, outputs[0].device);
+      // The grad outlives the graph and its owner may write it in place, so it must be nobody else's memory.
+      slot_->grad = slot_->grad.defined() ? add_gradients(slot_->grad, gradient, /*in_place=*/true)
+                                          : unshared(std::move(gradient));
+    }
+    slot_->after_accumulate.each([](const std::function<void()>& hook) { hook(); });
     return {};
   }
 
@@ -41,6 +47,7 @@ class AccumulateGrad final : public Node {
 }  // namespace
 
 Slot& slot_of(const Tensor& x) {
+  find_slot(x);
   std::shared_ptr<Slot>& slot = x.handle()->slot;
   if (!slot) {
     slot = std::make_shared<Slot>();
@@ -48,8 +55,14 @@ Slot& slot_of(const Tensor& x) {
   return *slot;
 }
 
+std::mutex& lock_of(const Slot& slot) {
+  // A few for all, so that a slot has none of its own: those of two leaves are rarely the same.
+  static std::array<std::mutex, 64> locks;
+  return locks[std::hash<const Slot*>()(&slot) / sizeof(Slot) % locks.size()];
+}
+
 Edge gradient_edge(const Tensor& x) {
-  if (!x.defined() || !x.handle()->slot) {
+  if (find_slot(x) == nullptr) {
     return {};
   }
   const std::shared_ptr<Slot>& slot = x.handle()->slot;
@@ -59,9 +72,7 @@ Edge gradient_edge(const Tensor& x) {
   if (!slot->requires_grad) {
     return {};
   }
-  // Graphs built on two threads may share a leaf.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(lock_of(*slot));
   std::shared_ptr<Node> accumulator = slot->accumulator.lock();
   if (!accumulator) {
     accumulator = make_node<AccumulateGrad>(slot, x);
@@ -72,10 +83,18 @@ Edge gradient_edge(const Tensor& x) {
 
 Tensor without_history(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.handle()->offset); }
 
+Tensor as_it_is(const Tensor& x) {
+  find_slot(x);
+  auto impl = std::make_shared<mica::detail::TensorImpl>(*x.handle());
+  impl->base.reset();
+  return Tensor(std::move(impl));
+}
+
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output) {
-  Slot& slot = slot_of(x);
-  slot.node = std::move(node);
-  slot.output = output;
+  auto slot = std::make_shared<Slot>();
+  slot->node = std::move(node);
+  slot->output = output;
+  x.handle()->slot = std::move(slot);
 }
 
 }  // namespace mica::autograd

@@ -8,12 +8,7 @@
 
 namespace mica {
 
-namespace {
-
-// Null where autograd has nothing to remember of x.
-autograd::Slot* find_slot(const Tensor& x) { return x.handle() ? x.handle()->slot.get() : nullptr; }
-
-}  // namespace
+using autograd::find_slot;
 
 bool Tensor::requires_grad() const {
   const autograd::Slot* slot = find_slot(*this);
@@ -25,6 +20,9 @@ const Tensor& Tensor::requires_grad_(bool on) const {
         dtype());
   check(is_leaf(),
         "requires_grad_: expected a leaf, got a tensor that an op made; use detach() for one without history");
+  check(!on || !is_inference() || autograd::inference_mode_enabled(),
+        "requires_grad_: the tensor of shape {} was made in inference mode; outside of it, ask a clone for a gradient",
+        shape());
   if (on || find_slot(*this) != nullptr) {
     autograd::slot_of(*this).requires_grad = on;
   }
@@ -46,7 +44,7 @@ void Tensor::set_grad(const Tensor& grad) const {
     check(grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device(),
           "set_grad: expected {} {} on {}, got {} {} on {}", dtype(), shape(), device(), grad.dtype(), grad.shape(),
           grad.device());
-    autograd::slot_of(*this).grad = grad;
+    autograd::slot_of(*this).grad = grad.requires_grad() ? grad.detach() : grad;
   } else if (autograd::Slot* slot = find_slot(*this)) {
     slot->grad = {};
   }
@@ -80,17 +78,31 @@ void Tensor::set_data(const Tensor& data) const {
   own.offset = data.handle()->offset;
   own.dtype = data.dtype();
   own.contiguous = data.is_contiguous();
-  own.storage->raise_version(next);
+  own.base.reset();
+  own.storage->raise_version(next, "set_data");
 }
 
-void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+std::shared_ptr<autograd::Node> Tensor::grad_fn() const {
+  const autograd::Slot* slot = find_slot(*this);
+  return slot == nullptr ? nullptr : slot->node;
+}
+
+autograd::HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
   check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());
   autograd::Slot& slot = *handle()->slot;
-  if (slot.node) {
-    slot.node->hooks.emplace_back(slot.output, std::move(hook));
-  } else {
-    slot.hooks.push_back(std::move(hook));
-  }
+  return slot.node ? slot.node->register_output_hook(slot.output, std::move(hook)) : slot.hooks.add(std::move(hook));
+}
+
+autograd::HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
+  check(requires_grad() && is_leaf(),
+        "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got {} of shape {}",
+        is_leaf() ? "one that does not" : "a tensor that an op made", shape());
+  // The graph may outlive the leaf; then nobody can see its grad.
+  return handle()->slot->after_accumulate.add([leaf = std::weak_ptr(handle()), hook = std::move(hook)] {
+    if (auto impl = leaf.lock()) {
+      hook(Tensor(std::move(impl)));
+    }
+  });
 }
 
 }  // namespace mica

@@ -49,8 +49,8 @@ void add_behind(Cuts& cuts, const Edge& edge, const std::shared_ptr<const Cut>& 
 }
 
 void add_notes(Cuts& cuts, const Tensor& x) {
-  if (x.defined() && x.handle()->slot && x.handle()->slot->notes) {
-    add(cuts, x.handle()->slot->notes->cuts);
+  if (const Slot* const slot = find_slot(x); slot != nullptr && slot->notes) {
+    add(cuts, slot->notes->cuts);
   }
 }
 
@@ -133,6 +133,12 @@ void trace_unrecorded(const std::string& op, const Tensor* const* inputs, std::s
 void trace_detach(const Tensor& x, const Tensor& result) {
   const Tensor* const input = &x;
   note(result, cuts_behind(&input, 1, "detach()"));
+}
+
+void trace_write(const Tensor& x, const Tensor& written) {
+  if (const Slot* const slot = find_slot(written); slot != nullptr && slot->notes) {
+    add(notes_of(x).cuts, slot->notes->cuts);
+  }
 }
 
 }  // namespace mica::autograd

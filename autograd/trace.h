@@ -58,5 +58,7 @@ void trace_recorded(Node& node, const Tensor* const* inputs, std::size_t count, 
 void trace_unrecorded(const std::string& op, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 /// After result = x.detach(), with DetectAnomaly on.
 void trace_detach(const Tensor& x, const Tensor& result);
+/// After a write in place to `x` that was not recorded: what was cut off `written`, another handle to its elements.
+void trace_write(const Tensor& x, const Tensor& written);
 
 }  // namespace mica::autograd

@@ -25,6 +25,25 @@ void* system_allocate(std::size_t bytes) {
   return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
 }
 
+// malloc keeps small blocks at hand for each thread, aligned_alloc does not: so the alignment is made here, and where
+// the block begins is noted right before its data.
+void* small_allocate(std::size_t bytes) {
+  auto* const block = static_cast<std::byte*>(std::malloc(sizeof(void*) + kAlignment + bytes));
+  if (block == nullptr) {
+    return nullptr;
+  }
+  const auto first = reinterpret_cast<std::uintptr_t>(block) + sizeof(void*);
+  std::byte* const data = block + sizeof(void*) + (kAlignment - first % kAlignment) % kAlignment;
+  std::memcpy(data - sizeof(void*), &block, sizeof(void*));
+  return data;
+}
+
+void small_deallocate(void* data) {
+  void* block = nullptr;
+  std::memcpy(&block, static_cast<std::byte*>(data) - sizeof(void*), sizeof(void*));
+  std::free(block);
+}
+
 /// Free blocks by size. Sizes are rounded up to eighths of a power of two, so that a block fits many requests and at
 /// most an eighth of it is wasted.
 class Pool {
@@ -92,7 +111,7 @@ Pool& pool() {
   return *instance;
 }
 
-bool is_pooled(std::size_t bytes) { return bytes >= kLeastPooled && pooling(); }
+bool is_small(std::size_t bytes) { return bytes < kLeastPooled; }
 
 }  // namespace
 
@@ -119,7 +138,7 @@ bool poisoning() {
 void* allocate(Cpu, std::size_t bytes, void**) {
   void* data = nullptr;
   if (bytes <= PTRDIFF_MAX / 2) {
-    data = is_pooled(bytes) ? pool().allocate(bytes) : system_allocate(bytes);
+    data = !pooling() ? system_allocate(bytes) : is_small(bytes) ? small_allocate(bytes) : pool().allocate(bytes);
   }
   if (data == nullptr) {
     throw OutOfMemory(fmt::format("out of memory: asked for {} bytes on the cpu", bytes));
@@ -131,10 +150,12 @@ void* allocate(Cpu, std::size_t bytes, void**) {
 }
 
 void deallocate(Cpu, void* data, std::size_t bytes, void*) noexcept {
-  if (is_pooled(bytes)) {
-    pool().deallocate(data, bytes);
-  } else {
+  if (!pooling()) {
     std::free(data);
+  } else if (is_small(bytes)) {
+    small_deallocate(data);
+  } else {
+    pool().deallocate(data, bytes);
   }
 }
 

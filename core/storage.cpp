@@ -3,7 +3,20 @@
 
 namespace mica {
 
-Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device) {
+namespace {
+
+thread_local constinit bool count_writes = true;
+
+}  // namespace
+
+namespace detail {
+
+bool storages_count_writes() { return count_writes; }
+void set_storages_count_writes(bool on) { count_writes = on; }
+
+}  // namespace detail
+
+Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device), counts_writes_(count_writes) {
   // The device is asked for even if there is nothing to allocate, so that a wrong one is an error in every case.
   on_device(device, [&](auto d) {
     if (bytes > 0) {
@@ -13,7 +26,7 @@ Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(devi
 }
 
 Storage::Storage(std::byte* data, std::size_t bytes, Device device)
-    : data_(data), bytes_(bytes), device_(device), owned_(false) {}
+    : data_(data), bytes_(bytes), device_(device), owned_(false), counts_writes_(count_writes) {}
 
 Storage::~Storage() {
   if (data_ != nullptr && owned_) {

@@ -25,9 +25,20 @@ class Storage {
 
   /// Counts the writes in place. A tensor saved for backward remembers the count it was saved at.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
-  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// `writer` names who wrote, for errors; it must live as long as the program, as a literal does.
+  void bump_version(const char* writer) {
+    if (counts_writes_) {
+      version_.fetch_add(1, std::memory_order_relaxed);
+      last_writer_.store(writer, std::memory_order_relaxed);
+    }
+  }
+  /// Who wrote in place last; null if nobody has.
+  const char* last_writer() const { return last_writer_.load(std::memory_order_relaxed); }
+  /// False if it was made in inference mode: then the version stays 0, and no graph may rely on it.
+  bool counts_writes() const { return counts_writes_; }
   /// Makes the count at least `version`.
-  void raise_version(std::uint32_t version) {
+  void raise_version(std::uint32_t version, const char* writer) {
+    last_writer_.store(writer, std::memory_order_relaxed);
     if (version_.load(std::memory_order_relaxed) < version) {
       version_.store(version, std::memory_order_relaxed);
     }
@@ -38,8 +49,16 @@ class Storage {
   std::size_t bytes_ = 0;
   Device device_;
   bool owned_ = true;
+  const bool counts_writes_;
   void* stream_ = nullptr;  // CUDA: the stream whose order the memory follows
   std::atomic<std::uint32_t> version_{0};
+  std::atomic<const char*> last_writer_{nullptr};
 };
+
+namespace detail {
+/// Whether storages that this thread makes count writes; autograd::InferenceMode decides.
+bool storages_count_writes();
+void set_storages_count_writes(bool on);
+}  // namespace detail
 
 }  // namespace mica

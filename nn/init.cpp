@@ -8,7 +8,7 @@ namespace mica::nn::init {
 namespace {
 
 // x = scale · random + shift, where random is on the CPU and nobody else's.
-Tensor fill_scaled(const Tensor& x, const Tensor& random, double scale, double shift) {
+Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, double scale, double shift) {
   on_dtype(Types<float, double>{}, random.dtype(), "init", [&]<class T>() {
     T* const data = random.data<T>();
     for (std::int64_t i = 0; i < random.numel(); ++i) {
@@ -16,7 +16,7 @@ Tensor fill_scaled(const Tensor& x, const Tensor& random, double scale, double s
     }
   });
   copy_into(x, random);
-  x.bump_version();
+  x.bump_version(name);
   return x;
 }
 
@@ -24,17 +24,17 @@ Tensor fill_scaled(const Tensor& x, const Tensor& random, double scale, double s
 
 Tensor uniform_(const Tensor& x, double low, double high) {
   check(low <= high, "uniform_: expected low <= high, got {} and {}", low, high);
-  return fill_scaled(x, rand(x.shape(), accumulate_dtype(x.dtype())), high - low, low);
+  return fill_scaled("uniform_", x, rand(x.shape(), accumulate_dtype(x.dtype())), high - low, low);
 }
 
 Tensor normal_(const Tensor& x, double mean, double std) {
   check(std >= 0, "normal_: expected std >= 0, got {}", std);
-  return fill_scaled(x, randn(x.shape(), accumulate_dtype(x.dtype())), std, mean);
+  return fill_scaled("normal_", x, randn(x.shape(), accumulate_dtype(x.dtype())), std, mean);
 }
 
 Tensor constant_(const Tensor& x, double value) {
   fill_data(x, value);
-  x.bump_version();
+  x.bump_version("constant_");
   return x;
 }
 

@@ -259,7 +259,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict) {
   for (const auto& [name, tensor] : own) {
     if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
       copy_into(tensor, at->second.second);
-      tensor.bump_version();
+      tensor.bump_version("load_state_dict");
       given.erase(at);
     }
   }

@@ -59,7 +59,7 @@ double clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if
       if (!row_major.is_same(grad)) {
         copy_into(grad, row_major);
       }
-      grad.bump_version();
+      grad.bump_version("clip_grad_norm_");
     }
   }
   return norm;

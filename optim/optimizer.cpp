@@ -71,7 +71,7 @@ void Optimizer::step() {
     if (!row_major.is_same(x)) {
       copy_into(x, row_major);
     }
-    x.bump_version();
+    x.bump_version("an optimizer's step");
   }
 }
 

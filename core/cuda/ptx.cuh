@@ -12,16 +12,38 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// A policy for loads of what is to stay in the L2 cache when others have to go.
+__device__ inline std::uint64_t evict_last() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// The usual policy.
+__device__ inline std::uint64_t evict_normal() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Copies from global to shared memory that run beside the thread. They are awaited in groups, in order.
 
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned; zeros, and no read, where not `present`.
-template <int kBytes>
+/// kLastInL2: of what is in the L2 cache, others are to go first (16 bytes only).
+template <int kBytes, bool kLastInL2 = false>
 __device__ void copy_async(void* shared, const void* global, bool present = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   const int bytes = present ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
-                 : "memory");
+    if constexpr (kLastInL2) {
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
+                   "l"(global), "r"(bytes), "l"(evict_last())
+                   : "memory");
+    } else {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                   "r"(bytes)
+                   : "memory");
+    }
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
                  "n"(kBytes), "r"(bytes)

@@ -7,7 +7,9 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
+#include <mica/ops/softmax/softmax_ops.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -19,6 +21,70 @@ Tensor packed(const Tensor& x, const Shape& shape) {
   const Tensor data = contiguous_data(x);
   return as_strided(data, shape, contiguous_strides(shape), data.handle()->offset);
 }
+
+// dlogits = (softmax(logits) − onehot(targets)) · dloss / count by the fused kernel. logsumexp and count follow from
+// logits and targets, and are not arguments of their own. README.md derives what its backward computes.
+struct CrossEntropyGradient {
+  static constexpr bool composed = true;
+  CrossEntropyOptions options;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dloss, const Tensor& logits, const Tensor& targets,
+                 const Tensor& logsumexp, const Tensor& count) const {
+    ctx.save_for_backward(dloss, logits, targets, logsumexp, count);
+    const Tensor dlogits = empty(logits.shape(), logits.dtype(), logits.device());
+    if (logits.numel() > 0) {
+      const std::int64_t rows = targets.numel();
+      const Shape matrix_shape{rows, logits.shape().back()};
+      const Tensor matrix = packed(logits, matrix_shape);
+      const Tensor labels = packed(targets, {rows});
+      const Tensor scale = packed(dloss, {dloss.numel()});
+      const Tensor dmatrix = packed(dlogits, matrix_shape);
+      const kernels::CrossEntropyBackward args{.logits = matrix,
+                                               .targets = labels,
+                                               .ignore_index = options.ignore_index,
+                                               .logsumexp = logsumexp,
+                                               .per_row = options.reduction == Reduction::none,
+                                               .dloss = scale,
+                                               .count = count,
+                                               .dlogits = dmatrix};
+      on_device(logits.device(), [&](auto d) { kernels::cross_entropy_backward(d, args); });
+    }
+    return dlogits;
+  }
+
+  // a: the gradient of dlogits.
+  Tensors backward(autograd::Context& ctx, const Tensor& a) const {
+    const auto [dloss, logits, targets, logsumexp, count] = ctx.saved<5>();
+    const DType wide = accumulate_dtype(logits.dtype());
+    const Tensor as = a.to(wide);
+    const Tensor wide_logits = logits.to(wide);
+    Tensors gradients(5);
+    if (ctx.needs_grad(0)) {
+      const CrossEntropyGradient of_each{{.ignore_index = options.ignore_index, .reduction = Reduction::none}};
+      const Tensor ones = mica::ones(targets.shape(), wide, logits.device());
+      const Tensor difference = autograd::apply(of_each, ones, wide_logits, targets, logsumexp, Tensor{});
+      Tensor by_row = sum(as * difference, {-1});
+      if (options.reduction != Reduction::none) {
+        by_row = sum(by_row);
+      }
+      gradients[0] = (count.defined() ? by_row / reshape(count, {}) : by_row).to(dloss.dtype());
+    }
+    if (ctx.needs_grad(1)) {
+      Tensor scale = dloss.to(wide);
+      if (options.reduction == Reduction::none) {
+        scale = unsqueeze(scale, -1);
+      } else if (count.defined()) {
+        scale = scale / count;
+      }
+      // An ignored row may hold anything, even NaN.
+      const Tensor ignored = unsqueeze(eq(targets, static_cast<double>(options.ignore_index)), -1);
+      const Tensor p = softmax(where(ignored, 0, wide_logits), -1);
+      const Tensor u = as * where(ignored, 0, scale);
+      gradients[1] = detail::softmax_gradient(u, p, p.dim() - 1).to(logits.dtype());
+    }
+    return gradients;
+  }
+};
 
 struct CrossEntropy {
   static constexpr bool composed = true;
@@ -62,44 +128,7 @@ struct CrossEntropy {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
     const auto [logits, targets, logsumexp, count] = ctx.saved<4>();
-    if (autograd::grad_enabled()) {
-      return {recorded_backward(dloss, logits, targets, count), Tensor{}};
-    }
-    const Tensor dlogits = empty(logits.shape(), logits.dtype(), logits.device());
-    if (logits.numel() > 0) {
-      const Tensor matrix = packed(logits, {rows, classes});
-      const Tensor labels = packed(targets, {rows});
-      const Tensor scale = packed(dloss, {dloss.numel()});
-      const Tensor dmatrix = packed(dlogits, {rows, classes});
-      const kernels::CrossEntropyBackward args{.logits = matrix,
-                                               .targets = labels,
-                                               .ignore_index = options.ignore_index,
-                                               .logsumexp = logsumexp,
-                                               .per_row = options.reduction == Reduction::none,
-                                               .dloss = scale,
-                                               .count = count,
-                                               .dlogits = dmatrix};
-      on_device(logits.device(), [&](auto d) { kernels::cross_entropy_backward(d, args); });
-    }
-    return {dlogits, Tensor{}};
-  }
-
- private:
-  // The same by recorded ops, for those who differentiate it again.
-  Tensor recorded_backward(const Tensor& dloss, const Tensor& logits, const Tensor& targets,
-                           const Tensor& count) const {
-    const DType wide = accumulate_dtype(logits.dtype());
-    const Tensor labels = unsqueeze(targets.to(int64), -1);
-    const Tensor indices = arange(static_cast<double>(classes), int64, logits.device());
-    const Tensor difference = softmax(logits.to(wide), -1) - eq(labels, indices).to(wide);
-    Tensor scale = dloss.to(wide);
-    if (options.reduction == Reduction::none) {
-      scale = unsqueeze(scale, -1);
-    } else if (options.reduction == Reduction::mean) {
-      scale = scale / count;
-    }
-    const Tensor ignored = eq(labels, static_cast<double>(options.ignore_index));
-    return where(ignored, 0, difference * scale).to(logits.dtype());
+    return {autograd::apply(CrossEntropyGradient{options}, dloss, logits, targets, logsumexp, count), Tensor{}};
   }
 };
 

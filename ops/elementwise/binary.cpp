@@ -110,15 +110,18 @@ struct SubFromNumber {
 
 struct Mul {
   static constexpr bool composed = true;
+  Shapes shapes{};
 
-  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
-    ctx.save_for_backward(a, b);
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    shapes.remember(ctx, a, b);
+    // What the other does not need may be written in place.
+    ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
     return compute(functions::Mul{}, a, b);
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
-    return {ctx.needs_grad(0) ? unbroadcast(dy * b, a.shape()) : Tensor{},
-            ctx.needs_grad(1) ? unbroadcast(dy * a, b.shape()) : Tensor{}};
+    return {ctx.needs_grad(0) ? unbroadcast(dy * b, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? unbroadcast(dy * a, shapes.b) : Tensor{}};
   }
 };
 
@@ -132,16 +135,18 @@ struct MulNumber {
 
 struct Div {
   static constexpr bool composed = true;
+  Shapes shapes{};
 
-  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
-    ctx.save_for_backward(a, b);
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    shapes.remember(ctx, a, b);
+    ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, b);
     return compute(functions::Div{}, a, b);
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
     const Tensor da = dy / b;
-    return {ctx.needs_grad(0) ? unbroadcast(da, a.shape()) : Tensor{},
-            ctx.needs_grad(1) ? neg(unbroadcast(da * (a / b), b.shape())) : Tensor{}};
+    return {ctx.needs_grad(0) ? unbroadcast(da, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? neg(unbroadcast(da * (a / b), shapes.b)) : Tensor{}};
   }
 };
 

@@ -277,7 +277,7 @@ struct Pow {
   }
 };
 
-// A NaN in either argument comes out; a tie gives half of the gradient to each.
+// A NaN in either argument comes out and gives the gradient to both; a tie gives half of it to each.
 struct Maximum {
   static constexpr const char* name = "maximum";
   using Dtypes = NumericTypes;
@@ -287,7 +287,7 @@ struct Maximum {
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_a(T a, T b) const {
-    return a > b ? T(1) : a == b ? T(0.5) : T(0);
+    return a < b ? T(0) : a == b ? T(0.5) : T(1);
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_b(T a, T b) const {
@@ -304,7 +304,7 @@ struct Minimum {
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_a(T a, T b) const {
-    return a < b ? T(1) : a == b ? T(0.5) : T(0);
+    return a > b ? T(0) : a == b ? T(0.5) : T(1);
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_b(T a, T b) const {

@@ -4,10 +4,15 @@
 
 namespace mica {
 
-// Writes into a tensor that is there already, and returns it. Autograd does not record these: while gradients are
-// enabled, a tensor that requires one, as target or as source, is an error (use no_grad). The target's version is
-// counted up, so that a backward which saved the old values says so instead of using the new ones. Each element of the
-// target must have a place of its own: an expanded tensor throws.
+// Writes into a tensor that is there already, and returns it. Each element of the target must have a place of its own:
+// an expanded tensor throws.
+//
+// Autograd records these as it does other ops, if the target or the source requires a gradient: afterwards the target
+// stands for the new value, with a gradient for the old one and for the source. If it is a view, so do the tensor it is
+// a view of and that one's other views; but views made in no_grad or by detach() are tensors of their own to autograd.
+// While recording, a leaf that requires a gradient, or a view of one, is no target: that throws, and no_grad is how to
+// change it. The version is counted up, so that a backward which saved the old elements throws instead of using the
+// new.
 
 /// x = value everywhere, converted to x's dtype. A number must be one that an integer dtype can hold.
 const Tensor& fill_(const Tensor& x, double value);

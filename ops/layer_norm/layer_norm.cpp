@@ -12,12 +12,140 @@ namespace mica {
 
 namespace {
 
-struct LayerNorm {
-  static constexpr bool composed = true;
+// What a layer norm looks like: rows of so many columns, under the last `row_dim` axes.
+struct Rows {
   std::int64_t rows;
   std::int64_t columns;
+  int row_dim;
   double eps;
-  int row_dim;         // axes of a row
+};
+
+Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
+
+// rstd, which is known, as a function of x (rows, columns): ∂rstd/∂x = −rstd² x̂ / columns. (rows, 1)
+struct RowScale {
+  static constexpr bool composed = true;
+  double eps;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& rstd) const {
+    ctx.save_for_backward(x, rstd);
+    return reshape(rstd.detach(), {x.size(0), 1});
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& dr) const {
+    const auto [x, rstd] = ctx.saved<2>();
+    const Tensor r = autograd::apply(*this, x, rstd);
+    const Tensor x_hat = layer_norm(x, {x.size(1)}, {}, {}, eps);
+    return {x_hat * (dr * r * r * (-1.0 / static_cast<double>(x.size(1)))), Tensor{}};
+  }
+};
+
+// (dx, dweight, dbias) by the fused kernels, those that are not wanted undefined. mean and rstd are x's, not arguments
+// of their own. README.md derives what its backward computes.
+struct LayerNormGradient {
+  static constexpr bool composed = true;
+  Rows size;
+  DType weight_dtype;
+  std::array<bool, 3> wanted;
+
+  Tensors forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                  const Tensor& rstd) const {
+    ctx.set_materialize_grads(false);
+    ctx.save_for_backward(dy, x, weight, mean, rstd);
+    const Shape row_shape = dy.shape().slice(dy.dim() - size.row_dim);
+    const Tensor dx = wanted[0] ? empty(dy.shape(), dy.dtype(), dy.device()) : Tensor{};
+    const Tensor dweight = wanted[1] ? empty(row_shape, weight_dtype, dy.device()) : Tensor{};
+    const Tensor dbias = wanted[2] ? empty(row_shape, weight_dtype, dy.device()) : Tensor{};
+    if (size.columns > 0 && (size.rows > 0 || wanted[1] || wanted[2])) {
+      const Tensor dy_rows = contiguous_data(dy);
+      const Tensor x_rows = contiguous_data(x);
+      const Tensor weight_row = contiguous_or_absent(weight);
+      const kernels::LayerNormBackward args{.rows = size.rows,
+                                            .columns = size.columns,
+                                            .dy = dy_rows,
+                                            .x = x_rows,
+                                            .weight = weight_row,
+                                            .mean = mean,
+                                            .rstd = rstd,
+                                            .dx = dx,
+                                            .dweight = dweight,
+                                            .dbias = dbias};
+      on_device(dy.device(), [&](auto device) { kernels::layer_norm_backward(device, args); });
+    }
+    return {dx, dweight, dbias};
+  }
+
+  // a, b, c: the gradients of dx, dweight and dbias, undefined where none came.
+  Tensors backward(autograd::Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c) const {
+    const auto [dy, x, weight, mean, rstd] = ctx.saved<5>();
+    Tensors gradients(5);
+    if (x.numel() == 0) {
+      const std::array<Tensor, 3> arguments{dy, x, weight};
+      for (int i = 0; i < 3; ++i) {
+        gradients[i] = ctx.needs_grad(i) ? zeros_like(arguments[i]) : Tensor{};
+      }
+      return gradients;
+    }
+    const DType sums = accumulate_dtype(x.dtype());
+    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.rows, size.columns}); };
+    const auto row_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.columns}); };
+    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
+    const Tensor xs = matrix_of(x);
+    const Tensor dys = matrix_of(dy);
+    const Tensor x_hat = layer_norm(xs, {size.columns}, {}, {}, size.eps);
+    // rstd · (v − ⟨v⟩ − x̂ ⟨v x̂⟩): the kernel for dx, without a weight.
+    const auto project = [&, &mean = mean, &rstd = rstd](const Tensor& v) {
+      const LayerNormGradient dx_only{
+          .size = {.rows = size.rows, .columns = size.columns, .row_dim = 1, .eps = size.eps},
+          .weight_dtype = sums,
+          .wanted = {true, false, false}};
+      return autograd::apply(dx_only, v, xs, Tensor{}, mean, rstd)[0];
+    };
+
+    // In `sums` and by rows, as README.md names them.
+    Tensor ddy;
+    Tensor dx;
+    Tensor h;
+    const auto add_to = [](Tensor& sum, const Tensor& term) { sum = sum.defined() ? sum + term : term; };
+    if (a.defined()) {
+      const Tensor as = matrix_of(a);
+      const Tensor projected = project(as);
+      const Tensor g = weight.defined() ? dys * row_of(weight) : dys;
+      if (ctx.needs_grad(0)) {
+        add_to(ddy, weight.defined() ? projected * row_of(weight) : projected);
+      }
+      if (ctx.needs_grad(1)) {
+        const Tensor minus_r = neg(autograd::apply(RowScale{size.eps}, xs, rstd));
+        h = as * (minus_r * row_mean(g * x_hat)) + g * (minus_r * row_mean(as * x_hat));
+        dx = x_hat * (minus_r * row_mean(g * projected));
+      }
+      if (ctx.needs_grad(2)) {
+        gradients[2] = reshape(sum(dys * projected, {0}).to(weight.dtype()), weight.shape());
+      }
+    }
+    if (b.defined()) {
+      if (ctx.needs_grad(0)) {
+        add_to(ddy, x_hat * row_of(b));
+      }
+      if (ctx.needs_grad(1)) {
+        add_to(h, dys * row_of(b));
+      }
+    }
+    if (c.defined() && ctx.needs_grad(0)) {
+      add_to(ddy, expand(row_of(c), {size.rows, size.columns}));
+    }
+    if (h.defined()) {
+      add_to(dx, project(h));
+    }
+    const auto like = [](const Tensor& t, const Tensor& x) { return reshape(t.to(x.dtype()), x.shape()); };
+    gradients[0] = ddy.defined() ? like(ddy, dy) : Tensor{};
+    gradients[1] = dx.defined() ? like(dx, x) : Tensor{};
+    return gradients;
+  }
+};
+
+struct LayerNorm {
+  static constexpr bool composed = true;
+  Rows size;
   DType weight_dtype;  // of weight and bias
 
   Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) const {
@@ -32,15 +160,15 @@ struct LayerNorm {
     Tensor mean;
     Tensor rstd;
     if (ctx.needs_any_grad()) {
-      mean = empty({rows}, accumulate_dtype(x.dtype()), x.device());
+      mean = empty({size.rows}, accumulate_dtype(x.dtype()), x.device());
       rstd = empty_like(mean);
     }
-    const kernels::LayerNormForward args{.rows = rows,
-                                         .columns = columns,
+    const kernels::LayerNormForward args{.rows = size.rows,
+                                         .columns = size.columns,
                                          .x = x_rows,
                                          .weight = weight_row,
                                          .bias = bias_row,
-                                         .eps = eps,
+                                         .eps = size.eps,
                                          .y = y,
                                          .mean = mean,
                                          .rstd = rstd};
@@ -51,70 +179,11 @@ struct LayerNorm {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [x, weight, mean, rstd] = ctx.saved<4>();
-    if (autograd::grad_enabled()) {
-      return recorded_backward(ctx, dy, x, weight);
-    }
-    const Shape row_shape = dy.shape().slice(dy.dim() - row_dim);
-    Tensor dx;
-    Tensor dweight;
-    Tensor dbias;
-    if (ctx.needs_grad(0)) {
-      dx = empty(dy.shape(), dy.dtype(), dy.device());
-    }
-    if (ctx.needs_grad(1)) {
-      dweight = empty(row_shape, weight_dtype, dy.device());
-    }
-    if (ctx.needs_grad(2)) {
-      dbias = empty(row_shape, weight_dtype, dy.device());
-    }
-    if (columns > 0 && (rows > 0 || dweight.defined() || dbias.defined())) {
-      const Tensor dy_rows = contiguous_data(dy);
-      const Tensor x_rows = contiguous_data(x);
-      const Tensor weight_row = contiguous_or_absent(weight);
-      const kernels::LayerNormBackward args{.rows = rows,
-                                            .columns = columns,
-                                            .dy = dy_rows,
-                                            .x = x_rows,
-                                            .weight = weight_row,
-                                            .mean = mean,
-                                            .rstd = rstd,
-                                            .dx = dx,
-                                            .dweight = dweight,
-                                            .dbias = dbias};
-      on_device(dy.device(), [&](auto device) { kernels::layer_norm_backward(device, args); });
-    }
-    return {dx, dweight, dbias};
+    const LayerNormGradient gradient{.size = size,
+                                     .weight_dtype = weight_dtype,
+                                     .wanted = {ctx.needs_grad(0), ctx.needs_grad(1), ctx.needs_grad(2)}};
+    return autograd::apply(gradient, dy, x, weight, mean, rstd);
   }
-
- private:
-  // The same by recorded ops, for those who differentiate it again.
-  Tensors recorded_backward(const autograd::Context& ctx, const Tensor& dy, const Tensor& x,
-                            const Tensor& weight) const {
-    const DType sums = accumulate_dtype(x.dtype());
-    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {rows, columns}); };
-    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
-    const Shape row_shape = dy.shape().slice(dy.dim() - row_dim);
-    const Tensor dys = matrix_of(dy);
-    const Tensor xs = matrix_of(x);
-    const Tensor centered = xs - row_mean(xs);
-    const Tensor rstd = mica::rsqrt(row_mean(centered * centered) + eps);
-    const Tensor x_hat = centered * rstd;
-    Tensors gradients(3);
-    if (ctx.needs_grad(0)) {
-      const Tensor g = weight.defined() ? dys * reshape(weight.to(sums), {columns}) : dys;
-      const Tensor dx = (g - row_mean(g) - x_hat * row_mean(g * x_hat)) * rstd;
-      gradients[0] = reshape(dx.to(x.dtype()), dy.shape());
-    }
-    if (ctx.needs_grad(1)) {
-      gradients[1] = reshape(sum(dys * x_hat, {0}).to(weight_dtype), row_shape);
-    }
-    if (ctx.needs_grad(2)) {
-      gradients[2] = reshape(sum(dys, {0}).to(weight_dtype), row_shape);
-    }
-    return gradients;
-  }
-
-  static Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
 };
 
 void check_parameter(const char* name, const Tensor& parameter, const Tensor& x, const Shape& normalized_shape) {
@@ -149,10 +218,10 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   check(eps >= 0, "layer_norm: expected eps of at least 0, got {}", eps);
 
   const Tensor& parameter = weight.defined() ? weight : bias;
-  return autograd::apply(LayerNorm{.rows = numel_of(x.shape().slice(0, leading)),
-                                   .columns = numel_of(normalized_shape),
-                                   .eps = eps,
-                                   .row_dim = normalized_shape.size(),
+  return autograd::apply(LayerNorm{.size = {.rows = numel_of(x.shape().slice(0, leading)),
+                                            .columns = numel_of(normalized_shape),
+                                            .row_dim = normalized_shape.size(),
+                                            .eps = eps},
                                    .weight_dtype = parameter.defined() ? parameter.dtype() : x.dtype()},
                          x, weight, bias);
 }

@@ -314,6 +314,7 @@ StreamChoice choose(std::int64_t columns) {
       return columns <= 1536    ? StreamChoice{.packs = 1, .depth = 2, .cluster = 1}
              : columns <= 8192  ? StreamChoice{.packs = 2, .depth = 2, .cluster = 1}
              : columns <= 10240 ? StreamChoice{.packs = 2, .depth = 4, .cluster = 4}
+             : columns <= 12288 ? StreamChoice{.packs = 3, .depth = 2, .cluster = 1}
                                 : StreamChoice{.packs = 2, .depth = 4, .cluster = 2};
     }
   } else if (columns <= 8192) {
@@ -390,6 +391,7 @@ void backward_stream(const Backward<T, W>& a) {
     if constexpr (V == 8) {
       run.template operator()<1, Team::block, 2>();
       run.template operator()<2, Team::block, 2>();
+      run.template operator()<3, Team::block, 2>();
       run.template operator()<2, Team::cluster, 4>();
       run.template operator()<4, Team::cluster, 6>();
     } else if constexpr (V == 4) {

@@ -21,9 +21,11 @@ struct Forward {
   const W* weight;
   const W* bias;
   S eps;
+  S in_row;  // 1 / columns
   T* y;
   S* mean;  // null, with rstd: not wanted
   S* rstd;
+  bool x_last_in_l2;  // of what is in the L2 cache, others than x are to go first
 };
 
 constexpr int kForwardBlock = 512;  // threads, at most

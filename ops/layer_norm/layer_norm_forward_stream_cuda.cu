@@ -64,6 +64,7 @@ __device__ __noinline__ Moments<float> shrunk_moments(const T* x_row, int column
   const int warps = blockDim.x / kWarp;
   float mean = 0;
   float sum = 0;
+  __syncwarp();
 #pragma unroll 1
   for (int pass = 0; pass < 3; ++pass) {  // the mean, what its sum has rounded away, the squares
     mean += sum / static_cast<float>(columns);
@@ -139,7 +140,6 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     }
   }
   constexpr int kWarpColumns = P * kWarp * V;
-  const float in_row = 1.0f / static_cast<float>(columns);
   const float in_warp =
       reciprocal(static_cast<float>(dealt(at.columns, kWarpColumns, static_cast<int>(threadIdx.x) / kWarp)));
   meeting.open();
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     });
   };
   const auto take = [&] {
-    return combine_members(meeting.take(), meeting.members(), dealt(columns, p.slab, member), in_row);
+    return combine_members(meeting.take(), meeting.members(), dealt(columns, p.slab, member), a.in_row);
   };
   const auto after = [&](int place) {  // a row
 #pragma unroll
@@ -234,12 +234,12 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     const auto end_row = [&](int row, int place, float shift) {
       Moments<float> m = take();
       float scale = 1;
-      if (!isfinite(m.b)) {  // in all threads of the row alike
+      if (__any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike
         scale = kShrink<float>;
         shift *= scale;
         m = shrunk_moments<V>(a.x + row * a.columns, columns, shift, redo_sums);
       }
-      const float rstd = rsqrt(m.b * in_row + a.eps * scale * scale);
+      const float rstd = rsqrt(m.b * a.in_row + a.eps * scale * scale);
       const float offset = -m.a * rstd;
       if (threadIdx.x == 0 && at.rank == 0) {
         write_statistics(a, row, shift + m.a, rstd, scale);
@@ -296,6 +296,9 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 /// The choice for rows of a length that can be read in packs of V.
 template <class T, int V>
 StreamChoice choose(std::int64_t columns) {
+  if (V == 4 && columns > 8192 && columns <= 16384) {
+    return {.packs = 4, .depth = 8, .cluster = 2};
+  }
   if (columns <= kForwardBlock * kMostPacks<V> * V) {
     return {};  // a block holds them in registers
   }
@@ -340,6 +343,7 @@ bool launch_forward_stream(const Forward<T, W>& a) {
     run.template operator()<4, 8>();
   } else if constexpr (V == 4) {
     run.template operator()<8, 12>();
+    run.template operator()<4, 8>();
   } else {
     run.template operator()<24, 10>();
     run.template operator()<32, 10>();

@@ -4,6 +4,7 @@
 
 #include <climits>
 #include <cstdint>
+#include <type_traits>
 
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/layer_norm/layer_norm_forward_cuda.cuh>
@@ -15,12 +16,13 @@ enum class Team { warp, block, blocks };
 
 // How the threads share a row: P packs each, `threads` threads in each of `slabs` blocks.
 struct ForwardPlan {
-  int packs = 0;    // P
-  int lanes = 0;    // of a warp that share a row
-  int threads = 0;  // of a block that share a row; 0: the row is too long
-  int teams = 1;    // of so many threads, in a block
-  int slabs = 1;    // blocks that share a row
-  int slab = 0;     // columns of a row that a block has
+  int packs = 0;       // P
+  int lanes = 0;       // of a warp that share a row
+  int threads = 0;     // of a block that share a row; 0: the row is too long
+  int teams = 1;       // of so many threads, in a block
+  int slabs = 1;       // blocks that share a row
+  int slab = 0;        // columns of a row that a block has
+  bool ahead = false;  // a block stays for row after row
 };
 
 constexpr int kForwardSlabs = 32;  // blocks that share a row, at most
@@ -120,19 +122,25 @@ struct Place {
   int slabs;
   int slab;  // columns
   int rank;  // of the block among those that share the row
-  std::int64_t row;
+  // A block's number is an int.
+  std::conditional_t<kTeam == Team::warp, std::int64_t, int> row;
   bool present;
-  std::int64_t at;  // the thread's first column
+  std::conditional_t<kTeam == Team::blocks, std::int64_t, int> at;  // the thread's first column
   Share<V, P, kLanes> share;
 
   __device__ Place(const ForwardPlan& p, std::int64_t rows, std::int64_t columns, int lane, int block)
       : slabs(p.slabs),
         slab(p.slab),
         rank(kTeam == Team::blocks ? block % p.slabs : 0),
-        row(kTeam == Team::blocks ? block / p.slabs : std::int64_t{block} * p.teams + threadIdx.y),
+        row(kTeam == Team::blocks  ? block / p.slabs
+            : kTeam == Team::block ? block
+                                   : std::int64_t{block} * p.teams + threadIdx.y),
         present(row < rows),
         share(lane, present ? in_slab(columns, rank) : 0) {
-    at = std::int64_t{rank} * slab + share.first;
+    at = share.first;
+    if constexpr (kTeam == Team::blocks) {
+      at += std::int64_t{rank} * slab;
+    }
   }
 
   /// How many columns of a row block number `rank` has.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/core/dispatch.h>
 
 namespace mica::kernels::rows {
@@ -56,6 +57,16 @@ __device__ Pack<T, V> load_streaming(const T* from) {
     return load<V>(from);
   }
 }
+/// The same, by a policy for the L2 cache.
+template <int V, class T>
+__device__ Pack<T, V> load_streaming(const T* from, std::uint64_t policy) {
+  static_assert(sizeof(Pack<T, V>) == 16);
+  uint4 bits;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(from), "l"(policy));
+  return *reinterpret_cast<const Pack<T, V>*>(&bits);
+}
 
 /// The elements of a pack as the type of their sums.
 template <class T, int V, class S>
@@ -66,6 +77,14 @@ __device__ void unpack(const Pack<T, V>& pack, S (&values)[V]) {
       const float2 pair = __half22float2(reinterpret_cast<const __half2*>(pack.at)[j / 2]);
       values[j] = pair.x;
       values[j + 1] = pair.y;
+    }
+  } else if constexpr (std::is_same_v<T, BFloat16> && V % 2 == 0) {
+    // A bfloat16 is the upper half of a float.
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const std::uint32_t pair = reinterpret_cast<const std::uint32_t*>(pack.at)[j / 2];
+      values[j] = __uint_as_float(pair << 16);
+      values[j + 1] = __uint_as_float(pair & 0xffff0000);
     }
   } else {
 #pragma unroll

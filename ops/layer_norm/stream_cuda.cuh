@@ -90,15 +90,16 @@ class Stream {
   }
 
   /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. No place needs
-  /// to be cleared first.
+  /// to be cleared first. What was read stays in the L2 cache longest: what is written then leaves it in the order in
+  /// which it came, which suits memory.
   template <class... From>
   __device__ void fetch(int place, int count, const From*... from) {
     Packs* to = places_ + place * kChunk;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       int source = 0;
-      (cuda::copy_async<sizeof(Packs)>(to + (source++ * P + i) * kWarp, i < count ? from + i * (kWarp * V) : from,
-                                       i < count),
+      (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
+                                                           i < count ? from + i * (kWarp * V) : from, i < count),
        ...);
     }
   }

@@ -215,7 +215,7 @@ struct ExtremeGradient {
   }
 };
 
-/// The extreme over all axes.
+/// The extreme over some axes.
 struct Extreme {
   static constexpr bool composed = true;
   Shapes shapes;
@@ -282,10 +282,11 @@ struct ExtremeAlongAxis {
   }
 };
 
-Tensor extreme(const Tensor& x, bool largest, const char* op) {
-  check(x.numel() > 0, "{}: expected at least one element, got shape {}", op, x.shape());
+Tensor extreme(const Tensor& x, const Dims& axes, bool keepdim, bool largest, const char* op) {
   check(x.dtype() != boolean, "{}: expected a numeric dtype, got {}", op, x.dtype());
-  return autograd::apply(Extreme{reduced_shapes(x, {}, false, op), largest}, x);
+  const Shapes shapes = reduced_shapes(x, axes, keepdim, op);
+  check(shapes.count > 0, "{}: expected at least one element, got shape {} and axes {}", op, x.shape(), axes);
+  return autograd::apply(Extreme{shapes, largest}, x);
 }
 
 MaxResult extreme_along(const Tensor& x, std::int64_t axis, bool keepdim, bool largest, const char* op) {
@@ -308,10 +309,10 @@ Tensor mean(const Tensor& x, const Dims& axes, bool keepdim) {
   return autograd::apply(Mean{x.shape(), reduced_shapes(x, axes, keepdim, "mean")}, x);
 }
 
-Tensor var(const Tensor& x, const Dims& axes, std::int64_t correction, bool keepdim) {
+Tensor var(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
   check_floating(x, "var");
   const Shapes shapes = reduced_shapes(x, axes, keepdim, "var");
-  const auto divisor = static_cast<double>(std::max<std::int64_t>(shapes.count - correction, 0));
+  const double divisor = std::max(static_cast<double>(shapes.count) - correction, 0.0);
   return autograd::apply(Var{shapes, divisor}, x);
 }
 
@@ -320,14 +321,28 @@ Tensor logsumexp(const Tensor& x, const Dims& axes, bool keepdim) {
   return autograd::apply(LogSumExp{reduced_shapes(x, axes, keepdim, "logsumexp")}, x);
 }
 
-Tensor max(const Tensor& x) { return extreme(x, true, "max"); }
+Tensor max(const Tensor& x) { return extreme(x, {}, false, true, "max"); }
 
-Tensor min(const Tensor& x) { return extreme(x, false, "min"); }
+Tensor min(const Tensor& x) { return extreme(x, {}, false, false, "min"); }
+
+Tensor amax(const Tensor& x, const Dims& axes, bool keepdim) { return extreme(x, axes, keepdim, true, "amax"); }
+
+Tensor amin(const Tensor& x, const Dims& axes, bool keepdim) { return extreme(x, axes, keepdim, false, "amin"); }
 
 MaxResult max(const Tensor& x, std::int64_t axis, bool keepdim) { return extreme_along(x, axis, keepdim, true, "max"); }
 
 MaxResult min(const Tensor& x, std::int64_t axis, bool keepdim) {
   return extreme_along(x, axis, keepdim, false, "min");
+}
+
+Tensor argmax(const Tensor& x) {
+  check(x.numel() > 0, "argmax: expected at least one element, got shape {}", x.shape());
+  return no_grad([&] { return argmax(flatten(x), 0); });
+}
+
+Tensor argmin(const Tensor& x) {
+  check(x.numel() > 0, "argmin: expected at least one element, got shape {}", x.shape());
+  return no_grad([&] { return argmin(flatten(x), 0); });
 }
 
 Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim) {

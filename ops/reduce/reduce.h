@@ -16,7 +16,7 @@ Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 /// Σ (x - mean(x))² / max(n - correction, 0) over the axes, for floating x, in two passes. With correction 1 it is the
 /// unbiased estimate, which is NaN for a single element.
-Tensor var(const Tensor& x, const Dims& axes = {}, std::int64_t correction = 1, bool keepdim = false);
+Tensor var(const Tensor& x, const Dims& axes = {}, double correction = 1, bool keepdim = false);
 
 /// log Σ exp(x) over the axes, for floating x, without overflow; -inf where all x are -inf and over nothing.
 Tensor logsumexp(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
@@ -25,6 +25,11 @@ Tensor logsumexp(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 /// shared evenly by all that are equal to it.
 Tensor max(const Tensor& x);
 Tensor min(const Tensor& x);
+
+/// The largest and the smallest element over the axes, none of which may be empty; NaN if there is one. The gradient is
+/// shared evenly by all that are equal to it.
+Tensor amax(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
+Tensor amin(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 struct MaxResult {
   Tensor values;
@@ -36,7 +41,10 @@ struct MaxResult {
 MaxResult max(const Tensor& x, std::int64_t axis, bool keepdim = false);
 MaxResult min(const Tensor& x, std::int64_t axis, bool keepdim = false);
 
-/// The index of the largest and of the smallest element along an axis, int64, as max and min give it.
+/// The index of the largest and of the smallest element, int64: the first where several are equal, the first NaN if
+/// there is one. Without an axis it counts all elements in row-major order.
+Tensor argmax(const Tensor& x);
+Tensor argmin(const Tensor& x);
 Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim = false);
 

@@ -6,6 +6,7 @@
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
 #include <mica/ops/softmax/softmax_kernels.h>
+#include <mica/ops/softmax/softmax_ops.h>
 
 namespace mica {
 
@@ -103,6 +104,10 @@ struct LogSoftmax {
 };
 
 }  // namespace
+
+Tensor detail::softmax_gradient(const Tensor& dy, const Tensor& y, int axis) {
+  return autograd::apply(SoftmaxGradient{axis}, dy, y);
+}
 
 Tensor softmax(const Tensor& x, std::int64_t axis) {
   check(is_floating(x.dtype()), "softmax: expected a floating dtype, got {}", x.dtype());

@@ -47,10 +47,29 @@ std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   return strides;
 }
 
+// A view op's result, linked to what it is a view of so that recorded writes in place to one reach the other.
+template <class F>
+Tensor apply_view(F op, const Tensor& x) {
+  const Tensor result = apply(std::move(op), x);
+  autograd::link_view(result, x);
+  return result;
+}
+
 struct Contiguous {
   static constexpr bool composed = true;
 
   Tensor forward(Context&, const Tensor& x) const { return contiguous_data(x); }
+  Tensor backward(Context&, const Tensor& dy) const { return dy; }
+};
+
+struct Clone {
+  static constexpr bool composed = true;
+
+  Tensor forward(Context&, const Tensor& x) const {
+    const Tensor copy = empty_like(x);
+    copy_into(copy, x);
+    return copy;
+  }
   Tensor backward(Context&, const Tensor& dy) const { return dy; }
 };
 
@@ -97,7 +116,7 @@ struct SlicePlace {
   static constexpr bool composed = true;
   Shape shape;
   int axis;
-  std::int64_t start, step;
+  std::int64_t start, count, step;
 
   Tensor forward(Context&, const Tensor& part) const;
   Tensor backward(Context&, const Tensor& dy) const;
@@ -116,18 +135,17 @@ struct Slice {
     strides[axis] *= step;
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
   }
-  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, step}, dy); }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, count, step}, dy); }
 };
 
 Tensor SlicePlace::forward(Context& ctx, const Tensor& part) const {
   const Tensor whole = zeros(shape, part.dtype(), part.device());
-  copy_into(Slice{axis, start, part.shape()[axis], step, shape}.forward(ctx, whole), part);
+  copy_into(Slice{axis, start, count, step, shape}.forward(ctx, whole), part);
   return whole;
 }
 
 Tensor SlicePlace::backward(Context&, const Tensor& dy) const {
-  const std::int64_t count = (shape[axis] - start + step - 1) / step;
-  return slice(dy, axis, start, start + count * step, step);
+  return apply(Slice{axis, start, count, step, shape}, dy);
 }
 
 struct Expand {
@@ -142,6 +160,8 @@ struct Expand {
 }  // namespace
 
 Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : apply(Contiguous{}, x); }
+
+Tensor clone(const Tensor& x) { return apply(Clone{}, x); }
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
   Shape to = shape;
@@ -163,7 +183,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   } else {
     check(known == x.numel(), "reshape: cannot give {} elements of shape {} the shape {}", x.numel(), x.shape(), shape);
   }
-  return to == x.shape() ? x : apply(Reshape{to, x.shape()}, x);
+  return to == x.shape() ? x : apply_view(Reshape{to, x.shape()}, x);
 }
 
 Tensor view(const Tensor& x, const Shape& shape) {
@@ -198,7 +218,7 @@ Tensor permute(const Tensor& x, const Dims& axes) {
     check(!used[static_cast<std::size_t>(axis)], "permute: expected every axis once, got {}", axes);
     used[static_cast<std::size_t>(axis)] = true;
   }
-  return apply(Permute{order}, x);
+  return apply_view(Permute{order}, x);
 }
 
 Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b) {
@@ -207,7 +227,7 @@ Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b) {
     order[axis] = axis;
   }
   std::swap(order[normalize_axis(a, x.dim(), "transpose")], order[normalize_axis(b, x.dim(), "transpose")]);
-  return apply(Permute{order}, x);
+  return apply_view(Permute{order}, x);
 }
 
 Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step) {
@@ -216,7 +236,7 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
   const std::int64_t size = x.shape()[at];
   const std::int64_t first = std::clamp<std::int64_t>(start < 0 ? start + size : start, 0, size);
   const std::int64_t last = std::clamp<std::int64_t>(end < 0 ? end + size : end, first, size);
-  return apply(Slice{at, first, (last - first + step - 1) / step, step, x.shape()}, x);
+  return apply_view(Slice{at, first, (last - first + step - 1) / step, step, x.shape()}, x);
 }
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
@@ -237,7 +257,7 @@ Tensor expand(const Tensor& x, const Shape& shape) {
       to[axis] = x.shape()[axis - added];
     }
   }
-  return to == x.shape() ? x : apply(Expand{to, x.shape()}, x);
+  return to == x.shape() ? x : apply_view(Expand{to, x.shape()}, x);
 }
 
 Tensor squeeze(const Tensor& x, std::int64_t axis) {
@@ -272,6 +292,24 @@ Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   Tensors pieces;
   for (std::int64_t start = 0; start < std::max<std::int64_t>(x.shape()[at], 1); start += size) {
     pieces.push_back(slice(x, at, start, start + size));
+  }
+  return pieces;
+}
+
+Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis) {
+  const int at = normalize_axis(axis, x.dim(), "split");
+  std::int64_t end = 0;
+  for (const std::int64_t size : sizes) {
+    check(size >= 0, "split: expected sizes of at least 0, got {}", size);
+    check(size <= x.shape()[at] - end, "split: the sizes add up to more than the {} of the axis", x.shape()[at]);
+    end += size;
+  }
+  check(end == x.shape()[at], "split: expected sizes that add up to {}, got {}", x.shape()[at], end);
+  Tensors pieces;
+  std::int64_t start = 0;
+  for (const std::int64_t size : sizes) {
+    pieces.push_back(slice(x, at, start, start + size));
+    start += size;
   }
   return pieces;
 }

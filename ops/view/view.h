@@ -7,6 +7,9 @@ namespace mica {
 // Other looks at the same elements: nothing is copied, except where it says so, and writing in place through one is
 // seen through all. Any dtype and device; axes may be negative, counting from the last. All are differentiable.
 
+/// A row-major copy of `x` with memory of its own.
+Tensor clone(const Tensor& x);
+
 /// `x` itself if it is row-major without gaps, else such a copy.
 Tensor contiguous(const Tensor& x);
 
@@ -45,5 +48,7 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis);
 
 /// Pieces of `size` along an axis, the last one shorter if need be.
 Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
+/// Pieces of these sizes, which add up to the axis.
+Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis = 0);
 
 }  // namespace mica

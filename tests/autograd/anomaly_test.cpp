@@ -10,7 +10,9 @@
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -188,6 +190,46 @@ TEST(Anomaly, IsOfOneThread) {
   std::thread([&] { elsewhere = autograd::anomaly_enabled(); }).join();
   EXPECT_FALSE(elsewhere);
   EXPECT_TRUE(autograd::anomaly_enabled());
+}
+
+TEST(Anomaly, TellsHooksOfNodesFromTheirBackward) {
+  const DetectAnomaly guard;
+  const Tensor x = ones({2}, float64).requires_grad_();
+  const auto nan = [](const Tensors& gradients) { return Tensors{gradients[0] * kNaN}; };
+  const Tensor before = exp(x);
+  autograd::HookHandle hook = before.grad_fn()->register_prehook(nan);
+  expect_error(
+      [&] { sum(before).backward(); },
+      "backward: a prehook of Exp, for its output 0 of shape [2], was given a finite gradient and returned NaN");
+  const Tensor after = exp(x);
+  after.grad_fn()->register_hook([&](const Tensors& results, const Tensors&) { return nan(results); });
+  expect_error([&] { sum(after).backward(); },
+               "backward: a hook of Exp, for its input 0 of shape [2], was given a finite gradient and returned NaN");
+  const Tensor faulty_before = faulty(x, kNaN);
+  faulty_before.grad_fn()->register_prehook([](const Tensors& gradients) { return gradients; });
+  faulty_before.grad_fn()->register_hook([](const Tensors&, const Tensors&) { return Tensors{}; });
+  expect_error([&] { sum(faulty_before).backward(); }, "Faulty: its backward made NaN");
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Anomaly, FollowsWritesInPlace) {
+  const DetectAnomaly guard;
+  const Tensor x = ones({2}, float64).requires_grad_();
+  const Tensor h = x * 1;
+  add_(select(h, 0, 0), full({}, kNaN, float64));  // not checked: forward
+  expect_error([&] { sum(faulty(h, kInf)).backward(); },
+               "Faulty: its backward made Inf in the gradient of input 0 (made by WriteView)");
+}
+
+TEST(Anomaly, PostAccumulateHooksSeeWhatWasChecked) {
+  const DetectAnomaly guard;
+  const Tensor x = ones({2}, float64).requires_grad_();
+  int calls = 0;
+  x.register_post_accumulate_grad_hook([&](const Tensor&) { ++calls; });
+  expect_error([&] { sum(faulty(x, kNaN)).backward(); }, "Faulty: its backward made NaN");
+  EXPECT_EQ(calls, 0);
+  sum(x * 2).backward();
+  EXPECT_EQ(calls, 1);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -392,6 +393,199 @@ TEST(Checkpoint, AnomaliesInsideAreFound) {
   const Tensor x = zeros({2, 3}).requires_grad_();
   const Tensor y = checkpoint([&](const Tensor& in) { return sqrt(layer(in) * 0); }, x);
   expect_error([&] { sum(y).backward(); }, "Sqrt: its backward made Inf in the gradient of input 0");
+}
+
+TEST(Checkpoint, ReturnsWhatAnInnerOneReturned) {
+  manual_seed(9);
+  const Tensor x = randn({8}).requires_grad_(), w = randn({8}).requires_grad_();
+  expect_same_bits(
+      [&](bool on) {
+        const auto inner = [&](const Tensor& in) { return dropout(tanh(in * w), 0.5); };
+        const auto outer = [&](const Tensor& in) { return maybe_checkpoint(on, inner, in * 2); };
+        return sum(maybe_checkpoint(on, outer, x));
+      },
+      {x, w});
+}
+
+TEST(Checkpoint, AnInnerOneKeepsNothingUntilItIsComputedAgain) {
+  const Tensor x = randn({8}).requires_grad_();
+  std::weak_ptr<Storage> made;
+  const auto square = [](const Tensor& in) { return in * in; };
+  const Tensor y = checkpoint(
+      [&](const Tensor& in) {
+        const Tensor between = exp(in);
+        made = between.handle()->storage;
+        return checkpoint(square, between) + in;
+      },
+      x);
+  EXPECT_TRUE(made.expired());
+  sum(y).backward();
+  expect_close(x.grad(), exp(x.detach() * 2) * 2 + 1, 1e-6, 1e-6);
+}
+
+TEST(Checkpoint, WritesInPlaceInside) {
+  manual_seed(10);
+  const Tensor x = randn({4, 3}).requires_grad_(), w = randn({4, 3}).requires_grad_();
+  expect_same_bits(
+      [&](bool on) {
+        const auto f = [&](const Tensor& in) {
+          Tensor h = in * w;
+          add_(h, tanh(w), 0.5);
+          mul_(select(h, 0, 1), select(w, 0, 2));  // a view, so its base too
+          const Tensor row = slice(h, 0, 2, 4);    // made before the next write
+          mul_(h, exp(in));                        // … and read after it
+          const Tensor buffer = zeros({4, 3});     // no history before it is written
+          copy_(slice(buffer, 0, 0, 2), row);
+          return buffer * h + dropout(h, 0.5);
+        };
+        return sum(maybe_checkpoint(on, f, maybe_checkpoint(on, f, x)));
+      },
+      {x, w});
+}
+
+TEST(Checkpoint, ReturnsWhatWasWrittenInPlace) {
+  manual_seed(11);
+  const Tensor x = randn({4, 3}).requires_grad_(), w = randn({3}).requires_grad_();
+  expect_same_bits(
+      [&](bool on) {
+        const auto f = [&](const Tensor& in) {
+          const Tensor h = in * 2;
+          const Tensor row = select(h, 0, 1);
+          mul_(h, w);
+          add_(row, w);
+          return Tensors{h, row, reshape(h, {12})};
+        };
+        const Tensors y = on ? checkpoint(f, x) : f(x);
+        return sum(y[0] * y[0]) + sum(y[1] * w) + sum(exp(y[2]));
+      },
+      {x, w});
+}
+
+TEST(Checkpoint, ResultsCanBeWrittenInPlace) {
+  const Tensor x = randn({4}, float64).requires_grad_(), w = randn({4}, float64).requires_grad_();
+  const Tensor y = checkpoint([](const Tensor& in) { return exp(in); }, x);
+  mul_(y, w);
+  sum(y * y).backward();
+  expect_close(x.grad(), exp(x.detach() * 2) * w.detach() * w.detach() * 2, 1e-12, 1e-12);
+}
+
+TEST(Checkpoint, NoticesWhatTheFunctionWrites) {
+  const Tensor x = ones({3}).requires_grad_(), w = ones({3}).requires_grad_();
+  const std::string changed = "that the function used was modified in place by the function itself, last by add_";
+  const Tensor h = x * 1;
+  expect_error([&] { checkpoint([&](const Tensor& in) { return add_(in, w) * 2; }, h); }, changed);
+  expect_error(
+      [&] { checkpoint([&](const Tensor& in) { return add_(select(in, 0, 0), select(w, 0, 0)) * 2; }, x * 1); },
+      changed);
+  const Tensor captured = x * 1;
+  expect_error([&] { checkpoint([&](const Tensor& in) { return add_(captured, in) * captured; }, w); }, changed);
+  // One that gets its history only inside leads nowhere from outside.
+  const Tensor buffer = zeros({3});
+  const Tensor y = checkpoint([&](const Tensor& in) { return copy_(buffer, in) * 2; }, x);
+  expect_error([&] { sum(buffer).backward(); }, "was made in a checkpointed function and left it");
+}
+
+TEST(Checkpoint, ViewsOfInputsCannotBeWrittenInPlace) {
+  const Tensor x = randn({4}, float64).requires_grad_();
+  const Tensor in = x * 1;
+  const Tensor y = checkpoint([](const Tensor& p) { return reshape(p, {2, 2}); }, in);
+  expect_error([&] { mul_(y, 2); }, "is a view that Checkpoint returned");
+  const auto two = checkpoint(
+      [](const Tensor& p) {
+        const Tensor z = exp(p);
+        return Tensors{z, reshape(z, {2, 2})};
+      },
+      in);
+  expect_error([&] { mul_(two[1], 2); }, "is a view that Checkpoint returned");
+  mul_(two[0], 2);
+  expect_error([&] { sum(two[1]).backward(); },
+               "Checkpoint returned a view of shape [2, 2] of a tensor that mul_ wrote");
+}
+
+TEST(Checkpoint, AViewThatIsOutOfDateIsReadInside) {
+  // What the view has become is recorded when the function looks at it, and is used outside too.
+  const Tensor x = randn({4}, float64).requires_grad_(), w = randn({4}, float64).requires_grad_();
+  const Tensor base = x * 1;
+  const Tensor view = slice(base, 0, 0, 2);
+  mul_(base, w);
+  int calls = 0;
+  const Tensor y = checkpoint([&](const Tensor& in) { return select(in, 0, 0) * view; }, x);
+  view.register_hook([&](const Tensor&) {
+    ++calls;
+    return Tensor{};
+  });
+  sum(y * view).backward();
+  EXPECT_EQ(calls, 1);
+  const Tensor xs = slice(x.detach(), 0, 0, 2), ws = slice(w.detach(), 0, 0, 2), first = select(x.detach(), 0, 0);
+  expect_close(slice(w.grad(), 0, 0, 2), first * xs * xs * ws * 2, 1e-12, 1e-12);
+}
+
+TEST(Checkpoint, WritingAnInputLaterMakesNoCycle) {
+  std::weak_ptr<Storage> storage;
+  {
+    const Tensor x = randn({4}).requires_grad_();
+    const Tensor in = x * 1;
+    storage = in.handle()->storage;
+    const Tensor y = checkpoint([](const Tensor& p) { return exp(p); }, in);
+    add_(in, y);
+    expect_error([&] { sum(in).backward(); }, "was modified in place since, last by add_");
+  }
+  EXPECT_TRUE(storage.expired());
+}
+
+TEST(Checkpoint, HooksOfEveryKindRunOnce) {
+  const Tensor x = full({2}, 3, float64).requires_grad_(), w = full({2}, 5, float64).requires_grad_();
+  const Tensor in = x * 1;
+  std::vector<std::string> calls;
+  const auto says = [&](std::string name, double factor) {
+    return [&calls, name, factor](const Tensor& g) {
+      calls.push_back(name);
+      return g * factor;
+    };
+  };
+  in.register_hook(says("input", 2));
+  w.register_hook(says("weight", 3));
+  w.register_post_accumulate_grad_hook([&](const Tensor& leaf) {
+    calls.push_back("weight grown");
+    EXPECT_TRUE(leaf.is_same(w));
+  });
+  const Tensor y = checkpoint(
+      [&](const Tensor& p) {
+        const Tensor h = p * w;
+        h.register_hook(says("inside", 10));
+        h.grad_fn()->register_prehook([&](const Tensors& gradients) {
+          calls.push_back("before Mul");
+          return gradients;
+        });
+        return h * h;
+      },
+      in);
+  y.register_hook(says("result", 7));
+  y.grad_fn()->register_prehook([&](const Tensors& gradients) {
+    calls.push_back("before Checkpoint");
+    return Tensors{gradients[0] * 11};
+  });
+  sum(y).backward();
+  EXPECT_EQ(calls, (std::vector<std::string>{"result", "before Checkpoint", "inside", "before Mul", "input", "weight",
+                                             "weight grown"}));
+  const double at_h = 7 * 11 * 2 * 15 * 10;
+  expect_close(x.grad(), full({2}, at_h * 5 * 2, float64), 1e-12, 1e-12);
+  expect_close(w.grad(), full({2}, at_h * 3 * 3, float64), 1e-12, 1e-12);
+  expect_error([&] { y.grad_fn()->register_hook([](const Tensors&, const Tensors&) { return Tensors{}; }); },
+               "Checkpoint: register_hook is for ops that return the gradients of their inputs");
+}
+
+TEST(Checkpoint, BackwardInInferenceMode) {
+  const Tensor x = randn({3}).requires_grad_();
+  const Tensor y = checkpoint([](const Tensor& in) { return exp(in) * in; }, x);
+  {
+    const autograd::InferenceMode guard;
+    sum(y.detach());
+    y.backward(ones({3}));
+    EXPECT_FALSE(checkpoint([](const Tensor& in) { return exp(in); }, x).requires_grad());
+  }
+  EXPECT_FALSE(x.grad().is_inference());
+  expect_close(x.grad(), exp(x.detach()) * (x.detach() + 1), 1e-6, 1e-6);
 }
 
 }  // namespace

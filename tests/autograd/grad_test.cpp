@@ -1,6 +1,8 @@
 // Gradients of gradients.
 
 #include <cmath>
+#include <limits>
+#include <tuple>
 
 #include "tests/support.h"
 #include <mica/mica.h>
@@ -128,6 +130,27 @@ TEST(CreateGraph, EveryComposedOp) {
   }
 }
 
+TEST(CreateGraph, MovesAndCasts) {
+  manual_seed(13);
+  for (const Device device : test_devices()) {
+    const Tensor a = randn({2, 1, 4}, float64, device);
+    const auto check = [&](auto f) { EXPECT_TRUE(autograd::gradgradcheck(f, {a})); };
+    check([](const Tensor& x) { return flatten(x * x) * view(contiguous(x), {8}); });
+    check([](const Tensor& x) { return squeeze(x * x, 1) * triu(squeeze(x, 1)); });
+    check([](const Tensor& x) { return stack({x * x, x}, 1) * unsqueeze(x, 1); });
+    check([](const Tensor& x) {
+      const Tensors parts = split(x * x, 2, 2);
+      return parts[0] * parts[1];
+    });
+    check([](const Tensor& x) { return select(x * x, 2, 1) * slice(x * x, 2, 0, 3, 2); });
+    check([](const Tensor& x) { return sum_to(x * x * x, {1, 4}) * min(x * x) * min(x * x, 2).values; });
+    // float32 keeps 7 digits, so the step is long; of a square, the difference is exact all the same.
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x) { return (x * x).to(float32).to(float64); }, {a},
+                                        {.step = 0.01, .atol = 1e-3}));
+    check([&](const Tensor& x) { return (x * x).to(Device::cpu()); });
+  }
+}
+
 TEST(CreateGraph, FunctionsOfOneArgument) {
   manual_seed(2);
   for (const Device device : test_devices()) {
@@ -227,26 +250,125 @@ TEST(CreateGraph, Attention) {
   }
 }
 
+// The gradients of f with respect to its inputs, under dy, as a function of them.
+template <class F>
+auto gradients_of(F f, const Tensor& dy) {
+  return [f, dy](const Tensors& in) {
+    const autograd::GradMode recorded(true);
+    Tensors leaves;
+    for (const Tensor& x : in) {
+      leaves.push_back(x.requires_grad() ? x : x.detach().requires_grad_());
+    }
+    return autograd::grad({f(leaves)}, leaves, {dy}, {.create_graph = true});
+  };
+}
+
+// Whether the gradients under dy are the same bits with and without create_graph.
+template <class F>
+void expect_same_bits(F f, const Tensors& in, const Tensor& dy, const std::string& what) {
+  Tensors leaves;
+  for (const Tensor& x : in) {
+    leaves.push_back(x.detach().requires_grad_());
+  }
+  const Tensor y = f(leaves);
+  const Tensors plain = autograd::grad({y}, leaves, {dy}, {.retain_graph = true});
+  const Tensors recorded = autograd::grad({y}, leaves, {dy}, {.create_graph = true});
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    EXPECT_EQ(to_vector<double>(recorded[i]), to_vector<double>(plain[i])) << what << ", input " << i;
+  }
+}
+
+// Every choice of which of x, weight and bias are there, and which of those have a gradient.
 TEST(CreateGraph, LayerNorm) {
   manual_seed(7);
   for (const Device device : test_devices()) {
-    const Tensor x = randn({3, 2, 4}, float64, device);
-    const Tensor weight = randn({4}, float64, device);
-    const Tensor bias = randn({4}, float64, device);
-    const auto norm = [](const Tensor& a, const Tensor& w, const Tensor& b) { return layer_norm(a, {4}, w, b); };
-    EXPECT_TRUE(autograd::gradgradcheck(norm, {x, weight, bias}));
-    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& a) { return layer_norm(a, {2, 4}); }, {x}));
-    // Recorded or by the kernel, the gradients are the same numbers.
-    for (const DType dtype : {float32, float16, bfloat16}) {
-      const Tensor a = transpose(randn({33, 5}, dtype, device), 0, 1).requires_grad_();
-      const Tensor w = randn({33}, dtype, device).requires_grad_();
-      const Tensor y = layer_norm(a, {33}, w, {});
-      const Tensor dy = randn_like(y);
-      const Tensors kernel = autograd::grad({y}, {a, w}, {dy}, {.retain_graph = true});
-      const Tensors recorded = autograd::grad({y}, {a, w}, {dy}, {.create_graph = true});
-      const double tolerance = dtype == float32 ? 1e-5 : dtype == float16 ? 2e-3 : 2e-2;
-      expect_close(recorded[0], kernel[0], tolerance, tolerance);
-      expect_close(recorded[1], kernel[1], tolerance, tolerance);
+    for (const Shape& row : {Shape{4}, Shape{2, 4}}) {
+      const Tensor x = randn({3, 2, 4}, float64, device);
+      const Tensors all{x, randn(row, float64, device), randn(row, float64, device)};
+      for (const int there : {1, 3, 5, 7}) {
+        for (int wanted = 1; wanted < 8; ++wanted) {
+          if ((wanted & there) != wanted) {
+            continue;
+          }
+          SCOPED_TRACE(fmt::format("{}, row {}, arguments {}, gradients {}", device, row, there, wanted));
+          Tensors inputs;
+          for (int i = 0; i < 3; ++i) {
+            if ((wanted >> i & 1) != 0) {
+              inputs.push_back(all[i]);
+            }
+          }
+          const auto norm = [&](const Tensors& in) {
+            Tensors arguments(3);
+            std::size_t next = 0;
+            for (int i = 0; i < 3; ++i) {
+              arguments[i] = (wanted >> i & 1) != 0 ? in[next++] : (there >> i & 1) != 0 ? all[i] : Tensor{};
+            }
+            return layer_norm(arguments[0], row, arguments[1], arguments[2], 1e-3);
+          };
+          EXPECT_TRUE(autograd::gradgradcheck(norm, inputs));
+        }
+      }
+    }
+  }
+}
+
+TEST(CreateGraph, LayerNormHasAThirdDerivative) {
+  manual_seed(9);
+  for (const Device device : test_devices()) {
+    const Tensors in{randn({2, 4}, float64, device), randn({4}, float64, device), randn({4}, float64, device)};
+    const Tensor dy = randn({2, 4}, float64, device);
+    const auto norm = [](const Tensors& a) { return layer_norm(a[0], {4}, a[1], a[2], 0.1); };
+    EXPECT_TRUE(autograd::gradgradcheck(gradients_of(norm, dy), in));
+  }
+}
+
+TEST(CreateGraph, LayerNormInOtherDtypes) {
+  manual_seed(10);
+  for (const Device device : test_devices()) {
+    const Tensors in{randn({5, 1037}, float64, device), randn({1037}, float64, device), randn({1037}, float64, device)};
+    const Tensor dy = randn({5, 1037}, float64, device);
+    const auto norm = [](const Tensors& a) { return layer_norm(a[0], {1037}, a[1], a[2]); };
+    const Tensors directions{randn_like(in[0]), randn_like(in[1]), randn_like(in[2])};
+    const auto second = [&](DType x_dtype, DType weight_dtype) {
+      const Tensors leaves{in[0].to(x_dtype).detach().requires_grad_(),
+                           in[1].to(weight_dtype).detach().requires_grad_(),
+                           in[2].to(weight_dtype).detach().requires_grad_()};
+      const Tensors first = gradients_of(norm, dy.to(x_dtype))(leaves);
+      Tensors sent;
+      for (int i = 0; i < 3; ++i) {
+        sent.push_back(directions[i].to(first[i].dtype()));
+      }
+      return autograd::grad({first[0], first[1]}, {leaves[0], leaves[1]}, {sent[0], sent[1]});
+    };
+    const Tensors expected = second(float64, float64);
+    for (const auto& [x_dtype, weight_dtype, tolerance] :
+         {std::tuple{float32, float32, 1e-5}, {float16, float16, 8e-3}, {bfloat16, float32, 0.06}}) {
+      const std::string what = fmt::format("{} with weights of {} on {}", x_dtype, weight_dtype, device);
+      const Tensors got = second(x_dtype, weight_dtype);
+      EXPECT_EQ(got[0].dtype(), x_dtype);
+      EXPECT_EQ(got[1].dtype(), weight_dtype);
+      expect_close(got[0], expected[0].to(Device::cpu()), tolerance, tolerance, what);
+      expect_close(got[1], expected[1].to(Device::cpu()), tolerance, tolerance, what);
+      const Tensors strided{transpose(randn({1037, 5}, x_dtype, device), 0, 1), in[1].to(weight_dtype),
+                            in[2].to(weight_dtype)};
+      expect_same_bits(norm, strided, dy.to(x_dtype), what);
+    }
+  }
+}
+
+TEST(CreateGraph, LayerNormOfNothing) {
+  for (const Device device : test_devices()) {
+    for (const Shape& shape : {Shape{0, 4}, Shape{3, 0}}) {
+      const Shape row{shape.back()};
+      const Tensors leaves{zeros(shape, float64, device).requires_grad_(), ones(row, float64, device).requires_grad_()};
+      const Tensor dy = zeros(shape, float64, device).requires_grad_();
+      const Tensor y = layer_norm(leaves[0], row, leaves[1]);
+      const Tensors first = autograd::grad({y}, leaves, {dy}, {.create_graph = true});
+      const Tensors second =
+          autograd::grad(first, {leaves[0], leaves[1], dy}, {zeros_like(first[0]), ones(row, float64, device)});
+      EXPECT_EQ(second[0].shape(), shape);
+      EXPECT_EQ(to_vector<double>(second[1]), std::vector<double>(row.back(), 0));
+      EXPECT_EQ(second[2].shape(), shape);
     }
   }
 }
@@ -257,14 +379,84 @@ TEST(CreateGraph, CrossEntropy) {
     const Tensor logits = randn({2, 3, 5}, float64, device);
     const Tensor targets = from_data(std::vector<std::int64_t>{4, 0, -100, 2, 2, 1}, {2, 3}, device);
     for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean}) {
-      const auto loss = [&](const Tensor& x) { return cross_entropy(x, targets, {.reduction = reduction}); };
-      EXPECT_TRUE(autograd::gradgradcheck(loss, {logits}));
-      const Tensor x = logits.detach().requires_grad_();
-      const Tensor y = loss(x);
-      const Tensor kernel = autograd::grad({y}, {x}, {ones_like(y)}, {.retain_graph = true}).at(0);
-      const Tensor recorded = autograd::grad({y}, {x}, {ones_like(y)}, {.create_graph = true}).at(0);
-      expect_close(recorded, kernel, 1e-12, 1e-12);
+      for (const std::int64_t ignore : {-100, 2}) {
+        for (const DType index : {int64, int32}) {
+          // A target of -100 is either ignored or not there.
+          const Tensor labels = ignore == -100 ? targets.to(index) : where(lt(targets, 0), 3, targets).to(index);
+          const auto loss = [&](const Tensors& in) {
+            return cross_entropy(in[0], labels, {.ignore_index = ignore, .reduction = reduction});
+          };
+          EXPECT_TRUE(autograd::gradgradcheck(loss, {logits}));
+          const Tensor dy = randn_like(loss({logits}));
+          EXPECT_TRUE(autograd::gradgradcheck(gradients_of(loss, dy), {logits}));  // the third derivative
+          for (const DType dtype : {float64, float32, float16, bfloat16}) {
+            expect_same_bits(loss, {logits.to(dtype)}, dy.to(dtype), fmt::format("{} on {}", dtype, device));
+          }
+        }
+      }
     }
+    // One row alone, whose loss is a scalar without reduction.
+    const Tensor row = randn({4}, float64, device);
+    const Tensor label = full({}, 2, int64, device);
+    for (const Reduction reduction : {Reduction::none, Reduction::mean}) {
+      EXPECT_TRUE(autograd::gradgradcheck(
+          [&](const Tensor& x) { return cross_entropy(x, label, {.reduction = reduction}); }, {row}));
+    }
+  }
+}
+
+TEST(CreateGraph, CrossEntropyOfRowsThatMayHoldAnything) {
+  for (const Device device : test_devices()) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const Tensor x = from_data<double>({nan, nan, 1, 1}, {2, 2}, device).requires_grad_();
+    const Tensor loss = cross_entropy(x, from_data<std::int64_t>({-100, 0}, device));
+    const Tensor dx = autograd::grad({loss}, {x}, {}, {.create_graph = true}).at(0);
+    const Tensor a = from_data<double>({5, 6, 1, 0}, {2, 2}, device);
+    const Tensor ddx = autograd::grad({dx}, {x}, {a}, {.create_graph = true}).at(0);
+    expect_close(ddx, {0, 0, 0.25, -0.25}, 0, 1e-15);  // p (a − Σ a p) with p = ½
+    // p (1 − p) (1 − 2 p) = 0 where p = ½
+    expect_close(autograd::grad({ddx}, {x}, {a}).at(0), {0, 0, 0, 0}, 0, 1e-15);
+  }
+}
+
+TEST(CreateGraph, TheSameKernelsWhetherRecordedOrNot) {
+  manual_seed(11);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16}) {
+      // Longer than any sum that two ways of adding would round alike.
+      const Tensor x = randn({3, 777}, dtype, device);
+      const Tensor dy = randn_like(x);
+      const auto expect_same = [&](const char* name, auto f) {
+        expect_same_bits([&](const Tensors& in) { return f(in[0]); }, {x}, dy,
+                         fmt::format("{} {} {}", name, dtype, device));
+      };
+      expect_same("softmax", [](const Tensor& a) { return softmax(a, 1); });
+      expect_same("log_softmax", [](const Tensor& a) { return log_softmax(a, 1); });
+      expect_same("gelu", [](const Tensor& a) { return gelu(a); });
+      expect_same("gelu tanh", [](const Tensor& a) { return gelu(a, GeluApproximation::tanh); });
+      expect_same("silu", [](const Tensor& a) { return silu(a); });
+      const Tensors qkv{randn({2, 33, 8}, dtype, device), randn({2, 33, 8}, dtype, device),
+                        randn({2, 33, 8}, dtype, device)};
+      expect_same_bits(
+          [](const Tensors& in) { return scaled_dot_product_attention(in[0], in[1], in[2], {.causal = true}); }, qkv,
+          randn_like(qkv[0]), fmt::format("attention {} {}", dtype, device));
+    }
+  }
+}
+
+TEST(CreateGraph, SoftmaxAndAttentionHaveThirdDerivatives) {
+  manual_seed(12);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({2, 3}, float64, device);
+    const Tensor dy = randn_like(x);
+    EXPECT_TRUE(autograd::gradgradcheck(gradients_of([](const Tensors& in) { return softmax(in[0], 1); }, dy), {x}));
+    EXPECT_TRUE(
+        autograd::gradgradcheck(gradients_of([](const Tensors& in) { return log_softmax(in[0], 1); }, dy), {x}));
+    const Tensors qkv{randn({3, 2}, float64, device), randn({3, 2}, float64, device), randn({3, 2}, float64, device)};
+    const auto attention = [](const Tensors& in) {
+      return scaled_dot_product_attention(in[0], in[1], in[2], {.causal = true});
+    };
+    EXPECT_TRUE(autograd::gradgradcheck(gradients_of(attention, randn({3, 2}, float64, device)), qkv));
   }
 }
 

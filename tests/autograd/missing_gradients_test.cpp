@@ -5,7 +5,9 @@
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -179,6 +181,43 @@ TEST(MissingGradients, WhatIsRememberedDoesNotGrow) {
 TEST(MissingGradients, Errors) {
   expect_error([] { explain_missing_gradients(Tensor{}, {}); }, "expected a defined loss");
   expect_error([] { explain_missing_gradients(ones({}), {{"w", Tensor{}}}); }, "parameter w is an undefined tensor");
+}
+
+TEST(MissingGradients, FindsWritesInPlaceThatWereNotRecorded) {
+  const DetectAnomaly guard;
+  const Tensor a = parameter(), b = parameter(), buffer = zeros({3}, float64);
+  no_grad([&] { copy_(buffer, b * 2); });
+  const Tensor loss = sum(a * buffer);
+  loss.backward();
+  expect_missing(loss, {{"a", a}, {"b", b}}, "b", Missing::cut, "cut off by Mul");
+}
+
+TEST(MissingGradients, GoesThroughWritesInPlace) {
+  const DetectAnomaly guard;
+  const Tensor a = parameter(), b = parameter(), c = parameter(), buffer = zeros({3}, float64);
+  copy_(buffer, a * b.detach());
+  add_(select(buffer, 0, 0), select(c, 0, 0));
+  const Tensor loss = sum(buffer);
+  loss.backward();
+  expect_missing(loss, {{"a", a}, {"b", b}, {"c", c}}, "b", Missing::cut, "cut off by detach()");
+}
+
+TEST(MissingGradients, FindsInferenceMode) {
+  const DetectAnomaly guard;
+  struct Frozen : nn::Module {
+    nn::Linear fc = child("fc", nn::Linear{3, 3});
+    Tensor operator()(const Tensor& x) const {
+      const nn::Scope scope(*this);
+      return inference_mode([&] { return fc(x); });
+    }
+  };
+  const Frozen model;
+  const Tensor a = full({3}, 2).requires_grad_();
+  const Tensor loss = sum(a + model(ones({1, 3})));
+  EXPECT_EQ(autograd::current_module(), nullptr);
+  loss.backward();
+  expect_missing(loss, {{"a", a}, {"fc.weight", model.parameters()[0]}}, "fc.weight", Missing::cut,
+                 "cut off by Linear, which ran while recording was off\n  in module fc (Linear)");
 }
 
 }  // namespace

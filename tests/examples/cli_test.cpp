@@ -193,6 +193,22 @@ TEST_F(Cli, HelpIsNoError) {
   }
 }
 
+TEST_F(Cli, CustomOpFindsNothingWrong) {
+  const Outcome checked = run("custom_op");
+  EXPECT_EQ(checked.status, 0) << checked.out << checked.err;
+  EXPECT_EQ(checked.err, "");
+  std::vector<std::string> devices{"cpu"};
+  if (mica::cuda_available()) {
+    devices.push_back("cuda:0");
+  }
+  for (const std::string& device : devices) {
+    EXPECT_NE(checked.out.find(device + " gradcheck"), std::string::npos) << checked.out;
+    EXPECT_NE(checked.out.find(device + " gradgradcheck"), std::string::npos) << checked.out;
+    EXPECT_NE(checked.out.find(device + " bfloat16 [129, 257]"), std::string::npos) << checked.out;
+  }
+  EXPECT_EQ(checked.out.find("WRONG"), std::string::npos) << checked.out;
+}
+
 TEST_F(Cli, RefusesBadCommandLines) {
   const std::string train = "train_transformer --data text.txt --out run ";
   expect_refusal(train + "--widht 3", 2, "--widht");

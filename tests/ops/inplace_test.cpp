@@ -87,27 +87,14 @@ TEST(InPlace, BackwardReportsASavedTensorThatWasChanged) {
     const Tensor weight = ones({2}, float32, device);
     const Tensor y = x * weight;
     mul_(weight, 2);
-    expect_error([&] { y.backward(ones_like(y)); }, "Mul: a tensor of shape [2] that it saved for backward");
+    expect_error([&] { y.backward(ones_like(y)); },
+                 "Mul: a tensor of shape [2] that it saved for backward was modified in place since, last by mul_");
 
     const Tensor z = exp(x);  // saves its output
     no_grad([&] { zero_(z); });
-    expect_error([&] { z.backward(ones_like(z)); }, "Exp: a tensor of shape [2] that it saved for backward");
+    expect_error([&] { z.backward(ones_like(z)); },
+                 "Exp: a tensor of shape [2] that it saved for backward was modified in place since, last by zero_");
   }
-}
-
-TEST(InPlace, RefusesWhatAutogradWouldMiss) {
-  const Tensor x = ones({2}).requires_grad_();
-  const Tensor y = ones({2});
-  expect_error([&] { fill_(x, 0); }, "fill_: the target of shape [2] requires a gradient");
-  expect_error([&] { zero_(x * 2); }, "zero_: the target");
-  expect_error([&] { add_(x, y); }, "add_: the target");
-  expect_error([&] { add_(y, x); }, "add_: the source of shape [2] requires a gradient");
-  expect_error([&] { copy_(y, x); }, "copy_: the source");
-  expect_error([&] { mul_(y, x); }, "mul_: the source");
-  expect_close(y, Values{1, 1}, 0, 0);
-  no_grad([&] { add_(x, y); });
-  expect_close(x, Values{2, 2}, 0, 0);
-  EXPECT_TRUE(x.requires_grad());
 }
 
 TEST(InPlace, Errors) {

@@ -11,6 +11,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -463,6 +464,24 @@ TEST(Reduce, RowDoesNotDependOnItsNeighbors) {
   }
 }
 
+TEST(Reduce, ExtremesOverSomeAxes) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0, 5.0, 5.0, 2.0, -3.0, 5.0, 0.0, 4.0}, {2, 2, 2}, device);
+    expect_close(amax(x, {0, 2}), {5, 5}, 0, 0);
+    expect_close(amin(x, {-1, 0}, true), {-3, 0}, 0, 0);
+    EXPECT_EQ(amin(x, {-1, 0}, true).shape(), (Shape{1, 2, 1}));
+    EXPECT_EQ(argmax(transpose(x, 0, 2)).item(), 2);
+    EXPECT_EQ(argmin(x).item(), 4);
+    const Tensor ties = x.detach().requires_grad_();
+    amax(ties, {0, 2}).backward(from_data({4.0, 6.0}, {2}, device));
+    expect_close(ties.grad(), {0, 2, 6, 0, 0, 2, 0, 0}, 0, 0);
+    const Tensor distinct = randn({3, 4, 2}, float64, device);
+    EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return amin(a, {0, 2}); }, {distinct}));
+    EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return amax(a, {1}, true); }, {distinct}));
+    expect_close(var(x, {}, 0.5), {59.875 / 7.5}, 1e-14, 0);
+  }
+}
+
 TEST(Reduce, BadAxesAreErrors) {
   const Tensor x = randn({2, 3});
   expect_error([&] { sum(x, {2}); }, "sum: expected an axis in [-2, 2), got 2");
@@ -470,6 +489,10 @@ TEST(Reduce, BadAxesAreErrors) {
   expect_error([&] { max(x, 2); }, "max: expected an axis in [-2, 2), got 2");
   expect_error([&] { argmax(zeros({2, 0}), 1); }, "argmax: expected an axis with elements, got axis 1 of shape [2, 0]");
   expect_error([&] { min(zeros({2, 0})); }, "min: expected at least one element, got shape [2, 0]");
+  expect_error([&] { amax(zeros({2, 0}), {1}); }, "amax: expected at least one element, got shape [2, 0] and axes [1]");
+  expect_error([&] { amin(zeros({2}, boolean)); }, "amin: expected a numeric dtype, got bool");
+  expect_error([&] { argmin(zeros({2, 0})); }, "argmin: expected at least one element, got shape [2, 0]");
+  EXPECT_EQ(amax(zeros({2, 0}), {0}).shape(), Shape({0}));
   expect_error([&] { max(zeros({2}, boolean)); }, "max: expected a numeric dtype, got bool");
   expect_error([&] { var(x.to(int32)); }, "var: expected a floating dtype, got int32");
   expect_error([&] { logsumexp(x.to(int32)); }, "logsumexp: expected a floating dtype, got int32");

@@ -3,11 +3,13 @@
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
 using autograd::gradcheck;
+using autograd::gradgradcheck;
 
 namespace {
 
@@ -126,6 +128,11 @@ TEST(View, Split) {
   expect_close(parts[1], {2, 3, 7, 8}, 0, 0);
   expect_close(parts[2], {4, 9}, 0, 0);
   EXPECT_EQ(split(zeros({0, 2}), 3).size(), 1u);
+  const Tensors uneven = split(counting({2, 5}), {1, 0, 4}, -1);
+  ASSERT_EQ(uneven.size(), 3u);
+  expect_close(uneven[0], {0, 5}, 0, 0);
+  EXPECT_EQ(uneven[1].shape(), (Shape{2, 0}));
+  expect_close(uneven[2], {1, 2, 3, 4, 6, 7, 8, 9}, 0, 0);
 }
 
 TEST(View, ContiguousIsItselfOrACopy) {
@@ -134,6 +141,17 @@ TEST(View, ContiguousIsItselfOrACopy) {
   const Tensor y = contiguous(transpose(x, 0, 1));
   EXPECT_TRUE(y.is_contiguous());
   EXPECT_FALSE(shares(x, y));
+}
+
+TEST(View, CloneIsACopyInMemoryOfItsOwn) {
+  for (const Device device : test_devices()) {
+    const Tensor x = transpose(counting({2, 3}, device), 0, 1);
+    const Tensor y = clone(x);
+    EXPECT_FALSE(shares(x, y));
+    EXPECT_TRUE(y.is_contiguous());
+    expect_close(y, x, 0, 0);
+    EXPECT_FALSE(shares(y, clone(y)));
+  }
 }
 
 TEST(View, Gradients) {
@@ -145,9 +163,12 @@ TEST(View, Gradients) {
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return slice(a, 1, 1, 4, 2); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return slice(a, 1, 3, 1); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return select(a, -1, 1); }, {x}));
+    EXPECT_TRUE(gradgradcheck([](const Tensor& a) { return slice(a, 1, 0, 2) * slice(a, 1, 1, 3); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return clone(transpose(a, 0, 1)); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return expand(unsqueeze(a, 1), {5, 3, 2, 4, 2}); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return contiguous(transpose(a, 0, 1)); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return split(a, 3, 1); }, {x}));
+    EXPECT_TRUE(gradcheck([](const Tensor& a) { return split(a, {1, 3}, 1); }, {x}));
     EXPECT_TRUE(gradcheck([](const Tensor& a) { return flatten(squeeze(unsqueeze(a, 0), 0), 0, 1); }, {x}));
   }
 }
@@ -165,6 +186,9 @@ TEST(View, Errors) {
   expect_error([&] { expand(x, {4, 3}); }, "shape [2, 3] does not broadcast to [4, 3]");
   expect_error([&] { expand(x, {3}); }, "expected at least 2 axes");
   expect_error([&] { split(x, 0); }, "pieces of at least 1");
+  expect_error([&] { split(x, {1, 5}); }, "split: the sizes add up to more than");
+  expect_error([&] { split(x, {1, -1}); }, "split: expected sizes of at least 0, got -1");
+  expect_error([&] { split(x, {1, 0}); }, "split: expected sizes that add up to");
   expect_error([&] { unsqueeze(x, 3); }, "unsqueeze: expected an axis in [-3, 3), got 3");
 }
 

@@ -1,0 +1,240 @@
+#include <algorithm>
+
+#include <mica/autograd/function.h>
+#include <mica/autograd/inplace.h>
+#include <mica/autograd/segment.h>
+#include <mica/autograd/trace.h>
+#include <mica/core/copy.h>
+
+namespace mica::autograd {
+
+namespace {
+
+// Which elements of a storage a tensor shows.
+struct Layout {
+  Shape shape;
+  Strides strides;
+  std::int64_t offset = 0;
+
+  static Layout of(const mica::detail::TensorImpl& x) { return {x.shape, x.strides, x.offset}; }
+};
+
+// A base and one of its views, and how to move between tensors of the one's shape and of the other's. Values that
+// belong to the base go into memory laid out as the base's, where the view's strides find them.
+struct Region {
+  Layout base, part;
+
+  Tensor empty_base(DType dtype, Device device) const {
+    std::int64_t extent = numel_of(base.shape) > 0 ? 1 : 0;
+    for (int axis = 0; axis < base.shape.size() && extent > 0; ++axis) {
+      extent += (base.shape[axis] - 1) * base.strides[axis];
+    }
+    return as_strided(empty({extent}, dtype, device), base.shape, base.strides, 0);
+  }
+  Tensor part_of(const Tensor& whole) const {
+    return as_strided(whole, part.shape, part.strides, numel_of(part.shape) > 0 ? part.offset - base.offset : 0);
+  }
+};
+
+// to += from, where elements of `to` may be one and the same along axes with a stride of 0.
+void add_spread(const Tensor& to, const Tensor& from) {
+  for (int axis = 0; axis < to.dim(); ++axis) {
+    if (to.strides()[axis] == 0 && to.shape()[axis] != 1) {
+      const auto at = [axis](const Tensor& x, std::int64_t i) {
+        Shape shape = x.shape();
+        shape[axis] = 1;
+        return as_strided(x, shape, x.strides(), x.handle()->offset + i * x.strides()[axis]);
+      };
+      for (std::int64_t i = 0; i < to.shape()[axis]; ++i) {
+        add_spread(at(to, 0), at(from, i));
+      }
+      return;
+    }
+  }
+  add_into(to, from);
+}
+
+struct PlacePart;
+
+// The part of a whole.
+struct ReadPart {
+  static constexpr bool composed = true;
+  Region region;
+
+  Tensor forward(Context&, const Tensor& whole) const {
+    const Tensor spread = region.empty_base(whole.dtype(), whole.device());
+    copy_into(spread, whole);
+    const Tensor part = empty(region.part.shape, whole.dtype(), whole.device());
+    copy_into(part, region.part_of(spread));
+    return part;
+  }
+  Tensor backward(Context&, const Tensor& dy) const;
+};
+
+// A whole of zeros but for the part: what ReadPart goes back by.
+struct PlacePart {
+  static constexpr bool composed = true;
+  Region region;
+
+  Tensor forward(Context&, const Tensor& part) const {
+    const Tensor whole = region.empty_base(part.dtype(), part.device());
+    fill_data(whole, 0);
+    add_spread(region.part_of(whole), part);
+    return whole;
+  }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(ReadPart{region}, dy); }
+};
+
+Tensor ReadPart::backward(Context&, const Tensor& dy) const { return apply(PlacePart{region}, dy); }
+
+// A whole with zeros for the part.
+struct ErasePart {
+  static constexpr bool composed = true;
+  Region region;
+
+  Tensor forward(Context&, const Tensor& whole) const {
+    const Tensor left = region.empty_base(whole.dtype(), whole.device());
+    copy_into(left, whole);
+    fill_data(region.part_of(left), 0);
+    return left;
+  }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(ErasePart{region}, dy); }
+};
+
+// What a view of a base became when the base was written in place: its part of the base as it is now.
+class ReadView final : public Node {
+ public:
+  explicit ReadView(Region region) : region_(region) {}
+
+  std::string name() const override { return "ReadView"; }
+  Tensors backward(Tensors gradients) override {
+    return {gradients[0].defined() ? apply(PlacePart{region_}, gradients[0]) : Tensor{}};
+  }
+
+ private:
+  Region region_;
+};
+
+// What a base became when one of its views was written in place: the old base (input 0) with that part (input 1).
+class WriteView final : public Node {
+ public:
+  explicit WriteView(Region region) : region_(region) {}
+
+  std::string name() const override { return "WriteView"; }
+  Tensors backward(Tensors gradients) override {
+    const Tensor& dy = gradients[0];
+    const bool needs_base = dy.defined() && edges[0].node;
+    return {needs_base ? apply(ErasePart{region_}, dy) : Tensor{},
+            dy.defined() ? apply(ReadPart{region_}, dy) : Tensor{}};
+  }
+
+ private:
+  Region region_;
+};
+
+template <class N>
+void set_node(const Tensor& x, const Region& region, std::vector<Edge> edges) {
+  SegmentWatch* const segment = SegmentWatch::current();
+  if (segment != nullptr && std::any_of(edges.begin(), edges.end(), [&](const Edge& e) { return segment->made(e); })) {
+    segment->place(x);
+    return;
+  }
+  const auto node = make_node<N>(region);
+  node->edges = std::move(edges);
+  node->outputs.push_back({x.shape(), x.dtype(), x.device()});
+  node->module = current_module();
+  set_history(x, node, 0);
+}
+
+// The tensor that `x` is a view of; undefined if it is none, or if set_data took one of the two elsewhere.
+Tensor base_of(const Tensor& x) {
+  const auto& base = x.handle()->base;
+  return base && base->storage == x.handle()->storage ? Tensor(base) : Tensor{};
+}
+
+bool is_leaf_with_gradient(const Tensor& x) { return x.requires_grad() && x.is_leaf(); }
+
+}  // namespace
+
+void check_writable(const char* op, const Tensor& x) {
+  check(x.handle()->storage->counts_writes() || inference_mode_enabled(),
+        "{}: the target of shape {} was made in inference mode and can only be written in place there", op, x.shape());
+  if (!grad_enabled()) {
+    return;
+  }
+  check(!is_leaf_with_gradient(x),
+        "{}: the target of shape {} is a leaf that requires a gradient, and after a recorded write it would be none; "
+        "use no_grad to change its elements, or write to a clone",
+        op, x.shape());
+  if (const Tensor base = base_of(x); base.defined()) {
+    check(!is_leaf_with_gradient(base),
+          "{}: the target of shape {} is a view of a leaf that requires a gradient, and after a recorded write that "
+          "would be none; use no_grad to change its elements, or write to a clone",
+          op, x.shape());
+    if (x.requires_grad() && x.handle()->slot->custom_view) {
+      fail(
+          "{}: the target of shape {} is a view that {} returned, and how a write would change what it is a view of "
+          "only "
+          "that op knows; write to a clone",
+          op, x.shape(), x.grad_fn()->name());
+    }
+  }
+}
+
+void adopt_history(const Tensor& x, const Tensor& written) {
+  const Edge made_by = gradient_edge(written);
+  if (!made_by.node) {
+    trace_write(x, written);
+    return;
+  }
+  const Tensor base = base_of(x);
+  if (!base.defined()) {
+    set_history(x, made_by.node, made_by.slot);
+    ++x.handle()->rewrites;
+    return;
+  }
+  set_node<WriteView>(base, {Layout::of(*base.handle()), Layout::of(*x.handle())}, {gradient_edge(base), made_by});
+  ++base.handle()->rewrites;
+}
+
+void link_view(const Tensor& view, const Tensor& x) {
+  mica::detail::TensorImpl& impl = *view.handle();
+  if (!grad_enabled() || impl.storage != x.handle()->storage) {
+    return;
+  }
+  impl.base = x.handle()->base ? x.handle()->base : x.handle();
+  impl.rewrites = impl.base->rewrites;
+  if (impl.slot) {
+    impl.slot->custom_view = false;
+  }
+}
+
+void link_custom_view(const Tensor& view, const Tensor& x) {
+  link_view(view, x);
+  view.handle()->slot->custom_view = true;
+}
+
+void update_view(const Tensor& x) {
+  mica::detail::TensorImpl& impl = *x.handle();
+  const Tensor base = base_of(x);
+  const std::uint32_t rewrites = impl.base->rewrites;
+  if (base.defined()) {
+    if (impl.slot) {
+      check(
+          impl.slot->node || !impl.slot->requires_grad,
+          "autograd: a leaf of shape {} that requires a gradient is a view of a tensor that {} wrote in place; detach "
+          "the leaf from it, or write in no_grad",
+          x.shape(), impl.storage->last_writer());
+      if (impl.slot->custom_view) {
+        fail(
+            "autograd: {} returned a view of shape {} of a tensor that {} wrote in place since, and what became of the "
+            "view only that op knows; let it return a copy, or write to a clone",
+            impl.slot->node->name(), x.shape(), impl.storage->last_writer());
+      }
+    }
+    set_node<ReadView>(x, {Layout::of(*base.handle()), Layout::of(impl)}, {gradient_edge(base)});
+  }
+  impl.rewrites = rewrites;
+}
+
+}  // namespace mica::autograd

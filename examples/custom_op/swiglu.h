@@ -1,0 +1,17 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace custom {
+
+/// The gate of a SwiGLU feed-forward layer, in one pass over its inputs:
+///
+///   y = silu(gate) · up,   silu(g) = g · sigmoid(g)
+///
+/// gate and up are of one shape, floating dtype and device; any strides, any size. The result is row-major and
+/// differentiable any number of times. Throws mica::Error if shapes, dtypes or devices do not fit.
+///
+/// Shazeer: GLU Variants Improve Transformer (2020), arXiv:2002.05202.
+mica::Tensor swiglu(const mica::Tensor& gate, const mica::Tensor& up);
+
+}  // namespace custom

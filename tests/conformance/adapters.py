@@ -1,0 +1,365 @@
+"""How a sample of PyTorch's is said to mica: one function for each way of taking arguments.
+
+Each takes (input, args, kwargs) and returns a Call; Skip means that mica has no way to say it.
+"""
+
+import dataclasses
+
+import torch
+
+
+class Skip(Exception):
+    """Says why a sample is no case."""
+
+
+@dataclasses.dataclass
+class Call:
+    tensors: list
+    attributes: dict = dataclasses.field(default_factory=dict)
+    refused: str = ""  # why mica throws where PyTorch has a result
+
+
+def arguments(args, kwargs, *names):
+    """The arguments by name, as Python would bind them."""
+    if len(args) > len(names):
+        raise Skip("more arguments than mica's function has")
+    values = dict(zip(names, args)) | kwargs
+    for name in values:
+        if name not in names:
+            raise Skip(f"no argument {name}")
+    return values
+
+
+def is_number(x):
+    return isinstance(x, (bool, int, float))
+
+
+def is_integer(x):
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def need(ok, reason):
+    if not ok:
+        raise Skip(reason)
+
+
+NOT_HELD = "a number must be one that the dtype holds"
+SCALAR_AXES = "a tensor without axes has no axis 0 nor -1"
+
+
+def on_axes(call, *axes):
+    """PyTorch lets a tensor without axes pass for one with one; mica does not."""
+    if call.tensors[0].dim() == 0 and any(axis in (0, -1) for axis in axes):
+        call.refused = SCALAR_AXES
+    return call
+
+
+def unary(x, args, kwargs):
+    arguments(args, kwargs)
+    return Call([x])
+
+
+def binary(a, args, kwargs):
+    values = arguments(args, kwargs, "other")
+    b = values["other"]
+    if torch.is_tensor(a) and torch.is_tensor(b):
+        return Call([a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+    if torch.is_tensor(a) and is_number(b):
+        return Call([a], {"right": b})
+    if torch.is_tensor(b) and is_number(a):
+        return Call([b], {"left": a})
+    raise Skip("two numbers, no tensor")
+
+
+def swapped(a, args, kwargs):
+    """PyTorch's reflected operators: __rsub__(a, b) is b - a."""
+    b = arguments(args, kwargs, "other")["other"]
+    return binary(b, (a,), {})
+
+
+def compared(a, args, kwargs):
+    need(torch.is_tensor(a), "no overload with the number on the left")
+    return binary(a, args, kwargs)
+
+
+def two_tensors(a, args, kwargs):
+    b = arguments(args, kwargs, "other")["other"]
+    need(torch.is_tensor(a) and torch.is_tensor(b), "with a number, PyTorch has no such overload or mica has none")
+    return Call([a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+
+
+def added_in_place(x, args, kwargs):
+    values = arguments(args, kwargs, "other", "alpha")
+    need(torch.is_tensor(x), "the target is a number")
+    need(torch.is_tensor(values["other"]), "no overload with a number")
+    alpha = values.get("alpha", 1)
+    held = x.dtype != torch.uint8 or alpha >= 0
+    return Call([x, values["other"]], {"alpha": alpha}, refused="" if held else NOT_HELD)
+
+
+def multiplied_in_place(x, args, kwargs):
+    need(torch.is_tensor(x), "the target is a number")
+    return binary(x, args, kwargs)
+
+
+def filled(x, args, kwargs):
+    value = arguments(args, kwargs, "value")["value"]
+    need(is_number(value), "the value is a number, not a tensor")
+    return Call([x], {"value": float(value)})
+
+
+def clamped(x, args, kwargs):
+    values = arguments(args, kwargs, "min", "max")
+    low, high = values.get("min"), values.get("max")
+    need(not torch.is_tensor(low) and not torch.is_tensor(high), "the bounds are numbers, not tensors")
+    return Call([x], {"low": float("-inf") if low is None else low, "high": float("inf") if high is None else high})
+
+
+def hardtanh(x, args, kwargs):
+    values = arguments(args, kwargs, "min_val", "max_val")
+    return clamped(x, (values.get("min_val", -1.0), values.get("max_val", 1.0)), {})
+
+
+def gelu(x, args, kwargs):
+    how = arguments(args, kwargs, "approximate").get("approximate", "none")
+    need(how in ("none", "tanh"), "the approximation is an enum: no other can be named")
+    return Call([x], {"approximate": how})
+
+
+def chosen(a, args, kwargs):
+    values = arguments(args, kwargs, "condition", "other")
+    condition, b = values["condition"], values["other"]
+    need(torch.is_tensor(a) and torch.is_tensor(b), "no overload with this number")
+    return Call([condition, a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+
+
+def masked(x, args, kwargs):
+    values = arguments(args, kwargs, "mask", "value")
+    need(is_number(values["value"]), "the value is a number, not a tensor")
+    grows = torch.broadcast_shapes(x.shape, values["mask"].shape) != x.shape
+    call = Call([x, values["mask"]], {"value": values["value"]})
+    if grows:
+        call.refused = "the mask must broadcast to x's shape, x is not stretched"
+    elif x.dtype == torch.bool and values["value"] not in (0, 1):
+        call.refused = NOT_HELD
+    return call
+
+
+def reduced(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "keepdim")
+    dim = values.get("dim")
+    axes = [] if dim is None else [dim] if is_integer(dim) else list(dim)
+    return on_axes(Call([x], {"axes": axes, "keepdim": values.get("keepdim", False)}), *axes)
+
+
+def variance(x, args, kwargs):
+    if args and isinstance(args[0], bool):
+        args, kwargs = args[1:], kwargs | {"unbiased": args[0]}
+    values = arguments(args, kwargs, "dim", "unbiased", "keepdim", "correction")
+    correction = values.get("correction", int(values.get("unbiased", True)))
+    call = reduced(x, (), {"dim": values.get("dim"), "keepdim": values.get("keepdim", False)})
+    call.attributes["correction"] = 1 if correction is None else correction
+    return call
+
+
+def position(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "keepdim")
+    if values.get("dim") is None:
+        need(not values.get("keepdim"), "without an axis there is no keepdim")
+        return Call([x])
+    return along_axis(x, args, kwargs)
+
+
+def along_axis(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "keepdim")
+    need(is_integer(values.get("dim")), "needs an axis")
+    return on_axes(Call([x], {"axis": values["dim"], "keepdim": values.get("keepdim", False)}), values["dim"])
+
+
+def softmax(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "dtype")
+    need(values.get("dtype") is None, "no argument dtype: cast x")
+    return on_axes(Call([x], {"axis": values["dim"]}), values["dim"])
+
+
+def multiplied(a, args, kwargs):
+    return Call([a, arguments(args, kwargs, "other")["other"]])
+
+
+def linear(x, args, kwargs):
+    values = arguments(args, kwargs, "weight", "bias")
+    call = Call([x, values["weight"]] + ([values["bias"]] if values.get("bias") is not None else []))
+    if values["weight"].dim() != 2:
+        call.refused = "weight has two axes"
+    return call
+
+
+def layer_norm(x, args, kwargs):
+    values = arguments(args, kwargs, "normalized_shape", "weight", "bias", "eps")
+    parameters = [p for p in (values.get("weight"), values.get("bias")) if p is not None]
+    eps = values.get("eps", 1e-5)
+    return Call([x] + parameters, {"normalized_shape": values["normalized_shape"], "eps": eps},
+                refused="" if eps >= 0 else "eps is at least 0")
+
+
+def cross_entropy(x, args, kwargs):
+    values = arguments(args, kwargs, "target", "weight", "ignore_index", "reduction", "label_smoothing")
+    need(values.get("weight") is None, "no argument weight")
+    need(not values.get("label_smoothing"), "no argument label_smoothing")
+    attributes = {name: values[name] for name in ("ignore_index", "reduction") if name in values}
+    # PyTorch's classes lie along axis 1 (0 without a batch), mica's along the last: the test permutes.
+    call = Call([x, values["target"]], attributes | {"class_axis": min(1, x.dim() - 1)})
+    if values["target"].is_floating_point():
+        call.refused = "targets are the numbers of classes, not probabilities"
+    return call
+
+
+def embedding(weight, args, kwargs):
+    values = arguments(args, kwargs, "indices")
+    return Call([weight, values["indices"]])
+
+
+def dropout(x, args, kwargs):
+    values = arguments(args, kwargs, "p", "training")
+    p, training = values.get("p", 0.5), values.get("training", True)
+    need(not training or p in (0, 1), "what is dropped is up to each library's random numbers")
+    return Call([x], {"p": p, "training": training}, refused="p is less than 1" if p == 1 else "")
+
+
+def attention(q, args, kwargs):
+    values = arguments(args, kwargs, "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    need(values.get("attn_mask") is None, "no argument attn_mask")
+    need(not values.get("enable_gqa"), "no argument enable_gqa")
+    need(not values.get("dropout_p"), "what is dropped is up to each library's random numbers")
+    k, v = values["key"], values["value"]
+    attributes = {"causal": values.get("is_causal", False)}
+    if values.get("scale") is not None:
+        attributes["scale"] = values["scale"]
+    same = q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+    return Call([q, k, v], attributes, refused="" if same else "leading axes are equal, they do not broadcast")
+
+
+def shaped(x, args, kwargs):
+    """For functions of a shape, given as one list or as numbers."""
+    need(not kwargs, "a keyword argument")
+    shape = args[0] if len(args) == 1 and not is_integer(args[0]) else args
+    if torch.is_tensor(shape):
+        shape = shape.shape
+    return Call([x], {"shape": list(shape)})
+
+
+def flattened(x, args, kwargs):
+    values = arguments(args, kwargs, "start_dim", "end_dim")
+    call = Call([x], {"from": values.get("start_dim", 0), "to": values.get("end_dim", -1)})
+    return call
+
+
+def transposed(x, args, kwargs):
+    values = arguments(args, kwargs, "dim0", "dim1")
+    return on_axes(Call([x], {"a": values["dim0"], "b": values["dim1"]}), values["dim0"], values["dim1"])
+
+
+def permuted(x, args, kwargs):
+    return Call([x], {"axes": arguments(args, kwargs, "dims")["dims"]})
+
+
+def sliced(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "start", "end", "step")
+    start, end = values.get("start"), values.get("end")
+    return Call([x], {"axis": values.get("dim", 0), "start": 0 if start is None else start,
+                      "end": 2**62 if end is None else end, "step": values.get("step", 1)})
+
+
+def indexed(x, args, kwargs):
+    need(len(args) == 1 and isinstance(args[0], slice), "no indexing by lists, masks or several axes at once")
+    return sliced(x, (0, args[0].start, args[0].stop, args[0].step or 1), {})
+
+
+def narrowed(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "start", "length")
+    axis, start, length = values["dim"], values["start"], values["length"]
+    need(is_integer(start), "positions are numbers, not tensors")
+    if x.dim() > 0 and -x.dim() <= axis < x.dim():
+        size = x.shape[axis]
+        need(-size <= start <= size and 0 <= length and (start + size if start < 0 else start) + length <= size,
+             "no narrow: slice takes start and end, and clamps them as Python does")
+        start = start + size if start < 0 else start
+    return Call([x], {"axis": axis, "start": start, "end": start + length, "step": 1})
+
+
+def selected(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index")
+    return Call([x], {"axis": values["dim"], "index": values["index"]})
+
+
+def squeezed(x, args, kwargs):
+    axis = arguments(args, kwargs, "dim").get("dim")
+    if isinstance(axis, (list, tuple)):
+        need(len(axis) == 1, "squeezes one axis or all")
+        axis = axis[0]
+    call = Call([x], {} if axis is None else {"axis": axis})
+    return call if axis is None else on_axes(call, axis)
+
+
+def one_axis(x, args, kwargs):
+    return Call([x], {"axis": arguments(args, kwargs, "dim")["dim"]})
+
+
+def split(x, args, kwargs):
+    values = arguments(args, kwargs, "size", "dim")
+    return Call([x], {"size": values["size"], "axis": values.get("dim", 0)})
+
+
+def joined(tensors, args, kwargs):
+    values = arguments(args, kwargs, "dim")
+    need(isinstance(tensors, (list, tuple)), "a tensor instead of a list")
+    need(all(torch.is_tensor(t) for t in tensors), "something that is no tensor")
+    call = Call(list(tensors), {"axis": values.get("dim", 0)})
+    return call
+
+
+def concatenated(tensors, args, kwargs):
+    call = joined(tensors, args, kwargs)
+    if len({t.dim() for t in call.tensors}) > 1 and any(t.shape == (0,) for t in call.tensors):
+        call.refused = "an empty tensor of one axis does not pass for one of every shape"
+    return call
+
+
+def triangle(x, args, kwargs):
+    return Call([x], {"diagonal": arguments(args, kwargs, "diagonal").get("diagonal", 0)})
+
+
+def cast_to(dtype):
+    def cast(x, args, kwargs):
+        memory = arguments(args, kwargs, "memory_format").get("memory_format", torch.contiguous_format)
+        need(memory in (torch.contiguous_format, torch.preserve_format), "no memory formats")
+        if x.is_floating_point() and not dtype.is_floating_point and dtype != torch.bool and x.numel() > 0:
+            limits, whole = torch.iinfo(dtype), x.detach().double().trunc()
+            need(limits.min <= whole.min() and whole.max() <= limits.max,
+                 "what a float outside of an integer's range becomes is up to the processor")
+        return Call([x])
+    return cast
+
+
+def like(x, args, kwargs):
+    values = arguments(args, kwargs, "value", "dtype", "device")
+    need(values.get("dtype", x.dtype) == x.dtype, "no argument dtype")
+    return Call([x], {"value": values["value"]} if "value" in values else {})
+
+
+def created(shape, args, kwargs):
+    values = arguments(args, kwargs, "value", "dtype", "device")
+    need("dtype" in values, "the default dtype")
+    return Call([], {"shape": list(shape), "dtype": values["dtype"]} |
+                ({"value": values["value"]} if "value" in values else {}))
+
+
+def arange(first, args, kwargs):
+    args = list(args)
+    start, end = (0, kwargs["end"]) if "end" in kwargs and not args else (first, args.pop(0)) if args else (0, first)
+    if "end" in kwargs:
+        start = first
+    step, dtype = args[0] if args else 1, kwargs.get("dtype", torch.int64)
+    need(dtype.is_floating_point or step == int(step), "not the step is rounded to integers but each number")
+    need(step == 0 or (end - start) * step >= 0, "a step away from the end gives nothing, as Python's range does")
+    return Call([], {"start": float(start), "end": float(end), "step": float(step), "dtype": dtype})

@@ -1,0 +1,237 @@
+#pragma once
+
+// What each fixture's name means in mica.
+
+#include <functional>
+
+#include "fixture.h"
+#include <mica/mica.h>
+
+namespace mica::conformance {
+
+using Call = std::function<Tensors(const Case&, const Tensors&, Device)>;
+
+/// A function of tensors alone.
+template <class F>
+Call plain(F f) {
+  return [f](const Case&, const Tensors& x, Device) -> Tensors {
+    if constexpr (std::is_invocable_v<F, Tensor>) {
+      return {f(x.at(0))};
+    } else if constexpr (std::is_invocable_v<F, Tensor, Tensor>) {
+      return {f(x.at(0), x.at(1))};
+    } else {
+      return {f(x.at(0), x.at(1), x.at(2))};
+    }
+  };
+}
+
+/// A function of two operands, of which one may be a number.
+template <class F>
+Call binary(F f) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    if (c.has("right")) {
+      return {f(x.at(0), number(c.attributes["right"]))};
+    }
+    if constexpr (std::is_invocable_v<F, double, Tensor>) {
+      if (c.has("left")) {
+        return {f(number(c.attributes["left"]), x.at(0))};
+      }
+    }
+    return {f(x.at(0), x.at(1))};
+  };
+}
+
+/// A function of one tensor and the attributes.
+template <class F>
+Call with(F f) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors { return {f(x.at(0), c.attributes)}; };
+}
+
+template <class F>
+Call reduction(F f) {
+  return with([f](const Tensor& x, const Json& a) { return f(x, dims(a["axes"]), a["keepdim"].get<bool>()); });
+}
+
+template <class F>
+Call creation(F f) {
+  return [f](const Case& c, const Tensors&, Device device) -> Tensors {
+    return {f(c.attributes, dtype_named(c.attributes["dtype"]), device)};
+  };
+}
+
+inline Call cast(DType dtype) {
+  return plain([dtype](const Tensor& x) { return x.to(dtype); });
+}
+
+template <class F>
+Call along_axis(F f) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    const MaxResult result = f(x.at(0), c.attributes["axis"].get<std::int64_t>(), c.attributes["keepdim"].get<bool>());
+    return {result.values, result.indices};
+  };
+}
+
+inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
+  const Json& a = c.attributes;
+  CrossEntropyOptions options;
+  options.ignore_index = a.value("ignore_index", options.ignore_index);
+  const std::string reduction = a.value("reduction", "mean");
+  options.reduction = reduction == "none" ? Reduction::none : reduction == "sum" ? Reduction::sum : Reduction::mean;
+  // PyTorch's classes lie along another axis than the last.
+  Dims order;
+  for (int i = 0; i < x.at(0).dim(); ++i) {
+    if (i != a["class_axis"]) {
+      order.push_back(i);
+    }
+  }
+  order.push_back(a["class_axis"]);
+  return {cross_entropy(permute(x.at(0), order), x.at(1), options)};
+}
+
+inline Tensors call_attention(const Case& c, const Tensors& x, Device) {
+  AttentionOptions options{.causal = c.attributes["causal"]};
+  if (c.has("scale")) {
+    options.scale = number(c.attributes["scale"]);
+  }
+  return {scaled_dot_product_attention(x.at(0), x.at(1), x.at(2), options)};
+}
+
+inline Tensors call_layer_norm(const Case& c, const Tensors& x, Device) {
+  return {layer_norm(x.at(0), dims(c.attributes["normalized_shape"]), x.size() > 1 ? x[1] : Tensor{},
+                     x.size() > 2 ? x[2] : Tensor{}, number(c.attributes["eps"]))};
+}
+
+inline const std::map<std::string, Call>& calls() {
+  static const std::map<std::string, Call> table{
+      {"add", binary([](const auto& a, const auto& b) -> decltype(add(a, b)) { return add(a, b); })},
+      {"sub", binary([](const auto& a, const auto& b) -> decltype(sub(a, b)) { return sub(a, b); })},
+      {"mul", binary([](const auto& a, const auto& b) -> decltype(mul(a, b)) { return mul(a, b); })},
+      {"div", binary([](const auto& a, const auto& b) -> decltype(div(a, b)) { return div(a, b); })},
+      {"pow", binary([](const auto& a, const auto& b) -> decltype(pow(a, b)) { return pow(a, b); })},
+      {"maximum", binary([](const Tensor& a, const auto& b) { return maximum(a, b); })},
+      {"minimum", binary([](const Tensor& a, const auto& b) { return minimum(a, b); })},
+      {"eq", binary([](const Tensor& a, const auto& b) { return eq(a, b); })},
+      {"ne", binary([](const Tensor& a, const auto& b) { return ne(a, b); })},
+      {"lt", binary([](const Tensor& a, const auto& b) { return lt(a, b); })},
+      {"le", binary([](const Tensor& a, const auto& b) { return le(a, b); })},
+      {"gt", binary([](const Tensor& a, const auto& b) { return gt(a, b); })},
+      {"ge", binary([](const Tensor& a, const auto& b) { return ge(a, b); })},
+      {"logical_and", plain(logical_and)},
+      {"logical_or", plain(logical_or)},
+      {"logical_not", plain(logical_not)},
+      {"where",
+       plain([](const Tensor& condition, const Tensor& a, const Tensor& b) { return where(condition, a, b); })},
+      {"masked_fill",
+       [](const Case& c, const Tensors& x, Device) -> Tensors {
+         return {masked_fill(x.at(0), x.at(1), number(c.attributes["value"]))};
+       }},
+
+      {"neg", plain([](const Tensor& x) { return neg(x); })},
+      {"exp", plain([](const Tensor& x) { return exp(x); })},
+      {"log", plain([](const Tensor& x) { return log(x); })},
+      {"sqrt", plain([](const Tensor& x) { return sqrt(x); })},
+      {"rsqrt", plain([](const Tensor& x) { return rsqrt(x); })},
+      {"tanh", plain([](const Tensor& x) { return tanh(x); })},
+      {"erf", plain([](const Tensor& x) { return erf(x); })},
+      {"sigmoid", plain([](const Tensor& x) { return sigmoid(x); })},
+      {"abs", plain([](const Tensor& x) { return abs(x); })},
+      {"relu", plain([](const Tensor& x) { return relu(x); })},
+      {"silu", plain([](const Tensor& x) { return silu(x); })},
+      {"gelu", with([](const Tensor& x, const Json& a) {
+         return gelu(x, a["approximate"] == "tanh" ? GeluApproximation::tanh : GeluApproximation::none);
+       })},
+      {"clamp", with([](const Tensor& x, const Json& a) { return clamp(x, number(a["low"]), number(a["high"])); })},
+
+      {"sum", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return sum(x, axes, keepdim); })},
+      {"mean", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return mean(x, axes, keepdim); })},
+      {"logsumexp",
+       reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return logsumexp(x, axes, keepdim); })},
+      {"amax", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return amax(x, axes, keepdim); })},
+      {"amin", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return amin(x, axes, keepdim); })},
+      {"var", with([](const Tensor& x, const Json& a) {
+         return var(x, dims(a["axes"]), number(a["correction"]), a["keepdim"].get<bool>());
+       })},
+      {"max", plain([](const Tensor& x) { return max(x); })},
+      {"min", plain([](const Tensor& x) { return min(x); })},
+      {"max_along", along_axis([](const Tensor& x, std::int64_t axis, bool keepdim) { return max(x, axis, keepdim); })},
+      {"min_along", along_axis([](const Tensor& x, std::int64_t axis, bool keepdim) { return min(x, axis, keepdim); })},
+      {"argmax", with([](const Tensor& x, const Json& a) {
+         return a.contains("axis") ? argmax(x, a["axis"], a["keepdim"].get<bool>()) : argmax(x);
+       })},
+      {"argmin", with([](const Tensor& x, const Json& a) {
+         return a.contains("axis") ? argmin(x, a["axis"], a["keepdim"].get<bool>()) : argmin(x);
+       })},
+      {"sum_to", with([](const Tensor& x, const Json& a) { return sum_to(x, dims(a["shape"])); })},
+
+      {"softmax", with([](const Tensor& x, const Json& a) { return softmax(x, a["axis"]); })},
+      {"log_softmax", with([](const Tensor& x, const Json& a) { return log_softmax(x, a["axis"]); })},
+      {"cross_entropy", call_cross_entropy},
+      {"layer_norm", call_layer_norm},
+      {"embedding", plain([](const Tensor& weight, const Tensor& indices) { return embedding(weight, indices); })},
+      {"dropout", with([](const Tensor& x, const Json& a) { return dropout(x, number(a["p"]), a["training"]); })},
+      {"scaled_dot_product_attention", call_attention},
+      {"matmul", plain([](const Tensor& a, const Tensor& b) { return matmul(a, b); })},
+      {"linear",
+       [](const Case&, const Tensors& x,
+          Device) -> Tensors { return {linear(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{})}; }},
+
+      {"contiguous", plain(contiguous)},
+      {"reshape", with([](const Tensor& x, const Json& a) { return reshape(x, dims(a["shape"])); })},
+      {"view", with([](const Tensor& x, const Json& a) { return view(x, dims(a["shape"])); })},
+      {"flatten", with([](const Tensor& x, const Json& a) { return flatten(x, a["from"], a["to"]); })},
+      {"transpose", with([](const Tensor& x, const Json& a) { return transpose(x, a["a"], a["b"]); })},
+      {"permute", with([](const Tensor& x, const Json& a) { return permute(x, dims(a["axes"])); })},
+      {"slice",
+       with([](const Tensor& x, const Json& a) { return slice(x, a["axis"], a["start"], a["end"], a["step"]); })},
+      {"select", with([](const Tensor& x, const Json& a) { return select(x, a["axis"], a["index"]); })},
+      {"expand", with([](const Tensor& x, const Json& a) { return expand(x, dims(a["shape"])); })},
+      {"squeeze", with([](const Tensor& x, const Json& a) {
+         return a.contains("axis") ? squeeze(x, a["axis"].get<std::int64_t>()) : squeeze(x);
+       })},
+      {"unsqueeze", with([](const Tensor& x, const Json& a) { return unsqueeze(x, a["axis"]); })},
+      {"split",
+       [](const Case& c, const Tensors& x, Device) {
+         const Json& size = c.attributes["size"];
+         const std::int64_t axis = c.attributes["axis"];
+         return size.is_array() ? split(x.at(0), size.get<std::vector<std::int64_t>>(), axis)
+                                : split(x.at(0), size.get<std::int64_t>(), axis);
+       }},
+      {"cat", [](const Case& c, const Tensors& x, Device) -> Tensors { return {cat(x, c.attributes["axis"])}; }},
+      {"stack", [](const Case& c, const Tensors& x, Device) -> Tensors { return {stack(x, c.attributes["axis"])}; }},
+      {"tril", with([](const Tensor& x, const Json& a) { return tril(x, a["diagonal"]); })},
+      {"triu", with([](const Tensor& x, const Json& a) { return triu(x, a["diagonal"]); })},
+
+      {"to_float64", cast(float64)},
+      {"to_float32", cast(float32)},
+      {"to_float16", cast(float16)},
+      {"to_bfloat16", cast(bfloat16)},
+      {"to_int64", cast(int64)},
+      {"to_int32", cast(int32)},
+      {"to_uint8", cast(uint8)},
+      {"to_boolean", cast(boolean)},
+
+      {"add_",
+       [](const Case& c, const Tensors& x,
+          Device) -> Tensors { return {add_(x.at(0), x.at(1), number(c.attributes.value("alpha", Json(1))))}; }},
+      {"mul_", binary([](const Tensor& x, const auto& y) -> Tensor { return mul_(x, y); })},
+      {"fill_", with([](const Tensor& x, const Json& a) -> Tensor { return fill_(x, number(a["value"])); })},
+      {"zero_", plain([](const Tensor& x) -> Tensor { return zero_(x); })},
+
+      {"zeros",
+       creation([](const Json& a, DType dtype, Device device) { return zeros(dims(a["shape"]), dtype, device); })},
+      {"ones",
+       creation([](const Json& a, DType dtype, Device device) { return ones(dims(a["shape"]), dtype, device); })},
+      {"full", creation([](const Json& a, DType dtype, Device device) {
+         return full(dims(a["shape"]), number(a["value"]), dtype, device);
+       })},
+      {"arange", creation([](const Json& a, DType dtype, Device device) {
+         return arange(number(a["start"]), number(a["end"]), number(a["step"]), dtype, device);
+       })},
+      {"zeros_like", plain(zeros_like)},
+      {"ones_like", plain(ones_like)},
+      {"full_like", with([](const Tensor& x, const Json& a) { return full_like(x, number(a["value"])); })},
+  };
+  return table;
+}
+
+}  // namespace mica::conformance

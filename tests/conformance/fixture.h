@@ -1,0 +1,103 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <mica/core/tensor.h>
+#include <mica/io/safetensors.h>
+
+namespace mica::conformance {
+
+using Json = nlohmann::json;
+
+/// Attributes of a call, as fixture.py writes them.
+inline double number(const Json& value) {
+  if (value.is_boolean()) {
+    return value.get<bool>() ? 1 : 0;
+  }
+  return value.is_string() ? std::stod(value.get<std::string>()) : value.get<double>();  // "inf", "-inf", "nan"
+}
+inline Dims dims(const Json& value) { return std::span<const std::int64_t>(value.get<std::vector<std::int64_t>>()); }
+
+inline DType dtype_named(const std::string& name) {
+  for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
+    if (name_of(dtype) == name) {
+      return dtype;
+    }
+  }
+  fail("conformance: no dtype is called {}", name);
+}
+
+/// One call that PyTorch was asked for, and what it answered.
+struct Case {
+  std::string sample;           // which of PyTorch's samples it is
+  Json about;                   // all that the fixture says of it
+  Json attributes;              // the call's arguments that are no tensors
+  std::string raises;           // PyTorch's error, and mica must have one too
+  std::string refused;          // why mica has an error although PyTorch has none
+  std::set<int> needs_grad;     // inputs that PyTorch was asked a gradient of
+  Tensors inputs{}, outputs{};  // on the CPU
+  Tensors dys{}, grads{};       // one for each output and input; undefined where PyTorch has none
+  bool has(const char* attribute) const { return attributes.contains(attribute); }
+};
+
+struct Fixture {
+  std::vector<Case> cases;
+  std::map<std::string, int> skipped;  // samples that are no case, counted by reason
+};
+
+inline Fixture load_fixture(const std::filesystem::path& path) {
+  const auto tensors = io::load(path);
+  const Json about = Json::parse(io::load_metadata(path).at("conformance"));
+  Fixture fixture;
+  std::set<std::string> used;
+  for (const Json& entry : about.at("cases")) {
+    Case c{.sample = entry.at("sample"),
+           .about = entry,
+           .attributes = entry.at("attributes"),
+           .raises = entry.value("raises", ""),
+           .refused = entry.value("refused", ""),
+           .needs_grad = entry.value("needs_grad", std::set<int>{})};
+    const auto tensor = [&](const char* kind, std::size_t i) {
+      const auto found = tensors.find(std::to_string(fixture.cases.size()) + "." + kind + std::to_string(i));
+      if (found == tensors.end()) {
+        return Tensor{};
+      }
+      used.insert(found->first);
+      return found->second;
+    };
+    for (Tensor x; (x = tensor("input", c.inputs.size())).defined();) {
+      c.inputs.push_back(x);
+      c.grads.push_back(tensor("grad", c.grads.size()));
+    }
+    for (Tensor y; (y = tensor("output", c.outputs.size())).defined();) {
+      c.outputs.push_back(y);
+      c.dys.push_back(tensor("dy", c.dys.size()));
+    }
+    fixture.cases.push_back(std::move(c));
+  }
+  check(used.size() == tensors.size(), "conformance: {} has tensors that belong to no case", path.string());
+  for (const Json& entry : about.at("skipped")) {
+    ++fixture.skipped[entry.at("reason")];
+  }
+  return fixture;
+}
+
+/// The fixtures' files by name, without those whose names start with `optim_` or, if `optim`, only those.
+inline std::map<std::string, std::filesystem::path> fixture_paths(bool optim) {
+  std::map<std::string, std::filesystem::path> paths;
+  for (const auto& file : std::filesystem::directory_iterator(MICA_FIXTURES)) {
+    const std::string name = file.path().stem().string();
+    if (name.starts_with("optim_") == optim) {
+      paths[name] = file.path();
+    }
+  }
+  return paths;
+}
+
+}  // namespace mica::conformance

@@ -1,0 +1,149 @@
+"""Which of PyTorch's OpInfos each call of mica is compared with."""
+
+import dataclasses
+import functools
+from typing import Callable
+
+import torch
+
+import adapters as to
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.uint8)
+SIGNED = FLOATS + (torch.int64, torch.int32)
+NUMERIC = FLOATS + INTEGERS
+ALL = NUMERIC + (torch.bool,)
+
+
+@dataclasses.dataclass
+class Spec:
+    call: str  # the name in the test's table, and the fixture's
+    opinfo: str
+    adapt: Callable
+    dtypes: tuple = FLOATS  # that mica takes, the main one first; in the others of PyTorch's it throws
+    variant: str = ""
+    in_place: str = ""  # the name of the method, if the call is one that writes into its first tensor
+    limit: int = 250  # elements of a sample's inputs
+    few: int = 2  # samples for each dtype beside the main one
+    function: Callable = None  # what is called with the samples, if not the OpInfo's own
+
+
+def clamp(x, min_val=-1.0, max_val=1.0):
+    """clamp for samples of hardtanh, whose bounds are numbers; the two differ in the gradient of NaN."""
+    return torch.clamp(x, min_val, max_val)
+
+
+def reflected(call, opinfo, dtypes):
+    return Spec(call, opinfo, to.swapped, dtypes, limit=64)
+
+
+# What moves elements about does not ask for their dtype.
+Moved = functools.partial(Spec, dtypes=ALL, few=1, limit=130)
+
+SPECS = [
+    Spec("add", "add", to.binary, NUMERIC),
+    reflected("add", "__radd__", NUMERIC),
+    Spec("sub", "sub", to.binary, NUMERIC),
+    reflected("sub", "__rsub__", NUMERIC),
+    Spec("mul", "mul", to.binary, NUMERIC),
+    reflected("mul", "__rmul__", NUMERIC),
+    Spec("div", "div", to.binary, variant="no_rounding_mode"),
+    reflected("div", "__rdiv__", FLOATS),
+    Spec("pow", "pow", to.binary),
+    reflected("pow", "__rpow__", FLOATS),
+    Spec("maximum", "maximum", to.two_tensors, NUMERIC),
+    Spec("minimum", "minimum", to.two_tensors, NUMERIC),
+    *(Spec(name, name, to.compared, ALL) for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    Spec("logical_and", "logical_and", to.two_tensors, (torch.bool,)),
+    Spec("logical_or", "logical_or", to.two_tensors, (torch.bool,)),
+    Spec("logical_not", "logical_not", to.unary, (torch.bool,)),
+    Spec("where", "where", to.chosen, ALL),
+    Spec("masked_fill", "masked_fill", to.masked, ALL),
+
+    Spec("neg", "neg", to.unary, SIGNED),
+    *(Spec(name, name, to.unary) for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "abs")),
+    *(Spec(name, name, to.unary, limit=400) for name in ("tanh", "erf")),  # have no smaller sample of many values
+    Spec("relu", "nn.functional.relu", to.unary),
+    Spec("silu", "nn.functional.silu", to.unary),
+    Spec("gelu", "nn.functional.gelu", to.gelu),
+    Spec("clamp", "clamp", to.clamped),
+    Spec("clamp", "nn.functional.hardtanh", to.hardtanh, function=clamp),
+
+    Spec("sum", "sum", to.reduced, ALL),
+    Spec("mean", "mean", to.reduced),
+    Spec("var", "var", to.variance),
+    Spec("var", "var", to.variance, variant="unbiased"),
+    Spec("logsumexp", "logsumexp", to.reduced),
+    Spec("max", "max", to.unary, NUMERIC, variant="reduction_no_dim"),
+    Spec("amax", "amax", to.reduced, NUMERIC),
+    Spec("min", "min", to.unary, NUMERIC, variant="reduction_no_dim"),
+    Spec("amin", "amin", to.reduced, NUMERIC),
+    Spec("max_along", "max", to.along_axis, NUMERIC, variant="reduction_with_dim"),
+    Spec("min_along", "min", to.along_axis, NUMERIC, variant="reduction_with_dim"),
+    Spec("argmax", "argmax", to.position, NUMERIC),
+    Spec("argmin", "argmin", to.position, NUMERIC),
+    Spec("sum_to", "sum_to_size", to.shaped, ALL),
+
+    Spec("softmax", "softmax", to.softmax),
+    Spec("softmax", "softmax", to.softmax, variant="with_dtype"),
+    Spec("log_softmax", "log_softmax", to.softmax),
+    Spec("log_softmax", "log_softmax", to.softmax, variant="with_dtype"),
+    Spec("cross_entropy", "nn.functional.cross_entropy", to.cross_entropy),
+    Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
+    Spec("embedding", "nn.functional.embedding", to.embedding),
+    Spec("dropout", "nn.functional.dropout", to.dropout),
+    Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000),
+
+    Spec("matmul", "matmul", to.multiplied, limit=600),
+    Spec("matmul", "mm", to.multiplied),
+    Spec("matmul", "bmm", to.multiplied, limit=600),
+    Spec("matmul", "mv", to.multiplied),
+    Spec("matmul", "dot", to.multiplied),
+    Spec("linear", "nn.functional.linear", to.linear),
+
+    Moved("contiguous", "contiguous", to.unary),
+    Moved("reshape", "reshape", to.shaped),
+    Moved("view", "view", to.shaped),
+    Moved("view", "view_as", to.shaped),
+    Moved("flatten", "flatten", to.flattened),
+    Moved("transpose", "transpose", to.transposed),
+    Moved("permute", "permute", to.permuted),
+    Moved("slice", "slice", to.sliced),
+    Moved("slice", "narrow", to.narrowed),
+    Moved("slice", "__getitem__", to.indexed),
+    Moved("select", "select", to.selected),
+    Moved("expand", "expand", to.shaped),
+    Moved("expand", "expand_as", to.shaped),
+    Moved("expand", "broadcast_to", to.shaped),
+    Moved("squeeze", "squeeze", to.squeezed),
+    Moved("squeeze", "squeeze", to.squeezed, variant="multiple"),
+    Moved("unsqueeze", "unsqueeze", to.one_axis),
+    Moved("split", "split", to.split),
+    Moved("split", "split", to.split, variant="list_args"),
+    Moved("cat", "cat", to.concatenated),
+    Moved("stack", "stack", to.joined),
+    Moved("tril", "tril", to.triangle),
+    Moved("triu", "triu", to.triangle),
+
+    Moved("to_float64", "double", to.cast_to(torch.float64)),
+    Moved("to_float32", "float", to.cast_to(torch.float32)),
+    Moved("to_float16", "half", to.cast_to(torch.float16)),
+    Moved("to_bfloat16", "bfloat16", to.cast_to(torch.bfloat16)),
+    Moved("to_int64", "long", to.cast_to(torch.int64)),
+    Moved("to_int32", "int", to.cast_to(torch.int32)),
+    Moved("to_uint8", "byte", to.cast_to(torch.uint8)),
+    Moved("to_boolean", "bool", to.cast_to(torch.bool)),
+
+    Spec("add_", "add", to.added_in_place, NUMERIC, in_place="add_"),
+    Spec("mul_", "mul", to.multiplied_in_place, NUMERIC, in_place="mul_"),
+    Spec("fill_", "fill", to.filled, ALL, in_place="fill_"),
+    Spec("zero_", "zero_", to.unary, ALL, in_place="zero_"),
+
+    Spec("zeros", "zeros", to.created, ALL),
+    Spec("ones", "ones", to.created, ALL),
+    Spec("full", "full", to.created, ALL),
+    Spec("arange", "arange", to.arange, ALL),
+    Spec("zeros_like", "zeros_like", to.like, ALL),
+    Spec("ones_like", "ones_like", to.like, ALL),
+    Spec("full_like", "full_like", to.like, ALL),
+]
