@@ -8,8 +8,6 @@ namespace mica::autograd {
 
 namespace {
 
-thread_local bool enabled = false;
-
 // "NaN" or "Inf" if x has one, else null.
 const char* fault_of(const Tensor& x) { return x.defined() ? first_fault(x) : nullptr; }
 
@@ -41,13 +39,7 @@ std::string forward_of(const Node& node) {
 
 }  // namespace
 
-DetectAnomaly::DetectAnomaly(bool on) : previous_(enabled) { enabled = on; }
-
-DetectAnomaly::~DetectAnomaly() { enabled = previous_; }
-
-bool anomaly_enabled() { return enabled; }
-
-GradientCheck::GradientCheck() : on_(enabled) {}
+GradientCheck::GradientCheck() : on_(anomaly_enabled()) {}
 
 void GradientCheck::given(const Tensor& gradient) const {
   if (!on_) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <mica/autograd/thread_state.h>
+
 namespace mica::autograd {
 
 /// While it lives, this thread looks for the origin of NaN and infinite gradients: `autograd::DetectAnomaly guard;`.
@@ -16,8 +18,8 @@ namespace mica::autograd {
 /// -g, and link with -rdynamic where mica was built without libbacktrace.
 class DetectAnomaly {
  public:
-  explicit DetectAnomaly(bool on = true);
-  ~DetectAnomaly();
+  explicit DetectAnomaly(bool on = true) : previous_(thread_state.detect_anomaly) { thread_state.detect_anomaly = on; }
+  ~DetectAnomaly() { thread_state.detect_anomaly = previous_; }
   DetectAnomaly(const DetectAnomaly&) = delete;
   DetectAnomaly& operator=(const DetectAnomaly&) = delete;
 
@@ -26,6 +28,6 @@ class DetectAnomaly {
 };
 
 /// True while a DetectAnomaly lives on this thread.
-bool anomaly_enabled();
+inline bool anomaly_enabled() { return thread_state.detect_anomaly; }
 
 }  // namespace mica::autograd

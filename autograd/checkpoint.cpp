@@ -2,6 +2,7 @@
 
 #include <mica/autograd/checkpoint.h>
 #include <mica/autograd/segment.h>
+#include <mica/core/rng.h>
 
 namespace mica::autograd {
 
@@ -9,8 +10,6 @@ namespace {
 
 using detail::CheckpointedCall;
 using Used = std::vector<SegmentWatch::Used>;
-
-thread_local SegmentWatch* watch = nullptr;
 
 // What the tensors inside of a segment are recorded as while it is watched.
 class InsideSegment final : public Node {
@@ -26,8 +25,8 @@ class InsideSegment final : public Node {
 // In the part of backward that runs the program's code again.
 class Replaying {
  public:
-  Replaying() : previous_(watch) { watch = nullptr; }
-  ~Replaying() { watch = previous_; }
+  Replaying() : previous_(thread_state.segment) { thread_state.segment = nullptr; }
+  ~Replaying() { thread_state.segment = previous_; }
   Replaying(const Replaying&) = delete;
   Replaying& operator=(const Replaying&) = delete;
 
@@ -161,11 +160,9 @@ Tensors as_outputs(const Tensors& inner, const Tensors& inputs, const std::share
 
 Tensors Segment::backward(Tensors) { throw Error(name() + ": it is replayed and has no backward of its own"); }
 
-SegmentWatch::SegmentWatch() : inside_(make_node<InsideSegment>()), previous_(watch) { watch = this; }
-
-SegmentWatch::~SegmentWatch() { watch = previous_; }
-
-SegmentWatch* SegmentWatch::current() { return watch; }
+SegmentWatch::SegmentWatch() : inside_(make_node<InsideSegment>()), previous_(thread_state.segment) {
+  thread_state.segment = this;
+}
 
 void SegmentWatch::note_uses(const Tensor* const* inputs, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {

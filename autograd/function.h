@@ -137,7 +137,7 @@ concept Function = std::copyable<F> && detail::HasForward<F, In...>;
 /// The part of a recorded Function that does not depend on its type.
 class FunctionBase : public Node {
  public:
-  explicit FunctionBase(Context ctx) : ctx_(std::move(ctx)) {}
+  explicit FunctionBase(Context&& ctx) : ctx_(std::move(ctx)) {}
 
   std::string name() const override { return *ctx_.name_; }
   Tensors backward(Tensors gradients) override;
@@ -170,7 +170,7 @@ namespace detail {
 template <class F>
 class FunctionNode final : public FunctionBase {
  public:
-  FunctionNode(F function, Context ctx) : FunctionBase(std::move(ctx)), function_(std::move(function)) {}
+  FunctionNode(F&& function, Context&& ctx) : FunctionBase(std::move(ctx)), function_(std::move(function)) {}
 
  private:
   bool composed() const override {

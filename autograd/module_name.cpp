@@ -5,13 +5,6 @@
 
 namespace mica::autograd {
 
-namespace {
-
-const std::shared_ptr<ModuleName> none;
-thread_local const std::shared_ptr<ModuleName>* current = &none;
-
-}  // namespace
-
 std::string path_of(const ModuleName& module) {
   if (module.parent == nullptr) {
     return module.name;
@@ -30,11 +23,5 @@ std::string describe(const ModuleName& module) {
   return path.empty() ? (type.empty() ? "the outermost module" : type)
                       : (type.empty() ? path : fmt::format("{} ({})", path, type));
 }
-
-const std::shared_ptr<ModuleName>& current_module() { return *current; }
-
-CurrentModule::CurrentModule(const std::shared_ptr<ModuleName>& module) : previous_(current) { current = &module; }
-
-CurrentModule::~CurrentModule() { current = previous_; }
 
 }  // namespace mica::autograd

@@ -5,6 +5,8 @@
 #include <string>
 #include <typeinfo>
 
+#include <mica/autograd/thread_state.h>
+
 namespace mica::autograd {
 
 /// A module's place in the tree of modules, for errors and pictures. It outlives its module as long as a recorded op
@@ -23,13 +25,18 @@ std::string type_of(const ModuleName& module);
 std::string describe(const ModuleName& module);
 
 /// The module whose ops run on this thread now; null outside of all.
-const std::shared_ptr<ModuleName>& current_module();
+inline const std::shared_ptr<ModuleName>& current_module() {
+  static constinit const std::shared_ptr<ModuleName> none;
+  return thread_state.module == nullptr ? none : *thread_state.module;
+}
 
 /// Ops on this thread belong to `module`, which must outlive the guard, until the end of scope.
 class CurrentModule {
  public:
-  explicit CurrentModule(const std::shared_ptr<ModuleName>& module);
-  ~CurrentModule();
+  explicit CurrentModule(const std::shared_ptr<ModuleName>& module) : previous_(thread_state.module) {
+    thread_state.module = &module;
+  }
+  ~CurrentModule() { thread_state.module = previous_; }
   CurrentModule(const CurrentModule&) = delete;
   CurrentModule& operator=(const CurrentModule&) = delete;
 

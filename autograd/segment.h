@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <mica/autograd/node.h>
-#include <mica/core/rng.h>
+#include <mica/autograd/thread_state.h>
 
 namespace mica::autograd {
 
@@ -28,12 +28,12 @@ class Segment : public Node {
 class SegmentWatch {
  public:
   SegmentWatch();
-  ~SegmentWatch();
+  ~SegmentWatch() { thread_state.segment = previous_; }
   SegmentWatch(const SegmentWatch&) = delete;
   SegmentWatch& operator=(const SegmentWatch&) = delete;
 
   /// That of this thread; null if there is none.
-  static SegmentWatch* current();
+  static SegmentWatch* current() { return thread_state.segment; }
 
   /// What an op of the segment uses.
   void note_uses(const Tensor* const* inputs, std::size_t count);
