@@ -98,8 +98,8 @@ TEST(Checkpoint, Nested) {
   const Tensor x = randn({32}).requires_grad_(), w = randn({32}).requires_grad_();
   expect_same_bits(
       [&](bool on) {
-        const auto inner = [&](const Tensor& in) { return dropout(tanh(in * w), 0.5); };
-        const auto middle = [&](const Tensor& in) {
+        const auto inner = [=](const Tensor& in) { return dropout(tanh(in * w), 0.5); };
+        const auto middle = [=](const Tensor& in) {
           const Tensor y = maybe_checkpoint(on, inner, dropout(in, 0.2) + w);
           return maybe_checkpoint(on, inner, y) * in;
         };
@@ -400,8 +400,8 @@ TEST(Checkpoint, ReturnsWhatAnInnerOneReturned) {
   const Tensor x = randn({8}).requires_grad_(), w = randn({8}).requires_grad_();
   expect_same_bits(
       [&](bool on) {
-        const auto inner = [&](const Tensor& in) { return dropout(tanh(in * w), 0.5); };
-        const auto outer = [&](const Tensor& in) { return maybe_checkpoint(on, inner, in * 2); };
+        const auto inner = [=](const Tensor& in) { return dropout(tanh(in * w), 0.5); };
+        const auto outer = [=](const Tensor& in) { return maybe_checkpoint(on, inner, in * 2); };
         return sum(maybe_checkpoint(on, outer, x));
       },
       {x, w});
@@ -428,7 +428,7 @@ TEST(Checkpoint, WritesInPlaceInside) {
   const Tensor x = randn({4, 3}).requires_grad_(), w = randn({4, 3}).requires_grad_();
   expect_same_bits(
       [&](bool on) {
-        const auto f = [&](const Tensor& in) {
+        const auto f = [=](const Tensor& in) {
           Tensor h = in * w;
           add_(h, tanh(w), 0.5);
           mul_(select(h, 0, 1), select(w, 0, 2));  // a view, so its base too
@@ -448,7 +448,7 @@ TEST(Checkpoint, ReturnsWhatWasWrittenInPlace) {
   const Tensor x = randn({4, 3}).requires_grad_(), w = randn({3}).requires_grad_();
   expect_same_bits(
       [&](bool on) {
-        const auto f = [&](const Tensor& in) {
+        const auto f = [=](const Tensor& in) {
           const Tensor h = in * 2;
           const Tensor row = select(h, 0, 1);
           mul_(h, w);
