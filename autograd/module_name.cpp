@@ -15,7 +15,11 @@ std::string path_of(const ModuleName& module) {
 
 std::string type_of(const ModuleName& module) {
   const std::type_info* const type = module.type.load(std::memory_order_relaxed);
-  return type == nullptr ? "" : detail::short_name(*type);
+  if (type == nullptr) {
+    return "";
+  }
+  const std::string name = detail::short_name(*type);
+  return name.substr(0, name.find('<'));
 }
 
 std::string describe(const ModuleName& module) {

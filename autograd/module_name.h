@@ -19,7 +19,7 @@ struct ModuleName {
 
 /// The names from the outermost module down, joined by dots: "h.0.mlp". Empty for the outermost itself.
 std::string path_of(const ModuleName& module);
-/// The class without namespaces: "Mlp"; empty if nobody said it.
+/// The class without namespaces and template arguments: "Mlp"; empty if nobody said it.
 std::string type_of(const ModuleName& module);
 /// Both, for a message: "h.0.mlp (Mlp)".
 std::string describe(const ModuleName& module);

@@ -78,6 +78,8 @@ class Node {
   virtual Tensors saved_tensors() const { return {}; }
   /// If this is the end of the graph at a leaf: that leaf's slot.
   virtual std::shared_ptr<Slot> leaf() const { return nullptr; }
+  /// … and its elements, if they are still there.
+  virtual std::shared_ptr<Storage> leaf_storage() const { return nullptr; }
 
   /// Nodes are numbered as they are made, so an op's number is above those of the ops its inputs came from: going
   /// by falling number is an order in which every gradient is complete before it is used.

@@ -11,12 +11,14 @@ namespace {
 /// The end of every path through the graph: adds what arrives to a leaf's grad.
 class AccumulateGrad final : public Node {
  public:
-  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf) : Node(kOldest), slot_(std::move(slot)) {
+  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf)
+      : Node(kOldest), slot_(std::move(slot)), storage_(leaf.handle()->storage) {
     outputs.push_back({leaf.shape(), leaf.dtype(), leaf.device()});
   }
 
   std::string name() const override { return "AccumulateGrad"; }
   std::shared_ptr<Slot> leaf() const override { return slot_; }
+  std::shared_ptr<Storage> leaf_storage() const override { return storage_.lock(); }
 
   void run_output_hooks(Tensors& gradients) const override {
     slot_->hooks.each([&](const Hook& hook) { call_hook(hook, gradients[0], outputs[0]); });
@@ -42,6 +44,7 @@ class AccumulateGrad final : public Node {
 
  private:
   std::shared_ptr<Slot> slot_;
+  std::weak_ptr<Storage> storage_;
 };
 
 }  // namespace

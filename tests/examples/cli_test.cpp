@@ -255,6 +255,19 @@ TEST_F(Cli, RefusesAMissingGpu) {
   expect_refusal("train_transformer --data text.txt --out run --device cuda", 1, "CUDA");
 }
 
+TEST_F(Cli, DrawsTheGraphOfTheFirstStep) {
+  ASSERT_EQ(train("--out plain").status, 0);
+  ASSERT_EQ(train("--out drawn --graph graph.dot").status, 0);
+  EXPECT_EQ(metrics("drawn").back().at("train_loss"), metrics("plain").back().at("train_loss"));
+  const std::string graph = contents(folder / "graph.dot");
+  EXPECT_NE(graph.find("label=\"h.0.mlp.c_fc (Linear)"), std::string::npos) << graph;
+  EXPECT_NE(graph.find("[4, 16, 16] float32"), std::string::npos) << graph;  // batch, context, width
+  EXPECT_NE(graph.find("CrossEntropy"), std::string::npos) << graph;
+  const Outcome refused = train("--out run --graph graph.png");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("a name that ends in .dot or .svg, got graph.png"), std::string::npos) << refused.err;
+}
+
 TEST_F(Cli, RefusesAFolderItCannotWrite) {
   write("file", "something");
   const Outcome outcome = train("--out file/run");
