@@ -103,6 +103,10 @@ Bytes saved_bytes(const std::vector<const Node*>& nodes) {
   return bytes;
 }
 
+std::string counted(std::size_t number, const char* one, const char* several) {
+  return fmt::format("{} {}", number, number == 1 ? one : several);
+}
+
 std::string saves(std::size_t bytes) { return bytes == 0 ? "" : "\nsaves " + bytes_text(bytes); }
 
 std::string shape_text(const OutputInfo& output) { return fmt::format("{} {}", output.shape, output.dtype); }
@@ -150,7 +154,7 @@ class Picture {
 
  private:
   std::size_t frame_of(const ModuleName* module);
-  void place(const Node* node);
+  void count(const Node& node, std::size_t bytes);
   void draw_frame(std::size_t number, int depth);
   void draw_node(const Node& node, int depth);
   void draw_edges();
@@ -180,7 +184,10 @@ Picture::Picture(const Node* root, GraphPictureOptions options) : root_(root), n
   bytes_ = saved_bytes(nodes_);
   for (std::size_t i = 0; i < drawn_.size(); ++i) {
     numbers_.emplace(drawn_[i], i);
-    place(drawn_[i]);
+    frames_[frame_of(module_of(*drawn_[i]).get())].nodes.push_back(drawn_[i]);
+  }
+  for (const auto& [node, bytes] : bytes_) {
+    count(*node, bytes);
   }
 }
 
@@ -199,16 +206,18 @@ std::size_t Picture::frame_of(const ModuleName* module) {
   return number;
 }
 
-void Picture::place(const Node* node) {
-  const ModuleName* module = module_of(*node).get();
-  frames_[frame_of(module)].nodes.push_back(node);
-  for (; module != nullptr; module = module->parent.get()) {
-    frames_[frame_of(module)].bytes += bytes_[node];
+// In the frames that the node lies in, as far as they are drawn.
+void Picture::count(const Node& node, std::size_t bytes) {
+  for (const ModuleName* module = module_of(node).get(); module != nullptr; module = module->parent.get()) {
+    if (const auto frame = frame_numbers_.find(module); frame != frame_numbers_.end()) {
+      frames_[frame->second].bytes += bytes;
+    }
   }
 }
 
 void Picture::draw_node(const Node& node, int depth) {
-  line(depth, "n{} [label={}{}{}];", numbers_.at(&node), quoted(label_of(node, bytes_[&node])),
+  line(depth, "n{} [label={}{}{}];", numbers_.at(&node),
+       quoted(label_of(node, bytes_.contains(&node) ? bytes_.at(&node) : 0)),
        node.leaf() == nullptr ? "" : ", fillcolor=\"#fbe9b7\"", &node == root_ ? ", penwidth=2" : "");
 }
 
@@ -233,10 +242,10 @@ void Picture::draw_edges() {
   std::set<std::size_t> after_more;  // the drawn ones that use some that are not
   for (std::size_t to = 0; to < drawn_.size(); ++to) {
     for (const Edge& edge : drawn_[to]->edges) {
-      const auto from = numbers_.find(edge.node.get());
       if (edge.node == nullptr) {
         continue;
       }
+      const auto from = numbers_.find(edge.node.get());
       if (from == numbers_.end()) {
         after_more.insert(to);
         continue;
@@ -266,8 +275,8 @@ std::string Picture::title() const {
       leaf_bytes += static_cast<std::size_t>(numel_of(leaf.shape)) * size_of(leaf.dtype);
     }
   }
-  return fmt::format("{} ops, which save {} for backward; {} leaves of {}", nodes_.size() - leaves, bytes_text(saved),
-                     leaves, bytes_text(leaf_bytes));
+  return fmt::format("{}, saving {} for backward; {} of {}", counted(nodes_.size() - leaves, "op", "ops"),
+                     bytes_text(saved), counted(leaves, "leaf", "leaves"), bytes_text(leaf_bytes));
 }
 
 std::string Picture::dot() {

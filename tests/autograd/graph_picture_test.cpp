@@ -113,7 +113,7 @@ TEST(GraphPicture, ATransformerBlock) {
   // Whole picture: no leaf counts. ln_1 keeps mean and rstd of 32 rows (256 B); c_attn its input, 2·16·64·4 B = 8 KiB;
   // the products of attention q, k and v, which are views of the 24 KiB that c_attn made; the weights, 2·4·16·16·4 B =
   // 8 KiB; c_proj 8 KiB; ln_2 its input and as much as ln_1; c_fc 8 KiB; gelu and c_proj four times that each.
-  EXPECT_TRUE(contains(dot, "label=\"24 ops, which save 128.5 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
+  EXPECT_TRUE(contains(dot, "label=\"24 ops, saving 128.5 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
   const std::string block = "block", attn = "block > block.attn", mlp = "block > block.mlp";
   for (const auto& [frames, label] : std::vector<std::pair<std::string, std::string>>{
            {"", R"(block (TransformerBlock)\lsaves 128.5 KiB\l)"},
@@ -178,7 +178,7 @@ TEST(GraphPicture, CountsAStorageOnceAndParametersNever) {
   EXPECT_EQ(count(drawn, "", R"(Exp\n[4, 16] float32\nsaves 256 B)"), 1u);  // its own result
   EXPECT_EQ(count(drawn, "", R"(Layer\lsaves 512 B\l)"), 1u);
   sum(z).backward();
-  EXPECT_TRUE(contains(to_dot(z), "6 ops, which save 0 B for backward; 1 leaves of 1 KiB"));
+  EXPECT_TRUE(contains(to_dot(z), "6 ops, saving 0 B for backward; 1 leaf of 1 KiB"));
 }
 
 // Two outputs, and one that has no gradient.
@@ -239,13 +239,21 @@ TEST(GraphPicture, DrawsTheNearestAndCountsTheOthers) {
   EXPECT_EQ(count(parse(to_dot(y, {.max_nodes = 0})), "", "and 12 more"), 1u);
 }
 
+TEST(GraphPicture, FramesCountWhatIsNotDrawnToo) {
+  const Model model;
+  const auto drawn = parse(to_dot(model.block(randn({2, 16, 64}).requires_grad_()), {.max_nodes = 10}));
+  EXPECT_EQ(count(drawn, "", R"(block (TransformerBlock)\lsaves 128.5 KiB\l)"), 1u);
+  EXPECT_EQ(count(drawn, "block", R"(block.mlp (Mlp)\lsaves 72 KiB\l)"), 1u);
+  EXPECT_EQ(count(drawn, "", "and 27 more"), 1u);
+}
+
 TEST(GraphPicture, AMillionOpsDeep) {
   Tensor y = randn({1}).requires_grad_();
   for (int i = 0; i < 1'000'000; ++i) {
     y = y + y;
   }
   const std::string dot = to_dot(y);
-  EXPECT_TRUE(contains(dot, "label=\"1000000 ops, which save 0 B")) << dot.substr(0, 200);
+  EXPECT_TRUE(contains(dot, "label=\"1000000 ops, saving 0 B")) << dot.substr(0, 200);
   EXPECT_TRUE(contains(dot, "and 998001 more"));
 }
 
