@@ -14,6 +14,7 @@ namespace mica::nn {
 template <std::derived_from<Module> M, class... In>
 requires std::is_invocable_v<const M&, const In&...>
 auto checkpoint(const M& module, const In&... inputs) {
+  const Scope scope(module);  // pictures draw the checkpoint in its frame
   return autograd::checkpoint(
       [module = ModuleReference<M>(module)](const In&... again) { return module.get()(again...); }, inputs...);
 }

@@ -211,7 +211,7 @@ TEST(GraphPicture, WritesInPlaceAndCheckpoints) {
   };
   const auto drawn = parse(to_dot(Block{}(randn({2, 8}))));
   EXPECT_EQ(count(drawn, "Block", R"(WriteView\n[2, 8] float32)"), 1u);
-  EXPECT_EQ(count(drawn, "Block", R"(Checkpoint\n[2, 8] float32\nsaves 64 B)"), 1u);
+  EXPECT_EQ(count(drawn, "Block > fc", R"(Checkpoint\n[2, 8] float32\nsaves 64 B)"), 1u);
   EXPECT_EQ(count(drawn, "Block > fc", R"(Linear\n[2, 8] float32\nsaves 64 B)"), 1u);
 }
 
