@@ -8,26 +8,41 @@ namespace mica::nn {
 // The activations as modules, for Sequential. Elsewhere the functions (mica::relu, mica::gelu, …) are shorter.
 
 struct ReLU : Module {
-  Tensor operator()(const Tensor& x) const { return relu(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return relu(x);
+  }
 };
 
 struct GELU : Module {
   explicit GELU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
-  Tensor operator()(const Tensor& x) const { return gelu(x, approximation); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return gelu(x, approximation);
+  }
 
   GeluApproximation approximation;
 };
 
 struct SiLU : Module {
-  Tensor operator()(const Tensor& x) const { return silu(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return silu(x);
+  }
 };
 
 struct Tanh : Module {
-  Tensor operator()(const Tensor& x) const { return tanh(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return tanh(x);
+  }
 };
 
 struct Sigmoid : Module {
-  Tensor operator()(const Tensor& x) const { return sigmoid(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return sigmoid(x);
+  }
 };
 
 }  // namespace mica::nn
