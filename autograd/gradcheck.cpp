@@ -110,8 +110,7 @@ class Checker {
     }
     Tensors gradients;
     for (const Tensor& leaf : leaves) {
-      const bool floating = is_differentiated(leaf);
-      gradients.push_back(!floating || leaf.grad().defined() ? (floating ? leaf.grad() : Tensor{}) : zeros_like(leaf));
+      gradients.push_back(is_differentiated(leaf) && !leaf.grad().defined() ? zeros_like(leaf) : leaf.grad());
     }
     return gradients;
   }
@@ -203,7 +202,7 @@ bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions option
   }
   check(all.size() > inputs.size(), "gradgradcheck: no output of the function requires a gradient");
   const Call gradients = [&](const Tensors& in) {
-    const GradMode recorded(true);  // also while differences are taken
+    const EnableGrad recorded;  // also while differences are taken
     Tensors leaves;
     for (const Tensor& x : in) {
       leaves.push_back(is_differentiated(x) && !x.requires_grad() ? x.detach().requires_grad_() : x);

@@ -2,6 +2,8 @@
 
 #include <mica/autograd/function.h>
 #include <mica/autograd/inplace.h>
+#include <mica/autograd/segment.h>
+#include <mica/autograd/trace.h>
 #include <mica/core/copy.h>
 
 namespace mica::autograd {
@@ -29,6 +31,11 @@ struct Region {
     }
     return as_strided(empty({extent}, dtype, device), base.shape, base.strides, 0);
   }
+  Tensor copy_of_base(const Tensor& whole) const {
+    const Tensor copy = empty_base(whole.dtype(), whole.device());
+    copy_into(copy, whole);
+    return copy;
+  }
   Tensor part_of(const Tensor& whole) const {
     return as_strided(whole, part.shape, part.strides, numel_of(part.shape) > 0 ? part.offset - base.offset : 0);
   }
@@ -52,18 +59,14 @@ void add_spread(const Tensor& to, const Tensor& from) {
   add_into(to, from);
 }
 
-struct PlacePart;
-
 // The part of a whole.
 struct ReadPart {
   static constexpr bool composed = true;
   Region region;
 
   Tensor forward(Context&, const Tensor& whole) const {
-    const Tensor spread = region.empty_base(whole.dtype(), whole.device());
-    copy_into(spread, whole);
     const Tensor part = empty(region.part.shape, whole.dtype(), whole.device());
-    copy_into(part, region.part_of(spread));
+    copy_into(part, region.part_of(region.copy_of_base(whole)));
     return part;
   }
   Tensor backward(Context&, const Tensor& dy) const;
@@ -91,8 +94,7 @@ struct ErasePart {
   Region region;
 
   Tensor forward(Context&, const Tensor& whole) const {
-    const Tensor left = region.empty_base(whole.dtype(), whole.device());
-    copy_into(left, whole);
+    const Tensor left = region.copy_of_base(whole);
     fill_data(region.part_of(left), 0);
     return left;
   }
@@ -132,9 +134,15 @@ class WriteView final : public Node {
 
 template <class N>
 void set_node(const Tensor& x, const Region& region, std::vector<Edge> edges) {
+  SegmentWatch* const segment = SegmentWatch::current();
+  if (segment != nullptr && std::any_of(edges.begin(), edges.end(), [&](const Edge& e) { return segment->made(e); })) {
+    segment->place(x);
+    return;
+  }
   const auto node = make_node<N>(region);
   node->edges = std::move(edges);
   node->outputs.push_back({x.shape(), x.dtype(), x.device()});
+  node->module = current_module();
   set_history(x, node, 0);
 }
 
@@ -166,8 +174,7 @@ void check_writable(const char* op, const Tensor& x) {
     if (x.requires_grad() && x.handle()->slot->custom_view) {
       fail(
           "{}: the target of shape {} is a view that {} returned, and how a write would change what it is a view of "
-          "only "
-          "that op knows; write to a clone",
+          "only that op knows; write to a clone",
           op, x.shape(), x.grad_fn()->name());
     }
   }
@@ -176,6 +183,7 @@ void check_writable(const char* op, const Tensor& x) {
 void adopt_history(const Tensor& x, const Tensor& written) {
   const Edge made_by = gradient_edge(written);
   if (!made_by.node) {
+    trace_write(x, written);
     return;
   }
   const Tensor base = base_of(x);
@@ -198,6 +206,11 @@ void link_view(const Tensor& view, const Tensor& x) {
   if (impl.slot) {
     impl.slot->custom_view = false;
   }
+}
+
+void link_custom_view(const Tensor& view, const Tensor& x) {
+  link_view(view, x);
+  view.handle()->slot->custom_view = true;
 }
 
 void update_view(const Tensor& x) {

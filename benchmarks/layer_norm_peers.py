@@ -14,12 +14,12 @@ import ctypes
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
 import torch
+
+import peers
 
 try:
     import triton
@@ -344,12 +344,9 @@ def measure_calls(bench):
         times.append((time.perf_counter() - start) / 50 * 1e6)
     yield {"op": "call", "by": "torch", "us": round(statistics.median(times[10:]), 2)}
     if bench is not None:
-        with tempfile.NamedTemporaryFile() as lines:
-            subprocess.run([bench, "--device", "cuda", "--shapes", "32x32", "--json", lines.name], check=True,
-                           stdout=subprocess.DEVNULL)
-            for line in map(json.loads, open(lines.name)):
-                if line["op"] == "layer_norm_call":
-                    yield {"op": "call", "by": "mica", "us": round(line["us"], 2)}
+        for row in peers.run_mica(bench, ["--device", "cuda", "--shapes", "32x32"]):
+            if row["op"] == "layer_norm_call":
+                yield {"op": "call", "by": "mica", "us": round(row["us"], 2)}
 
 
 def draw(rows, out):

@@ -14,6 +14,11 @@ set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CO
 if(OpenMP_CXX_FOUND)
   target_link_libraries(mica PRIVATE OpenMP::OpenMP_CXX)
 endif()
+target_link_libraries(mica PRIVATE ${CMAKE_DL_LIBS})
+if(MICA_WITH_LIBBACKTRACE)
+  target_link_libraries(mica PRIVATE backtrace)
+  target_compile_definitions(mica PRIVATE MICA_WITH_LIBBACKTRACE=1)
+endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)

@@ -43,6 +43,12 @@ struct InputRun {
   bool constant() const { return step == 0; }
 };
 
+// Loops over types that have no vectors stay as they are.
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+
 // One run along the innermost axis. Strides of 0 and 1 are known to the compiler, so that it can vectorize; to that end
 // all of f must be inlined, however much there is of it.
 template <class F, class Out, class... In>
@@ -87,6 +93,10 @@ template <class F, class Out, class... In>
     out[i * out_stride] = static_cast<Out>(f(in.at(i)...));
   }
 }
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
 
 }  // namespace detail
 

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
@@ -28,13 +29,14 @@ void* system_allocate(std::size_t bytes) {
 // malloc keeps small blocks at hand for each thread, aligned_alloc does not: so the alignment is made here, and where
 // the block begins is noted right before its data.
 void* small_allocate(std::size_t bytes) {
-  auto* const block = static_cast<std::byte*>(std::malloc(sizeof(void*) + kAlignment + bytes));
+  std::size_t room = kAlignment + bytes;
+  void* const block = std::malloc(sizeof(void*) + room);
   if (block == nullptr) {
     return nullptr;
   }
-  const auto first = reinterpret_cast<std::uintptr_t>(block) + sizeof(void*);
-  std::byte* const data = block + sizeof(void*) + (kAlignment - first % kAlignment) % kAlignment;
-  std::memcpy(data - sizeof(void*), &block, sizeof(void*));
+  void* data = static_cast<std::byte*>(block) + sizeof(void*);
+  std::align(kAlignment, bytes, data, room);
+  std::memcpy(static_cast<std::byte*>(data) - sizeof(void*), &block, sizeof(void*));
   return data;
 }
 

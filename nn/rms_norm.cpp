@@ -13,6 +13,9 @@ RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormOptions options)
   }
 }
 
-Tensor RMSNorm::operator()(const Tensor& x) const { return rms_norm(x, normalized_shape, weight, eps); }
+Tensor RMSNorm::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return rms_norm(x, normalized_shape, weight, eps);
+}
 
 }  // namespace mica::nn

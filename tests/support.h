@@ -20,6 +20,9 @@ inline std::vector<Device> test_devices() {
   return devices;
 }
 
+/// A float64 tensor without axes.
+inline Tensor scalar(double value) { return full({}, value, float64); }
+
 /// Expects |got − expected| ≤ atol + rtol · |expected| element by element, NaN nowhere unless on both sides.
 inline void expect_close(const Tensor& got, const std::vector<double>& expected, double rtol, double atol,
                          const std::string& what = "") {

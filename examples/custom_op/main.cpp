@@ -1,9 +1,10 @@
 // Checks swiglu as any op of one's own should be checked: its values against plain ops, its gradients against
 // differences, the GPU against the CPU. Exits with 1 if anything is off.
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "swiglu.h"
 #include <mica/mica.h>

@@ -89,16 +89,15 @@ struct CrossEntropyGradient {
 struct CrossEntropy {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
-  std::int64_t rows;
-  std::int64_t classes;
 
   Tensor forward(autograd::Context& ctx, const Tensor& logits, const Tensor& targets) const {
+    const std::int64_t rows = targets.numel();
     const DType wide = accumulate_dtype(logits.dtype());
     const Device device = logits.device();
     const Tensor labels = packed(targets, {rows});
     const Tensor logsumexp = empty({rows}, wide, device);
     const Tensor losses = empty({rows}, wide, device);
-    const Tensor matrix = packed(logits, {rows, classes});
+    const Tensor matrix = packed(logits, {rows, logits.shape().back()});
     const kernels::CrossEntropyForward args{.logits = matrix,
                                             .targets = labels,
                                             .ignore_index = options.ignore_index,
@@ -144,7 +143,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
         logits.shape().slice(0, logits.dim() - 1), logits.shape(), targets.shape());
   check(targets.device() == logits.device(), "cross_entropy: expected targets on {}, got {}", logits.device(),
         targets.device());
-  return autograd::apply(CrossEntropy{options, targets.numel(), logits.shape().back()}, logits, targets);
+  return autograd::apply(CrossEntropy{options}, logits, targets);
 }
 
 }  // namespace mica

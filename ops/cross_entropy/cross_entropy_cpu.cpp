@@ -68,7 +68,7 @@ void backward(const CrossEntropyBackward& args) {
       }
       const V scale = static_cast<V>(dloss[args.per_row ? row : 0]) / divisor;
       const V log_sum = logsumexp[row];
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (std::int64_t i = 0; i < classes; ++i) {
         dx[i] = static_cast<T>(math::exp(static_cast<V>(x[i]) - log_sum) * scale);
       }

@@ -176,9 +176,11 @@ struct Gelu {
 struct GeluTanh {
   static constexpr const char* name = "gelu";
   static constexpr bool from_output = false;
+  static constexpr double a = 1.5957691216057308;  // 2u = a x + b x³
+  static constexpr double b = 0.071354816272600249;
   template <class T>
   MICA_HOST_DEVICE static T gate(T x) {
-    return T{1} / (T{1} + math::exp(-x * (T(1.5957691216057308) + T(0.071354816272600249) * (x * x))));
+    return T{1} / (T{1} + math::exp(-x * (T(a) + T(b) * (x * x))));
   }
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
@@ -187,7 +189,7 @@ struct GeluTanh {
   template <class T>
   MICA_HOST_DEVICE T derivative(T x) const {
     const T s = gate(x);
-    return s + s * (T{1} - s) * x * (T(1.5957691216057308) + T(0.21406444881780075) * (x * x));
+    return s + s * (T{1} - s) * x * (T(a) + T(0.21406444881780075) * (x * x));  // 3 b
   }
 };
 

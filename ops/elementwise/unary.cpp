@@ -33,13 +33,11 @@ Tensor times_curvature(functions::Gelu, const Tensor& t, const Tensor& x) {
   return t * (exp(square * -0.5) * (2 - square) * 0.39894228040143268);  // 1 / √(2π)
 }
 // x · sigmoid(z), z = a x + b x³: the derivative is s + x s (1 − s) z′.
-Tensor times_curvature(functions::GeluTanh, const Tensor& t, const Tensor& x) {
-  constexpr double a = 1.5957691216057308;
-  constexpr double b = 0.071354816272600249;
+Tensor times_curvature(functions::GeluTanh f, const Tensor& t, const Tensor& x) {
   const Tensor square = x * x;
-  const Tensor s = sigmoid(x * (square * b + a));
-  const Tensor slope = square * (3 * b) + a;
-  return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * b))));
+  const Tensor s = sigmoid(x * (square * f.b + f.a));
+  const Tensor slope = square * (3 * f.b) + f.a;
+  return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * f.b))));
 }
 Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return zeros_like(y); }
 Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -35,8 +37,8 @@ Curve curve(Gelu, const Tensor& x) {
 }
 // z = a x + b x³
 Curve curve(GeluTanh, const Tensor& x) {
-  constexpr double a = 1.5957691216057308;
-  constexpr double b = 0.071354816272600249;
+  constexpr double a = GeluTanh::a;
+  constexpr double b = GeluTanh::b;
   const Tensor square = x * x;
   const Tensor s = sigmoid(x * (square * b + a));
   const Tensor steep = s * (1 - s);        // ds/dz

@@ -5,6 +5,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
+#include <mica/ops/elementwise/functions.h>
 
 namespace mica::functions::gated {
 
@@ -91,15 +92,17 @@ struct Gelu {
   MICA_HOST_DEVICE static double tail_of(double x, double) { return 0.5 * ::erfc(x * 0.70710678118654752); }
 };
 
-/// x · sigmoid(z), z = 2 √(2/π) (x + 0.044715 x³): GELU with Φ by tanh.
+/// x · sigmoid(z), z = 2 √(2/π) (x + 0.044715 x³) = a x + b x³: GELU with Φ by tanh.
 struct GeluTanh {
   static constexpr const char* name = "geglu";
+  static constexpr double a = functions::GeluTanh::a;
+  static constexpr double b = functions::GeluTanh::b;
   template <class T, class S = Accumulate<T>>
   MICA_HOST_DEVICE static Activation<S> at(S x) {
     const S square = x * x;
-    const Logistic<S> s = logistic<T>(x * (S(1.5957691216057308) + S(0.071354816272600249) * square));
+    const Logistic<S> s = logistic<T>(x * (S(a) + S(b) * square));
     const S value = x * s.value;
-    return {value, s.value + value * s.rest * (S(1.5957691216057308) + S(0.21406444881780075) * square)};
+    return {value, s.value + value * s.rest * (S(a) + S(3 * b) * square)};
   }
 };
 

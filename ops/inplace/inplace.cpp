@@ -105,11 +105,9 @@ struct Mul_ {
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& y) {
     from = y.shape();
     const bool shared = y.handle()->storage == x.handle()->storage;
-    if (ctx.needs_any_grad()) {
-      ctx.save_for_backward(ctx.needs_grad(1) ? snapshot(x) : Tensor{}, !ctx.needs_grad(0) ? Tensor{}
-                                                                        : shared           ? snapshot(y)
-                                                                                           : y);
-    }
+    const Tensor old_x = ctx.needs_grad(1) ? snapshot(x) : Tensor{};
+    const Tensor old_y = !ctx.needs_grad(0) ? Tensor{} : shared ? snapshot(y) : y;
+    ctx.save_for_backward(old_x, old_y);
     const Tensor now = readable(y, x);
     on_device(x.device(), [&](auto device) { kernels::mul_in_place(device, x, now); });
     return x.detach();

@@ -1,3 +1,5 @@
+#include <array>
+
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -88,6 +90,9 @@ struct LayerNormGradient {
     const DType sums = accumulate_dtype(x.dtype());
     const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.rows, size.columns}); };
     const auto row_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.columns}); };
+    const auto times_weight = [&, &weight = weight](const Tensor& t) {
+      return weight.defined() ? t * row_of(weight) : t;
+    };
     const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
     const Tensor xs = matrix_of(x);
     const Tensor dys = matrix_of(dy);
@@ -109,9 +114,9 @@ struct LayerNormGradient {
     if (a.defined()) {
       const Tensor as = matrix_of(a);
       const Tensor projected = project(as);
-      const Tensor g = weight.defined() ? dys * row_of(weight) : dys;
+      const Tensor g = times_weight(dys);
       if (ctx.needs_grad(0)) {
-        add_to(ddy, weight.defined() ? projected * row_of(weight) : projected);
+        add_to(ddy, times_weight(projected));
       }
       if (ctx.needs_grad(1)) {
         const Tensor minus_r = neg(autograd::apply(RowScale{size.eps}, xs, rstd));

@@ -70,7 +70,7 @@ typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int6
       lanes[lane] = at(lane);
     }
     for (i = kLanes; i + kLanes <= n; i += kLanes) {
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (int lane = 0; lane < kLanes; ++lane) {
         lanes[lane] = op.combine(lanes[lane], at(i + lane));
       }
@@ -200,7 +200,7 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
     std::int64_t row = begin;
     for (; row + 4 <= end; row += 4) {
       const T *a = row_at(row), *b = row_at(row + 1), *c = row_at(row + 2), *d = row_at(row + 3);
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (std::int64_t i = 0; i < width; ++i) {
         tile[i] = op.combine(tile[i], op.combine(op.combine(value(a, i, row), value(b, i, row + 1)),
                                                  op.combine(value(c, i, row + 2), value(d, i, row + 3))));

@@ -1,3 +1,5 @@
+#include <array>
+
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>

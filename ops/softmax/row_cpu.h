@@ -30,7 +30,7 @@ V row_sum(std::int64_t n, const F& f) {
     V lanes[kLanes] = {};
     std::int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (int lane = 0; lane < kLanes; ++lane) {
         lanes[lane] += f(i + lane);
       }

@@ -32,7 +32,7 @@ void softmax_row(const T* x, T* y, std::int64_t n, std::vector<Accumulate<T>>& s
     return value;
   });
   const V scale = 1 / sum;
-#pragma GCC ivdep
+  MICA_INDEPENDENT
   for (std::int64_t i = 0; i < n; ++i) {
     y[i] = static_cast<T>(e[i] * scale);
   }
@@ -43,7 +43,7 @@ void log_softmax_row(const T* x, T* y, std::int64_t n) {
   using V = Accumulate<T>;
   const V largest = row_max(x, n);
   const V log_sum = math::log(row_sum_exp(x, n, largest));
-#pragma GCC ivdep
+  MICA_INDEPENDENT
   for (std::int64_t i = 0; i < n; ++i) {
     y[i] = static_cast<T>(static_cast<V>(x[i]) - largest - log_sum);
   }
@@ -54,13 +54,13 @@ void backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
   using V = Accumulate<T>;
   if constexpr (kLog) {
     const V sum = row_sum<V>(n, [=](std::int64_t i) { return static_cast<V>(dy[i]); });
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) {
       dx[i] = static_cast<T>(static_cast<V>(dy[i]) - math::exp(static_cast<V>(y[i])) * sum);
     }
   } else {
     const V sum = row_sum<V>(n, [=](std::int64_t i) { return static_cast<V>(dy[i]) * static_cast<V>(y[i]); });
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) {
       dx[i] = static_cast<T>(static_cast<V>(y[i]) * (static_cast<V>(dy[i]) - sum));
     }
@@ -80,7 +80,7 @@ std::array<V, kTile> column_sums(std::int64_t n, std::int64_t width, const F& f)
     std::array<V, kTile> block{};
     const std::int64_t end = std::min(n, begin + kBlock);
     for (std::int64_t row = begin; row < end; ++row) {
-#pragma GCC ivdep
+      MICA_INDEPENDENT
       for (std::int64_t c = 0; c < width; ++c) {
         block[c] += f(row, c);
       }
@@ -112,7 +112,7 @@ void forward_tile(const T* x, T* y, std::int64_t n, std::int64_t inner, std::int
   std::array<V, kTile> largest;
   largest.fill(extreme.identity());
   for (std::int64_t row = 0; row < n; ++row) {
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t c = 0; c < width; ++c) {
       largest[c] = extreme.combine(largest[c], static_cast<V>(x[row * inner + c]));
     }
@@ -124,7 +124,7 @@ void forward_tile(const T* x, T* y, std::int64_t n, std::int64_t inner, std::int
     sum[c] = kLog ? math::log(sum[c]) : 1 / sum[c];
   }
   for (std::int64_t row = 0; row < n; ++row) {
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t c = 0; c < width; ++c) {
       const V centered = static_cast<V>(x[row * inner + c]) - largest[c];
       y[row * inner + c] = static_cast<T>(kLog ? centered - sum[c] : math::exp(centered) * sum[c]);
@@ -140,7 +140,7 @@ void backward_tile(const T* y, const T* dy, T* dx, std::int64_t n, std::int64_t 
     return kLog ? g : g * static_cast<V>(y[row * inner + c]);
   });
   for (std::int64_t row = 0; row < n; ++row) {
-#pragma GCC ivdep
+    MICA_INDEPENDENT
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t i = row * inner + c;
       const V g = static_cast<V>(dy[i]);

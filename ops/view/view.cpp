@@ -55,13 +55,6 @@ Tensor apply_view(F op, const Tensor& x) {
   return result;
 }
 
-struct Contiguous {
-  static constexpr bool composed = true;
-
-  Tensor forward(Context&, const Tensor& x) const { return contiguous_data(x); }
-  Tensor backward(Context&, const Tensor& dy) const { return dy; }
-};
-
 struct Clone {
   static constexpr bool composed = true;
 
@@ -159,7 +152,7 @@ struct Expand {
 
 }  // namespace
 
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : apply(Contiguous{}, x); }
+Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 Tensor clone(const Tensor& x) { return apply(Clone{}, x); }
 

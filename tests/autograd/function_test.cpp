@@ -74,8 +74,6 @@ struct Exp {
   }
 };
 
-Tensor scalar(double value) { return full({}, value, float64); }
-
 TEST(Autograd, Gradcheck) {
   const Tensor x = randn({3, 4}, float64);
   EXPECT_TRUE(autograd::gradcheck(square, {x}));

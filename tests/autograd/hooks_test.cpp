@@ -12,8 +12,6 @@ using autograd::HookHandle;
 
 namespace {
 
-Tensor scalar(double value) { return full({}, value, float64); }
-
 // Goes backward from 3 · x and returns the gradient that came to x, which is then removed.
 double triple_backward(const Tensor& x) {
   (x * 3).backward();

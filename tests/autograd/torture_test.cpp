@@ -17,8 +17,6 @@ using autograd::Context;
 
 namespace {
 
-Tensor scalar(double value) { return full({}, value, float64); }
-
 // Sees whether what a tensor refers to is gone.
 class Remains {
  public:
@@ -59,7 +57,7 @@ TEST(Torture, ChainOfAMillionOpsThatSave) {
   EXPECT_FALSE(remains.any());
 }
 
-TEST(Torture, AMillionWritesInPlace) {
+TEST(Torture, LongChainOfWritesInPlace) {
   const Tensor x = scalar(3).requires_grad_();
   {
     const Tensor y = x * 1;

@@ -34,6 +34,10 @@ def is_number(x):
     return isinstance(x, (bool, int, float))
 
 
+def refused_unless_same_dtype(a, b):
+    return "" if a.dtype == b.dtype else "dtypes are not promoted"
+
+
 def is_integer(x):
     return isinstance(x, int) and not isinstance(x, bool)
 
@@ -63,7 +67,7 @@ def binary(a, args, kwargs):
     values = arguments(args, kwargs, "other")
     b = values["other"]
     if torch.is_tensor(a) and torch.is_tensor(b):
-        return Call([a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+        return Call([a, b], refused=refused_unless_same_dtype(a, b))
     if torch.is_tensor(a) and is_number(b):
         return Call([a], {"right": b})
     if torch.is_tensor(b) and is_number(a):
@@ -85,7 +89,7 @@ def compared(a, args, kwargs):
 def two_tensors(a, args, kwargs):
     b = arguments(args, kwargs, "other")["other"]
     need(torch.is_tensor(a) and torch.is_tensor(b), "with a number, PyTorch has no such overload or mica has none")
-    return Call([a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+    return Call([a, b], refused=refused_unless_same_dtype(a, b))
 
 
 def added_in_place(x, args, kwargs):
@@ -130,7 +134,7 @@ def chosen(a, args, kwargs):
     values = arguments(args, kwargs, "condition", "other")
     condition, b = values["condition"], values["other"]
     need(torch.is_tensor(a) and torch.is_tensor(b), "no overload with this number")
-    return Call([condition, a, b], refused="" if a.dtype == b.dtype else "dtypes are not promoted")
+    return Call([condition, a, b], refused=refused_unless_same_dtype(a, b))
 
 
 def masked(x, args, kwargs):
@@ -250,8 +254,7 @@ def shaped(x, args, kwargs):
 
 def flattened(x, args, kwargs):
     values = arguments(args, kwargs, "start_dim", "end_dim")
-    call = Call([x], {"from": values.get("start_dim", 0), "to": values.get("end_dim", -1)})
-    return call
+    return Call([x], {"from": values.get("start_dim", 0), "to": values.get("end_dim", -1)})
 
 
 def transposed(x, args, kwargs):
@@ -314,8 +317,7 @@ def joined(tensors, args, kwargs):
     values = arguments(args, kwargs, "dim")
     need(isinstance(tensors, (list, tuple)), "a tensor instead of a list")
     need(all(torch.is_tensor(t) for t in tensors), "something that is no tensor")
-    call = Call(list(tensors), {"axis": values.get("dim", 0)})
-    return call
+    return Call(list(tensors), {"axis": values.get("dim", 0)})
 
 
 def concatenated(tensors, args, kwargs):

@@ -36,6 +36,10 @@ def plain(value):
     return value
 
 
+def described(error):
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
 class Fixture:
     """The cases of one op, and the samples that are no case, each with its reason."""
 

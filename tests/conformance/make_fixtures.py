@@ -12,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 import adapters as to
 import optimizers
 from adapters import Skip
-from fixture import MICA_NAMES, Fixture, seed
+from fixture import MICA_NAMES, Fixture, described, seed
 from table import SPECS
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
@@ -150,8 +150,7 @@ def add_error(fixture, name, op, spec, error):
     try:
         op(sample.input, *sample.args, **sample.kwargs)
     except Exception as raised:
-        message = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-        fixture.add({"sample": name, "attributes": call.attributes, "raises": message}, input=call.tensors)
+        fixture.add({"sample": name, "attributes": call.attributes, "raises": described(raised)}, input=call.tensors)
     else:
         fixture.skip(name, "PyTorch does not raise it on the CPU")
 

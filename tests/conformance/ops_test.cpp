@@ -8,11 +8,11 @@ using testing_support::test_devices;
 
 namespace {
 
-/// The same elements with gaps between them, which start inside of a storage.
+/// The same elements with gaps between them, full of NaN where the dtype has it, which start inside of a storage.
 Tensor with_gaps(const Tensor& x) {
   Shape shape = x.shape();
   shape.push_back(2);
-  const Tensor y = select(zeros(shape, x.dtype(), x.device()), x.dim(), 1).detach();
+  const Tensor y = select(full(shape, is_floating(x.dtype()) ? NAN : 1, x.dtype(), x.device()), x.dim(), 1).detach();
   copy_into(y, x);
   return y;
 }

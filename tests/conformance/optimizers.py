@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
-from fixture import MICA_NAMES, Fixture, seed
+from fixture import MICA_NAMES, Fixture, described, seed
 
 STEPS = 4
 SHAPES = [(4, 3), (5,), ()]
@@ -83,7 +83,7 @@ def add_optimizer(fixture, info):
                 warnings.simplefilter("ignore")
                 info.optim_cls([{"params": g} for g in groups], **sample.kwargs)
         except Exception as raised:
-            fixture.add(case | {"raises": f"{type(raised).__name__}: {str(raised).splitlines()[0]}"}, input=distinct)
+            fixture.add(case | {"raises": described(raised)}, input=distinct)
         else:
             fixture.add(case | {"refused": "a parameter is given once; PyTorch warns"}, input=distinct)
 
