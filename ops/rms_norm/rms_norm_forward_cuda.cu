@@ -2,7 +2,7 @@
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/layer_norm/row_teams_cuda.cuh>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 
 // T is the type of x and y, W that of weight, S that of sums: float, or double for double. V is the number of columns
@@ -81,23 +81,10 @@ class Packs {
   Words words_[P];
 };
 
-// The sum over a row's threads. `warps` is shared.
-template <Team kTeam, class S>
-__device__ S sum_team(S mine, S* warps) {
-  if constexpr (kTeam == Team::lanes) {
-    return sum_lanes<kNarrowLanes>(mine);
-  } else if constexpr (kTeam == Team::warp) {
-    return sum_lanes<kWarp>(mine);
-  } else {
-    const S warp = sum_lanes<kWarp>(mine);
-    const int lane = threadIdx.x % kWarp;
-    if (lane == 0) {
-      warps[threadIdx.x / kWarp] = warp;
-    }
-    __syncthreads();
-    return sum_lanes<kWarp>(lane < static_cast<int>(blockDim.x) / kWarp ? warps[lane] : S(0));
-  }
-}
+template <Team kTeam>
+constexpr int kSumLanes = kTeam == Team::lanes  ? kNarrowLanes
+                          : kTeam == Team::warp ? kWarp
+                                                : 0;
 
 // Blocks that a multiprocessor has room for, at least: as many as possible such that nothing is spilled.
 template <class T, int V, int P, Team kTeam>
@@ -140,7 +127,7 @@ __global__ void __launch_bounds__(kTeam == Team::block ? kBlock : kWarpTeams * k
       squares = fma(x[j], x[j], squares);
     }
   }
-  const S rstd = rsqrt(sum_team<kTeam>(squares, warps) * a.in_row + a.eps);
+  const S rstd = rsqrt(sum_threads<kSumLanes<kTeam>>(squares, warps) * a.in_row + a.eps);
   packs.forget();
 #pragma unroll
   for (int i = 0; i < P; ++i) {
@@ -183,7 +170,7 @@ __global__ void __launch_bounds__(kBlock, 2) rms_norm_forward_looped_kernel(cons
       squares = fma(x[j], x[j], squares);
     }
   });
-  const S rstd = rsqrt(sum_team<Team::block>(squares, warps) * a.in_row + a.eps);
+  const S rstd = rsqrt(sum_threads<0>(squares, warps) * a.in_row + a.eps);
   for_packs([&](std::int64_t column, S(&x)[V]) {
     S w[V];
     unpack(load_or<V>(a.weight, column, 1), w);
@@ -233,31 +220,16 @@ void launch_packs(const Forward<T, W>& a, dim3 block, int packs) {
   }
 }
 
-// Threads that share a row too long for a warp: of packs a thread, as many as leave the fewest threads without one.
-template <int V>
-int block_threads(std::int64_t columns) {
-  const auto threads_with = [&](int packs) {
-    const std::int64_t in_warp = std::int64_t{kWarp} * V * packs;
-    return (columns + in_warp - 1) / in_warp * kWarp;
-  };
-  constexpr int kMost = kMostPacks<V>;
-  constexpr int kFewer = V == 8 ? 3 : kMost / 2;
-  const std::int64_t most = threads_with(kMost);
-  const std::int64_t fewer = threads_with(kFewer);
-  return static_cast<int>(fewer <= kBlock && fewer * kFewer < most * kMost ? fewer
-                                                                           : std::min<std::int64_t>(most, kBlock));
-}
-
 template <class T, class W, int V>
 void launch_forward(const Forward<T, W>& a) {
-  const auto packs_of = [&](int threads) { return static_cast<int>((a.columns + threads * V - 1) / (threads * V)); };
+  constexpr int kMost = kMostPacks<V>;
   if (a.columns <= 64) {
     launch_team<T, W, V, std::max(1, 8 / V), Team::lanes>(a, dim3(kNarrowLanes, kWarpTeams * kWarp / kNarrowLanes));
-  } else if (packs_of(kWarp) <= kMostPacks<V>) {
-    launch_packs<T, W, V, Team::warp>(a, dim3(kWarp, kWarpTeams), packs_of(kWarp));
-  } else if (a.columns <= std::int64_t{kBlock} * V * kMostPacks<V>) {
-    const int threads = block_threads<V>(a.columns);
-    launch_packs<T, W, V, Team::block>(a, threads, packs_of(threads));
+  } else if (packs_of<V>(a.columns, kWarp) <= kMost) {
+    launch_packs<T, W, V, Team::warp>(a, dim3(kWarp, kWarpTeams), packs_of<V>(a.columns, kWarp));
+  } else if (a.columns <= std::int64_t{kBlock} * V * kMost) {
+    const int threads = block_threads<V>(a.columns, kMost, V == 8 ? 3 : kMost / 2, kBlock);
+    launch_packs<T, W, V, Team::block>(a, threads, packs_of<V>(a.columns, threads));
   } else {
     rms_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kBlock, 0, cuda::current_stream()>>>(a);
     cuda::check_launch("rms_norm_forward_looped_kernel");

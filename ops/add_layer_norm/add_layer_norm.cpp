@@ -1,0 +1,234 @@
+#include <array>
+
+#include <mica/autograd/function.h>
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/add_layer_norm/add_layer_norm.h>
+#include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
+#include <mica/ops/dropout/dropout_kernels.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
+
+namespace mica {
+
+namespace {
+
+using kernels::Dropped;
+
+Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
+
+bool drops(const Dropped& d) { return d.scale != 1; }
+
+void write_dropped(const Tensor& y, const Tensor& x, const Dropped& d) {
+  const kernels::Dropout args{.y = y, .x = x, .key = d.key, .threshold = d.threshold, .scale = d.scale};
+  on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
+}
+
+// The same elements of any tensor. Linear, so that backward is the same function of dy.
+struct Drop {
+  static constexpr bool composed = true;
+  Dropped dropped;
+
+  Tensor forward(autograd::Context&, const Tensor& x) const {
+    const Tensor from = contiguous_data(x);
+    const Tensor y = empty_like(from);
+    write_dropped(y, from, dropped);
+    return y;
+  }
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
+};
+
+// By kernels of other ops.
+void forward_in_steps(const kernels::AddLayerNormForward& a) {
+  Tensor addend = a.x;
+  if (drops(a.dropped)) {
+    addend = empty_like(a.x);
+    write_dropped(addend, a.x, a.dropped);
+  }
+  const kernels::LayerNormForward norm{.rows = a.rows,
+                                       .columns = a.columns,
+                                       .x = a.sum,
+                                       .weight = a.weight,
+                                       .bias = a.bias,
+                                       .eps = a.eps,
+                                       .y = a.y,
+                                       .mean = a.mean,
+                                       .rstd = a.rstd};
+  on_device(a.x.device(), [&](auto device) {
+    kernels::binary(device, functions::Add{}, a.sum, a.residual, addend);
+    kernels::layer_norm_forward(device, norm);
+  });
+}
+
+// The gradients of layer_norm's input and parameters.
+struct Gradients {
+  Tensor sum;
+  Tensor weight;
+  Tensor bias;
+};
+
+struct AddLayerNorm {
+  static constexpr bool composed = true;
+  std::int64_t rows;
+  std::int64_t columns;
+  Dropped dropped;
+  double eps;
+  Shape row_shape;
+  DType weight_dtype;  // of weight and bias
+
+  std::array<Tensor, 2> forward(autograd::Context& ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                const Tensor& bias) const {
+    ctx.set_materialize_grads(false);
+    const Tensor sum = empty(x.shape(), x.dtype(), x.device());
+    const Tensor y = empty_like(sum);
+    Tensor mean;
+    Tensor rstd;
+    if (y.numel() > 0) {
+      const Tensor x_rows = contiguous_data(x);
+      const Tensor residual_rows = contiguous_data(residual);
+      const Tensor weight_row = contiguous_or_absent(weight);
+      const Tensor bias_row = contiguous_or_absent(bias);
+      if (ctx.needs_any_grad()) {
+        mean = empty({rows}, accumulate_dtype(x.dtype()), x.device());
+        rstd = empty_like(mean);
+      }
+      const kernels::AddLayerNormForward args{.rows = rows,
+                                              .columns = columns,
+                                              .x = x_rows,
+                                              .residual = residual_rows,
+                                              .weight = weight_row,
+                                              .bias = bias_row,
+                                              .dropped = dropped,
+                                              .eps = eps,
+                                              .sum = sum,
+                                              .y = y,
+                                              .mean = mean,
+                                              .rstd = rstd};
+      if (!on_device(x.device(), [&](auto device) { return kernels::add_layer_norm_forward(device, args); })) {
+        forward_in_steps(args);
+      }
+    }
+    ctx.save_for_backward(sum, weight, mean, rstd);
+    return {sum, y};
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy) const {
+    const auto [sum, weight, mean, rstd] = ctx.saved<4>();
+    Gradients d;
+    if (dy.defined()) {
+      d = autograd::grad_enabled() || sum.numel() == 0 ? recorded(ctx, dy, sum, weight)
+                                                       : by_kernel(ctx, dy, sum, weight, mean, rstd);
+    }
+    const Tensor dresidual = !d.sum.defined() ? dsum : !dsum.defined() ? d.sum : d.sum + dsum;
+    Tensor dx;
+    if (ctx.needs_grad(0) && dresidual.defined()) {
+      dx = drops(dropped) && dresidual.numel() > 0 ? autograd::apply(Drop{dropped}, dresidual) : dresidual;
+    }
+    return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d.weight, d.bias};
+  }
+
+ private:
+  Gradients by_kernel(autograd::Context& ctx, const Tensor& dy, const Tensor& sum, const Tensor& weight,
+                      const Tensor& mean, const Tensor& rstd) const {
+    const auto row = [&](bool wanted) { return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{}; };
+    const Gradients d{.sum = ctx.needs_grad(0) || ctx.needs_grad(1) ? empty_like(sum) : Tensor{},
+                      .weight = row(ctx.needs_grad(2)),
+                      .bias = row(ctx.needs_grad(3))};
+    const Tensor dy_rows = contiguous_data(dy);
+    const Tensor weight_row = contiguous_or_absent(weight);
+    const kernels::LayerNormBackward args{.rows = rows,
+                                          .columns = columns,
+                                          .dy = dy_rows,
+                                          .x = sum,
+                                          .weight = weight_row,
+                                          .mean = mean,
+                                          .rstd = rstd,
+                                          .dx = d.sum,
+                                          .dweight = d.weight,
+                                          .dbias = d.bias};
+    on_device(dy.device(), [&](auto device) { kernels::layer_norm_backward(device, args); });
+    return d;
+  }
+
+  // The same by recorded ops, for second derivatives.
+  Gradients recorded(autograd::Context& ctx, const Tensor& dy, const Tensor& sum, const Tensor& weight) const {
+    const DType sums = accumulate_dtype(sum.dtype());
+    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {rows, columns}); };
+    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
+    const auto row_of = [&](const Tensor& t) { return reshape(mica::sum(t, {0}).to(weight_dtype), row_shape); };
+    const Tensor dys = matrix_of(dy);
+    const Tensor g = weight.defined() ? dys * reshape(weight.to(sums), {columns}) : dys;
+    const Tensor xs = matrix_of(sum);
+    const Tensor centered = xs - row_mean(xs);
+    const Tensor r = rsqrt(row_mean(centered * centered) + eps);
+    const Tensor x_hat = centered * r;
+    const Tensor dxs = r * (g - row_mean(g) - x_hat * row_mean(g * x_hat));
+    return {.sum = reshape(dxs.to(sum.dtype()), sum.shape()),
+            .weight = ctx.needs_grad(2) ? row_of(dys * x_hat) : Tensor{},
+            .bias = ctx.needs_grad(3) ? row_of(dys) : Tensor{}};
+  }
+};
+
+void check_parameter(const char* name, const Tensor& parameter, const Tensor& x, const Shape& normalized_shape) {
+  if (!parameter.defined()) {
+    return;
+  }
+  check(parameter.shape() == normalized_shape, "add_layer_norm: expected {} of shape {}, got {}", name,
+        normalized_shape, parameter.shape());
+  const DType sums = accumulate_dtype(x.dtype());
+  check(parameter.dtype() == x.dtype() || parameter.dtype() == sums, "add_layer_norm: expected {} of {}{}{}, got {}",
+        name, x.dtype(), sums == x.dtype() ? "" : " or ", sums == x.dtype() ? "" : name_of(sums), parameter.dtype());
+  check(parameter.device() == x.device(), "add_layer_norm: expected {} on {}, got it on {}", name, x.device(),
+        parameter.device());
+}
+
+void check_inputs(const Tensor& x, const Tensor& residual, const Shape& normalized_shape) {
+  check(x.defined() && residual.defined(), "add_layer_norm: expected x and residual, got an undefined one");
+  check(is_floating(x.dtype()), "add_layer_norm: expected x of a floating dtype, got {}", x.dtype());
+  check(residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device(),
+        "add_layer_norm: expected residual as x, {} {} on {}, got {} {} on {}", x.dtype(), x.shape(), x.device(),
+        residual.dtype(), residual.shape(), residual.device());
+  check(!normalized_shape.empty(), "add_layer_norm: expected normalized_shape of at least one axis, got []");
+  const int leading = x.dim() - normalized_shape.size();
+  check(leading >= 0 && x.shape().slice(leading) == normalized_shape,
+        "add_layer_norm: expected x of a shape that ends in {}, got {}", normalized_shape, x.shape());
+}
+
+}  // namespace
+
+AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
+                                  const Tensor& weight, const Tensor& bias, AddLayerNormOptions options) {
+  check_inputs(x, residual, normalized_shape);
+  check_parameter("weight", weight, x, normalized_shape);
+  check_parameter("bias", bias, x, normalized_shape);
+  if (weight.defined() && bias.defined()) {
+    check(weight.dtype() == bias.dtype(), "add_layer_norm: expected bias of weight's {}, got {}", weight.dtype(),
+          bias.dtype());
+  }
+  check(options.p >= 0 && options.p < 1, "add_layer_norm: expected p in [0, 1), got {}", options.p);
+  check(options.eps >= 0, "add_layer_norm: expected eps of at least 0, got {}", options.eps);
+
+  Dropped dropped;
+  if (options.training && options.p > 0) {
+    dropped = {.key = next_philox_key(),
+               .threshold = static_cast<std::uint32_t>(options.p * 0x1p32),
+               .scale = 1 / (1 - options.p)};
+  }
+  const Tensor& parameter = weight.defined() ? weight : bias;
+  const auto [sum, y] =
+      autograd::apply(AddLayerNorm{.rows = numel_of(x.shape().slice(0, x.dim() - normalized_shape.size())),
+                                   .columns = numel_of(normalized_shape),
+                                   .dropped = dropped,
+                                   .eps = options.eps,
+                                   .row_shape = normalized_shape,
+                                   .weight_dtype = parameter.defined() ? parameter.dtype() : x.dtype()},
+                      x, residual, weight, bias);
+  return {.sum = sum, .y = y};
+}
+
+}  // namespace mica

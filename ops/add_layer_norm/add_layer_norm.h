@@ -1,0 +1,35 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace mica {
+
+struct AddLayerNormOptions {
+  double p = 0;  ///< of dropout
+  bool training = true;
+  double eps = 1e-5;
+};
+
+struct AddLayerNormResult {
+  Tensor sum;
+  Tensor y;
+};
+
+/// The step between two layers of a transformer, in one pass over its inputs:
+///
+///   sum = residual + dropout(x, p),    y = layer_norm(sum, normalized_shape, weight, bias, eps)
+///
+/// @param x, residual       (…, normalized_shape…), of one shape, floating dtype and device; any strides.
+/// @param normalized_shape  the last one or more axes of x.
+/// @param weight, bias      of normalized_shape, each optional (undefined: 1 and 0), in one dtype: x's own or, for
+///                          16-bit x, also float32.
+/// @param options           p in [0, 1), of which nothing is dropped if not training, and eps ≥ 0.
+/// @return both of x's shape and dtype, row-major. Differentiable any number of times.
+///
+/// y is that of the sum as it is returned, rounded to x's dtype. Which elements are dropped is as mica::dropout says.
+/// See mica::layer_norm for the rest. Throws Error before anything is computed if a shape, dtype, device or option does
+/// not fit.
+AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
+                                  const Tensor& weight = {}, const Tensor& bias = {}, AddLayerNormOptions options = {});
+
+}  // namespace mica

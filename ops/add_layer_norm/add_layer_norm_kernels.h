@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+
+#include <mica/core/dispatch.h>
+#include <mica/core/philox.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+// All tensors are contiguous and on the kernel's device, and no size is 0. "sums" below is float32, or float64 where x
+// is. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other
+// ops do it one after another.
+
+/// What is dropped of x, as kernels::Dropout has it; a scale of 1: nothing.
+struct Dropped {
+  PhiloxKey key{};
+  std::uint32_t threshold = 0;
+  double scale = 1;
+};
+
+/// sum = residual + dropped x; y = (sum − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps).
+struct AddLayerNormForward {
+  std::int64_t rows;       // M
+  std::int64_t columns;    // N
+  const Tensor& x;         // (M, N)
+  const Tensor& residual;  // (M, N), x's dtype
+  const Tensor& weight;    // (N), x's dtype or sums; undefined: 1
+  const Tensor& bias;      // (N), weight's dtype; undefined: 0
+  Dropped dropped;
+  double eps;
+  const Tensor& sum;   // out (M, N), x's dtype
+  const Tensor& y;     // out (M, N), x's dtype
+  const Tensor& mean;  // out (M), sums; undefined, with rstd: not wanted
+  const Tensor& rstd;  // out (M), sums
+};
+
+inline bool add_layer_norm_forward(Cpu, const AddLayerNormForward&) { return false; }
+bool add_layer_norm_forward(Cuda, const AddLayerNormForward& args);
+
+}  // namespace mica::kernels

@@ -1,0 +1,267 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "norm_grid.h"
+#include "tests/support.h"
+#include <mica/autograd/grad.h>
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/rng.h>
+#include <mica/ops/add_layer_norm/add_layer_norm.h>
+#include <mica/ops/dropout/dropout.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/layer_norm/layer_norm.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+struct Inputs {
+  Tensor x, residual, weight, bias, dsum, dy;
+};
+
+struct Results {
+  Tensor sum{}, y{}, dx{}, dresidual{}, dweight{}, dbias{};
+};
+
+Inputs random_inputs(const NormCase& c, Device device) {
+  const auto matrix = [&] { return randn({c.rows, c.columns}, c.dtype, device); };
+  const auto row = [&] { return randn({c.columns}, c.weight_dtype, device); };
+  return {matrix(), matrix(), row(), row(), matrix(), matrix()};
+}
+
+template <class F>
+Results run_with(const F& f, const Inputs& in) {
+  const auto leaf = [](const Tensor& t) { return t.defined() ? t.detach().requires_grad_() : t; };
+  const Tensor x = leaf(in.x), residual = leaf(in.residual), weight = leaf(in.weight), bias = leaf(in.bias);
+  manual_seed(123);
+  const AddLayerNormResult result = f(x, residual, weight, bias);
+  Results results{.sum = result.sum.detach(), .y = result.y.detach()};
+  Tensors leaves;
+  std::vector<Tensor*> gradients;
+  const auto want = [&](const Tensor& leaf, Tensor& gradient) {
+    if (leaf.defined()) {
+      leaves.push_back(leaf);
+      gradients.push_back(&gradient);
+    }
+  };
+  want(x, results.dx);
+  want(residual, results.dresidual);
+  want(weight, results.dweight);
+  want(bias, results.dbias);
+  const Tensors found = autograd::grad({result.sum, result.y}, leaves, {in.dsum, in.dy});
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    *gradients[i] = found[i];
+  }
+  return results;
+}
+
+Results run(const Inputs& in, AddLayerNormOptions options) {
+  return run_with([&](const Tensor& x, const Tensor& residual, const Tensor& weight,
+                      const Tensor& bias) { return add_layer_norm(x, residual, {x.size(-1)}, weight, bias, options); },
+                  in);
+}
+
+// The same by three ops in float64, the sum being that which `sum` was rounded to.
+Results reference(const Inputs& in, AddLayerNormOptions options, const Tensor& sum) {
+  const auto exact = [](const Tensor& t) { return t.defined() ? t.to(Device::cpu(), float64) : t; };
+  return run_with(
+      [&](const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias) {
+        const Tensor s = residual + dropout(x, options.p, options.training);
+        const Tensor rounded = s + (exact(sum) - s.detach());
+        return AddLayerNormResult{s, layer_norm(rounded, {x.size(-1)}, weight, bias, options.eps)};
+      },
+      {exact(in.x), exact(in.residual), exact(in.weight), exact(in.bias), exact(in.dsum), exact(in.dy)});
+}
+
+void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::string& what) {
+  const Results got = run(in, options);
+  const Results expected = reference(in, options, got.sum);
+  const DType dtype = in.x.dtype();
+  const double eps = epsilon_of(dtype);
+  const double atol = dtype == float64 ? 1e-12 : 1e-5;
+  // What dropout leaves may be rounded before it is added.
+  expect_close(got.sum, to_vector<double>(expected.sum), 2 * eps, 4 * eps, what + ", sum");
+  expect_close(got.y, to_vector<double>(expected.y), 2 * eps, atol, what + ", y");
+  // Gradients are rounded before they are added to those of the sum.
+  const double rounded = dtype == float64 ? 1e-12 : dtype == float32 ? 1e-5 : 8 * eps;
+  expect_close(got.dresidual, to_vector<double>(expected.dresidual), 4 * eps, rounded, what + ", dresidual");
+  expect_close(got.dx, to_vector<double>(expected.dx), 4 * eps, 4 * rounded, what + ", dx");
+  const double rows = std::sqrt(static_cast<double>(in.x.size(0)));
+  const auto expect_row = [&](const Tensor& t, const Tensor& wanted, const char* name) {
+    ASSERT_EQ(t.defined(), wanted.defined());
+    if (t.defined()) {
+      expect_close(t, to_vector<double>(wanted), 2 * epsilon_of(t.dtype()), 10 * atol * rows, what + name);
+    }
+  };
+  expect_row(got.dweight, expected.dweight, ", dweight");
+  expect_row(got.dbias, expected.dbias, ", dbias");
+}
+
+TEST(AddLayerNorm, MatchesThreeOps) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    std::vector<std::int64_t> lengths = {1, 7, 8, 64, 100, 257, 768, 1000, 1024, 4096, 4100};
+    if (device.is_cuda()) {
+      lengths.insert(lengths.end(), {2056, 8192, 12'288, 16'384, 16'392, 20'001});
+    }
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      for (const std::int64_t columns : lengths) {
+        for (const std::int64_t rows : {1, 19}) {
+          for (const double p : {0.0, 0.3}) {
+            const NormCase c{dtype, weight_dtype, rows, columns};
+            manual_seed(columns);
+            expect_matches(random_inputs(c, device), {.p = p}, fmt::format("{} on {}, p {}", c.name(), device, p));
+            if (HasFatalFailure()) {
+              return;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AddLayerNorm, OptionalParametersAndAnyLayout) {
+  manual_seed(2);
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      const Inputs in = random_inputs({dtype, weight_dtype, 6, 768}, device);
+      Inputs some = in;
+      some.weight = {};
+      expect_matches(some, {}, "no weight");
+      some.bias = {};
+      expect_matches(some, {.p = 0.5}, "no parameters");
+      some.weight = in.weight;
+      expect_matches(some, {.p = 0.5, .training = false}, "no bias");
+      for (const auto layout : {with_gaps, off_by_one}) {
+        const Inputs moved{layout(in.x),    layout(in.residual), layout(in.weight),
+                           layout(in.bias), layout(in.dsum),     layout(in.dy)};
+        expect_matches(moved, {.p = 0.1}, "moved");
+      }
+    }
+  }
+}
+
+TEST(AddLayerNorm, OneResultMayBeUnused) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    const Inputs in = random_inputs({float64, float64, 5, 8}, device);
+    const Tensor x = in.x.detach().requires_grad_();
+    const auto [sum, y] = add_layer_norm(x, in.residual, {8}, in.weight, in.bias);
+    expect_close(autograd::grad({sum}, {x}, {in.dsum}, {.retain_graph = true})[0], in.dsum, 0, 0);
+    const Tensor s = sum.detach().requires_grad_();
+    const Tensor expected = autograd::grad({layer_norm(s, {8}, in.weight, in.bias)}, {s}, {in.dy})[0];
+    expect_close(autograd::grad({y}, {x}, {in.dy})[0], expected, 1e-12, 1e-12);
+  }
+}
+
+TEST(AddLayerNorm, Gradcheck) {
+  for (const Device device : test_devices()) {
+    for (const double p : {0.0, 0.4}) {
+      manual_seed(4);
+      const Tensors in{randn({4, 6}, float64, device), randn({4, 6}, float64, device), randn({6}, float64, device),
+                       randn({6}, float64, device)};
+      const auto f = [&](const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias) -> Tensors {
+        manual_seed(5);
+        const auto [sum, y] = add_layer_norm(x, residual, {6}, weight, bias, {.p = p, .eps = 0.1});
+        return {sum, y};
+      };
+      EXPECT_TRUE(autograd::gradcheck(f, in));
+      EXPECT_TRUE(autograd::gradgradcheck(f, in));
+      const auto plain = [&](const Tensor& x, const Tensor& residual) {
+        manual_seed(5);
+        return add_layer_norm(x, residual, {6}, {}, {}, {.p = p}).y;
+      };
+      EXPECT_TRUE(autograd::gradcheck(plain, {in[0], in[1]}));
+      EXPECT_TRUE(autograd::gradgradcheck(plain, {in[0], in[1]}));
+    }
+  }
+}
+
+TEST(AddLayerNorm, DropsWhatDropoutDrops) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16}) {
+      const Tensor x = ones({37, 128}, dtype, device);
+      manual_seed(6);
+      const Tensor expected = dropout(x, 0.5);
+      manual_seed(6);
+      expect_same_bits(add_layer_norm(x, zeros({37, 128}, dtype, device), {128}, {}, {}, {.p = 0.5}).sum, expected);
+    }
+  }
+}
+
+TEST(AddLayerNorm, ExtremeRowsAreAsLayerNormHasThem) {
+  for (const Device device : test_devices()) {
+    for (const std::int64_t columns : {256, 4096}) {
+      manual_seed(7);
+      const Tensor zero = zeros({3, columns}, float32, device);
+      const Tensor large = randn({3, columns}, float32, device) * 1e30;
+      const auto expect_as_layer_norm = [&](const Tensor& x) {
+        const Tensor y = layer_norm(x.to(Device::cpu(), float64), {columns});
+        expect_close(add_layer_norm(x, zero, {columns}).y, to_vector<double>(y), 1e-5, 1e-5);
+      };
+      expect_as_layer_norm(large);
+      expect_as_layer_norm(full({3, columns}, 0.1, float32, device));
+      expect_close(add_layer_norm(full({3, columns}, 0.1, float32, device), zero, {columns}).y,
+                   std::vector<double>(3 * columns, 0), 0, 0);
+      expect_as_layer_norm(randn({3, columns}, float32, device) + 1e4);
+    }
+  }
+}
+
+TEST(AddLayerNorm, SameBitsInEveryRun) {
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, weight_dtype] : kNormTypes) {
+      manual_seed(8);
+      const Inputs in = random_inputs({dtype, weight_dtype, 97, 768}, device);
+      const Results once = run(in, {.p = 0.2});
+      const Results again = run(in, {.p = 0.2});
+      expect_same_bits(again.sum, once.sum);
+      expect_same_bits(again.y, once.y);
+      expect_same_bits(again.dx, once.dx);
+      expect_same_bits(again.dresidual, once.dresidual);
+      expect_same_bits(again.dweight, once.dweight);
+      expect_same_bits(again.dbias, once.dbias);
+    }
+  }
+}
+
+TEST(AddLayerNorm, NoElements) {
+  for (const Device device : test_devices()) {
+    const Inputs in = random_inputs({float32, float32, 0, 6}, device);
+    for (const double p : {0.0, 0.5}) {
+      const Results got = run(in, {.p = p});
+      EXPECT_EQ(got.y.shape(), (Shape{0, 6}));
+      EXPECT_EQ(got.dx.shape(), (Shape{0, 6}));
+      expect_close(got.dweight, std::vector<double>(6, 0), 0, 0);
+      expect_close(got.dbias, std::vector<double>(6, 0), 0, 0);
+    }
+  }
+}
+
+TEST(AddLayerNorm, BadCallsSayWhy) {
+  const Tensor x = ones({2, 4});
+  expect_error(
+      [&] {
+        add_layer_norm(x, ones({2, 3}), {4});
+      },
+      "add_layer_norm: expected residual as x, float32 [2, 4] on cpu, got float32 [2, 3] on cpu");
+  expect_error([&] { add_layer_norm(x, ones({2, 4}, float64), {4}); }, "add_layer_norm: expected residual as x");
+  expect_error([&] { add_layer_norm(x, x, {3}); }, "add_layer_norm: expected x of a shape that ends in [3]");
+  expect_error([&] { add_layer_norm(x, x, {}); }, "add_layer_norm: expected normalized_shape of at least one axis");
+  expect_error([&] { add_layer_norm(x, x, {4}, ones({3})); }, "add_layer_norm: expected weight of shape [4], got [3]");
+  expect_error([&] { add_layer_norm(x, x, {4}, {}, ones({4}, int64)); }, "add_layer_norm: expected bias of float32");
+  expect_error([&] { add_layer_norm(x.to(float16), x.to(float16), {4}, ones({4}), ones({4}, float16)); },
+               "add_layer_norm: expected bias of weight's float32, got float16");
+  expect_error([&] { add_layer_norm(x, x, {4}, {}, {}, {.p = 1}); }, "add_layer_norm: expected p in [0, 1), got 1");
+  expect_error([&] { add_layer_norm(x, x, {4}, {}, {}, {.eps = -1}); }, "add_layer_norm: expected eps of at least 0");
+  expect_error([&] { add_layer_norm(x, Tensor{}, {4}); }, "add_layer_norm: expected x and residual, got an undefined");
+  expect_error([&] { add_layer_norm(x.to(int32), x.to(int32), {4}); },
+               "add_layer_norm: expected x of a floating dtype");
+}
+
+}  // namespace
