@@ -119,10 +119,16 @@ struct AddLayerNorm {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy) const {
     const auto [sum, weight, mean, rstd] = ctx.saved<4>();
+    const bool record = autograd::grad_enabled() || sum.numel() == 0;
+    if (dsum.defined() && dy.defined() && !record) {
+      Tensors gradients;
+      if (in_one_pass(ctx, dsum, dy, {sum, weight, mean, rstd}, gradients)) {
+        return gradients;
+      }
+    }
     Gradients d;
     if (dy.defined()) {
-      d = autograd::grad_enabled() || sum.numel() == 0 ? recorded(ctx, dy, sum, weight)
-                                                       : by_kernel(ctx, dy, sum, weight, mean, rstd);
+      d = record ? recorded(ctx, dy, sum, weight) : by_kernel(ctx, dy, sum, weight, mean, rstd);
     }
     const Tensor dresidual = !d.sum.defined() ? dsum : !dsum.defined() ? d.sum : d.sum + dsum;
     Tensor dx;
@@ -133,12 +139,52 @@ struct AddLayerNorm {
   }
 
  private:
+  struct Saved {
+    const Tensor& sum;
+    const Tensor& weight;
+    const Tensor& mean;
+    const Tensor& rstd;
+  };
+
+  Tensor row_like(const Tensor& dy, bool wanted) const {
+    return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{};
+  }
+
+  // All gradients, where there is a kernel for them.
+  bool in_one_pass(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy, const Saved& saved,
+                   Tensors& gradients) const {
+    const bool other_dx = drops(dropped);
+    const auto matrix = [&](bool wanted) { return wanted ? empty_like(saved.sum) : Tensor{}; };
+    const Tensor dresidual = matrix(ctx.needs_grad(1) || (ctx.needs_grad(0) && !other_dx));
+    const Tensor dx = matrix(ctx.needs_grad(0) && other_dx);
+    const Tensor dweight = row_like(dy, ctx.needs_grad(2));
+    const Tensor dbias = row_like(dy, ctx.needs_grad(3));
+    const Tensor dsum_rows = contiguous_data(dsum);
+    const Tensor dy_rows = contiguous_data(dy);
+    const Tensor weight_row = contiguous_or_absent(saved.weight);
+    const kernels::AddLayerNormBackward args{.rows = rows,
+                                             .columns = columns,
+                                             .dsum = dsum_rows,
+                                             .dy = dy_rows,
+                                             .sum = saved.sum,
+                                             .weight = weight_row,
+                                             .mean = saved.mean,
+                                             .rstd = saved.rstd,
+                                             .dropped = dropped,
+                                             .dresidual = dresidual,
+                                             .dx = dx,
+                                             .dweight = dweight,
+                                             .dbias = dbias};
+    gradients = {ctx.needs_grad(0) ? (other_dx ? dx : dresidual) : Tensor{}, ctx.needs_grad(1) ? dresidual : Tensor{},
+                 dweight, dbias};
+    return on_device(dy.device(), [&](auto device) { return kernels::add_layer_norm_backward(device, args); });
+  }
+
   Gradients by_kernel(autograd::Context& ctx, const Tensor& dy, const Tensor& sum, const Tensor& weight,
                       const Tensor& mean, const Tensor& rstd) const {
-    const auto row = [&](bool wanted) { return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{}; };
     const Gradients d{.sum = ctx.needs_grad(0) || ctx.needs_grad(1) ? empty_like(sum) : Tensor{},
-                      .weight = row(ctx.needs_grad(2)),
-                      .bias = row(ctx.needs_grad(3))};
+                      .weight = row_like(dy, ctx.needs_grad(2)),
+                      .bias = row_like(dy, ctx.needs_grad(3))};
     const Tensor dy_rows = contiguous_data(dy);
     const Tensor weight_row = contiguous_or_absent(weight);
     const kernels::LayerNormBackward args{.rows = rows,

@@ -38,4 +38,25 @@ struct AddLayerNormForward {
 inline bool add_layer_norm_forward(Cpu, const AddLayerNormForward&) { return false; }
 bool add_layer_norm_forward(Cuda, const AddLayerNormForward& args);
 
+/// dresidual = dsum + the gradient of the norm in the sum, dx = what dropout leaves of it; whichever of the outputs is
+/// undefined is not wanted.
+struct AddLayerNormBackward {
+  std::int64_t rows;
+  std::int64_t columns;
+  const Tensor& dsum;    // (M, N), x's dtype
+  const Tensor& dy;      // (M, N)
+  const Tensor& sum;     // (M, N)
+  const Tensor& weight;  // (N) or undefined
+  const Tensor& mean;    // (M)
+  const Tensor& rstd;    // (M)
+  Dropped dropped;
+  const Tensor& dresidual;  // out (M, N), x's dtype
+  const Tensor& dx;         // out (M, N); undefined where nothing is dropped, as it is dresidual then
+  const Tensor& dweight;    // out (N), x's dtype or sums
+  const Tensor& dbias;      // out (N), dweight's dtype where both are defined
+};
+
+inline bool add_layer_norm_backward(Cpu, const AddLayerNormBackward&) { return false; }
+bool add_layer_norm_backward(Cuda, const AddLayerNormBackward& args);
+
 }  // namespace mica::kernels

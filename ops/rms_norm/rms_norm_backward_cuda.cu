@@ -3,7 +3,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
-#include <mica/ops/layer_norm/stream_cuda.cuh>
+#include <mica/ops/layer_norm/stream_norm_cuda.cuh>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 
 // T is the type of x, dy and dx, W that of weight, S that of sums: float, or double for double.
@@ -22,124 +22,6 @@ template <class T, class W>
 using Backward = layer_norm_cuda::Backward<T, W>;
 
 constexpr int kMostThreads = 512;  // of a block that streams
-
-// rstd of a group's rows, which a warp fetches 32 at a time: loads in each row would wait behind its copies.
-class Scales {
- public:
-  __device__ Scales(const float* rstds, std::int64_t rows, std::int64_t first, std::int64_t step)
-      : rstds_(rstds), rows_(rows), step_(step), ahead_(first + threadIdx.x % kWarp * step) {
-    fetch();
-  }
-
-  /// That of the next row.
-  __device__ float take() {
-    const int i = taken_++ % kWarp;
-    if (i == 0) {
-      current_ = next_;
-      fetch();
-    }
-    return __shfl_sync(kAllLanes, current_, i);
-  }
-
- private:
-  __device__ void fetch() {
-    if (ahead_ < rows_) {
-      next_ = rstds_[ahead_];
-    }
-    ahead_ += kWarp * step_;
-  }
-
-  const float* rstds_;
-  std::int64_t rows_;
-  std::int64_t step_;
-  std::int64_t ahead_;  // the lane's next row
-  unsigned taken_ = 0;
-  float current_ = 0;
-  float next_ = 0;
-};
-
-// Sums over rows: a block's row of partials is the sum of its groups', added in order.
-template <int V, int P>
-__device__ void write_partials(const float (&dweight)[P * V], float* partial, const StreamPlan& p,
-                               const StreamPlace<Team::block>& at, float* fold) {
-  constexpr int kPart = V < 4 ? V : 4;
-  const bool folds = p.groups > 1;
-  float* const own = folds ? fold + threadIdx.y * p.slab : partial;
-#pragma unroll
-  for (int i = 0; i < P; ++i) {
-    if (i < at.packs) {
-#pragma unroll
-      for (int part = 0; part < V; part += kPart) {
-        Pack<float, kPart> values;
-#pragma unroll
-        for (int j = 0; j < kPart; ++j) {
-          values.at[j] = dweight[i * V + part + j];
-        }
-        store(own + (at.first_pack + i * kWarp) * V + part, values);
-      }
-    }
-  }
-  if (folds) {
-    __syncthreads();
-#pragma unroll 1
-    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < at.columns; column += p.block()) {
-      float sum = 0;
-#pragma unroll 4
-      for (int i = 0; i < p.groups; ++i) {
-        sum += fold[i * p.slab + column];
-      }
-      partial[column] = sum;
-    }
-  }
-}
-
-// The weights of a thread's packs: in registers where there is room, else in shared memory, where others put some.
-template <class W, int V, int P>
-class Weights {
- public:
-  template <class T>
-  __device__ Weights(const Backward<T, W>& a, const StreamPlan& p, const StreamPlace<Team::block>& at,
-                     unsigned char* memory)
-      : slab_(reinterpret_cast<W*>(memory + p.kept_begin()) + at.first_pack * V) {
-    if constexpr (kInRegisters) {
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        float w[V] = {};
-        if (i < at.packs) {
-          unpack(load_or<V>(a.weight, (at.first_pack + i * kWarp) * V, 1), w);
-        }
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          values_[i * V + j] = w[j];
-        }
-      }
-    } else {
-      W* const slab = reinterpret_cast<W*>(memory + p.kept_begin());
-#pragma unroll 1
-      for (int column = (threadIdx.y * blockDim.x + threadIdx.x) * V; column < at.columns; column += p.block() * V) {
-        store(slab + column, load_or<V>(a.weight, column, 1));
-      }
-    }
-  }
-
-  /// Those of pack number i, which is there.
-  __device__ void at(int i, float (&w)[V]) const {
-    if constexpr (kInRegisters) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        w[j] = values_[i * V + j];
-      }
-    } else {
-      unpack(load<V>(slab_ + i * (kWarp * V)), w);
-    }
-  }
-
-  static constexpr bool kInRegisters = P * V <= 16;
-
- private:
-  const W* slab_;
-  float values_[kInRegisters ? P * V : 1];
-};
 
 constexpr int kDepth = 2;  // rows in shared memory, one of them in use
 
@@ -169,8 +51,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   for (int i = 0; i < kDepth; ++i) {
     fetch(i);
   }
-  Scales scales(a.rstd, a.rows, at.first, at.step);
-  const Weights<W, V, P> weights(a, p, at, memory);
+  RowNumbers rstds(a.rstd, a.rows, at.first, at.step);
+  const Weights<W, V, P, kKeep> weights(a.weight, p, at, memory);
   float dweight[P * V] = {};
   const float in_row = 1.0f / static_cast<float>(a.columns);
   meeting.open();
@@ -195,7 +77,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   int place = 0;
 #pragma unroll 1
   for (std::int64_t row = at.first; row < a.rows; row += at.step) {
-    const float rstd = scales.take();
+    const float rstd = rstds.take();
     cuda::wait_copies<kDepth - 1>();
     float sum = 0;
 #pragma unroll

@@ -1,5 +1,6 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/ops/add_layer_norm/add_layer_norm_cuda.cuh>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/row_teams_cuda.cuh>
@@ -10,6 +11,7 @@
 namespace mica::kernels {
 
 using namespace rows;
+using add_layer_norm_cuda::drop;
 
 namespace {
 
@@ -40,20 +42,6 @@ struct Forward {
   float* rstd;
   bool inputs_last_in_l2;
 };
-
-// What dropout leaves of the elements from number `element` on, which is a multiple of 4.
-template <int V>
-__device__ void drop(float (&x)[V], std::int64_t element, PhiloxKey key, std::uint32_t threshold, float scale) {
-  static_assert(V % 4 == 0);
-#pragma unroll
-  for (int j = 0; j < V; j += 4) {
-    const PhiloxBlock block = philox_block(key, static_cast<std::uint64_t>(element + j) / 4);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      x[j + k] = block.word[k] >= threshold ? x[j + k] * scale : 0.0f;
-    }
-  }
-}
 
 // The first thread's `mine`.
 template <bool kOneWarp>
