@@ -408,7 +408,8 @@ def main():
                           f"{row['ratio_to_copy']:.3f} of copy{'' if row['correct'] else '  WRONG'}", flush=True)
     draw(rows, args.out)
     wrong = [r for r in rows if r["by"] == "mica" and not r.get("correct")]
-    sys.exit(1 if wrong else 0)
+    if wrong:
+        sys.exit("WRONG: " + ", ".join(f"{r['op']} {r['dtype']} {r['m']}x{r['n']}" for r in wrong))
 
 
 if __name__ == "__main__":
