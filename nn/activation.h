@@ -2,6 +2,7 @@
 
 #include <mica/nn/module.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/gated/gated.h>
 
 namespace mica::nn {
 
@@ -28,6 +29,25 @@ struct SiLU : Module {
   Tensor operator()(const Tensor& x) const {
     const Scope scope(*this);
     return silu(x);
+  }
+};
+
+/// Of x (…, 2 n), a gate and what it lets through side by side: gelu(gate) · up, (…, n).
+struct GEGLU : Module {
+  explicit GEGLU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return geglu(x, approximation);
+  }
+
+  GeluApproximation approximation;
+};
+
+/// The same with silu.
+struct SwiGLU : Module {
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return swiglu(x);
   }
 };
 
