@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <mica/core/copy.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
@@ -7,9 +8,9 @@
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 
 // T is the type of x, dy and dx, W that of weight, S that of sums: float, or double for double.
-// Stage 1 writes dx and G rows of partial dweight, stage 2, layer_norm's, adds those up. There are three kernels for
-// stage 1: rows that stream through shared memory, others that fit in registers, and rows of any length. In each, which
-// rows a block takes is fixed.
+// Stage 1 writes dx and G rows of partial dweight, stage 2, layer_norm's, adds those up. There are two kernels for
+// stage 1: rows that stream through shared memory, and others that fit in registers; which rows a block takes is fixed.
+// Longer rows have a kernel for dx, and layer_norm's for dweight.
 
 namespace mica::kernels {
 
@@ -239,55 +240,66 @@ __global__ void __launch_bounds__(L::kBlock, 1) rms_norm_backward_kernel(const B
   }
 }
 
-// Rows of any length, each read twice by one block, which adds to its row of partials in memory as it goes.
+// dx alone, for rows of any length, each read twice by one block.
 template <class T, class W, int V>
-__global__ void __launch_bounds__(1024, 1) rms_norm_backward_looped_kernel(const Backward<T, W> a) {
+__global__ void __launch_bounds__(1024, 1) rms_norm_backward_dx_kernel(const Backward<T, W> a) {
   using S = Accumulate<T>;
   using L = Layout<1024, 1024, V>;
+  constexpr int U = V == 8 ? 2 : V == 1 ? 8 : 4;  // packs of each that a thread has under way
   __shared__ typename Exchange<S, L>::Shared shared;
   Exchange<S, L> exchange(shared);
-  S* const partial = a.dweights == nullptr ? nullptr : a.dweights + blockIdx.x * a.columns;
-  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const S rstd = a.rstd[row];
-    const auto for_columns = [&](auto f) {  // f(column, dy, x̂, g)
-#pragma unroll 2
-      for (std::int64_t column = threadIdx.x * V; column < a.columns; column += L::kColumns) {
-        S dy[V];
-        S x_hat[V];
-        S g[V];
-        unpack(load<V>(a.dy + row * a.columns + column), dy);
-        unpack(load<V>(a.x + row * a.columns + column), x_hat);
-        unpack(load_or<V>(a.weight, column, 1), g);
+  const std::int64_t begin = std::int64_t{blockIdx.x} * a.columns;
+  const S rstd = a.rstd[blockIdx.x];
+  const auto for_packs = [&](auto f) {  // f(column, x̂, g)
+#pragma unroll 1
+    for (std::int64_t first = threadIdx.x * V; first < a.columns; first += U * L::kColumns) {
+      Pack<T, V> dys[U];
+      Pack<T, V> xs[U];
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          x_hat[j] *= rstd;
-          g[j] *= dy[j];
+      for (int u = 0; u < U; ++u) {
+        const std::int64_t column = first + u * L::kColumns;
+        dys[u] = {};
+        xs[u] = {};
+        if (column < a.columns) {
+          dys[u] = load<V>(a.dy + begin + column);
+          xs[u] = load<V>(a.x + begin + column);
         }
-        f(column, dy, x_hat, g);
       }
-    };
-    S sum = 0;
-    for_columns([&](std::int64_t, const S(&)[V], const S(&x_hat)[V], const S(&g)[V]) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        sum += g[j] * x_hat[j];
-      }
-    });
-    const S mean = sum_row<L>(sum, exchange) / static_cast<S>(a.columns);
-    const bool first = row == blockIdx.x;
-    for_columns([&](std::int64_t column, const S(&dy)[V], const S(&x_hat)[V], S(&g)[V]) {
+      for (int u = 0; u < U; ++u) {
+        const std::int64_t column = first + u * L::kColumns;
+        if (column < a.columns) {
+          S dy[V];
+          S x_hat[V];
+          S g[V];
+          unpack(dys[u], dy);
+          unpack(xs[u], x_hat);
+          unpack(load_or<V>(a.weight, column, 1), g);
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        if (partial != nullptr) {
-          partial[column + j] = (first ? S(0) : partial[column + j]) + dy[j] * x_hat[j];
+          for (int j = 0; j < V; ++j) {
+            x_hat[j] *= rstd;
+            g[j] *= dy[j];
+          }
+          f(column, x_hat, g);
         }
-        g[j] = (g[j] - x_hat[j] * mean) * rstd;
       }
-      if (a.dx != nullptr) {
-        store(a.dx + row * a.columns + column, pack_of<T>(g));
-      }
-    });
-  }
+    }
+  };
+  S sum = 0;
+  for_packs([&](std::int64_t, const S(&x_hat)[V], const S(&g)[V]) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      sum += g[j] * x_hat[j];
+    }
+  });
+  const S mean = sum_row<L>(sum, exchange) / static_cast<S>(a.columns);
+  for_packs([&](std::int64_t column, const S(&x_hat)[V], S(&g)[V]) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      g[j] = (g[j] - x_hat[j] * mean) * rstd;
+    }
+    store(a.dx + begin + column, pack_of<T>(g));
+  });
 }
 
 // On the host. G, the rows of partials, is a function of the shape and of the kernel alone.
@@ -347,10 +359,14 @@ template <class S>
 constexpr int kWide = 64 / sizeof(S);  // what a thread can hold of a row, and of its sums, without spilling
 
 /// The choice by row length, for rows that fit in registers: f(layout).
-template <class S, class F>
+template <class S, int V, class F>
 void with_layout(std::int64_t columns, F&& f) {
   if (columns <= 64) {
     f(Layout<8, 256, 8>{});
+  } else if (V > 1 && columns <= 128) {
+    f(Layout<128 / kWide<S>, 256, kWide<S>>{});
+  } else if (V > 1 && columns <= 256) {
+    f(Layout<256 / kWide<S>, 256, kWide<S>>{});
   } else if (columns <= 256) {
     f(Layout<32, 256, 8>{});
   } else if (columns <= 1024) {
@@ -364,8 +380,9 @@ void with_layout(std::int64_t columns, F&& f) {
 
 template <class T, class W, int V>
 void rows_in_registers(Backward<T, W> a, Device device) {
-  with_layout<Accumulate<T>>(a.columns, [&]<class L>(L) {
-    constexpr std::int64_t kMost = (L::kRows > 1 ? 131072 : 65536) / L::kBlock;
+  with_layout<Accumulate<T>, V>(a.columns, [&]<class L>(L) {
+    // As many blocks as an H200 has room for at a time, or about so many.
+    constexpr std::int64_t kMost = L::kRows == 1 ? 65536 / L::kBlock : L::kElements == 16 ? 3 * kStreamBlocks : 512;
     const std::int64_t G = std::min<std::int64_t>((a.rows + L::kRows - 1) / L::kRows, kMost);
     const Tensor partials = allocate_partials(a, G, device);
     rms_norm_backward_kernel<T, W, L, V><<<grid_of(G), L::kBlock, 0, cuda::current_stream()>>>(a);
@@ -374,13 +391,20 @@ void rows_in_registers(Backward<T, W> a, Device device) {
   });
 }
 
+// dx, and then dweight by layer_norm's kernel for parameters alone, for which all means are 0.
 template <class T, class W, int V>
-void looped_rows(Backward<T, W> a, Device device) {
-  const std::int64_t G = std::min<std::int64_t>(a.rows, kStreamBlocks);
-  const Tensor partials = allocate_partials(a, G, device);
-  rms_norm_backward_looped_kernel<T, W, V><<<grid_of(G), 1024, 0, cuda::current_stream()>>>(a);
-  cuda::check_launch("rms_norm_backward_looped_kernel");
-  layer_norm_cuda::add_partials(a, G);
+void long_rows(Backward<T, W> a, Device device) {
+  using S = Accumulate<T>;
+  if (a.dx != nullptr) {
+    rms_norm_backward_dx_kernel<T, W, V><<<grid_of(a.rows), 1024, 0, cuda::current_stream()>>>(a);
+    cuda::check_launch("rms_norm_backward_dx_kernel");
+  }
+  if (a.dweight != nullptr) {
+    const Tensor mean = empty({a.rows}, dtype_of<S>, device);
+    fill_data(mean, 0);
+    a.mean = mean.data<S>();
+    layer_norm_cuda::backward_parameters(a, device);
+  }
 }
 
 template <class T, class W>
@@ -397,7 +421,7 @@ void launch_backward(const Backward<T, W>& a, Device device) {
         if (a.columns <= 512 * kWide<S>) {
           rows_in_registers<T, W, V>(a, device);
         } else {
-          looped_rows<T, W, V>(a, device);
+          long_rows<T, W, V>(a, device);
         }
       },
       a.dy, a.x, a.weight, a.dx);

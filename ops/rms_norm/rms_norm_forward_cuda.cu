@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kBlock = 512;      // threads, at most
 constexpr int kWarpTeams = 8;    // rows of a block, where a warp has each
-constexpr int kNarrowLanes = 8;  // that share a row of at most 64 columns
+constexpr int kNarrowLanes = 8;  // that share a row of at most kNarrowColumns
 
 // Results larger than this leave the L2 cache before anybody reads them. Then x is told to stay in it longest: what is
 // written leaves in the order in which it came, which the memory takes faster.
@@ -149,18 +149,40 @@ __global__ void __launch_bounds__(kTeam == Team::block ? kBlock : kWarpTeams * k
   }
 }
 
+constexpr int kLoopedBlock = 1024;  // threads
+
+// Packs that a thread of the loops below has under way.
+template <int V>
+constexpr int kUnroll = V == 8 ? 4 : 8;
+
 // Rows of any length, each read twice by one block.
 template <class T, class W, int V>
-__global__ void __launch_bounds__(kBlock, 2) rms_norm_forward_looped_kernel(const Forward<T, W> a) {
+__global__ void __launch_bounds__(kLoopedBlock, 1) rms_norm_forward_looped_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ S warps[kBlock / kWarp];
-  const std::int64_t row = blockIdx.x;
+  constexpr int U = kUnroll<V>;
+  __shared__ S warps[kLoopedBlock / kWarp];
+  const std::int64_t begin = std::int64_t{blockIdx.x} * a.columns;
   const auto for_packs = [&](auto f) {  // f(column, x)
-#pragma unroll 4
-    for (std::int64_t column = threadIdx.x * V; column < a.columns; column += kBlock * V) {
-      S x[V];
-      unpack(load<V>(a.x + row * a.columns + column), x);
-      f(column, x);
+#pragma unroll 1
+    for (std::int64_t first = threadIdx.x * V; first < a.columns; first += U * kLoopedBlock * V) {
+      Pack<T, V> packs[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const std::int64_t column = first + u * (kLoopedBlock * V);
+        packs[u] = {};
+        if (column < a.columns) {
+          packs[u] = load<V>(a.x + begin + column);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const std::int64_t column = first + u * (kLoopedBlock * V);
+        if (column < a.columns) {
+          S x[V];
+          unpack(packs[u], x);
+          f(column, x);
+        }
+      }
     }
   };
   S squares = 0;
@@ -178,10 +200,10 @@ __global__ void __launch_bounds__(kBlock, 2) rms_norm_forward_looped_kernel(cons
     for (int j = 0; j < V; ++j) {
       x[j] *= rstd * w[j];
     }
-    store(a.y + row * a.columns + column, pack_of<T>(x));
+    store(a.y + begin + column, pack_of<T>(x));
   });
   if (a.rstd != nullptr && threadIdx.x == 0) {
-    a.rstd[row] = rstd;
+    a.rstd[blockIdx.x] = rstd;
   }
 }
 
@@ -220,18 +242,38 @@ void launch_packs(const Forward<T, W>& a, dim3 block, int packs) {
   }
 }
 
+// Of rows that some lanes of a warp share. With several packs each, they have more of them under way.
+template <int V>
+constexpr std::int64_t kNarrowColumns = V >= 4   ? 256
+                                        : V == 2 ? 128
+                                                 : 64;
+
+template <class T, class W, int V>
+void launch_lanes(const Forward<T, W>& a) {
+  const dim3 block(kNarrowLanes, kWarpTeams * kWarp / kNarrowLanes);
+  if (a.columns <= 64) {
+    launch_team<T, W, V, 8 / V, Team::lanes>(a, block);
+  } else if constexpr (V > 1) {
+    if (a.columns <= 128) {
+      launch_team<T, W, V, 16 / V, Team::lanes>(a, block);
+    } else if constexpr (V > 2) {
+      launch_team<T, W, V, 32 / V, Team::lanes>(a, block);
+    }
+  }
+}
+
 template <class T, class W, int V>
 void launch_forward(const Forward<T, W>& a) {
   constexpr int kMost = kMostPacks<V>;
-  if (a.columns <= 64) {
-    launch_team<T, W, V, std::max(1, 8 / V), Team::lanes>(a, dim3(kNarrowLanes, kWarpTeams * kWarp / kNarrowLanes));
+  if (a.columns <= kNarrowColumns<V>) {
+    launch_lanes<T, W, V>(a);
   } else if (packs_of<V>(a.columns, kWarp) <= kMost) {
     launch_packs<T, W, V, Team::warp>(a, dim3(kWarp, kWarpTeams), packs_of<V>(a.columns, kWarp));
   } else if (a.columns <= std::int64_t{kBlock} * V * kMost) {
     const int threads = block_threads<V>(a.columns, kMost, V == 8 ? 3 : kMost / 2, kBlock);
     launch_packs<T, W, V, Team::block>(a, threads, packs_of<V>(a.columns, threads));
   } else {
-    rms_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kBlock, 0, cuda::current_stream()>>>(a);
+    rms_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kLoopedBlock, 0, cuda::current_stream()>>>(a);
     cuda::check_launch("rms_norm_forward_looped_kernel");
   }
 }
