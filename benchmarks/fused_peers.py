@@ -1,11 +1,12 @@
-"""Gated activations and RMSNorm beside their peers, in one process: mica (through libmica_bench.so), PyTorch and
-torch.compile, with a device-to-device copy of a tensor of the result's size as the ceiling.
+"""Gated activations, RMSNorm and residual + LayerNorm beside their peers, in one process: mica (through
+libmica_bench.so), PyTorch and torch.compile, with a device-to-device copy of a tensor of the result's size as the
+ceiling.
 
     python3 benchmarks/fused_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
 Timed and checked as layer_norm_peers.py does it. GB/s counts the least bytes that must move: of a gated activation
-3·M·N·size forward and 5·M·N·size backward, of RMSNorm 2·M·N·size and 3·M·N·size. PyTorch's backward is autograd's, from
-what its forward saved.
+3·M·N·size forward and 5·M·N·size backward, of RMSNorm 2·M·N·size and 3·M·N·size, of the sum with a residual and its
+LayerNorm 4·M·N·size each way. PyTorch's backward is autograd's, from what its forward saved.
 """
 
 import argparse
@@ -27,6 +28,9 @@ ROWS = [("bfloat16", 65536, 768), ("bfloat16", 16384, 4096), ("bfloat16", 8192, 
         ("bfloat16", 4096, 16384), ("bfloat16", 524288, 128), ("float16", 4096, 4096), ("float32", 131072, 512),
         ("float32", 16384, 4096), ("float32", 1024, 66679)]
 
+ADDED = [("bfloat16", 65536, 768), ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("float16", 4096, 1024),
+         ("float32", 131072, 512), ("float32", 16384, 4096)]
+
 
 class Library:
     """mica's kernels: raw pointers in, raw pointers out."""
@@ -41,7 +45,9 @@ class Library:
                 "mica_geglu_forward": [p] * 3 + [i64] * 3 + [i32] * 2 + [p],
                 "mica_geglu_backward": [p] * 5 + [i64] * 3 + [i32] * 2 + [p],
                 "mica_rms_norm_forward": [p] * 4 + [i64] * 2 + [f64, i32, i32, p],
-                "mica_rms_norm_backward": [p] * 6 + [i64] * 2 + [i32] * 2 + [p]}.items():
+                "mica_rms_norm_backward": [p] * 6 + [i64] * 2 + [i32] * 2 + [p],
+                "mica_add_layer_norm_forward": [p] * 8 + [i64] * 2 + [f64, i32, i32, p],
+                "mica_add_layer_norm_backward": [p] * 9 + [i64] * 2 + [i32] * 2 + [p]}.items():
             getattr(self.lib, name).argtypes = arguments
 
     def call(self, name, *args):
@@ -127,21 +133,72 @@ class RMSNorm:
         return F.rms_norm(x, (self.n,), weight, EPS)
 
 
+class AddLayerNorm:
+    moved = {"forward": 4, "backward": 4}
+    name = "add_layer_norm"
+
+    def __init__(self, dtype, m, n):
+        self.m, self.n = m, n
+        kind = DTYPES[dtype]
+        self.inputs = [random(kind, m, n), random(kind, m, n), random(kind, n), random(kind, n)]
+        self.dsum, self.dy = random(kind, m, n), random(kind, m, n)
+        self.sum, self.y, self.dx = (torch.empty_like(self.dy) for _ in range(3))
+        self.dweight, self.dbias = (torch.empty_like(self.inputs[2]) for _ in range(2))
+        self.mean, self.rstd = (torch.empty(m, dtype=torch.float32, device="cuda") for _ in range(2))
+        self.outputs = [self.dx, self.dweight, self.dbias]
+        self.codes = [CODES[kind], CODES[kind]]
+
+    def mica(self, library, which):
+        x, residual, weight, bias = self.inputs
+        forward = [*pointers(x, residual, weight, bias, self.sum, self.y, self.mean, self.rstd), self.m, self.n, EPS,
+                   *self.codes]
+        backward = [*pointers(self.dsum, self.dy, self.sum, weight, self.mean, self.rstd, self.dx, self.dweight,
+                              self.dbias), self.m, self.n, *self.codes]
+        library.call("mica_add_layer_norm_forward", *forward)  # what backward needs
+        if which == "forward":
+            for t in (self.sum, self.y):
+                t.fill_(float("nan"))
+        arguments = forward if which == "forward" else backward
+        results = (self.sum, self.y) if which == "forward" else (self.dx, self.dx, self.dweight, self.dbias)
+
+        def run():
+            library.call(f"mica_add_layer_norm_{which}", *arguments)
+            return results
+        return run
+
+    def formula(self, x, residual, weight, bias):
+        s = x + residual
+        return s, F.layer_norm(s, (self.n,), weight, bias, EPS)
+
+
+def results_of(case, *inputs):
+    results = case.formula(*inputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def gradients_of(case):
+    return (case.dsum, case.dy) if isinstance(case, AddLayerNorm) else (case.dy,)
+
+
 def torch_run(case, which, compiled):
     """PyTorch's forward, or the backward of one forward that ran before."""
     torch._dynamo.reset()
-    formula = torch.compile(case.formula, dynamic=False) if compiled else case.formula
+    def plain(*inputs):
+        return results_of(case, *inputs)
+    formula = torch.compile(plain, dynamic=False) if compiled else plain
     if which == "forward":
-        return lambda: (formula(*case.inputs),)
+        return lambda: formula(*case.inputs)
     leaves = [x.detach().requires_grad_() for x in case.inputs]
-    y = formula(*leaves)
-    return lambda: torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
+    results = formula(*leaves)
+    return lambda: torch.autograd.grad(results, leaves, gradients_of(case), retain_graph=True)
 
 
 def reference(case, which):
     leaves = [x.double().requires_grad_(which == "backward") for x in case.inputs]
-    y = case.formula(*leaves)
-    return (y,) if which == "forward" else torch.autograd.grad(y, leaves, case.dy.double())
+    results = results_of(case, *leaves)
+    if which == "forward":
+        return results
+    return torch.autograd.grad(results, leaves, [t.double() for t in gradients_of(case)])
 
 
 def contestants(case, which, library, peers):
@@ -180,10 +237,12 @@ def cases(ops, step):
                 yield shape[0], lambda: Gated(op, halves, *shape)
     for shape in ROWS[::step] if "rms_norm" in ops else []:
         yield shape[0], lambda: RMSNorm(*shape)
+    for shape in ADDED[::step] if "add_layer_norm" in ops else []:
+        yield shape[0], lambda: AddLayerNorm(*shape)
 
 
 def main():
-    names = ["swiglu", "geglu", "geglu_tanh", "rms_norm"]
+    names = ["swiglu", "geglu", "geglu_tanh", "rms_norm", "add_layer_norm"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="path of libmica_bench.so")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))

@@ -7,6 +7,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
@@ -235,5 +236,63 @@ int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, co
                                         .rstd = wrap(rstd, {M}, float32, device),
                                         .dx = wrap(dx, {M, N}, type, device),
                                         .dweight = wrap(dweight, {N}, weight_type, device)});
+  });
+}
+
+int mica_add_layer_norm_forward(const void* x, const void* residual, const void* weight, const void* bias, void* sum,
+                                void* y, float* mean, float* rstd, int64_t M, int64_t N, double eps, int dtype,
+                                int weight_dtype, void* stream) {
+  return guarded(stream, [&] {
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check_sizes(M, N);
+    check((mean == nullptr) == (rstd == nullptr), "expected mean and rstd, or neither");
+    if (M == 0 || N == 0) {
+      return;
+    }
+    check(x != nullptr && residual != nullptr && sum != nullptr && y != nullptr,
+          "expected x, residual, sum and y, got a null pointer");
+    const Device device = current_device();
+    const bool done = kernels::add_layer_norm_forward(Cuda{}, {.rows = M,
+                                                               .columns = N,
+                                                               .x = wrap(x, {M, N}, type, device),
+                                                               .residual = wrap(residual, {M, N}, type, device),
+                                                               .weight = wrap(weight, {N}, weight_type, device),
+                                                               .bias = wrap(bias, {N}, weight_type, device),
+                                                               .dropped = {},
+                                                               .eps = eps,
+                                                               .sum = wrap(sum, {M, N}, type, device),
+                                                               .y = wrap(y, {M, N}, type, device),
+                                                               .mean = wrap(mean, {M}, float32, device),
+                                                               .rstd = wrap(rstd, {M}, float32, device)});
+    check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
+  });
+}
+
+int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* sum, const void* weight,
+                                 const float* mean, const float* rstd, void* dx, void* dweight, void* dbias, int64_t M,
+                                 int64_t N, int dtype, int weight_dtype, void* stream) {
+  return guarded(stream, [&] {
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    if (dx == nullptr && dweight == nullptr && dbias == nullptr) {
+      return;
+    }
+    check(dsum != nullptr && dy != nullptr && sum != nullptr && mean != nullptr && rstd != nullptr,
+          "expected dsum, dy, sum, mean and rstd, got a null pointer");
+    const Device device = current_device();
+    const bool done = kernels::add_layer_norm_backward(Cuda{}, {.rows = M,
+                                                                .columns = N,
+                                                                .dsum = wrap(dsum, {M, N}, type, device),
+                                                                .dy = wrap(dy, {M, N}, type, device),
+                                                                .sum = wrap(sum, {M, N}, type, device),
+                                                                .weight = wrap(weight, {N}, weight_type, device),
+                                                                .mean = wrap(mean, {M}, float32, device),
+                                                                .rstd = wrap(rstd, {M}, float32, device),
+                                                                .dropped = {},
+                                                                .dresidual = wrap(dx, {M, N}, type, device),
+                                                                .dx = {},
+                                                                .dweight = wrap(dweight, {N}, weight_type, device),
+                                                                .dbias = wrap(dbias, {N}, weight_type, device)});
+    check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }

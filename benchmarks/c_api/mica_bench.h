@@ -54,6 +54,17 @@ int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rst
 int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, const float* rstd, void* dx,
                            void* dweight, int64_t M, int64_t N, int dtype, int weight_dtype, void* stream);
 
+/* sum (M, N) = x + residual, and y (M, N) = layer norm of its rows, otherwise as mica_layer_norm_forward. An error
+ * where there is no kernel that does it in one pass. */
+int mica_add_layer_norm_forward(const void* x, const void* residual, const void* weight, const void* bias, void* sum,
+                                void* y, float* mean, float* rstd, int64_t M, int64_t N, double eps, int dtype,
+                                int weight_dtype, void* stream);
+
+/* The gradients of the above: dx (M, N), which is that of x and of residual, dweight and dbias (N). */
+int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* sum, const void* weight,
+                                 const float* mean, const float* rstd, void* dx, void* dweight, void* dbias, int64_t M,
+                                 int64_t N, int dtype, int weight_dtype, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

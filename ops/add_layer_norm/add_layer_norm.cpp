@@ -120,7 +120,7 @@ struct AddLayerNorm {
   Tensors backward(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy) const {
     const auto [sum, weight, mean, rstd] = ctx.saved<4>();
     const bool record = autograd::grad_enabled() || sum.numel() == 0;
-    if (dsum.defined() && dy.defined() && !record) {
+    if (dsum.defined() && dy.defined() && !record && dy.device().is_cuda()) {
       Tensors gradients;
       if (in_one_pass(ctx, dsum, dy, {sum, weight, mean, rstd}, gradients)) {
         return gradients;
