@@ -86,7 +86,7 @@ struct CrossEntropyGradient {
     const std::int64_t rows = logsumexp.numel();
     const std::int64_t classes = logits.size(-1);
     const Tensor matrix = packed(logits, {rows, classes});
-    const Tensor row_targets = packed_targets(targets, rows, classes);
+    const Tensor row_targets = packed_targets("cross_entropy", targets, rows, classes, options.ignore_index);
     const Tensor scale = packed(dloss, {dloss.numel()});
     const Tensor out = packed(dlogits, {rows, classes});
     const kernels::CrossEntropyBackward args{.terms = detail::terms_of(options, matrix, row_targets, weight),
@@ -147,7 +147,7 @@ struct CrossEntropy {
     const Tensor mass = empty_like(logsumexp);
     const Tensor losses = empty_like(logsumexp);
     const Tensor matrix = packed(logits, {count, logits.size(-1)});
-    const Tensor row_targets = packed_targets(targets, count, logits.size(-1));
+    const Tensor row_targets = packed_targets("cross_entropy", targets, count, logits.size(-1), options.ignore_index);
     if (count > 0) {
       const kernels::CrossEntropyForward args{.terms = detail::terms_of(options, matrix, row_targets, weight),
                                               .logsumexp = logsumexp,
@@ -215,7 +215,7 @@ struct CrossEntropyInPlace {
     const std::int64_t count = numel_of(rows);
     const Tensor losses = empty({count}, accumulate_dtype(logits.dtype()), logits.device());
     const Tensor matrix = packed(logits, {count, logits.size(-1)});
-    const Tensor row_targets = packed_targets(targets, count, logits.size(-1));
+    const Tensor row_targets = packed_targets("cross_entropy", targets, count, logits.size(-1), options.ignore_index);
     const Tensor denominator = detail::mean_denominator(options, row_targets, weight, logits.dtype());
     if (count > 0) {
       const Tensor one;

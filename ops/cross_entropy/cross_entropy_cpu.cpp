@@ -57,15 +57,6 @@ class Rows {
     });
   }
 
-  void check_labels() const {
-    for (std::int64_t row = 0; labels_ != nullptr && row < rows_; ++row) {
-      const std::int64_t label = labels_[row];
-      check(label == ignore_index_ || (label >= 0 && label < classes),
-            "cross_entropy: expected targets in [0, {}) or ignore_index {}, got {} in row {}", classes, ignore_index_,
-            label, row);
-    }
-  }
-
   bool ignored(std::int64_t row) const { return labels_ != nullptr && labels_[row] == ignore_index_; }
   std::int64_t label(std::int64_t row) const { return labels_[row]; }
   CrossEntropyTarget kind() const { return kind_; }
@@ -121,7 +112,6 @@ template <class T, class Index>
 void forward(const CrossEntropyForward& args) {
   using S = Accumulate<T>;
   const Rows<T, Index> rows(args.terms);
-  rows.check_labels();
   S* const logsumexp = args.logsumexp.data<S>();
   S* const mass = args.mass.data<S>();
   S* const losses = args.losses.data<S>();

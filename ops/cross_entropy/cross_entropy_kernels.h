@@ -24,8 +24,8 @@ struct CrossEntropyTerms {
   double softcap;  // 0: none
 };
 
-/// Losses and what backward needs. Throws, on the CPU only, before anything is written, if a label is neither a class
-/// nor ignore_index; on CUDA its row's loss and gradient are NaN.
+/// Losses and what backward needs. Labels must be classes or ignore_index; on CUDA, others make their row's loss and
+/// gradient NaN.
 struct CrossEntropyForward {
   CrossEntropyTerms terms;
   const Tensor& logsumexp;  // out (N), sums: log Σ eᶻ; what ignored rows get is of no use

@@ -49,8 +49,24 @@ Tensor packed(const Tensor& x, const Shape& shape) {
   return as_strided(data, shape, contiguous_strides(shape), data.handle()->offset);
 }
 
-Tensor packed_targets(const Tensor& targets, std::int64_t rows, std::int64_t classes) {
-  return packed(targets, is_floating(targets.dtype()) ? Shape{rows, classes} : Shape{rows});
+Tensor packed_targets(const char* op, const Tensor& targets, std::int64_t rows, std::int64_t classes,
+                      std::int64_t ignore_index) {
+  if (is_floating(targets.dtype())) {
+    return packed(targets, {rows, classes});
+  }
+  const Tensor labels = packed(targets, {rows});
+  if (labels.device().is_cpu()) {
+    on_dtype(kernels::IndexTypes{}, labels.dtype(), op, [&]<class Index>() {
+      const Index* const data = labels.data<Index>();
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t label = data[row];
+        check(label == ignore_index || (label >= 0 && label < classes),
+              "{}: expected targets in [0, {}) or ignore_index {}, got {} in row {}", op, classes, ignore_index, label,
+              row);
+      }
+    });
+  }
+  return labels;
 }
 
 kernels::CrossEntropyTerms terms_of(const CrossEntropyOptions& options, const Tensor& logits, const Tensor& targets,

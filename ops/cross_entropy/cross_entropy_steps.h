@@ -18,8 +18,10 @@ Tensor class_weights(const CrossEntropyOptions& options, DType logits_dtype);
 /// As rows of a matrix, or as a list: the elements in row-major order, without history.
 Tensor packed(const Tensor& x, const Shape& shape);
 
-/// The targets of `rows` rows, packed.
-Tensor packed_targets(const Tensor& targets, std::int64_t rows, std::int64_t classes);
+/// The targets of `rows` rows, packed. Throws, on the CPU only and naming `op`, if a label is neither a class nor
+/// ignored.
+Tensor packed_targets(const char* op, const Tensor& targets, std::int64_t rows, std::int64_t classes,
+                      std::int64_t ignore_index);
 
 /// `options` for a matrix of logits. The arguments must outlive it.
 kernels::CrossEntropyTerms terms_of(const CrossEntropyOptions& options, const Tensor& logits, const Tensor& targets,
