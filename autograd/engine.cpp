@@ -6,6 +6,8 @@
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
+#include <mica/autograd/gradient_check.h>
+#include <mica/autograd/segment.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/creation.h>
 
@@ -73,27 +75,54 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
   return {std::move(edge), gradient};
 }
 
+// Runs a node between its hooks and sends what comes of it on its way.
+void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier) {
+  node.run_prehooks(gradients);
+  anomalies.prehooked(node, gradients);
+  if (Segment* const segment = node.as_segment()) {
+    for (auto& [edge, gradient] : segment->replay(gradients)) {
+      frontier.add(edge, std::move(gradient));
+    }
+    return;
+  }
+  const bool has_hooks = node.has_hooks();
+  Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
+  anomalies.made(node, results);
+  if (has_hooks) {
+    node.run_hooks(results, gradients);
+    anomalies.posthooked(node, results);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].defined()) {
+      frontier.add(node.edges[i], std::move(results[i]));
+    }
+  }
+}
+
 // Sends the gradients back through the graph, newest node first. visit(node, gradients) sees each node with the
-// complete gradients of its outputs, and says whether to go on through it.
-template <class Visit>
-void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit) {
+// complete gradients of its outputs, and says whether to go on through it. replayed() is told when new nodes came in
+// between.
+template <class Visit, class Replayed>
+void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit, Replayed&& replayed) {
   const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
-  const GradMode guard(record);
+  const InsideOp guard(!record);
+  GradientCheck anomalies;
   Frontier frontier;
   for (const Root& root : roots) {
+    anomalies.given(root.gradient);
     frontier.add(root.edge, root.gradient);
   }
   while (!frontier.empty()) {
     auto [node, gradients] = frontier.pop();
+    anomalies.arrived(*node, gradients);
     node->run_output_hooks(gradients);
+    anomalies.hooked(*node, gradients);
     if (!visit(*node, gradients)) {
       continue;
     }
-    Tensors results = node->run(std::move(gradients));
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      if (results[i].defined()) {
-        frontier.add(node->edges[i], std::move(results[i]));
-      }
+    run(*node, std::move(gradients), anomalies, frontier);
+    if (node->as_segment() != nullptr) {
+      replayed();
     }
     if (!retain_graph) {
       node->release();
@@ -102,44 +131,73 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
 }
 
 // Which nodes a pass goes through to find the gradients of some: those from which edges lead to them.
+template <class Ends>
 class Ways {
  public:
-  template <class Ends>
-  Ways(const std::vector<Root>& roots, const Ends& ends) {
-    std::vector<const Node*> found;  // every node of the graph, once
-    const auto find = [&](const Node* node) {
-      if (node != nullptr && leads_.try_emplace(node, false).second) {
-        found.push_back(node);
-      }
-    };
+  Ways(const std::vector<Root>& roots, const Ends& ends) : ends_(ends) {
+    std::vector<const Node*> found;
     for (const Root& root : roots) {
-      find(root.edge.node.get());
+      find(root.edge.node.get(), leads_, found);
     }
+    explore(std::move(found), leads_);
+  }
+
+  bool go_through(const Node& node) {
+    if (const auto at = leads_.find(&node); at != leads_.end()) {
+      return at->second;
+    }
+    if (!replayed_.contains(&node)) {
+      std::vector<const Node*> found;
+      find(&node, replayed_, found);
+      explore(std::move(found), replayed_);
+    }
+    return replayed_.at(&node);
+  }
+
+  /// Nodes that come in during the pass also go during the pass, and others may come in at their addresses.
+  void forget_replayed() { replayed_.clear(); }
+
+ private:
+  using Leads = std::unordered_map<const Node*, bool>;
+
+  void find(const Node* node, Leads& leads, std::vector<const Node*>& found) {
+    if (node != nullptr && (&leads == &leads_ || !leads_.contains(node)) && leads.try_emplace(node, false).second) {
+      found.push_back(node);
+    }
+  }
+
+  // Fills in all that is behind `found`.
+  void explore(std::vector<const Node*> found, Leads& leads) {
     for (std::size_t i = 0; i < found.size(); ++i) {
       for (const Edge& edge : found[i]->edges) {
-        find(edge.node.get());
+        find(edge.node.get(), leads, found);
       }
     }
     // Oldest first: where a node's edges lead is known before it.
     std::sort(found.begin(), found.end(), [](const Node* a, const Node* b) { return a->sequence() < b->sequence(); });
     for (const Node* node : found) {
-      leads_[node] = std::any_of(node->edges.begin(), node->edges.end(), [&](const Edge& edge) {
-        return edge.node != nullptr && (ends.contains(edge.node.get()) || leads_[edge.node.get()]);
+      leads[node] = std::any_of(node->edges.begin(), node->edges.end(), [&](const Edge& edge) {
+        return edge.node != nullptr && (ends_.contains(edge.node.get()) || leads_to_end(edge.node.get()));
       });
     }
   }
 
-  bool go_through(const Node& node) const { return leads_.at(&node); }
+  bool leads_to_end(const Node* node) const {
+    const auto at = leads_.find(node);
+    return at != leads_.end() ? at->second : replayed_.at(node);
+  }
 
- private:
-  std::unordered_map<const Node*, bool> leads_;
+  const Ends& ends_;
+  Leads leads_;     // of the graph as it was at the start
+  Leads replayed_;  // of what checkpoints recorded since
 };
 
 }  // namespace
 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
-  traverse({root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false,
-           [](Node&, const Tensors&) { return true; });
+  traverse(
+      {root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false,
+      [](Node&, const Tensors&) { return true; }, [] {});
 }
 
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients, GradOptions options) {
@@ -162,16 +220,18 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
     inputs_at[ends[i].node.get()].push_back(i);
   }
   Tensors results(inputs.size());
-  const Ways ways(roots, inputs_at);
-  traverse(roots, options.retain_graph || options.create_graph, options.create_graph,
-           [&](const Node& node, const Tensors& arrived) {
-             if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
-               for (const std::size_t i : at->second) {
-                 results[i] = arrived[ends[i].slot];
-               }
-             }
-             return ways.go_through(node);
-           });
+  Ways ways(roots, inputs_at);
+  traverse(
+      roots, options.retain_graph || options.create_graph, options.create_graph,
+      [&](const Node& node, const Tensors& arrived) {
+        if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
+          for (const std::size_t i : at->second) {
+            results[i] = arrived[ends[i].slot];
+          }
+        }
+        return ways.go_through(node);
+      },
+      [&] { ways.forget_replayed(); });
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check(results[i].defined() || options.allow_unused,
           "grad: the outputs do not depend on input {} of shape {}; pass {{.allow_unused = true}} for an undefined "

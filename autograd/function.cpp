@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include <mica/autograd/anomaly.h>
 #include <mica/autograd/function.h>
+#include <mica/autograd/segment.h>
 #include <mica/core/creation.h>
 
 namespace mica::autograd {
@@ -24,6 +26,17 @@ class UnknownDerivative final : public Node {
  private:
   std::string op_;
 };
+
+// After an output of an op got its history: whether it shows elements of an input, which only that op explains. A view
+// op says afterwards that it is no such one.
+void link_to_inputs(const Tensor& output, const Tensor* const* inputs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (inputs[i]->defined() && inputs[i]->handle()->storage == output.handle()->storage &&
+        inputs[i]->requires_grad()) {
+      link_custom_view(output, *inputs[i]);
+    }
+  }
+}
 
 }  // namespace
 
@@ -54,7 +67,7 @@ Tensor Context::unpack(std::size_t i) const {
   check(storage.version() == saved.version,
         "{}: a tensor of shape {} that it saved for backward was modified in place since, last by {}", *name_,
         saved.record.shape, storage.last_writer());
-  const Tensor tensor(std::make_shared<mica::detail::TensorImpl>(saved.record));
+  const Tensor tensor = saved.tensor();
   if (saved.output >= 0) {
     set_history(tensor, node_.lock(), saved.output);
   }
@@ -70,9 +83,15 @@ Tensors Context::saved_all() const {
   return result;
 }
 
+bool Context::is_differentiable(const Tensor& output) const {
+  return is_floating(output.dtype()) && std::none_of(non_differentiable_.begin(), non_differentiable_.end(),
+                                                     [&](const Tensor& x) { return x.is_same(output); });
+}
+
 void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count) {
   ctx.name_ = &name;
   if (!grad_enabled()) {
+    ctx.is_traced_ = anomaly_enabled() && grad_disabled_by_user();
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
@@ -84,22 +103,24 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
       ctx.needs_any_grad_ = true;
     }
   }
+  ctx.is_traced_ = anomaly_enabled();
+  if (ctx.needs_any_grad_ && SegmentWatch::current() != nullptr) {
+    ctx.needs_grad_.clear();
+    ctx.needs_any_grad_ = false;
+    ctx.is_in_segment_ = true;
+  }
 }
 
 void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
                           const Tensors& outputs) {
   Context& ctx = node->ctx_;
   ctx.node_ = node;
-  const auto differentiable = [&](const Tensor& output) {
-    return is_floating(output.dtype()) && std::none_of(ctx.non_differentiable_.begin(), ctx.non_differentiable_.end(),
-                                                       [&](const Tensor& x) { return x.is_same(output); });
-  };
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       // The record at that address may be another by now, but not one that shows the same storage.
       if (saved.of != nullptr && saved.of == outputs[k].handle().get() &&
           saved.record.storage == outputs[k].handle()->storage) {
-        saved.output = differentiable(outputs[k]) ? static_cast<int>(k) : -1;
+        saved.output = ctx.is_differentiable(outputs[k]) ? static_cast<int>(k) : -1;
         break;
       }
     }
@@ -120,17 +141,31 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
       check(!inputs[i]->is_same(output), "{}: forward returned its input {}; it must return a new tensor or a view",
             *ctx.name_, i);
     }
-    if (differentiable(output)) {
+    if (ctx.is_differentiable(output)) {
       set_history(output, node, static_cast<int>(k));
-      for (std::size_t i = 0; i < count; ++i) {
-        if (ctx.needs_grad_[i] && inputs[i]->handle()->storage == output.handle()->storage) {
-          link_view(output, *inputs[i]);
-          output.handle()->slot->custom_view = true;  // a view op says itself that it is none
-        }
-      }
+      link_to_inputs(output, inputs, count);
     }
   }
   ctx.non_differentiable_.clear();
+  node->module = current_module();
+  if (ctx.is_traced_) {
+    trace_recorded(*node, inputs, count, outputs);
+  }
+}
+
+void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs) {
+  if (ctx.is_in_segment_) {
+    SegmentWatch& segment = *SegmentWatch::current();
+    segment.note_uses(inputs, count);
+    for (const Tensor& output : outputs) {
+      if (output.defined() && ctx.is_differentiable(output)) {
+        segment.place(output);
+        link_to_inputs(output, inputs, count);
+      }
+    }
+  } else if (ctx.is_traced_) {
+    trace_unrecorded(*ctx.name_, inputs, count, outputs);
+  }
 }
 
 Tensors FunctionBase::backward(Tensors gradients) {
@@ -171,20 +206,29 @@ Tensors FunctionBase::backward(Tensors gradients) {
 Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
   const auto unknown = make_node<UnknownDerivative>(name());
   unknown->edges = edges;
+  unknown->module = module;
   for (const Tensor& gradient : gradients) {
     unknown->edges.push_back(gradient_edge(gradient));
   }
-  const NoGrad guard;
+  const InsideOp guard;
   Tensors results = call_backward(ctx_, std::move(gradients));
   for (Tensor& result : results) {
     unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
                                                 : OutputInfo{});
     if (result.defined()) {
-      result = result.detach();  // it may be dy, which has a history of its own
+      result = without_history(result);  // it may be dy, which has a history of its own
       set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
     }
   }
   return results;
+}
+
+Tensors FunctionBase::saved_tensors() const {
+  Tensors result;
+  for (const Context::Saved& saved : ctx_.saved_) {
+    result.push_back(saved.tensor());
+  }
+  return result;
 }
 
 void FunctionBase::release() {

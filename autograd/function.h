@@ -65,8 +65,13 @@ class Context {
     const mica::detail::TensorImpl* of = nullptr;  // only to compare
     std::uint32_t version = 0;
     int output = -1;  // which output of this very node it is: kept without history, given it back by saved()
+
+    Tensor tensor() const {
+      return of == nullptr ? Tensor{} : Tensor(std::make_shared<mica::detail::TensorImpl>(record));
+    }
   };
 
+  bool is_differentiable(const Tensor& output) const;
   void save(const Tensor& tensor);
   Tensor unpack(std::size_t i) const;
 
@@ -76,7 +81,9 @@ class Context {
   std::vector<Tensor> non_differentiable_;
   bool needs_any_grad_ = false;
   bool materialize_grads_ = true;
-  std::weak_ptr<Node> node_;  // that this context lives in, once there is one
+  bool is_traced_ = false;      // DetectAnomaly wants to know of this call
+  bool is_in_segment_ = false;  // it is recorded only later
+  std::weak_ptr<Node> node_;    // that this context lives in, once there is one
 
   friend class FunctionBase;
 };
@@ -130,17 +137,21 @@ concept Function = std::copyable<F> && detail::HasForward<F, In...>;
 /// The part of a recorded Function that does not depend on its type.
 class FunctionBase : public Node {
  public:
-  explicit FunctionBase(Context ctx) : ctx_(std::move(ctx)) {}
+  explicit FunctionBase(Context&& ctx) : ctx_(std::move(ctx)) {}
 
   std::string name() const override { return *ctx_.name_; }
   Tensors backward(Tensors gradients) override;
   void release() override;
+  Tensors saved_tensors() const override;
 
   /// Which inputs need a gradient, before forward runs.
   static void prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count);
   /// After forward: ties outputs to the node and the node to the inputs' nodes.
   static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
                      const Tensors& outputs);
+  /// Whether somebody wants to know of an op that is not recorded, and what tells them.
+  static bool is_watched(const Context& ctx) { return ctx.is_traced_ || ctx.is_in_segment_; }
+  static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
@@ -159,7 +170,7 @@ namespace detail {
 template <class F>
 class FunctionNode final : public FunctionBase {
  public:
-  FunctionNode(F function, Context ctx) : FunctionBase(std::move(ctx)), function_(std::move(function)) {}
+  FunctionNode(F&& function, Context&& ctx) : FunctionBase(std::move(ctx)), function_(std::move(function)) {}
 
  private:
   bool composed() const override {
@@ -202,12 +213,14 @@ auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Call&&
   Context ctx;
   FunctionBase::prepare(ctx, function_name<F>(), inputs, count);
   auto result = [&] {
-    const NoGrad guard;
+    const InsideOp guard;
     return call(function, ctx);
   }();
   if (ctx.needs_any_grad()) {
     const auto node = make_node<FunctionNode<F>>(std::move(function), std::move(ctx));
     FunctionBase::record(node, inputs, count, as_tensors(result));
+  } else if (FunctionBase::is_watched(ctx)) [[unlikely]] {
+    FunctionBase::watch(ctx, inputs, count, as_tensors(result));
   }
   return result;
 }

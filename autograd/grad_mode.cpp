@@ -3,28 +3,18 @@
 
 namespace mica::autograd {
 
-namespace {
-
-thread_local constinit bool enabled = true;
-
-}  // namespace
-
-bool grad_enabled() { return enabled; }
-
-GradMode::GradMode(bool on) : previous_(enabled) { enabled = on && !inference_mode_enabled(); }
-
-GradMode::~GradMode() { enabled = previous_; }
+thread_local constinit ThreadState thread_state;
 
 bool inference_mode_enabled() { return !mica::detail::storages_count_writes(); }
 
-InferenceMode::InferenceMode(bool on) : previous_inference_(inference_mode_enabled()), previous_grad_(enabled) {
+InferenceMode::InferenceMode(bool on) : previous_inference_(inference_mode_enabled()), previous_grad_(grad_enabled()) {
   mica::detail::set_storages_count_writes(!on);
-  enabled = !on;
+  thread_state.grad_enabled = !on;
 }
 
 InferenceMode::~InferenceMode() {
   mica::detail::set_storages_count_writes(!previous_inference_);
-  enabled = previous_grad_;
+  thread_state.grad_enabled = previous_grad_;
 }
 
 }  // namespace mica::autograd

@@ -2,18 +2,25 @@
 
 #include <utility>
 
+#include <mica/autograd/thread_state.h>
+
 namespace mica::autograd {
 
 // The modes are the calling thread's own: a new thread starts with recording on, whatever the one that started it does.
 
 /// True if ops on this thread are recorded.
-bool grad_enabled();
+inline bool grad_enabled() { return thread_state.grad_enabled; }
+
+/// True if this thread is in inference mode.
+bool inference_mode_enabled();
 
 /// Turns recording on or off for this thread until the end of scope. In inference mode it stays off.
 class GradMode {
  public:
-  explicit GradMode(bool enabled);
-  ~GradMode();
+  explicit GradMode(bool enabled) : previous_(grad_enabled()) {
+    thread_state.grad_enabled = enabled && !inference_mode_enabled();
+  }
+  ~GradMode() { thread_state.grad_enabled = previous_; }
   GradMode(const GradMode&) = delete;
   GradMode& operator=(const GradMode&) = delete;
 
@@ -33,8 +40,19 @@ class EnableGrad : public GradMode {
   EnableGrad() : GradMode(true) {}
 };
 
-/// True if this thread is in inference mode.
-bool inference_mode_enabled();
+/// Nothing is recorded until the end of scope because it is part of an op or of a backward pass; not because the
+/// program asked for it. With `on` false: what runs now is the program's own again.
+class InsideOp : public GradMode {
+ public:
+  explicit InsideOp(bool on = true) : GradMode(!on), previous_(thread_state.inside_op) { thread_state.inside_op = on; }
+  ~InsideOp() { thread_state.inside_op = previous_; }
+
+ private:
+  bool previous_;
+};
+
+/// True if recording is off and the program asked for that.
+inline bool grad_disabled_by_user() { return !thread_state.grad_enabled && !thread_state.inside_op; }
 
 /// Nothing is recorded until the end of scope, and tensors made meanwhile never count their writes in place: for
 /// programs that only evaluate. With `enabled` false: ordinary recording, also inside inference mode.

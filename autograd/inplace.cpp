@@ -2,6 +2,8 @@
 
 #include <mica/autograd/function.h>
 #include <mica/autograd/inplace.h>
+#include <mica/autograd/segment.h>
+#include <mica/autograd/trace.h>
 #include <mica/core/copy.h>
 
 namespace mica::autograd {
@@ -132,9 +134,15 @@ class WriteView final : public Node {
 
 template <class N>
 void set_node(const Tensor& x, const Region& region, std::vector<Edge> edges) {
+  SegmentWatch* const segment = SegmentWatch::current();
+  if (segment != nullptr && std::any_of(edges.begin(), edges.end(), [&](const Edge& e) { return segment->made(e); })) {
+    segment->place(x);
+    return;
+  }
   const auto node = make_node<N>(region);
   node->edges = std::move(edges);
   node->outputs.push_back({x.shape(), x.dtype(), x.device()});
+  node->module = current_module();
   set_history(x, node, 0);
 }
 
@@ -175,6 +183,7 @@ void check_writable(const char* op, const Tensor& x) {
 void adopt_history(const Tensor& x, const Tensor& written) {
   const Edge made_by = gradient_edge(written);
   if (!made_by.node) {
+    trace_write(x, written);
     return;
   }
   const Tensor base = base_of(x);
@@ -197,6 +206,11 @@ void link_view(const Tensor& view, const Tensor& x) {
   if (impl.slot) {
     impl.slot->custom_view = false;
   }
+}
+
+void link_custom_view(const Tensor& view, const Tensor& x) {
+  link_view(view, x);
+  view.handle()->slot->custom_view = true;
 }
 
 void update_view(const Tensor& x) {

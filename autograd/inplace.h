@@ -20,6 +20,10 @@ void adopt_history(const Tensor& x, const Tensor& written);
 /// makes.
 void link_view(const Tensor& view, const Tensor& x);
 
+/// The same of a view that an op of the user's returned, or a checkpoint: to write either of the two in place and use
+/// the other is an error, as only that op knows what it would change.
+void link_custom_view(const Tensor& view, const Tensor& x);
+
 /// Gives a view of a tensor that was written in place its new history. Throws if it cannot have one.
 void update_view(const Tensor& x);
 

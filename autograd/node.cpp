@@ -57,7 +57,13 @@ Node::Hooks& Node::hooks() {
 
 HookHandle Node::register_prehook(PreHook hook) { return hooks().before.add(std::move(hook)); }
 
-HookHandle Node::register_hook(PostHook hook) { return hooks().after.add(std::move(hook)); }
+HookHandle Node::register_hook(PostHook hook) {
+  check(as_segment() == nullptr,
+        "{}: register_hook is for ops that return the gradients of their inputs; those of a checkpoint come from the "
+        "ops that it computes again, so register the hook on its inputs",
+        name());
+  return hooks().after.add(std::move(hook));
+}
 
 HookHandle Node::register_output_hook(int output, Hook hook) {
   return hooks().of_outputs.add({output, std::move(hook)});
@@ -71,23 +77,22 @@ void Node::run_output_hooks(Tensors& gradients) const {
   }
 }
 
-Tensors Node::run(Tensors gradients) {
-  if (!hooks_) {
-    return backward(std::move(gradients));
-  }
-  hooks_->before.each([&](const PreHook& hook) {
-    take(*this, "prehook", hook(gradients), gradients, [&](std::size_t i) { return &outputs[i]; });
-  });
-  if (hooks_->after.empty()) {
-    return backward(std::move(gradients));
-  }
-  Tensors results = backward(gradients);
-  hooks_->after.each([&](const PostHook& hook) {
-    take(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
-      return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].slot];
+void Node::run_prehooks(Tensors& gradients) const {
+  if (hooks_) {
+    hooks_->before.each([&](const PreHook& hook) {
+      take(*this, "prehook", hook(gradients), gradients, [&](std::size_t i) { return &outputs[i]; });
     });
-  });
-  return results;
+  }
+}
+
+void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
+  if (hooks_) {
+    hooks_->after.each([&](const PostHook& hook) {
+      take(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
+        return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].slot];
+      });
+    });
+  }
 }
 
 namespace detail {

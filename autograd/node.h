@@ -8,11 +8,13 @@
 #include <vector>
 
 #include <mica/autograd/hooks.h>
+#include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
 
 class Node;
+class Segment;
 
 /// Where a gradient goes next: into input `slot` of `node`'s backward, that is, the gradient of the node's
 /// output number `slot`. No node: nobody needs it.
@@ -53,18 +55,31 @@ class Node {
 
   /// Calls `hook` just before backward runs through this node. Gradients that nobody sent are undefined.
   HookHandle register_prehook(PreHook hook);
-  /// Calls `hook` just after backward has run through this node.
+  /// Calls `hook` just after backward has run through this node. Throws for a checkpoint, which has no gradients of its
+  /// inputs: the ops that it computes again send them.
   HookHandle register_hook(PostHook hook);
   /// Calls `hook` with the gradient of one output when it is complete: what Tensor::register_hook does.
   HookHandle register_output_hook(int output, Hook hook);
 
-  /// Lets those see, and replace, the gradients of the outputs who asked for it by register_output_hook.
+  /// Let those see, and replace, gradients who asked for it by register_output_hook, register_prehook, register_hook.
   virtual void run_output_hooks(Tensors& gradients) const;
-  /// backward, between the hooks before and after it.
-  Tensors run(Tensors gradients);
+  void run_prehooks(Tensors& gradients) const;
+  void run_hooks(Tensors& results, const Tensors& gradients) const;
+  /// Whether run_hooks does anything.
+  bool has_hooks() const { return hooks_ != nullptr && !hooks_->after.empty(); }
 
   /// Drops what was saved for backward.
   virtual void release() {}
+
+  /// This, if it is one.
+  virtual Segment* as_segment() { return nullptr; }
+
+  /// What was saved for backward, as it stands there; for those who look at the graph from outside.
+  virtual Tensors saved_tensors() const { return {}; }
+  /// If this is the end of the graph at a leaf: that leaf's slot.
+  virtual std::shared_ptr<Slot> leaf() const { return nullptr; }
+  /// … and its elements, if they are still there.
+  virtual std::shared_ptr<Storage> leaf_storage() const { return nullptr; }
 
   /// Nodes are numbered as they are made, so an op's number is above those of the ops its inputs came from: going
   /// by falling number is an order in which every gradient is complete before it is used.
@@ -72,6 +87,8 @@ class Node {
 
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
+  std::shared_ptr<ModuleName> module;  // that it was recorded in; null outside of all
+  std::unique_ptr<Trace> trace;        // null unless DetectAnomaly was on
 
  protected:
   /// Older than every op: for the ends of the graph, which are made along with the first op that leads to them.

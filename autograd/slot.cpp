@@ -11,11 +11,14 @@ namespace {
 /// The end of every path through the graph: adds what arrives to a leaf's grad.
 class AccumulateGrad final : public Node {
  public:
-  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf) : Node(kOldest), slot_(std::move(slot)) {
+  explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf)
+      : Node(kOldest), slot_(std::move(slot)), storage_(leaf.handle()->storage) {
     outputs.push_back({leaf.shape(), leaf.dtype(), leaf.device()});
   }
 
   std::string name() const override { return "AccumulateGrad"; }
+  std::shared_ptr<Slot> leaf() const override { return slot_; }
+  std::shared_ptr<Storage> leaf_storage() const override { return storage_.lock(); }
 
   void run_output_hooks(Tensors& gradients) const override {
     slot_->hooks.each([&](const Hook& hook) { call_hook(hook, gradients[0], outputs[0]); });
@@ -41,6 +44,7 @@ class AccumulateGrad final : public Node {
 
  private:
   std::shared_ptr<Slot> slot_;
+  std::weak_ptr<Storage> storage_;
 };
 
 }  // namespace
@@ -78,6 +82,15 @@ Edge gradient_edge(const Tensor& x) {
     slot->accumulator = accumulator;
   }
   return {std::move(accumulator), 0};
+}
+
+Tensor without_history(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.handle()->offset); }
+
+Tensor as_it_is(const Tensor& x) {
+  find_slot(x);
+  auto impl = std::make_shared<mica::detail::TensorImpl>(*x.handle());
+  impl->base.reset();
+  return Tensor(std::move(impl));
 }
 
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output) {

@@ -5,6 +5,7 @@
 
 #include <mica/autograd/inplace.h>
 #include <mica/autograd/node.h>
+#include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -18,7 +19,8 @@ struct Slot {
   std::weak_ptr<Node> accumulator;                   // … and the node that adds to it, while a graph uses it
   std::shared_ptr<Node> node;                        // the op that made this tensor; null for a leaf
   int output = 0;                                    // … as which of its outputs
-  bool custom_view = false;  // … and it shares memory with an input, which only that op explains
+  bool custom_view = false;      // … and it shares memory with an input, which only that op explains
+  std::unique_ptr<Notes> notes;  // what to call it in messages; null for most
 };
 
 /// Where a tensor's gradient goes: to the op that made it, to a leaf's accumulator, or nowhere.
@@ -39,6 +41,13 @@ inline Slot* find_slot(const Tensor& x) {
 
 /// The slot of `x`, made if it has none.
 Slot& slot_of(const Tensor& x);
+
+/// The elements of `x` without history, for autograd's own use: detach() is the user's, who may want it explained.
+Tensor without_history(const Tensor& x);
+
+/// Another handle to `x` as it is now, with its place in the graph. Of the histories that `x` gets later by writes in
+/// place it knows nothing, so the graph may keep it without a cycle.
+Tensor as_it_is(const Tensor& x);
 
 /// Makes `x` output number `output` of `node`. What else shared the slot of `x`, that is, what was saved of it, keeps
 /// its place in the graph.

@@ -1,5 +1,6 @@
 // The members of Tensor that take part in autograd.
 
+#include <mica/autograd/anomaly.h>
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/slot.h>
@@ -53,7 +54,13 @@ void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
   autograd::backward(*this, gradient, options);
 }
 
-Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), impl().offset); }
+Tensor Tensor::detach() const {
+  const Tensor result = autograd::without_history(*this);
+  if (autograd::anomaly_enabled() && (autograd::grad_enabled() || autograd::grad_disabled_by_user())) {
+    autograd::trace_detach(*this, result);
+  }
+  return result;
+}
 
 void Tensor::set_data(const Tensor& data) const {
   check(is_leaf(), "set_data: expected a leaf, got a tensor that an op made");

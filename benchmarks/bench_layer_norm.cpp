@@ -1,33 +1,20 @@
 // How fast LayerNorm's kernels are, with a copy of the same tensor as the ceiling, and what one call through autograd
 // costs the host.
 
-#include <algorithm>
-#include <charconv>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "benchmarks/common/report.h"
+#include "benchmarks/common/run.h"
 #include "benchmarks/common/timer.h"
-#include "examples/common/command_line.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/parallel.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 
 using namespace mica;
+using benchmarks::Case;
 
 namespace {
-
-struct Case {
-  DType dtype;
-  std::int64_t m;
-  std::int64_t n;
-
-  friend bool operator==(const Case&, const Case&) = default;
-};
 
 std::vector<Case> default_cases(Device device) {
   if (device.is_cpu()) {
@@ -41,49 +28,6 @@ std::vector<Case> default_cases(Device device) {
           {float32, 1024, 123479}, {float32, 2048, 66679},  {bfloat16, 1024, 262144}, {float32, 67, 123479},
           {float32, 70000, 64},    {float32, 131072, 128},  {float32, 256, 128},      {float32, 512, 1024},
           {float32, 32, 32}};
-}
-
-DType dtype_named(std::string_view name) {
-  for (const DType dtype : {float32, float64, float16, bfloat16}) {
-    if (name == name_of(dtype)) {
-      return dtype;
-    }
-  }
-  throw UsageError(fmt::format("--dtype: expected float32, float64, float16 or bfloat16, got {}", name));
-}
-
-// "4096x1024,768x128"
-std::vector<Case> parse_shapes(std::string_view text) {
-  std::vector<Case> cases;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  const auto size = [&](std::int64_t& value, char after) {
-    const auto [next, error] = std::from_chars(at, end, value);
-    const bool good = error == std::errc{} && value >= 1 && value <= INT32_MAX && (next == end || *next == after);
-    if (!good || (next == end && after == 'x')) {
-      throw UsageError(fmt::format("--shapes: expected MxN,MxN,… of sizes from 1, got \"{}\"", text));
-    }
-    at = next + (next != end);
-  };
-  do {
-    Case c{float32, 0, 0};
-    size(c.m, 'x');
-    size(c.n, ',');
-    cases.push_back(c);
-  } while (at != end || text.back() == ',');
-  return cases;
-}
-
-// The same shapes in one dtype, each once.
-std::vector<Case> in_dtype(const std::vector<Case>& cases, DType dtype) {
-  std::vector<Case> result;
-  for (const Case& c : cases) {
-    const Case converted{dtype, c.m, c.n};
-    if (std::find(result.begin(), result.end(), converted) == result.end()) {
-      result.push_back(converted);
-    }
-  }
-  return result;
 }
 
 void measure(const Case& c, Device device, int repeats, benchmarks::Report& report) {
@@ -155,41 +99,13 @@ void measure_call(Device device, int repeats, benchmarks::Report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times LayerNorm: its kernels beside a copy of the same tensor, and one call through autograd.",
-               "bench_layer_norm");
-  std::string device_name = "auto", dtype_name, shapes, json;
-  int threads = 0, repeats = 50;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--device", device_name, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--dtype", dtype_name, "float32, float64, float16 or bfloat16; without it, what the shapes come with");
-  app.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
-  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
-  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
-  app.add_option("--json", json, "File for the same as lines of JSON");
-
-  return run_program(app, argc, argv, [&] {
-    if (threads > 0) {
-      set_num_threads(threads);
-    }
-    std::optional<DType> dtype;
-    if (app.count("--dtype") > 0) {
-      dtype = dtype_named(dtype_name);
-    }
-    const bool given = app.count("--shapes") > 0;
-    std::vector<Case> cases = given ? parse_shapes(shapes) : std::vector<Case>{};
-    const Device device = device_named(device_name);
-    if (!given) {
-      cases = default_cases(device);
-    }
-    if (dtype) {
-      cases = in_dtype(cases, *dtype);
-    }
-    benchmarks::Report report(json);
-    for (const Case& c : cases) {
-      measure(c, device, repeats, report);
-    }
-    measure_call(device, repeats, report);
-  });
+  return benchmarks::run(
+      argc, argv, "bench_layer_norm",
+      "Times LayerNorm: its kernels beside a copy of the same tensor, and one call through autograd.", default_cases,
+      [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
+        for (const Case& c : cases) {
+          measure(c, device, repeats, report);
+        }
+        measure_call(device, repeats, report);
+      });
 }

@@ -363,7 +363,7 @@ def draw(rows, out):
             axes.plot(*zip(*line), label=name, linewidth=2.4 if name == "mica" else 1.2, marker=".")
         ceiling = sorted({(r["n"], r["copy_gb_per_s"]) for r in points})
         axes.plot(*zip(*ceiling), label="copy", color="black", linestyle="--", linewidth=1)
-        axes.set(title=f"LayerNorm {op}, float16, M = 4096, {torch.cuda.get_device_name()}", xlabel="N",
+        axes.set(title=f"LayerNorm {op}, float16, M = 4096, {points[0]['device']}", xlabel="N",
                  ylabel="GB/s", ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend()
@@ -408,7 +408,8 @@ def main():
                           f"{row['ratio_to_copy']:.3f} of copy{'' if row['correct'] else '  WRONG'}", flush=True)
     draw(rows, args.out)
     wrong = [r for r in rows if r["by"] == "mica" and not r.get("correct")]
-    sys.exit(1 if wrong else 0)
+    if wrong:
+        sys.exit("WRONG: " + ", ".join(f"{r['op']} {r['dtype']} {r['m']}x{r['n']}" for r in wrong))
 
 
 if __name__ == "__main__":

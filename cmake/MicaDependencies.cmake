@@ -52,3 +52,12 @@ endif()
 
 find_package(OpenMP QUIET COMPONENTS CXX)
 find_package(Threads REQUIRED)
+
+# libbacktrace: lines and local functions in the errors of anomaly mode. It comes with g++, so the compiler knows where
+# it is; without it the names are those that the dynamic linker knows.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES backtrace)
+check_cxx_source_compiles(
+  "#include <backtrace.h>
+   int main() { return backtrace_create_state(nullptr, 1, nullptr, nullptr) == nullptr; }" MICA_WITH_LIBBACKTRACE)
+unset(CMAKE_REQUIRED_LIBRARIES)

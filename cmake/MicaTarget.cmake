@@ -14,6 +14,11 @@ set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CO
 if(OpenMP_CXX_FOUND)
   target_link_libraries(mica PRIVATE OpenMP::OpenMP_CXX)
 endif()
+target_link_libraries(mica PRIVATE ${CMAKE_DL_LIBS})
+if(MICA_WITH_LIBBACKTRACE)
+  target_link_libraries(mica PRIVATE backtrace)
+  target_compile_definitions(mica PRIVATE MICA_WITH_LIBBACKTRACE=1)
+endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
@@ -29,7 +34,8 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
 # Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum. And
 # vectors wider than the CPU's are passed to no other file.
-set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
+set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_norm_cpu.cpp
+                            PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
 endif()

@@ -22,7 +22,8 @@ void synchronize(Device device) {
 
 DeviceGuard::DeviceGuard(Device device) {
   if (device.is_cuda()) {
-    previous_ = cuda::exchange_device(device.index);
+    const int current = cuda::exchange_device(device.index);
+    previous_ = current == device.index ? -1 : current;
   }
 }
 

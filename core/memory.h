@@ -22,8 +22,8 @@ void* allocate(Cpu, std::size_t bytes, void** stream);
 void deallocate(Cpu, void* data, std::size_t bytes, void* stream) noexcept;
 
 /// On the current device, in the order of the current stream, which is returned in *stream and wanted back by
-/// deallocate. Comes from the driver's stream-ordered pool, which keeps what is freed. OutOfMemory says how much is
-/// free.
+/// deallocate. Comes from the driver's stream-ordered pool, which keeps what is freed; small blocks of the default
+/// stream are kept here. OutOfMemory says how much is free.
 void* allocate(Cuda, std::size_t bytes, void** stream);
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept;
 

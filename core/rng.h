@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace mica {
 
@@ -20,5 +22,42 @@ PhiloxKey next_philox_key();
 /// The generator as it stands, to store in a checkpoint, and the way back.
 PhiloxKey rng_state();
 void set_rng_state(PhiloxKey state);
+
+/// Appends the keys that this thread draws, until the end of scope, to `keys`. The generator goes on as ever.
+class RecordPhiloxKeys {
+ public:
+  explicit RecordPhiloxKeys(std::vector<PhiloxKey>& keys);
+  ~RecordPhiloxKeys();
+  RecordPhiloxKeys(const RecordPhiloxKeys&) = delete;
+  RecordPhiloxKeys& operator=(const RecordPhiloxKeys&) = delete;
+
+ private:
+  friend PhiloxKey next_philox_key();
+
+  std::vector<PhiloxKey>& keys_;
+  RecordPhiloxKeys* outer_;
+};
+
+/// Until the end of scope, this thread draws `keys`, in order, instead of new ones: the same random tensors again. The
+/// program's generator stays as it is, whatever is called, so that other threads do not notice. Drawing more keys than
+/// there are throws.
+class ReplayPhiloxKeys {
+ public:
+  explicit ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys);
+  ~ReplayPhiloxKeys();
+  ReplayPhiloxKeys(const ReplayPhiloxKeys&) = delete;
+  ReplayPhiloxKeys& operator=(const ReplayPhiloxKeys&) = delete;
+
+  /// How many of the keys were not drawn so far.
+  std::size_t left() const { return keys_.size() - drawn_; }
+
+ private:
+  friend PhiloxKey next_philox_key();
+
+  const std::vector<PhiloxKey>& keys_;
+  std::size_t drawn_ = 0;
+  ReplayPhiloxKeys* outer_replay_;
+  RecordPhiloxKeys* outer_record_;
+};
 
 }  // namespace mica

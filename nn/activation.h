@@ -2,32 +2,67 @@
 
 #include <mica/nn/module.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/gated/gated.h>
 
 namespace mica::nn {
 
 // The activations as modules, for Sequential. Elsewhere the functions (mica::relu, mica::gelu, …) are shorter.
 
 struct ReLU : Module {
-  Tensor operator()(const Tensor& x) const { return relu(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return relu(x);
+  }
 };
 
 struct GELU : Module {
   explicit GELU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
-  Tensor operator()(const Tensor& x) const { return gelu(x, approximation); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return gelu(x, approximation);
+  }
 
   GeluApproximation approximation;
 };
 
 struct SiLU : Module {
-  Tensor operator()(const Tensor& x) const { return silu(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return silu(x);
+  }
+};
+
+/// Of x (…, 2 n), a gate and what it lets through side by side: gelu(gate) · up, (…, n).
+struct GEGLU : Module {
+  explicit GEGLU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return geglu(x, approximation);
+  }
+
+  GeluApproximation approximation;
+};
+
+/// The same with silu.
+struct SwiGLU : Module {
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return swiglu(x);
+  }
 };
 
 struct Tanh : Module {
-  Tensor operator()(const Tensor& x) const { return tanh(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return tanh(x);
+  }
 };
 
 struct Sigmoid : Module {
-  Tensor operator()(const Tensor& x) const { return sigmoid(x); }
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return sigmoid(x);
+  }
 };
 
 }  // namespace mica::nn

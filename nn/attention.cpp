@@ -21,6 +21,7 @@ MultiheadAttention::MultiheadAttention(std::int64_t width, MultiheadAttentionOpt
       resid_dropout(child("resid_dropout", Dropout{options.dropout})) {}
 
 Tensor MultiheadAttention::operator()(const Tensor& x) const {
+  const Scope scope(*this);
   const std::int64_t width = c_proj.weight.size(0);
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   const std::int64_t heads = options.heads;

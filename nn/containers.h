@@ -55,6 +55,7 @@ class Sequential : public Module {
   std::size_t size() const { return layers_.size(); }
 
   Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
     Tensor y = x;
     for (const auto& layer : layers_) {
       y = layer->call(y);

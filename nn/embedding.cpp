@@ -9,6 +9,9 @@ Embedding::Embedding(std::int64_t count, std::int64_t width) {
   weight = param("weight", init::normal_(empty({count, width})));
 }
 
-Tensor Embedding::operator()(const Tensor& indices) const { return embedding(weight, indices); }
+Tensor Embedding::operator()(const Tensor& indices) const {
+  const Scope scope(*this);
+  return embedding(weight, indices);
+}
 
 }  // namespace mica::nn

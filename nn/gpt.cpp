@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include <mica/nn/checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
 #include <mica/ops/elementwise/binary.h>
@@ -48,14 +49,18 @@ Tensor GPT::features(const Tensor& tokens) const {
   check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
   Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
   for (const TransformerBlock& block : h) {
-    x = block(x);
+    x = config.checkpoint ? nn::checkpoint(block, x) : block(x);
   }
   return ln_f(x);
 }
 
-Tensor GPT::operator()(const Tensor& tokens) const { return lm_head(features(tokens)); }
+Tensor GPT::operator()(const Tensor& tokens) const {
+  const Scope scope(*this);
+  return lm_head(features(tokens));
+}
 
 Tensor GPT::next_token_logits(const Tensor& tokens) const {
+  const Scope scope(*this);
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to go on from, got shape {}",
         tokens.shape());
   return lm_head(select(features(tokens), 1, -1));

@@ -16,6 +16,8 @@ struct GPTConfig {
   double dropout = 0;
   bool bias = true;  ///< of the linear layers and the norms
   GeluApproximation gelu = GeluApproximation::tanh;
+  bool checkpoint = false;  ///< keep only the input of each block and compute the rest again in backward: the same
+                            ///< bits, more time, less memory (see nn::checkpoint); may be changed at any time
 };
 
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,

@@ -16,6 +16,9 @@ LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options)
   }
 }
 
-Tensor LayerNorm::operator()(const Tensor& x) const { return layer_norm(x, normalized_shape, weight, bias, eps); }
+Tensor LayerNorm::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return layer_norm(x, normalized_shape, weight, bias, eps);
+}
 
 }  // namespace mica::nn

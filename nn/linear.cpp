@@ -25,6 +25,9 @@ Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(
   }
 }
 
-Tensor Linear::operator()(const Tensor& x) const { return linear(x, weight, bias); }
+Tensor Linear::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return linear(x, weight, bias);
+}
 
 }  // namespace mica::nn

@@ -2,6 +2,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <mica/autograd/slot.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/nn/module.h>
@@ -10,7 +11,9 @@ namespace mica::nn {
 
 namespace detail {
 struct ModuleState {
+  const Module* module = nullptr;  // where it is now; null when it is gone and its parent still has the state
   bool training = true;
+  std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
   NamedTensors parameters;
   NamedTensors buffers;
   std::vector<std::pair<std::string, std::shared_ptr<ModuleState>>> children;
@@ -112,7 +115,25 @@ void append(std::string& list, const std::string& item) { list += list.empty() ?
 
 }  // namespace
 
-Module::Module() : state_(std::make_shared<detail::ModuleState>()) {}
+Module::Module() : state_(std::make_shared<detail::ModuleState>()) { state_->module = this; }
+
+Module::Module(Module&& other) noexcept : state_(std::move(other.state_)) {
+  if (state_ != nullptr) {
+    state_->module = this;
+  }
+}
+
+Module::~Module() {
+  if (state_ != nullptr) {
+    state_->module = nullptr;
+  }
+}
+
+const Module& Module::find(const std::weak_ptr<detail::ModuleState>& state) {
+  const auto alive = state.lock();
+  check(alive != nullptr && alive->module != nullptr, "module: asked for one that is gone");
+  return *alive->module;
+}
 
 detail::ModuleState& Module::state() const {
   check(state_ != nullptr, "module: used after it was moved from");
@@ -122,6 +143,11 @@ detail::ModuleState& Module::state() const {
 Tensor Module::param(const std::string& name, const Tensor& value) {
   check_name(state(), name);
   value.requires_grad_();
+  autograd::Notes& notes = autograd::notes_of(value);
+  if (notes.name.empty()) {  // a tied one keeps its first name
+    notes.name = name;
+    notes.module = state().name;
+  }
   state().parameters.emplace_back(name, value);
   return value;
 }
@@ -134,10 +160,18 @@ Tensor Module::buffer(const std::string& name, const Tensor& value) {
   return value;
 }
 
-void Module::add_child(const std::string& name, const Module& module) {
+void Module::add_child(const std::string& name, const Module& module, const std::type_info& type) {
   check_name(state(), name);
-  module.state();
+  autograd::ModuleName& own = *module.state().name;
+  own.name = name;
+  own.parent = state().name;
+  own.type.store(&type, std::memory_order_relaxed);
   state().children.emplace_back(name, module.state_);
+}
+
+const std::shared_ptr<autograd::ModuleName>& Module::name(const std::type_info& type) const {
+  state().name->type.store(&type, std::memory_order_relaxed);  // the only way to know it of an outermost module
+  return state().name;
 }
 
 void Module::train(bool on) {

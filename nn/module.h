@@ -3,9 +3,11 @@
 #include <concepts>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/module_name.h>
 #include <mica/core/tensor.h>
 #include <mica/nn/state_dict.h>
 
@@ -34,10 +36,14 @@ struct ModuleState;  // what a module has registered; shared by the module, wher
 /// a module moves. Assigning to a module would leave its parent with the old one, so there is no assignment. In the
 /// same way a parameter is changed by writing into its tensor (load_state_dict, nn::init), not by assigning another
 /// tensor to the member.
+///
+/// Errors and pictures of graphs say in which module an op ran. They know it of the modules here; a module whose own
+/// ops shall be in its box too opens a Scope in operator().
 class Module {
  public:
   Module();
-  Module(Module&&) noexcept = default;
+  Module(Module&& other) noexcept;
+  ~Module();
   Module(const Module&) = delete;
   Module& operator=(Module&&) = delete;
   Module& operator=(const Module&) = delete;
@@ -80,15 +86,48 @@ class Module {
   /// Registers a module below this one and returns it.
   template <std::derived_from<Module> M>
   M child(const std::string& name, M module) {
-    add_child(name, module);
+    add_child(name, module, typeid(M));
     return module;
   }
 
  private:
-  void add_child(const std::string& name, const Module& module);
+  friend class Scope;
+  template <std::derived_from<Module> M>
+  friend class ModuleReference;
+
+  void add_child(const std::string& name, const Module& module, const std::type_info& type);
+  const std::shared_ptr<autograd::ModuleName>& name(const std::type_info& type) const;
   detail::ModuleState& state() const;
+  static const Module& find(const std::weak_ptr<detail::ModuleState>& state);
 
   std::shared_ptr<detail::ModuleState> state_;
+};
+
+/// Refers to a module wherever it moves, without keeping it.
+template <std::derived_from<Module> M>
+class ModuleReference {
+ public:
+  explicit ModuleReference(const M& module) : state_(static_cast<const Module&>(module).state_) {}
+  /// Throws if the module is gone.
+  const M& get() const { return static_cast<const M&>(Module::find(state_)); }
+
+ private:
+  std::weak_ptr<detail::ModuleState> state_;
+};
+
+/// Until the end of scope, ops on this thread belong to `module`: the first line of an operator(),
+///
+///     Tensor operator()(const Tensor& x) const {
+///       const nn::Scope scope(*this);
+///       return fc2(gelu(fc1(x)));  // without the scope, this gelu would be nobody's
+///     }
+class Scope {
+ public:
+  template <std::derived_from<Module> M>
+  explicit Scope(const M& module) : current_(static_cast<const Module&>(module).name(typeid(M))) {}
+
+ private:
+  autograd::CurrentModule current_;
 };
 
 }  // namespace mica::nn

@@ -9,7 +9,10 @@ Mlp::Mlp(std::int64_t width, Options options)
       c_proj(child("c_proj", Linear{4 * width, width, {.bias = options.bias}})),
       dropout(child("dropout", Dropout{options.dropout})) {}
 
-Tensor Mlp::operator()(const Tensor& x) const { return dropout(c_proj(gelu(c_fc(x), options.gelu))); }
+Tensor Mlp::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return dropout(c_proj(gelu(c_fc(x), options.gelu)));
+}
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
     : ln_1(child("ln_1", LayerNorm{width, {.bias = options.bias}})),
@@ -22,6 +25,7 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
       mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
+  const Scope scope(*this);
   const Tensor y = x + attn(ln_1(x));
   return y + mlp(ln_2(y));
 }

@@ -7,7 +7,9 @@
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/rms_norm/rms_norm_kernels.h>
 
 using namespace mica;
 
@@ -62,6 +64,67 @@ Tensor wrap(const void* data, const Shape& shape, DType dtype, Device device) {
   return data == nullptr ? Tensor{} : from_blob(const_cast<void*>(data), shape, dtype, device);
 }
 
+void check_stride(int64_t N, int64_t stride) {
+  check(stride >= N, "expected a stride of at least {}, got {}", N, stride);
+}
+
+// Rows of a matrix in which they begin `stride` elements apart.
+Tensor wrap_rows(const void* data, int64_t M, int64_t N, int64_t stride, DType dtype, Device device) {
+  return data == nullptr ? Tensor{}
+                         : as_strided(wrap(data, {(M - 1) * stride + N}, dtype, device), {M, N}, {stride, 1}, 0);
+}
+
+int gated_forward(const kernels::GatedFunction& function, const void* gate, const void* up, void* y, int64_t M,
+                  int64_t N, int64_t stride, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check_sizes(M, N);
+    check_stride(N, stride);
+    if (M == 0 || N == 0) {
+      return;
+    }
+    check(gate != nullptr && up != nullptr && y != nullptr, "expected gate, up and y, got a null pointer");
+    const Device device = current_device();
+    kernels::gated_forward(Cuda{}, {.function = function,
+                                    .rows = M,
+                                    .columns = N,
+                                    .stride = stride,
+                                    .gate = wrap_rows(gate, M, N, stride, type, device),
+                                    .up = wrap_rows(up, M, N, stride, type, device),
+                                    .y = wrap(y, {M, N}, type, device)});
+  });
+}
+
+int gated_backward(const kernels::GatedFunction& function, const void* dy, const void* gate, const void* up,
+                   void* dgate, void* dup, int64_t M, int64_t N, int64_t stride, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check_sizes(M, N);
+    check_stride(N, stride);
+    if (M == 0 || N == 0 || (dgate == nullptr && dup == nullptr)) {
+      return;
+    }
+    check(dy != nullptr && gate != nullptr && up != nullptr, "expected dy, gate and up, got a null pointer");
+    const Device device = current_device();
+    kernels::gated_backward(Cuda{}, {.function = function,
+                                     .rows = M,
+                                     .columns = N,
+                                     .stride = stride,
+                                     .dy = wrap(dy, {M, N}, type, device),
+                                     .gate = wrap_rows(gate, M, N, stride, type, device),
+                                     .up = wrap_rows(up, M, N, stride, type, device),
+                                     .dgate = wrap_rows(dgate, M, N, stride, type, device),
+                                     .dup = wrap_rows(dup, M, N, stride, type, device)});
+  });
+}
+
+kernels::GatedFunction gelu_function(int tanh) {
+  if (tanh != 0) {
+    return functions::gated::GeluTanh{};
+  }
+  return functions::gated::Gelu{};
+}
+
 }  // namespace
 
 const char* mica_bench_error(void) { return last_error.c_str(); }
@@ -111,5 +174,66 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
                                           .dx = wrap(dx, {M, N}, type, device),
                                           .dweight = wrap(dweight, {N}, weight_type, device),
                                           .dbias = wrap(dbias, {N}, weight_type, device)});
+  });
+}
+
+int mica_swiglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int dtype,
+                        void* stream) {
+  return gated_forward(functions::gated::Silu{}, gate, up, y, M, N, stride, dtype, stream);
+}
+
+int mica_geglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int tanh,
+                       int dtype, void* stream) {
+  return gated_forward(gelu_function(tanh), gate, up, y, M, N, stride, dtype, stream);
+}
+
+int mica_swiglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,
+                         int64_t stride, int dtype, void* stream) {
+  return gated_backward(functions::gated::Silu{}, dy, gate, up, dgate, dup, M, N, stride, dtype, stream);
+}
+
+int mica_geglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,
+                        int64_t stride, int tanh, int dtype, void* stream) {
+  return gated_backward(gelu_function(tanh), dy, gate, up, dgate, dup, M, N, stride, dtype, stream);
+}
+
+int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rstd, int64_t M, int64_t N, double eps,
+                          int dtype, int weight_dtype, void* stream) {
+  return guarded(stream, [&] {
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check_sizes(M, N);
+    if (M == 0 || N == 0) {
+      return;
+    }
+    check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
+    const Device device = current_device();
+    kernels::rms_norm_forward(Cuda{}, {.rows = M,
+                                       .columns = N,
+                                       .x = wrap(x, {M, N}, type, device),
+                                       .weight = wrap(weight, {N}, weight_type, device),
+                                       .eps = eps,
+                                       .y = wrap(y, {M, N}, type, device),
+                                       .rstd = wrap(rstd, {M}, float32, device)});
+  });
+}
+
+int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, const float* rstd, void* dx,
+                           void* dweight, int64_t M, int64_t N, int dtype, int weight_dtype, void* stream) {
+  return guarded(stream, [&] {
+    const auto [type, weight_type] = checked_dtypes(dtype, weight_dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    if (dx == nullptr && dweight == nullptr) {
+      return;
+    }
+    check(dy != nullptr && x != nullptr && rstd != nullptr, "expected dy, x and rstd, got a null pointer");
+    const Device device = current_device();
+    kernels::rms_norm_backward(Cuda{}, {.rows = M,
+                                        .columns = N,
+                                        .dy = wrap(dy, {M, N}, type, device),
+                                        .x = wrap(x, {M, N}, type, device),
+                                        .weight = wrap(weight, {N}, weight_type, device),
+                                        .rstd = wrap(rstd, {M}, float32, device),
+                                        .dx = wrap(dx, {M, N}, type, device),
+                                        .dweight = wrap(dweight, {N}, weight_type, device)});
   });
 }

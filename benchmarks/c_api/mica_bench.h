@@ -31,6 +31,29 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
                              void* dx, void* dweight, void* dbias, int64_t M, int64_t N, int dtype, int weight_dtype,
                              void* stream);
 
+/* y (M, N) = silu(gate) * up, or gelu(gate) * up: by erf or, if `tanh` is not 0, by tanh. gate and up (M, N): their
+ * rows begin `stride` elements apart, N where nothing is between them, 2 N where they are halves of a matrix (M, 2 N).
+ */
+int mica_swiglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int dtype,
+                        void* stream);
+int mica_geglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int tanh,
+                       int dtype, void* stream);
+
+/* The gradients of the above, in rows as those of gate and up. */
+int mica_swiglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,
+                         int64_t stride, int dtype, void* stream);
+int mica_geglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,
+                        int64_t stride, int tanh, int dtype, void* stream);
+
+/* y (M, N) = x / sqrt(mean(x^2) + eps) * weight by rows, with weight (N) of weight_dtype, which is dtype or float32;
+ * rstd (M) is always float32. */
+int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rstd, int64_t M, int64_t N, double eps,
+                          int dtype, int weight_dtype, void* stream);
+
+/* The gradients of the above: dx (M, N) of dtype, dweight (N) of weight_dtype. */
+int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, const float* rstd, void* dx,
+                           void* dweight, int64_t M, int64_t N, int dtype, int weight_dtype, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -26,8 +27,87 @@ void keep_freed_memory() {
   });
 }
 
+/// Small blocks of the default stream that were freed, to be handed out again in its order without asking the driver,
+/// twice for each small op. Not those of other streams: these may be destroyed with work on a block unfinished, and
+/// another stream get their handle.
+class SmallBlocks {
+ public:
+  static bool fits(std::size_t bytes, cudaStream_t stream) { return bytes <= kLargest && stream == nullptr; }
+  static std::size_t rounded(std::size_t bytes) { return (bytes + kStep - 1) / kStep * kStep; }
+
+  /// Null if there is none.
+  void* take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    std::vector<void*>& blocks = blocks_of(bytes);
+    if (blocks.empty()) {
+      return nullptr;
+    }
+    void* const data = blocks.back();
+    blocks.pop_back();
+    kept_ -= rounded(bytes);
+    return data;
+  }
+
+  /// False if there is no room.
+  bool keep(void* data, std::size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (kept_ + rounded(bytes) > kMostKept) {
+      return false;
+    }
+    try {
+      blocks_of(bytes).push_back(data);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    kept_ += rounded(bytes);
+    return true;
+  }
+
+  /// Gives all of them back to the driver.
+  void release() {
+    const std::lock_guard lock(mutex_);
+    for (std::vector<void*>& blocks : free_) {
+      for (void* const data : blocks) {
+        (void)cudaFreeAsync(data, nullptr);
+      }
+      blocks.clear();
+    }
+    kept_ = 0;
+  }
+
+ private:
+  static constexpr std::size_t kStep = 512;
+  static constexpr std::size_t kLargest = std::size_t{1} << 20;
+  static constexpr std::size_t kMostKept = std::size_t{256} << 20;
+
+  std::vector<void*>& blocks_of(std::size_t bytes) { return free_[rounded(bytes) / kStep - 1]; }
+
+  std::mutex mutex_;
+  std::array<std::vector<void*>, kLargest / kStep> free_;  // by size
+  std::size_t kept_ = 0;
+};
+
+// Of the current device. Never destroyed: tensors may outlive every static.
+SmallBlocks& small_blocks() {
+  static auto* const all = new std::vector<SmallBlocks>(cuda::device_count());
+  int device = 0;
+  (void)cudaGetDevice(&device);  // fails at most at program exit
+  return (*all)[device];
+}
+
 cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
-  return pooling() ? cudaMallocAsync(data, bytes, stream) : cudaMalloc(data, bytes);
+  if (!pooling()) {
+    return cudaMalloc(data, bytes);
+  }
+  const bool small = SmallBlocks::fits(bytes, stream);
+  if (small) {
+    *data = small_blocks().take(bytes);
+    if (*data != nullptr) {
+      return cudaSuccess;
+    }
+  }
+  keep_freed_memory();
+  return cudaMallocAsync(data, small ? SmallBlocks::rounded(bytes) : bytes, stream);
 }
 
 }  // namespace
@@ -35,14 +115,12 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
 void* allocate(Cuda, std::size_t bytes, void** stream) {
   const cudaStream_t current = cuda::current_stream();
   *stream = current;
-  if (pooling()) {
-    keep_freed_memory();
-  }
   void* data = nullptr;
   cudaError_t status = try_allocate(&data, bytes, current);
   if (status == cudaErrorMemoryAllocation) {
     // Memory freed on other streams, or on the device but not yet run past, can be had after waiting.
     (void)cudaGetLastError();
+    small_blocks().release();
     cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     status = try_allocate(&data, bytes, current);
   }
@@ -63,9 +141,14 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
   return data;
 }
 
-void deallocate(Cuda, void* data, std::size_t, void* stream) noexcept {
+void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
   // Nothing sensible can be done about a failure here; at program exit the driver may already be gone.
-  (void)(pooling() ? cudaFreeAsync(data, static_cast<cudaStream_t>(stream)) : cudaFree(data));
+  const auto order = static_cast<cudaStream_t>(stream);
+  if (!pooling()) {
+    (void)cudaFree(data);
+  } else if (!SmallBlocks::fits(bytes, order) || !small_blocks().keep(data, bytes)) {
+    (void)cudaFreeAsync(data, order);
+  }
 }
 
 void copy(Cuda, void* to, const void* from, std::size_t bytes) {

@@ -159,6 +159,7 @@ void run(const Options& options) {
   manual_seed(options.seed);
   CharacterModel model{data.tokenizer, nn::GPT(character_config(data.tokenizer, options.context, options.layers,
                                                                 options.heads, options.width, options.dropout))};
+  model.gpt.config.checkpoint = options.checkpoint;
   model.gpt.to(device);
   Trainer trainer(model, data.training(), data.validation(), options);
   Results results(options.out);

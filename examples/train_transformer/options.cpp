@@ -77,6 +77,8 @@ class CommandLine {
   std::string out_ = "out";
   std::uint64_t seed_ = 1;
   int threads_ = 0;
+  bool checkpoint_ = false;
+  std::string graph_;
   std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_;
   std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
 };
@@ -103,6 +105,11 @@ CommandLine::CommandLine()
   app.add_option("--eval-every", eval_every_, "Steps between validations")->check(at_least(1));
   app.add_option("--seed", seed_, "Seed of everything random")->check(between(0, 1e18))->capture_default_str();
   app.add_option("--threads", threads_, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_flag("--checkpoint", checkpoint_,
+               "Compute the inside of each block again instead of keeping it: the same losses for more time and less "
+               "memory");
+  app.add_option("--graph", graph_,
+                 "File for a picture of the first step's graph: .svg, for which Graphviz must be installed, or .dot");
   app.add_option("--out", out_, "Folder for the model, the metrics and the curve")->capture_default_str();
   std::string footer = "What the presets set:\n";
   for (const auto& [name, r] : recipes) {
@@ -117,7 +124,7 @@ CommandLine::CommandLine()
 }
 
 Options CommandLine::options() const {
-  Options options{recipes.at(preset_), preset_, data_, device_, out_, seed_, threads_};
+  Options options{recipes.at(preset_), preset_, data_, device_, out_, seed_, threads_, checkpoint_, graph_};
   // Short runs shorten what the recipe says about time.
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));

@@ -29,7 +29,9 @@ struct Options : Recipe {
   std::string device;
   std::string out;
   std::uint64_t seed;
-  int threads;  // 0: as many as there are cores
+  int threads;        // 0: as many as there are cores
+  bool checkpoint;    // compute the inside of each block again in backward
+  std::string graph;  // empty: none
 };
 
 /// Parses the command line (the preset, with what was given in its place) and calls `body` with it. Returns the

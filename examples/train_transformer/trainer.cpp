@@ -5,6 +5,7 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
+#include <mica/io/graph.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>
 #include <mica/optim/clip_grad.h>
@@ -29,6 +30,7 @@ Trainer::Trainer(CharacterModel& model, std::span<const std::int32_t> training,
       device_(parameters_.front().device()),
       batch_(options.batch),
       clip_(options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity()),
+      graph_(options.graph),
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
       optimizer_(optim::AdamW::decay_matrices(
           parameters_, {.lr = options.lr, .betas = {0.9, 0.99}, .weight_decay = options.weight_decay})),
@@ -40,6 +42,9 @@ Step Trainer::step() {
   const double lr = schedule_.lr(steps_done_);
   optimizer_.set_lr(lr);
   const Tensor loss = loss_of(model_, windows_.next(batch_, device_));
+  if (steps_done_ == 0 && !graph_.empty()) {
+    io::write_graph(loss, graph_);
+  }
   optimizer_.zero_grad();
   loss.backward();
   const double grad_norm = optim::clip_grad_norm_(parameters_, clip_);

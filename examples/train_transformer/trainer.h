@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "examples/common/character_model.h"
@@ -34,6 +35,7 @@ class Trainer {
   mica::Device device_;
   std::int64_t batch_;
   double clip_;
+  std::string graph_;  // where to draw the first step's graph; empty for nowhere
   mica::optim::CosineSchedule schedule_;
   mica::optim::AdamW optimizer_;
   mica::io::RandomWindows windows_;

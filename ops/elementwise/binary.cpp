@@ -1,4 +1,3 @@
-#include <cmath>
 #include <type_traits>
 
 #include <mica/autograd/function.h>
@@ -214,16 +213,17 @@ struct FusedGradient {
       return zeros_like(of);  // they are straight
     } else {
       if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
-        const Tensor log_a =
-            a.defined() ? where(gt(a, 0), log(a), 0) : full({}, std::log(number), t.dtype(), t.device());
+        const Tensor base = a.defined() ? a : full({}, number, t.dtype(), t.device());
+        const Tensor log_a = where(gt(base, 0), log(base), 0);  // 0 at 0, as the first derivative
         return unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
       }
       // b aᵇ⁻¹ by a, or by b (which adds aᵇ⁻¹), or aᵇ ln a by a (the same): all are b times a derivative of aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
-      const Tensor lower = b - 1;  // a power with a number above is a function of one argument
+      // Both are tensors here: a number as base went the way above, one as exponent makes a function of one argument.
+      const Tensor lower = b - 1;
       Tensor result = autograd::apply(FusedGradient{other, number}, t * b, a, lower);
       if (other == kernels::Argument::b) {
-        result = result + t * (a.defined() ? pow(a, lower) : pow(number, lower));
+        result = result + t * pow(a, lower);
       }
       return unbroadcast(result, of.shape());
     }

@@ -60,6 +60,7 @@ template <class T, class W, int V, int P, Team kTeam, int C, int D>
 __global__ void __launch_bounds__(kMostThreads, 1)
     layer_norm_backward_stream_kernel(const Backward<T, W> a, const StreamPlan p) {
   constexpr int kChunk = P / C;
+  static_assert(C * kChunk == P);
   constexpr bool kAhead = kTeam == Team::cluster;  // a row is begun before the one before it is ended
   constexpr bool kKeep = !kAhead && C == 1 && P * V <= 16;
   constexpr bool kWeightsInRegisters = P * V <= 16;
@@ -297,10 +298,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 // On the host.
 
-// Chunks a row, by packs a thread.
+// Chunks a row, by packs a thread, which they divide evenly.
 template <int V>
 constexpr int chunks_of(int packs) {
-  return packs * V > 16 ? 2 : 1;
+  return packs * V > 16 && packs % 2 == 0 ? 2 : 1;
 }
 
 /// The choice for rows of a length that can be read in packs of V. packs = 0: there is none.

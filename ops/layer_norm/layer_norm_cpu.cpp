@@ -11,7 +11,6 @@
 #include <cmath>
 #include <type_traits>
 
-#include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/rows_cpu.h>
@@ -21,51 +20,6 @@
 namespace mica::kernels {
 
 namespace {
-
-constexpr std::int64_t kGrain = 16384;     // elements of work that pay for another thread
-constexpr std::int64_t kMostBlocks = 64;   // of rows, in backward; bounds both threads and scratch
-constexpr std::int64_t kRowsPerBlock = 8;  // at least
-constexpr std::int64_t kBlock = 8192;      // elements of a block, at least
-
-template <class S>
-using Buffer = Eigen::Array<S, Eigen::Dynamic, 1>;
-
-// n elements as S: in place where they are S already, else converted into `buffer`.
-template <class S, class T>
-const S* as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
-  if constexpr (std::is_same_v<S, T>) {
-    return data;
-  } else {
-    buffer.resize(n);
-    widen(data, n, buffer.data());
-    return buffer.data();
-  }
-}
-
-// Lets write(to) write n numbers of S, which end up at `data`.
-template <class S, class T, class Write>
-void write_as(T* data, std::int64_t n, Buffer<S>& buffer, const Write& write) {
-  if constexpr (std::is_same_v<S, T>) {
-    write(data);
-  } else {
-    buffer.resize(n);
-    write(buffer.data());
-    narrow(buffer.data(), n, data);
-  }
-}
-
-// A parameter, of T or S, as n numbers of S; `absent` each where there is none.
-template <class T, class S = Accumulate<T>>
-Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent) {
-  Buffer<S> result = Buffer<S>::Constant(n, static_cast<S>(absent));
-  if (x.defined()) {
-    on_dtype(Types<S, T>{}, x.dtype(), "layer_norm", [&]<class W>() {
-      Buffer<S> buffer;
-      std::copy_n(as_sums<S>(x.data<W>(), n, buffer), n, result.data());
-    });
-  }
-  return result;
-}
 
 template <class S>
 struct Moments {
@@ -231,56 +185,31 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
   }
 }
 
-// out[c] = Σ partials[b][c], over the blocks in order.
-template <class T, class S>
-void sum_partials(const Tensor& out, const S* partials, std::int64_t blocks) {
-  if (!out.defined()) {
-    return;
-  }
-  const std::int64_t n = out.numel();
-  on_dtype(Types<S, T>{}, out.dtype(), "layer_norm", [&]<class W>() {
-    parallel_for(n, kGrain / (blocks + 1), [&](std::int64_t begin, std::int64_t end) {
-      Buffer<S> buffer;
-      write_as<S>(out.data<W>() + begin, end - begin, buffer, [&](S* sums) {
-        std::fill_n(sums, end - begin, S(0));
-        for (std::int64_t block = 0; block < blocks; ++block) {
-          const S* const partial = partials + block * n + begin;
-          for_packs<S>(0, end - begin, [&]<class V, int>(std::int64_t i) {
-            store<V>(sums + i, load<V>(sums + i) + load<V>(partial + i));
-          });
-        }
-      });
-    });
-  });
-}
-
 }  // namespace
 
 void layer_norm_forward(Cpu, const LayerNormForward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<T>(args.weight, args.columns, 1);
-    const Buffer<S> bias = parameter<T>(args.bias, args.columns, 0);
+    const Buffer<S> weight = parameter<T>(args.weight, args.columns, 1, "layer_norm");
+    const Buffer<S> bias = parameter<T>(args.bias, args.columns, 0, "layer_norm");
     parallel_for(
-        args.rows, std::max<std::int64_t>(kGrain / args.columns, 1),
+        args.rows, std::max<std::int64_t>(kRowGrain / args.columns, 1),
         [&](std::int64_t begin, std::int64_t end) { forward_rows<T>(args, begin, end, weight.data(), bias.data()); });
   });
 }
 
-// Rows are cut into blocks by the shape alone, so that sums over rows do not depend on the number of threads.
 void layer_norm_backward(Cpu, const LayerNormBackward& args) {
   const std::int64_t n = args.columns;
-  const std::int64_t fit = std::min(args.rows / kRowsPerBlock, args.rows * n / kBlock);
-  const std::int64_t blocks = args.rows == 0 ? 0 : std::clamp<std::int64_t>(fit, 1, kMostBlocks);
+  const std::int64_t blocks = row_blocks(args.rows, n);
   const bool parameters = args.dweight.defined() || args.dbias.defined();
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
-    const Buffer<S> weight = parameter<T>(args.weight, n, 1);
+    const Buffer<S> weight = parameter<T>(args.weight, n, 1, "layer_norm");
     const Tensor scratch = parameters ? empty({2, blocks, n}, dtype_of<S>) : Tensor{};
     S* const dweights = data_or_null<S>(scratch);
     S* const dbiases = parameters ? dweights + blocks * n : nullptr;
     const std::int64_t per_block = blocks == 0 ? 1 : args.rows * n / blocks;
-    parallel_for(blocks, std::max<std::int64_t>(kGrain / per_block, 1), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(blocks, std::max<std::int64_t>(kRowGrain / per_block, 1), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t block = begin; block < end; ++block) {
         S* const dweight = parameters ? dweights + block * n : nullptr;
         S* const dbias = parameters ? dbiases + block * n : nullptr;
@@ -292,8 +221,8 @@ void layer_norm_backward(Cpu, const LayerNormBackward& args) {
                          dbias);
       }
     });
-    sum_partials<T>(args.dweight, dweights, blocks);
-    sum_partials<T>(args.dbias, dbiases, blocks);
+    sum_partials<T>(args.dweight, dweights, blocks, "layer_norm");
+    sum_partials<T>(args.dbias, dbiases, blocks, "layer_norm");
   });
 }
 

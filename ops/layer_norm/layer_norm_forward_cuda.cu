@@ -162,11 +162,9 @@ __device__ void write_packs(const RowPacks<T, V, P, kLanes>& row, const Share<V,
   }
 }
 
-// A row whose squares overflow, or that is not finite, in three passes over memory: hardly any is, and it must not cost
-// the others registers.
+// A thread's share of a row whose squares overflow, or that is not finite.
 template <class T, class W, int V, int P, int kLanes, Team kTeam>
-__device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& p, Moments<Accumulate<T>>* moments,
-                                     const SlabMeeting<Accumulate<T>>& slab_meeting, int block, bool mine) {
+__device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& p, int block, bool mine) {
   using S = Accumulate<T>;
   // Not known to be the same as before, so that nothing that follows from them is kept until here.
   int lane = threadIdx.x;
@@ -174,40 +172,31 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& 
   const Place<V, P, kLanes, kTeam> place(p, a.rows, a.columns, lane, block);
   const T* const x_row = a.x + (place.present ? place.row : 0) * a.columns;
   const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const auto for_elements = [&](auto f) {  // f(column, x)
-#pragma unroll 1
-    for (int i = 0; i < P * V; ++i) {
-      if (place.share.has(i / V)) {
-        const std::int64_t column = place.at + i / V * (kLanes * V) + i % V;
-        f(column, fma(static_cast<S>(x_row[column]), kShrink<S>, -shift));
-      }
-    }
-  };
-  Moments<S> m{0, 0};
-  for_elements([&](std::int64_t, S x) { m.a += x; });
-  m.a *= reciprocal(static_cast<S>(place.share.elements()));
-  for_elements([&](std::int64_t, S x) { m.b = fma(x - m.a, x - m.a, m.b); });
-  m = place.combine(a.columns, m, moments, slab_meeting, 1);
+  const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
   if (!mine) {
     return;  // lanes of a row of its own
   }
   const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
-  for_elements([&](std::int64_t column, S x) {
-    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-    a.y[place.row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
-  });
+#pragma unroll 1
+  for (int i = 0; i < P * V; ++i) {
+    if (place.share.has(i / V)) {
+      const std::int64_t column = place.at + i / V * (kLanes * V) + i % V;
+      const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+      const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+      const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+      a.y[place.row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+    }
+  }
   if (lane == 0 && place.rank == 0) {
     write_statistics(a, place.row, shift + m.a, rstd, kShrink<S>);
   }
 }
 
-// A row that its team holds in registers. `moments` are shared: those of the row, and those of a row done again.
-template <class T, class W, int V, int P, int kLanes, Team kTeam>
+// A row that its team holds in registers. `moments` are shared. kBoth: weight and bias are known to be present.
+template <bool kBoth, class T, class W, int V, int P, int kLanes, Team kTeam>
 __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, RowPacks<T, V, P, kLanes>& row,
                               const Place<V, P, kLanes, kTeam>& place, Moments<Accumulate<T>>* moments,
-                              Moments<Accumulate<T>>* redo_moments, const SlabMeeting<Accumulate<T>>& slab_meeting,
-                              int block) {
+                              const SlabMeeting<Accumulate<T>>& slab_meeting, int block) {
   using S = Accumulate<T>;
   const S shift = row.find_shift(place.share);
   Moments<S> m = sum_differences<kOnePass<T, V>>(row, place.share);
@@ -219,12 +208,12 @@ __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, RowP
   } else {
     m.a *= reciprocal(static_cast<S>(place.share.elements()));
     m.b = sum_squares(row, place.share, m.a);
-    m = place.combine(a.columns, m, moments, slab_meeting, 0);
+    m = place.combine(a.columns, m, moments, slab_meeting);
   }
   row.forget();
   const bool overflow = !isfinite(m.b);
   if (__any_sync(kAllLanes, overflow)) {
-    normalize_shrunk_row<T, W, V, P, kLanes, kTeam>(a, p, redo_moments, slab_meeting, block, overflow);
+    normalize_shrunk_row<T, W, V, P, kLanes, kTeam>(a, p, block, overflow);
     if (kLanes == kWarp) {
       return;  // of one row, all lanes agree
     }
@@ -235,7 +224,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, RowP
       write_statistics(a, place.row, shift + m.a, rstd, S(1));
     }
     T* const y = a.y + place.row * a.columns + place.at;
-    if (a.weight != nullptr && a.bias != nullptr) {
+    if (kBoth || (a.weight != nullptr && a.bias != nullptr)) {
       write_packs<true>(row, place.share, m.a, rstd, a.weight + place.at, a.bias + place.at, y);
     } else {
       write_packs<false>(row, place.share, m.a, rstd, a.weight == nullptr ? nullptr : a.weight + place.at,
@@ -275,9 +264,9 @@ constexpr bool kPolicy =
     ((sizeof(T) == 2 && kTeam == Team::block) || (sizeof(T) == 4 && (P == 8 || (kTeam == Team::warp && P == 4))));
 
 // The rows of a team: one or, if kAhead, one after another, of which the next is on its way while the team is at one.
-template <bool kAhead, class T, class W, int V, int P, int kLanes, Team kTeam, int kRounds, int kWarps>
+template <bool kAhead, class T, class W, int V, int P, int kLanes, Team kTeam, int kTurns, int kWarps>
 __device__ void normalize_rows(const Forward<T, W>& a, const ForwardPlan& p, Place<V, P, kLanes, kTeam>& place,
-                               Moments<Accumulate<T>> (&moments)[kRounds][kWarps],
+                               Moments<Accumulate<T>> (&moments)[kTurns][kWarps],
                                const SlabMeeting<Accumulate<T>>& slab_meeting, int block) {
   constexpr bool kByPolicy = kPolicy<T, V, P, kTeam, kAhead>;
   const std::uint64_t policy = !kByPolicy ? 0 : a.x_last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
@@ -285,7 +274,7 @@ __device__ void normalize_rows(const Forward<T, W>& a, const ForwardPlan& p, Pla
   const T* x = a.x + (place.present ? place.row : 0) * a.columns;
   row.template load_from<kByPolicy>(x, place.at, place.share, policy);
   if constexpr (!kAhead) {
-    normalize_row(a, p, row, place, moments[0], moments[1], slab_meeting, block);
+    normalize_row<false>(a, p, row, place, moments[0], slab_meeting, block);
   } else {
 #pragma unroll 1
     for (int turn = 0;; turn ^= 1) {
@@ -295,7 +284,7 @@ __device__ void normalize_rows(const Forward<T, W>& a, const ForwardPlan& p, Pla
       if (next < a.rows) {
         row.template load_from<kByPolicy>(x, place.at, place.share, policy);
       }
-      normalize_row(a, p, current, place, moments[turn], moments[2], slab_meeting, place.row);
+      normalize_row<true>(a, p, current, place, moments[turn], slab_meeting, place.row);
       if (next >= a.rows) {
         return;
       }
@@ -309,7 +298,7 @@ __global__ void __launch_bounds__(kMostThreads<kTeam>, (kLeastBlocks<T, V, P, kL
     layer_norm_forward_kernel(const Forward<T, W> a, const ForwardPlan p,
                               const SlabMeeting<Accumulate<T>> slab_meeting) {
   static_assert(!kAhead || kTeam == Team::block);
-  __shared__ Moments<Accumulate<T>> moments[kAhead ? 3 : 2][kTeam == Team::warp ? 1 : kForwardBlock / kWarp];
+  __shared__ Moments<Accumulate<T>> moments[kAhead ? 2 : 1][kTeam == Team::warp ? 1 : kForwardBlock / kWarp];
   if (kTeam == Team::warp && kLanes == kWarp && std::int64_t{blockIdx.x} * p.teams + threadIdx.y >= a.rows) {
     return;  // fewer lanes stay, to take part in what warps do together
   }
@@ -400,22 +389,25 @@ ForwardPlan forward_plan(std::int64_t columns, int packs, int most_threads) {
   return p;
 }
 
-// Rows of so many columns at most have a warp each; of so many, a block that stays, with so many packs a thread.
+// Rows of so many columns at most have a warp each; of so many, a block with so many packs a thread, which may stay.
 template <int V>
 constexpr int kWarpColumns = V == 8 ? 1024 : 512;
 template <int V>
-constexpr int kAheadColumns = V == 4 ? 2048 : 0;
+constexpr int kAheadColumns = V == 4   ? 2048
+                              : V == 8 ? 2560
+                                       : 0;
 constexpr int kAheadPacks = 2;
 
-/// The plan for rows of a length that can be read in packs of V; none for rows that are too long.
+/// The plan for rows of a length that can be read in packs of V; none for rows that are too long. may_stay: blocks may
+/// stay for row after row.
 template <int V>
-ForwardPlan forward_plan(std::int64_t columns) {
+ForwardPlan forward_plan(std::int64_t columns, bool may_stay) {
   if (columns <= 64) {
     return {.packs = std::max(1, 8 / V), .lanes = 8, .threads = 8, .teams = 16, .slab = 64};
   }
   if (columns > kWarpColumns<V> && columns <= kAheadColumns<V>) {
     ForwardPlan p = forward_plan<V>(columns, kAheadPacks, kMostThreads<Team::block>);
-    p.ahead = true;
+    p.ahead = may_stay;  // of no effect on the bits of a row
     return p;
   }
   if (V >= 4 && columns <= kWarpColumns<V>) {
@@ -446,7 +438,9 @@ ForwardPlan forward_plan(std::int64_t columns) {
 template <class T, class W, int V>
 void launch_forward(const Forward<T, W>& a, Device device) {
   using S = Accumulate<T>;
-  const ForwardPlan p = forward_plan<V>(a.columns);
+  // Blocks that stay read no x by policy, and need both parameters: the other way would be code to fetch.
+  const bool may_stay = a.weight != nullptr && a.bias != nullptr && (sizeof(T) > 2 || !a.x_last_in_l2);
+  const ForwardPlan p = forward_plan<V>(a.columns, may_stay);
   // Blocks that share a row wait for each other, so all must have room at a time, also beside other work.
   const bool has_room = p.slabs == 1 || p.slabs <= cuda::multiprocessor_count() / 2;
   if (p.threads == 0 || !has_room) {
@@ -469,11 +463,10 @@ void launch_forward(const Forward<T, W>& a, Device device) {
       SlabMeeting<S> meeting{};
       if constexpr (kTeam == Team::blocks) {
         counts = empty({part.rows + 1}, int32, device);
-        moments = empty({2, part.rows, p.slabs, 2}, dtype_of<S>, device);
+        moments = empty({part.rows, p.slabs, 2}, dtype_of<S>, device);
         meeting.begun = counts.data<std::int32_t>();
         meeting.arrivals = meeting.begun + 1;
-        meeting.moments[0] = reinterpret_cast<Moments<S>*>(moments.data<S>());
-        meeting.moments[1] = meeting.moments[0] + part.rows * p.slabs;
+        meeting.moments = reinterpret_cast<Moments<S>*>(moments.data<S>());
         cuda::check(cudaMemsetAsync(meeting.begun, 0, counts.numel() * sizeof(std::int32_t), cuda::current_stream()),
                     "cudaMemsetAsync");
       }
@@ -493,7 +486,7 @@ void launch_forward(const Forward<T, W>& a, Device device) {
         if constexpr (V < 4 || P * kWarp * V <= kWarpColumns<V>) {
           launch.template operator()<P, kWarp, Team::warp>();
         }
-      } else if constexpr (V < 4 || P >= 3) {
+      } else if constexpr (V < 4 || P >= kAheadPacks) {
         launch.template operator()<P, kWarp, Team::block>();
       }
     }

@@ -92,6 +92,27 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
   }
 }
 
+// The moments of a row whose squares overflow, or that is not finite, shrunk and relative to `shift`: from memory, by
+// kLanes lanes alone, to the same bits in each. Hardly any row is such, and it must not cost the others barriers or
+// registers. A lane has many elements, so that sums are double.
+template <int kLanes, class T, class S>
+__device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
+  double mean = 0;
+  double sum = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {  // the mean, the squares
+    mean = sum * in_row;
+    sum = 0;
+#pragma unroll 4
+    for (std::int64_t column = threadIdx.x % kLanes; column < columns; column += kLanes) {
+      const double difference = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift) - mean;
+      sum += pass == 0 ? difference : difference * difference;
+    }
+    sum = sum_lanes<kLanes>(sum);
+  }
+  return {static_cast<S>(mean), static_cast<S>(sum)};
+}
+
 /// Rows that stream through shared memory. False, and nothing is done: not for rows of this length or alignment, or not
 /// for this chip.
 template <class T, class W>

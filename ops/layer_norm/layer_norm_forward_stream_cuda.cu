@@ -55,46 +55,14 @@ __device__ inline Moments<float> combine_members(const float* numbers, int membe
   return combine_lanes<kWarp / 2>(mine, static_cast<float>(count), reciprocal_n);
 }
 
-// The moments of a row whose squares overflow, or that is not finite, shrunk and relative to `shift`: from memory, by
-// each block alone, whose threads are all at this row. `sums` are shared, one of each warp. Not inlined, so that all
-// warps meet at the same barriers, whichever loop they come from.
-template <int V, class T>
-__device__ __noinline__ Moments<float> shrunk_moments(const T* x_row, int columns, float shift, float* sums) {
-  const int lane = threadIdx.x % kWarp;
-  const int warps = blockDim.x / kWarp;
-  float mean = 0;
-  float sum = 0;
-  __syncwarp();
-#pragma unroll 1
-  for (int pass = 0; pass < 3; ++pass) {  // the mean, what its sum has rounded away, the squares
-    mean += sum / static_cast<float>(columns);
-    sum = 0;
-#pragma unroll 2
-    for (int column = threadIdx.x * V; column < columns; column += blockDim.x * V) {
-      float x[V];
-      unpack(load<V>(x_row + column), x);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const float difference = fma(x[j], kShrink<float>, -shift) - mean;
-        sum += pass < 2 ? difference : difference * difference;
-      }
-    }
-    sum = sum_lanes<kWarp>(sum);
-    __syncthreads();  // whoever read the last sums is done
-    if (lane == 0) {
-      sums[threadIdx.x / kWarp] = sum;
-    }
-    __syncthreads();
-    sum = sum_lanes<kWarp>(lane < warps ? sums[lane] : 0.0f);
-  }
-  return {mean, sum};
-}
-
-// Chunks a row, by packs a thread: one of a block of most threads has 16 KiB.
+// Chunks a row, by packs a thread: one of a block of most threads has 16 KiB, or a little more.
 template <class T, int V>
 constexpr int chunks_of(int packs) {
   return packs * V * static_cast<int>(sizeof(T)) * kForwardBlock / (16 * 1024);
 }
+
+// Packs of single elements a thread that leave room for their differences in registers.
+constexpr int kFewPacks = 20;
 
 // P packs of a row a thread, D chunks in shared memory. weight and bias of a thread's columns stay in registers; x is
 // read from shared memory for the moments, and again for y. A row is begun before the one before it is ended, so that
@@ -104,23 +72,31 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     layer_norm_forward_stream_kernel(const Forward<T, W> a, const StreamPlan p) {
   constexpr int C = chunks_of<T, V>(P);
   constexpr int kChunk = P / C;
-  constexpr bool kKeep = V > 1;  // differences in registers, from the mean to the squares
-  static_assert(C * kChunk == P && D > 2 * C);
+  constexpr bool kWhole = V > 1;                   // each lane copies packs of its own
+  constexpr bool kKeep = V > 1 || P <= kFewPacks;  // differences in registers, from the mean to the squares
+  static_assert(C * kChunk == P && D % C == 0 && D > 2 * C);
   extern __shared__ __align__(128) unsigned char memory[];
   const StreamPlace<Team::cluster> at(p, a.columns, V, P);
   Meeting<Team::cluster> meeting(p, at.rank, memory);
-  float* const redo_sums = reinterpret_cast<float*>(memory + p.kept_begin());
-  Stream<T, V, 1, kChunk, D> stream(p, memory);
+  using Chunks = std::conditional_t<kWhole, Stream<T, V, 1, kChunk, D>, WarpStream<T, kChunk, D>>;
+  Chunks stream(p, memory);
   const int rows = static_cast<int>(a.rows);
   const int columns = static_cast<int>(a.columns);
   const int first_row = static_cast<int>(at.first);
   const int row_step = static_cast<int>(at.step);
   const int first_column = static_cast<int>(at.begin) + at.first_pack * V;
   Shifts<T, V> shifts(a.x, rows, a.columns, first_row, row_step);
+  const int warp_column = first_column - static_cast<int>(threadIdx.x) % kWarp * V;
+  const int warp_left = static_cast<int>(at.begin) + at.columns - warp_column;
   // Starts copying a chunk of a row, if there is one; `packs` are the thread's.
   const auto fetch = [&](int place, int row, int c, int packs) {
     if (row < rows) {
-      stream.fetch(place, packs - c * kChunk, a.x + (row * a.columns + first_column) + c * (kChunk * kWarp * V));
+      const int chunk = c * (kChunk * kWarp * V);
+      if constexpr (kWhole) {
+        stream.fetch(place, packs - c * kChunk, a.x + (row * a.columns + first_column) + chunk);
+      } else {
+        stream.fetch(place, a.x + (row * a.columns + warp_column) + chunk, warp_left - chunk);
+      }
     }
     cuda::commit_copies();  // also of nothing: they are counted
   };
@@ -155,22 +131,27 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
   const auto take = [&] {
     return combine_members(meeting.take(), meeting.members(), dealt(columns, p.slab, member), a.in_row);
   };
-  const auto after = [&](int place) {  // a row
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      place = stream.next(place);
-    }
-    return place;
-  };
+  const auto after = [&](int place) { return place + C == D ? 0 : place + C; };  // the first chunk of the next row
 
   // All rows, by warps that have all of their packs, which most have, or by others.
   const auto normalize_rows = [&](auto full) {
     const int packs = full() ? P : at.packs;
     const float count = static_cast<float>(packs * V);
     const float in_thread = reciprocal(count);
+    // Pack number i of a chunk. All of a warp's chunks begin at one phase.
+    const auto pack_at = [&](int place, int phase, int i) {
+      if constexpr (kWhole) {
+        return stream.at(place, 0, i);
+      } else {
+        return Pack<T, 1>{stream.at(place, phase, i)};
+      }
+    };
+    const auto phase_of = [&](const T* matrix, int row) {
+      return kWhole ? 0 : WarpStream<T, kChunk, D>::phase(matrix + (row * a.columns + warp_column));
+    };
     // Differences of pack number i of chunk c from `shift`; zeros if it is absent, as it is where it was copied to.
-    const auto look = [&](int place, int c, int i, float shift, float(&x)[V]) {
-      unpack(stream.at(place, 0, i), x);
+    const auto look = [&](int place, int phase, int c, int i, float shift, float(&x)[V]) {
+      unpack(pack_at(place, phase, i), x);
       const float from = c * kChunk + i < packs ? shift : 0.0f;
 #pragma unroll
       for (int j = 0; j < V; ++j) {
@@ -179,18 +160,24 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     };
     // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
     // the warp's elements.
-    const auto begin_row = [&](const int first_place, float shift, int pending) {
+    const auto begin_row = [&](int row, int place, float shift, int pending) {
+      const int phase = phase_of(a.x, row);
       float x[kKeep ? P : 1][V];
       float sums[2] = {};  // of elements in turn: one would be added to too often
       float squares[2] = {};
-      int place = first_place;
-#pragma unroll
-      for (int c = 0; c < C; ++c, place = stream.next(place)) {
-        cuda::wait_copies(pending - c);
+      if constexpr (!kWhole) {
+        cuda::wait_copies(pending - C + 1);
+        __syncwarp();  // for what other lanes have copied
+      }
+#pragma unroll(kKeep ? C : 1)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kWhole) {
+          cuda::wait_copies(pending - c);
+        }
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
           const int k = kKeep ? c * kChunk + i : 0;
-          look(place, c, i, shift, x[k]);
+          look(place + c, phase, c, i, shift, x[k]);
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int turn = (i * V + j) % 2;
@@ -209,14 +196,13 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
         return Moments<float>{mean, rest < 0 ? 0.0f : rest};
       } else {
         const float mean = sum * in_thread;
-        place = first_place;
 #pragma unroll(kKeep ? C : 1)
-        for (int c = 0; c < C; ++c, place = stream.next(place)) {
+        for (int c = 0; c < C; ++c) {
 #pragma unroll
           for (int i = 0; i < kChunk; ++i) {
             const int k = kKeep ? c * kChunk + i : 0;
             if constexpr (!kKeep) {
-              look(place, c, i, shift, x[k]);
+              look(place + c, phase, c, i, shift, x[k]);
             }
             const float from = c * kChunk + i < packs ? mean : 0.0f;
 #pragma unroll
@@ -237,46 +223,71 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
       if (__any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike
         scale = kShrink<float>;
         shift *= scale;
-        m = shrunk_moments<V>(a.x + row * a.columns, columns, shift, redo_sums);
+        m = shrunk_moments<kWarp>(a.x + row * a.columns, columns, shift, a.in_row);
       }
       const float rstd = rsqrt(m.b * a.in_row + a.eps * scale * scale);
       const float offset = -m.a * rstd;
       if (threadIdx.x == 0 && at.rank == 0) {
         write_statistics(a, row, shift + m.a, rstd, scale);
       }
+      const int phase = phase_of(a.x, row);
+      const int y_phase = phase_of(a.y, row);
+      const auto y_of = [&](int i, int from_place) {
+        float values[V];
+        float w[V];
+        float b[V];
+        unpack(pack_at(from_place, phase, i % kChunk), values);
+        unpack(weights[i], w);
+        unpack(biases[i], b);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          values[j] = fma(fma(fma(values[j], scale, -shift), rstd, offset), w[j], b[j]);
+        }
+        return pack_of<T>(values);
+      };
       T* const y = a.y + (row * a.columns + first_column);
 #pragma unroll
       for (int c = 0; c < C; ++c, place = stream.next(place)) {
+        if constexpr (kWhole || !full()) {
 #pragma unroll
-        for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-          float values[V];
-          float w[V];
-          float b[V];
-          unpack(stream.at(place, 0, i % kChunk), values);
-          unpack(weights[i], w);
-          unpack(biases[i], b);
-#pragma unroll
-          for (int j = 0; j < V; ++j) {
-            values[j] = fma(fma(fma(values[j], scale, -shift), rstd, offset), w[j], b[j]);
-          }
-          if (i < packs) {
-            store(y + i * (kWarp * V), pack_of<T>(values));
+          for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
+            const Pack<T, V> pack = y_of(i, place);
+            if (i < packs) {
+              store(y + i * (kWarp * V), pack);
+            }
           }
         }
-        fetch(place, row + (D + c) / C * row_step, (D + c) % C, packs);
+        if constexpr (!kWhole) {
+          if constexpr (full()) {  // through shared memory, to be written in units as it was read
+            T ys[kChunk];
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) {
+              ys[i] = y_of(c * kChunk + i, place).at[0];
+            }
+            __syncwarp();  // all have read
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) {
+              stream.at(place, y_phase, i) = ys[i];
+            }
+            __syncwarp();
+            stream.write(place, a.y + (row * a.columns + warp_column) + c * (kChunk * kWarp));
+          }
+          __syncwarp();  // nobody reads what is copied over
+        }
+        fetch(place, row + D / C * row_step, c, packs);
       }
     };
 
     int place = 0;
     float shift = shifts.take();
     if (first_row < rows) {
-      leave(begin_row(place, shift, D - 1));
+      leave(begin_row(first_row, place, shift, D - 1));
     }
 #pragma unroll 1
     for (int row = first_row; row < rows; row += row_step) {
       const float next_shift = shifts.take();
       if (row + row_step < rows) {
-        leave(begin_row(after(place), next_shift, D - 1 - C));
+        leave(begin_row(row + row_step, after(place), next_shift, D - 1 - C));
       }
       end_row(row, place, shift);
       shift = next_shift;
@@ -302,9 +313,12 @@ StreamChoice choose(std::int64_t columns) {
   if (columns <= kForwardBlock * kMostPacks<V> * V) {
     return {};  // a block holds them in registers
   }
-  constexpr int kDepth = V == 8 ? 8 : V == 4 ? 12 : 10;
+  constexpr int kDepth = V == 8 ? 8 : 12;
   for (int cluster = 2; cluster <= 16; cluster *= 2) {
     const std::int64_t threads = std::int64_t{cluster} * kForwardBlock;
+    if (V == 1 && columns <= threads * kFewPacks) {
+      return {.packs = kFewPacks, .depth = 10, .cluster = cluster};
+    }
     if (V == 1 && columns <= threads * 24) {
       return {.packs = 24, .depth = kDepth, .cluster = cluster};
     }
@@ -323,9 +337,9 @@ bool launch_forward_stream(const Forward<T, W>& a) {
   }
   StreamPlan p{.packs = choice.packs, .cluster = choice.cluster};
   divide(p, a.columns, V, kForwardBlock);
-  p.groups = 1;  // a row that overflows is done again by whole blocks
-  p.kept_bytes = p.threads / kWarp * static_cast<int>(sizeof(float));
-  p.stream_bytes = choice.depth * p.threads * (p.packs / chunks_of<T, V>(p.packs)) * V * static_cast<int>(sizeof(T));
+  p.groups = 1;
+  const int chunk = p.packs / chunks_of<T, V>(p.packs) * V * kWarp + (V == 1 ? 16 / static_cast<int>(sizeof(T)) : 0);
+  p.stream_bytes = choice.depth * p.warps() * chunk * static_cast<int>(sizeof(T));
   if (p.threads > kForwardBlock || p.shared_bytes() > kStreamShared) {
     return false;
   }
@@ -345,8 +359,9 @@ bool launch_forward_stream(const Forward<T, W>& a) {
     run.template operator()<8, 12>();
     run.template operator()<4, 8>();
   } else {
-    run.template operator()<24, 10>();
-    run.template operator()<32, 10>();
+    run.template operator()<kFewPacks, 10>();
+    run.template operator()<24, 12>();
+    run.template operator()<32, 12>();
   }
   check(found, "layer_norm: there is no forward kernel with {} packs a thread", choice.packs);
   return true;

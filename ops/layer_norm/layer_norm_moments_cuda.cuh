@@ -73,9 +73,9 @@ class Meeting {
 // done has all of its blocks at work, or there is room for them, and nobody waits in vain.
 template <class S>
 struct SlabMeeting {
-  int* begun;              // how many blocks have
-  int* arrivals;           // (M), zeros at first
-  Moments<S>* moments[2];  // (M, slabs), for the first meeting of a row and the second
+  int* begun;           // how many blocks have
+  int* arrivals;        // (M), zeros at first
+  Moments<S>* moments;  // (M, slabs)
 
   /// The calling block's number.
   __device__ int number() const {
@@ -88,12 +88,12 @@ struct SlabMeeting {
   }
 
   /// Leaves the block's moments and waits for the others'. Returns those of all, each slab's at its place.
-  __device__ const Moments<S>* meet(std::int64_t row, int rank, int slabs, int round, const Moments<S>& mine) const {
-    Moments<S>* const all = moments[round] + row * slabs;
+  __device__ const Moments<S>* meet(std::int64_t row, int rank, int slabs, const Moments<S>& mine) const {
+    Moments<S>* const all = moments + row * slabs;
     if (threadIdx.x == 0) {
       all[rank] = mine;
       cuda::release_add(arrivals + row, 1);
-      while (cuda::load_acquire(arrivals + row) < (round + 1) * slabs) {
+      while (cuda::load_acquire(arrivals + row) < slabs) {
       }
     }
     __syncthreads();
@@ -155,7 +155,7 @@ struct Place {
   /// The moments of the row from those of the thread's elements: the same bits in each thread.
   template <class S>
   __device__ Moments<S> combine(std::int64_t columns, const Moments<S>& mine, Moments<S>* moments,
-                                const SlabMeeting<S>& slab_meeting, int round) const {
+                                const SlabMeeting<S>& slab_meeting) const {
     const S in_row = S(1) / static_cast<S>(columns);
     const S count = static_cast<S>(share.elements());
     if constexpr (kTeam == Team::warp) {
@@ -171,7 +171,7 @@ struct Place {
       const S other_count = static_cast<S>(max(0, min(P * kWarp * V, left)));
       Moments<S> m = meeting.combine(other_count, reciprocal(static_cast<S>(in_block)));
       if constexpr (kTeam == Team::blocks) {
-        const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, round, m);
+        const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, m);
         const auto sum_over = [&](auto term) {
           S sum = 0;
 #pragma unroll 1
@@ -201,7 +201,7 @@ struct Place {
         meeting.meet(sums);
         Moments<S> m = meeting.sum();
         if constexpr (kTeam == Team::blocks) {
-          const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, 0, m);
+          const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, m);
           m = {0, 0};
 #pragma unroll 1
           for (int i = threadIdx.x % kWarp; i < slabs; i += kWarp) {

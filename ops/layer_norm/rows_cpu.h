@@ -11,6 +11,11 @@
 #include <type_traits>
 #include <utility>
 
+#include <mica/core/dispatch.h>
+#include <mica/core/half_cpu.h>
+#include <mica/core/parallel.h>
+#include <mica/core/tensor.h>
+
 namespace mica::kernels {
 
 // kLanes<S> numbers that are worked on at once; arithmetic with a number takes it for each of them.
@@ -112,6 +117,81 @@ double sum_of(std::int64_t n, const Term& term) {
     total += sum.total();
   });
   return total;
+}
+
+constexpr std::int64_t kRowGrain = 16384;  // elements of work that pay for another thread
+
+template <class S>
+using Buffer = Eigen::Array<S, Eigen::Dynamic, 1>;
+
+// n elements as S: in place where they are S already, else converted into `buffer`.
+template <class S, class T>
+const S* as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
+  if constexpr (std::is_same_v<S, T>) {
+    return data;
+  } else {
+    buffer.resize(n);
+    widen(data, n, buffer.data());
+    return buffer.data();
+  }
+}
+
+// Lets write(to) write n numbers of S, which end up at `data`.
+template <class S, class T, class Write>
+void write_as(T* data, std::int64_t n, Buffer<S>& buffer, const Write& write) {
+  if constexpr (std::is_same_v<S, T>) {
+    write(data);
+  } else {
+    buffer.resize(n);
+    write(buffer.data());
+    narrow(buffer.data(), n, data);
+  }
+}
+
+// A parameter, of T or S, as n numbers of S; `absent` each where there is none.
+template <class T, class S = Accumulate<T>>
+Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent, const char* op) {
+  Buffer<S> result = Buffer<S>::Constant(n, static_cast<S>(absent));
+  if (x.defined()) {
+    on_dtype(Types<S, T>{}, x.dtype(), op, [&]<class W>() {
+      Buffer<S> buffer;
+      std::copy_n(as_sums<S>(x.data<W>(), n, buffer), n, result.data());
+    });
+  }
+  return result;
+}
+
+/// Blocks that rows are cut into where something is summed over rows, each block by one thread: by the shape alone, so
+/// that the sums do not depend on the number of threads.
+inline std::int64_t row_blocks(std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kMost = 64;        // bounds both threads and scratch
+  constexpr std::int64_t kRows = 8;         // of a block, at least
+  constexpr std::int64_t kElements = 8192;  // of a block, at least
+  const std::int64_t fit = std::min(rows / kRows, rows * columns / kElements);
+  return rows == 0 ? 0 : std::clamp<std::int64_t>(fit, 1, kMost);
+}
+
+// out[c] = Σ partials[b][c], over the blocks in order.
+template <class T, class S>
+void sum_partials(const Tensor& out, const S* partials, std::int64_t blocks, const char* op) {
+  if (!out.defined()) {
+    return;
+  }
+  const std::int64_t n = out.numel();
+  on_dtype(Types<S, T>{}, out.dtype(), op, [&]<class W>() {
+    parallel_for(n, kRowGrain / (blocks + 1), [&](std::int64_t begin, std::int64_t end) {
+      Buffer<S> buffer;
+      write_as<S>(out.data<W>() + begin, end - begin, buffer, [&](S* sums) {
+        std::fill_n(sums, end - begin, S(0));
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          const S* const partial = partials + block * n + begin;
+          for_packs<S>(0, end - begin, [&]<class V, int>(std::int64_t i) {
+            store<V>(sums + i, load<V>(sums + i) + load<V>(partial + i));
+          });
+        }
+      });
+    });
+  });
 }
 
 }  // namespace mica::kernels

@@ -116,6 +116,76 @@ class Stream {
   Packs* places_;
 };
 
+/// The same for rows that begin anywhere, of single elements: a warp copies the units of 16 bytes in which those of its
+/// lanes lie, P for each. So its lanes have to meet where one of them uses what others have copied.
+template <class T, int P, int D>
+class WarpStream {
+ public:
+  static constexpr int kElements = P * kWarp;  // of a chunk
+  static constexpr int kUnit = 16 / sizeof(T);
+  static constexpr int kPlace = kElements + kUnit;  // elements of the shared memory that a chunk takes
+
+  __device__ WarpStream(const StreamPlan& p, unsigned char* memory) {
+    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
+    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + warp * (D * kPlace);
+  }
+
+  /// Where in its first unit what begins at `from` has its first element.
+  __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
+
+  /// Starts copying a chunk that begins at `from`. Of the row, `left` elements are left; the others become zeros. What
+  /// precedes `from` in its unit is read too.
+  __device__ void fetch(int place, const T* from, int left) {
+    const int skipped = phase(from);
+    const int lane = threadIdx.x % kWarp;
+    const int end = max(0, left + skipped);
+    const int whole = end / kUnit * kUnit;
+    T* const to = places_ + place * kPlace;
+    from -= skipped;
+#pragma unroll
+    for (int i = 0; i * kWarp * kUnit < kPlace; ++i) {
+      const int unit = (i * kWarp + lane) * kUnit;
+      if (unit < kPlace && (unit != whole || end == whole)) {
+        const bool present = unit < whole;
+        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, present ? from + unit : from, present);
+      }
+    }
+    if (end != whole && whole < kPlace && lane < kUnit) {  // the row ends in a unit
+      const bool present = lane < end - whole;
+      cuda::copy_async<sizeof(T)>(to + whole + lane, present ? from + whole + lane : from + skipped, present);
+    }
+  }
+
+  /// The lane's element number i of a chunk that began at such a phase.
+  __device__ T& at(int place, int phase, int i) const {
+    return places_[place * kPlace + phase + i * kWarp + threadIdx.x % kWarp];
+  }
+
+  /// Writes a chunk, which lies at the phase of `to`, in whole units where it can.
+  __device__ void write(int place, T* to) const {
+    const int skipped = phase(to);
+    const int lane = threadIdx.x % kWarp;
+    const T* const from = places_ + place * kPlace;
+#pragma unroll
+    for (int i = 0; i * kWarp * kUnit < kElements; ++i) {
+      const int unit = (i * kWarp + lane) * kUnit;
+      if (unit >= skipped && unit < kElements) {
+        store(to - skipped + unit, load<kUnit>(from + unit));
+      }
+    }
+    if (skipped > 0 && lane < kUnit) {  // as many elements in all as a unit has: some first ones and some last ones
+      const int first = kUnit - skipped;
+      const int element = lane < first ? lane : kElements - kUnit + lane;
+      to[element] = from[skipped + element];
+    }
+  }
+
+  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
+
+ private:
+  T* places_;
+};
+
 /// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
 /// cluster, whose warps have met before. Hardly any waits to leave them: of a block in a cluster one warp does, for the
 /// others of its block. A warp may be a row ahead of others.

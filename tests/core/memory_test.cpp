@@ -23,6 +23,20 @@ TEST(Memory, LargeBlocksAreReused) {
   EXPECT_NE(beside.raw_data(), first);
 }
 
+TEST(Memory, SmallBlocksAreReusedOnTheGpu) {
+  if (!cuda_available() || !memory::pooling()) {
+    GTEST_SKIP() << "no GPU, or pooling is off";
+  }
+  const Device gpu = Device::cuda();
+  const void* first = empty({1000}, float32, gpu).raw_data();
+  const Tensor again = empty({997}, float32, gpu);  // of the same size class
+  EXPECT_EQ(again.raw_data(), first);
+  const Tensor beside = full({1000}, 2, float32, gpu);
+  EXPECT_NE(beside.raw_data(), first);
+  fill_data(again, 1);
+  expect_close(beside, std::vector<double>(1000, 2), 0, 0);
+}
+
 TEST(Memory, NewBlocksArePoisoned) {
   if (!memory::poisoning()) {
     GTEST_SKIP() << "MICA_POISON is off";

@@ -138,6 +138,19 @@ TEST_F(Cli, SameSeedSameMetrics) {
   EXPECT_EQ(contents(folder / "a/model.safetensors"), contents(folder / "b/model.safetensors"));
 }
 
+TEST_F(Cli, CheckpointsChangeNothing) {
+  ASSERT_EQ(train("--dropout 0.1 --layers 2 --out kept").status, 0);
+  ASSERT_EQ(train("--dropout 0.1 --layers 2 --out again --checkpoint").status, 0);
+  const auto kept = metrics("kept");
+  const auto again = metrics("again");
+  ASSERT_EQ(kept.size(), again.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(kept[i].at("train_loss"), again[i].at("train_loss")) << i;
+    EXPECT_EQ(kept[i].at("grad_norm"), again[i].at("grad_norm")) << i;
+  }
+  EXPECT_EQ(contents(folder / "kept/model.safetensors"), contents(folder / "again/model.safetensors"));
+}
+
 TEST_F(Cli, PresetsGiveWayToOptions) {
   ASSERT_EQ(train("--preset shakespeare-gpu --dropout 0 --lr 0.004 --warmup 0 --out run").status, 0);
   const auto lines = metrics("run");
@@ -240,6 +253,19 @@ TEST_F(Cli, RefusesAMissingGpu) {
     GTEST_SKIP() << "there is a GPU";
   }
   expect_refusal("train_transformer --data text.txt --out run --device cuda", 1, "CUDA");
+}
+
+TEST_F(Cli, DrawsTheGraphOfTheFirstStep) {
+  ASSERT_EQ(train("--out plain").status, 0);
+  ASSERT_EQ(train("--out drawn --graph graph.dot").status, 0);
+  EXPECT_EQ(metrics("drawn").back().at("train_loss"), metrics("plain").back().at("train_loss"));
+  const std::string graph = contents(folder / "graph.dot");
+  EXPECT_NE(graph.find("label=\"h.0.mlp.c_fc (Linear)"), std::string::npos) << graph;
+  EXPECT_NE(graph.find("[4, 16, 16] float32"), std::string::npos) << graph;  // batch, context, width
+  EXPECT_NE(graph.find("CrossEntropy"), std::string::npos) << graph;
+  const Outcome refused = train("--out run --graph graph.png");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("a name that ends in .dot or .svg, got graph.png"), std::string::npos) << refused.err;
 }
 
 TEST_F(Cli, RefusesAFolderItCannotWrite) {

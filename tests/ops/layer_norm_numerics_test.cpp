@@ -210,6 +210,25 @@ TEST(LayerNormNumerics, RowsDoNotDependOnHowManyThereAre) {
   }
 }
 
+TEST(LayerNormNumerics, RowsDoNotDependOnWhatTheL2CacheHolds) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(12);
+  for (const auto& [dtype, weight_dtype] : kNormTypes) {
+    for (const std::int64_t columns : {768, 1536, 2048, 4096}) {
+      const std::int64_t rows =
+          (48 << 20) / (columns * static_cast<std::int64_t>(size_of(dtype)));  // a few are read otherwise
+      const Inputs in = random_inputs({dtype, weight_dtype, rows, columns}, Device::cuda());
+      const Results all = run(in);
+      const Results some = run(part_of(in, 5, 300));
+      const std::string what = fmt::format("300 of {}, {} columns, {}", rows, columns, dtype);
+      expect_same_bits(some.y, rows_of(all.y, 5, 300), "y, " + what);
+      expect_same_bits(some.dx, rows_of(all.dx, 5, 300), "dx, " + what);
+    }
+  }
+}
+
 TEST(LayerNormNumerics, SameBitsEveryTimeAndWithAnyNumberOfThreads) {
   manual_seed(13);
   const int threads = num_threads();

@@ -37,8 +37,9 @@ inline const std::vector<std::pair<DType, DType>> kNormTypes = {{float32, float3
 
 inline const std::vector<std::int64_t> kNormRows = {0, 1, 2, 3, 67, 128, 1151, 4005, 65'537, 100'000};
 inline const std::vector<std::int64_t> kNormColumns = {
-    1,    2,    3,    7,    8,    31,   32,     33,     64,     127,    128,    129,    500,    513,     768,    1000,
-    1600, 2001, 2048, 4005, 8117, 8192, 10'000, 15'872, 16'384, 16'385, 32'768, 65'536, 66'679, 123'479, 262'144};
+    1,      2,      3,      7,      8,      31,     32,     33,     64,      127,    128,
+    129,    500,    513,    768,    1000,   1600,   2001,   2048,   4005,    8117,   8192,
+    10'000, 12'288, 15'872, 16'384, 16'385, 32'768, 65'536, 66'679, 123'479, 262'144};
 
 /// 2^k − 1, 2^k and 2^k + 1 for k from 0 to `last`, in order and each once.
 inline std::vector<std::int64_t> around_powers_of_2(int last) {
@@ -105,8 +106,8 @@ inline std::vector<NormCase> norm_grid(Device device) {
 inline std::vector<std::int64_t> some_columns(Device device) {
   std::vector<std::int64_t> columns = {1, 7, 64, 100, 256, 500, 768, 1600, 4005, 9001};
   if (device.is_cuda()) {
-    columns.insert(columns.end(), {8192, 16'384, 20'001, 20'008, 50'000, 66'679, 123'479, 131'072, 131'073, 262'144,
-                                   300'007, 524'288});
+    columns.insert(columns.end(), {8192, 12'288, 16'384, 20'001, 20'008, 50'000, 66'679, 123'479, 131'072, 131'073,
+                                   262'144, 300'007, 524'288});
   }
   return columns;
 }

@@ -1,0 +1,212 @@
+#include <algorithm>
+
+#include <mica/autograd/checkpoint.h>
+#include <mica/autograd/segment.h>
+#include <mica/core/rng.h>
+
+namespace mica::autograd {
+
+namespace {
+
+using detail::CheckpointedCall;
+using Used = std::vector<SegmentWatch::Used>;
+
+// What the tensors inside of a segment are recorded as while it is watched.
+class InsideSegment final : public Node {
+ public:
+  std::string name() const override { return "an op inside of a checkpoint"; }
+  Tensors backward(Tensors) override {
+    throw Error(
+        "checkpoint: asked for the gradient of a tensor that was made in a checkpointed function and left it other "
+        "than as its result; the function has to return it");
+  }
+};
+
+// In the part of backward that runs the program's code again.
+class Replaying {
+ public:
+  Replaying() : previous_(thread_state.segment) { thread_state.segment = nullptr; }
+  ~Replaying() { thread_state.segment = previous_; }
+  Replaying(const Replaying&) = delete;
+  Replaying& operator=(const Replaying&) = delete;
+
+ private:
+  InsideOp not_inside_{false};
+  SegmentWatch* previous_;
+};
+
+void note(Used& used, const Tensors& tensors) {
+  for (const Tensor& x : tensors) {
+    if (x.defined()) {
+      used.push_back({x.handle(), x.version()});
+    }
+  }
+}
+
+// `when`: since when they must not have been modified in place.
+void check_unchanged(const Used& used, const char* when) {
+  for (const auto& [tensor, version] : used) {
+    if (const auto impl = tensor.lock()) {
+      check(impl->storage->version() == version,
+            "checkpoint: a tensor of shape {} that the function used was modified in place {}, last by {}, so that it "
+            "cannot be computed again",
+            impl->shape, when, impl->storage->last_writer());
+    }
+  }
+}
+
+class Checkpoint final : public Segment {
+ public:
+  Checkpoint(std::unique_ptr<CheckpointedCall> call, Used used, std::vector<PhiloxKey> keys)
+      : call_(std::move(call)), used_(std::move(used)), keys_(std::move(keys)) {
+    call_->keep_inputs_as_they_are();
+    note(used_, call_->inputs());  // the used ones may have been other handles, which may go
+  }
+
+  std::string name() const override { return "Checkpoint"; }
+  Tensors saved_tensors() const override { return call_ ? call_->inputs() : Tensors{}; }
+  void release() override { call_.reset(); }
+
+ protected:
+  std::vector<std::pair<Edge, Tensor>> replay(const Tensors& gradients) override;
+
+ private:
+  Tensors call_again() const;
+  Edge check_output(std::size_t k, const Tensor& result) const;
+
+  std::unique_ptr<CheckpointedCall> call_;  // null once released
+  Used used_;
+  std::vector<PhiloxKey> keys_;
+};
+
+Tensors Checkpoint::call_again() const {
+  const Replaying guard;
+  const CurrentModule module_guard(module);
+  const ReplayPhiloxKeys keys(keys_);
+  Tensors results = (*call_)();
+  check(keys.left() == 0, "checkpoint: the function made {} random tensors and, when called again, {} fewer",
+        keys_.size(), keys.left());
+  check(results.size() == outputs.size(), "checkpoint: the function returned {} tensors and, when called again, {}",
+        outputs.size(), results.size());
+  return results;
+}
+
+// Where the gradient of output k has to go now. Throws unless the function returned the same as the first time.
+Edge Checkpoint::check_output(std::size_t k, const Tensor& result) const {
+  const OutputInfo& first = outputs[k];
+  check(result.defined() && result.shape() == first.shape && result.dtype() == first.dtype,
+        "checkpoint: the function returned {} {} as output {} and, when called again, {}", first.dtype, first.shape, k,
+        result.defined() ? fmt::format("{} {}", result.dtype(), result.shape()) : "an undefined tensor");
+  Edge edge = gradient_edge(result);
+  check(edge.node != nullptr,
+        "checkpoint: output {} of the function depended on something that requires a gradient and, when called again, "
+        "did not",
+        k);
+  return edge;
+}
+
+std::vector<std::pair<Edge, Tensor>> Checkpoint::replay(const Tensors& gradients) {
+  check(
+      call_ != nullptr,
+      "Checkpoint: backward has already run through this op and its inputs are gone; pass {{.retain_graph = true}} to "
+      "the first backward to run it again");
+  check_unchanged(used_, "since");
+  const Tensors results = call_again();
+  std::vector<std::pair<Edge, Tensor>> ends;
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    if (gradients[k].defined()) {
+      ends.emplace_back(check_output(k, results[k]), gradients[k]);
+    }
+  }
+  return ends;
+}
+
+// Where two results, or a result and an input, show the same elements, only the function knows how a write to one would
+// change the other.
+void link_views(const Tensor& result, const Tensors& others) {
+  for (const Tensor& other : others) {
+    if (other.defined() && other.handle()->storage == result.handle()->storage) {
+      link_custom_view(result, other);
+      return;
+    }
+  }
+}
+
+// The results of the function as outputs of `node`; an input that it returned keeps its own history.
+Tensors as_outputs(const Tensors& inner, const Tensors& inputs, const std::shared_ptr<Node>& node,
+                   const SegmentWatch& segment) {
+  Tensors results = inner;
+  Tensors seen = inputs;
+  for (std::size_t k = 0; k < inner.size(); ++k) {
+    node->outputs.push_back(inner[k].defined() ? OutputInfo{inner[k].shape(), inner[k].dtype(), inner[k].device()}
+                                               : OutputInfo{});
+    if (!segment.made(gradient_edge(inner[k]))) {
+      continue;
+    }
+    const auto same = std::find_if(inner.begin(), inner.end(), [&](const Tensor& x) { return x.is_same(inner[k]); });
+    if (const auto first = static_cast<std::size_t>(same - inner.begin()); first < k) {
+      results[k] = results[first];
+      continue;
+    }
+    results[k] = without_history(inner[k]);  // the function may have kept the other
+    set_history(results[k], node, static_cast<int>(k));
+    link_views(results[k], seen);
+    seen.push_back(results[k]);
+  }
+  return results;
+}
+
+}  // namespace
+
+Tensors Segment::backward(Tensors) { throw Error(name() + ": it is replayed and has no backward of its own"); }
+
+SegmentWatch::SegmentWatch() : inside_(make_node<InsideSegment>()), previous_(thread_state.segment) {
+  thread_state.segment = this;
+}
+
+void SegmentWatch::note_uses(const Tensor* const* inputs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Edge edge = gradient_edge(*inputs[i]);
+    if (edge.node == nullptr || made(edge) || !seen_.insert(inputs[i]->handle().get()).second) {
+      continue;
+    }
+    note(used, {*inputs[i]});
+    edges.push_back(std::move(edge));
+  }
+}
+
+void SegmentWatch::place(const Tensor& x) {
+  inside_->outputs.push_back({x.shape(), x.dtype(), x.device()});
+  set_history(x, inside_, static_cast<int>(inside_->outputs.size()) - 1);
+}
+
+namespace detail {
+
+Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call) {
+  if (SegmentWatch::current() != nullptr) {
+    return (*call)();  // the outer checkpoint will come here again
+  }
+  const Tensors inputs = call->inputs();
+  SegmentWatch segment;
+  Used used;
+  note(used, inputs);
+  std::vector<PhiloxKey> keys;
+  const Tensors results = [&] {
+    const RecordPhiloxKeys guard(keys);
+    return (*call)();
+  }();
+  if (segment.edges.empty()) {
+    return results;
+  }
+  used.insert(used.end(), segment.used.begin(), segment.used.end());
+  check_unchanged(used, "by the function itself");
+  // Made after all that the function used, so that backward comes to it before that.
+  const auto node = make_node<Checkpoint>(std::move(call), std::move(used), std::move(keys));
+  node->edges = std::move(segment.edges);
+  node->module = current_module();
+  return as_outputs(results, inputs, node, segment);
+}
+
+}  // namespace detail
+
+}  // namespace mica::autograd

@@ -1,0 +1,91 @@
+#include "benchmarks/common/run.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "examples/common/command_line.h"
+#include <mica/core/parallel.h>
+
+using namespace mica;
+
+namespace benchmarks {
+
+namespace {
+
+DType dtype_named(std::string_view name) {
+  for (const DType dtype : {float32, float64, float16, bfloat16}) {
+    if (name == name_of(dtype)) {
+      return dtype;
+    }
+  }
+  throw UsageError(fmt::format("--dtype: expected float32, float64, float16 or bfloat16, got {}", name));
+}
+
+// "4096x1024,768x128"
+std::vector<Case> parse_shapes(std::string_view text) {
+  std::vector<Case> cases;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto size = [&](std::int64_t& value, char after) {
+    const auto [next, error] = std::from_chars(at, end, value);
+    const bool good = error == std::errc{} && value >= 1 && value <= INT32_MAX && (next == end || *next == after);
+    if (!good || (next == end && after == 'x')) {
+      throw UsageError(fmt::format("--shapes: expected MxN,MxN,… of sizes from 1, got \"{}\"", text));
+    }
+    at = next + (next != end);
+  };
+  do {
+    Case c{float32, 0, 0};
+    size(c.m, 'x');
+    size(c.n, ',');
+    cases.push_back(c);
+  } while (at != end || text.back() == ',');
+  return cases;
+}
+
+// The same shapes in one dtype, each once.
+std::vector<Case> in_dtype(const std::vector<Case>& cases, DType dtype) {
+  std::vector<Case> result;
+  for (const Case& c : cases) {
+    const Case converted{dtype, c.m, c.n};
+    if (std::find(result.begin(), result.end(), converted) == result.end()) {
+      result.push_back(converted);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+int run(int argc, char** argv, const char* name, const char* description, const DefaultCases& default_cases,
+        const Measure& measure) {
+  CLI::App app(description, name);
+  std::string device_name = "auto", dtype_name, shapes, json;
+  int threads = 0, repeats = 50;
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--device", device_name, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--dtype", dtype_name, "float32, float64, float16 or bfloat16; without it, what the shapes come with");
+  app.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
+  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
+  app.add_option("--json", json, "File for the same as lines of JSON");
+
+  return run_program(app, argc, argv, [&] {
+    if (threads > 0) {
+      set_num_threads(threads);
+    }
+    const Device device = device_named(device_name);
+    std::vector<Case> cases = app.count("--shapes") > 0 ? parse_shapes(shapes) : default_cases(device);
+    if (app.count("--dtype") > 0) {
+      cases = in_dtype(cases, dtype_named(dtype_name));
+    }
+    Report report(json);
+    measure(cases, device, repeats, report);
+  });
+}
+
+}  // namespace benchmarks

@@ -1,0 +1,219 @@
+"""Gated activations and RMSNorm beside their peers, in one process: mica (through libmica_bench.so), PyTorch and
+torch.compile, with a device-to-device copy of a tensor of the result's size as the ceiling.
+
+    python3 benchmarks/fused_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
+
+Timed and checked as layer_norm_peers.py does it. GB/s counts the least bytes that must move: of a gated activation
+3·M·N·size forward and 5·M·N·size backward, of RMSNorm 2·M·N·size and 3·M·N·size. PyTorch's backward is autograd's, from
+what its forward saved.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+
+EPS = 1e-6
+
+GATED = [("bfloat16", 16384, 11008), ("bfloat16", 8192, 14336), ("bfloat16", 4096, 4096), ("bfloat16", 4096, 11007),
+         ("float16", 16384, 11008), ("float32", 16384, 5504)]
+ROWS = [("bfloat16", 65536, 768), ("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 4096, 12288),
+        ("bfloat16", 4096, 16384), ("bfloat16", 524288, 128), ("float16", 4096, 4096), ("float32", 131072, 512),
+        ("float32", 16384, 4096), ("float32", 1024, 66679)]
+
+
+class Library:
+    """mica's kernels: raw pointers in, raw pointers out."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.mica_bench_error.restype = ctypes.c_char_p
+        p, i64, i32, f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
+        for name, arguments in {
+                "mica_swiglu_forward": [p] * 3 + [i64] * 3 + [i32, p],
+                "mica_swiglu_backward": [p] * 5 + [i64] * 3 + [i32, p],
+                "mica_geglu_forward": [p] * 3 + [i64] * 3 + [i32] * 2 + [p],
+                "mica_geglu_backward": [p] * 5 + [i64] * 3 + [i32] * 2 + [p],
+                "mica_rms_norm_forward": [p] * 4 + [i64] * 2 + [f64, i32, i32, p],
+                "mica_rms_norm_backward": [p] * 6 + [i64] * 2 + [i32] * 2 + [p]}.items():
+            getattr(self.lib, name).argtypes = arguments
+
+    def call(self, name, *args):
+        if getattr(self.lib, name)(*args, torch.cuda.current_stream().cuda_stream) != 0:
+            raise RuntimeError(self.lib.mica_bench_error().decode())
+
+
+def random(kind, *shape):
+    return torch.randn(shape, device="cuda", dtype=torch.float32).to(kind)
+
+
+class Gated:
+    """One of swiglu, geglu and geglu by tanh, of two tensors or of the halves of one."""
+
+    moved = {"forward": 3, "backward": 5}
+
+    def __init__(self, op, halves, dtype, m, n):
+        self.name = op + ("_halves" if halves else "")
+        self.op, self.halves, self.m, self.n = op, halves, m, n
+        kind = DTYPES[dtype]
+        self.inputs = [random(kind, m, 2 * n)] if halves else [random(kind, m, n), random(kind, m, n)]
+        self.gradients = [torch.empty_like(x) for x in self.inputs]
+        self.dy = random(kind, m, n)
+        self.y = torch.empty_like(self.dy)
+        self.outputs = [self.y, *self.gradients]
+        mode = {"swiglu": [], "geglu": [0], "geglu_tanh": [1]}[op]
+        self.sizes = [m, n, 2 * n if halves else n, *mode, CODES[kind]]
+        self.symbol = "mica_" + op.removesuffix("_tanh")
+
+    def halves_of(self, tensors):
+        return tensors[0].chunk(2, -1) if self.halves else tensors
+
+    def mica(self, library, which):
+        if which == "forward":
+            arguments = [*pointers(*self.halves_of(self.inputs), self.y), *self.sizes]
+            results = (self.y,)
+        else:
+            arguments = [*pointers(self.dy, *self.halves_of(self.inputs), *self.halves_of(self.gradients)), *self.sizes]
+            results = tuple(self.gradients)
+
+        def run():
+            library.call(f"{self.symbol}_{which}", *arguments)
+            return results
+        return run
+
+    def formula(self, *inputs):
+        gate, up = self.halves_of(inputs)
+        if self.op == "swiglu":
+            return F.silu(gate) * up
+        return F.gelu(gate, approximate="tanh" if self.op == "geglu_tanh" else "none") * up
+
+
+class RMSNorm:
+    moved = {"forward": 2, "backward": 3}
+    name = "rms_norm"
+
+    def __init__(self, dtype, m, n):
+        self.m, self.n = m, n
+        kind = DTYPES[dtype]
+        self.inputs = [random(kind, m, n), random(kind, n)]
+        self.gradients = [torch.empty_like(x) for x in self.inputs]
+        self.dy = random(kind, m, n)
+        self.y = torch.empty_like(self.dy)
+        self.outputs = [self.y, *self.gradients]
+        self.rstd = torch.cat([(x.float().square().mean(1) + EPS).rsqrt() for x in self.inputs[0].split(4096)])
+        self.codes = [CODES[kind], CODES[kind]]
+
+    def mica(self, library, which):
+        x, weight = self.inputs
+        if which == "forward":
+            arguments = [*pointers(x, weight, self.y, self.rstd), self.m, self.n, EPS, *self.codes]
+            results = (self.y,)
+        else:
+            arguments = [*pointers(self.dy, x, weight, self.rstd, *self.gradients), self.m, self.n, *self.codes]
+            results = tuple(self.gradients)
+
+        def run():
+            library.call(f"mica_rms_norm_{which}", *arguments)
+            return results
+        return run
+
+    def formula(self, x, weight):
+        return F.rms_norm(x, (self.n,), weight, EPS)
+
+
+def torch_run(case, which, compiled):
+    """PyTorch's forward, or the backward of one forward that ran before."""
+    torch._dynamo.reset()
+    formula = torch.compile(case.formula, dynamic=False) if compiled else case.formula
+    if which == "forward":
+        return lambda: (formula(*case.inputs),)
+    leaves = [x.detach().requires_grad_() for x in case.inputs]
+    y = formula(*leaves)
+    return lambda: torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
+
+
+def reference(case, which):
+    leaves = [x.double().requires_grad_(which == "backward") for x in case.inputs]
+    y = case.formula(*leaves)
+    return (y,) if which == "forward" else torch.autograd.grad(y, leaves, case.dy.double())
+
+
+def contestants(case, which, library, peers):
+    yield "mica", lambda: case.mica(library, which)
+    for peer in peers:
+        yield peer, lambda: torch_run(case, which, peer == "torch.compile")
+
+
+def measure(case, dtype, library, peers, clock):
+    bytes_once = case.y.numel() * case.y.element_size()
+    copy_us = clock.median_us(lambda: case.y.copy_(case.dy))
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    for which, passes in case.moved.items():
+        expected = reference(case, which)
+        runs = []
+        for name, make in contestants(case, which, library, peers):
+            for t in case.outputs:
+                t.fill_(float("nan"))
+            run = make()
+            runs.append((name, run, max(relative_error(r, e) for r, e in zip(run(), expected))))
+        del expected
+        torch.cuda.empty_cache()
+        for name, run, error in runs:
+            us = clock.median_us(run)
+            yield {"op": f"{case.name}_{which}", "dtype": dtype, "m": case.m, "n": case.n, "by": name,
+                   "us": round(us, 2), "gb_per_s": round(passes * bytes_once / us / 1e3, 1),
+                   "copy_us": round(copy_us, 2), "copy_gb_per_s": round(2 * bytes_once / copy_us / 1e3, 1),
+                   "ratio_to_copy": round(passes * copy_us / (2 * us), 3), "relative_error": error,
+                   "correct": error < tolerance}
+
+
+def cases(ops, step):
+    for op in ("swiglu", "geglu", "geglu_tanh"):
+        for halves in (False, True):
+            for shape in GATED[::step] if op in ops else []:
+                yield shape[0], lambda: Gated(op, halves, *shape)
+    for shape in ROWS[::step] if "rms_norm" in ops else []:
+        yield shape[0], lambda: RMSNorm(*shape)
+
+
+def main():
+    names = ["swiglu", "geglu", "geglu_tanh", "rms_norm"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+    parser.add_argument("--ops", nargs="*", choices=names, default=names)
+    parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
+    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=50)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("fused_peers: no CUDA device")
+
+    library = Library(args.library)
+    clock = Clock(args.warmup, args.repeats)
+    torch.manual_seed(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    with open(args.out / "fused.jsonl", "w") as log:
+        for dtype, make in cases(args.ops, args.step):
+            torch.cuda.empty_cache()
+            for row in measure(make(), dtype, library, args.peers, clock):
+                row["device"] = torch.cuda.get_device_name()
+                row["torch"] = torch.__version__
+                wrong += row["by"] == "mica" and not row["correct"]
+                print(json.dumps(row), file=log, flush=True)
+                print(f"{row['op']:26} {row['dtype']:9} {row['m']:7} x {row['n']:<6} {row['by']:14}"
+                      f"{row['us']:9.2f} us {row['gb_per_s']:7.0f} GB/s  {row['ratio_to_copy']:.3f} of copy"
+                      f"{'' if row['correct'] else '  WRONG'}", flush=True)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

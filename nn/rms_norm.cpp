@@ -1,0 +1,21 @@
+#include <mica/core/creation.h>
+#include <mica/nn/rms_norm.h>
+#include <mica/ops/rms_norm/rms_norm.h>
+
+namespace mica::nn {
+
+RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormOptions options)
+    : normalized_shape(normalized_shape), eps(options.eps) {
+  check(!normalized_shape.empty(), "RMSNorm: expected at least one axis to normalize over");
+  check(eps >= 0, "RMSNorm: expected eps >= 0, got {}", eps);
+  if (options.elementwise_affine) {
+    weight = param("weight", ones(normalized_shape));
+  }
+}
+
+Tensor RMSNorm::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return rms_norm(x, normalized_shape, weight, eps);
+}
+
+}  // namespace mica::nn
