@@ -1,5 +1,6 @@
 #include <vector>
 
+#include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/cross_entropy_ops.h>
@@ -61,20 +62,45 @@ class Rows {
   std::int64_t label(std::int64_t row) const { return labels_[row]; }
   CrossEntropyTarget kind() const { return kind_; }
 
+  /// z of a row.
   void transform(std::int64_t row, std::vector<S>& z) const {
     const T* const x = logits_ + row * classes;
     S* const out = z.data();
-    if (cap_ != 0) {
-      const S inner = scale_ / cap_;
-      MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < classes; ++i) {
-        out[i] = cap_ * math::tanh(static_cast<S>(x[i]) * inner);
-      }
+    const std::int64_t n = classes;
+    if constexpr (std::is_same_v<T, S>) {
+      std::copy(x, x + n, out);
     } else {
+      widen(x, n, out);
+    }
+    const S cap = cap_;
+    if (cap != 0) {
+      const S inner = scale_ / cap;
       MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < classes; ++i) {
-        out[i] = static_cast<S>(x[i]) * scale_;
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[i] = cap * math::tanh(out[i] * inner);
       }
+    } else if (scale_ != 1) {
+      const S scale = scale_;
+      MICA_INDEPENDENT
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[i] *= scale;
+      }
+    }
+  }
+
+  /// From z of a row to (total · softmax(z) − u) · dz/dx · scale, in the same place. share(i) is u.
+  template <class Share>
+  void gradient(std::vector<S>& z, S log_sum, S total, S scale, const Share& share) const {
+    S* const out = z.data();
+    const std::int64_t n = classes;
+    const S factor = scale_ * scale;
+    // One loop for both, as the compiler takes exp into a loop, which vectorizes it, only so often.
+    const bool capped = cap_ != 0;
+    const S inverse = capped ? 1 / cap_ : S{0};
+    MICA_INDEPENDENT
+    for (std::int64_t i = 0; i < n; ++i) {
+      const S part = capped ? out[i] * inverse : S{0};
+      out[i] = (total * math::exp(out[i] - log_sum) - share(i)) * ((1 - part * part) * factor);
     }
   }
   /// dz/dx
@@ -162,24 +188,20 @@ void backward(const CrossEntropyBackward& args) {
     const S scale = (dloss != nullptr ? static_cast<S>(dloss[one ? 0 : row]) : S{1}) / denominator;
     const S log_sum = logsumexp[row];
     const S total = mass[row];
-    const auto dx_of = [&](std::int64_t i, S u) {
-      return (total * math::exp(z[i] - log_sum) - u) * rows.slope(z[i]) * scale;
-    };
+    const bool labeled = rows.kind() != CrossEntropyTarget::given;
+    const S z_label = labeled ? z[rows.label(row)] : S{0};
     if (rows.kind() == CrossEntropyTarget::label) {
-      MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < rows.classes; ++i) {
-        dx[i] = static_cast<T>(dx_of(i, 0));
-      }
+      rows.gradient(z, log_sum, total, scale, [](std::int64_t) { return S{0}; });
     } else {
-      MICA_INDEPENDENT
-      for (std::int64_t i = 0; i < rows.classes; ++i) {
-        dx[i] = static_cast<T>(dx_of(i, rows.u(row, i)));
-      }
+      rows.gradient(z, log_sum, total, scale, [&](std::int64_t i) { return rows.u(row, i); });
     }
-    if (rows.kind() != CrossEntropyTarget::given) {
-      const std::int64_t label = rows.label(row);
-      const S even = rows.kind() == CrossEntropyTarget::smoothed ? rows.u(row, label) : S{0};
-      dx[label] = static_cast<T>(dx_of(label, even + rows.label_u(row)));
+    if (labeled) {
+      z[rows.label(row)] -= rows.label_u(row) * rows.slope(z_label) * scale;
+    }
+    if constexpr (std::is_same_v<T, S>) {
+      std::copy(z.begin(), z.end(), dx);
+    } else {
+      narrow(z.data(), rows.classes, dx);
     }
   });
 }

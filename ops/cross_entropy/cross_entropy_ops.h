@@ -9,11 +9,11 @@
 
 namespace mica::kernels {
 
-/// The sum of the labels' weights, those of ignored rows left out. In double, which counts any number of rows.
+/// The sum of the labels' weights, those of ignored rows left out; without weights, in float, exact up to 2²⁴ rows.
 template <class Index, class S>
 struct LabelWeightOp {
   using Value = std::int64_t;
-  using Acc = double;
+  using Acc = S;
   using Out = S;
   static constexpr bool kShifted = false;
 
@@ -27,7 +27,7 @@ struct LabelWeightOp {
       return 0;
     }
     // A label out of range makes the loss NaN, by its row.
-    return weight == nullptr ? 1 : label >= 0 && label < classes ? static_cast<Acc>(weight[label]) : 0;
+    return weight == nullptr ? Acc{1} : label >= 0 && label < classes ? weight[label] : Acc{0};
   }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
   MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum; }

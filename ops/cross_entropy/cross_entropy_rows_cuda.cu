@@ -12,6 +12,8 @@ namespace xent {
 namespace {
 
 constexpr int kBlockThreads = 512;
+// Up to here small blocks, of which more rows are under way on a multiprocessor: one loads while another adds up.
+constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
 constexpr int most_threads(bool block) { return block ? kBlockThreads : kWarp * kWarpTeams; }
 
@@ -146,7 +148,7 @@ void for_teams(std::int64_t rows, std::int64_t classes, const F& f) {
   if (classes <= kWarpRow) {
     f.template operator()<false>(row_blocks(rows, false), kWarp * kWarpTeams);
   } else {
-    f.template operator()<true>(row_blocks(rows, true), classes <= 4096 ? 256 : kBlockThreads);
+    f.template operator()<true>(row_blocks(rows, true), classes <= kSmallBlockRow ? kBlockThreads / 2 : kBlockThreads);
   }
 }
 

@@ -532,6 +532,22 @@ TEST(CrossEntropyInPlace, Errors) {
   }
 }
 
+TEST(CrossEntropyInPlace, OfAView) {
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({2, 3, 1300}, float64, device).requires_grad_();
+    const Tensor labels = randint(0, 1300, {6}, int64, device);
+    cross_entropy(reshape(x, {6, 1300}), labels).backward();
+    const Tensor expected = x.grad();
+    x.set_grad({});
+    const Tensor logits = x * 1;
+    const Tensor loss = cross_entropy(reshape(logits, {6, 1300}), labels, {.in_place = true});
+    loss.backward({}, {.retain_graph = true});
+    expect_close(x.grad(), expected, 1e-12, 1e-15);
+    // What it is a view of was written, too.
+    expect_error([&] { sum(logits).backward(); }, "cross_entropy: its logits were used after in_place");
+  }
+}
+
 TEST(CrossEntropyInPlace, SeveralLossesOfOneGraph) {
   // The logits' producer gets the gradient of both uses.
   const Tensor w = randn({4, 7}, float64).requires_grad_();
