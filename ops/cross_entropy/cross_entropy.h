@@ -39,8 +39,8 @@ struct CrossEntropyOptions {
 /// over them from one reading, and backward only multiplies by the incoming gradient, where that is not 1. The logits
 /// must be row-major and no leaf. Reading them later gives their gradient; autograd throws where they are used in what
 /// is differentiated, or where the op that made them needs their values. Backward can run once, there are no second
-/// derivatives, and probabilities get no gradient. A gradient below the logits' dtype's range is lost before a loss
-/// scale could save it: with float16 scale the logits' gradient by Reduction::sum, or leave in_place off.
+/// derivatives, and probabilities get no gradient. What is below the range of the logits' dtype is lost before a loss
+/// scale could save it, which for a mean over float16 logits is much: take Reduction::sum there, or leave in_place off.
 ///
 /// Throws Error before anything is computed if a shape, dtype, device or option does not fit.
 ///
