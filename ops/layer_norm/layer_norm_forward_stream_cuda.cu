@@ -247,11 +247,11 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
       };
       T* const y = a.y + (row * a.columns + first_column);
 #pragma unroll
-      for (int c = 0; c < C; ++c, place = stream.next(place)) {
+      for (int c = 0; c < C; ++c) {
         if constexpr (kWhole || !full()) {
 #pragma unroll
           for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-            const Pack<T, V> pack = y_of(i, place);
+            const Pack<T, V> pack = y_of(i, place + c);
             if (i < packs) {
               store(y + i * (kWarp * V), pack);
             }
@@ -262,19 +262,19 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
             T ys[kChunk];
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) {
-              ys[i] = y_of(c * kChunk + i, place).at[0];
+              ys[i] = y_of(c * kChunk + i, place + c).at[0];
             }
             __syncwarp();  // all have read
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) {
-              stream.at(place, y_phase, i) = ys[i];
+              stream.at(place + c, y_phase, i) = ys[i];
             }
             __syncwarp();
-            stream.write(place, a.y + (row * a.columns + warp_column) + c * (kChunk * kWarp));
+            stream.write(place + c, a.y + (row * a.columns + warp_column) + c * (kChunk * kWarp));
           }
           __syncwarp();  // nobody reads what is copied over
         }
-        fetch(place, row + D / C * row_step, c, packs);
+        fetch(place + c, row + D / C * row_step, c, packs);
       }
     };
 

@@ -180,8 +180,6 @@ class WarpStream {
     }
   }
 
-  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
-
  private:
   T* places_;
 };
