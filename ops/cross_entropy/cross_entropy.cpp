@@ -1,11 +1,11 @@
 #include <mica/autograd/function.h>
-#include <mica/core/copy.h>
+#include <mica/autograd/inplace.h>
 #include <mica/core/creation.h>
-#include <mica/core/dispatch.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
-#include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+#include <mica/ops/cross_entropy/cross_entropy_steps.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
@@ -16,71 +16,120 @@ namespace mica {
 
 namespace {
 
-/// As rows of a matrix, or as a list: the elements in row-major order, without history.
-Tensor packed(const Tensor& x, const Shape& shape) {
-  const Tensor data = contiguous_data(x);
-  return as_strided(data, shape, contiguous_strides(shape), data.handle()->offset);
+using detail::packed;
+using detail::packed_targets;
+
+// What README.md calls z, h = dz/dx and dh/dx, of recorded ops. A row that is ignored may hold anything, even NaN, so
+// it counts as zeros. curve is undefined where it is 0.
+struct Transformed {
+  Tensor z;
+  Tensor h;
+  Tensor curve;
+
+  Transformed(const Tensor& logits, const Tensor& ignored, const CrossEntropyOptions& options) {
+    const double s = options.logit_scale;
+    const double cap = options.softcap;
+    const Tensor wide = logits.to(accumulate_dtype(logits.dtype()));
+    const Tensor x = ignored.defined() ? where(ignored, 0, wide) : wide;
+    if (cap == 0) {
+      z = s == 1 ? x : x * s;
+      h = full({}, s, x.dtype(), x.device());
+      return;
+    }
+    const Tensor part = tanh(x * (s / cap));
+    z = part * cap;
+    h = s * (1 - part * part);
+    curve = part * h * (-2 * s / cap);
+  }
+};
+
+// Which rows are ignored (…, 1); undefined where none can be.
+Tensor ignored_rows(const Tensor& targets, const CrossEntropyOptions& options) {
+  return is_floating(targets.dtype()) ? Tensor{}
+                                      : unsqueeze(eq(targets, static_cast<double>(options.ignore_index)), -1);
 }
 
-// dlogits = (softmax(logits) − onehot(targets)) · dloss / count by the fused kernel. logsumexp and count follow from
-// logits and targets, and are not arguments of their own. README.md derives what its backward computes.
+// What README.md calls u (…, V), of recorded ops.
+Tensor class_terms(const Tensor& targets, const Tensor& ignored, const Tensor& weight, std::int64_t classes,
+                   DType dtype, const CrossEntropyOptions& options) {
+  const double sharp = 1 - options.label_smoothing;
+  const double even = options.label_smoothing / static_cast<double>(classes);
+  const auto weighted = [&](const Tensor& t) { return weight.defined() ? t * weight : t; };
+  if (!ignored.defined()) {
+    return weighted(targets.to(dtype) * sharp + even);
+  }
+  const Tensor numbers = arange(0, static_cast<double>(classes), 1, targets.dtype(), targets.device());
+  const Tensor hit = eq(unsqueeze(targets, -1), numbers);
+  return masked_fill(weighted(where(hit, sharp + even, full({1}, even, dtype, targets.device()))), ignored, 0);
+}
+
+// What the rows' gradients are multiplied by, (…, 1) or one number.
+Tensor row_scale(const Tensor& dloss, const Tensor& denominator, DType dtype, const CrossEntropyOptions& options) {
+  const Tensor wide = dloss.to(dtype);
+  const Tensor scale = options.reduction == Reduction::none ? unsqueeze(wide, -1) : wide;
+  return denominator.defined() ? scale / reshape(denominator, {}) : scale;
+}
+
+// dlogits by the fused kernel. logsumexp, mass and denominator follow from the other arguments, and are no arguments
+// of their own. README.md derives what its backward computes.
 struct CrossEntropyGradient {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
 
   Tensor forward(autograd::Context& ctx, const Tensor& dloss, const Tensor& logits, const Tensor& targets,
-                 const Tensor& logsumexp, const Tensor& count) const {
-    ctx.save_for_backward(dloss, logits, targets, logsumexp, count);
+                 const Tensor& weight, const Tensor& logsumexp, const Tensor& mass, const Tensor& denominator) const {
+    ctx.save_for_backward(dloss, logits, targets, weight, denominator);
     const Tensor dlogits = empty(logits.shape(), logits.dtype(), logits.device());
-    if (logits.numel() > 0) {
-      const std::int64_t rows = targets.numel();
-      const Shape matrix_shape{rows, logits.shape().back()};
-      const Tensor matrix = packed(logits, matrix_shape);
-      const Tensor labels = packed(targets, {rows});
-      const Tensor scale = packed(dloss, {dloss.numel()});
-      const Tensor dmatrix = packed(dlogits, matrix_shape);
-      const kernels::CrossEntropyBackward args{.logits = matrix,
-                                               .targets = labels,
-                                               .ignore_index = options.ignore_index,
-                                               .logsumexp = logsumexp,
-                                               .per_row = options.reduction == Reduction::none,
-                                               .dloss = scale,
-                                               .count = count,
-                                               .dlogits = dmatrix};
-      on_device(logits.device(), [&](auto d) { kernels::cross_entropy_backward(d, args); });
+    if (logits.numel() == 0) {
+      return dlogits;
     }
+    const std::int64_t rows = logsumexp.numel();
+    const std::int64_t classes = logits.size(-1);
+    const Tensor matrix = packed(logits, {rows, classes});
+    const Tensor row_targets = packed_targets("cross_entropy", targets, rows, classes, options.ignore_index);
+    const Tensor scale = packed(dloss, {dloss.numel()});
+    const Tensor out = packed(dlogits, {rows, classes});
+    const kernels::CrossEntropyBackward args{.terms = detail::terms_of(options, matrix, row_targets, weight),
+                                             .logsumexp = logsumexp,
+                                             .mass = mass,
+                                             .dloss = scale,
+                                             .denominator = denominator,
+                                             .dlogits = out};
+    on_device(logits.device(), [&](auto device) { kernels::cross_entropy_backward(device, args); });
     return dlogits;
   }
 
   // a: the gradient of dlogits.
   Tensors backward(autograd::Context& ctx, const Tensor& a) const {
-    const auto [dloss, logits, targets, logsumexp, count] = ctx.saved<5>();
+    const auto [dloss, logits, targets, weight, denominator] = ctx.saved<5>();
     const DType wide = accumulate_dtype(logits.dtype());
+    const Tensor ignored = ignored_rows(targets, options);
+    const Transformed at(logits, ignored, options);
+    const Tensor p = softmax(at.z, -1);
+    const Tensor u = class_terms(targets, ignored, weight, logits.size(-1), wide, options);
+    const Tensor mass = sum(u, {-1}, true);
     const Tensor as = a.to(wide);
-    const Tensor wide_logits = logits.to(wide);
-    Tensors gradients(5);
+    const Tensor phi = as * at.h;
+    const Tensor mean_phi = sum(phi * p, {-1}, true);
+    Tensors gradients(7);
     if (ctx.needs_grad(0)) {
-      const CrossEntropyGradient of_each{{.ignore_index = options.ignore_index, .reduction = Reduction::none}};
-      const Tensor ones = mica::ones(targets.shape(), wide, logits.device());
-      const Tensor difference = autograd::apply(of_each, ones, wide_logits, targets, logsumexp, Tensor{});
-      Tensor by_row = sum(as * difference, {-1});
+      Tensor by_row = squeeze(mass * mean_phi - sum(phi * u, {-1}, true), -1);
       if (options.reduction != Reduction::none) {
         by_row = sum(by_row);
       }
-      gradients[0] = (count.defined() ? by_row / reshape(count, {}) : by_row).to(dloss.dtype());
+      gradients[0] = (denominator.defined() ? by_row / reshape(denominator, {}) : by_row).to(dloss.dtype());
     }
+    const Tensor g = row_scale(dloss, denominator, wide, options);
     if (ctx.needs_grad(1)) {
-      Tensor scale = dloss.to(wide);
-      if (options.reduction == Reduction::none) {
-        scale = unsqueeze(scale, -1);
-      } else if (count.defined()) {
-        scale = scale / count;
+      Tensor dx = mass * detail::softmax_gradient(phi, p, p.dim() - 1) * at.h;
+      if (at.curve.defined()) {
+        dx = dx + as * (mass * p - u) * at.curve;
       }
-      // An ignored row may hold anything, even NaN.
-      const Tensor ignored = unsqueeze(eq(targets, static_cast<double>(options.ignore_index)), -1);
-      const Tensor p = softmax(where(ignored, 0, wide_logits), -1);
-      const Tensor u = as * where(ignored, 0, scale);
-      gradients[1] = detail::softmax_gradient(u, p, p.dim() - 1).to(logits.dtype());
+      gradients[1] = (g * dx).to(logits.dtype());
+    }
+    if (ctx.needs_grad(2)) {
+      const Tensor du = g * (mean_phi - phi) * (1 - options.label_smoothing);
+      gradients[2] = (weight.defined() ? du * weight : du).to(targets.dtype());
     }
     return gradients;
   }
@@ -90,60 +139,132 @@ struct CrossEntropy {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
 
-  Tensor forward(autograd::Context& ctx, const Tensor& logits, const Tensor& targets) const {
-    const std::int64_t rows = targets.numel();
+  Tensor forward(autograd::Context& ctx, const Tensor& logits, const Tensor& targets, const Tensor& weight) const {
+    const Shape rows = logits.shape().slice(0, logits.dim() - 1);
+    const std::int64_t count = numel_of(rows);
     const DType wide = accumulate_dtype(logits.dtype());
-    const Device device = logits.device();
-    const Tensor labels = packed(targets, {rows});
-    const Tensor logsumexp = empty({rows}, wide, device);
-    const Tensor losses = empty({rows}, wide, device);
-    const Tensor matrix = packed(logits, {rows, logits.shape().back()});
-    const kernels::CrossEntropyForward args{.logits = matrix,
-                                            .targets = labels,
-                                            .ignore_index = options.ignore_index,
-                                            .logsumexp = logsumexp,
-                                            .losses = losses};
-    if (rows > 0) {
-      on_device(device, [&](auto d) { kernels::cross_entropy_forward(d, args); });
+    const Tensor logsumexp = empty({count}, wide, logits.device());
+    const Tensor mass = empty_like(logsumexp);
+    const Tensor losses = empty_like(logsumexp);
+    const Tensor matrix = packed(logits, {count, logits.size(-1)});
+    const Tensor row_targets = packed_targets("cross_entropy", targets, count, logits.size(-1), options.ignore_index);
+    if (count > 0) {
+      const kernels::CrossEntropyForward args{.terms = detail::terms_of(options, matrix, row_targets, weight),
+                                              .logsumexp = logsumexp,
+                                              .mass = mass,
+                                              .losses = losses};
+      on_device(logits.device(), [&](auto device) { kernels::cross_entropy_forward(device, args); });
     }
-    Tensor count;
-    Tensor loss;
-    if (options.reduction == Reduction::none) {
-      loss = empty(targets.shape(), logits.dtype(), device);
-      copy_into(loss, packed(losses, targets.shape()));
-    } else {
-      if (options.reduction == Reduction::mean) {
-        count = empty({1}, wide, device);
-      }
-      loss = empty({}, logits.dtype(), device);
-      const Tensor total = packed(loss, {1});
-      const kernels::CrossEntropyReduce reduce{
-          .losses = losses, .targets = labels, .ignore_index = options.ignore_index, .count = count, .loss = total};
-      on_device(device, [&](auto d) { kernels::cross_entropy_reduce(d, reduce); });
-    }
-    ctx.save_for_backward(logits, targets, logsumexp, count);
-    return loss;
+    const Tensor denominator = detail::mean_denominator(options, row_targets, weight, logits.dtype());
+    ctx.save_for_backward(logits, targets, weight, logsumexp, mass, denominator);
+    return detail::reduced(options, losses, denominator, rows, logits.dtype());
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
-    const auto [logits, targets, logsumexp, count] = ctx.saved<4>();
-    return {autograd::apply(CrossEntropyGradient{options}, dloss, logits, targets, logsumexp, count), Tensor{}};
+    const auto [logits, targets, weight, logsumexp, mass, denominator] = ctx.saved<6>();
+    Tensors gradients(3);
+    if (ctx.needs_grad(0)) {
+      gradients[0] =
+          autograd::apply(CrossEntropyGradient{options}, dloss, logits, targets, weight, logsumexp, mass, denominator);
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = of_probabilities(dloss, logits, targets, weight, denominator);
+    }
+    return gradients;
+  }
+
+ private:
+  Tensor of_probabilities(const Tensor& dloss, const Tensor& logits, const Tensor& targets, const Tensor& weight,
+                          const Tensor& denominator) const {
+    const DType wide = accumulate_dtype(logits.dtype());
+    const Tensor du = row_scale(dloss, denominator, wide, options) *
+                      log_softmax(Transformed(logits, {}, options).z, -1) * (options.label_smoothing - 1);
+    return (weight.defined() ? du * weight : du).to(targets.dtype());
   }
 };
+
+// What CrossEntropyInPlace goes back by: its gradient, already known, times dloss, in the memory of the logits.
+struct InPlaceGradient {
+  static constexpr bool composed = true;
+
+  Tensor forward(autograd::Context&, const Tensor& dloss, const Tensor& gradient) const {
+    if (gradient.numel() > 0) {
+      const std::int64_t classes = gradient.size(-1);
+      const Tensor matrix = packed(gradient, {gradient.numel() / classes, classes});
+      const Tensor factor = packed(dloss, {dloss.numel()});
+      on_device(gradient.device(),
+                [&](auto device) { kernels::cross_entropy_scale(device, {.gradient = matrix, .factor = factor}); });
+    }
+    gradient.bump_version("cross_entropy's backward");
+    return gradient.detach();
+  }
+  Tensors backward(autograd::Context&, const Tensor&) const {
+    fail("cross_entropy: with in_place there is no second derivative, as the logits are gone; turn it off");
+  }
+};
+
+// (loss, the logits' memory, which now holds their gradient)
+struct CrossEntropyInPlace {
+  static constexpr bool composed = true;
+  CrossEntropyOptions options;
+  bool spent = false;
+
+  Tensors forward(autograd::Context& ctx, const Tensor& logits, const Tensor& targets, const Tensor& weight) const {
+    ctx.set_materialize_grads(false);
+    const Shape rows = logits.shape().slice(0, logits.dim() - 1);
+    const std::int64_t count = numel_of(rows);
+    const Tensor losses = empty({count}, accumulate_dtype(logits.dtype()), logits.device());
+    const Tensor matrix = packed(logits, {count, logits.size(-1)});
+    const Tensor row_targets = packed_targets("cross_entropy", targets, count, logits.size(-1), options.ignore_index);
+    const Tensor denominator = detail::mean_denominator(options, row_targets, weight, logits.dtype());
+    if (count > 0) {
+      const Tensor one;
+      const kernels::CrossEntropyInPlace args{.terms = detail::terms_of(options, matrix, row_targets, weight),
+                                              .dloss = one,
+                                              .denominator = denominator,
+                                              .losses = losses};
+      on_device(logits.device(), [&](auto device) { kernels::cross_entropy_in_place(device, args); });
+    }
+    logits.bump_version("cross_entropy");
+    const Tensor gradient = logits.detach();
+    ctx.save_for_backward(gradient);
+    return {detail::reduced(options, losses, denominator, rows, logits.dtype()), gradient};
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dloss, const Tensor& dlogits) {
+    check(!dlogits.defined(),
+          "cross_entropy: its logits were used after in_place wrote their gradient over them, and cannot be "
+          "differentiated there; use them before, or turn it off");
+    check(!spent, "cross_entropy: with in_place, backward can run once: the first gave the gradient away");
+    spent = true;
+    const auto [gradient] = ctx.saved<1>();
+    return {autograd::apply(InPlaceGradient{}, dloss, gradient), Tensor{}, Tensor{}};
+  }
+};
+
+Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& weight,
+                              const CrossEntropyOptions& options) {
+  autograd::check_writable("cross_entropy", logits);
+  check(logits.is_contiguous(), "cross_entropy: expected row-major logits for in_place, got shape {} and strides {}",
+        logits.shape(), logits.strides());
+  check(!targets.requires_grad(),
+        "cross_entropy: expected probabilities that require no gradient for in_place, which computes none");
+  const Tensors results = autograd::apply(CrossEntropyInPlace{options}, logits, targets, weight);
+  autograd::adopt_history(logits, results[1]);
+  return results[0];
+}
 
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  check(is_floating(logits.dtype()), "cross_entropy: expected floating logits, got {}", logits.dtype());
-  check(targets.dtype() == int64 || targets.dtype() == int32, "cross_entropy: expected int64 or int32 targets, got {}",
-        targets.dtype());
-  check(logits.dim() >= 1, "cross_entropy: expected logits of shape [..., classes], got a scalar");
-  check(targets.shape() == logits.shape().slice(0, logits.dim() - 1),
-        "cross_entropy: expected targets of shape {} for logits of shape {}, got {}",
-        logits.shape().slice(0, logits.dim() - 1), logits.shape(), targets.shape());
-  check(targets.device() == logits.device(), "cross_entropy: expected targets on {}, got {}", logits.device(),
-        targets.device());
-  return autograd::apply(CrossEntropy{options}, logits, targets);
+  detail::check_cross_entropy("cross_entropy", logits.shape(), logits.dtype(), logits.device(), targets, options);
+  const Tensor weight = detail::class_weights(options, logits.dtype());
+  CrossEntropyOptions rest = options;
+  rest.weight = {};  // goes through the Context
+  if (options.in_place && autograd::grad_enabled() && logits.requires_grad()) {
+    return cross_entropy_in_place(logits, targets, weight, rest);
+  }
+  return autograd::apply(CrossEntropy{rest}, logits, targets, weight);
 }
 
 }  // namespace mica

@@ -8,18 +8,44 @@ namespace mica {
 enum class Reduction { none, mean, sum };
 
 struct CrossEntropyOptions {
-  std::int64_t ignore_index = -100;  ///< rows with this target have loss 0, gradient 0 and no part in the mean
+  std::int64_t ignore_index = -100;  ///< rows with this label have loss 0, gradient 0 and no part in the mean
   Reduction reduction = Reduction::mean;
+  Tensor weight{};             ///< (V), of the logits' dtype or float32: what each class counts for; undefined: 1
+  double label_smoothing = 0;  ///< in [0, 1]: the part of a target that is spread evenly over all classes
+  double logit_scale = 1;      ///< logits x are first made scale · x
+  double softcap = 0;          ///< and then cap · tanh(x / cap), unless it is 0
+  bool in_place = false;       ///< the gradient is written over the logits: see cross_entropy()
 };
 
-/// The loss of classifying each row of logits (…, V) as its target (…), an integer (int64 or int32) in [0, V):
+/// The loss of taking softmax(z) for the target of a row, where z are the row's logits (…, V), scaled and capped:
 ///
-///   loss = log Σ exp(logits) - logits[target]
+///   loss = Σᵢ wᵢ tᵢ (log Σ eᶻ − zᵢ)      t = (1 − label_smoothing) · target + label_smoothing / V
 ///
-/// in one pass without the probabilities being stored; float16 and bfloat16 logits are worked on in float32. The
-/// result has the logits' dtype: a scalar, or shape (…) with Reduction::none. The mean is over the rows that are not
-/// ignored, and NaN if all are. A target that is neither in [0, V) nor ignore_index is an error on the CPU; on CUDA,
-/// where telling would mean waiting, the row's loss and gradient are NaN.
+/// @param logits   (…, V), floating, V ≥ 1. 16-bit ones are worked on in float32. Any number of rows.
+/// @param targets  either labels (…), int64 or int32 in [0, V): 1 there and 0 elsewhere; or probabilities (…, V) of the
+///                 logits' dtype, whose rows need not sum to 1.
+/// @return of the logits' dtype: a scalar, or (…) with Reduction::none. Differentiable any number of times in the
+///         logits and in probabilities, not in the weights.
+///
+/// The mean divides by the sum of the labels' weights over the rows that are not ignored, which without weights is
+/// their number, and for probabilities by the number of rows; a mean over nothing is NaN. Where a class counts for
+/// nothing (w t = 0), its logit may be −inf. A row of nothing but −inf gives NaN.
+///
+/// A label that is neither in [0, V) nor ignore_index is an Error on the CPU; on CUDA, where telling would mean
+/// waiting, its row's loss and gradient are NaN and nothing is read out of bounds. What a row gives does not depend on
+/// the other rows and is the same from run to run (CUDA: for the same alignment of the row).
+///
+/// With `in_place`, and if a gradient will be needed, the logits' memory is given up: forward writes their gradient
+/// over them from one reading, and backward only multiplies by the incoming gradient, where that is not 1. The logits
+/// must be row-major and no leaf. Reading them later gives their gradient; autograd throws where they are used in what
+/// is differentiated, or where the op that made them needs their values. Backward can run once, there are no second
+/// derivatives, and probabilities get no gradient. What is below the range of the logits' dtype is lost before a loss
+/// scale could save it, which for a mean over float16 logits is much: take Reduction::sum there, or leave in_place off.
+///
+/// Throws Error before anything is computed if a shape, dtype, device or option does not fit.
+///
+/// Label smoothing: Szegedy et al. (2015), arXiv:1512.00567. Softcap: Gemma 2 (2024), arXiv:2408.00118. Derivation and
+/// kernels: README.md beside this file.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 }  // namespace mica

@@ -1,48 +1,109 @@
 #pragma once
 
+#include <cstdint>
+
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
 
 namespace mica::kernels {
 
-// logits (N, V) and targets (N), int64 or int32, are row-major. "V-type" is the logits' accumulate dtype.
+// All tensors are row-major. "sums" below is the logits' accumulate dtype.
 
 using IndexTypes = Types<std::int64_t, std::int32_t>;
 
-struct CrossEntropyForward {
-  const Tensor& logits;
-  const Tensor& targets;
-  std::int64_t ignore_index;
-  const Tensor& logsumexp;  // (N), V-type, for backward; what ignored rows get is of no use
-  const Tensor& losses;     // (N), V-type, 0 for ignored rows
+/// What N rows of V logits are measured against. README.md names the numbers: z is a logit scaled and capped, u what
+/// its class weighs in the loss of a row, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has a loss
+/// and a gradient of 0, whatever it holds.
+struct CrossEntropyTerms {
+  const Tensor& logits;       // (N, V)
+  const Tensor& targets;      // labels (N), int64 or int32; or probabilities (N, V) of the logits' dtype
+  const Tensor& weight;       // (V), sums; undefined: 1
+  std::int64_t ignore_index;  // of labels
+  double label_smoothing;
+  double logit_scale;
+  double softcap;  // 0: none
 };
-/// Throws, on the CPU only, before anything is written, if a target is neither a class nor ignore_index.
+
+/// Losses and what backward needs. Labels must be classes or ignore_index; on CUDA, others make their row's loss and
+/// gradient NaN.
+struct CrossEntropyForward {
+  CrossEntropyTerms terms;
+  const Tensor& logsumexp;  // out (N), sums: log Σ eᶻ; what ignored rows get is of no use
+  const Tensor& mass;       // out (N), sums: U; likewise
+  const Tensor& losses;     // out (N), sums
+};
 void cross_entropy_forward(Cpu, const CrossEntropyForward& args);
 void cross_entropy_forward(Cuda, const CrossEntropyForward& args);
 
-/// loss = Σ losses / count, where count is the number of rows not ignored if it is defined, else 1. All on the device.
-struct CrossEntropyReduce {
-  const Tensor& losses;
-  const Tensor& targets;
+/// dlogits = dloss / denominator · (U softmax(z) − u) · dz/dlogits
+struct CrossEntropyBackward {
+  CrossEntropyTerms terms;
+  const Tensor& logsumexp;
+  const Tensor& mass;
+  const Tensor& dloss;        // (N) or (1), the logits' dtype; undefined: 1
+  const Tensor& denominator;  // (1), sums; undefined: 1
+  const Tensor& dlogits;      // out (N, V), the logits' dtype; may be the logits
+};
+void cross_entropy_backward(Cpu, const CrossEntropyBackward& args);
+void cross_entropy_backward(Cuda, const CrossEntropyBackward& args);
+
+/// Both at once: the losses, and dlogits over the logits. Labels as in CrossEntropyForward.
+struct CrossEntropyInPlace {
+  CrossEntropyTerms terms;  // its logits are written
+  const Tensor& dloss;      // as in CrossEntropyBackward
+  const Tensor& denominator;
+  const Tensor& losses;  // out (N), sums
+};
+void cross_entropy_in_place(Cpu, const CrossEntropyInPlace& args);
+void cross_entropy_in_place(Cuda, const CrossEntropyInPlace& args);
+
+/// What a mean divides by: the sum of the labels' weights over the rows that are not ignored.
+struct CrossEntropyDenominator {
+  const Tensor& targets;  // labels (N)
+  const Tensor& weight;   // (V), sums; undefined: 1
   std::int64_t ignore_index;
-  const Tensor& count;  // (1), V-type, or undefined
-  const Tensor& loss;   // (1), the logits' dtype
+  const Tensor& denominator;  // out (1), sums
+};
+void cross_entropy_denominator(Cpu, const CrossEntropyDenominator& args);
+void cross_entropy_denominator(Cuda, const CrossEntropyDenominator& args);
+
+/// loss = Σ losses / denominator
+struct CrossEntropyReduce {
+  const Tensor& losses;       // (N), sums
+  const Tensor& denominator;  // (1), sums; undefined: 1
+  const Tensor& loss;         // out (1), the logits' dtype
 };
 void cross_entropy_reduce(Cpu, const CrossEntropyReduce& args);
 void cross_entropy_reduce(Cuda, const CrossEntropyReduce& args);
 
-/// dlogits = (softmax(logits) - onehot(targets)) · dloss / count, 0 for ignored rows.
-struct CrossEntropyBackward {
-  const Tensor& logits;
-  const Tensor& targets;
-  std::int64_t ignore_index;
-  const Tensor& logsumexp;
-  bool per_row;         // dloss is (N), else (1)
-  const Tensor& dloss;  // the logits' dtype
-  const Tensor& count;  // as in CrossEntropyReduce
-  const Tensor& dlogits;
+/// gradient (N, V) *= factor, row by row, or at one go. Where the factor is 1 nothing is read.
+struct CrossEntropyScale {
+  const Tensor& gradient;
+  const Tensor& factor;  // (N) or (1), the gradient's dtype
 };
-void cross_entropy_backward(Cpu, const CrossEntropyBackward& args);
-void cross_entropy_backward(Cuda, const CrossEntropyBackward& args);
+void cross_entropy_scale(Cpu, const CrossEntropyScale& args);
+void cross_entropy_scale(Cuda, const CrossEntropyScale& args);
+
+// What the kernels of every device share.
+
+/// How rows are measured.
+enum class CrossEntropyTarget {
+  label,     // against the class of a label alone: u is not 0 there only
+  smoothed,  // with a part that all classes share
+  given,     // against probabilities
+};
+
+inline CrossEntropyTarget target_of(const CrossEntropyTerms& terms) {
+  if (is_floating(terms.targets.dtype())) {
+    return CrossEntropyTarget::given;
+  }
+  return terms.label_smoothing != 0 ? CrossEntropyTarget::smoothed : CrossEntropyTarget::label;
+}
+
+/// u · x, of which nothing is left where u is 0, not even where x is infinite.
+template <class S>
+MICA_HOST_DEVICE S weighed(S u, S x) {
+  return u == S{0} ? S{0} : u * x;
+}
 
 }  // namespace mica::kernels

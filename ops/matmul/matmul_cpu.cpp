@@ -5,6 +5,8 @@
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
 #define EIGEN_DONT_PARALLELIZE
+#include <functional>
+
 #include <mica/ops/matmul/gemm_cpu.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 
@@ -64,10 +66,29 @@ void multiply(const MatmulArgs& args) {
   });
 }
 
+template <class T>
+void multiply_add(const MatmulAddArgs& args) {
+  using S = Accumulate<T>;
+  const std::int64_t m = args.sum.size(0);
+  const std::int64_t n = args.sum.size(1);
+  static thread_local gemm::Scratch<S> scratch;
+  S* const product = gemm::grown(scratch.sums, m * n);
+  gemm::multiply<S, T, S>(m, n, args.a.size(1), matrix<T>(args.a, 0), matrix<T>(args.b, 0),
+                          starts<S, T>({}, n, scratch.start), product, scratch);
+  S* const sum = args.sum.data<S>();
+  parallel_for(m * n, gemm::kPackGrain, [&](std::int64_t from, std::int64_t to) {
+    std::transform(product + from, product + to, sum + from, sum + from, std::plus<S>());
+  });
+}
+
 }  // namespace
 
 void matmul(Cpu, const MatmulArgs& args) {
   on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(args); });
+}
+
+void matmul_add(Cpu, const MatmulAddArgs& args) {
+  on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });
 }
 
 }  // namespace mica::kernels

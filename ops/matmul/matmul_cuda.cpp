@@ -87,7 +87,27 @@ MatmulArgs with_few_runs(const MatmulArgs& args) {
   return {.a = contiguous_data(args.a), .b = contiguous_data(args.b), .bias = args.bias, .out = args.out};
 }
 
+template <class T>
+void multiply_add(const MatmulAddArgs& args) {
+  using S = Accumulate<T>;
+  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const MatrixLayout a = matrix_layout(args.a);
+  const MatrixLayout b = matrix_layout(args.b);
+  const std::int64_t m = args.sum.size(0);
+  const std::int64_t n = args.sum.size(1);
+  const S one = 1;
+  cuda::check(cublasGemmEx_64(cuda::cublas_handle(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                              a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, args.a.size(1), &one, args.b.data<T>(),
+                              kCudaType<T>, b.leading, args.a.data<T>(), kCudaType<T>, a.leading, &one,
+                              args.sum.data<S>(), kCudaType<S>, n, compute, CUBLAS_GEMM_DEFAULT),
+              "cublasGemmEx");
+}
+
 }  // namespace
+
+void matmul_add(Cuda, const MatmulAddArgs& args) {
+  on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });
+}
 
 void matmul(Cuda, const MatmulArgs& args) {
   const MatmulArgs ready = with_few_runs(args);

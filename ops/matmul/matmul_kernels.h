@@ -16,4 +16,14 @@ struct MatmulArgs {
 void matmul(Cpu, const MatmulArgs& args);
 void matmul(Cuda, const MatmulArgs& args);
 
+/// sum += a · b, of one floating dtype; M, N and K are not 0.
+struct MatmulAddArgs {
+  Tensor a;    // (M, K), readable
+  Tensor b;    // (K, N), readable
+  Tensor sum;  // (M, N) contiguous, in the accumulate dtype
+};
+
+void matmul_add(Cpu, const MatmulAddArgs& args);
+void matmul_add(Cuda, const MatmulAddArgs& args);
+
 }  // namespace mica::kernels

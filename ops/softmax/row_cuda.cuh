@@ -66,25 +66,28 @@ struct PlainSum {
   __device__ PlainSum shuffled(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
 };
 
-/// What all threads of the team have found, in each of them. Every thread of the block must come here.
+/// What `lanes` neighboring lanes, a power of two, have found, in each of them.
 ///
 /// With a butterfly, both partners of an exchange join in the order of their lanes, so that all get the same bits.
+template <class Found>
+__device__ Found joined_lanes(Found own, int lane, int lanes) {
+  for (int mask = 1; mask < lanes; mask *= 2) {
+    Found other = own.shuffled(mask);
+    if (lane & mask) {
+      other.join(own);
+      own = other;
+    } else {
+      own.join(other);
+    }
+  }
+  return own;
+}
+
+/// What all threads of the team have found, in each of them. Every thread of the block must come here.
 template <bool kBlock, class Found>
 __device__ Found joined(Found found) {
-  const auto warp_joined = [](Found own, int lane, int lanes) {
-    for (int mask = 1; mask < lanes; mask *= 2) {
-      Found other = own.shuffled(mask);
-      if (lane & mask) {
-        other.join(own);
-        own = other;
-      } else {
-        own.join(other);
-      }
-    }
-    return own;
-  };
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  found = warp_joined(found, lane, kWarp);
+  found = joined_lanes(found, lane, kWarp);
   if constexpr (kBlock) {
     __shared__ Found warps[kWarp];
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -94,7 +97,7 @@ __device__ Found joined(Found found) {
       warps[warp] = found;
     }
     __syncthreads();
-    found = warp_joined(warps[lane % count], lane, count);
+    found = joined_lanes(warps[lane % count], lane, count);
   }
   return found;
 }

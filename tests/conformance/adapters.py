@@ -208,14 +208,11 @@ def layer_norm(x, args, kwargs):
 
 def cross_entropy(x, args, kwargs):
     values = arguments(args, kwargs, "target", "weight", "ignore_index", "reduction", "label_smoothing")
-    need(values.get("weight") is None, "no argument weight")
-    need(not values.get("label_smoothing"), "no argument label_smoothing")
-    attributes = {name: values[name] for name in ("ignore_index", "reduction") if name in values}
+    weight = values.get("weight")
+    attributes = {name: values[name] for name in ("ignore_index", "reduction", "label_smoothing") if name in values}
     # PyTorch's classes lie along axis 1 (0 without a batch), mica's along the last: the test permutes.
-    call = Call([x, values["target"]], attributes | {"class_axis": min(1, x.dim() - 1)})
-    if values["target"].is_floating_point():
-        call.refused = "targets are the numbers of classes, not probabilities"
-    return call
+    tensors = [x, values["target"]] + ([] if weight is None else [weight])
+    return Call(tensors, attributes | {"class_axis": min(1, x.dim() - 1)})
 
 
 def embedding(weight, args, kwargs):

@@ -75,6 +75,8 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   const Json& a = c.attributes;
   CrossEntropyOptions options;
   options.ignore_index = a.value("ignore_index", options.ignore_index);
+  options.label_smoothing = a.value("label_smoothing", options.label_smoothing);
+  options.weight = x.size() > 2 ? x[2].detach() : Tensor{};
   const std::string reduction = a.value("reduction", "mean");
   options.reduction = reduction == "none" ? Reduction::none : reduction == "sum" ? Reduction::sum : Reduction::mean;
   // PyTorch's classes lie along another axis than the last.
@@ -85,7 +87,9 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
     }
   }
   order.push_back(a["class_axis"]);
-  return {cross_entropy(permute(x.at(0), order), x.at(1), options)};
+  const Tensor& target = x.at(1);
+  return {
+      cross_entropy(permute(x.at(0), order), is_floating(target.dtype()) ? permute(target, order) : target, options)};
 }
 
 inline Tensors call_attention(const Case& c, const Tensors& x, Device) {

@@ -1,0 +1,249 @@
+"""Cross entropy beside its peers, in one process: mica (through libmica_bench.so), PyTorch and torch.compile, with a
+device-to-device copy of the logits as the ceiling.
+
+    python3 benchmarks/cross_entropy_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
+
+A time is that of forward and backward of a mean together. Checked and timed as layer_norm_peers.py does it, except that
+what a run in place overwrites is put back before its time begins. GB/s counts 2·M·V·size: one reading of the logits,
+one writing of their gradient. `linear` is a product with a weight (V, 768) and the loss, with the gradients of both
+factors; peak_mb is the most memory in use in one run, less what was in use before.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import fused_peers
+from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+
+ROWS = [("bfloat16", 8192, 50304, 0.0), ("bfloat16", 8192, 50304, 30.0), ("bfloat16", 4096, 128256, 0.0),
+        ("bfloat16", 4096, 128256, 30.0), ("bfloat16", 8192, 50257, 0.0), ("bfloat16", 16384, 32000, 0.0),
+        ("bfloat16", 65536, 1000, 0.0), ("float16", 8192, 50304, 0.0), ("float32", 4096, 50304, 0.0)]
+LINEAR = [("bfloat16", 32768, 768, 50304), ("bfloat16", 8192, 4096, 32000)]
+IGNORED = -100
+
+
+class Library(fused_peers.Library):
+    def __init__(self, path):
+        super().__init__(path)
+        p, i64, i32, f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
+        for name, arguments in {
+                "mica_cross_entropy_forward": [p] * 6 + [i64, i64, f64, i32, p],
+                "mica_cross_entropy_backward": [p] * 7 + [i64, i64, f64, i32, p],
+                "mica_cross_entropy_in_place_forward": [p] * 3 + [i64, i64, f64, i32, p],
+                "mica_cross_entropy_in_place_backward": [p] * 2 + [i64, i64, i32, p],
+                "mica_linear_cross_entropy": [p] * 6 + [i64] * 4 + [i32, p]}.items():
+            getattr(self.lib, name).argtypes = arguments
+        self.lib.mica_bench_peak_bytes.restype = i64
+
+
+class Case:
+    """Logits and labels, about one in sixteen of which is ignored."""
+
+    def __init__(self, dtype, m, v, softcap):
+        self.dtype, self.m, self.v, self.softcap = dtype, m, v, softcap
+        kind = DTYPES[dtype]
+        self.logits = (3 * torch.randn(m, v, device="cuda")).to(kind)
+        self.labels = torch.randint(v, (m,), device="cuda")
+        self.labels[torch.rand(m, device="cuda") < 1 / 16] = IGNORED
+        self.work = self.logits.clone()  # what runs in place write over
+        self.dlogits = torch.empty_like(self.logits)
+        self.loss, self.dloss = (torch.ones(1, device="cuda", dtype=kind) for _ in range(2))
+        self.numbers = [torch.empty(n, device="cuda") for n in (m, m, 1)]
+        self.size = [m, v]
+        self.code = CODES[kind]
+
+    def formula(self, logits):
+        z = self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
+        return F.cross_entropy(z, self.labels, ignore_index=IGNORED)
+
+    def reference(self):
+        """Loss and gradient in float64, some rows at a time."""
+        valid = self.labels != IGNORED
+        loss, gradient = 0.0, torch.empty_like(self.logits, dtype=torch.float32)
+        for start in range(0, self.m, 512):
+            rows = slice(start, start + 512)
+            x = self.logits[rows].double()
+            part = torch.tanh(x / self.softcap) if self.softcap else None
+            z = self.softcap * part if self.softcap else x
+            p = torch.softmax(z, 1)
+            label = self.labels[rows].clamp(min=0)[:, None]
+            loss += float(((z.logsumexp(1) - z.gather(1, label)[:, 0]) * valid[rows]).sum())
+            p.scatter_add_(1, label, torch.full_like(p[:, :1], -1.0))
+            slope = 1 - part.square() if self.softcap else 1.0
+            gradient[rows] = (p * slope * valid[rows, None] / valid.sum()).float()
+        return loss / int(valid.sum()), gradient
+
+
+def nothing():
+    pass
+
+
+def out_of_place(case, library):
+    def run():
+        library.call("mica_cross_entropy_forward", *pointers(case.logits, case.labels, case.loss, *case.numbers),
+                     *case.size, case.softcap, case.code)
+        library.call("mica_cross_entropy_backward",
+                     *pointers(case.dloss, case.logits, case.labels, *case.numbers, case.dlogits), *case.size,
+                     case.softcap, case.code)
+        return case.loss, case.dlogits
+    return run, nothing
+
+
+def in_place(case, library):
+    def run():
+        library.call("mica_cross_entropy_in_place_forward", *pointers(case.work, case.labels, case.loss), *case.size,
+                     case.softcap, case.code)
+        library.call("mica_cross_entropy_in_place_backward", *pointers(case.dloss, case.work), *case.size, case.code)
+        return case.loss, case.work
+    return run, lambda: case.work.copy_(case.logits)
+
+
+def pytorch(case, compiled):
+    torch._dynamo.reset()
+    formula = torch.compile(case.formula, dynamic=False) if compiled else case.formula
+    leaf = case.logits.detach().requires_grad_()
+
+    def run():
+        loss = formula(leaf)
+        return loss, *torch.autograd.grad(loss, [leaf])
+    return run, nothing
+
+
+class PreparedClock(Clock):
+    """Calls prepare() before each run, outside of its time."""
+
+    def median_prepared_us(self, run, prepare):
+        pairs = []
+        for i in range(self.warmup + self.repeats):
+            prepare()
+            self.flush.fill_(i % 251)
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            stop.record()
+            pairs.append((start, stop))
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) * 1e3 for a, b in pairs[self.warmup:])
+
+
+def measure(case, library, peers, clock):
+    bytes_once = case.logits.numel() * case.logits.element_size()
+    copy_us = clock.median_us(lambda: case.dlogits.copy_(case.logits))
+    expected_loss, expected = case.reference()
+    tolerance = {"float32": 2e-5, "float16": 2e-2, "bfloat16": 2e-2}[case.dtype]
+    makers = {"mica": lambda: out_of_place(case, library), "mica in place": lambda: in_place(case, library)}
+    for peer in peers:
+        makers[peer] = lambda peer=peer: pytorch(case, peer == "torch.compile")
+    for name, make in makers.items():
+        case.dlogits.fill_(float("nan"))
+        run, prepare = make()
+        prepare()
+        loss, gradient = run()
+        errors = [abs(float(loss) - expected_loss) / expected_loss,
+                  float((gradient.float() - expected).norm() / expected.norm())]
+        del loss, gradient
+        us = clock.median_prepared_us(run, prepare)
+        yield {"op": "cross_entropy" + ("_capped" if case.softcap else ""), "dtype": case.dtype, "m": case.m,
+               "n": case.v, "by": name, "us": round(us, 2), "gb_per_s": round(2 * bytes_once / us / 1e3, 1),
+               "copy_us": round(copy_us, 2), "ratio_to_copy": round(copy_us / us, 3), "relative_error": max(errors),
+               "correct": max(errors) < tolerance}
+        torch.cuda.empty_cache()
+
+
+def measure_linear(shape, library, peers, clock, chunk_bytes):
+    dtype, m, k, v = shape
+    kind = DTYPES[dtype]
+    x = torch.randn(m, k, device="cuda").to(kind)
+    weight = (torch.randn(v, k, device="cuda") / k**0.5).to(kind)
+    labels = torch.randint(v, (m,), device="cuda")
+    loss, dx, dweight = torch.ones(1, device="cuda", dtype=kind), torch.empty_like(x), torch.empty_like(weight)
+
+    def mica():
+        library.call("mica_linear_cross_entropy", *pointers(x, weight, labels, loss, dx, dweight), m, k, v, chunk_bytes,
+                     CODES[kind])
+        return loss, dx, dweight
+
+    def pair(compiled):
+        torch._dynamo.reset()
+        formula = lambda a, w: F.cross_entropy(a @ w.T, labels)
+        formula = torch.compile(formula, dynamic=False) if compiled else formula
+        leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+
+        def run():
+            result = formula(*leaves)
+            return result, *torch.autograd.grad(result, leaves)
+        return run
+
+    def peak_of(run, by_mica):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        library.lib.mica_bench_peak_bytes()
+        results = run()
+        torch.cuda.synchronize()
+        peak = library.lib.mica_bench_peak_bytes() if by_mica else torch.cuda.max_memory_allocated() - before
+        return [r.clone() for r in results], peak
+
+    expected = None
+    for name in [*peers, "mica"]:
+        run = mica if name == "mica" else pair(name == "torch.compile")
+        run()
+        results, peak = peak_of(run, name == "mica")
+        expected = expected or results
+        error = max(relative_error(r, e.double()) for r, e in zip(results, expected))
+        us = clock.median_us(run)
+        yield {"op": "linear_cross_entropy", "dtype": dtype, "m": m, "k": k, "n": v, "by": name, "us": round(us, 1),
+               "peak_mb": round(peak / 1e6, 1), "relative_error": error, "correct": error < 3e-2}
+        del run, results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+    parser.add_argument("--ops", nargs="*", choices=["rows", "linear"], default=["rows", "linear"])
+    parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
+    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
+    parser.add_argument("--chunk-bytes", type=int, default=1 << 29, help="of logits that linear_cross_entropy holds")
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=50)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("cross_entropy_peers: no CUDA device")
+
+    library = Library(args.library)
+    clock = PreparedClock(args.warmup, args.repeats)
+    torch.manual_seed(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    with open(args.out / "cross_entropy.jsonl", "w") as log:
+        def tell(row):
+            nonlocal wrong
+            row["device"], row["torch"] = torch.cuda.get_device_name(), torch.__version__
+            wrong += row["by"].startswith("mica") and not row["correct"]
+            print(json.dumps(row), file=log, flush=True)
+            rate = f"{row['gb_per_s']:7.0f} GB/s" if "gb_per_s" in row else f"{row['peak_mb']:8.0f} MB "
+            print(f"{row['op']:21} {row['dtype']:9} {row['m']:6} x {row['n']:<7} {row['by']:14} {row['us']:10.2f} us "
+                  f"{rate}{'' if row['correct'] else '  WRONG'}", flush=True)
+
+        for shape in ROWS[::args.step] if "rows" in args.ops else []:
+            for row in measure(Case(*shape), library, args.peers, clock):
+                tell(row)
+            torch.cuda.empty_cache()
+        for shape in LINEAR[::args.step] if "linear" in args.ops else []:
+            for row in measure_linear(shape, library, args.peers, clock, args.chunk_bytes):
+                tell(row)
+            torch.cuda.empty_cache()
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

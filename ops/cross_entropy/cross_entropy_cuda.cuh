@@ -1,0 +1,423 @@
+#pragma once
+
+// What the kernels of cross entropy share: the transformed logits of a row, what is added up over them, and the
+// gradient of one. Included by *_cuda.cu only. README.md names the numbers and has the derivation.
+//
+// z = span · y, where y = s x and span = 1 or, with a cap, y = tanh(s x / cap) and span = cap. Powers are of 2, and
+// differences are taken before anything is multiplied, so that large logits lose nothing and the lowest are no
+// infinity.
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include <mica/core/dtype.h>
+#include <mica/core/math.h>
+#include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/softmax/row_cuda.cuh>
+
+namespace mica::kernels::xent {
+
+using Target = CrossEntropyTarget;
+
+template <class S>
+constexpr S kLog2E = S(1.4426950408889634);
+
+template <class T>
+constexpr bool kNarrow = sizeof(T) == 2;  // the chip's approximations are good enough
+
+template <class T, class S>
+__device__ S exp2_of(S x) {
+  if constexpr (kNarrow<T>) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  } else if constexpr (std::is_same_v<S, float>) {
+    return ::exp2f(x);
+  } else {
+    return ::exp2(x);
+  }
+}
+
+/// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. The units for elementary functions, of which
+/// a tanh has taken one share already, would otherwise be what bounds a capped row.
+__device__ inline float exp2_by_polynomial(float x) {
+  float bounded;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(x), "f"(-126.0f));
+  // Adding 1.5 · 2²³ rounds to an integer, which then stands in the low bits.
+  const float shifted = bounded + 12582912.0f;
+  const float r = bounded - (shifted - 12582912.0f);
+  const float p = math::detail::polynomial(r, 0.0551716691f, 0.242611122f, 0.693260985f, 0.999928074f);
+  return p * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+}
+
+template <class T, class S>
+__device__ S tanh_of(S x) {
+  if constexpr (kNarrow<T>) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  } else {
+    return math::tanh(x);
+  }
+}
+
+__device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ inline double larger(double a, double b) { return fmax(a, b); }
+
+template <class S>
+__device__ S not_a_number() {
+  return std::numeric_limits<S>::quiet_NaN();
+}
+
+/// CrossEntropyTerms as a kernel takes them.
+template <class T>
+struct Problem {
+  using S = Accumulate<T>;
+
+  std::int64_t rows;
+  std::int64_t classes;
+  const T* logits;
+  const T* given;      // probabilities, or null
+  const void* labels;  // or null
+  bool wide_labels;    // int64
+  const S* weight;     // null: 1
+  std::int64_t ignore_index;
+  S even;   // label_smoothing / V
+  S sharp;  // 1 − label_smoothing
+  S scale;
+  S inner;  // y = inner · x, or its tanh
+  S span;   // z = span · y
+
+  explicit Problem(const CrossEntropyTerms& terms)
+      : rows(terms.logits.size(0)),
+        classes(terms.logits.size(1)),
+        logits(terms.logits.data<T>()),
+        given(nullptr),
+        labels(nullptr),
+        wide_labels(terms.targets.dtype() == int64),
+        weight(terms.weight.defined() ? terms.weight.data<S>() : nullptr),
+        ignore_index(terms.ignore_index),
+        even(static_cast<S>(terms.label_smoothing / static_cast<double>(terms.logits.size(1)))),
+        sharp(static_cast<S>(1 - terms.label_smoothing)),
+        scale(static_cast<S>(terms.logit_scale)),
+        inner(static_cast<S>(terms.softcap != 0 ? terms.logit_scale / terms.softcap : terms.logit_scale)),
+        span(static_cast<S>(terms.softcap != 0 ? terms.softcap : 1)) {
+    if (target_of(terms) == Target::given) {
+      given = terms.targets.data<T>();
+    } else {
+      labels = terms.targets.raw_data();
+    }
+  }
+
+  /// 2^(unit() · y) = eᶻ
+  __device__ S unit() const { return span * kLog2E<S>; }
+  __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
+};
+
+/// Whether a row counts, and as what.
+template <class T, Target kTarget>
+struct Label {
+  using S = Accumulate<T>;
+
+  std::int64_t index = -1;
+  bool ignored = false;
+  bool valid = true;
+  S u = 0;  // of the label's own part
+
+  __device__ Label(const Problem<T>& p, std::int64_t row) {
+    if constexpr (kTarget != Target::given) {
+      index = p.wide_labels ? static_cast<const std::int64_t*>(p.labels)[row]
+                            : static_cast<const std::int32_t*>(p.labels)[row];
+      ignored = index == p.ignore_index;
+      valid = index >= 0 && index < p.classes;
+      u = valid ? p.sharp * p.weight_of(index) : not_a_number<S>();
+    }
+  }
+};
+
+/// y of a logit.
+template <bool kCap, class T>
+__device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
+  if constexpr (kCap) {
+    return tanh_of<T>(x * p.inner);
+  } else {
+    return x * p.inner;
+  }
+}
+
+/// u of class i of a row, without the label's own part and without what is common to all classes.
+template <Target kTarget, class T>
+__device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::int64_t i) {
+  using S = Accumulate<T>;
+  if constexpr (kTarget == Target::given) {
+    return p.weight_of(i) * fused(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even);
+  } else {
+    return p.weight_of(i);
+  }
+}
+
+/// 2ˣ, x ≤ 0 up to rounding, of number j of a pack.
+template <class T, bool kCap, class S>
+__device__ S power(S x, int j) {
+  if constexpr (kNarrow<T> && kCap) {
+    return j % 2 == 0 ? exp2_of<T>(x) : exp2_by_polynomial(x);
+  } else {
+    return exp2_of<T>(x);
+  }
+}
+
+/// What is found in the elements of a row so far. With kTarget other than label also Σ u and Σ u (largest − y), u being
+/// what share_of() gives.
+template <class T, Target kTarget, bool kCap>
+struct Found {
+  using S = Accumulate<T>;
+  static constexpr bool kShares = kTarget != Target::label;
+
+  S largest;  // y; finite also where there is nothing, so that no difference becomes NaN
+  S sum;      // Σ 2^(unit · (y − largest))
+  S mass;
+  S distance;
+  S unit;  // Problem::unit()
+
+  // Not member initializers: these also stand in shared memory, which cannot be initialized.
+  __device__ static Found nothing(S unit) { return {std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit}; }
+
+  __device__ void raise(S top) {
+    sum *= exp2_of<T>((largest - top) * unit);
+    if constexpr (kShares) {
+      distance += weighed(mass, top - largest);
+    }
+    largest = top;
+  }
+
+  /// Takes in some y. share(j) is u of number j.
+  template <int N, class Share>
+  __device__ void add(const S (&y)[N], const Share& share) {
+    S top = y[0];
+#pragma unroll
+    for (int j = 1; j < N; ++j) {
+      top = larger(top, y[j]);
+    }
+    raise(larger(largest, top));
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const S difference = y[j] - largest;
+      sum += power<T, kCap>(difference * unit, j);
+      if constexpr (kShares) {
+        const S u = share(j);
+        mass += u;
+        distance -= weighed(u, difference);
+      }
+    }
+  }
+
+  __device__ void join(Found other) {
+    const S top = larger(largest, other.largest);
+    raise(top);
+    other.raise(top);
+    sum += other.sum;
+    if constexpr (kShares) {
+      mass += other.mass;
+      distance += other.distance;
+    }
+  }
+
+  __device__ Found shuffled(int mask) const {
+    const auto from = [mask](S x) { return __shfl_xor_sync(0xffffffffu, x, mask); };
+    if constexpr (kShares) {
+      return {from(largest), from(sum), from(mass), from(distance), unit};
+    } else {
+      return {from(largest), from(sum), S{0}, S{0}, unit};
+    }
+  }
+};
+
+/// What a row comes to. label_y: y of its label.
+template <class T, Target kTarget>
+struct Outcome {
+  using S = Accumulate<T>;
+
+  S mass;  // U
+  S log_sum;
+  S loss;
+
+  template <class Found>
+  __device__ Outcome(const Problem<T>& p, const Label<T, kTarget>& label, const Found& found, S label_y)
+      : mass(0), log_sum(math::log(found.sum)) {
+    S distance = 0;
+    if constexpr (kTarget == Target::given) {
+      mass = found.mass;
+      distance = found.distance;
+    } else {
+      if constexpr (kTarget == Target::smoothed) {
+        mass = p.even * found.mass;
+        distance = weighed(p.even, found.distance);
+      }
+      mass += label.u;
+      distance += weighed(label.u, found.largest - label_y);
+    }
+    loss = p.span * distance + mass * log_sum;
+  }
+};
+
+/// dx of the logits of a row: (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h, and less by hit for
+/// its label.
+template <class T, Target kTarget, bool kCap>
+struct Gradient {
+  using S = Accumulate<T>;
+
+  S span;
+  S shift;
+  S unit;
+  S sum_scale;
+  S share_scale;  // of share_of()
+  S hit;
+
+  /// By what a pass over the row has found; g: what its gradient is multiplied by.
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, const Found<T, kTarget, kCap>& found, S mass,
+                      S g)
+      : Gradient(p, label, g) {
+    span = 1;
+    shift = found.largest;
+    unit = found.unit;
+    sum_scale = g * mass * p.scale / found.sum;
+  }
+  /// By log Σ eᶻ.
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
+      : Gradient(p, label, g) {
+    span = p.span;
+    shift = logsumexp;
+    unit = kLog2E<S>;
+    sum_scale = g * mass * p.scale;
+  }
+
+  /// of y, number j of a pack. is_label: of the row's label; share(): its u.
+  template <class Share>
+  __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
+    S dz = power<T, kCap>((kCap ? fused(span, y, -shift) : y - shift) * unit, j) * sum_scale;
+    if constexpr (kTarget != Target::label) {
+      dz -= share() * share_scale;
+    }
+    dz -= is_label ? hit : S{0};
+    if constexpr (kCap) {
+      dz *= fused(-y, y, S{1});
+    }
+    return dz;
+  }
+
+ private:
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S g)
+      : share_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
+};
+
+/// A row cut into packs of 16 bytes where they are aligned, and the few elements before and after, its edges.
+template <class T>
+struct Span {
+  static constexpr int kPack = 16 / sizeof(T);
+
+  int head;  // elements before the first pack
+  std::int64_t packs;
+  std::int64_t classes;
+
+  __device__ Span(const T* row, std::int64_t classes) : classes(classes) {
+    const int off = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    const int before = off == 0 ? 0 : kPack - off;
+    head = before < classes ? before : static_cast<int>(classes);
+    packs = (classes - head) / kPack;
+  }
+
+  __device__ int edges() const { return static_cast<int>(classes - packs * kPack); }
+  /// The class of edge number e < edges().
+  __device__ std::int64_t edge(int e) const { return e < head ? e : e + packs * kPack; }
+  /// The first class of a pack.
+  __device__ std::int64_t first(std::int64_t pack) const { return head + pack * kPack; }
+};
+
+/// 16 bytes of logits as y.
+template <bool kCap, class T>
+__device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::kPack>& pack,
+                              Accumulate<T> (&y)[Span<T>::kPack]) {
+  rows::unpack(pack, y);
+#pragma unroll
+  for (int j = 0; j < Span<T>::kPack; ++j) {
+    y[j] = capped<kCap>(p, y[j]);
+  }
+}
+
+/// The gradient of 16 bytes of logits whose first is class i of a row.
+template <class T, Target kTarget, bool kCap>
+__device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
+                                                     std::int64_t label, const rows::Pack<T, Span<T>::kPack>& pack,
+                                                     const Gradient<T, kTarget, kCap>& gradient) {
+  constexpr int kPack = Span<T>::kPack;
+  Accumulate<T> values[kPack];
+  unpack_capped<kCap>(p, pack, values);
+  const auto all = [&](auto is_label) {
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      values[j] = gradient(values[j], j, is_label(j), [&] { return share_of<kTarget>(p, row, i + j); });
+    }
+  };
+  // One pack of a row has the label: the others need not look.
+  if (kTarget != Target::given && label >= i && label < i + kPack) {
+    all([&](int j) { return i + j == label; });
+  } else {
+    all([](int) { return false; });
+  }
+  return rows::pack_of<T>(values);
+}
+
+/// … and of one alone.
+template <class T, Target kTarget, bool kCap>
+__device__ T gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
+                         const Gradient<T, kTarget, kCap>& gradient) {
+  using S = Accumulate<T>;
+  const S y = capped<kCap>(p, static_cast<S>(x));
+  return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
+}
+
+/// What all rows' gradients have in common: pointers to dloss and denominator, null for 1.
+template <class T>
+struct Incoming {
+  using S = Accumulate<T>;
+
+  const T* dloss;
+  bool per_row;
+  const S* denominator;
+
+  Incoming(const Tensor& dloss, const Tensor& denominator)
+      : dloss(dloss.defined() ? dloss.data<T>() : nullptr),
+        per_row(dloss.defined() && dloss.numel() > 1),
+        denominator(denominator.defined() ? denominator.data<S>() : nullptr) {}
+
+  __device__ S operator()(std::int64_t row) const {
+    const S given = dloss != nullptr ? static_cast<S>(dloss[per_row ? row : 0]) : S{1};
+    return denominator != nullptr ? given / *denominator : given;
+  }
+};
+
+/// Calls f.operator()<T, kTarget, kCap>().
+template <class F>
+void for_kinds(const CrossEntropyTerms& terms, const F& f) {
+  const auto with_cap = [&]<class T, Target kTarget>() {
+    if (terms.softcap != 0) {
+      f.template operator()<T, kTarget, true>();
+    } else {
+      f.template operator()<T, kTarget, false>();
+    }
+  };
+  on_dtype(FloatTypes{}, terms.logits.dtype(), "cross_entropy", [&]<class T>() {
+    switch (target_of(terms)) {
+      case Target::label: return with_cap.template operator()<T, Target::label>();
+      case Target::smoothed: return with_cap.template operator()<T, Target::smoothed>();
+      case Target::given: return with_cap.template operator()<T, Target::given>();
+    }
+  });
+}
+
+}  // namespace mica::kernels::xent

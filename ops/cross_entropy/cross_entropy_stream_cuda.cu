@@ -1,0 +1,333 @@
+// The losses, and the gradient over the logits, from one reading. A row streams through the shared memory of a block
+// or, where it is too long for one, of a cluster of them: the first pass adds up while the row arrives, the second
+// writes the gradient and starts reading the next row into the places that it leaves. Blocks stay for the whole kernel.
+//
+// Each thread copies the packs that it will itself use, so that threads meet only to add up.
+
+#include <algorithm>
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/cross_entropy/cross_entropy_cuda.cuh>
+
+namespace mica::kernels {
+
+namespace xent {
+
+namespace {
+
+constexpr int kMostThreads = 512;
+constexpr int kParts = 4;                        // of a row, each of which is waited for on its own
+constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row in a block that leave room for another block
+constexpr std::int64_t kMostShared = 220 << 10;
+constexpr int kMostCluster = 8;
+
+/// How rows of some length are shared out.
+struct Plan {
+  int cluster = 0;  // blocks that share a row; 0: rows of this length need another kernel
+  int threads = 0;  // of a block
+  int slab = 0;     // packs of a row that a block has, at most
+  int part = 0;     // … of which a thread has so many rounds in a part
+
+  Plan(std::int64_t classes, std::int64_t pack) {
+    const std::int64_t packs = classes / pack;
+    for (const std::int64_t most : {kHalfShared, kMostShared}) {
+      for (int blocks = 1; blocks <= kMostCluster && cluster == 0; blocks *= 2) {
+        const std::int64_t share = (packs + blocks - 1) / blocks;
+        if (share * 16 <= most) {
+          cluster = blocks;
+          slab = static_cast<int>(share);
+        }
+      }
+    }
+    // Three blocks of up to 72 KB have room beside each other, two larger ones.
+    threads = slab > 4608 ? kMostThreads : slab > 1024 ? 256 : 128;
+    part = (slab + threads * kParts - 1) / (threads * kParts);
+  }
+
+  int bytes() const { return slab * 16; }
+};
+
+/// A block's share of a row.
+template <class T>
+struct Share {
+  static constexpr int kPack = Span<T>::kPack;
+  using Packs = rows::Pack<T, kPack>;
+
+  Span<T> span;
+  int count;           // packs
+  std::int64_t begin;  // the first of them
+  T* packs;            // where that is
+
+  __device__ Share(T* row, std::int64_t classes, int rank, int slab) : span(row, classes) {
+    begin = std::int64_t{rank} * slab;
+    const std::int64_t left = span.packs - begin;
+    count = static_cast<int>(left < 0 ? 0 : left < slab ? left : slab);
+    packs = row + span.first(begin);
+  }
+
+  __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
+};
+
+/// What all blocks that share a row have found, in every thread. `turn` changes from row to row: a place is written
+/// again only after all have met for the row between.
+template <bool kCluster, class Found>
+__device__ Found joined_blocks(const Found& mine, int blocks, int& turn) {
+  const Found block = joined<true>(mine);
+  if constexpr (!kCluster) {
+    return block;
+  } else {
+    __shared__ Found places[2];
+    if (threadIdx.x == 0) {
+      places[turn] = block;
+    }
+    __syncwarp();
+    cuda::arrive_in_cluster();
+    cuda::wait_for_cluster();
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int from = lane % blocks;
+    Found found = Found::nothing(mine.unit);
+    found.largest = cuda::load_from_block(&places[turn].largest, from);
+    found.sum = cuda::load_from_block(&places[turn].sum, from);
+    if constexpr (Found::kShares) {
+      found.mass = cuda::load_from_block(&places[turn].mass, from);
+      found.distance = cuda::load_from_block(&places[turn].distance, from);
+    }
+    turn ^= 1;
+    return joined_lanes(found, lane, blocks);
+  }
+}
+
+template <class T, Target kTarget, bool kCap, bool kCluster>
+class Streamer {
+  using S = Accumulate<T>;
+  using Packs = rows::Pack<T, Span<T>::kPack>;
+  using FoundInRow = Found<T, kTarget, kCap>;
+
+ public:
+  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, unsigned char* memory)
+      : p_(p),
+        plan_(plan),
+        logits_(logits),
+        kept_(reinterpret_cast<Packs*>(memory)),
+        blocks_(kCluster ? plan.cluster : 1),
+        rank_(kCluster ? cuda::cluster_rank() : 0) {}
+
+  __device__ void run(const Incoming<T>& incoming, S* label_place, S* losses) {
+    const std::int64_t step = gridDim.x / blocks_;
+    const std::int64_t first = blockIdx.x / blocks_;
+    fetch(share_of_row(first), first);
+    for (std::int64_t row = first; row < p_.rows; row += step) {
+      const Label<T, kTarget> label(p_, row);
+      const Share<T> share = share_of_row(row);
+      if (label.ignored) {  // so for all who share the row
+        cuda::wait_copies<0>();
+        write(share, row + step, [](int) { return Packs{}; });
+        for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
+        if (leads()) {
+          losses[row] = 0;
+        }
+        continue;
+      }
+      if (threadIdx.x == 0) {  // by way of shared memory, so that it is read before another thread writes over it
+        *label_place = y_of_label(row, label);
+      }
+      const FoundInRow found = joined_blocks<kCluster>(found_by_thread(row, share), blocks_, turn_);
+      const Outcome<T, kTarget> outcome(p_, label, found, threadIdx.x == 0 ? *label_place : S{0});
+      if (leads()) {
+        losses[row] = outcome.loss;
+      }
+      const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
+      write(share, row + step, [&](int i) {
+        return gradient_of(p_, row, share.span.first(share.begin + i), label.index, kept_[i], gradient);
+      });
+      for_edges(share, [&](std::int64_t i) {
+        T* const x = logits_ + row * p_.classes + i;
+        *x = gradient_of(p_, row, i, label.index, *x, gradient);
+      });
+    }
+    if (kCluster) {  // nobody reads from a block that has ended
+      __syncwarp();
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    }
+  }
+
+ private:
+  __device__ bool leads() const { return rank_ == 0 && threadIdx.x == 0; }
+
+  __device__ Share<T> share_of_row(std::int64_t row) const {
+    return Share<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
+  }
+
+  __device__ S y_of_label(std::int64_t row, const Label<T, kTarget>& label) const {
+    const bool look = kTarget != Target::given && label.valid;
+    return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
+  }
+
+  /// Calls f(i) for the thread's packs of a part.
+  template <class F>
+  __device__ void for_part(int part, const F& f) const {
+    int i = part * plan_.part * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+    for (int round = 0; round < plan_.part; ++round, i += static_cast<int>(blockDim.x)) {
+      f(i);
+    }
+  }
+
+  /// Calls f(i) for the classes of the edges that are the thread's.
+  template <class F>
+  __device__ void for_edges(const Share<T>& share, const F& f) const {
+    const int edges = rank_ == 0 ? share.span.edges() : 0;
+    for (int e = static_cast<int>(threadIdx.x); e < edges; e += static_cast<int>(blockDim.x)) {
+      f(share.span.edge(e));
+    }
+  }
+
+  /// Starts reading a row, if there is one: kParts groups of copies in any case.
+  __device__ void fetch(const Share<T>& share, std::int64_t row) {
+    const int count = row < p_.rows ? share.count : 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      for_part(part, [&](int i) {
+        if (i < count) {
+          cuda::copy_async<16>(kept_ + i, share.at(i));
+        }
+      });
+      cuda::commit_copies();
+    }
+  }
+
+  __device__ FoundInRow found_by_thread(std::int64_t row, const Share<T>& share) {
+    auto found = FoundInRow::nothing(p_.unit());
+    for_edges(share, [&](std::int64_t i) {
+      const S y[1] = {capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + i]))};
+      found.add(y, [&](int) { return share_of<kTarget>(p_, row, i); });
+    });
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      cuda::wait_copies(kParts - 1 - part);
+      for_part(part, [&](int i) {
+        if (i < share.count) {
+          S y[Span<T>::kPack];
+          unpack_capped<kCap>(p_, kept_[i], y);
+          found.add(y, [&](int j) { return share_of<kTarget>(p_, row, share.span.first(share.begin + i) + j); });
+        }
+      });
+    }
+    return found;
+  }
+
+  /// Writes make(i) over the packs of a row, and starts reading the next into the places that they leave.
+  template <class Make>
+  __device__ void write(const Share<T>& share, std::int64_t next_row, const Make& make) {
+    const bool more = next_row < p_.rows;
+    const Share<T> next = more ? share_of_row(next_row) : share;
+    const int next_count = more ? next.count : 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      for_part(part, [&](int i) {
+        if (i < share.count) {
+          rows::store(share.at(i), make(i));
+        }
+        if (i < next_count) {
+          cuda::copy_async<16>(kept_ + i, next.at(i));
+        }
+      });
+      cuda::commit_copies();
+    }
+  }
+
+  const Problem<T>& p_;
+  const Plan& plan_;
+  T* logits_;
+  Packs* kept_;
+  int blocks_;
+  int rank_;
+  int turn_ = 0;
+};
+
+/// Blocks on a multiprocessor: what a thread may use of its registers.
+template <class T, Target kTarget, bool kCap, bool kCluster>
+__global__ void __launch_bounds__(kMostThreads, 2)
+    cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, Accumulate<T>* losses) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ Accumulate<T> label_place;
+  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, &label_place, losses);
+}
+
+// On the host.
+
+/// How many groups of blocks that share rows the device has room for at once.
+template <class Kernel>
+int resident_groups(Kernel kernel, const Plan& plan) {
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes()),
+              "cudaFuncSetAttribute");
+  int groups = 0;
+  if (plan.cluster == 1) {
+    cuda::check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&groups, kernel, plan.threads, plan.bytes()),
+                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return std::max(groups * cuda::multiprocessor_count(), 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(plan.cluster);
+  config.blockDim = dim3(plan.threads);
+  config.dynamicSmemBytes = plan.bytes();
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cuda::check(cudaOccupancyMaxActiveClusters(&groups, kernel, &config), "cudaOccupancyMaxActiveClusters");
+  return std::max(groups, 1);
+}
+
+template <class T, Target kTarget, bool kCap, bool kCluster>
+void stream(const CrossEntropyInPlace& args, const Plan& plan) {
+  const auto kernel = cross_entropy_stream<T, kTarget, kCap, kCluster>;
+  const Problem<T> problem(args.terms);
+  const auto groups =
+      static_cast<unsigned>(std::min<std::int64_t>(problem.rows, resident_groups(kernel, plan)) * plan.cluster);
+  cuda::Launch(groups, plan.threads, plan.bytes())
+      .cluster(plan.cluster)
+      .run(kernel, "cross_entropy_stream", problem, plan, Incoming<T>(args.dloss, args.denominator),
+           args.terms.logits.data<T>(), args.losses.data<Accumulate<T>>());
+}
+
+/// Rows of any kind, in two passes through memory.
+void pass_twice(const CrossEntropyInPlace& args) {
+  const Tensor logsumexp = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
+  const Tensor mass = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
+  cross_entropy_forward(Cuda{}, {.terms = args.terms, .logsumexp = logsumexp, .mass = mass, .losses = args.losses});
+  cross_entropy_backward(Cuda{}, {.terms = args.terms,
+                                  .logsumexp = logsumexp,
+                                  .mass = mass,
+                                  .dloss = args.dloss,
+                                  .denominator = args.denominator,
+                                  .dlogits = args.terms.logits});
+}
+
+}  // namespace
+
+}  // namespace xent
+
+void cross_entropy_in_place(Cuda, const CrossEntropyInPlace& args) {
+  const std::int64_t classes = args.terms.logits.size(1);
+  if (classes <= kWarpRow || !cuda::device_has_clusters()) {
+    xent::pass_twice(args);
+    return;
+  }
+  xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
+    const xent::Plan plan(classes, xent::Span<T>::kPack);
+    if constexpr (std::is_same_v<T, double>) {
+      xent::pass_twice(args);
+    } else if (plan.cluster == 0) {
+      xent::pass_twice(args);
+    } else if (plan.cluster == 1) {
+      xent::stream<T, kTarget, kCap, false>(args, plan);
+    } else {
+      xent::stream<T, kTarget, kCap, true>(args, plan);
+    }
+  });
+}
+
+}  // namespace mica::kernels
