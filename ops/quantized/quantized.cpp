@@ -51,8 +51,8 @@ Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? contiguou
 
 // Factors in one row, of the dtype that sums are kept in.
 Tensor factors(const Tensor& x, DType dtype) {
-  if (!x.defined()) {
-    return x;
+  if (!x.defined() || x.dtype() == accumulate_dtype(dtype)) {
+    return contiguous_or_undefined(x);
   }
   const Tensor result = empty({x.numel()}, accumulate_dtype(dtype), x.device());
   copy_into(as_strided(result, x.shape(), contiguous_strides(x.shape()), 0), x);
@@ -88,7 +88,7 @@ struct QuantizedMatmulGradient {
                                                   .columns = factors(columns, dy.dtype()),
                                                   .rows = factors(rows, dy.dtype()),
                                                   .dx = dx};
-      kernels::quantized_matmul_backward(Cpu{}, args);
+      on_device(dx.device(), [&](auto device) { kernels::quantized_matmul_backward(device, args); });
     } else {
       fill_data(dx, 0);
     }
@@ -115,7 +115,7 @@ struct QuantizedMatmul {
                                                  .columns = factors(columns, x.dtype()),
                                                  .rows = factors(rows, x.dtype()),
                                                  .y = y};
-      kernels::quantized_matmul_forward(Cpu{}, args);
+      on_device(y.device(), [&](auto device) { kernels::quantized_matmul_forward(device, args); });
     } else {
       fill_data(y, 0);
     }
@@ -192,7 +192,6 @@ std::int64_t QuantizedWeight::groups() const { return quantized::groups_of(rows,
 Tensor dequantize(const QuantizedWeight& q, DType dtype) {
   check_weight("dequantize", q);
   check(is_floating(dtype), "dequantize: expected a floating dtype, got {}", dtype);
-  check(q.packed.device().is_cpu(), "dequantize: expected a weight on the cpu, got one on {}", q.packed.device());
   const Tensor out = empty({q.rows, q.columns()}, dtype, q.packed.device());
   if (out.numel() > 0) {
     const Format format(q);
@@ -200,7 +199,7 @@ Tensor dequantize(const QuantizedWeight& q, DType dtype) {
         .weight = format.with(
             {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero), {}, {}}),
         .out = out};
-    kernels::dequantize(Cpu{}, args);
+    on_device(out.device(), [&](auto device) { kernels::dequantize(device, args); });
   }
   return out;
 }
@@ -213,7 +212,6 @@ Tensor quantized_matmul(const Tensor& x, const QuantizedWeight& q, const Channel
         x.shape());
   check(q.packed.device() == x.device(), "quantized_matmul: expected a weight on {}, got one on {}", x.device(),
         q.packed.device());
-  check(x.device().is_cpu(), "quantized_matmul: expected x on the cpu, got it on {}", x.device());
   check_channels(x, q, channels);
   return product(x,
                  {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero),

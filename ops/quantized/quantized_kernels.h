@@ -20,6 +20,7 @@ struct QuantizedMatmulForward {
 };
 
 void quantized_matmul_forward(Cpu, const QuantizedMatmulForward& args);
+void quantized_matmul_forward(Cuda, const QuantizedMatmulForward& args);
 
 /// dx = (rows · dy · columns) · wᵀ.
 struct QuantizedMatmulBackward {
@@ -31,6 +32,7 @@ struct QuantizedMatmulBackward {
 };
 
 void quantized_matmul_backward(Cpu, const QuantizedMatmulBackward& args);
+void quantized_matmul_backward(Cuda, const QuantizedMatmulBackward& args);
 
 /// out = w.
 struct Dequantize {
@@ -39,5 +41,6 @@ struct Dequantize {
 };
 
 void dequantize(Cpu, const Dequantize& args);
+void dequantize(Cuda, const Dequantize& args);
 
 }  // namespace mica::kernels

@@ -57,6 +57,7 @@ TEST(QuantizedLinear, Gradients) {
   manual_seed(3);
   nn::QuantizedLinear quantized = nn::QuantizedLinear::from(nn::Linear{35, 4}, {.bits = 4, .group_size = 32});
   check_gradients(quantized, randn({2, 3, 35}));
+  compare_devices(quantized, randn({2, 3, 35}));
 }
 
 TEST(QuantizedLinear, ConvertsItsFactorsAndNotItsIntegers) {
