@@ -1,0 +1,54 @@
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/nn/quantized_linear.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/view/view.h>
+
+namespace mica::nn {
+
+namespace {
+
+QuantizedWeight weight_of_zeros(std::int64_t in, std::int64_t out, const QuantizeOptions& options) {
+  check(in >= 1 && out >= 1, "QuantizedLinear: expected in >= 1 and out >= 1, got {} and {}", in, out);
+  return quantize(zeros({in, out}), options);
+}
+
+Tensor copy_of(const Tensor& x) {
+  const Tensor result = empty_like(x);
+  copy_into(result, x);
+  return result;
+}
+
+}  // namespace
+
+QuantizedLinear::QuantizedLinear(std::int64_t in, std::int64_t out, QuantizedLinearOptions options)
+    : QuantizedLinear(weight_of_zeros(in, out, options.quantize), options.bias ? zeros({out}) : Tensor{}) {}
+
+QuantizedLinear::QuantizedLinear(QuantizedWeight weight, const Tensor& bias) : weight(std::move(weight)), bias(bias) {
+  check_weight("QuantizedLinear", this->weight);
+  buffer("packed", this->weight.packed);
+  if (this->weight.scale.defined()) {
+    buffer("scale", this->weight.scale);
+  }
+  if (this->weight.zero.defined()) {
+    buffer("zero", this->weight.zero);
+  }
+  if (bias.defined()) {
+    check(bias.shape() == Shape{this->weight.columns()}, "QuantizedLinear: expected a bias of shape [{}], got {}",
+          this->weight.columns(), bias.shape());
+    param("bias", bias);
+  }
+}
+
+QuantizedLinear QuantizedLinear::from(const Linear& linear, QuantizeOptions options) {
+  return QuantizedLinear(quantize(transpose(linear.weight.detach(), 0, 1), options),
+                         linear.bias.defined() ? copy_of(linear.bias) : Tensor{});
+}
+
+Tensor QuantizedLinear::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  const Tensor y = quantized_matmul(x, weight);
+  return bias.defined() ? y + bias : y;
+}
+
+}  // namespace mica::nn

@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/quantized/quantized.h>
+#include <mica/ops/quantized/quantized_functions.h>
+
+namespace mica {
+
+namespace {
+
+using Scales = Types<float, Half, BFloat16>;
+
+constexpr std::int64_t kStrip = 64;    // columns that are worked on at once
+constexpr std::int64_t kGrain = 8192;  // weights that pay for another thread
+
+constexpr const char* kOp = "quantize";
+
+/// The least T that is not below `value` ≥ 0.
+template <class T>
+T round_up(double value) {
+  float nearest = static_cast<float>(value);
+  if (nearest < value) {
+    nearest = std::nextafter(nearest, INFINITY);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    return nearest;
+  } else {
+    T result(nearest);
+    if (static_cast<float>(result) < nearest) {
+      ++result.bits;
+    }
+    return result;
+  }
+}
+
+/// The greatest T that is not above `value`.
+template <class T>
+T round_down(double value) {
+  if (value < 0) {
+    return T(-static_cast<float>(round_up<T>(-value)));
+  }
+  const T above = round_up<T>(value);
+  if (static_cast<float>(above) == value) {
+    return above;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    return std::nextafter(above, -INFINITY);
+  } else {
+    T result = above;
+    --result.bits;
+    return result;
+  }
+}
+
+// How the weights of one group become integers: q = round((w − offset) / scale + zero).
+template <class T>
+struct Grid {
+  T scale;
+  T zero;  // as it is stored
+  double divisor;
+  double shift;
+  double offset;
+
+  std::uint32_t quantize(double w, int most) const {
+    const double q = divisor > 0 ? (w - offset) / divisor + shift : shift;
+    return static_cast<std::uint32_t>(std::clamp(std::nearbyint(q), 0.0, static_cast<double>(most)));
+  }
+};
+
+// The middle of [0, 2^bits). Of two integers neither is: there the grid has no 0.
+double symmetric_zero(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 1); }
+
+// README.md has the formulas. Scales are rounded up, so that the grid reaches from the least to the greatest weight.
+template <class T>
+Grid<T> grid_of(double least, double greatest, const QuantizeOptions& options) {
+  const int most = (1 << options.bits) - 1;
+  Grid<T> grid{};
+  if (options.scheme == QuantizationScheme::symmetric) {
+    grid.shift = symmetric_zero(options.bits);
+    grid.scale = round_up<T>(std::max(-least, greatest) / (most - grid.shift));
+  } else if (options.mode == QuantizationMode::fused_multiply_add) {
+    grid.zero = round_down<T>(least);
+    grid.offset = static_cast<float>(grid.zero);
+    grid.scale = round_up<T>((greatest - grid.offset) / most);
+  } else {
+    least = std::min(least, 0.0);  // 0 is on the grid
+    greatest = std::max(greatest, 0.0);
+    grid.scale = round_up<T>((greatest - least) / most);
+  }
+  grid.divisor = static_cast<float>(grid.scale);
+  if (options.scheme == QuantizationScheme::asymmetric && options.mode == QuantizationMode::scale_and_shift) {
+    grid.shift = grid.divisor > 0 ? std::nearbyint(-least / grid.divisor) : 0;
+    grid.zero = T(static_cast<float>(grid.shift));
+  }
+  return grid;
+}
+
+// The weights of a group in up to kStrip columns.
+template <class W, class T>
+struct Piece {
+  const W* weights;
+  std::int64_t leading;  // elements from one row to the next
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int32_t* words;
+  T* scale;
+  T* zero;  // null: one scalar, known
+
+  bool quantize(const QuantizeOptions& options) const {
+    std::array<double, kStrip> least;
+    std::array<double, kStrip> greatest;
+    least.fill(INFINITY);
+    greatest.fill(-INFINITY);
+    bool finite = true;
+    for (std::int64_t k = 0; k < rows; ++k) {
+      for (std::int64_t n = 0; n < columns; ++n) {
+        const double w = weights[k * leading + n];
+        finite = finite && std::isfinite(w);
+        least[n] = std::min(least[n], w);
+        greatest[n] = std::max(greatest[n], w);
+      }
+    }
+    if (!finite) {
+      return false;
+    }
+    std::array<Grid<T>, kStrip> grids;
+    for (std::int64_t n = 0; n < columns; ++n) {
+      grids[n] = grid_of<T>(least[n], greatest[n], options);
+      finite = finite && std::isfinite(grids[n].divisor) && std::isfinite(grids[n].offset);
+      scale[n] = grids[n].scale;
+      if (zero != nullptr) {
+        zero[n] = grids[n].zero;
+      }
+    }
+    if (finite) {
+      write(grids, options.bits);
+    }
+    return finite;
+  }
+
+  void write(const std::array<Grid<T>, kStrip>& grids, int bits) const {
+    const int per_word = quantized::kWordBits / bits;
+    const int most = (1 << bits) - 1;
+    for (std::int64_t k = 0; k < rows; ++k) {
+      std::int32_t* const line = words + k / per_word * leading;
+      const int shift = static_cast<int>(k % per_word) * bits;
+      for (std::int64_t n = 0; n < columns; ++n) {
+        const std::uint32_t q = grids[n].quantize(weights[k * leading + n], most);
+        line[n] = std::bit_cast<std::int32_t>(std::bit_cast<std::uint32_t>(line[n]) | q << shift);
+      }
+    }
+  }
+};
+
+template <class W, class T>
+void quantize_groups(const Tensor& weight, const QuantizeOptions& options, const QuantizedWeight& q) {
+  const std::int64_t n = weight.size(1);
+  const std::int64_t size = quantized::rows_of_group(q.rows, q.group_size);
+  const std::int64_t strips = (n + kStrip - 1) / kStrip;
+  const int per_word = quantized::kWordBits / q.bits;
+  std::atomic<bool> finite{true};
+  const std::int64_t grain = kGrain / (std::min(size, q.rows) * std::min(kStrip, n)) + 1;
+  parallel_for(q.groups() * strips, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (; begin < end; ++begin) {
+      const std::int64_t group = begin / strips;
+      const std::int64_t column = begin % strips * kStrip;
+      const std::int64_t row = group * size;
+      const Piece<W, T> piece{
+          .weights = weight.data<W>() + row * n + column,
+          .leading = n,
+          .rows = std::min(size, q.rows - row),
+          .columns = std::min(kStrip, n - column),
+          .words = q.packed.data<std::int32_t>() + row / per_word * n + column,
+          .scale = q.scale.data<T>() + group * n + column,
+          .zero = q.zero.dim() == 0 ? nullptr : q.zero.data<T>() + group * n + column,
+      };
+      if (!piece.quantize(options)) {
+        finite = false;
+      }
+    }
+  });
+  check(finite, "{}: expected finite weights whose scales and zeros fit {}", kOp, options.dtype);
+}
+
+void check_options(const QuantizeOptions& options) {
+  quantized::check_bits(kOp, options.bits);
+  quantized::check_group_size(kOp, options.group_size);
+  check(options.mode == QuantizationMode::scale_and_shift || options.mode == QuantizationMode::fused_multiply_add,
+        "{}: expected the mode scale_and_shift or fused_multiply_add", kOp);
+  check(options.scheme == QuantizationScheme::asymmetric || options.mode == QuantizationMode::scale_and_shift,
+        "{}: expected the mode scale_and_shift for the symmetric scheme", kOp);
+  check(options.dtype == float32 || options.dtype == float16 || options.dtype == bfloat16,
+        "{}: expected scales of float32, float16 or bfloat16, got {}", kOp, options.dtype);
+}
+
+Tensor to_device(const Tensor& x, Device device) {
+  if (x.device() == device) {
+    return x;
+  }
+  const Tensor result = empty(x.shape(), x.dtype(), device);
+  copy_into(result, x);
+  return result;
+}
+
+}  // namespace
+
+QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
+  check_options(options);
+  check(weight.defined() && weight.dim() == 2 && is_floating(weight.dtype()),
+        "{}: expected a floating weight of shape (K, N), got {}", kOp,
+        weight.defined() ? fmt::format("{} {}", weight.dtype(), weight.shape()) : "an undefined tensor");
+  const Tensor host = contiguous_data(to_device(weight, Device::cpu()));
+  QuantizedWeight q{.rows = host.size(0), .bits = options.bits, .group_size = options.group_size, .mode = options.mode};
+  const Shape per_group{q.groups(), host.size(1)};
+  q.packed = zeros({quantized::words_of(q.rows, q.bits), host.size(1)}, int32);
+  q.scale = empty(per_group, options.dtype);
+  q.zero = options.scheme == QuantizationScheme::symmetric ? full({}, symmetric_zero(options.bits), options.dtype)
+                                                           : empty(per_group, options.dtype);
+  if (host.numel() > 0) {
+    on_dtype(FloatTypes{}, host.dtype(), kOp, [&]<class W>() {
+      on_dtype(Scales{}, options.dtype, kOp, [&]<class T>() { quantize_groups<W, T>(host, options, q); });
+    });
+  }
+  for (Tensor* part : {&q.packed, &q.scale, &q.zero}) {
+    *part = to_device(*part, weight.device());
+  }
+  return q;
+}
+
+Tensor pack_bits(const Tensor& values, int bits) {
+  quantized::check_bits("pack_bits", bits);
+  check(values.defined() && values.dim() == 2 && values.device().is_cpu(),
+        "pack_bits: expected values of shape (K, N) on the cpu");
+  const std::int64_t rows = values.size(0);
+  const std::int64_t columns = values.size(1);
+  const int per_word = quantized::kWordBits / bits;
+  const Tensor packed = zeros({quantized::words_of(rows, bits), columns}, int32);
+  on_dtype(IntegerTypes{}, values.dtype(), "pack_bits", [&]<class T>() {
+    const Tensor ready = contiguous_data(values);
+    const T* const from = ready.data<T>();
+    std::int32_t* const to = packed.data<std::int32_t>();
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      const std::int64_t k = i / columns;
+      const auto value = static_cast<std::int64_t>(from[i]);
+      check(value >= 0 && value < (1 << bits), "pack_bits: expected values from 0 to {}, got {}", (1 << bits) - 1,
+            value);
+      std::int32_t& word = to[k / per_word * columns + i % columns];
+      word = std::bit_cast<std::int32_t>(std::bit_cast<std::uint32_t>(word) | static_cast<std::uint32_t>(value)
+                                                                                  << (k % per_word * bits));
+    }
+  });
+  return packed;
+}
+
+Tensor unpack_bits(const Tensor& packed, int bits, std::int64_t rows) {
+  quantized::check_bits("unpack_bits", bits);
+  check(packed.defined() && packed.dtype() == int32 && packed.dim() == 2 && packed.device().is_cpu(),
+        "unpack_bits: expected an int32 matrix on the cpu");
+  check(rows >= 0 && packed.size(0) == quantized::words_of(rows, bits),
+        "unpack_bits: expected a matrix of shape [{}, N] for {} rows of {} bits, got {}",
+        quantized::words_of(rows, bits), rows, bits, packed.shape());
+  const std::int64_t columns = packed.size(1);
+  const int per_word = quantized::kWordBits / bits;
+  const Tensor values = empty({rows, columns}, uint8);
+  const Tensor ready = contiguous_data(packed);
+  const std::int32_t* const from = ready.data<std::int32_t>();
+  std::uint8_t* const to = values.data<std::uint8_t>();
+  for (std::int64_t i = 0; i < rows * columns; ++i) {
+    const std::int64_t k = i / columns;
+    const auto word = std::bit_cast<std::uint32_t>(from[k / per_word * columns + i % columns]);
+    to[i] = static_cast<std::uint8_t>(word >> (k % per_word * bits) & ((1u << bits) - 1));
+  }
+  return values;
+}
+
+}  // namespace mica

@@ -1,0 +1,222 @@
+#include <string_view>
+
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/quantized/quantized.h>
+#include <mica/ops/quantized/quantized_functions.h>
+#include <mica/ops/quantized/quantized_kernels.h>
+
+namespace mica {
+
+namespace {
+
+std::string_view name_of(QuantizationMode mode) {
+  switch (mode) {
+    case QuantizationMode::packed: return "packed";
+    case QuantizationMode::shift: return "shift";
+    case QuantizationMode::scale: return "scale";
+    case QuantizationMode::scale_and_shift: return "scale_and_shift";
+    case QuantizationMode::fused_multiply_add: return "fused_multiply_add";
+  }
+  return "unknown";
+}
+
+// The tensors of a product that are not x, as inputs of a Function.
+struct Operands {
+  Tensor packed, scale, zero, columns, rows;
+};
+
+// A weight without its tensors.
+struct Format {
+  std::int64_t rows;
+  int bits;
+  std::int64_t group_size;
+  QuantizationMode mode;
+
+  explicit Format(const QuantizedWeight& q) : rows(q.rows), bits(q.bits), group_size(q.group_size), mode(q.mode) {}
+
+  QuantizedWeight with(const Operands& t) const {
+    return {.packed = t.packed,
+            .scale = t.scale,
+            .zero = t.zero,
+            .rows = rows,
+            .bits = bits,
+            .group_size = group_size,
+            .mode = mode};
+  }
+};
+
+Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
+
+// Factors in one row, of the dtype that sums are kept in.
+Tensor factors(const Tensor& x, DType dtype) {
+  if (!x.defined() || x.dtype() == accumulate_dtype(dtype)) {
+    return contiguous_or_undefined(x);
+  }
+  const Tensor result = empty({x.numel()}, accumulate_dtype(dtype), x.device());
+  copy_into(as_strided(result, x.shape(), contiguous_strides(x.shape()), 0), x);
+  return result;
+}
+
+Shape with_last(Shape shape, std::int64_t last) {
+  shape.back() = last;
+  return shape;
+}
+
+Tensor flat_rows(const Tensor& x) {
+  const Tensor packed = contiguous_data(x);
+  const std::int64_t columns = x.size(-1);
+  return as_strided(packed, {x.numel() / columns, columns}, {columns, 1}, packed.handle()->offset);
+}
+
+Tensor gradient_of_x(const Tensor& dy, const Operands& operands, const Format& format);
+Tensor product(const Tensor& x, const Operands& operands, const Format& format);
+
+// dy → dx, as linear as the product itself, whose gradient it is: its own gradient is that product.
+struct QuantizedMatmulGradient {
+  static constexpr bool composed = true;
+  Format format;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& packed, const Tensor& scale,
+                 const Tensor& zero, const Tensor& columns, const Tensor& rows) const {
+    ctx.save_for_backward(packed, scale, zero, columns, rows);
+    const Tensor dx = empty(with_last(dy.shape(), format.rows), dy.dtype(), dy.device());
+    if (dx.numel() > 0 && dy.numel() > 0) {
+      const kernels::QuantizedMatmulBackward args{.weight = format.with({packed, scale, zero, {}, {}}),
+                                                  .dy = flat_rows(dy),
+                                                  .columns = factors(columns, dy.dtype()),
+                                                  .rows = factors(rows, dy.dtype()),
+                                                  .dx = dx};
+      on_device(dx.device(), [&](auto device) { kernels::quantized_matmul_backward(device, args); });
+    } else {
+      fill_data(dx, 0);
+    }
+    return dx;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
+    const auto [packed, scale, zero, columns, rows] = ctx.saved<5>();
+    return {product(ddx, {packed, scale, zero, columns, rows}, format), {}, {}, {}, {}, {}};
+  }
+};
+
+struct QuantizedMatmul {
+  static constexpr bool composed = true;
+  Format format;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& packed, const Tensor& scale, const Tensor& zero,
+                 const Tensor& columns, const Tensor& rows) const {
+    ctx.save_for_backward(packed, scale, zero, columns, rows);
+    const Tensor y = empty(with_last(x.shape(), packed.size(1)), x.dtype(), x.device());
+    if (y.numel() > 0 && x.numel() > 0) {
+      const kernels::QuantizedMatmulForward args{.weight = format.with({packed, scale, zero, {}, {}}),
+                                                 .x = flat_rows(x),
+                                                 .columns = factors(columns, x.dtype()),
+                                                 .rows = factors(rows, x.dtype()),
+                                                 .y = y};
+      on_device(y.device(), [&](auto device) { kernels::quantized_matmul_forward(device, args); });
+    } else {
+      fill_data(y, 0);
+    }
+    return y;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [packed, scale, zero, columns, rows] = ctx.saved<5>();
+    return {gradient_of_x(dy, {packed, scale, zero, columns, rows}, format), {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor product(const Tensor& x, const Operands& t, const Format& format) {
+  return autograd::apply(QuantizedMatmul{format}, x, t.packed, t.scale, t.zero, t.columns, t.rows);
+}
+Tensor gradient_of_x(const Tensor& dy, const Operands& t, const Format& format) {
+  return autograd::apply(QuantizedMatmulGradient{format}, dy, t.packed, t.scale, t.zero, t.columns, t.rows);
+}
+
+// Its gradient would be lost in silence.
+void check_constant(const char* op, const char* name, const Tensor& x) {
+  check(!autograd::grad_enabled() || !x.requires_grad(), "{}: expected a constant {}, got one that requires a gradient",
+        op, name);
+}
+
+// One of q's tensors: there if and only if its mode has it, of one of the shapes.
+void check_part(const char* op, const QuantizedWeight& q, const char* name, const Tensor& x, bool expected,
+                bool may_be_scalar) {
+  if (!expected) {
+    check(!x.defined(), "{}: expected no {} in mode {}", op, name, name_of(q.mode));
+    return;
+  }
+  check(x.defined(), "{}: expected a {} in mode {}", op, name, name_of(q.mode));
+  const Shape shape{q.groups(), q.columns()};
+  check(x.shape() == shape || (may_be_scalar && x.dim() == 0), "{}: expected {} of shape {}{}, got {}", op, name, shape,
+        may_be_scalar ? " or []" : "", x.shape());
+  check(is_floating(x.dtype()) && x.device() == q.packed.device(),
+        "{}: expected {} of a floating dtype on {}, got {} on {}", op, name, q.packed.device(), x.dtype(), x.device());
+  check_constant(op, name, x);
+}
+
+void check_channels(const Tensor& x, const QuantizedWeight& q, const ChannelScales& channels) {
+  const auto check_one = [&](const char* name, const Tensor& scales, const Shape& shape) {
+    if (!scales.defined()) {
+      return;
+    }
+    check(scales.shape() == shape, "quantized_matmul: expected {} of shape {}, got {}", name, shape, scales.shape());
+    check(is_floating(scales.dtype()) && scales.device() == x.device(),
+          "quantized_matmul: expected {} of a floating dtype on {}, got {} on {}", name, x.device(), scales.dtype(),
+          scales.device());
+    check_constant("quantized_matmul", name, scales);
+  };
+  check_one("channels.columns", channels.columns, {q.columns()});
+  check_one("channels.rows", channels.rows, x.shape().slice(0, x.dim() - 1));
+}
+
+}  // namespace
+
+void check_weight(const char* op, const QuantizedWeight& q) {
+  quantized::check_bits(op, q.bits);
+  quantized::check_group_size(op, q.group_size);
+  check(q.packed.defined() && q.packed.dtype() == int32 && q.packed.dim() == 2,
+        "{}: expected packed to be an int32 matrix, got {}", op,
+        q.packed.defined() ? fmt::format("{} {}", q.packed.dtype(), q.packed.shape()) : "an undefined tensor");
+  check(q.rows >= 0 && q.packed.size(0) == quantized::words_of(q.rows, q.bits),
+        "{}: expected packed of shape [{}, N] for {} rows of {} bits, got {}", op, quantized::words_of(q.rows, q.bits),
+        q.rows, q.bits, q.packed.shape());
+  check_part(op, q, "scale", q.scale, quantized::has_scale(q.mode), false);
+  check_part(op, q, "zero", q.zero, quantized::has_zero(q.mode), true);
+}
+
+std::int64_t QuantizedWeight::groups() const { return quantized::groups_of(rows, group_size); }
+
+Tensor dequantize(const QuantizedWeight& q, DType dtype) {
+  check_weight("dequantize", q);
+  check(is_floating(dtype), "dequantize: expected a floating dtype, got {}", dtype);
+  const Tensor out = empty({q.rows, q.columns()}, dtype, q.packed.device());
+  if (out.numel() > 0) {
+    const Format format(q);
+    const kernels::Dequantize args{
+        .weight = format.with(
+            {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero), {}, {}}),
+        .out = out};
+    on_device(out.device(), [&](auto device) { kernels::dequantize(device, args); });
+  }
+  return out;
+}
+
+Tensor quantized_matmul(const Tensor& x, const QuantizedWeight& q, const ChannelScales& channels) {
+  check_weight("quantized_matmul", q);
+  check(x.defined() && is_floating(x.dtype()), "quantized_matmul: expected x of a floating dtype, got {}",
+        x.defined() ? mica::name_of(x.dtype()) : "an undefined tensor");
+  check(x.dim() > 0 && x.size(-1) == q.rows, "quantized_matmul: expected x of shape (…, {}), got {}", q.rows,
+        x.shape());
+  check(q.packed.device() == x.device(), "quantized_matmul: expected a weight on {}, got one on {}", x.device(),
+        q.packed.device());
+  check_channels(x, q, channels);
+  return product(x,
+                 {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero),
+                  channels.columns, channels.rows},
+                 Format(q));
+}
+
+}  // namespace mica

@@ -1,0 +1,56 @@
+#pragma once
+
+// What the files of this folder have in common: sizes that follow from a format, and its checks.
+
+#include <cstdint>
+
+#include <mica/core/check.h>
+#include <mica/ops/quantized/quantized.h>
+
+namespace mica::quantized {
+
+inline constexpr int kWordBits = 32;
+
+/// Words that hold `rows` integers of a column.
+inline std::int64_t words_of(std::int64_t rows, int bits) {
+  const int per_word = kWordBits / bits;
+  return (rows + per_word - 1) / per_word;
+}
+
+/// Rows of a group; a whole column's are never 0, so that they divide.
+inline std::int64_t rows_of_group(std::int64_t rows, std::int64_t group_size) {
+  return group_size == kWholeColumn ? (rows > 0 ? rows : 1) : group_size;
+}
+inline std::int64_t groups_of(std::int64_t rows, std::int64_t group_size) {
+  const std::int64_t size = rows_of_group(rows, group_size);
+  return (rows + size - 1) / size;
+}
+
+inline bool has_scale(QuantizationMode mode) {
+  return mode != QuantizationMode::packed && mode != QuantizationMode::shift;
+}
+inline bool has_zero(QuantizationMode mode) {
+  return mode != QuantizationMode::packed && mode != QuantizationMode::scale;
+}
+
+inline void check_bits(const char* op, int bits) {
+  check(bits == 8 || bits == 4 || bits == 2 || bits == 1, "{}: expected 8, 4, 2 or 1 bits, got {}", op, bits);
+}
+
+inline void check_group_size(const char* op, std::int64_t size) {
+  check(size == 32 || size == 64 || size == 128 || size == kWholeColumn,
+        "{}: expected a group size of 32, 64, 128 or kWholeColumn, got {}", op, size);
+}
+
+/// Calls f.operator()<bits>() for checked bits.
+template <class F>
+void on_bits(int bits, const F& f) {
+  switch (bits) {
+    case 8: f.template operator()<8>(); break;
+    case 4: f.template operator()<4>(); break;
+    case 2: f.template operator()<2>(); break;
+    default: f.template operator()<1>(); break;
+  }
+}
+
+}  // namespace mica::quantized

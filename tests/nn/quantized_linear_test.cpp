@@ -1,0 +1,83 @@
+#include <tests/nn/support.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include <mica/core/rng.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/linear.h>
+#include <mica/nn/quantized_linear.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/matmul/matmul.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+TEST(QuantizedLinear, FromLinearIsTheLinearOfTheRoundedWeight) {
+  manual_seed(1);
+  const nn::Linear linear{70, 9};
+  const auto quantized = nn::QuantizedLinear::from(linear, {.bits = 8, .group_size = 32});
+  const Tensor x = randn({2, 3, 70});
+  const Tensor y = quantized(x);
+  EXPECT_EQ(y.shape(), (Shape{2, 3, 9}));
+  expect_close(y, matmul(x, dequantize(quantized.weight)) + linear.bias, 1e-5, 1e-5);
+  expect_close(y, linear(x), 0, 0.02, "rounding of 8 bits");
+  // It is a copy.
+  EXPECT_FALSE(quantized.bias.is_same(linear.bias));
+  linear.bias.detach().data<float>()[0] += 1;
+  expect_close(quantized(x), y, 0, 0);
+  EXPECT_FALSE(nn::QuantizedLinear::from(nn::Linear{70, 9, {.bias = false}}).bias.defined());
+}
+
+TEST(QuantizedLinear, NamesAndState) {
+  manual_seed(2);
+  const auto quantized = nn::QuantizedLinear::from(nn::Linear{40, 6});
+  EXPECT_EQ(names_of(quantized.named_parameters()), (Names{"bias"}));
+  EXPECT_EQ(names_of(quantized.named_buffers()), (Names{"packed", "scale", "zero"}));
+
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("mica_quantized_linear_{}.safetensors", getpid());
+  io::save(path, quantized.state_dict());
+  nn::QuantizedLinear loaded{40, 6};
+  const Tensor x = randn({5, 40});
+  expect_close(loaded(x), std::vector<double>(30, 0), 0, 0);
+  loaded.load_state_dict(io::load(path));
+  std::filesystem::remove(path);
+  expect_close(loaded(x), quantized(x), 0, 0);
+
+  nn::QuantizedLinear other{40, 6, {.quantize = {.bits = 8}}};
+  expect_error([&] { other.load_state_dict(quantized.state_dict()); }, "packed (expected [10, 6], got [5, 6])");
+}
+
+TEST(QuantizedLinear, Gradients) {
+  manual_seed(3);
+  nn::QuantizedLinear quantized = nn::QuantizedLinear::from(nn::Linear{35, 4}, {.bits = 4, .group_size = 32});
+  check_gradients(quantized, randn({2, 3, 35}));
+  compare_devices(quantized, randn({2, 3, 35}));
+}
+
+TEST(QuantizedLinear, ConvertsItsFactorsAndNotItsIntegers) {
+  manual_seed(4);
+  nn::QuantizedLinear quantized = nn::QuantizedLinear::from(nn::Linear{35, 4});
+  quantized.to(bfloat16);
+  EXPECT_EQ(quantized.weight.packed.dtype(), int32);
+  EXPECT_EQ(quantized.weight.scale.dtype(), bfloat16);
+  EXPECT_EQ(quantized(randn({2, 35}, bfloat16)).dtype(), bfloat16);
+}
+
+TEST(QuantizedLinear, Errors) {
+  expect_error([] { nn::QuantizedLinear(0, 4); }, "QuantizedLinear: expected in >= 1 and out >= 1, got 0 and 4");
+  expect_error([] { nn::QuantizedLinear(QuantizedWeight{}); }, "QuantizedLinear: expected packed to be");
+  expect_error(
+      [] {
+        nn::QuantizedLinear(quantize(ones({8, 3})), ones({2}));
+      },
+      "QuantizedLinear: expected a bias of shape [3], got [2]");
+  expect_error([] { (nn::QuantizedLinear{8, 3})(ones({2, 7})); }, "quantized_matmul: expected x of shape (…, 8)");
+}
+
+}  // namespace

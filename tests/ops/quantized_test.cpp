@@ -1,0 +1,617 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "norm_grid.h"
+#include "tests/support.h"
+#include <mica/autograd/grad.h>
+#include <mica/autograd/grad_mode.h>
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/parallel.h>
+#include <mica/core/rng.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/quantized/quantized.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Mode = QuantizationMode;
+using Doubles = std::vector<double>;
+
+const std::vector<int> kBits = {8, 4, 2, 1};
+const std::vector<std::int64_t> kGroupSizes = {32, 64, 128, kWholeColumn};
+const std::vector<Mode> kModes = {Mode::packed, Mode::shift, Mode::scale, Mode::scale_and_shift,
+                                  Mode::fused_multiply_add};
+const std::vector<DType> kDtypes = {float32, float64, float16, bfloat16};
+
+bool has_scale(Mode mode) { return mode != Mode::packed && mode != Mode::shift; }
+bool has_zero(Mode mode) { return mode != Mode::packed && mode != Mode::scale; }
+
+struct Format {
+  std::int64_t rows;
+  std::int64_t columns;
+  int bits = 4;
+  std::int64_t group_size = 64;
+  Mode mode = Mode::scale_and_shift;
+  bool one_zero = false;
+  DType dtype = float32;  // of scale and zero
+
+  std::string text() const {
+    return fmt::format("{}x{}, {} bits, groups of {}, mode {}{}, factors of {}", rows, columns, bits, group_size,
+                       static_cast<int>(mode), one_zero ? ", one zero" : "", dtype);
+  }
+};
+
+// A weight of random integers and factors, and what it stands for in float64.
+struct Example {
+  QuantizedWeight q;
+  Doubles weight;
+};
+
+Example random_weight(const Format& f, Device device = Device::cpu()) {
+  const Tensor values = randint(0, 1 << f.bits, {f.rows, f.columns}, uint8);
+  const std::int64_t size = f.group_size == kWholeColumn ? std::max<std::int64_t>(f.rows, 1) : f.group_size;
+  const std::int64_t groups = (f.rows + size - 1) / size;
+  Example example{.q = {.packed = pack_bits(values, f.bits).to(device),
+                        .rows = f.rows,
+                        .bits = f.bits,
+                        .group_size = f.group_size,
+                        .mode = f.mode},
+                  .weight = {}};
+  Doubles scale(groups * f.columns, 1), shift(groups * f.columns, 0), offset = shift;
+  if (has_scale(f.mode)) {
+    example.q.scale = (rand({groups, f.columns}, f.dtype)).to(device);
+    scale = to_vector<double>(example.q.scale);
+  }
+  if (has_zero(f.mode)) {
+    example.q.zero = (f.one_zero ? randn({}, f.dtype) : randn({groups, f.columns}, f.dtype)).to(device);
+    Doubles zero = to_vector<double>(example.q.zero);
+    zero.resize(groups * f.columns, f.one_zero ? zero[0] : 0);
+    (f.mode == Mode::fused_multiply_add ? offset : shift) = zero;
+  }
+  const Doubles integers = to_vector<double>(values);
+  for (std::int64_t k = 0; k < f.rows; ++k) {
+    for (std::int64_t n = 0; n < f.columns; ++n) {
+      const std::int64_t at = k / size * f.columns + n;
+      example.weight.push_back((integers[k * f.columns + n] - shift[at]) * scale[at] + offset[at]);
+    }
+  }
+  return example;
+}
+
+// What a product should be, and what its sums' rounding is measured by.
+struct Expected {
+  Doubles values;
+  Doubles scales;
+};
+
+/// rows · a (m, depth) · b · columns, with b (depth, n), or (n, depth) if transposed.
+Expected multiply(const Doubles& a, const Doubles& b, std::int64_t m, std::int64_t n, std::int64_t depth,
+                  bool transposed) {
+  Expected result;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      double size = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const double term = a[i * depth + k] * b[transposed ? j * depth + k : k * n + j];
+        sum += term;
+        size += std::abs(term);
+      }
+      result.values.push_back(sum);
+      result.scales.push_back(size);
+    }
+  }
+  return result;
+}
+
+void scale_by(Expected& e, std::size_t i, double factor) {
+  e.values[i] *= factor;
+  e.scales[i] *= std::abs(factor);
+}
+
+// On a GPU, gradients and products of more rows than this read weights that were rounded to x's dtype, and round once
+// more before the rows' factors.
+constexpr std::int64_t kFewRows = 16;
+
+double tolerance(DType dtype, bool rounds_weights) {
+  if (rounds_weights && size_of(dtype) == 2) {
+    return 1.02 * epsilon_of(dtype);
+  }
+  return dtype == float64 ? 1e-14 : 2e-6;
+}
+
+void expect_matches(const Example& example, std::int64_t m, DType dtype, bool by_column, bool by_row,
+                    const std::string& what, Device device = Device::cpu()) {
+  const std::int64_t depth = example.q.rows;
+  const std::int64_t n = example.q.columns();
+  const Tensor x = randn({m, depth}, dtype, device).requires_grad_();
+  const Tensor dy = randn({m, n}, dtype, device);
+  const ChannelScales channels{.columns = by_column ? randn({n}, float32, device) : Tensor{},
+                               .rows = by_row ? randn({m}, float32, device) : Tensor{}};
+  const Tensor y = quantized_matmul(x, example.q, channels);
+  y.backward(dy);
+  ASSERT_EQ(y.dtype(), dtype) << what;
+  ASSERT_EQ(y.shape(), (Shape{m, n})) << what;
+
+  const Doubles columns = by_column ? to_vector<double>(channels.columns) : Doubles(n, 1);
+  const Doubles rows = by_row ? to_vector<double>(channels.rows) : Doubles(m, 1);
+  Expected forward = multiply(to_vector<double>(x), example.weight, m, n, depth, false);
+  Doubles scaled = to_vector<double>(dy);
+  for (std::int64_t i = 0; i < m * n; ++i) {
+    scale_by(forward, i, columns[i % n] * rows[i / n]);
+    scaled[i] *= columns[i % n];
+  }
+  expect_rows_close(y, forward.values, forward.scales, 1, tolerance(dtype, device.is_cuda() && m > kFewRows),
+                    what + ", y");
+  Expected backward = multiply(scaled, example.weight, m, depth, n, true);
+  for (std::int64_t i = 0; i < m * depth; ++i) {
+    scale_by(backward, i, rows[i / depth]);
+  }
+  expect_rows_close(x.grad(), backward.values, backward.scales, 1, tolerance(dtype, device.is_cuda()), what + ", dx");
+}
+
+TEST(QuantizedMatmul, EveryFormat) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    for (const int bits : kBits) {
+      for (const std::int64_t group_size : kGroupSizes) {
+        for (const Mode mode : kModes) {
+          for (const bool one_zero : {false, true}) {
+            if (one_zero && !has_zero(mode)) {
+              continue;
+            }
+            const Format format{150, 37, bits, group_size, mode, one_zero};
+            const Example example = random_weight(format, device);
+            for (const DType dtype : kDtypes) {
+              for (int channels = 0; channels < 4; ++channels) {
+                expect_matches(example, 2, dtype, channels & 1, channels & 2,
+                               fmt::format("{}, {} on {}, channels {}", format.text(), dtype, device, channels),
+                               device);
+                if (HasFatalFailure()) {
+                  return;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, AnySizes) {
+  manual_seed(2);
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
+      {1, 1}, {1, 40}, {7, 1}, {31, 33}, {32, 32}, {33, 31}, {129, 65}, {513, 16}, {1025, 7}, {600, 530}, {2000, 4}};
+  for (const Device device : test_devices()) {
+    for (const int bits : kBits) {
+      for (const auto& [rows, columns] : sizes) {
+        for (const std::int64_t group_size : {std::int64_t{32}, std::int64_t{128}, kWholeColumn}) {
+          const Format format{rows, columns, bits, group_size};
+          const Example example = random_weight(format, device);
+          for (const std::int64_t m : {1, 2, 4, 11, 17}) {
+            for (const DType dtype : {float32, float16, bfloat16}) {
+              expect_matches(example, m, dtype, true, false,
+                             fmt::format("{}, M = {}, {} on {}", format.text(), m, dtype, device), device);
+              if (HasFatalFailure()) {
+                return;
+              }
+            }
+          }
+        }
+      }
+    }
+    // More rows than are worked on at once.
+    const Format format{70, 45, 4, 32};
+    expect_matches(random_weight(format, device), 519, float32, true, true, "many rows", device);
+  }
+}
+
+TEST(QuantizedMatmul, FactorsOfAnyFloatingType) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : kDtypes) {
+      for (const Mode mode : kModes) {
+        const Format format{100, 20, 4, 32, mode, false, dtype};
+        expect_matches(random_weight(format, device), 3, float32, false, false, format.text(), device);
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, LeadingAxesAndLayouts) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    const Example example = random_weight({70, 33}, device);
+    const Tensor x = randn({6, 70}, float32, device);
+    const Tensor rows = randn({6}, float32, device);
+    const Tensor expected = quantized_matmul(x, example.q, {.rows = rows});
+    const Tensor y = quantized_matmul(reshape(x, {2, 3, 70}), example.q, {.rows = reshape(rows, {2, 3})});
+    EXPECT_EQ(y.shape(), (Shape{2, 3, 33}));
+    expect_same_bits(reshape(y, {6, 33}), expected);
+    for (const auto layout : {with_gaps, off_by_one}) {
+      QuantizedWeight q = example.q;
+      q.scale = layout(q.scale);
+      q.zero = layout(q.zero);
+      q.packed = transpose(contiguous(transpose(q.packed, 0, 1)), 0, 1);
+      expect_same_bits(quantized_matmul(layout(x), q, {.rows = rows}), expected);
+      expect_same_bits(dequantize(q), dequantize(example.q));
+    }
+    // A vector, and what one row gives beside others.
+    const Tensor row = select(x, 0, 4);
+    const Tensor of_row = quantized_matmul(row, example.q, {.rows = select(rows, 0, 4)});
+    EXPECT_EQ(of_row.shape(), (Shape{33}));
+    expect_same_bits(of_row, contiguous(select(expected, 0, 4)));
+  }
+}
+
+TEST(QuantizedMatmul, IsAProductWithTheDequantizedWeight) {
+  manual_seed(5);
+  for (const Device device : test_devices()) {
+    for (const int bits : kBits) {
+      for (const Mode mode : kModes) {
+        const Example example = random_weight({96, 40, bits, 32, mode}, device);
+        expect_close(dequantize(example.q, float64), example.weight, 1e-14, 1e-14);
+        expect_close(dequantize(example.q), example.weight, 1e-6, 1e-5);
+        const Tensor half = dequantize(example.q, float16);
+        EXPECT_EQ(half.dtype(), float16);
+        expect_same_bits(half, dequantize(example.q).to(float16));
+        const Tensor x = randn({5, 96}, float64, device);
+        expect_close(quantized_matmul(x, example.q), matmul(x, dequantize(example.q, float64)), 1e-12, 1e-12);
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, IgnoresBitsPastTheLastRow) {
+  manual_seed(12);
+  for (const int bits : kBits) {
+    for (const std::int64_t group_size : kGroupSizes) {
+      const std::int64_t rows = 161;  // one integer in the last word
+      const QuantizedWeight q = random_weight({rows, 20, bits, group_size}).q;
+      QuantizedWeight dirty = q;
+      std::vector<std::int32_t> words = to_vector<std::int32_t>(q.packed);
+      for (std::size_t i = words.size() - 20; i < words.size(); ++i) {
+        words[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[i]) | ~0u << bits);
+      }
+      dirty.packed = from_data(words, q.packed.shape());
+      const Tensor x = randn({3, rows}).requires_grad_();
+      const Tensor dy = randn({3, 20});
+      std::vector<Tensor> results;
+      for (const QuantizedWeight& weight : {q, dirty}) {
+        const Tensor y = quantized_matmul(x, weight);
+        results.insert(results.end(), {y.detach(), autograd::grad({y}, {x}, {dy})[0], dequantize(weight)});
+      }
+      for (int i = 0; i < 3; ++i) {
+        expect_same_bits(results[3 + i], results[i]);
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, SameBitsForAnyNumberOfThreads) {
+  manual_seed(6);
+  const Example example = random_weight({1100, 333, 4, 128});
+  const Tensor weight = randn({1100, 333});
+  const int threads = num_threads();
+  for (const std::int64_t m : {1, 40, 600}) {
+    const Tensor x = randn({m, 1100}, bfloat16);
+    const Tensor dy = randn({m, 333}, bfloat16);
+    std::vector<Tensor> results;
+    for (const int n : {1, 2, 5}) {
+      set_num_threads(n);
+      const Tensor leaf = x.detach().requires_grad_();
+      const Tensor y = quantized_matmul(leaf, example.q);
+      y.backward(dy);
+      const QuantizedWeight q = quantize(weight);
+      results.insert(results.end(), {y.detach(), leaf.grad(), q.packed, q.scale, q.zero, dequantize(q)});
+    }
+    set_num_threads(threads);
+    for (std::size_t i = 6; i < results.size(); ++i) {
+      expect_same_bits(results[i], results[i % 6], fmt::format("M = {}, result {}", m, i));
+    }
+  }
+}
+
+TEST(QuantizedMatmul, Gradients) {
+  manual_seed(7);
+  for (const Device device : test_devices()) {
+    for (const int bits : kBits) {
+      for (const Mode mode : kModes) {
+        const Example example = random_weight({37, 5, bits, 32, mode}, device);
+        const ChannelScales channels{.columns = randn({5}, float64, device), .rows = randn({3}, float64, device)};
+        const auto f = [&](const Tensor& x) { return quantized_matmul(x, example.q, channels); };
+        EXPECT_TRUE(autograd::gradcheck(f, {randn({3, 37}, float64, device)}));
+        EXPECT_TRUE(autograd::gradgradcheck(f, {randn({3, 37}, float64, device)}));
+      }
+    }
+  }
+}
+
+// Sums of several blocks, whose order must not depend on who is first.
+TEST(QuantizedMatmul, LongSumsRepeat) {
+  manual_seed(13);
+  for (const Device device : test_devices()) {
+    for (const int bits : kBits) {
+      const Example example = random_weight({7001, 132, bits, 128}, device);
+      expect_matches(example, 5, bfloat16, true, true, fmt::format("{} bits on {}", bits, device), device);
+      const Tensor x = randn({5, 7001}, bfloat16, device);
+      const Tensor first = quantized_matmul(x, example.q);
+      for (int i = 0; i < 5; ++i) {
+        expect_same_bits(quantized_matmul(x, example.q), first);
+      }
+      // Rows beside a row change nothing of it.
+      expect_same_bits(quantized_matmul(contiguous(select(x, 0, 3)), example.q), contiguous(select(first, 0, 3)));
+    }
+  }
+}
+
+TEST(QuantizedMatmul, Empty) {
+  for (const auto& [m, rows, columns] :
+       std::vector<std::array<std::int64_t, 3>>{{0, 40, 3}, {2, 0, 3}, {2, 40, 0}, {0, 0, 0}}) {
+    for (const std::int64_t group_size : kGroupSizes) {
+      const QuantizedWeight q = quantize(ones({rows, columns}), {.group_size = group_size});
+      EXPECT_EQ(dequantize(q).shape(), (Shape{rows, columns}));
+      const Tensor x = ones({m, rows}).requires_grad_();
+      const Tensor y = quantized_matmul(x, q);
+      EXPECT_EQ(y.shape(), (Shape{m, columns}));
+      expect_close(y, Doubles(m * columns, 0), 0, 0);
+      y.backward(ones({m, columns}));
+      expect_close(x.grad(), Doubles(m * rows, 0), 0, 0);
+    }
+  }
+}
+
+TEST(QuantizedMatmul, Errors) {
+  const QuantizedWeight good = random_weight({70, 6}).q;
+  const Tensor x = ones({2, 70});
+  const auto refuse = [&](auto change, const std::string& message) {
+    QuantizedWeight q = good;
+    change(q);
+    expect_error([&] { quantized_matmul(x, q); }, "quantized_matmul: " + message);
+    expect_error([&] { dequantize(q); }, "dequantize: " + message);
+  };
+  refuse([](auto& q) { q.bits = 3; }, "expected 8, 4, 2 or 1 bits, got 3");
+  refuse([](auto& q) { q.group_size = 48; }, "expected a group size of 32, 64, 128 or kWholeColumn, got 48");
+  refuse([](auto& q) { q.packed = {}; }, "expected packed to be an int32 matrix, got an undefined tensor");
+  refuse([](auto& q) { q.packed = zeros({9, 6}); }, "expected packed to be an int32 matrix, got float32 [9, 6]");
+  refuse([](auto& q) { q.packed = zeros({54}, int32); }, "expected packed to be an int32 matrix, got int32 [54]");
+  refuse(
+      [](auto& q) {
+        q.packed = zeros({8, 6}, int32);
+      },
+      "expected packed of shape [9, N] for 70 rows of 4 bits, got [8, 6]");
+  refuse([](auto& q) { q.bits = 8; }, "expected packed of shape [18, N] for 70 rows of 8 bits, got [9, 6]");
+  refuse([](auto& q) { q.rows = -1; }, "expected packed of shape");
+  refuse([](auto& q) { q.scale = {}; }, "expected a scale in mode scale_and_shift");
+  refuse([](auto& q) { q.scale = ones({6}); }, "expected scale of shape [2, 6], got [6]");
+  refuse([](auto& q) { q.scale = ones({2, 6}, int32); }, "expected scale of a floating dtype on cpu, got int32 on cpu");
+  refuse([](auto& q) { q.scale = ones({2, 6}).requires_grad_(); }, "expected a constant scale");
+  refuse([](auto& q) { q.zero = {}; }, "expected a zero in mode scale_and_shift");
+  refuse([](auto& q) { q.zero = ones({1, 6}); }, "expected zero of shape [2, 6] or [], got [1, 6]");
+  refuse([](auto& q) { q.mode = Mode::shift; }, "expected no scale in mode shift");
+  refuse([](auto& q) { q.mode = Mode::scale; }, "expected no zero in mode scale");
+  refuse([](auto& q) { q.mode = Mode::packed; }, "expected no scale in mode packed");
+
+  expect_error([&] { quantized_matmul({}, good); }, "expected x of a floating dtype, got an undefined tensor");
+  expect_error([&] { quantized_matmul(ones({2, 70}, int32), good); }, "expected x of a floating dtype, got int32");
+  expect_error([&] { quantized_matmul(ones({2, 71}), good); }, "expected x of shape (…, 70), got [2, 71]");
+  expect_error([&] { quantized_matmul(ones({}), good); }, "expected x of shape (…, 70), got []");
+  expect_error([&] { quantized_matmul(x, good, {.columns = ones({2})}); },
+               "expected channels.columns of shape [6], got [2]");
+  expect_error([&] { quantized_matmul(x, good, {.rows = ones({6})}); }, "expected channels.rows of shape [2], got [6]");
+  expect_error([&] { quantized_matmul(x, good, {.rows = ones({2}, int64)}); },
+               "expected channels.rows of a floating dtype on cpu, got int64 on cpu");
+  expect_error([&] { quantized_matmul(x, good, {.rows = ones({2}).requires_grad_()}); },
+               "expected a constant channels.rows, got one that requires a gradient");
+  expect_error([&] { dequantize(good, int32); }, "dequantize: expected a floating dtype, got int32");
+
+  // Where nothing is recorded, no gradient can be lost.
+  const autograd::NoGrad guard;
+  quantized_matmul(x, good, {.rows = ones({2}).requires_grad_()});
+}
+
+TEST(PackBits, FirstRowIsLowest) {
+  const Tensor values = from_data<std::int64_t>({1, 15, 2, 0, 3, 7, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 1}, {9, 2});
+  const Tensor packed = pack_bits(values, 4);
+  EXPECT_EQ(packed.dtype(), int32);
+  EXPECT_EQ(packed.shape(), (Shape{2, 2}));
+  const std::vector<std::int32_t> words = to_vector<std::int32_t>(packed);
+  EXPECT_EQ(words[0], static_cast<std::int32_t>(0x87654321));
+  EXPECT_EQ(words[1], 0x70f);
+  EXPECT_EQ(words[2], 9);
+  EXPECT_EQ(words[3], 1);
+}
+
+TEST(PackBits, RoundTrip) {
+  manual_seed(8);
+  for (const int bits : kBits) {
+    for (const std::int64_t rows : {0, 1, 31, 32, 33, 100}) {
+      const Tensor values = randint(0, 1 << bits, {rows, 5}, uint8);
+      expect_same_bits(unpack_bits(pack_bits(values, bits), bits, rows), values);
+      expect_same_bits(pack_bits(values.to(int64), bits), pack_bits(values, bits));
+    }
+  }
+}
+
+TEST(PackBits, Errors) {
+  const Tensor values = full({3, 2}, 4, int64);
+  expect_error([&] { pack_bits(values, 2); }, "pack_bits: expected values from 0 to 3, got 4");
+  expect_error([&] { pack_bits(full({3, 2}, -1, int32), 8); }, "pack_bits: expected values from 0 to 255, got -1");
+  expect_error([&] { pack_bits(values, 5); }, "pack_bits: expected 8, 4, 2 or 1 bits, got 5");
+  expect_error([&] { pack_bits(ones({3, 2}), 4); }, "pack_bits: dtype float32 is not supported");
+  expect_error([&] { pack_bits(values, 4), pack_bits(ones({3}, int32), 4); }, "pack_bits: expected values of shape");
+  expect_error([&] { unpack_bits(values, 4, 3); }, "unpack_bits: expected an int32 matrix");
+  expect_error([&] { unpack_bits(pack_bits(values, 4), 4, 9); },
+               "unpack_bits: expected a matrix of shape [2, N] for 9 rows of 4 bits, got [1, 2]");
+}
+
+// The scale of each weight.
+Doubles scales_of(const QuantizedWeight& q) {
+  const Doubles scale = to_vector<double>(q.scale);
+  const std::int64_t size = q.group_size == kWholeColumn ? q.rows : q.group_size;
+  Doubles result;
+  for (std::int64_t k = 0; k < q.rows; ++k) {
+    for (std::int64_t n = 0; n < q.columns(); ++n) {
+      result.push_back(scale[k / size * q.columns() + n]);
+    }
+  }
+  return result;
+}
+
+std::vector<QuantizeOptions> all_options() {
+  std::vector<QuantizeOptions> result;
+  for (const int bits : kBits) {
+    for (const std::int64_t group_size : kGroupSizes) {
+      for (const DType dtype : {float32, float16, bfloat16}) {
+        for (const auto& [scheme, mode] : std::vector<std::pair<QuantizationScheme, Mode>>{
+                 {QuantizationScheme::asymmetric, Mode::scale_and_shift},
+                 {QuantizationScheme::asymmetric, Mode::fused_multiply_add},
+                 {QuantizationScheme::symmetric, Mode::scale_and_shift}}) {
+          result.push_back({.bits = bits, .group_size = group_size, .scheme = scheme, .mode = mode, .dtype = dtype});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+std::string text_of(const QuantizeOptions& o) {
+  return fmt::format("{} bits, groups of {}, scheme {}, mode {}, {}", o.bits, o.group_size, static_cast<int>(o.scheme),
+                     static_cast<int>(o.mode), o.dtype);
+}
+
+TEST(Quantize, IsOffByAtMostHalfAScale) {
+  manual_seed(9);
+  const std::vector<Tensor> weights = {randn({150, 21}, float64), rand({65, 70}, float64) + 3,
+                                       rand({33, 3}, float64) * -2 - 0.5, randn({40, 5}, float64) * 1e-3};
+  for (const QuantizeOptions& options : all_options()) {
+    for (const Tensor& weight : weights) {
+      for (const DType dtype : kDtypes) {
+        const Tensor given = weight.to(dtype);
+        const QuantizedWeight q = quantize(given, options);
+        ASSERT_EQ(q.scale.dtype(), options.dtype);
+        ASSERT_EQ(q.zero.dtype(), options.dtype);
+        const Doubles expected = to_vector<double>(given);
+        const Doubles got = to_vector<double>(dequantize(q, float64));
+        const Doubles scales = scales_of(q);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_LE(std::abs(got[i] - expected[i]), scales[i] * (0.5 + 1e-9))
+              << text_of(options) << ": weight " << i << " is " << expected[i] << ", became " << got[i];
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantize, ScalesAreNoLargerThanTheRangeNeeds) {
+  manual_seed(10);
+  for (const QuantizeOptions& options : all_options()) {
+    const Tensor weight = randn({32, 9}, float64);
+    QuantizeOptions one_group = options;
+    one_group.group_size = kWholeColumn;
+    const QuantizedWeight q = quantize(weight, one_group);
+    const Doubles values = to_vector<double>(weight);
+    const Doubles scale = to_vector<double>(q.scale);
+    for (int n = 0; n < 9; ++n) {
+      double least = INFINITY, greatest = -INFINITY;
+      for (int k = 0; k < 32; ++k) {
+        least = std::min(least, values[k * 9 + n]);
+        greatest = std::max(greatest, values[k * 9 + n]);
+      }
+      const int most = (1 << options.bits) - 1;
+      double exact = (greatest - least) / most;
+      if (options.scheme == QuantizationScheme::symmetric) {
+        const double above = options.bits == 1 ? 0.5 : (1 << (options.bits - 1)) - 1;
+        exact = std::max(greatest, -least) / above;
+      }
+      EXPECT_GE(scale[n], exact * (1 - 1e-12)) << text_of(options);
+      EXPECT_LE(scale[n], exact * (1 + 4 * epsilon_of(options.dtype))) << text_of(options);
+    }
+  }
+}
+
+TEST(Quantize, KnownValues) {
+  const Tensor weight = from_data({-1.0, 0.0, 0.5, 2.0}, {4, 1});
+  const QuantizedWeight asymmetric = quantize(weight, {.bits = 2});
+  expect_close(asymmetric.scale, {1}, 0, 0);
+  expect_close(asymmetric.zero, {1}, 0, 0);
+  expect_close(unpack_bits(asymmetric.packed, 2, 4), {0, 1, 2, 3}, 0, 0);  // 0.5 is a tie, which goes to the even 1.5
+  expect_close(dequantize(asymmetric), {-1, 0, 1, 2}, 0, 0);
+
+  const QuantizedWeight symmetric = quantize(weight, {.bits = 2, .scheme = QuantizationScheme::symmetric});
+  EXPECT_EQ(symmetric.zero.shape(), Shape{});
+  expect_close(symmetric.zero, {2}, 0, 0);
+  expect_close(symmetric.scale, {2}, 0, 0);
+  expect_close(unpack_bits(symmetric.packed, 2, 4), {2, 2, 2, 3}, 0, 0);  // -1 is a tie
+
+  const QuantizedWeight signs = quantize(weight, {.bits = 1, .scheme = QuantizationScheme::symmetric});
+  expect_close(signs.zero, {0.5}, 0, 0);
+  expect_close(signs.scale, {4}, 0, 0);
+  expect_close(dequantize(signs), {-2, -2, 2, 2}, 0, 0);  // 0 is a tie
+
+  const QuantizedWeight line = quantize(weight, {.bits = 1, .mode = Mode::fused_multiply_add});
+  expect_close(line.scale, {3}, 0, 0);
+  expect_close(line.zero, {-1}, 0, 0);
+  expect_close(dequantize(line), {-1, -1, -1, 2}, 0, 0);
+}
+
+TEST(Quantize, GroupsOfOneValueAreExact) {
+  for (const QuantizeOptions& options : all_options()) {
+    expect_close(dequantize(quantize(zeros({70, 3}), options)), Doubles(210, 0), 0, 0, text_of(options));
+    if (options.scheme == QuantizationScheme::asymmetric) {
+      expect_close(dequantize(quantize(full({70, 3}, 0.75), options)), Doubles(210, 0.75),
+                   options.mode == Mode::scale_and_shift ? epsilon_of(options.dtype) : 0, 0, text_of(options));
+    }
+  }
+}
+
+TEST(Quantize, AnyLayoutAndNoGradient) {
+  manual_seed(11);
+  const Tensor weight = randn({80, 12}).requires_grad_();
+  const QuantizedWeight q = quantize(weight);
+  EXPECT_FALSE(q.scale.requires_grad());
+  EXPECT_FALSE(dequantize(q).requires_grad());
+  for (const Tensor& same : {with_gaps(weight.detach()), off_by_one(weight.detach())}) {
+    const QuantizedWeight other = quantize(same);
+    expect_same_bits(other.packed, q.packed);
+    expect_same_bits(other.scale, q.scale);
+    expect_same_bits(other.zero, q.zero);
+  }
+  for (const Device device : test_devices()) {
+    const QuantizedWeight there = quantize(weight.to(device));
+    EXPECT_EQ(there.packed.device(), device);
+    EXPECT_EQ(there.zero.device(), device);
+    expect_same_bits(there.packed, q.packed);
+    expect_same_bits(dequantize(there), dequantize(q));
+  }
+}
+
+TEST(Quantize, Errors) {
+  const Tensor weight = ones({40, 3});
+  expect_error([&] { quantize(weight, {.bits = 16}); }, "quantize: expected 8, 4, 2 or 1 bits, got 16");
+  expect_error([&] { quantize(weight, {.group_size = 16}); }, "quantize: expected a group size of");
+  expect_error([&] { quantize(weight, {.mode = Mode::shift}); },
+               "quantize: expected the mode scale_and_shift or fused_multiply_add");
+  expect_error([&] { quantize(weight, {.scheme = QuantizationScheme::symmetric, .mode = Mode::fused_multiply_add}); },
+               "quantize: expected the mode scale_and_shift for the symmetric scheme");
+  expect_error([&] { quantize(weight, {.dtype = float64}); }, "expected scales of float32, float16 or bfloat16");
+  expect_error([&] { quantize({}); }, "expected a floating weight of shape (K, N), got an undefined tensor");
+  expect_error([&] { quantize(ones({40})); }, "expected a floating weight of shape (K, N), got float32 [40]");
+  expect_error([&] { quantize(ones({4, 3}, int32)); }, "got int32 [4, 3]");
+  for (const double bad : {double{INFINITY}, double{-INFINITY}, std::nan("")}) {
+    Tensor spoiled = zeros({40, 3});
+    spoiled.data<float>()[61] = static_cast<float>(bad);
+    expect_error([&] { quantize(spoiled); }, "expected finite weights");
+  }
+  expect_error([&] { quantize(weight * 1e9, {.dtype = float16}); }, "whose scales and zeros fit float16");
+}
+
+}  // namespace
