@@ -6,8 +6,6 @@
 
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
-#include "benchmarks/common/timer.h"
-#include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/gated/gated_kernels.h>
 
@@ -43,28 +41,18 @@ Operands operands(const Case& c, Device device, bool halves) {
 void measure(const Case& c, Device device, int repeats, benchmarks::Report& report) {
   const Tensor y = empty({c.m, c.n}, c.dtype, device);
   const Tensor dy = randn({c.m, c.n}, c.dtype, device);
-  const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, dy); });
-  const auto add = [&](const std::string& op, int passes, const benchmarks::Work& work) {
-    report.add({.op = op,
-                .device = device,
-                .dtype = c.dtype,
-                .m = c.m,
-                .n = c.n,
-                .us = benchmarks::median_us(device, repeats, work),
-                .bytes = static_cast<double>(passes) * y.bytes(),
-                .copy_us = copy_us});
-  };
+  benchmarks::KernelTimes times(report, c, repeats, y, dy);
   for (const bool halves : {false, true}) {
     const Operands in = operands(c, device, halves);
     const Operands out = operands(c, device, halves);
     const auto add_op = [&](const char* name, const kernels::GatedFunction& function) {
       const std::string suffix = halves ? "_halves" : "";
-      add(fmt::format("{}_forward{}", name, suffix), 3, [&] {
+      times.add(fmt::format("{}_forward{}", name, suffix), 3, [&] {
         on_device(device, [&](auto tag) {
           kernels::gated_forward(tag, {function, c.m, c.n, in.stride, in.gate, in.up, y});
         });
       });
-      add(fmt::format("{}_backward{}", name, suffix), 5, [&] {
+      times.add(fmt::format("{}_backward{}", name, suffix), 5, [&] {
         on_device(device, [&](auto tag) {
           kernels::gated_backward(tag, {function, c.m, c.n, in.stride, dy, in.gate, in.up, out.gate, out.up});
         });

@@ -6,7 +6,6 @@
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
 #include "benchmarks/common/timer.h"
-#include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
@@ -63,21 +62,11 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
                                           .dbias = dbias};
     on_device(device, [&](auto tag) { kernels::layer_norm_backward(tag, args); });
   };
-  const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
-  const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
-    report.add({.op = op,
-                .device = device,
-                .dtype = c.dtype,
-                .m = c.m,
-                .n = c.n,
-                .us = benchmarks::median_us(device, repeats, work),
-                .bytes = static_cast<double>(passes) * x.bytes(),
-                .copy_us = copy_us});
-  };
-  add("layer_norm_forward", 2,
-      [&] { on_device(device, [&](auto tag) { kernels::layer_norm_forward(tag, forward); }); });
-  add("layer_norm_backward", 3, [&] { backward(y); });
-  add("layer_norm_backward_parameters", 2, [&] { backward({}); });
+  benchmarks::KernelTimes times(report, c, repeats, y, x);
+  times.add("layer_norm_forward", 2,
+            [&] { on_device(device, [&](auto tag) { kernels::layer_norm_forward(tag, forward); }); });
+  times.add("layer_norm_backward", 3, [&] { backward(y); });
+  times.add("layer_norm_backward_parameters", 2, [&] { backward({}); });
 }
 
 // What a call costs before the GPU is fast enough to matter: nn::LayerNorm forward and backward, gradients dropped.

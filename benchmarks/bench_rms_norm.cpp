@@ -4,8 +4,6 @@
 
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
-#include "benchmarks/common/timer.h"
-#include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 
@@ -34,19 +32,11 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
       .rows = c.m, .columns = c.n, .x = x, .weight = weight, .eps = 1e-6, .y = y, .rstd = rstd};
   const kernels::RMSNormBackward backward{
       .rows = c.m, .columns = c.n, .dy = dy, .x = x, .weight = weight, .rstd = rstd, .dx = y, .dweight = dweight};
-  const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
-  const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
-    report.add({.op = op,
-                .device = device,
-                .dtype = c.dtype,
-                .m = c.m,
-                .n = c.n,
-                .us = benchmarks::median_us(device, repeats, work),
-                .bytes = static_cast<double>(passes) * x.bytes(),
-                .copy_us = copy_us});
-  };
-  add("rms_norm_forward", 2, [&] { on_device(device, [&](auto tag) { kernels::rms_norm_forward(tag, forward); }); });
-  add("rms_norm_backward", 3, [&] { on_device(device, [&](auto tag) { kernels::rms_norm_backward(tag, backward); }); });
+  benchmarks::KernelTimes times(report, c, repeats, y, x);
+  times.add("rms_norm_forward", 2,
+            [&] { on_device(device, [&](auto tag) { kernels::rms_norm_forward(tag, forward); }); });
+  times.add("rms_norm_backward", 3,
+            [&] { on_device(device, [&](auto tag) { kernels::rms_norm_backward(tag, backward); }); });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "examples/common/command_line.h"
+#include <mica/core/copy.h>
 #include <mica/core/parallel.h>
 
 using namespace mica;
@@ -58,6 +59,25 @@ std::vector<Case> in_dtype(const std::vector<Case>& cases, DType dtype) {
 }
 
 }  // namespace
+
+KernelTimes::KernelTimes(Report& report, const Case& c, int repeats, const Tensor& to, const Tensor& from)
+    : report_(report),
+      case_(c),
+      repeats_(repeats),
+      device_(from.device()),
+      bytes_(static_cast<double>(from.bytes())),
+      copy_us_(median_us(device_, repeats, [&] { copy_into(to, from); })) {}
+
+void KernelTimes::add(const std::string& op, int tensors, const Work& work) {
+  report_.add({.op = op,
+               .device = device_,
+               .dtype = case_.dtype,
+               .m = case_.m,
+               .n = case_.n,
+               .us = median_us(device_, repeats_, work),
+               .bytes = tensors * bytes_,
+               .copy_us = copy_us_});
+}
 
 int run(int argc, char** argv, const char* name, const char* description, const DefaultCases& default_cases,
         const Measure& measure) {

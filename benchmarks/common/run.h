@@ -2,11 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "benchmarks/common/report.h"
-#include <mica/core/device.h>
-#include <mica/core/dtype.h>
+#include "benchmarks/common/timer.h"
+#include <mica/core/tensor.h>
 
 namespace benchmarks {
 
@@ -17,6 +18,24 @@ struct Case {
   std::int64_t n;
 
   friend bool operator==(const Case&, const Case&) = default;
+};
+
+/// What kernels take on a case, beside a copy of a tensor.
+class KernelTimes {
+ public:
+  /// Times the copy.
+  KernelTimes(Report& report, const Case& c, int repeats, const mica::Tensor& to, const mica::Tensor& from);
+
+  /// Times `work`, which has to move as many bytes as so many of these tensors have, and adds it to the report.
+  void add(const std::string& op, int tensors, const Work& work);
+
+ private:
+  Report& report_;
+  Case case_;
+  int repeats_;
+  mica::Device device_;
+  double bytes_;
+  double copy_us_;
 };
 
 using DefaultCases = std::function<std::vector<Case>(mica::Device)>;

@@ -4,13 +4,14 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/layer_norm/layer_norm.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/layer_norm/norm_ops.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
+
+using norm::contiguous_or_absent;
 
 namespace {
 
@@ -21,8 +22,6 @@ struct Rows {
   int row_dim;
   double eps;
 };
-
-Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
 
 // rstd, which is known, as a function of x (rows, columns): ∂rstd/∂x = −rstd² x̂ / columns. (rows, 1)
 struct RowScale {
@@ -79,72 +78,19 @@ struct LayerNormGradient {
   // a, b, c: the gradients of dx, dweight and dbias, undefined where none came.
   Tensors backward(autograd::Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c) const {
     const auto [dy, x, weight, mean, rstd] = ctx.saved<5>();
-    Tensors gradients(5);
-    if (x.numel() == 0) {
-      const std::array<Tensor, 3> arguments{dy, x, weight};
-      for (int i = 0; i < 3; ++i) {
-        gradients[i] = ctx.needs_grad(i) ? zeros_like(arguments[i]) : Tensor{};
-      }
-      return gradients;
-    }
-    const DType sums = accumulate_dtype(x.dtype());
-    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.rows, size.columns}); };
-    const auto row_of = [&](const Tensor& t) { return reshape(t.to(sums), {size.columns}); };
-    const auto times_weight = [&, &weight = weight](const Tensor& t) {
-      return weight.defined() ? t * row_of(weight) : t;
-    };
-    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
-    const Tensor xs = matrix_of(x);
-    const Tensor dys = matrix_of(dy);
-    const Tensor x_hat = layer_norm(xs, {size.columns}, {}, {}, size.eps);
-    // rstd · (v − ⟨v⟩ − x̂ ⟨v x̂⟩): the kernel for dx, without a weight.
-    const auto project = [&, &mean = mean, &rstd = rstd](const Tensor& v) {
-      const LayerNormGradient dx_only{
-          .size = {.rows = size.rows, .columns = size.columns, .row_dim = 1, .eps = size.eps},
-          .weight_dtype = sums,
-          .wanted = {true, false, false}};
-      return autograd::apply(dx_only, v, xs, Tensor{}, mean, rstd)[0];
-    };
-
-    // In `sums` and by rows, as README.md names them.
-    Tensor ddy;
-    Tensor dx;
-    Tensor h;
-    const auto add_to = [](Tensor& sum, const Tensor& term) { sum = sum.defined() ? sum + term : term; };
-    if (a.defined()) {
-      const Tensor as = matrix_of(a);
-      const Tensor projected = project(as);
-      const Tensor g = times_weight(dys);
-      if (ctx.needs_grad(0)) {
-        add_to(ddy, times_weight(projected));
-      }
-      if (ctx.needs_grad(1)) {
-        const Tensor minus_r = neg(autograd::apply(RowScale{size.eps}, xs, rstd));
-        h = as * (minus_r * row_mean(g * x_hat)) + g * (minus_r * row_mean(as * x_hat));
-        dx = x_hat * (minus_r * row_mean(g * projected));
-      }
-      if (ctx.needs_grad(2)) {
-        gradients[2] = reshape(sum(dys * projected, {0}).to(weight.dtype()), weight.shape());
-      }
-    }
-    if (b.defined()) {
-      if (ctx.needs_grad(0)) {
-        add_to(ddy, x_hat * row_of(b));
-      }
-      if (ctx.needs_grad(1)) {
-        add_to(h, dys * row_of(b));
-      }
-    }
-    if (c.defined() && ctx.needs_grad(0)) {
-      add_to(ddy, expand(row_of(c), {size.rows, size.columns}));
-    }
-    if (h.defined()) {
-      add_to(dx, project(h));
-    }
-    const auto like = [](const Tensor& t, const Tensor& x) { return reshape(t.to(x.dtype()), x.shape()); };
-    gradients[0] = ddy.defined() ? like(ddy, dy) : Tensor{};
-    gradients[1] = dx.defined() ? like(dx, x) : Tensor{};
-    return gradients;
+    const norm::Normalization parts{
+        .normalize = [&](const Tensor& x) { return layer_norm(x, {size.columns}, {}, {}, size.eps); },
+        .project =
+            [&, &mean = mean, &rstd = rstd](const Tensor& v, const Tensor& x) {
+              const LayerNormGradient dx_only{
+                  .size = {.rows = size.rows, .columns = size.columns, .row_dim = 1, .eps = size.eps},
+                  .weight_dtype = x.dtype(),
+                  .wanted = {true, false, false}};
+              return autograd::apply(dx_only, v, x, Tensor{}, mean, rstd)[0];
+            },
+        .rstd = [&, &rstd = rstd](const Tensor& x) { return autograd::apply(RowScale{size.eps}, x, rstd); }};
+    const norm::Gradients g = norm::second_derivative(ctx, parts, size.columns, dy, x, weight, a, b, c);
+    return {g.dy, g.x, g.weight, Tensor{}, Tensor{}};
   }
 };
 
@@ -191,31 +137,13 @@ struct LayerNorm {
   }
 };
 
-void check_parameter(const char* name, const Tensor& parameter, const Tensor& x, const Shape& normalized_shape) {
-  if (!parameter.defined()) {
-    return;
-  }
-  check(parameter.shape() == normalized_shape, "layer_norm: expected {} of shape {}, got {}", name, normalized_shape,
-        parameter.shape());
-  const DType sums = accumulate_dtype(x.dtype());
-  check(parameter.dtype() == x.dtype() || parameter.dtype() == sums, "layer_norm: expected {} of {}{}{}, got {}", name,
-        x.dtype(), sums == x.dtype() ? "" : " or ", sums == x.dtype() ? "" : name_of(sums), parameter.dtype());
-  check(parameter.device() == x.device(), "layer_norm: expected {} on {}, got it on {}", name, x.device(),
-        parameter.device());
-}
-
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {
-  check(x.defined(), "layer_norm: expected a defined x, got an undefined one");
-  check(is_floating(x.dtype()), "layer_norm: expected x of a floating dtype, got {}", x.dtype());
-  check(!normalized_shape.empty(), "layer_norm: expected normalized_shape of at least one axis, got []");
-  const int leading = x.dim() - normalized_shape.size();
-  check(leading >= 0 && x.shape().slice(leading) == normalized_shape,
-        "layer_norm: expected x of a shape that ends in {}, got {}", normalized_shape, x.shape());
-  check_parameter("weight", weight, x, normalized_shape);
-  check_parameter("bias", bias, x, normalized_shape);
+  const int leading = norm::check_normalized("layer_norm", x, normalized_shape);
+  norm::check_parameter("layer_norm", "weight", weight, x, normalized_shape);
+  norm::check_parameter("layer_norm", "bias", bias, x, normalized_shape);
   if (weight.defined() && bias.defined()) {
     check(weight.dtype() == bias.dtype(), "layer_norm: expected bias of weight's {}, got {}", weight.dtype(),
           bias.dtype());
