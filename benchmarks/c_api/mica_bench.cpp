@@ -329,99 +329,100 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
                                                                 .dbias = wrap(dbias, {N}, weight_type, device)});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
+}
 
-  int mica_cross_entropy_forward(const void* logits, const int64_t* labels, void* loss, float* logsumexp, float* mass,
-                                 float* denominator, int64_t M, int64_t V, double softcap, int dtype, void* stream) {
-    return guarded(stream, [&] {
-      const Rows rows(logits, labels, M, V, softcap, dtype);
-      check(loss != nullptr && logsumexp != nullptr && mass != nullptr && denominator != nullptr,
-            "expected all outputs, got a null pointer");
-      const Device device = rows.logits.device();
-      const Tensor losses = rows.numbers();
-      const Tensor divisor = wrap(denominator, {1}, float32, device);
-      kernels::cross_entropy_forward(Cuda{}, {.terms = rows.terms(),
-                                              .logsumexp = wrap(logsumexp, {M}, float32, device),
-                                              .mass = wrap(mass, {M}, float32, device),
-                                              .losses = losses});
-      rows.count(divisor);
-      kernels::cross_entropy_reduce(
-          Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
-    });
-  }
+int mica_cross_entropy_forward(const void* logits, const int64_t* labels, void* loss, float* logsumexp, float* mass,
+                               float* denominator, int64_t M, int64_t V, double softcap, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const Rows rows(logits, labels, M, V, softcap, dtype);
+    check(loss != nullptr && logsumexp != nullptr && mass != nullptr && denominator != nullptr,
+          "expected all outputs, got a null pointer");
+    const Device device = rows.logits.device();
+    const Tensor losses = rows.numbers();
+    const Tensor divisor = wrap(denominator, {1}, float32, device);
+    kernels::cross_entropy_forward(Cuda{}, {.terms = rows.terms(),
+                                            .logsumexp = wrap(logsumexp, {M}, float32, device),
+                                            .mass = wrap(mass, {M}, float32, device),
+                                            .losses = losses});
+    rows.count(divisor);
+    kernels::cross_entropy_reduce(
+        Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
+  });
+}
 
-  int mica_cross_entropy_backward(const void* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
-                                  const float* mass, const float* denominator, void* dlogits, int64_t M, int64_t V,
-                                  double softcap, int dtype, void* stream) {
-    return guarded(stream, [&] {
-      const Rows rows(logits, labels, M, V, softcap, dtype);
-      check(dloss != nullptr && logsumexp != nullptr && mass != nullptr && denominator != nullptr && dlogits != nullptr,
-            "expected all arguments, got a null pointer");
-      const Device device = rows.logits.device();
-      kernels::cross_entropy_backward(Cuda{}, {.terms = rows.terms(),
-                                               .logsumexp = wrap(logsumexp, {M}, float32, device),
-                                               .mass = wrap(mass, {M}, float32, device),
-                                               .dloss = wrap(dloss, {1}, rows.logits.dtype(), device),
-                                               .denominator = wrap(denominator, {1}, float32, device),
-                                               .dlogits = wrap(dlogits, {M, V}, rows.logits.dtype(), device)});
-    });
-  }
+int mica_cross_entropy_backward(const void* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
+                                const float* mass, const float* denominator, void* dlogits, int64_t M, int64_t V,
+                                double softcap, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const Rows rows(logits, labels, M, V, softcap, dtype);
+    check(dloss != nullptr && logsumexp != nullptr && mass != nullptr && denominator != nullptr && dlogits != nullptr,
+          "expected all arguments, got a null pointer");
+    const Device device = rows.logits.device();
+    kernels::cross_entropy_backward(Cuda{}, {.terms = rows.terms(),
+                                             .logsumexp = wrap(logsumexp, {M}, float32, device),
+                                             .mass = wrap(mass, {M}, float32, device),
+                                             .dloss = wrap(dloss, {1}, rows.logits.dtype(), device),
+                                             .denominator = wrap(denominator, {1}, float32, device),
+                                             .dlogits = wrap(dlogits, {M, V}, rows.logits.dtype(), device)});
+  });
+}
 
-  int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, void* loss, int64_t M, int64_t V,
-                                          double softcap, int dtype, void* stream) {
-    return guarded(stream, [&] {
-      const Rows rows(logits, labels, M, V, softcap, dtype);
-      check(loss != nullptr, "expected loss, got a null pointer");
-      const Device device = rows.logits.device();
-      const Tensor losses = rows.numbers();
-      const Tensor divisor = empty({1}, float32, device);
-      rows.count(divisor);
-      kernels::cross_entropy_in_place(
-          Cuda{}, {.terms = rows.terms(), .dloss = rows.unweighted, .denominator = divisor, .losses = losses});
-      kernels::cross_entropy_reduce(
-          Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
-    });
-  }
+int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, void* loss, int64_t M, int64_t V,
+                                        double softcap, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const Rows rows(logits, labels, M, V, softcap, dtype);
+    check(loss != nullptr, "expected loss, got a null pointer");
+    const Device device = rows.logits.device();
+    const Tensor losses = rows.numbers();
+    const Tensor divisor = empty({1}, float32, device);
+    rows.count(divisor);
+    kernels::cross_entropy_in_place(
+        Cuda{}, {.terms = rows.terms(), .dloss = rows.unweighted, .denominator = divisor, .losses = losses});
+    kernels::cross_entropy_reduce(
+        Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
+  });
+}
 
-  int mica_cross_entropy_in_place_backward(const void* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
-                                           void* stream) {
-    return guarded(stream, [&] {
-      const DType type = dtype_from(dtype);
-      check(M >= 1 && V >= 1, "expected sizes of at least 1, got M {}, V {}", M, V);
-      check(dloss != nullptr && dlogits != nullptr, "expected dloss and dlogits, got a null pointer");
-      const Device device = current_device();
-      kernels::cross_entropy_scale(
-          Cuda{}, {.gradient = wrap(dlogits, {M, V}, type, device), .factor = wrap(dloss, {1}, type, device)});
-    });
-  }
+int mica_cross_entropy_in_place_backward(const void* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
+                                         void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && V >= 1, "expected sizes of at least 1, got M {}, V {}", M, V);
+    check(dloss != nullptr && dlogits != nullptr, "expected dloss and dlogits, got a null pointer");
+    const Device device = current_device();
+    kernels::cross_entropy_scale(
+        Cuda{}, {.gradient = wrap(dlogits, {M, V}, type, device), .factor = wrap(dloss, {1}, type, device)});
+  });
+}
 
-  int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, void* loss, void* dx,
-                                void* dweight, int64_t M, int64_t K, int64_t V, int64_t chunk_bytes, int dtype,
-                                void* stream) {
-    return guarded(stream, [&] {
-      check(M >= 1 && K >= 1 && V >= 1, "expected sizes of at least 1, got M {}, K {}, V {}", M, K, V);
-      check(x != nullptr && weight != nullptr && labels != nullptr && loss != nullptr && dx != nullptr &&
-                dweight != nullptr,
-            "expected all arguments, got a null pointer");
-      const DType type = dtype_from(dtype);
-      const Device device = current_device();
-      const Tensor leaf = wrap(x, {M, K}, type, device).requires_grad_();
-      const Tensor matrix = wrap(weight, {V, K}, type, device).requires_grad_();
-      const Tensor result = linear_cross_entropy(leaf, matrix, wrap(labels, {M}, int64, device), {}, chunk_bytes);
-      result.backward();
-      copy_into(wrap(loss, {}, type, device), result.detach());
-      copy_into(wrap(dx, {M, K}, type, device), leaf.grad());
-      copy_into(wrap(dweight, {V, K}, type, device), matrix.grad());
-    });
-  }
+int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, void* loss, void* dx,
+                              void* dweight, int64_t M, int64_t K, int64_t V, int64_t chunk_bytes, int dtype,
+                              void* stream) {
+  return guarded(stream, [&] {
+    check(M >= 1 && K >= 1 && V >= 1, "expected sizes of at least 1, got M {}, K {}, V {}", M, K, V);
+    check(x != nullptr && weight != nullptr && labels != nullptr && loss != nullptr && dx != nullptr &&
+              dweight != nullptr,
+          "expected all arguments, got a null pointer");
+    const DType type = dtype_from(dtype);
+    const Device device = current_device();
+    const Tensor leaf = wrap(x, {M, K}, type, device).requires_grad_();
+    const Tensor matrix = wrap(weight, {V, K}, type, device).requires_grad_();
+    const Tensor result = linear_cross_entropy(leaf, matrix, wrap(labels, {M}, int64, device), {}, chunk_bytes);
+    result.backward();
+    copy_into(wrap(loss, {}, type, device), result.detach());
+    copy_into(wrap(dx, {M, K}, type, device), leaf.grad());
+    copy_into(wrap(dweight, {V, K}, type, device), matrix.grad());
+  });
+}
 
-  int64_t mica_bench_peak_bytes(void) {
-    std::uint64_t most = 0;
-    const int status = guarded(nullptr, [&] {
-      cudaMemPool_t pool = nullptr;
-      cuda::check(cudaDeviceGetDefaultMemPool(&pool, current_device().index), "cudaDeviceGetDefaultMemPool");
-      cuda::check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &most), "cudaMemPoolGetAttribute");
-      std::uint64_t none = 0;  // from here on
-      cuda::check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &none), "cudaMemPoolSetAttribute");
-    });
-    return status == 0 ? static_cast<int64_t>(most) : -1;
-  }
+int64_t mica_bench_peak_bytes(void) {
+  std::uint64_t most = 0;
+  const int status = guarded(nullptr, [&] {
+    cudaMemPool_t pool = nullptr;
+    cuda::check(cudaDeviceGetDefaultMemPool(&pool, current_device().index), "cudaDeviceGetDefaultMemPool");
+    cuda::check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &most), "cudaMemPoolGetAttribute");
+    std::uint64_t none = 0;  // from here on
+    cuda::check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &none), "cudaMemPoolSetAttribute");
+  });
+  return status == 0 ? static_cast<int64_t>(most) : -1;
+}
