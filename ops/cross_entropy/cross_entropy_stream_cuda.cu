@@ -113,7 +113,7 @@ class Streamer {
         blocks_(kCluster ? plan.cluster : 1),
         rank_(kCluster ? cuda::cluster_rank() : 0) {}
 
-  __device__ void run(const Incoming<T>& incoming, S* label_place, S* losses) {
+  __device__ void run(const Incoming<T>& incoming, S* losses) {
     const std::int64_t step = gridDim.x / blocks_;
     const std::int64_t first = blockIdx.x / blocks_;
     fetch(share_of_row(first), first);
@@ -129,11 +129,10 @@ class Streamer {
         }
         continue;
       }
-      if (threadIdx.x == 0) {  // by way of shared memory, so that it is read before another thread writes over it
-        *label_place = y_of_label(row, label);
-      }
+      // Read before threads meet: after that, any of them may write over it.
+      const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
       const FoundInRow found = joined_blocks<kCluster>(found_by_thread(row, share), blocks_, turn_);
-      const Outcome<T, kTarget> outcome(p_, label, found, threadIdx.x == 0 ? *label_place : S{0});
+      const Outcome<T, kTarget> outcome(p_, label, found, label_y);
       if (leads()) {
         losses[row] = outcome.loss;
       }
@@ -251,8 +250,7 @@ template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, Accumulate<T>* losses) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ Accumulate<T> label_place;
-  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, &label_place, losses);
+  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, losses);
 }
 
 // On the host.
