@@ -116,7 +116,12 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
     const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
     for_packs<kAhead<T, kTarget>>(x, span, team.t, team.threads, [&](const auto& pack, std::int64_t number) {
       const auto out = gradient_of(p, row, span.first(number), label.index, pack, gradient);
-      store_pack(to + number * Span<T>::kPack, reinterpret_cast<const Pack<T>&>(out), aligned);
+      T* const place = to + number * Span<T>::kPack;
+      if (aligned) {
+        rows::store_whole(place, out);
+      } else {
+        store_pack(place, reinterpret_cast<const Pack<T>&>(out), false);
+      }
     });
     for (int e = team.t; e < span.edges(); e += team.threads) {
       const std::int64_t i = span.edge(e);

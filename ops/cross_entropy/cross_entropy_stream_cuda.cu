@@ -226,7 +226,7 @@ class Streamer {
     for (int part = 0; part < kParts; ++part) {
       for_part(part, [&](int i) {
         if (i < share.count) {
-          rows::store(share.at(i), make(i));
+          rows::store_whole(share.at(i), make(i));
         }
         if (i < next_count) {
           cuda::copy_async<16>(kept_ + i, next.at(i));
