@@ -3,7 +3,7 @@
 #include <mica/ops/add_layer_norm/add_layer_norm_cuda.cuh>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/row_teams_cuda.cuh>
+#include <mica/ops/rows/held_rows_cuda.cuh>
 
 // T is the type of x, residual, sum and y, W that of weight and bias. V is the number of columns in a pack of 16 bytes,
 // P that of packs of a row that a thread holds.
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
         mine += s[j];
       }
     });
-    mean = sum_threads<kLanes>(mine, warps[2 * turn]) * a.in_row;
+    mean = over_threads<kLanes>(mine, warps[2 * turn]) * a.in_row;
     mine = 0;
     for_packs([&](int, const float(&s)[V]) {
 #pragma unroll
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
         mine = fma(s[j] - mean, s[j] - mean, mine);
       }
     });
-    squares = sum_threads<kLanes>(mine, warps[2 * turn + 1]);
+    squares = over_threads<kLanes>(mine, warps[2 * turn + 1]);
     if (turn == 1 || isfinite(squares)) {
       break;
     }

@@ -115,7 +115,10 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
     T* const to = dx + span.head;
     const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
     for_packs<kAhead<T, kTarget>>(x, span, team.t, team.threads, [&](const auto& pack, std::int64_t number) {
-      const auto out = gradient_of(p, row, span.first(number), label.index, pack, gradient);
+      const std::int64_t first = span.first(number);
+      const std::int64_t ahead = label.index - first;
+      const int label_at = ahead >= 0 && ahead < Span<T>::kPack ? static_cast<int>(ahead) : -1;
+      const auto out = gradient_of(p, row, first, label_at, pack, gradient);
       T* const place = to + number * Span<T>::kPack;
       if (aligned) {
         rows::store_whole(place, out);
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
     });
     for (int e = team.t; e < span.edges(); e += team.threads) {
       const std::int64_t i = span.edge(e);
-      dx[i] = gradient_of(p, row, i, label.index, x[i], gradient);
+      dx[i] = gradient_of_one(p, row, i, label.index, x[i], gradient);
     }
   }
 }

@@ -4,7 +4,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/gated/gated_kernels.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 // A unit is a pack of V neighbors in a row: 16 bytes, or one element where pointers or rows are not aligned to that.
 

@@ -13,7 +13,7 @@
 
 #include <mica/core/parallel.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/rows_cpu.h>
+#include <mica/ops/rows/rows_cpu.h>
 
 // S is the type of sums: float, or double for double.
 

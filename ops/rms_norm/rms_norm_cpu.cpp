@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include <mica/core/parallel.h>
-#include <mica/ops/layer_norm/rows_cpu.h>
+#include <mica/ops/rows/rows_cpu.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 
 // S is the type of sums: float, or double for double.
