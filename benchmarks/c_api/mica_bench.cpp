@@ -14,6 +14,7 @@
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/softmax/softmax_kernels.h>
 
 using namespace mica;
 
@@ -270,6 +271,31 @@ int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, co
                                         .rstd = wrap(rstd, {M}, float32, device),
                                         .dx = wrap(dx, {M, N}, type, device),
                                         .dweight = wrap(dweight, {N}, weight_type, device)});
+  });
+}
+
+int mica_softmax_forward(const void* x, void* y, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
+    const Device device = current_device();
+    const Tensor in = wrap(x, {M, N}, type, device);
+    const Tensor out = wrap(y, {M, N}, type, device);
+    kernels::softmax(Cuda{}, {.x = in, .axis = 1, .y = out});
+  });
+}
+
+int mica_softmax_backward(const void* dy, const void* y, void* dx, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(dy != nullptr && y != nullptr && dx != nullptr, "expected dy, y and dx, got a null pointer");
+    const Device device = current_device();
+    const Tensor out = wrap(y, {M, N}, type, device);
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const Tensor result = wrap(dx, {M, N}, type, device);
+    kernels::softmax_backward(Cuda{}, {.y = out, .dy = gradient, .axis = 1, .dx = result});
   });
 }
 
