@@ -196,11 +196,6 @@ void launch_forward(const Forward<T, W>& a) {
   }
 }
 
-template <class T>
-T* pointer_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 template <class T, class W>
 bool forward(const AddLayerNormForward& args) {
   constexpr int V = 16 / sizeof(T);
@@ -208,8 +203,8 @@ bool forward(const AddLayerNormForward& args) {
                         .columns = args.columns,
                         .x = args.x.data<T>(),
                         .residual = args.residual.data<T>(),
-                        .weight = pointer_or_null<W>(args.weight),
-                        .bias = pointer_or_null<W>(args.bias),
+                        .weight = args.weight.data_or_null<W>(),
+                        .bias = args.bias.data_or_null<W>(),
                         .key = args.dropped.key,
                         .threshold = args.dropped.threshold,
                         .scale = static_cast<float>(args.dropped.scale),
@@ -217,8 +212,8 @@ bool forward(const AddLayerNormForward& args) {
                         .in_row = 1.0f / static_cast<float>(args.columns),
                         .sum = args.sum.data<T>(),
                         .y = args.y.data<T>(),
-                        .mean = pointer_or_null<float>(args.mean),
-                        .rstd = pointer_or_null<float>(args.rstd),
+                        .mean = args.mean.data_or_null<float>(),
+                        .rstd = args.rstd.data_or_null<float>(),
                         .inputs_last_in_l2 = 2 * args.y.bytes() > kLargeResult};
   bool fits = args.columns <= std::int64_t{kBlock} * V * kMostPacks;
   with_pack_size<T>(

@@ -106,7 +106,7 @@ struct Problem {
         given(nullptr),
         labels(nullptr),
         wide_labels(terms.targets.dtype() == int64),
-        weight(terms.weight.defined() ? terms.weight.data<S>() : nullptr),
+        weight(terms.weight.data_or_null<S>()),
         ignore_index(terms.ignore_index),
         even(static_cast<S>(terms.label_smoothing / static_cast<double>(terms.logits.size(1)))),
         sharp(static_cast<S>(1 - terms.label_smoothing)),
@@ -429,9 +429,9 @@ struct Incoming {
   const S* denominator;
 
   Incoming(const Tensor& dloss, const Tensor& denominator)
-      : dloss(dloss.defined() ? dloss.data<T>() : nullptr),
+      : dloss(dloss.data_or_null<T>()),
         per_row(dloss.defined() && dloss.numel() > 1),
-        denominator(denominator.defined() ? denominator.data<S>() : nullptr) {}
+        denominator(denominator.data_or_null<S>()) {}
 
   __device__ S operator()(std::int64_t row) const {
     const S given = dloss != nullptr ? static_cast<S>(dloss[per_row ? row : 0]) : S{1};

@@ -177,11 +177,11 @@ void rms_norm_forward(Cuda, const RMSNormForward& args) {
     const Forward<T, W> a{.rows = args.rows,
                           .columns = args.columns,
                           .x = args.x.data<T>(),
-                          .weight = args.weight.defined() ? args.weight.data<W>() : nullptr,
+                          .weight = args.weight.data_or_null<W>(),
                           .eps = static_cast<S>(args.eps),
                           .in_row = S(1) / static_cast<S>(args.columns),
                           .y = args.y.data<T>(),
-                          .rstd = args.rstd.defined() ? args.rstd.data<S>() : nullptr,
+                          .rstd = args.rstd.data_or_null<S>(),
                           .x_last_in_l2 = args.y.bytes() > kLargeResult};
     with_pack_size<T>(
         a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a); }, a.x, a.weight, a.y);
