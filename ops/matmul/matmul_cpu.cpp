@@ -84,8 +84,13 @@ void multiply_add(const MatmulAddArgs& args) {
 }  // namespace
 
 void matmul(Cpu, const MatmulArgs& args) {
-  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(args); });
+  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
+  const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
+  on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(product); });
+  activate(Cpu{}, args.activation, sums, args.out);
 }
+
+void matmul_sums(Cpu, const MatmulSumsArgs& args) { matmul_then_sums(Cpu{}, args); }
 
 void matmul_add(Cpu, const MatmulAddArgs& args) {
   on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });

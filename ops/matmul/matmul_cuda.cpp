@@ -4,6 +4,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/cuda/cublas.h>
+#include <mica/ops/matmul/epilogue_cuda.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 
 namespace mica::kernels {
@@ -11,13 +12,7 @@ namespace mica::kernels {
 namespace {
 
 template <class T>
-constexpr cudaDataType_t kCudaType = CUDA_R_32F;
-template <>
-constexpr cudaDataType_t kCudaType<double> = CUDA_R_64F;
-template <>
-constexpr cudaDataType_t kCudaType<Half> = CUDA_R_16F;
-template <>
-constexpr cudaDataType_t kCudaType<BFloat16> = CUDA_R_16BF;
+constexpr cudaDataType_t kCudaType = cuda_type(dtype_of<T>);
 
 // A launch costs about as much time as so many multiplications.
 constexpr double kLaunch = 1e9;
@@ -25,12 +20,15 @@ constexpr std::int64_t kFewRuns = 4;
 // The most products of one call: what fits the grid's third axis.
 constexpr std::int64_t kMostItems = 65535;
 
+// Whether there is more to do than a product.
+bool has_epilogue(const MatmulArgs& args) { return args.bias.defined() || args.activation != Activation::none; }
+
 // cuBLAS reads column by column, so what it sees of a row-major matrix is its transpose: it computes yᵀ = bᵀ · aᵀ.
 template <class T>
 void multiply(const MatmulArgs& args) {
   using S = Accumulate<T>;
   constexpr cudaDataType_t type = kCudaType<T>;
-  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = compute_type(dtype_of<T>);
 
   const std::int64_t m = args.out.size(-2);
   const std::int64_t n = args.out.size(-1);
@@ -90,7 +88,7 @@ MatmulArgs with_few_runs(const MatmulArgs& args) {
 template <class T>
 void multiply_add(const MatmulAddArgs& args) {
   using S = Accumulate<T>;
-  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = compute_type(dtype_of<T>);
   const MatrixLayout a = matrix_layout(args.a);
   const MatrixLayout b = matrix_layout(args.b);
   const std::int64_t m = args.sum.size(0);
@@ -110,8 +108,22 @@ void matmul_add(Cuda, const MatmulAddArgs& args) {
 }
 
 void matmul(Cuda, const MatmulArgs& args) {
-  const MatmulArgs ready = with_few_runs(args);
-  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+  if (has_epilogue(args) && matmul_in_one_kernel(args)) {
+    return;
+  }
+  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
+  const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
+  if (!has_epilogue(product) || !matmul_in_one_kernel(product)) {
+    const MatmulArgs ready = with_few_runs(product);
+    on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+  }
+  activate(Cuda{}, args.activation, sums, args.out);
+}
+
+void matmul_sums(Cuda, const MatmulSumsArgs& args) {
+  if (!matmul_sums_in_one_kernel(args)) {
+    matmul_then_sums(Cuda{}, args);
+  }
 }
 
 }  // namespace mica::kernels
