@@ -483,20 +483,22 @@ int mica_linear_backward(const void* dy, const void* x, const void* weight, cons
     const Activation function = activation_from(activation);
     const Device device = current_device();
     const Precision precision(tf32);
-    Tensor dsums = wrap(dy, {M, N}, type, device);
-    if (function != Activation::none) {
-      check(y_or_saved != nullptr && dz != nullptr, "expected what forward saved and dz, got a null pointer");
-      const Tensor gradient = wrap(dz, {M, N}, type, device);
-      kernels::unary_backward(Cuda{}, kernels::function_of(function), gradient, dsums,
-                              wrap(y_or_saved, {M, N}, type, device));
-      dsums = gradient;
-    }
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const bool has_function = function != Activation::none;
+    check(!has_function || (y_or_saved != nullptr && dz != nullptr),
+          "expected what forward saved and dz, got a null pointer");
+    const Tensor dsums = has_function ? wrap(dz, {M, N}, type, device) : gradient;
+    kernels::activation_backward(Cuda{}, {.activation = function,
+                                          .dy = gradient,
+                                          .v = wrap(y_or_saved, {M, N}, type, device),
+                                          .dz = dsums,
+                                          .dbias = wrap(dbias, {N}, type, device)});
     kernels::matmul(
         Cuda{},
         {.a = dsums, .b = wrap(weight, {N, K}, type, device), .bias = {}, .out = wrap(dx, {M, K}, type, device)});
-    kernels::matmul_sums(Cuda{}, {.a = transposed(dsums),
-                                  .b = wrap(x, {M, K}, type, device),
-                                  .out = wrap(dweight, {N, K}, type, device),
-                                  .sums = wrap(dbias, {N}, type, device)});
+    kernels::matmul(Cuda{}, {.a = transposed(dsums),
+                             .b = wrap(x, {M, K}, type, device),
+                             .bias = {},
+                             .out = wrap(dweight, {N, K}, type, device)});
   });
 }

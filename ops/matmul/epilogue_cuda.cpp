@@ -1,7 +1,5 @@
 #include <cublasLt.h>
 
-#include <algorithm>
-#include <bit>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -19,27 +17,27 @@ namespace {
 
 // Algorithms are kept for so many different products by each thread; one more, and it starts anew.
 constexpr std::size_t kMostAlgorithms = 4096;
-// Pointers that are aligned better are not worth another algorithm.
-constexpr std::uintptr_t kMostAlignment = 256;
-// What kernels want of the vectors that they read or write beside the matrices.
-constexpr std::uintptr_t kVectorAlignment = 16;
-
-std::uintptr_t alignment_of(const void* data) {
-  return std::uintptr_t{1} << std::countr_zero(reinterpret_cast<std::uintptr_t>(data) | kMostAlignment);
-}
+// Rows that are not whole packs of so many bytes are left to others: for some of those, cuBLASLt has kernels that round
+// the product before they add the bias.
+constexpr std::int64_t kPackBytes = 16;
 
 // A matrix as cuBLASLt sees it, column by column.
 struct Columns {
   bool transposed;
   std::int64_t leading;
-  std::uintptr_t alignment;
 
   auto operator<=>(const Columns&) const = default;
 };
 
 Columns columns_of(const Tensor& x) {
   const MatrixLayout layout = matrix_layout(x);
-  return {layout.transposed, layout.leading, alignment_of(x.raw_data())};
+  return {layout.transposed, layout.leading};
+}
+
+bool is_aligned(const Tensor& x) { return reinterpret_cast<std::uintptr_t>(x.raw_data()) % kPackBytes == 0; }
+
+bool has_whole_packs(const Tensor& x) {
+  return is_aligned(x) && matrix_layout(x).leading * static_cast<std::int64_t>(size_of(x.dtype())) % kPackBytes == 0;
 }
 
 // All that the choice of an algorithm depends on: the same product always gets the same one, and so the same bits.
@@ -50,7 +48,6 @@ struct Problem {
   cublasLtEpilogue_t epilogue;
   std::int64_t m, n, k;  // out is (M, N), row by row
   Columns a, b;
-  std::uintptr_t out_alignment;
 
   auto operator<=>(const Problem&) const = default;
 };
@@ -62,8 +59,8 @@ struct Algorithm {
 
 // What an epilogue reads and writes; null where it has none of it.
 struct EpilogueData {
-  const void* vector = nullptr;  // the bias, or the sums
-  const void* inputs = nullptr;  // of the activation, as out
+  const void* bias = nullptr;
+  const void* sums = nullptr;  // what the activation is of
 };
 
 // cuBLASLt's own structures, which need no memory beside them.
@@ -77,11 +74,11 @@ class Description {
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
-    if (data.vector != nullptr) {
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.vector);
+    if (data.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.bias);
     }
-    if (data.inputs != nullptr) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data.inputs);
+    if (data.sums != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data.sums);
       set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
     }
     layout(&b_, type, p.b, p.n, p.k);
@@ -89,21 +86,21 @@ class Description {
     cuda::check(cublasLtMatrixLayoutInit(&out_, type, p.n, p.m, p.n), "cublasLtMatrixLayoutInit");
   }
 
-  std::optional<Algorithm> find(const Problem& p, std::size_t workspace) {
+  std::optional<Algorithm> find(std::size_t workspace) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     cuda::check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
       cuda::check(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)),
                   "cublasLtMatmulPreferenceSetAttribute");
     };
-    const auto alignment = [](std::uintptr_t bytes) { return static_cast<std::uint32_t>(bytes); };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     // Partial sums keep their 32 bits.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.alignment));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.alignment));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.out_alignment));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.out_alignment));
+    for (const auto alignment :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      prefer(alignment, std::uint32_t{kPackBytes});
+    }
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
     const cublasStatus_t status =
@@ -120,12 +117,11 @@ class Description {
 
   void run(const Algorithm& algorithm, const cuda::CublasWorkspace& workspace, DType dtype, const void* a,
            const void* b, void* out) {
-    // Twice as large as float32 needs.
-    const double one_double = 1;
-    const float one_float = 1;
-    const double zero = 0;  // in either type
-    const void* const one = dtype == DType::float64 ? static_cast<const void*>(&one_double) : &one_float;
-    cuda::check(cublasLtMatmul(handle(), &product_, one, b, &b_, a, &a_, &zero, out, &out_, out, &out_,
+    const float one = 1;
+    const double wide_one = 1;
+    const double zero = 0;  // its first half is float32's
+    const void* const alpha = dtype == DType::float64 ? static_cast<const void*>(&wide_one) : &one;
+    cuda::check(cublasLtMatmul(handle(), &product_, alpha, b, &b_, a, &a_, &zero, out, &out_, out, &out_,
                                &algorithm.algorithm, workspace.data, algorithm.workspace, cuda::current_stream()),
                 "cublasLtMatmul");
   }
@@ -161,7 +157,7 @@ std::optional<Algorithm> algorithm_for(const Problem& problem, Description& desc
   if (known.size() >= kMostAlgorithms) {
     known.clear();
   }
-  return known.emplace(problem, description.find(problem, workspace)).first->second;
+  return known.emplace(problem, description.find(workspace)).first->second;
 }
 
 bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, const Tensor& out,
@@ -174,8 +170,7 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
                         .n = out.size(1),
                         .k = a.size(1),
                         .a = columns_of(a),
-                        .b = columns_of(b),
-                        .out_alignment = alignment_of(out.raw_data())};
+                        .b = columns_of(b)};
   const cuda::CublasWorkspace workspace = cuda::cublas_workspace();
   Description description(problem, data);
   const std::optional<Algorithm> algorithm = algorithm_for(problem, description, workspace.bytes);
@@ -185,20 +180,19 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
   return algorithm.has_value();
 }
 
-bool is_aligned(const Tensor& x) { return alignment_of(x.raw_data()) >= kVectorAlignment; }
-
 }  // namespace
 
 bool matmul_in_one_kernel(const MatmulArgs& args) {
-  if (args.out.dim() != 2) {
+  if (args.out.dim() != 2 || !has_whole_packs(args.a) || !has_whole_packs(args.b) || !has_whole_packs(args.out)) {
     return false;
   }
-  unsigned epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  switch (args.activation) {
-    case Activation::none: break;
-    case Activation::relu: epilogue = CUBLASLT_EPILOGUE_RELU; break;
-    case Activation::gelu_tanh: epilogue = CUBLASLT_EPILOGUE_GELU; break;
-    default: return false;
+  unsigned epilogue = 0;
+  if (args.activation == Activation::relu) {
+    epilogue = CUBLASLT_EPILOGUE_RELU;
+  } else if (args.activation == Activation::gelu_tanh && size_of(args.out.dtype()) == 2) {
+    epilogue = CUBLASLT_EPILOGUE_GELU;  // its tanh is good for 16 bits, not for more
+  } else if (args.activation != Activation::none) {
+    return false;
   }
   EpilogueData data;
   Tensor bias = args.bias;
@@ -207,23 +201,17 @@ bool matmul_in_one_kernel(const MatmulArgs& args) {
       bias = empty(bias.shape(), bias.dtype(), bias.device());
       copy_into(bias, args.bias);
     }
-    data.vector = bias.raw_data();
-    epilogue = (epilogue & ~CUBLASLT_EPILOGUE_DEFAULT) | CUBLASLT_EPILOGUE_BIAS;
+    data.bias = bias.raw_data();
+    epilogue |= CUBLASLT_EPILOGUE_BIAS;
   }
   if (args.sums.defined()) {
-    // Its rows must be whole packs of 8.
-    if (args.activation != Activation::gelu_tanh || args.out.size(1) % 8 != 0 || !is_aligned(args.sums)) {
+    if (args.activation != Activation::gelu_tanh || !is_aligned(args.sums)) {
       return false;
     }
-    data.inputs = args.sums.raw_data();
+    data.sums = args.sums.raw_data();
     epilogue |= CUBLASLT_EPILOGUE_GELU_AUX;
   }
-  return multiply(static_cast<cublasLtEpilogue_t>(epilogue), args.a, args.b, args.out, data);
-}
-
-bool matmul_sums_in_one_kernel(const MatmulSumsArgs& args) {
-  return is_aligned(args.sums) &&
-         multiply(CUBLASLT_EPILOGUE_BGRADB, args.a, args.b, args.out, {.vector = args.sums.raw_data()});
+  return epilogue != 0 && multiply(static_cast<cublasLtEpilogue_t>(epilogue), args.a, args.b, args.out, data);
 }
 
 }  // namespace mica::kernels

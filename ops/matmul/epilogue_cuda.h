@@ -8,11 +8,9 @@ namespace mica::kernels {
 
 // Products by cuBLASLt, whose kernels do more with their sums than to store them.
 
-/// Does what matmul does, in one kernel; or returns false, with nothing done, where there is none for it.
+/// Does what matmul does, in one kernel; or returns false, with nothing done, where there is none for it or nothing to
+/// do but a product.
 bool matmul_in_one_kernel(const MatmulArgs& args);
-
-/// The same for matmul_sums.
-bool matmul_sums_in_one_kernel(const MatmulSumsArgs& args);
 
 /// What cuBLAS calls a floating dtype.
 constexpr cudaDataType_t cuda_type(DType dtype) {

@@ -1,7 +1,10 @@
 #include <atomic>
+#include <tuple>
+#include <utility>
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary_ops.h>
 #include <mica/ops/matmul/matmul.h>
@@ -100,45 +103,41 @@ struct Linear {
 
   Tensors backward(autograd::Context& ctx, const Tensors& came) const {
     const auto [x, weight, v] = ctx.saved<3>();
-    Tensor dz = came[0];
-    if (dz.defined() && activation != Activation::none) {
-      dz = detail::unary_gradient(kernels::function_of(activation), dz, v);
-    }
-    if (came.size() > 1 && came[1].defined()) {
-      dz = dz.defined() ? dz + came[1] : came[1];
-    }
-    if (!dz.defined()) {
+    const Tensor& dy = came[0];
+    const Tensor dsums = came.size() > 1 ? came[1] : Tensor{};
+    if (!dy.defined() && !dsums.defined()) {
       return Tensors(3);
     }
-    const std::int64_t out = dz.size(-1);
     const std::int64_t in = x_shape.back();
     const std::int64_t rows = numel_of(x_shape.slice(0, x_shape.size() - 1));
-    dz = reshape(dz, {rows, out});
-    Tensors gradients(3);
-    if (ctx.needs_grad(0)) {
-      gradients[0] = reshape(matmul(dz, weight), x_shape);
+    Tensor dz;
+    Tensor dbias;
+    if (ctx.needs_grad(2) && !dsums.defined() && dy.numel() > 0 && !autograd::grad_enabled()) {
+      std::tie(dz, dbias) = gradients_of_sums(contiguous_data(dy), v, rows);
+    } else {
+      const bool has_function = activation != Activation::none;
+      dz = dy.defined() && has_function ? detail::unary_gradient(kernels::function_of(activation), dy, v) : dy;
+      dz = !dz.defined() ? dsums : dsums.defined() ? dz + dsums : dz;
+      dz = reshape(dz, {rows, dz.size(-1)});
+      dbias = ctx.needs_grad(2) ? sum(dz, {0}) : dbias;
     }
-    const bool both = ctx.needs_grad(1) && ctx.needs_grad(2);
-    if (both && !autograd::grad_enabled() && x.numel() > 0 && dz.numel() > 0) {
-      gradients[1] = empty({out, in}, dz.dtype(), dz.device());
-      gradients[2] = empty({out}, dz.dtype(), dz.device());
-      const kernels::MatmulSumsArgs args{.a = kernels::readable(transpose(dz, 0, 1)),
-                                         .b = kernels::readable(rows_of(x, rows)),
-                                         .out = gradients[1],
-                                         .sums = gradients[2]};
-      on_device(dz.device(), [&](auto device) { kernels::matmul_sums(device, args); });
-      return gradients;
-    }
-    if (ctx.needs_grad(1)) {
-      gradients[1] = matmul(transpose(dz, 0, 1), reshape(x, {rows, in}));
-    }
-    if (ctx.needs_grad(2)) {
-      gradients[2] = sum(dz, {0});
-    }
-    return gradients;
+    return {ctx.needs_grad(0) ? reshape(matmul(dz, weight), x_shape) : Tensor{},
+            ctx.needs_grad(1) ? matmul(transpose(dz, 0, 1), reshape(x, {rows, in})) : Tensor{}, dbias};
   }
 
  private:
+  // Of z and of the bias, in one pass; nothing is recorded.
+  std::pair<Tensor, Tensor> gradients_of_sums(const Tensor& dy, const Tensor& v, std::int64_t rows) const {
+    const Tensor dy_rows = rows_of(dy, rows);
+    const bool has_function = activation != Activation::none;
+    const Tensor dz = has_function ? empty_like(dy_rows) : dy_rows;
+    const Tensor dbias = empty({dz.size(1)}, dz.dtype(), dz.device());
+    const kernels::ActivationBackward args{
+        .activation = activation, .dy = dy_rows, .v = has_function ? rows_of(v, rows) : v, .dz = dz, .dbias = dbias};
+    on_device(dz.device(), [&](auto device) { kernels::activation_backward(device, args); });
+    return {dz, dbias};
+  }
+
   // (…, n) as (rows, n): without a copy also where x is a matrix that a product can read.
   static Tensor rows_of(const Tensor& x, std::int64_t rows) {
     if (x.dim() == 2) {

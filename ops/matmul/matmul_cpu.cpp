@@ -9,6 +9,7 @@
 
 #include <mica/ops/matmul/gemm_cpu.h>
 #include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/reduce/reduce_kernels.h>
 
 namespace mica::kernels {
 
@@ -90,7 +91,15 @@ void matmul(Cpu, const MatmulArgs& args) {
   activate(Cpu{}, args.activation, sums, args.out);
 }
 
-void matmul_sums(Cpu, const MatmulSumsArgs& args) { matmul_then_sums(Cpu{}, args); }
+void activation_backward(Cpu, const ActivationBackward& args) {
+  const bool has_function = args.activation != Activation::none;
+  if (has_function) {
+    unary_backward(Cpu{}, function_of(args.activation), args.dz, args.dy, args.v);
+  }
+  const Tensor sums =
+      as_strided(args.dbias, {1, args.dbias.numel()}, {args.dbias.numel(), 1}, args.dbias.handle()->offset);
+  sum(Cpu{}, Sum{.x = has_function ? args.dz : args.dy, .divisor = 1, .y = sums});
+}
 
 void matmul_add(Cpu, const MatmulAddArgs& args) {
   on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });

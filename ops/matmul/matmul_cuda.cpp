@@ -20,9 +20,6 @@ constexpr std::int64_t kFewRuns = 4;
 // The most products of one call: what fits the grid's third axis.
 constexpr std::int64_t kMostItems = 65535;
 
-// Whether there is more to do than a product.
-bool has_epilogue(const MatmulArgs& args) { return args.bias.defined() || args.activation != Activation::none; }
-
 // cuBLAS reads column by column, so what it sees of a row-major matrix is its transpose: it computes yᵀ = bᵀ · aᵀ.
 template <class T>
 void multiply(const MatmulArgs& args) {
@@ -108,22 +105,16 @@ void matmul_add(Cuda, const MatmulAddArgs& args) {
 }
 
 void matmul(Cuda, const MatmulArgs& args) {
-  if (has_epilogue(args) && matmul_in_one_kernel(args)) {
+  if (matmul_in_one_kernel(args)) {
     return;
   }
   const Tensor& sums = args.sums.defined() ? args.sums : args.out;
   const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
-  if (!has_epilogue(product) || !matmul_in_one_kernel(product)) {
+  if (args.activation == Activation::none || !matmul_in_one_kernel(product)) {
     const MatmulArgs ready = with_few_runs(product);
     on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
   }
   activate(Cuda{}, args.activation, sums, args.out);
-}
-
-void matmul_sums(Cuda, const MatmulSumsArgs& args) {
-  if (!matmul_sums_in_one_kernel(args)) {
-    matmul_then_sums(Cuda{}, args);
-  }
 }
 
 }  // namespace mica::kernels

@@ -4,7 +4,6 @@
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/matmul/layout.h>
 #include <mica/ops/matmul/matmul.h>
-#include <mica/ops/reduce/reduce_kernels.h>
 
 namespace mica::kernels {
 
@@ -21,11 +20,13 @@ struct MatmulArgs {
 void matmul(Cpu, const MatmulArgs& args);
 void matmul(Cuda, const MatmulArgs& args);
 
+inline constexpr double kLeakySlope = 0.01;
+
 /// f, unless it is none.
 inline UnaryFunction function_of(Activation activation) {
   switch (activation) {
     case Activation::relu: return functions::Relu{};
-    case Activation::leaky_relu: return functions::LeakyRelu{.slope = 0.01};
+    case Activation::leaky_relu: return functions::LeakyRelu{.slope = kLeakySlope};
     case Activation::gelu: return functions::Gelu{};
     default: return functions::GeluTanh{};
   }
@@ -44,28 +45,18 @@ void activate(On device, Activation activation, const Tensor& sums, const Tensor
   }
 }
 
-/// out = a · b and sums = Σ a along its rows, of one floating dtype; M, N and K are not 0. With a = dzᵀ, these are the
-/// gradients of a linear layer's weight and bias.
-struct MatmulSumsArgs {
-  Tensor a;     // (M, K), readable
-  Tensor b;     // (K, N), readable
-  Tensor out;   // (M, N) contiguous
-  Tensor sums;  // (M) contiguous
+/// dz = dy · f′ and dbias = the sum of dz's rows, in one pass: the first step of a linear layer's backward. All of one
+/// floating dtype, dy, v and dz (M, N) contiguous; M and N are not 0.
+struct ActivationBackward {
+  Activation activation;  // f
+  const Tensor& dy;
+  const Tensor& v;      // f's result, if has_slope_from_output() says so, else its argument; undefined if f is none
+  const Tensor& dz;     // likewise, as it is dy
+  const Tensor& dbias;  // (N) contiguous
 };
 
-void matmul_sums(Cpu, const MatmulSumsArgs& args);
-void matmul_sums(Cuda, const MatmulSumsArgs& args);
-
-/// The same in two steps.
-template <class On>
-void matmul_then_sums(On device, const MatmulSumsArgs& args) {
-  matmul(device, MatmulArgs{.a = args.a, .b = args.b, .bias = {}, .out = args.out});
-  const std::int64_t rows = args.a.size(0);
-  const Tensor columns =  // aᵀ, as it lies where rows of dz follow each other
-      as_strided(args.a, {args.a.size(1), rows}, {args.a.strides()[1], args.a.strides()[0]}, args.a.handle()->offset);
-  const Tensor sums = as_strided(args.sums, {1, rows}, {rows, 1}, args.sums.handle()->offset);
-  sum(device, Sum{.x = columns, .divisor = 1, .y = sums});
-}
+void activation_backward(Cpu, const ActivationBackward& args);
+void activation_backward(Cuda, const ActivationBackward& args);
 
 /// sum += a · b, of one floating dtype; M, N and K are not 0.
 struct MatmulAddArgs {
