@@ -23,11 +23,13 @@ from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
 # (M, K, N)
 SHAPES = [(32768, 768, 3072), (32768, 3072, 768), (4096, 4096, 4096), (8192, 4096, 11008), (1, 8192, 8192),
           (512, 1024, 4096)]
-KINDS = ["bfloat16", "float16", "tf32", "float32"]
-MOST_FLOAT32 = 1 << 37  # multiplications of one product, so that the runs end today
+# Which of them for each dtype, if none are named: few where products are long or their times those of another dtype.
+KINDS = {"bfloat16": range(6), "float16": [2], "tf32": [0, 2, 5], "float32": [4, 5]}
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "leaky_relu": F.leaky_relu, "gelu": F.gelu,
                "gelu_tanh": lambda z: F.gelu(z, approximate="tanh")}
 TOLERANCE = {"float32": 5e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}
+# Of gradients behind a kink, whose other side a sum near 0 may come out on.
+KINK_TOLERANCE = {"float32": 5e-3, "tf32": 5e-2, "float16": 5e-3, "bfloat16": 1.5e-2}
 
 
 class Library:
@@ -66,6 +68,10 @@ class Case:
 
     def formula(self, x, weight, bias):
         return ACTIVATIONS[self.activation](F.linear(x, weight, bias))
+
+    def tolerance(self, which):
+        has_kink = which == "backward" and self.activation in ("relu", "leaky_relu")
+        return (KINK_TOLERANCE if has_kink else TOLERANCE)[self.kind]
 
     def poison(self):
         for t in (self.y, self.saved, self.dz, *self.gradients):
@@ -137,18 +143,18 @@ def measure(case, library, peers, clock):
                 yield {"op": f"linear_{which}", "dtype": case.kind, "activation": case.activation, "m": case.m,
                        "k": case.k, "n": case.n, "by": name, "us": round(us, 2),
                        "tflops": round(operations / us / 1e6, 1), "relative_error": error,
-                       "correct": error < TOLERANCE[case.kind]}
+                       "correct": error < case.tolerance(which)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="path of libmica_bench.so")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
-    parser.add_argument("--dtypes", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--dtypes", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--activations", nargs="*", choices=list(ACTIVATIONS),
                         default=["none", "relu", "leaky_relu", "gelu_tanh"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch"])
-    parser.add_argument("--shapes", nargs="*", type=int, default=list(range(len(SHAPES))), help="which of them")
+    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES, of every dtype")
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=50)
     args = parser.parse_args()
@@ -162,9 +168,7 @@ def main():
     wrong = 0
     with open(args.out / "matmul.jsonl", "w") as log:
         for kind in args.dtypes:
-            for m, k, n in (SHAPES[i] for i in args.shapes):
-                if kind == "float32" and m * k * n > MOST_FLOAT32:
-                    continue
+            for m, k, n in (SHAPES[i] for i in args.shapes or KINDS[kind]):
                 for activation in args.activations:
                     torch.cuda.empty_cache()
                     for row in measure(Case(kind, activation, m, k, n), library, args.peers, clock):

@@ -1,7 +1,6 @@
 #include <algorithm>
 
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/gated/gated_functions.h>
 #include <mica/ops/layer_norm/rows_cuda.cuh>
 #include <mica/ops/matmul/matmul_kernels.h>
@@ -21,10 +20,10 @@ constexpr int kLanes = 32;
 constexpr int kLines = 8;
 constexpr int kThreads = kLanes * kLines;
 constexpr int kSteps = 4;
-// Slabs are as many as give so many blocks, if they have work for all their threads. That is a matter of the shape
-// alone, so that sums do not depend on the device.
-constexpr std::int64_t kBlocks = 2048;
-constexpr std::int64_t kLeastSlab = kLines * kSteps;
+// Slabs are whole multiples of that, and as many as give about so many blocks: several times what a GPU has room for,
+// so that none waits long for the last. They depend on the shape alone, so that sums do not depend on the device.
+constexpr std::int64_t kSlab = kLines * kSteps;
+constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.
 constexpr int kSumLines = 32;
 
@@ -93,6 +92,7 @@ __device__ Pack<T, V> load_v(const Arguments<T>& a, std::int64_t at) {
 template <class F, class T, int V>
 __global__ void __launch_bounds__(kThreads) activation_backward_kernel(Arguments<T> a) {
   using S = Accumulate<T>;
+  cuda::allow_dependents();
   const int lane = threadIdx.x % kLanes;
   const int line = threadIdx.x / kLanes;
   const std::int64_t first = std::int64_t{blockIdx.x} * kLanes * V;
@@ -147,9 +147,10 @@ __global__ void __launch_bounds__(kLanes* kSumLines) sum_slabs_kernel(Arguments<
   const int line = threadIdx.x / kLanes;
   const std::int64_t column = std::int64_t{blockIdx.x} * kLanes + lane;
   __shared__ S lines[kSumLines][kLanes];
+  cuda::wait_for_previous_kernel();
   S sum = 0;
   if (column < a.columns) {
-#pragma unroll 4
+#pragma unroll 8
     for (int slab = line; slab < slabs; slab += kSumLines) {
       sum += a.partial[slab * a.columns + column];
     }
@@ -181,7 +182,7 @@ void launch(const ActivationBackward& args) {
       [&]<int V>(std::integral_constant<int, V>) {
         const auto parts = [](std::int64_t length, std::int64_t part) { return (length + part - 1) / part; };
         const std::int64_t across = parts(a.columns, kLanes * V);
-        a.slab = std::max(kLeastSlab, parts(a.rows, std::max<std::int64_t>(kBlocks / across, 1)));
+        a.slab = parts(a.rows, std::max<std::int64_t>(kBlocks / across, 1) * kSlab) * kSlab;
         const std::int64_t slabs = parts(a.rows, a.slab);
         Tensor partial;
         if (slabs > 1) {
@@ -189,13 +190,11 @@ void launch(const ActivationBackward& args) {
           a.partial = partial.data<S>();
         }
         const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(slabs));
-        const cudaStream_t stream = cuda::current_stream();
-        activation_backward_kernel<F, T, V><<<grid, kThreads, 0, stream>>>(a);
-        cuda::check_launch("activation_backward_kernel");
+        cuda::Launch(grid, kThreads).run(activation_backward_kernel<F, T, V>, "activation_backward_kernel", a);
         if (slabs > 1) {
-          sum_slabs_kernel<T><<<static_cast<unsigned>(parts(a.columns, kLanes)), kLanes * kSumLines, 0, stream>>>(
-              a, static_cast<int>(slabs));
-          cuda::check_launch("sum_slabs_kernel");
+          cuda::Launch(static_cast<unsigned>(parts(a.columns, kLanes)), kLanes * kSumLines)
+              .dependent()
+              .run(sum_slabs_kernel<T>, "sum_slabs_kernel", a, static_cast<int>(slabs));
         }
       },
       a.dy, a.v, a.dz);

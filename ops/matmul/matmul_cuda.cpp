@@ -98,6 +98,11 @@ void multiply_add(const MatmulAddArgs& args) {
               "cublasGemmEx");
 }
 
+// cuBLAS's kernels for a matrix times a vector round the product to 16 bits before they add what is there.
+bool rounds_before_bias(const MatmulArgs& args) {
+  return args.bias.defined() && size_of(args.out.dtype()) == 2 && (args.out.size(0) == 1 || args.out.size(1) == 1);
+}
+
 }  // namespace
 
 void matmul_add(Cuda, const MatmulAddArgs& args) {
@@ -111,8 +116,15 @@ void matmul(Cuda, const MatmulArgs& args) {
   const Tensor& sums = args.sums.defined() ? args.sums : args.out;
   const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
   if (args.activation == Activation::none || !matmul_in_one_kernel(product)) {
-    const MatmulArgs ready = with_few_runs(product);
-    on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+    if (rounds_before_bias(product)) {
+      const Tensor wide = empty(sums.shape(), accumulate_dtype(sums.dtype()), sums.device());
+      copy_into(wide, broadcast_view(args.bias, sums.shape()));
+      matmul_add(Cuda{}, {.a = args.a, .b = args.b, .sum = wide});
+      copy_into(sums, wide);
+    } else {
+      const MatmulArgs ready = with_few_runs(product);
+      on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+    }
   }
   activate(Cuda{}, args.activation, sums, args.out);
 }
