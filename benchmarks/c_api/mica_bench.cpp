@@ -13,6 +13,7 @@
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 #include <mica/ops/softmax/softmax_kernels.h>
 
@@ -160,6 +161,33 @@ struct Rows {
         Cuda{}, {.targets = labels, .weight = unweighted, .ignore_index = -100, .denominator = denominator});
   }
 };
+
+// Until the end of scope.
+class Precision {
+ public:
+  explicit Precision(int tf32) : previous_(float32_matmul_precision()) {
+    set_float32_matmul_precision(tf32 != 0 ? MatmulPrecision::tf32 : MatmulPrecision::float32);
+  }
+  ~Precision() { set_float32_matmul_precision(previous_); }
+  Precision(const Precision&) = delete;
+  Precision& operator=(const Precision&) = delete;
+
+ private:
+  MatmulPrecision previous_;
+};
+
+Activation activation_from(int code) {
+  check(code >= 0 && code <= 4, "expected an activation of 0 to 4, got {}", code);
+  return static_cast<Activation>(code);
+}
+
+void check_products(int64_t M, int64_t K, int64_t N) {
+  check(M >= 1 && K >= 1 && N >= 1, "expected sizes of at least 1, got M {}, K {}, N {}", M, K, N);
+}
+
+Tensor transposed(const Tensor& x) {
+  return as_strided(x, {x.size(1), x.size(0)}, {x.strides()[1], x.strides()[0]}, x.handle()->offset);
+}
 
 }  // namespace
 
@@ -451,4 +479,52 @@ int64_t mica_bench_peak_bytes(void) {
     cuda::check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &none), "cudaMemPoolSetAttribute");
   });
   return status == 0 ? static_cast<int64_t>(most) : -1;
+}
+
+int mica_linear_forward(const void* x, const void* weight, const void* bias, void* y, void* saved, int64_t M, int64_t K,
+                        int64_t N, int activation, int tf32, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    check_products(M, K, N);
+    check(x != nullptr && weight != nullptr && y != nullptr, "expected x, weight and y, got a null pointer");
+    const DType type = dtype_from(dtype);
+    const Device device = current_device();
+    const Precision precision(tf32);
+    kernels::matmul(Cuda{}, {.a = wrap(x, {M, K}, type, device),
+                             .b = transposed(wrap(weight, {N, K}, type, device)),
+                             .bias = wrap(bias, {N}, type, device),
+                             .out = wrap(y, {M, N}, type, device),
+                             .activation = activation_from(activation),
+                             .sums = wrap(saved, {M, N}, type, device)});
+  });
+}
+
+int mica_linear_backward(const void* dy, const void* x, const void* weight, const void* y_or_saved, void* dz, void* dx,
+                         void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
+                         int dtype, void* stream) {
+  return guarded(stream, [&] {
+    check_products(M, K, N);
+    check(dy != nullptr && x != nullptr && weight != nullptr && dx != nullptr && dweight != nullptr && dbias != nullptr,
+          "expected all arguments, got a null pointer");
+    const DType type = dtype_from(dtype);
+    const Activation function = activation_from(activation);
+    const Device device = current_device();
+    const Precision precision(tf32);
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const bool has_function = function != Activation::none;
+    check(!has_function || (y_or_saved != nullptr && dz != nullptr),
+          "expected what forward saved and dz, got a null pointer");
+    const Tensor dsums = has_function ? wrap(dz, {M, N}, type, device) : gradient;
+    kernels::activation_backward(Cuda{}, {.activation = function,
+                                          .dy = gradient,
+                                          .v = wrap(y_or_saved, {M, N}, type, device),
+                                          .dz = dsums,
+                                          .dbias = wrap(dbias, {N}, type, device)});
+    kernels::matmul(
+        Cuda{},
+        {.a = dsums, .b = wrap(weight, {N, K}, type, device), .bias = {}, .out = wrap(dx, {M, K}, type, device)});
+    kernels::matmul(Cuda{}, {.a = transposed(dsums),
+                             .b = wrap(x, {M, K}, type, device),
+                             .bias = {},
+                             .out = wrap(dweight, {N, K}, type, device)});
+  });
 }

@@ -98,6 +98,20 @@ int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* 
  * last call; -1 on failure. */
 int64_t mica_bench_peak_bytes(void);
 
+/* Activations: 0 none, 1 relu, 2 leaky_relu with a slope of 0.01, 3 gelu by erf, 4 gelu by tanh. With `tf32` not 0,
+ * products of float32 are computed in TF32.
+ *
+ * y (M, N) = activation(x weight^T + bias) for x (M, K), weight (N, K), bias (N). `saved` (M, N) is what backward
+ * wants of it beside y: x weight^T + bias for gelu, nothing else. */
+int mica_linear_forward(const void* x, const void* weight, const void* bias, void* y, void* saved, int64_t M, int64_t K,
+                        int64_t N, int activation, int tf32, int dtype, void* stream);
+
+/* The gradients of the above: dx (M, K), dweight (N, K) and dbias (N), from y or, for gelu, from what was saved; dz
+ * (M, N) is scratch, which activation 0 does without. */
+int mica_linear_backward(const void* dy, const void* x, const void* weight, const void* y_or_saved, void* dz, void* dx,
+                         void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
+                         int dtype, void* stream);
+
 #ifdef __cplusplus
 }
 #endif
