@@ -12,8 +12,8 @@ namespace mica::kernels {
 
 namespace detail {
 using namespace functions;
-using Unary =
-    std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, Silu, Gelu, GeluTanh, Abs, Clamp>;
+using Unary = std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, LeakyRelu, Silu, Gelu,
+                           GeluTanh, Abs, Clamp>;
 using Binary = std::variant<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
 using FusedBinary = std::variant<Pow, Maximum, Minimum>;
 using Comparison = std::variant<Equal, NotEqual, Less, LessEqual>;

@@ -141,6 +141,20 @@ struct Relu {
   }
 };
 
+struct LeakyRelu {
+  static constexpr const char* name = "leaky_relu";
+  static constexpr bool from_output = true;  // which has x's sign
+  double slope = 0.01;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return x > T{0} ? x : x * T(slope);  // NaN stays
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T y) const {
+    return y > T{0} ? T{1} : T(slope);
+  }
+};
+
 struct Silu {
   static constexpr const char* name = "silu";
   static constexpr bool from_output = false;

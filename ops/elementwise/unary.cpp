@@ -40,6 +40,7 @@ Tensor times_curvature(functions::GeluTanh f, const Tensor& t, const Tensor& x) 
   return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * f.b))));
 }
 Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return zeros_like(y); }
+Tensor times_curvature(functions::LeakyRelu, const Tensor&, const Tensor& y) { return zeros_like(y); }
 Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Clamp, const Tensor&, const Tensor& x) { return zeros_like(x); }
 
@@ -93,6 +94,7 @@ struct Tanh : Unary<functions::Tanh> {};
 struct Erf : Unary<functions::Erf> {};
 struct Sigmoid : Unary<functions::Sigmoid> {};
 struct Relu : Unary<functions::Relu> {};
+struct LeakyRelu : Unary<functions::LeakyRelu> {};
 struct Silu : Unary<functions::Silu> {};
 struct Abs : Unary<functions::Abs> {};
 struct Clamp : Unary<functions::Clamp> {};
@@ -128,6 +130,10 @@ Tensor tanh(const Tensor& x) { return autograd::apply(Tanh{}, x); }
 Tensor erf(const Tensor& x) { return autograd::apply(Erf{}, x); }
 Tensor sigmoid(const Tensor& x) { return autograd::apply(Sigmoid{}, x); }
 Tensor relu(const Tensor& x) { return autograd::apply(Relu{}, x); }
+Tensor leaky_relu(const Tensor& x, double slope) {
+  check(slope > 0, "leaky_relu: expected a slope above 0, got {}", slope);
+  return autograd::apply(LeakyRelu{{.f = {.slope = slope}}}, x);
+}
 Tensor silu(const Tensor& x) { return autograd::apply(Silu{}, x); }
 Tensor abs(const Tensor& x) { return autograd::apply(Abs{}, x); }
 Tensor clamp(const Tensor& x, double low, double high) {
