@@ -190,10 +190,10 @@ __device__ inline double load_from_block(const double* p, int rank) {
   return value;
 }
 
-/// Arrives at the same barrier of another block; what this thread read before is then free to be written.
+/// Arrives at the same barrier of block `rank`, to say that something was read. What this thread wrote is not made
+/// known there: that would cost a fence of all memory.
 __device__ inline void arrive_in_block(std::uint64_t* barrier, int rank) {
-  MICA_PTX_90("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank))
-              : "memory");
+  MICA_PTX_90("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
 
 /// Makes barriers that were just initialized known to the other blocks.

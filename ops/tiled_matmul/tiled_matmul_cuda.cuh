@@ -26,13 +26,24 @@ struct Matrix {
 inline Matrix matrix_of(const Tensor& x) {
   const std::int64_t rows = x.size(0);
   const std::int64_t columns = x.size(1);
-  // The stride of an axis of length 1 says nothing.
-  const std::int64_t row_step = rows > 1 ? x.strides()[0] : columns;
+  // The stride of an axis of length 1 says nothing: it may be what suits.
+  const std::int64_t row_step = x.strides()[0];
   const std::int64_t column_step = columns > 1 ? x.strides()[1] : 1;
+  const auto leading = [](std::int64_t lines, std::int64_t step, std::int64_t length) {
+    return lines > 1 ? step : (length + 7) / 8 * 8;
+  };
   if (column_step != 1 && (row_step == 1 || rows == 1)) {
-    return {.lines_are_rows = false, .lines = columns, .length = rows, .leading = column_step, .step = 1};
+    return {.lines_are_rows = false,
+            .lines = columns,
+            .length = rows,
+            .leading = leading(columns, column_step, rows),
+            .step = 1};
   }
-  return {.lines_are_rows = true, .lines = rows, .length = columns, .leading = row_step, .step = column_step};
+  return {.lines_are_rows = true,
+          .lines = rows,
+          .length = columns,
+          .leading = leading(rows, row_step, columns),
+          .step = column_step};
 }
 
 /// Calls f.operator()<kA, kB>() with what the lines of a and b lie along: K, or the rows of a and the columns of b.
