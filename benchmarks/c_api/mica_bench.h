@@ -92,6 +92,11 @@ int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* 
  * last call; -1 on failure. */
 int64_t mica_bench_peak_bytes(void);
 
+/* c (M, N) = a x b by mica's own kernels, leaky_relu of it if `activation` is not 0. a is (M, K), its rows lda elements
+ * apart, or, if `transpose_a` is not 0, the transpose of such a matrix (K, M); b is (K, N) likewise. */
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream);
+
 #ifdef __cplusplus
 }
 #endif
