@@ -21,6 +21,7 @@ constexpr int kConsumerRows = kTileRows / kConsumers;
 constexpr int kLineBytes = 128;
 constexpr int kChunk = 64;                                        // elements of a line
 constexpr int kChunkBytes = kChunk * kLineBytes;                  // 64 lines
+constexpr int kGroupRows = 1024;                                  // of y, that one group of tiles has
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of 65536 / kThreads for each at the start
 
 template <int kTileColumns, int kStages_, int kCluster_>
@@ -129,7 +130,7 @@ __device__ std::uint64_t descriptor(const void* tile) {
 /// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory: so it leaves in whole lines,
 /// beside the threads, and what lies outside of y is left out by the copy engine.
 template <class T, class P>
-__device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes],
+__device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes], int& turn,
                           const CUtensorMap* y_map, int row, int column, const Sizes& sizes) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
@@ -140,7 +141,8 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
     if (column + chunk * kChunk >= sizes.columns) {
       return;
     }
-    unsigned char* const buffer = buffers[chunk % 2];
+    unsigned char* const buffer = buffers[turn];
+    turn ^= 1;
     if (thread == 0) {
       cuda::wait_stores_read<1>();  // the one that was here
     }
@@ -178,6 +180,7 @@ __device__ void consume(typename P::Shared& shared, const CUtensorMap* y_map, co
     }
   };
   Ring<P::kStages> ring;
+  int turn = 0;  // of the two buffers of y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
     float sums[P::kColumns / 2];
     int last = 0;
@@ -203,7 +206,7 @@ __device__ void consume(typename P::Shared& shared, const CUtensorMap* y_map, co
     cuda::pin(sums);
     release(last);
     const Corner corner = corner_of<P>(sizes, tile);
-    write_out<T, P>(sums, shared.y[consumer], y_map, corner.row + rank * kTileRows + consumer * kConsumerRows,
+    write_out<T, P>(sums, shared.y[consumer], turn, y_map, corner.row + rank * kTileRows + consumer * kConsumerRows,
                     corner.column, sizes);
   }
   if (thread == 0) {
@@ -248,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class T, class P, Lines kA, Lines kB>
-void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int group) {
+void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int group_rows = kGroupRows) {
   constexpr DType dtype = dtype_of<T>;
   const auto map = [](const Tensor& x, const Matrix& lines, int box_lines) {
     return cuda::swizzled_tensor_map({.dtype = dtype,
@@ -261,11 +264,12 @@ void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int g
   };
   const std::int64_t m = args.y.size(0);
   const std::int64_t n = args.y.size(1);
-  const Sizes sizes{
-      .order = {.rows = parts_of(m, P::kCluster * kTileRows), .columns = parts_of(n, P::kColumns), .group = group},
-      .pieces = parts_of(args.a.size(1), kDepth),
-      .columns = static_cast<int>(n),
-      .slope = static_cast<float>(args.slope)};
+  const Sizes sizes{.order = {.rows = parts_of(m, P::kCluster * kTileRows),
+                              .columns = parts_of(n, P::kColumns),
+                              .group = group_rows / (P::kCluster * kTileRows)},
+                    .pieces = parts_of(args.a.size(1), kDepth),
+                    .columns = static_cast<int>(n),
+                    .slope = static_cast<float>(args.slope)};
   const auto kernel = tiled_matmul_kernel<T, P, kA, kB>;
   constexpr int kBytes = sizeof(typename P::Shared);
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -276,6 +280,30 @@ void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int g
       .run(kernel, "tiled_matmul_kernel", map(args.a, a, kA == Lines::depth ? kTileRows : kDepth),
            map(args.b, b, kB == Lines::depth ? P::kShare : kDepth), map(args.y, matrix_of(args.y), kConsumerRows),
            sizes);
+}
+
+/// Calls f.operator()<P>() with the plan that is done first. Wide tiles cost the least for each element, but where
+/// there are few of them, multiprocessors have nothing to do. All plans sum an element in the same order.
+template <class F>
+void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
+  const int blocks = cuda::multiprocessor_count();
+  // What a tile takes, measured, as often as a block has one.
+  const auto cost = [&]<class P>(P, double tile) {
+    const std::int64_t clusters =
+        std::int64_t{parts_of(rows, P::kCluster * kTileRows)} * parts_of(columns, P::kColumns);
+    return tile * parts_of(clusters, blocks / P::kCluster);
+  };
+  using Wide = Plan<256, 4, 2>;
+  using Middle = Plan<128, 6, 1>;
+  using Narrow = Plan<64, 8, 1>;
+  const double wide = cost(Wide{}, 1), middle = cost(Middle{}, 0.52), narrow = cost(Narrow{}, 0.42);
+  if (wide <= std::min(middle, narrow)) {
+    f.template operator()<Wide>();
+  } else if (middle <= narrow) {
+    f.template operator()<Middle>();
+  } else {
+    f.template operator()<Narrow>();
+  }
 }
 
 bool fits(const Tensor& x, const Matrix& lines) {
@@ -292,7 +320,9 @@ bool multiply_sm90(const TiledMatmulArgs& args) {
     return false;
   }
   on_dtype(Types<Half, BFloat16>{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
-    on_lines(a, b, [&]<Lines kA, Lines kB>() { launch<T, Plan<256, 4, 2>, kA, kB>(args, a, b, 4); });
+    on_lines(a, b, [&]<Lines kA, Lines kB>() {
+      on_plan(args.y.size(0), args.y.size(1), [&]<class P>() { launch<T, P, kA, kB>(args, a, b); });
+    });
   });
   return true;
 }

@@ -254,6 +254,11 @@ TEST(TiledMatmul, SameBitsInEveryRunAndForAnyNumberOfRows) {
         }
         const Tensor some = tiled_matmul(slice(a, 0, 300, 340), b, TiledActivation::leaky_relu);
         EXPECT_TRUE(same_bits(some, slice(y, 0, 300, 340))) << describe(a, b);
+        // So many that the tiles are larger.
+        const Tensor many =
+            tiled_matmul(reshape(broadcast_view(reshape(a, {1, 700, 200}), {60, 700, 200}), {42'000, 200}), b,
+                         TiledActivation::leaky_relu);
+        EXPECT_TRUE(same_bits(slice(many, 0, 7300, 7340), some)) << describe(a, b);
       }
     }
   }
