@@ -13,7 +13,6 @@ namespace tiles {
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kGroup = 8;  // rows of tiles
 
 /// Sizes of a product that is cut into tiles of the output, one for each block.
@@ -39,9 +38,12 @@ constexpr int kTile = 128;  // rows and columns of the output
 constexpr int kPiece = 32;  // of K, between two barriers
 constexpr int kStages = 3;  // pieces that are under way or being multiplied
 constexpr int kPack = 8;    // 16-bit elements in 16 bytes
-// Warps are 2 below each other, 4 side by side; each has a part of the tile, made of products of 16 by 8 by 16.
-constexpr int kWarpRows = kTile / 2;
-constexpr int kWarpColumns = kTile / 4;
+// Each warp has a part of the tile, made of products of 16 by 8 by 16.
+constexpr int kWarpsDown = 2;
+constexpr int kWarpsAcross = 2;
+constexpr int kWarpRows = kTile / kWarpsDown;
+constexpr int kWarpColumns = kTile / kWarpsAcross;
+constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
 
 using Bits = std::uint16_t;
 
@@ -144,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::int64_t row = std::int64_t{place.row} * kTile;
   const std::int64_t column = std::int64_t{place.column} * kTile;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * kWarpRows;
-  const int warp_column = warp % 4 * kWarpColumns;
+  const int warp_row = warp / kWarpsAcross * kWarpRows;
+  const int warp_column = warp % kWarpsAcross * kWarpColumns;
   const int pieces = static_cast<int>((product.depth + kPiece - 1) / kPiece);
 
   const auto load = [&](int piece) {
@@ -240,6 +242,7 @@ constexpr int kSmallTile = 64;
 constexpr int kSmallPiece = 16;
 constexpr int kEach = 4;  // rows and columns of a thread, each 16 apart
 constexpr int kSide = kSmallTile / kEach;
+constexpr int kSmallThreads = kSide * kSide;
 
 template <class T>
 struct Strided {
@@ -252,7 +255,7 @@ struct Strided {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSmallThreads)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
   __shared__ T a_piece[kSmallPiece][kSmallTile + 1];  // one more: columns in different banks
   __shared__ T b_piece[kSmallPiece][kSmallTile + 1];
@@ -263,7 +266,7 @@ __global__ void __launch_bounds__(kThreads)
   const int j = threadIdx.x % kSide;
   T sums[kEach][kEach] = {};
   for (std::int64_t k = 0; k < product.depth; k += kSmallPiece) {
-    for (int at = threadIdx.x; at < kSmallTile * kSmallPiece; at += kThreads) {
+    for (int at = threadIdx.x; at < kSmallTile * kSmallPiece; at += kSmallThreads) {
       const int a_row = at / kSmallPiece, a_k = at % kSmallPiece;
       const int b_k = at / kSmallTile, b_column = at % kSmallTile;
       const bool a_inside = row + a_row < product.rows && k + a_k < product.depth;
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void multiply_fma(const TiledMatmulArgs& args) {
   const Product product = product_of(args, kSmallTile, kSmallTile);
-  cuda::Launch(product.order.size(), kThreads)
+  cuda::Launch(product.order.size(), kSmallThreads)
       .run(tiled_matmul_fma_kernel<T>, "tiled_matmul_fma_kernel", Strided<T>(args.a), Strided<T>(args.b),
            args.y.data<T>(), product, static_cast<T>(args.slope));
 }

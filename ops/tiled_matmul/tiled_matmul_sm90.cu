@@ -19,10 +19,9 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerRows = kTileRows / kConsumers;
 constexpr int kLineBytes = 128;
-constexpr int kChunk = 64;                                        // elements of a line
-constexpr int kChunkBytes = kChunk * kLineBytes;                  // 64 lines
-constexpr int kGroupRows = 1024;                                  // of y, that one group of tiles has
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of 65536 / kThreads for each at the start
+constexpr int kChunk = 64;                        // elements of a line
+constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
+constexpr int kGroupRows = 1024;                  // of y, that one group of tiles has
 
 template <int kTileColumns, int kStages_, int kCluster_>
 struct Plan {
@@ -235,13 +234,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<kProducerRegisters>();
+    cuda::keep_registers<40>();  // of the 168 that each thread begins with
     if (threadIdx.x == 0) {
       produce<P, kA, kB>(shared, &a_map, &b_map, sizes);
     }
     __syncwarp();
   } else {
-    cuda::claim_registers<kConsumerRegisters>();
+    cuda::claim_registers<232>();
     consume<T, P, kA, kB>(shared, &y_map, sizes);
   }
   // No block goes while another may still write to its memory.
