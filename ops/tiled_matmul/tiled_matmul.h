@@ -16,7 +16,7 @@ enum class TiledActivation {
 ///
 /// a and b are of one floating dtype on one device, with any strides and any size, 0 included; transposed operands are
 /// read where they lie. y is row-major. On CUDA, products of 16-bit floats run on the tensor cores and are summed in
-/// float32 in an order that depends on K alone; the activation is applied before the only rounding.
+/// float32 in a fixed order; the activation is applied before the only rounding.
 ///
 /// Differentiable any number of times. The derivative of leaky_relu is taken from y, so at 0 it is 0.01.
 ///

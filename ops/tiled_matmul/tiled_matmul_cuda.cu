@@ -1,11 +1,14 @@
 #include <algorithm>
 
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/tiled_matmul/tiled_matmul_cuda.cuh>
 
 // The kernels for all chips and all strides: one with tensor cores for 16-bit floats, and one without for the others.
-// 16-bit floats on compute capability 9.0 go to tiled_matmul_sm90.cu where they can.
+// 16-bit floats on compute capability 9.0 go to tiled_matmul_sm90.cu where they can, which is some eight times as fast:
+// large matrices that do not fit it are copied first.
 
 namespace mica::kernels {
 
@@ -306,17 +309,57 @@ void multiply_fma(const TiledMatmulArgs& args) {
            args.y.data<T>(), product, static_cast<T>(args.slope));
 }
 
+/// Whether a product is so large, and uses each number so often, that copies of all its matrices are soon made up for.
+bool is_worth_copies(const TiledMatmulArgs& args) {
+  const double m = static_cast<double>(args.y.size(0));
+  const double n = static_cast<double>(args.y.size(1));
+  const double k = static_cast<double>(args.a.size(1));
+  return m * n * k >= 1 << 26 && m * n * k >= 64 * (m * n + m * k + k * n);
+}
+
+/// A matrix like x that fits: in memory by rows or columns like it, which begin at multiples of 16 bytes.
+Tensor aligned_like(const Tensor& x) {
+  const Matrix m = matrix_of(x);
+  const std::int64_t leading = (m.length + kPack - 1) / kPack * kPack;
+  const Tensor lines = empty({m.lines, leading}, x.dtype(), x.device());
+  return as_strided(lines, x.shape(), m.lines_are_rows ? Strides{leading, 1} : Strides{1, leading}, 0);
+}
+
+Tensor fitting(const Tensor& x) {
+  if (fits_sm90(x)) {
+    return x;
+  }
+  const Tensor copy = aligned_like(x);
+  copy_into(copy, x);
+  return copy;
+}
+
+bool try_sm90(const TiledMatmulArgs& args) {
+  if (!cuda::device_has_wgmma()) {
+    return false;
+  }
+  const bool y_fits = fits_sm90(args.y);
+  if (!(y_fits && fits_sm90(args.a) && fits_sm90(args.b)) && !is_worth_copies(args)) {
+    return false;
+  }
+  const Tensor y = y_fits ? args.y : aligned_like(args.y);
+  multiply_sm90({.a = fitting(args.a), .b = fitting(args.b), .slope = args.slope, .y = y});
+  if (!y_fits) {
+    copy_into(args.y, y);
+  }
+  return true;
+}
+
 }  // namespace
 
 }  // namespace tiles
 
 void tiled_matmul(Cuda, const TiledMatmulArgs& args) {
-  if (size_of(args.y.dtype()) == 2 && tiles::multiply_sm90(args)) {
-    return;
-  }
   on_dtype(FloatTypes{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
-      tiles::multiply_mma<T>(args);
+      if (!tiles::try_sm90(args)) {
+        tiles::multiply_mma<T>(args);
+      }
     } else {
       tiles::multiply_fma<T>(args);
     }

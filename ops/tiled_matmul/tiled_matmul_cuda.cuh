@@ -99,7 +99,10 @@ __device__ std::uint32_t pair(float first, float second) {
   return result;
 }
 
-/// The kernel for compute capability 9.0 and 16-bit floats, if it can read and write these tensors: false if not.
-bool multiply_sm90(const TiledMatmulArgs& args);
+/// Whether the kernel for compute capability 9.0 can read x, or write it.
+bool fits_sm90(const Tensor& x);
+
+/// That kernel, for 16-bit floats, on a device_has_wgmma(), for matrices that fit.
+void multiply_sm90(const TiledMatmulArgs& args);
 
 }  // namespace mica::kernels::tiles

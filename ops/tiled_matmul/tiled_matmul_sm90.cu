@@ -305,25 +305,22 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   }
 }
 
-bool fits(const Tensor& x, const Matrix& lines) {
-  return lines.step == 1 && lines.leading >= lines.length &&
-         cuda::fits_tensor_map(x.dtype(), x.raw_data(), lines.lines, lines.length, lines.leading);
-}
-
 }  // namespace
 
-bool multiply_sm90(const TiledMatmulArgs& args) {
+bool fits_sm90(const Tensor& x) {
+  const Matrix m = matrix_of(x);
+  return m.step == 1 && m.leading >= m.length &&
+         cuda::fits_tensor_map(x.dtype(), x.raw_data(), m.lines, m.length, m.leading);
+}
+
+void multiply_sm90(const TiledMatmulArgs& args) {
   const Matrix a = matrix_of(args.a);
   const Matrix b = matrix_of(args.b);
-  if (!cuda::device_has_wgmma() || !fits(args.a, a) || !fits(args.b, b) || !fits(args.y, matrix_of(args.y))) {
-    return false;
-  }
   on_dtype(Types<Half, BFloat16>{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
     on_lines(a, b, [&]<Lines kA, Lines kB>() {
       on_plan(args.y.size(0), args.y.size(1), [&]<class P>() { launch<T, P, kA, kB>(args, a, b); });
     });
   });
-  return true;
 }
 
 }  // namespace mica::kernels::tiles
