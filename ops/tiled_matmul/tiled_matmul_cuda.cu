@@ -241,11 +241,11 @@ void multiply_mma(const TiledMatmulArgs& args) {
 
 // Without tensor cores: the same in its plainest form.
 
-constexpr int kSmallTile = 64;
-constexpr int kSmallPiece = 16;
-constexpr int kEach = 4;  // rows and columns of a thread, each 16 apart
-constexpr int kSide = kSmallTile / kEach;
-constexpr int kSmallThreads = kSide * kSide;
+constexpr int kPlainTile = 128;
+constexpr int kPlainPiece = 16;
+constexpr int kEach = 8;  // rows and columns of a thread, each 16 apart
+constexpr int kSide = kPlainTile / kEach;
+constexpr int kPlainThreads = kSide * kSide;
 
 template <class T>
 struct Strided {
@@ -258,28 +258,28 @@ struct Strided {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kSmallThreads)
+__global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
-  __shared__ T a_piece[kSmallPiece][kSmallTile + 1];  // one more: columns in different banks
-  __shared__ T b_piece[kSmallPiece][kSmallTile + 1];
+  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // one more: columns in different banks
+  __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
   const TileOrder::Place place = product.order.place(blockIdx.x);
-  const std::int64_t row = std::int64_t{place.row} * kSmallTile;
-  const std::int64_t column = std::int64_t{place.column} * kSmallTile;
+  const std::int64_t row = std::int64_t{place.row} * kPlainTile;
+  const std::int64_t column = std::int64_t{place.column} * kPlainTile;
   const int i = threadIdx.x / kSide;
   const int j = threadIdx.x % kSide;
   T sums[kEach][kEach] = {};
-  for (std::int64_t k = 0; k < product.depth; k += kSmallPiece) {
-    for (int at = threadIdx.x; at < kSmallTile * kSmallPiece; at += kSmallThreads) {
-      const int a_row = at / kSmallPiece, a_k = at % kSmallPiece;
-      const int b_k = at / kSmallTile, b_column = at % kSmallTile;
+  for (std::int64_t k = 0; k < product.depth; k += kPlainPiece) {
+    for (int at = threadIdx.x; at < kPlainTile * kPlainPiece; at += kPlainThreads) {
+      const int a_row = at / kPlainPiece, a_k = at % kPlainPiece;
+      const int b_k = at / kPlainTile, b_column = at % kPlainTile;
       const bool a_inside = row + a_row < product.rows && k + a_k < product.depth;
       const bool b_inside = column + b_column < product.columns && k + b_k < product.depth;
       a_piece[a_k][a_row] = a_inside ? a.at(row + a_row, k + a_k) : T{0};
       b_piece[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
     }
     __syncthreads();
-#pragma unroll
-    for (int depth = 0; depth < kSmallPiece; ++depth) {
+#pragma unroll 2  // more would take more registers than two blocks can have
+    for (int depth = 0; depth < kPlainPiece; ++depth) {
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
 #pragma unroll
@@ -303,8 +303,8 @@ __global__ void __launch_bounds__(kSmallThreads)
 
 template <class T>
 void multiply_fma(const TiledMatmulArgs& args) {
-  const Product product = product_of(args, kSmallTile, kSmallTile);
-  cuda::Launch(product.order.size(), kSmallThreads)
+  const Product product = product_of(args, kPlainTile, kPlainTile);
+  cuda::Launch(product.order.size(), kPlainThreads)
       .run(tiled_matmul_fma_kernel<T>, "tiled_matmul_fma_kernel", Strided<T>(args.a), Strided<T>(args.b),
            args.y.data<T>(), product, static_cast<T>(args.slope));
 }
