@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class T, class P, Lines kA, Lines kB>
-void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int group_rows = kGroupRows) {
+void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b) {
   constexpr DType dtype = dtype_of<T>;
   const auto map = [](const Tensor& x, const Matrix& lines, int box_lines) {
     return cuda::swizzled_tensor_map({.dtype = dtype,
@@ -265,7 +265,7 @@ void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b, int g
   const std::int64_t n = args.y.size(1);
   const Sizes sizes{.order = {.rows = parts_of(m, P::kCluster * kTileRows),
                               .columns = parts_of(n, P::kColumns),
-                              .group = group_rows / (P::kCluster * kTileRows)},
+                              .group = kGroupRows / (P::kCluster * kTileRows)},
                     .pieces = parts_of(args.a.size(1), kDepth),
                     .columns = static_cast<int>(n),
                     .slope = static_cast<float>(args.slope)};
