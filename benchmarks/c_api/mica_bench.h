@@ -112,6 +112,11 @@ int mica_linear_backward(const void* dy, const void* x, const void* weight, cons
                          void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
                          int dtype, void* stream);
 
+/* c (M, N) = a x b by mica's own kernels, leaky_relu of it if `activation` is not 0. a is (M, K), its rows lda elements
+ * apart, or, if `transpose_a` is not 0, the transpose of such a matrix (K, M); b is (K, N) likewise. */
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream);
+
 #ifdef __cplusplus
 }
 #endif
