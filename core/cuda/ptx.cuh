@@ -54,13 +54,6 @@ __device__ void copy_async(void* shared, const void* global, bool present = true
   copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);
 }
 
-/// Starts reading `bytes`, a multiple of 16, from an address that is one into the L2 cache. One thread is enough.
-__device__ inline void prefetch_to_l2(const void* global, std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#endif
-}
-
 /// Makes one group of the copies that this thread has started since the last group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -192,6 +185,11 @@ __device__ inline std::uint32_t address_in_block(const void* p, int rank) {
 __device__ inline float load_from_block(const float* p, int rank) {
   float value = 0;
   MICA_PTX_90("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address_in_block(p, rank)) : "memory");
+  return value;
+}
+__device__ inline int load_from_block(const int* p, int rank) {
+  int value = 0;
+  MICA_PTX_90("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address_in_block(p, rank)) : "memory");
   return value;
 }
 __device__ inline double load_from_block(const double* p, int rank) {

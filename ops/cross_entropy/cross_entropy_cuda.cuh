@@ -27,7 +27,7 @@ constexpr S kLog2E = S(1.4426950408889634);
 template <class T>
 constexpr bool kNarrow = sizeof(T) == 2;  // the chip's approximations are good enough
 // With a cap, one in so many powers is worked out by arithmetic.
-constexpr int kPolynomialEach = 2;
+constexpr int kPolynomialEach = 3;
 
 template <class T, class S>
 __device__ S exp2_of(S x) {

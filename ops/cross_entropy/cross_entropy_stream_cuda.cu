@@ -73,7 +73,7 @@ struct Share {
 /// What all blocks that share a row have found, in every thread. `turn` changes from row to row: a place is written
 /// again only after all have met for the row between.
 template <bool kCluster, class Found>
-__device__ Found joined_blocks(const Found& mine, int blocks, int& turn) {
+__device__ Found joined_blocks(const Found& mine, int blocks, int turn) {
   const Found block = joined<true>(mine);
   if constexpr (!kCluster) {
     return block;
@@ -93,7 +93,6 @@ __device__ Found joined_blocks(const Found& mine, int blocks, int& turn) {
       found.mass = cuda::load_from_block(&places[turn].mass, from);
       found.distance = cuda::load_from_block(&places[turn].distance, from);
     }
-    turn ^= 1;
     return found.joined(blocks);
   }
 }
@@ -106,10 +105,11 @@ class Streamer {
   using FoundInRow = Found<T, kTarget, kCap>;
 
  public:
-  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, unsigned char* memory)
+  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, unsigned char* memory)
       : p_(p),
         plan_(plan),
         logits_(logits),
+        queue_(queue),
         threads_(static_cast<int>(blockDim.x)),
         place_(cuda::shared_address(memory) + 16 * threadIdx.x),
         blocks_(kCluster ? plan.cluster : 1),
@@ -118,48 +118,93 @@ class Streamer {
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
-    const std::int64_t step = gridDim.x / blocks_;
-    const std::int64_t first = blockIdx.x / blocks_;
-    fetch(share_of_row(first), first);
-    for (std::int64_t row = first; row < p_.rows; row += step) {
-      const Label<T, kTarget> label(p_, row);
+    std::int64_t row = blockIdx.x / blocks_;
+    fetch(share_of_row(row));
+    Label<T, kTarget> label(p_, row);
+    while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
-      if (label.ignored) {  // so for all who share the row
+      const int taken = leads() ? take_row() : 0;  // early, as it takes a while
+      if (label.ignored) {                         // so for all who share the row
+        pass_on(taken);
+        meet();
+        const std::int64_t next = passed_on();
+        label = label_of(next);
         cuda::wait_copies<0>();
-        write(share, row + step, [](int, std::uint32_t) { return Packs{}; });
+        write(share, next, [](int, std::uint32_t) { return Packs{}; });
         for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
         if (leads()) {
           losses[row] = 0;
         }
-        continue;
+        row = next;
+      } else {
+        // Read before threads meet: after that, any of them may write over it.
+        const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
+        const FoundInRow mine = found_by_thread(row, share);
+        pass_on(taken);
+        const FoundInRow found = joined_blocks<kCluster>(mine, blocks_, turn_);
+        const std::int64_t next = passed_on();
+        const Label<T, kTarget> next_label = label_of(next);
+        const Outcome<T, kTarget> outcome(p_, label, found, label_y);
+        if (leads()) {
+          losses[row] = outcome.loss;
+        }
+        const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
+        const std::int64_t first = share.span.first(share.begin);
+        const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
+        write(share, next, [&](int i, std::uint32_t place) {
+          return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(place), gradient);
+        });
+        for_edges(share, [&](std::int64_t i) {
+          T* const x = logits_ + row * p_.classes + i;
+          *x = gradient_of_one(p_, row, i, label.index, *x, gradient);
+        });
+        row = next;
+        label = next_label;
       }
-      // Read before threads meet: after that, any of them may write over it.
-      const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
-      const FoundInRow found = joined_blocks<kCluster>(found_by_thread(row, share), blocks_, turn_);
-      const Outcome<T, kTarget> outcome(p_, label, found, label_y);
-      if (leads()) {
-        losses[row] = outcome.loss;
-      }
-      const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
-      const std::int64_t first = share.span.first(share.begin);
-      const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
-      write(share, row + step, [&](int i, std::uint32_t place) {
-        return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(place), gradient);
-      });
-      for_edges(share, [&](std::int64_t i) {
-        T* const x = logits_ + row * p_.classes + i;
-        *x = gradient_of_one(p_, row, i, label.index, *x, gradient);
-      });
+      turn_ ^= 1;
     }
     if (kCluster) {  // nobody reads from a block that has ended
-      __syncwarp();
-      cuda::arrive_in_cluster();
-      cuda::wait_for_cluster();
+      meet();
     }
   }
 
  private:
   __device__ bool leads() const { return rank_ == 0 && threadIdx.x == 0; }
+
+  // Rows are taken from a queue: some are ignored and cost little, so equal numbers of them would not be equal work.
+  // Which block has a row changes nothing in it.
+  __device__ int take_row() const { return static_cast<int>(gridDim.x / blocks_) + atomicAdd(queue_, 1); }
+  __device__ void pass_on(int row) const {
+    if (leads()) {
+      next_rows()[turn_] = row;
+    }
+  }
+  /// After all who share the row have met.
+  __device__ std::int64_t passed_on() const {
+    if constexpr (kCluster) {
+      return cuda::load_from_block(next_rows() + turn_, 0);
+    } else {
+      return next_rows()[turn_];
+    }
+  }
+  /// Two places, used in turn: one is written again only after all have met for the row between.
+  __device__ static int* next_rows() {
+    __shared__ int places[2];
+    return places;
+  }
+  __device__ Label<T, kTarget> label_of(std::int64_t row) const {
+    return Label<T, kTarget>(p_, row < p_.rows ? row : 0);
+  }
+
+  __device__ void meet() const {
+    if constexpr (kCluster) {
+      __syncwarp();
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    } else {
+      __syncthreads();
+    }
+  }
 
   __device__ Share<T> share_of_row(std::int64_t row) const {
     return Share<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
@@ -202,14 +247,13 @@ class Streamer {
     }
   }
 
-  /// Starts reading a row, if there is one: kParts groups of copies in any case.
-  __device__ void fetch(const Share<T>& share, std::int64_t row) {
-    const int count = row < p_.rows ? share.count : 0;
+  /// Starts reading a row, in kParts groups of copies.
+  __device__ void fetch(const Share<T>& share) {
     int i = threadIdx.x;
     std::uint32_t place = place_;
     for (int part = 0; part < kParts; ++part) {
       for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
-        if (i < count) {
+        if (i < share.count) {
           cuda::copy_async<16>(place, share.at(i));
         }
       }
@@ -271,6 +315,7 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
+  int* queue_;  // how many rows have been taken, beyond the first of all blocks
   int threads_;
   std::uint32_t place_;  // of the thread's first pack in shared memory; the next is 16 · threads_ bytes further
   int blocks_;
@@ -281,9 +326,9 @@ class Streamer {
 /// Blocks on a multiprocessor: what a thread may use of its registers.
 template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(kMostThreads, 2)
-    cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, Accumulate<T>* losses) {
+    cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
   extern __shared__ __align__(16) unsigned char memory[];
-  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, losses);
+  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, queue, memory).run(incoming, losses);
 }
 
 // On the host.
@@ -318,10 +363,12 @@ void stream(const CrossEntropyInPlace& args, const Plan& plan) {
   const Problem<T> problem(args.terms);
   const auto groups =
       static_cast<unsigned>(std::min<std::int64_t>(problem.rows, resident_groups(kernel, plan)) * plan.cluster);
+  const Tensor queue = empty({1}, int32, args.losses.device());
+  cuda::check(cudaMemsetAsync(queue.raw_data(), 0, queue.bytes(), cuda::current_stream()), "cudaMemsetAsync");
   cuda::Launch(groups, plan.threads, plan.bytes())
       .cluster(plan.cluster)
       .run(kernel, "cross_entropy_stream", problem, plan, Incoming<T>(args.dloss, args.denominator),
-           args.terms.logits.data<T>(), args.losses.data<Accumulate<T>>());
+           args.terms.logits.data<T>(), queue.data<std::int32_t>(), args.losses.data<Accumulate<T>>());
 }
 
 /// Rows of any kind, in two passes through memory.
