@@ -97,6 +97,11 @@ __device__ inline void arrive(std::uint64_t* barrier) {
       : "memory");
 }
 
+/// Arrives as soon as the copies that this thread has started are done.
+__device__ inline void arrive_after_copies(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 /// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -163,6 +168,15 @@ __device__ inline float load_from_block(const float* p, int rank) {
 __device__ inline double load_from_block(const double* p, int rank) {
   double value = 0;
   MICA_PTX_90("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(address_in_block(p, rank)) : "memory");
+  return value;
+}
+
+__device__ inline float4 load_from_block(const float4* p, int rank) {
+  float4 value = {};
+  MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+              : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+              : "r"(address_in_block(p, rank))
+              : "memory");
   return value;
 }
 

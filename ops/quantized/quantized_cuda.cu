@@ -313,6 +313,9 @@ Tensor as_matrix(const Tensor& x, std::int64_t rows, std::int64_t columns) {
 }  // namespace
 
 void quantized_matmul_forward(Cuda device, const QuantizedMatmulForward& args) {
+  if (multiply_on_tensor_cores(args)) {
+    return;
+  }
   if (args.x.size(0) <= kFewRows && args.x.dtype() != float64) {
     multiply_few_rows(args);
     return;

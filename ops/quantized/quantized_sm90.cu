@@ -1,0 +1,827 @@
+// Products of 16-bit rows with a quantized weight on the tensor cores of compute capability 9.0. The weight is the
+// first factor: yᵀ = wᵀ · xᵀ, so that its integers become 16-bit fragments in registers, and x, the second one, lies in
+// shared memory. README.md has the picture of the fragments and of how x is put in order for them.
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+#include <mica/core/creation.h>
+#include <mica/core/cuda/device.h>
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/tensor_copy.cuh>
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/quantized/quantized_cuda.cuh>
+
+namespace mica::kernels::quantized_cuda {
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kGroupThreads = 128;  // a warpgroup
+constexpr int kConsumers = 2;       // warpgroups of a block that multiply; one more copies
+constexpr int kConsumerThreads = kConsumers * kGroupThreads;
+constexpr int kThreads = kConsumerThreads + kGroupThreads;
+
+constexpr int kStrip = 128;  // columns of a block
+constexpr int kUnit = 32;    // rows of the weight that lie in one group; a thread has 8 of them in a column
+constexpr int kTile = 64;    // rows of the weight between two waits: what a line of 128 bytes holds of x
+constexpr int kUnits = kTile / kUnit;
+constexpr int kLine = 128;                // bytes of a row of x in a tile
+constexpr int kFactorBytes = kStrip * 4;  // of the scales, or the zeros, of a strip
+constexpr int kPitch = kStrip + 4;        // floats between rows of sums in shared memory: no bank conflicts
+constexpr int kBlocksAtOnce = 132;        // times kBlocks. A constant, so that sums do not depend on the chip.
+constexpr int kMostSplits = 8;            // the largest portable cluster
+
+// How a block of kRows rows of x works.
+template <int kBits, int kRows>
+struct Plan {
+  /// Few rows: the integers are multiplied, exactly, and the sums of a group scaled. Many: each weight is scaled and
+  /// rounded, because scaling the sums would take longer.
+  static constexpr bool kScalesSums = kRows <= 16;
+  static constexpr int kHalves = kScalesSums ? 2 : 1;  // pieces of 64 columns of a warpgroup
+  static constexpr int kParts = kHalves;               // whole strips: the warpgroups take turns along K
+  static constexpr int kColumnsEach = 2 * kHalves;     // neighboring columns of a thread
+  static constexpr int kBlocks = kRows <= 64 ? 2 : 1;  // of a multiprocessor
+  // A block is launched with registers for all of its threads alike. Those that copy give most of theirs away.
+  static constexpr int kConsumerRegisters = kBlocks == 2 ? 96 : 224;
+  static constexpr int kCopyRegisters = kBlocks == 2 ? 48 : 56;
+
+  static constexpr int kWordRows = kTile * kBits / 32;                    // of a tile
+  static constexpr int kWordPitch = kStrip * 4 + (kBits == 8 ? 16 : 32);  // bytes; no bank conflicts
+
+  // A stage in shared memory: kParts tiles of each.
+  static constexpr int kXBytes = kParts * kRows * kLine;
+  static constexpr int kXSumBytes = kScalesSums ? kParts * kUnits * kRows * 4 : 0;
+  static constexpr int kWordBytes = kParts * kWordRows * kWordPitch;
+  static constexpr int kStageBytes =
+      (kXBytes + kXSumBytes + kWordBytes + kParts * kUnits * 2 * kFactorBytes + 1023) / 1024 * 1024;
+  static constexpr int kSumBytes = kParts * kRows * kPitch * 4;
+  static constexpr int kRoom = (kBlocks == 2 ? 112 : 224) * 1024;
+  static constexpr int kStages = kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8;
+  static constexpr int kBytes =
+      1024 + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);  // 1024: to align the rest
+  static_assert(kStages >= 2 && kBytes <= 227 * 1024);
+};
+
+struct Product {
+  const std::uint32_t* words;
+  Values scale;
+  Values zero;
+  bool one_zero;
+  bool adds;
+  int columns;
+  int rows;            // of the weight
+  int group_shift;     // a group is 1 << group_shift rows
+  const std::byte* x;  // as order_x_kernel leaves it
+  const float* x_sums;
+  int m;
+  int tiles;  // of kTile rows of the weight
+  void* y;
+  const float* row_factors;
+  const float* column_factors;
+};
+
+template <class T>
+__device__ float2 to_floats(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  } else {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
+  }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Integers. A thread has 8 neighbors along K of a column, an octet: a word of 4 bits, two of 8 bits, or a part of one.
+// The pair c of an octet is its members c and c + 4, as two 16-bit floats in a register.
+
+template <int kBits>
+constexpr int kWordsEach = kBits == 8 ? 2 : 1;
+
+__device__ std::uint32_t bytes_of(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+
+/// An octet so that the lowest bits of its members c and c + 4 lie 16 bits apart; `place` is that of the octet among
+/// the 4 of a unit.
+template <int kBits>
+__device__ std::uint32_t spread(std::uint32_t word, int place) {
+  if constexpr (kBits == 2) {
+    const std::uint32_t first = place % 2 * 2;
+    return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
+  } else if constexpr (kBits == 1) {
+    return bytes_of(word, 0, 0x4440 | place) * 0x1001;
+  } else {
+    return word;
+  }
+}
+
+template <class T>
+__device__ std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("sub.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+}
+
+/// Two integers as T, exactly and without a conversion: their bits are the last ones of the fraction of 2^7 (bfloat16)
+/// or 2^10 (float16), which is then subtracted.
+template <class T, int kBits>
+__device__ std::uint32_t pair_at(const std::uint32_t (&octet)[kWordsEach<kBits>], int c) {
+  constexpr bool kHalf = std::is_same_v<T, Half>;
+  constexpr std::uint32_t kPower = kHalf ? 0x64006400 : 0x43004300;
+  if constexpr (kBits == 8 && !kHalf) {  // 8 bits are one more than the fraction has, but not than a float's
+    const float low = __uint_as_float(bytes_of(octet[0], 0x4B000000, 0x7440 | c)) - 0x1p23f;
+    const float high = __uint_as_float(bytes_of(octet[1], 0x4B000000, 0x7440 | c)) - 0x1p23f;
+    return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
+  } else if constexpr (kBits == 8) {
+    return subtract<T>((bytes_of(octet[0], octet[1], 0x0400 | c << 8 | c) & 0x00ff00ff) | kPower, kPower);
+  } else {
+    constexpr std::uint32_t kMask = ((1u << kBits) - 1) * 0x00010001;
+    return subtract<T>((octet[0] >> (c * kBits) & kMask) | kPower, kPower);
+  }
+}
+
+template <class T>
+__device__ std::uint32_t to_pair(float low, float high) {
+  std::uint32_t result;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  }
+  return result;
+}
+
+template <int kSize>
+__device__ void load_words(const void* from, std::uint32_t (&to)[kSize]) {
+  if constexpr (kSize == 4) {
+    const uint4 four = *static_cast<const uint4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  } else {
+    const uint2 two = *static_cast<const uint2*>(from);
+    to[0] = two.x;
+    to[1] = two.y;
+  }
+}
+
+// Fragments of a unit: of each 64 columns, for each 16 rows of the weight. A thread's columns are neighbors, and
+// fragment i has the pairs of column 2 half + i % 2.
+template <int kHalves>
+struct Fragments {
+  std::uint32_t at[kHalves][2][4];
+
+  __device__ void pin() {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      cuda::pin(at[i / 2][i % 2]);
+    }
+  }
+};
+
+/// The integers of a unit; `rows` is where its tile's words begin, at the first column of the thread.
+template <class T, int kBits, int kHalves>
+__device__ Fragments<kHalves> integers(const std::byte* rows, int pitch, int unit, int place) {
+  constexpr int kColumnsEach = 2 * kHalves;
+  std::uint32_t words[kWordsEach<kBits>][kColumnsEach];
+#pragma unroll
+  for (int i = 0; i < kWordsEach<kBits>; ++i) {
+    const int row = unit * kBits + (place * kBits + 4 * i) / 4;
+    load_words(rows + row * pitch, words[i]);
+  }
+  Fragments<kHalves> result;
+#pragma unroll
+  for (int c = 0; c < kColumnsEach; ++c) {
+    std::uint32_t octet[kWordsEach<kBits>];
+#pragma unroll
+    for (int i = 0; i < kWordsEach<kBits>; ++i) {
+      octet[i] = spread<kBits>(words[i][c], place);
+    }
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      result.at[c / 2][pair / 2][c % 2 + pair % 2 * 2] = pair_at<T, kBits>(octet, pair);
+    }
+  }
+  return result;
+}
+
+// What makes weights of the integers of a thread's columns: q · scale + offset.
+template <int kColumnsEach>
+struct Factors {
+  float scale[kColumnsEach];
+  float offset[kColumnsEach];
+
+  /// Makes all weights 0 otherwise.
+  __device__ void keep_if(bool keep) {
+#pragma unroll
+    for (int c = 0; c < kColumnsEach; ++c) {
+      scale[c] = keep ? scale[c] : 0;
+      offset[c] = keep ? offset[c] : 0;
+    }
+  }
+};
+
+template <int kSize>
+__device__ void load_values(const std::byte* from, DType dtype, int column, float (&to)[kSize]) {
+  if (dtype == DType::float32) {
+    std::uint32_t bits[kSize];
+    load_words(from + column * 4, bits);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      to[i] = __uint_as_float(bits[i]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kSize; i += 2) {
+    const std::uint32_t pair = *reinterpret_cast<const std::uint32_t*>(from + (column + i) * 2);
+    const float2 two = dtype == DType::float16 ? to_floats<Half>(pair) : to_floats<BFloat16>(pair);
+    to[i] = two.x;
+    to[i + 1] = two.y;
+  }
+}
+
+/// `from` has the scales and then the zeros of a strip.
+template <int kColumnsEach>
+__device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, const std::byte* from, int column) {
+  Factors<kColumnsEach> result;
+  float zero[kColumnsEach];
+#pragma unroll
+  for (int c = 0; c < kColumnsEach; ++c) {
+    result.scale[c] = 1;
+    zero[c] = one_zero;
+  }
+  if (a.scale.data != nullptr) {
+    load_values(from, a.scale.dtype, column, result.scale);
+  }
+  if (a.zero.data != nullptr && !a.one_zero) {
+    load_values(from + kFactorBytes, a.zero.dtype, column, zero);
+  }
+#pragma unroll
+  for (int c = 0; c < kColumnsEach; ++c) {
+    result.offset[c] = a.adds ? zero[c] : -zero[c] * result.scale[c];
+  }
+  return result;
+}
+
+template <class T, int kHalves>
+__device__ void scale(Fragments<kHalves>& fragments, const Factors<2 * kHalves>& factors) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      std::uint32_t& pair = fragments.at[half][i / 4][i % 4];
+      const int c = 2 * half + i % 2;
+      const float2 two = to_floats<T>(pair);
+      pair = to_pair<T>(fmaf(two.x, factors.scale[c], factors.offset[c]),
+                        fmaf(two.y, factors.scale[c], factors.offset[c]));
+    }
+  }
+}
+
+// What a block works on, and where it lies in shared memory.
+template <int kBits, int kRows>
+struct Block {
+  using P = Plan<kBits, kRows>;
+  std::byte* memory;
+  std::uint64_t* full;   // a stage has arrived
+  std::uint64_t* empty;  // it has been used
+  int column;            // the first of the strip
+  int row;               // the first of x
+  int first;             // tile
+  int tiles;
+
+  __device__ int stages() const { return (tiles + P::kParts - 1) / P::kParts; }
+  __device__ std::byte* x(int stage) const { return memory + stage % P::kStages * P::kStageBytes; }
+  __device__ std::byte* x_sums(int stage) const { return x(stage) + P::kXBytes; }
+  __device__ std::byte* words(int stage) const { return x_sums(stage) + P::kXSumBytes; }
+  __device__ std::byte* factors(int stage) const { return words(stage) + P::kWordBytes; }
+};
+
+// The warpgroup that copies. Words and factors come in pieces of 16 bytes, whose addresses the threads compute: rows
+// are too short for the copy engine, which takes longer to be asked than to copy one.
+
+constexpr int kPiece = 16;
+
+/// The weight's part of a stage; zeros past the matrix. All threads arrive.
+template <int kBits, int kRows>
+__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int stage) {
+  using P = Plan<kBits, kRows>;
+  constexpr int kPieces = kStrip * 4 / kPiece;  // of a row of words, or of float32
+  const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
+  const int columns = a.columns - b.column;
+  const int tile = b.first + stage * P::kParts;
+  const int piece = thread % kPieces;
+
+  const int words = (a.rows - tile * kTile) * kBits / 32;  // rows of words from here on
+  const auto* from =
+      a.words + (std::int64_t{tile} * P::kWordRows + thread / kPieces) * a.columns + b.column + piece * 4;
+  std::byte* const to = b.words(stage) + piece * kPiece;
+#pragma unroll
+  for (int first = 0; first < P::kParts * P::kWordRows; first += kGroupThreads / kPieces) {
+    const int row = first + thread / kPieces;
+    if (row < P::kParts * P::kWordRows) {
+      cuda::copy_async<kPiece>(to + row * P::kWordPitch, from, row < words && piece * 4 < columns);
+    }
+    from += std::int64_t{kGroupThreads / kPieces} * a.columns;
+  }
+
+  // Scales and zeros: a row of each tile, or of each unit where that is a group.
+#pragma unroll
+  for (int first = 0; first < P::kParts * kUnits * 2; first += kGroupThreads / kPieces) {
+    const int row = first + thread / kPieces;
+    const int unit = row / 2;
+    const Values& values = row % 2 == 0 ? a.scale : a.zero;
+    const int size = values.dtype == DType::float32 ? 4 : 2;
+    const int k = tile * kTile + unit * kUnit;
+    if (values.data != nullptr && !(row % 2 == 1 && a.one_zero) && (unit % kUnits == 0 || a.group_shift == 5) &&
+        k < a.rows && piece * kPiece < min(columns, kStrip) * size) {
+      const std::int64_t at = std::int64_t{k >> a.group_shift} * a.columns + b.column;
+      cuda::copy_async<kPiece>(b.factors(stage) + row * kFactorBytes + piece * kPiece,
+                               static_cast<const std::byte*>(values.data) + at * size + piece * kPiece);
+    }
+  }
+  cuda::arrive_after_copies(&b.full[stage % P::kStages]);
+}
+
+/// Its part of x. One thread arrives.
+template <int kBits, int kRows>
+__device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int stage) {
+  using P = Plan<kBits, kRows>;
+  if (threadIdx.x == kConsumerThreads) {
+    std::uint64_t* const barrier = &b.full[stage % P::kStages];
+    const int tile = stage * P::kParts;
+    const int rows = min(P::kParts, b.tiles - tile) * kRows;
+    const std::int64_t from = std::int64_t{b.row} * a.tiles + std::int64_t{b.first + tile} * kRows;
+    cuda::load_bytes(b.x(stage), a.x + from * kLine, rows * kLine, barrier);
+    int sum_bytes = 0;
+    if constexpr (P::kScalesSums) {
+      sum_bytes = rows * kUnits * 4;
+      cuda::load_bytes(b.x_sums(stage), a.x_sums + from * kUnits, sum_bytes, barrier);
+    }
+    cuda::arrive_expecting(barrier, rows * kLine + sum_bytes);
+  }
+}
+
+template <int kBits, int kRows>
+__device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
+  using P = Plan<kBits, kRows>;
+  const int stages = b.stages();
+  const int ahead = min(stages, P::kStages);
+  for (int i = 0; i < ahead; ++i) {
+    copy_weight(a, b, i);
+  }
+  cuda::wait_for_previous_kernel();  // which puts x in order
+  for (int i = 0; i < ahead; ++i) {
+    copy_x(a, b, i);
+  }
+  for (int i = ahead; i < stages; ++i) {
+    cuda::wait(&b.empty[i % P::kStages], (i / P::kStages - 1) & 1);
+    copy_weight(a, b, i);
+    copy_x(a, b, i);
+  }
+}
+
+// The warps that multiply.
+
+template <int kHalves, int kRows>
+using Sums = float[kHalves][kRows / 2];
+
+/// Lets the copying warp have a stage.
+template <int kBits, int kRows>
+__device__ void release(const Block<kBits, kRows>& b, int stage) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) {
+    cuda::arrive(&b.empty[stage % Plan<kBits, kRows>::kStages]);
+  }
+}
+
+// A thread's place among those that multiply.
+template <int kBits, int kRows>
+struct Place {
+  using P = Plan<kBits, kRows>;
+  int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  int in_group = static_cast<int>(threadIdx.x) % kGroupThreads;
+  int octet = in_group % 4;
+  int part = P::kParts == 1 ? 0 : group;
+  int column = (P::kParts == 1 ? group * (kStrip / kConsumers) : 0) + in_group / 4 * P::kColumnsEach;
+};
+
+// What it reads of a stage.
+struct Tile {
+  const std::byte* words;    // at the thread's columns
+  const std::byte* factors;  // of the strip
+  std::uint64_t x;           // descriptor
+  const float* x_sums;       // (units, rows), from the thread's first row of x on
+  int units;                 // within K; of those past it, x is 0
+};
+
+template <int kBits, int kRows>
+__device__ Tile tile_of(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at, int stage) {
+  using P = Plan<kBits, kRows>;
+  return {.words = b.words(stage) + at.part * P::kWordRows * P::kWordPitch + at.column * 4,
+          .factors = b.factors(stage) + at.part * kUnits * 2 * kFactorBytes,
+          .x = cuda::depth_lines(b.x(stage) + at.part * kRows * kLine),
+          .x_sums = reinterpret_cast<const float*>(b.x_sums(stage)) + at.part * kUnits * kRows + 2 * at.octet,
+          .units = a.rows / kUnit - (b.first + stage * P::kParts + at.part) * kUnits};
+}
+
+constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
+
+/// sums += the products of kCount units of one group: those of the integers, scaled, and those of the offset, which
+/// meets the sums of x.
+template <class T, int kBits, int kRows, int kCount>
+__device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const Tile& tile, int first, float one_zero,
+                          Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+  using P = Plan<kBits, kRows>;
+  Fragments<P::kHalves> fragments[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    fragments[i] = integers<T, kBits, P::kHalves>(tile.words, P::kWordPitch, first + i, at.octet);
+    fragments[i].pin();
+  }
+  Sums<P::kHalves, kRows> group_sums = {};
+  cuda::begin_products();
+#pragma unroll
+  for (int i = 0; i < 2 * kCount; ++i) {
+#pragma unroll
+    for (int half = 0; half < P::kHalves; ++half) {
+      cuda::multiply_add<T, kRows, cuda::Lines::depth>(group_sums[half], fragments[i / 2].at[half][i % 2],
+                                                       tile.x + (2 * first + i) * kNextStep, i > 0);
+    }
+  }
+  cuda::commit_products();
+  const auto own = load_factors<P::kColumnsEach>(a, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
+  cuda::wait_products<0>();
+#pragma unroll
+  for (int half = 0; half < P::kHalves; ++half) {
+    cuda::pin(group_sums[half]);
+  }
+#pragma unroll
+  for (int j = 0; j < kRows / 2; j += 4) {
+    float2 x_sum = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float2 of_unit = *reinterpret_cast<const float2*>(tile.x_sums + (first + i) * kRows + 2 * j);
+      x_sum = make_float2(x_sum.x + of_unit.x, x_sum.y + of_unit.y);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * P::kHalves; ++i) {
+      const int c = i / 2;
+      float& sum = sums[i / 4][j + i % 4];
+      sum = fmaf(own.scale[c], group_sums[i / 4][j + i % 4], sum);
+      sum = fmaf(own.offset[c], i % 2 == 0 ? x_sum.x : x_sum.y, sum);
+    }
+  }
+}
+
+/// The products of a few rows: scales sums.
+template <class T, int kBits, int kRows>
+__device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b, float one_zero,
+                                  Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+  using P = Plan<kBits, kRows>;
+  const Place<kBits, kRows> at;
+  const int stages = b.stages();
+#pragma unroll 1
+  for (int i = 0; i < stages; ++i) {
+    cuda::wait(&b.full[i % P::kStages], i / P::kStages & 1);
+    if (i * P::kParts + at.part < b.tiles) {
+      const Tile tile = tile_of(a, b, at, i);
+      if (a.group_shift == 5) {
+#pragma unroll 1
+        for (int unit = 0; unit < min(kUnits, tile.units); ++unit) {
+          add_group<T, kBits, kRows, 1>(a, at, tile, unit, one_zero, sums);
+        }
+      } else {
+        add_group<T, kBits, kRows, kUnits>(a, at, tile, 0, one_zero, sums);
+      }
+    }
+    release(b, i);
+  }
+}
+
+/// The products of many rows: scales weights. While those of one unit run, the next one's weights are made.
+template <class T, int kBits, int kRows>
+__device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, float one_zero,
+                                 Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+  using P = Plan<kBits, kRows>;
+  static_assert(P::kParts == 1);
+  const Place<kBits, kRows> at;
+  const int stages = b.stages();
+#pragma unroll 1
+  for (int i = 0; i < stages; ++i) {
+    cuda::wait(&b.full[i % P::kStages], i / P::kStages & 1);
+    const Tile tile = tile_of(a, b, at, i);
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      Fragments<P::kHalves> fragments = integers<T, kBits, P::kHalves>(tile.words, P::kWordPitch, unit, at.octet);
+      const int group = a.group_shift == 5 ? unit : 0;
+      auto own = load_factors<P::kColumnsEach>(a, one_zero, tile.factors + group * 2 * kFactorBytes, at.column);
+      own.keep_if(unit < tile.units);
+      scale<T>(fragments, own);
+      fragments.pin();
+      cuda::begin_products();
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int half = 0; half < P::kHalves; ++half) {
+          cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[half], fragments.at[half][step],
+                                                           tile.x + (2 * unit + step) * kNextStep);
+        }
+      }
+      cuda::commit_products();
+      cuda::wait_products<1>();  // the unit before
+      if (unit == 0 && i > 0) {
+        release(b, i - 1);
+      }
+    }
+  }
+  cuda::wait_products<0>();
+#pragma unroll
+  for (int half = 0; half < P::kHalves; ++half) {
+    cuda::pin(sums[half]);
+  }
+}
+
+/// A thread's sums to shared memory: (parts, kRows, kPitch).
+template <int kBits, int kRows>
+__device__ void write_sums(const Sums<Plan<kBits, kRows>::kHalves, kRows>& sums, float* to) {
+  using P = Plan<kBits, kRows>;
+  const Place<kBits, kRows> place;
+  to += (place.part * kRows + 2 * place.octet) * kPitch + place.column;
+#pragma unroll
+  for (int j = 0; j < kRows / 2; j += 4) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float* const at = to + (j * 2 + e) * kPitch;
+      if constexpr (P::kHalves == 2) {
+        *reinterpret_cast<float4*>(at) =
+            make_float4(sums[0][j + e], sums[0][j + 2 + e], sums[1][j + e], sums[1][j + 2 + e]);
+      } else {
+        *reinterpret_cast<float2*>(at) = make_float2(sums[0][j + e], sums[0][j + 2 + e]);
+      }
+    }
+  }
+}
+
+template <class T>
+__device__ void store_row(const Product& a, int row, int column, float4 sum) {
+  float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    values[c] *= a.column_factors != nullptr ? a.column_factors[column + c] : 1.0f;
+    values[c] *= a.row_factors != nullptr ? a.row_factors[row] : 1.0f;
+  }
+  *reinterpret_cast<uint2*>(static_cast<T*>(a.y) + std::int64_t{row} * a.columns + column) =
+      make_uint2(to_pair<T>(values[0], values[1]), to_pair<T>(values[2], values[3]));
+}
+
+/// The block's share of the elements of its strip and rows: adds up what the cluster's blocks have, in order.
+template <class T, int kBits, int kRows>
+__device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const float* sums, int blocks, int rank) {
+  using P = Plan<kBits, kRows>;
+  constexpr int kQuads = kStrip / 4;
+  const int rows = min(kRows, a.m - b.row);
+  for (int i = rank * kConsumerThreads + static_cast<int>(threadIdx.x); i < rows * kQuads;
+       i += blocks * kConsumerThreads) {
+    const int column = i % kQuads * 4;
+    const float* const from = sums + i / kQuads * kPitch + column;
+    if (b.column + column < a.columns) {
+      float4 sum = {};
+      for (int other = 0; other < blocks; ++other) {
+#pragma unroll
+        for (int part = 0; part < P::kParts; ++part) {
+          const float4 four =
+              cuda::load_from_block(reinterpret_cast<const float4*>(from + part * kRows * kPitch), other);
+          sum = make_float4(sum.x + four.x, sum.y + four.y, sum.z + four.z, sum.w + four.w);
+        }
+      }
+      store_row<T>(a, b.row + i / kQuads, b.column + column, sum);
+    }
+  }
+}
+
+#endif
+
+/// Block (split, strip, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. The blocks
+/// of the same strip and rows are a cluster, each of which adds up the sums of all for its share of the elements.
+template <class T, int kBits, int kRows>
+__global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
+    tensor_cores_kernel([[maybe_unused]] const __grid_constant__ Product a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using P = Plan<kBits, kRows>;
+  extern __shared__ std::byte raw[];
+  __shared__ std::uint64_t barriers[2][P::kStages];
+  const int splits = static_cast<int>(gridDim.x);
+  const int split = static_cast<int>(blockIdx.x);
+  const int first = static_cast<int>(std::int64_t{a.tiles} * split / splits);
+  const Block<kBits, kRows> b{.memory = raw + (1024 - cuda::shared_address(raw) % 1024) % 1024,
+                              .full = barriers[0],
+                              .empty = barriers[1],
+                              .column = static_cast<int>(blockIdx.y) * kStrip,
+                              .row = static_cast<int>(blockIdx.z) * kRows,
+                              .first = first,
+                              .tiles = static_cast<int>(std::int64_t{a.tiles} * (split + 1) / splits) - first};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < P::kStages; ++i) {
+      cuda::init_barrier(&b.full[i], kGroupThreads + 1);
+      cuda::init_barrier(&b.empty[i], kConsumerThreads / kWarp);
+    }
+    cuda::publish_barriers();
+  }
+  __syncthreads();
+
+  float* const sums_of_all = reinterpret_cast<float*>(b.memory);
+  if (threadIdx.x >= kConsumerThreads) {
+    cuda::keep_registers<P::kCopyRegisters>();
+    copy_all(a, b);
+    __syncthreads();
+    __syncwarp();
+    cuda::arrive_in_cluster();
+    cuda::wait_for_cluster();
+    cuda::arrive_in_cluster();
+    cuda::wait_for_cluster();
+  } else {
+    cuda::claim_registers<P::kConsumerRegisters>();
+    const float one_zero = a.one_zero ? a.zero.template at<float>(0) : 0.0f;
+    Sums<P::kHalves, kRows> sums = {};
+    if constexpr (P::kScalesSums) {
+      multiply_integers<T>(a, b, one_zero, sums);
+    } else {
+      multiply_weights<T>(a, b, one_zero, sums);
+    }
+    __syncthreads();  // all stages have been used
+    write_sums<kBits, kRows>(sums, sums_of_all);
+    __syncwarp();
+    cuda::arrive_in_cluster();
+    cuda::wait_for_cluster();
+    add_sums<T, kBits, kRows>(a, b, sums_of_all, splits, split);
+    __syncwarp();
+    cuda::arrive_in_cluster();  // nobody reads this block's memory any more
+    cuda::wait_for_cluster();
+  }
+#endif
+}
+
+/// x in the order of the fragments: tiles of `rows` rows and kTile columns, with the 128-byte swizzle. Of the kUnit
+/// columns of a unit, an 8 × 4 matrix, the transpose is stored; zeros past the last unit. A thread takes a row of a
+/// unit.
+template <class T>
+__global__ void __launch_bounds__(kSimpleThreads)
+    order_x_kernel(const T* x, int m, int units, int tiles, int rows, std::byte* out, float* sums) {
+  cuda::allow_dependents();
+  const int i = static_cast<int>(blockIdx.x) * kSimpleThreads + static_cast<int>(threadIdx.x);
+  const int row = i / (tiles * kUnits);
+  const int unit = i % (tiles * kUnits);
+  if (row >= m) {
+    return;
+  }
+  std::uint32_t pairs[kUnit / 2];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const auto* const from = reinterpret_cast<const uint4*>(x + (std::int64_t{row} * units + unit) * kUnit);
+    const uint4 eight = unit < units ? from[j] : uint4{};
+    pairs[4 * j] = eight.x;
+    pairs[4 * j + 1] = eight.y;
+    pairs[4 * j + 2] = eight.z;
+    pairs[4 * j + 3] = eight.w;
+  }
+  const int line = row % rows;
+  if (sums != nullptr) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kUnit / 2; ++j) {
+      const float2 two = to_floats<T>(pairs[j]);
+      sum += two.x + two.y;
+    }
+    sums[(std::int64_t{row} / rows * tiles * kUnits + unit) * rows + line] = sum;
+  }
+  std::byte* const to = out + ((std::int64_t{row} / rows * tiles + unit / kUnits) * rows + line) * kLine;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    std::uint32_t four[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // members c and c + 4 of octet j
+      four[j] = __byte_perm(pairs[4 * j + c / 2], pairs[4 * j + 2 + c / 2], c % 2 == 0 ? 0x5410 : 0x7632);
+    }
+    const int chunk = unit % kUnits * 4 + c;
+    *reinterpret_cast<uint4*>(to + (chunk ^ line % 8) * 16) = make_uint4(four[0], four[1], four[2], four[3]);
+  }
+}
+
+// On the host.
+
+// As many parts of K as finish first, if a part has a cost of its own beside its tiles. M has a say where there is more
+// than one block of rows.
+int splits_for(std::int64_t blocks, int at_once, int tiles) {
+  constexpr int kOwnCost = 6;
+  int best = 1;
+  std::int64_t least = INT64_MAX;
+  for (int splits = 1; splits <= std::min(kMostSplits, tiles); ++splits) {
+    const std::int64_t waves = (blocks * splits + at_once - 1) / at_once;
+    const std::int64_t cost = waves * ((tiles + splits - 1) / splits + kOwnCost);
+    if (cost < least) {
+      least = cost;
+      best = splits;
+    }
+  }
+  return best;
+}
+
+template <class T, int kBits, int kRows>
+void launch(const QuantizedMatmulForward& args, Product a) {
+  using P = Plan<kBits, kRows>;
+  const int units = a.rows / kUnit;
+  const int blocks = (a.m + kRows - 1) / kRows;
+  const Tensor ordered = empty({std::int64_t{blocks} * kRows * a.tiles * kTile}, args.x.dtype(), args.x.device());
+  const Tensor sums =
+      P::kScalesSums ? empty({std::int64_t{blocks} * kRows * a.tiles * kUnits}, float32, args.x.device()) : Tensor{};
+  a.x = ordered.raw_data();
+  a.x_sums = P::kScalesSums ? sums.data<float>() : nullptr;
+  cuda::Launch(dim3(blocks_for(std::int64_t{a.m} * a.tiles * kUnits)), dim3(kSimpleThreads))
+      .run(order_x_kernel<T>, "order_x_kernel", args.x.data<T>(), a.m, units, a.tiles, kRows, ordered.raw_data(),
+           const_cast<float*>(a.x_sums));
+
+  const auto kernel = tensor_cores_kernel<T, kBits, kRows>;
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes),
+              "cudaFuncSetAttribute");
+  const int strips = (a.columns + kStrip - 1) / kStrip;
+  const int splits = splits_for(std::int64_t{strips} * blocks, kBlocksAtOnce * P::kBlocks, a.tiles);
+  cuda::Launch(dim3(splits, strips, blocks), dim3(kThreads), P::kBytes)
+      .cluster(dim3(splits))
+      .dependent()
+      .run(kernel, "tensor_cores_kernel", a);
+}
+
+template <class T, int kBits>
+void launch_for_rows(const QuantizedMatmulForward& args, const Product& a) {
+  if (a.m <= 8) {
+    launch<T, kBits, 8>(args, a);
+  } else if (a.m <= 16) {
+    launch<T, kBits, 16>(args, a);
+  } else if (a.m <= 32) {
+    launch<T, kBits, 32>(args, a);
+  } else if (a.m <= 64) {
+    launch<T, kBits, 64>(args, a);
+  } else if (a.m <= 128) {
+    launch<T, kBits, 128>(args, a);
+  } else {
+    launch<T, kBits, 256>(args, a);
+  }
+}
+
+bool aligned(const Tensor& x) {
+  return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
+}
+
+// Of a type that the kernel reads.
+Tensor narrow(const Tensor& x) { return x.defined() && x.dtype() == float64 ? converted(x, float32) : x; }
+
+}  // namespace
+
+bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
+  constexpr std::int64_t kMostRows = 1 << 16;
+  const QuantizedWeight& weight = args.weight;
+  const DType dtype = args.x.dtype();
+  const std::int64_t m = args.x.size(0);
+  if ((dtype != float16 && dtype != bfloat16) || !cuda::device_has_wgmma() || weight.rows % kUnit != 0 ||
+      weight.columns() % 8 != 0 || m > kMostRows || weight.rows >= 1 << 24 || weight.columns() >= 1 << 22 ||
+      m * weight.rows >= std::int64_t{1} << 35 || !aligned(args.x) || !aligned(args.y) || !aligned(weight.packed) ||
+      !aligned(weight.scale) || !aligned(weight.zero)) {
+    return false;
+  }
+  const Tensor scale = narrow(weight.scale);
+  const Tensor zero = narrow(weight.zero);
+  int group_shift = 31;
+  for (const int shift : {5, 6, 7}) {
+    group_shift = weight.group_size == 1 << shift ? shift : group_shift;
+  }
+  const Product a{.words = reinterpret_cast<const std::uint32_t*>(weight.packed.data<std::int32_t>()),
+                  .scale = Values(scale),
+                  .zero = Values(zero),
+                  .one_zero = zero.defined() && zero.dim() == 0,
+                  .adds = weight.mode == QuantizationMode::fused_multiply_add,
+                  .columns = static_cast<int>(weight.columns()),
+                  .rows = static_cast<int>(weight.rows),
+                  .group_shift = group_shift,
+                  .x = nullptr,
+                  .x_sums = nullptr,
+                  .m = static_cast<int>(m),
+                  .tiles = static_cast<int>((weight.rows + kTile - 1) / kTile),
+                  .y = args.y.raw_data(),
+                  .row_factors = Numbers<float>(args.rows).data,
+                  .column_factors = Numbers<float>(args.columns).data};
+  on_dtype(Types<Half, BFloat16>{}, dtype, "quantized_matmul", [&]<class T>() {
+    quantized::on_bits(weight.bits, [&]<int kBits>() { launch_for_rows<T, kBits>(args, a); });
+  });
+  return true;
+}
+
+}  // namespace mica::kernels::quantized_cuda
