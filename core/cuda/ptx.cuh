@@ -121,7 +121,39 @@ __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
 #undef MICA_PTX_WAIT
 }
 
+/// Like __syncthreads() for so many threads, whole warps, that use barrier `number`, 1 to 15.
+__device__ inline void meet(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Matrices of 8 by 8 16-bit elements, four at once, as the tensor cores' registers hold them: row l / 4 of matrix i,
+// its elements 2 (l % 4), in the low half, and the next, are in pairs[i] of lane l. Lane l gives the address, aligned
+// to 16 bytes, of row l % 8 of matrix l / 8.
+
+__device__ inline void load_matrices(std::uint32_t (&pairs)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// The same of the matrices' transposes.
+__device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
 // Counters in global memory through which blocks meet.
+
+/// Adds to *p, and gives what it was. Whoever adds later, or reads the sum with load_acquire, sees what this thread
+/// wrote before; this thread sees what those wrote who were before it.
+__device__ inline int exchange_add(int* p, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+  return before;
+}
 
 /// Adds to *p; whoever then reads the sum with load_acquire also sees what this thread wrote before.
 __device__ inline void release_add(int* p, int value) {
@@ -171,13 +203,10 @@ __device__ inline double load_from_block(const double* p, int rank) {
   return value;
 }
 
-__device__ inline float4 load_from_block(const float4* p, int rank) {
-  float4 value = {};
-  MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-              : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-              : "r"(address_in_block(p, rank))
-              : "memory");
-  return value;
+/// Arrives at the same barrier of block `rank`, to say that something was read. What this thread wrote is not made
+/// known there: that would cost a fence of all memory.
+__device__ inline void arrive_in_block(std::uint64_t* barrier, int rank) {
+  MICA_PTX_90("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
 
 /// Makes barriers that were just initialized known to the other blocks.
@@ -195,6 +224,13 @@ __device__ inline void send(float* p, int rank, float value, std::uint64_t* barr
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in_block(p, rank)),
       "r"(__float_as_uint(value)), "r"(address_in_block(barrier, rank))
       : "memory");
+}
+
+/// load_matrices() the other way.
+__device__ inline void store_matrices(void* row, const std::uint32_t (&pairs)[4]) {
+  MICA_PTX_90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+              "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+              : "memory");
 }
 
 #undef MICA_PTX_90

@@ -28,6 +28,7 @@ constexpr int kUnit = 32;    // rows of the weight that lie in one group; a thre
 constexpr int kTile = 64;    // rows of the weight between two waits: what a line of 128 bytes holds of x
 constexpr int kUnits = kTile / kUnit;
 constexpr int kLine = 128;                // bytes of a row of x in a tile
+constexpr int kAlignment = 1024;          // of tiles of x
 constexpr int kFactorBytes = kStrip * 4;  // of the scales, or the zeros, of a strip
 constexpr int kPitch = kStrip + 4;        // floats between rows of sums in shared memory: no bank conflicts
 constexpr int kBlocksAtOnce = 132;        // times kBlocks. A constant, so that sums do not depend on the chip.
@@ -55,12 +56,13 @@ struct Plan {
   static constexpr int kXSumBytes = kScalesSums ? kParts * kUnits * kRows * 4 : 0;
   static constexpr int kWordBytes = kParts * kWordRows * kWordPitch;
   static constexpr int kStageBytes =
-      (kXBytes + kXSumBytes + kWordBytes + kParts * kUnits * 2 * kFactorBytes + 1023) / 1024 * 1024;
+      (kXBytes + kXSumBytes + kWordBytes + kParts * kUnits * 2 * kFactorBytes + kAlignment - 1) / kAlignment *
+      kAlignment;
   static constexpr int kSumBytes = kParts * kRows * kPitch * 4;
   static constexpr int kRoom = (kBlocks == 2 ? 112 : 224) * 1024;
   static constexpr int kStages = kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8;
-  static constexpr int kBytes =
-      1024 + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);  // 1024: to align the rest
+  static constexpr int kMemory = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
+  static constexpr int kBytes = kMemory + 2 * kStages * 8;  // and barriers
   static_assert(kStages >= 2 && kBytes <= 227 * 1024);
 };
 
@@ -117,32 +119,30 @@ __device__ std::uint32_t spread(std::uint32_t word, int place) {
   }
 }
 
-template <class T>
-__device__ std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t result;
-  if constexpr (std::is_same_v<T, Half>) {
-    asm("sub.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  } else {
-    asm("sub.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  }
-  return result;
-}
+// What is added to the integers of pairs.
+template <class T, int kBits>
+constexpr float kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << kBits;
 
-/// Two integers as T, exactly and without a conversion: their bits are the last ones of the fraction of 2^7 (bfloat16)
-/// or 2^10 (float16), which is then subtracted.
+/// Two integers plus kAdded as T, exactly and without a conversion: their bits are the first ones of the fraction of
+/// 2^kBits. The fraction of bfloat16 is too short for 8 bits, which take the way through that of float32.
 template <class T, int kBits>
 __device__ std::uint32_t pair_at(const std::uint32_t (&octet)[kWordsEach<kBits>], int c) {
-  constexpr bool kHalf = std::is_same_v<T, Half>;
-  constexpr std::uint32_t kPower = kHalf ? 0x64006400 : 0x43004300;
-  if constexpr (kBits == 8 && !kHalf) {  // 8 bits are one more than the fraction has, but not than a float's
+  if constexpr (kAdded<T, kBits> == 0) {
     const float low = __uint_as_float(bytes_of(octet[0], 0x4B000000, 0x7440 | c)) - 0x1p23f;
     const float high = __uint_as_float(bytes_of(octet[1], 0x4B000000, 0x7440 | c)) - 0x1p23f;
     return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
-  } else if constexpr (kBits == 8) {
-    return subtract<T>((bytes_of(octet[0], octet[1], 0x0400 | c << 8 | c) & 0x00ff00ff) | kPower, kPower);
   } else {
-    constexpr std::uint32_t kMask = ((1u << kBits) - 1) * 0x00010001;
-    return subtract<T>((octet[0] >> (c * kBits) & kMask) | kPower, kPower);
+    constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;
+    constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;
+    constexpr std::uint32_t kBoth = 0x00010001;
+    constexpr std::uint32_t kMask = (((1u << kBits) - 1) << (kFraction - kBits)) * kBoth;
+    constexpr std::uint32_t kPower = (static_cast<std::uint32_t>(kBias + kBits) << kFraction) * kBoth;
+    const std::uint32_t both = kBits == 8 ? bytes_of(octet[0], octet[1], 0x0400 | c << 8 | c) : octet[0];
+    const int shift = (kBits == 8 ? 0 : c * kBits) - (kFraction - kBits);
+    const std::uint32_t moved = shift < 0 ? both << -shift : both >> shift;
+    std::uint32_t result;  // (moved & kMask) | kPower, in one instruction
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(moved), "n"(kMask), "r"(kPower));
+    return result;
   }
 }
 
@@ -212,7 +212,7 @@ __device__ Fragments<kHalves> integers(const std::byte* rows, int pitch, int uni
   return result;
 }
 
-// What makes weights of the integers of a thread's columns: q · scale + offset.
+// What makes weights of the pairs of a thread's columns: q · scale + offset, where q has kAdded in it.
 template <int kColumnsEach>
 struct Factors {
   float scale[kColumnsEach];
@@ -250,7 +250,8 @@ __device__ void load_values(const std::byte* from, DType dtype, int column, floa
 
 /// `from` has the scales and then the zeros of a strip.
 template <int kColumnsEach>
-__device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, const std::byte* from, int column) {
+__device__ Factors<kColumnsEach> load_factors(const Product& a, float added, float one_zero, const std::byte* from,
+                                              int column) {
   Factors<kColumnsEach> result;
   float zero[kColumnsEach];
 #pragma unroll
@@ -266,7 +267,7 @@ __device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, 
   }
 #pragma unroll
   for (int c = 0; c < kColumnsEach; ++c) {
-    result.offset[c] = a.adds ? zero[c] : -zero[c] * result.scale[c];
+    result.offset[c] = a.adds ? fmaf(-added, result.scale[c], zero[c]) : -(added + zero[c]) * result.scale[c];
   }
   return result;
 }
@@ -286,6 +287,18 @@ __device__ void scale(Fragments<kHalves>& fragments, const Factors<2 * kHalves>&
   }
 }
 
+// The stages of shared memory, one after the other.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned turn = 0;  // parity of the times that it has been around
+
+  __device__ void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    turn ^= stage == 0 ? 1 : 0;
+  }
+};
+
 // What a block works on, and where it lies in shared memory.
 template <int kBits, int kRows>
 struct Block {
@@ -298,8 +311,8 @@ struct Block {
   int first;             // tile
   int tiles;
 
-  __device__ int stages() const { return (tiles + P::kParts - 1) / P::kParts; }
-  __device__ std::byte* x(int stage) const { return memory + stage % P::kStages * P::kStageBytes; }
+  __device__ int steps() const { return (tiles + P::kParts - 1) / P::kParts; }  // each of a stage
+  __device__ std::byte* x(int stage) const { return memory + stage * P::kStageBytes; }
   __device__ std::byte* x_sums(int stage) const { return x(stage) + P::kXBytes; }
   __device__ std::byte* words(int stage) const { return x_sums(stage) + P::kXSumBytes; }
   __device__ std::byte* factors(int stage) const { return words(stage) + P::kWordBytes; }
@@ -312,12 +325,12 @@ constexpr int kPiece = 16;
 
 /// The weight's part of a stage; zeros past the matrix. All threads arrive.
 template <int kBits, int kRows>
-__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int stage) {
+__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
   using P = Plan<kBits, kRows>;
   constexpr int kPieces = kStrip * 4 / kPiece;  // of a row of words, or of float32
   const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
   const int columns = a.columns - b.column;
-  const int tile = b.first + stage * P::kParts;
+  const int tile = b.first + step * P::kParts;
   const int piece = thread % kPieces;
 
   const int words = (a.rows - tile * kTile) * kBits / 32;  // rows of words from here on
@@ -348,16 +361,16 @@ __device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int 
                                static_cast<const std::byte*>(values.data) + at * size + piece * kPiece);
     }
   }
-  cuda::arrive_after_copies(&b.full[stage % P::kStages]);
+  cuda::arrive_after_copies(&b.full[stage]);
 }
 
 /// Its part of x. One thread arrives.
 template <int kBits, int kRows>
-__device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int stage) {
+__device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
   using P = Plan<kBits, kRows>;
   if (threadIdx.x == kConsumerThreads) {
-    std::uint64_t* const barrier = &b.full[stage % P::kStages];
-    const int tile = stage * P::kParts;
+    std::uint64_t* const barrier = &b.full[stage];
+    const int tile = step * P::kParts;
     const int rows = min(P::kParts, b.tiles - tile) * kRows;
     const std::int64_t from = std::int64_t{b.row} * a.tiles + std::int64_t{b.first + tile} * kRows;
     cuda::load_bytes(b.x(stage), a.x + from * kLine, rows * kLine, barrier);
@@ -373,19 +386,21 @@ __device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int stage
 template <int kBits, int kRows>
 __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
-  const int stages = b.stages();
-  const int ahead = min(stages, P::kStages);
+  const int steps = b.steps();
+  const int ahead = min(steps, P::kStages);
   for (int i = 0; i < ahead; ++i) {
-    copy_weight(a, b, i);
+    copy_weight(a, b, i, i);
   }
   cuda::wait_for_previous_kernel();  // which puts x in order
   for (int i = 0; i < ahead; ++i) {
-    copy_x(a, b, i);
+    copy_x(a, b, i, i);
   }
-  for (int i = ahead; i < stages; ++i) {
-    cuda::wait(&b.empty[i % P::kStages], (i / P::kStages - 1) & 1);
-    copy_weight(a, b, i);
-    copy_x(a, b, i);
+  Ring<P::kStages> ring;
+  for (int i = ahead; i < steps; ++i) {
+    cuda::wait(&b.empty[ring.stage], ring.turn);
+    copy_weight(a, b, i, ring.stage);
+    copy_x(a, b, i, ring.stage);
+    ring.advance();
   }
 }
 
@@ -399,7 +414,7 @@ template <int kBits, int kRows>
 __device__ void release(const Block<kBits, kRows>& b, int stage) {
   __syncwarp();
   if (threadIdx.x % kWarp == 0) {
-    cuda::arrive(&b.empty[stage % Plan<kBits, kRows>::kStages]);
+    cuda::arrive(&b.empty[stage]);
   }
 }
 
@@ -424,13 +439,14 @@ struct Tile {
 };
 
 template <int kBits, int kRows>
-__device__ Tile tile_of(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at, int stage) {
+__device__ Tile tile_of(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at, int step,
+                        int stage) {
   using P = Plan<kBits, kRows>;
   return {.words = b.words(stage) + at.part * P::kWordRows * P::kWordPitch + at.column * 4,
           .factors = b.factors(stage) + at.part * kUnits * 2 * kFactorBytes,
           .x = cuda::depth_lines(b.x(stage) + at.part * kRows * kLine),
           .x_sums = reinterpret_cast<const float*>(b.x_sums(stage)) + at.part * kUnits * kRows + 2 * at.octet,
-          .units = a.rows / kUnit - (b.first + stage * P::kParts + at.part) * kUnits};
+          .units = a.rows / kUnit - (b.first + step * P::kParts + at.part) * kUnits};
 }
 
 constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
@@ -458,7 +474,8 @@ __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const
     }
   }
   cuda::commit_products();
-  const auto own = load_factors<P::kColumnsEach>(a, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
+  const auto own =
+      load_factors<P::kColumnsEach>(a, kAdded<T, kBits>, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
   cuda::wait_products<0>();
 #pragma unroll
   for (int half = 0; half < P::kHalves; ++half) {
@@ -488,12 +505,13 @@ __device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b
                                   Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   const Place<kBits, kRows> at;
-  const int stages = b.stages();
+  const int steps = b.steps();
+  Ring<P::kStages> ring;
 #pragma unroll 1
-  for (int i = 0; i < stages; ++i) {
-    cuda::wait(&b.full[i % P::kStages], i / P::kStages & 1);
+  for (int i = 0; i < steps; ++i) {
+    cuda::wait(&b.full[ring.stage], ring.turn);
     if (i * P::kParts + at.part < b.tiles) {
-      const Tile tile = tile_of(a, b, at, i);
+      const Tile tile = tile_of(a, b, at, i, ring.stage);
       if (a.group_shift == 5) {
 #pragma unroll 1
         for (int unit = 0; unit < min(kUnits, tile.units); ++unit) {
@@ -503,7 +521,8 @@ __device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b
         add_group<T, kBits, kRows, kUnits>(a, at, tile, 0, one_zero, sums);
       }
     }
-    release(b, i);
+    release(b, ring.stage);
+    ring.advance();
   }
 }
 
@@ -514,16 +533,18 @@ __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b,
   using P = Plan<kBits, kRows>;
   static_assert(P::kParts == 1);
   const Place<kBits, kRows> at;
-  const int stages = b.stages();
+  const int steps = b.steps();
+  Ring<P::kStages> ring;
 #pragma unroll 1
-  for (int i = 0; i < stages; ++i) {
-    cuda::wait(&b.full[i % P::kStages], i / P::kStages & 1);
-    const Tile tile = tile_of(a, b, at, i);
+  for (int i = 0; i < steps; ++i) {
+    cuda::wait(&b.full[ring.stage], ring.turn);
+    const Tile tile = tile_of(a, b, at, i, ring.stage);
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       Fragments<P::kHalves> fragments = integers<T, kBits, P::kHalves>(tile.words, P::kWordPitch, unit, at.octet);
       const int group = a.group_shift == 5 ? unit : 0;
-      auto own = load_factors<P::kColumnsEach>(a, one_zero, tile.factors + group * 2 * kFactorBytes, at.column);
+      auto own = load_factors<P::kColumnsEach>(a, kAdded<T, kBits>, one_zero, tile.factors + group * 2 * kFactorBytes,
+                                               at.column);
       own.keep_if(unit < tile.units);
       scale<T>(fragments, own);
       fragments.pin();
@@ -539,9 +560,10 @@ __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b,
       cuda::commit_products();
       cuda::wait_products<1>();  // the unit before
       if (unit == 0 && i > 0) {
-        release(b, i - 1);
+        release(b, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
       }
     }
+    ring.advance();
   }
   cuda::wait_products<0>();
 #pragma unroll
@@ -617,14 +639,14 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
     tensor_cores_kernel([[maybe_unused]] const __grid_constant__ Product a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using P = Plan<kBits, kRows>;
-  extern __shared__ std::byte raw[];
-  __shared__ std::uint64_t barriers[2][P::kStages];
+  extern __shared__ __align__(kAlignment) std::byte memory[];
+  auto* const barriers = reinterpret_cast<std::uint64_t*>(memory + P::kMemory);
   const int splits = static_cast<int>(gridDim.x);
   const int split = static_cast<int>(blockIdx.x);
   const int first = static_cast<int>(std::int64_t{a.tiles} * split / splits);
-  const Block<kBits, kRows> b{.memory = raw + (1024 - cuda::shared_address(raw) % 1024) % 1024,
-                              .full = barriers[0],
-                              .empty = barriers[1],
+  const Block<kBits, kRows> b{.memory = memory,
+                              .full = barriers,
+                              .empty = barriers + P::kStages,
                               .column = static_cast<int>(blockIdx.y) * kStrip,
                               .row = static_cast<int>(blockIdx.z) * kRows,
                               .first = first,
