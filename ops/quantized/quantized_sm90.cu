@@ -32,7 +32,7 @@ constexpr int kAlignment = 1024;          // of tiles of x
 constexpr int kFactorBytes = kStrip * 4;  // of the scales, or the zeros, of a strip
 constexpr int kPitch = kStrip + 4;        // floats between rows of sums in shared memory: no bank conflicts
 constexpr int kBlocksAtOnce = 132;        // times kBlocks. A constant, so that sums do not depend on the chip.
-constexpr int kMostSplits = 8;            // the largest portable cluster
+constexpr int kMostSplits = 16;
 
 // How a block of kRows rows of x works.
 template <int kBits, int kRows>
@@ -62,7 +62,7 @@ struct Plan {
   static constexpr int kRoom = (kBlocks == 2 ? 112 : 224) * 1024;
   static constexpr int kStages = kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8;
   static constexpr int kMemory = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
-  static constexpr int kBytes = kMemory + 2 * kStages * 8;  // and barriers
+  static constexpr int kBytes = kMemory + (2 * kStages + 1) * 8;  // and barriers, and a flag
   static_assert(kStages >= 2 && kBytes <= 227 * 1024);
 };
 
@@ -82,6 +82,8 @@ struct Product {
   void* y;
   const float* row_factors;
   const float* column_factors;
+  float* partials;  // (splits, m, columns)
+  int* done;        // blocks of each strip and rows that have written theirs
 };
 
 template <class T>
@@ -165,10 +167,12 @@ __device__ void load_words(const void* from, std::uint32_t (&to)[kSize]) {
     to[1] = four.y;
     to[2] = four.z;
     to[3] = four.w;
-  } else {
+  } else if constexpr (kSize == 2) {
     const uint2 two = *static_cast<const uint2*>(from);
     to[0] = two.x;
     to[1] = two.y;
+  } else {
+    to[0] = *static_cast<const std::uint32_t*>(from);
   }
 }
 
@@ -228,30 +232,31 @@ struct Factors {
   }
 };
 
-template <int kSize>
-__device__ void load_values(const std::byte* from, DType dtype, int column, float (&to)[kSize]) {
-  if (dtype == DType::float32) {
+/// Values of float32, if `wide`, or T.
+template <class T, int kSize>
+__device__ void load_values(const std::byte* from, bool wide, int column, float (&to)[kSize]) {
+  if (wide) {
     std::uint32_t bits[kSize];
     load_words(from + column * 4, bits);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       to[i] = __uint_as_float(bits[i]);
     }
-    return;
-  }
+  } else {
+    std::uint32_t pairs[kSize / 2];
+    load_words(from + column * 2, pairs);
 #pragma unroll
-  for (int i = 0; i < kSize; i += 2) {
-    const std::uint32_t pair = *reinterpret_cast<const std::uint32_t*>(from + (column + i) * 2);
-    const float2 two = dtype == DType::float16 ? to_floats<Half>(pair) : to_floats<BFloat16>(pair);
-    to[i] = two.x;
-    to[i + 1] = two.y;
+    for (int i = 0; i < kSize / 2; ++i) {
+      const float2 two = to_floats<T>(pairs[i]);
+      to[2 * i] = two.x;
+      to[2 * i + 1] = two.y;
+    }
   }
 }
 
 /// `from` has the scales and then the zeros of a strip.
-template <int kColumnsEach>
-__device__ Factors<kColumnsEach> load_factors(const Product& a, float added, float one_zero, const std::byte* from,
-                                              int column) {
+template <class T, int kBits, int kColumnsEach>
+__device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, const std::byte* from, int column) {
   Factors<kColumnsEach> result;
   float zero[kColumnsEach];
 #pragma unroll
@@ -260,14 +265,21 @@ __device__ Factors<kColumnsEach> load_factors(const Product& a, float added, flo
     zero[c] = one_zero;
   }
   if (a.scale.data != nullptr) {
-    load_values(from, a.scale.dtype, column, result.scale);
+    load_values<T>(from, a.scale.dtype == DType::float32, column, result.scale);
   }
   if (a.zero.data != nullptr && !a.one_zero) {
-    load_values(from + kFactorBytes, a.zero.dtype, column, zero);
+    load_values<T>(from + kFactorBytes, a.zero.dtype == DType::float32, column, zero);
   }
+  if (a.adds) {
 #pragma unroll
-  for (int c = 0; c < kColumnsEach; ++c) {
-    result.offset[c] = a.adds ? fmaf(-added, result.scale[c], zero[c]) : -(added + zero[c]) * result.scale[c];
+    for (int c = 0; c < kColumnsEach; ++c) {
+      result.offset[c] = fmaf(-kAdded<T, kBits>, result.scale[c], zero[c]);
+    }
+  } else {
+#pragma unroll
+    for (int c = 0; c < kColumnsEach; ++c) {
+      result.offset[c] = (-kAdded<T, kBits> - zero[c]) * result.scale[c];
+    }
   }
   return result;
 }
@@ -321,48 +333,70 @@ struct Block {
 // The warpgroup that copies. Words and factors come in pieces of 16 bytes, whose addresses the threads compute: rows
 // are too short for the copy engine, which takes longer to be asked than to copy one.
 
-constexpr int kPiece = 16;
-
-/// The weight's part of a stage; zeros past the matrix. All threads arrive.
 template <int kBits, int kRows>
-__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
-  using P = Plan<kBits, kRows>;
-  constexpr int kPieces = kStrip * 4 / kPiece;  // of a row of words, or of float32
-  const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
-  const int columns = a.columns - b.column;
-  const int tile = b.first + step * P::kParts;
-  const int piece = thread % kPieces;
-
-  const int words = (a.rows - tile * kTile) * kBits / 32;  // rows of words from here on
-  const auto* from =
-      a.words + (std::int64_t{tile} * P::kWordRows + thread / kPieces) * a.columns + b.column + piece * 4;
-  std::byte* const to = b.words(stage) + piece * kPiece;
-#pragma unroll
-  for (int first = 0; first < P::kParts * P::kWordRows; first += kGroupThreads / kPieces) {
-    const int row = first + thread / kPieces;
-    if (row < P::kParts * P::kWordRows) {
-      cuda::copy_async<kPiece>(to + row * P::kWordPitch, from, row < words && piece * 4 < columns);
-    }
-    from += std::int64_t{kGroupThreads / kPieces} * a.columns;
-  }
-
-  // Scales and zeros: a row of each tile, or of each unit where that is a group.
-#pragma unroll
-  for (int first = 0; first < P::kParts * kUnits * 2; first += kGroupThreads / kPieces) {
-    const int row = first + thread / kPieces;
-    const int unit = row / 2;
-    const Values& values = row % 2 == 0 ? a.scale : a.zero;
+class WeightCopies {
+ public:
+  __device__ WeightCopies(const Product& a, const Block<kBits, kRows>& b)
+      : a_(a),
+        b_(b),
+        words_(a.words + (std::int64_t{b.first} * P::kWordRows + line()) * a.columns + b.column + piece() * 4),
+        word_rows_((a.rows - b.first * kTile) * kBits / 32 - line()),
+        k_((b.first + line() / 2) * kTile) {
+    const Values& values = line() % 2 == 0 ? a.scale : a.zero;
     const int size = values.dtype == DType::float32 ? 4 : 2;
-    const int k = tile * kTile + unit * kUnit;
-    if (values.data != nullptr && !(row % 2 == 1 && a.one_zero) && (unit % kUnits == 0 || a.group_shift == 5) &&
-        k < a.rows && piece * kPiece < min(columns, kStrip) * size) {
-      const std::int64_t at = std::int64_t{k >> a.group_shift} * a.columns + b.column;
-      cuda::copy_async<kPiece>(b.factors(stage) + row * kFactorBytes + piece * kPiece,
-                               static_cast<const std::byte*>(values.data) + at * size + piece * kPiece);
+    const bool mine = line() / 2 < P::kParts && values.data != nullptr && !(line() % 2 == 1 && a.one_zero);
+    if (mine && piece() * kPiece < min(a.columns - b.column, kStrip) * size) {
+      factors_ = static_cast<const std::byte*>(values.data) + std::int64_t{b.column} * size + piece() * kPiece;
     }
+    factor_pitch_ = a.columns * size;
   }
-  cuda::arrive_after_copies(&b.full[stage]);
-}
+
+  /// The weight's part of the next stage; zeros past the matrix. All threads arrive.
+  __device__ void copy(int stage) {
+    std::byte* const to = b_.words(stage) + line() * P::kWordPitch + piece() * kPiece;
+#pragma unroll
+    for (int i = 0; i < P::kParts * P::kWordRows; i += kLines) {
+      if (i + kLines <= P::kParts * P::kWordRows || line() < P::kParts * P::kWordRows) {
+        cuda::copy_async<kPiece>(to + i * P::kWordPitch, words_ + std::int64_t{i} * a_.columns,
+                                 i < word_rows_ && b_.column + piece() * 4 < a_.columns);
+      }
+    }
+    words_ += std::int64_t{P::kParts * P::kWordRows} * a_.columns;
+    word_rows_ -= P::kParts * P::kWordRows;
+
+    // A line is the scales or the zeros of a tile, or of each unit where that is a group.
+    if (factors_ != nullptr) {
+      std::byte* const at =
+          b_.factors(stage) + (line() / 2 * kUnits * 2 + line() % 2) * kFactorBytes + piece() * kPiece;
+      for (int unit = 0; unit < (a_.group_shift == 5 ? kUnits : 1); ++unit) {
+        const int k = k_ + unit * kUnit;
+        if (k < a_.rows) {
+          cuda::copy_async<kPiece>(at + unit * 2 * kFactorBytes,
+                                   factors_ + std::int64_t{k >> a_.group_shift} * factor_pitch_);
+        }
+      }
+    }
+    k_ += P::kParts * kTile;
+    cuda::arrive_after_copies(&b_.full[stage]);
+  }
+
+ private:
+  using P = Plan<kBits, kRows>;
+  static constexpr int kPiece = 16;
+  static constexpr int kPieces = kStrip * 4 / kPiece;  // of a row of words, or of float32
+  static constexpr int kLines = kGroupThreads / kPieces;
+
+  __device__ static int piece() { return static_cast<int>(threadIdx.x) % kPieces; }
+  __device__ static int line() { return (static_cast<int>(threadIdx.x) - kConsumerThreads) / kPieces; }
+
+  const Product& a_;
+  const Block<kBits, kRows>& b_;
+  const std::uint32_t* words_;
+  int word_rows_;  // from words_ on
+  const std::byte* factors_ = nullptr;
+  int factor_pitch_;
+  int k_;  // where the tile of its line begins
+};
 
 /// Its part of x. One thread arrives.
 template <int kBits, int kRows>
@@ -388,8 +422,9 @@ __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
   const int steps = b.steps();
   const int ahead = min(steps, P::kStages);
+  WeightCopies<kBits, kRows> weight(a, b);
   for (int i = 0; i < ahead; ++i) {
-    copy_weight(a, b, i, i);
+    weight.copy(i);
   }
   cuda::wait_for_previous_kernel();  // which puts x in order
   for (int i = 0; i < ahead; ++i) {
@@ -398,7 +433,7 @@ __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
   Ring<P::kStages> ring;
   for (int i = ahead; i < steps; ++i) {
     cuda::wait(&b.empty[ring.stage], ring.turn);
-    copy_weight(a, b, i, ring.stage);
+    weight.copy(ring.stage);
     copy_x(a, b, i, ring.stage);
     ring.advance();
   }
@@ -409,7 +444,7 @@ __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
 template <int kHalves, int kRows>
 using Sums = float[kHalves][kRows / 2];
 
-/// Lets the copying warp have a stage.
+/// Lets the copying warps have a stage.
 template <int kBits, int kRows>
 __device__ void release(const Block<kBits, kRows>& b, int stage) {
   __syncwarp();
@@ -475,7 +510,7 @@ __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const
   }
   cuda::commit_products();
   const auto own =
-      load_factors<P::kColumnsEach>(a, kAdded<T, kBits>, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
+      load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
   cuda::wait_products<0>();
 #pragma unroll
   for (int half = 0; half < P::kHalves; ++half) {
@@ -526,12 +561,12 @@ __device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b
   }
 }
 
-/// The products of many rows: scales weights. While those of one unit run, the next one's weights are made.
+/// The products of many rows: scales weights. While those of one tile run, the next one's weights are made.
 template <class T, int kBits, int kRows>
 __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, float one_zero,
                                  Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
-  static_assert(P::kParts == 1);
+  static_assert(P::kParts == 1 && P::kHalves == 1);
   const Place<kBits, kRows> at;
   const int steps = b.steps();
   Ring<P::kStages> ring;
@@ -539,37 +574,33 @@ __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b,
   for (int i = 0; i < steps; ++i) {
     cuda::wait(&b.full[ring.stage], ring.turn);
     const Tile tile = tile_of(a, b, at, i, ring.stage);
+    auto own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors, at.column);
+    Fragments<1> fragments[kUnits];
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      Fragments<P::kHalves> fragments = integers<T, kBits, P::kHalves>(tile.words, P::kWordPitch, unit, at.octet);
-      const int group = a.group_shift == 5 ? unit : 0;
-      auto own = load_factors<P::kColumnsEach>(a, kAdded<T, kBits>, one_zero, tile.factors + group * 2 * kFactorBytes,
-                                               at.column);
-      own.keep_if(unit < tile.units);
-      scale<T>(fragments, own);
-      fragments.pin();
-      cuda::begin_products();
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-#pragma unroll
-        for (int half = 0; half < P::kHalves; ++half) {
-          cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[half], fragments.at[half][step],
-                                                           tile.x + (2 * unit + step) * kNextStep);
-        }
+      fragments[unit] = integers<T, kBits, 1>(tile.words, P::kWordPitch, unit, at.octet);
+      if (unit > 0 && a.group_shift == 5) {
+        own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors + unit * 2 * kFactorBytes, at.column);
+        own.keep_if(unit < tile.units);
       }
-      cuda::commit_products();
-      cuda::wait_products<1>();  // the unit before
-      if (unit == 0 && i > 0) {
-        release(b, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
-      }
+      scale<T>(fragments[unit], own);
+      fragments[unit].pin();
+    }
+    cuda::begin_products();
+#pragma unroll
+    for (int step = 0; step < 2 * kUnits; ++step) {
+      cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[0], fragments[step / 2].at[0][step % 2],
+                                                       tile.x + step * kNextStep);
+    }
+    cuda::commit_products();
+    cuda::wait_products<1>();  // the tile before
+    if (i > 0) {
+      release(b, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
     }
     ring.advance();
   }
   cuda::wait_products<0>();
-#pragma unroll
-  for (int half = 0; half < P::kHalves; ++half) {
-    cuda::pin(sums[half]);
-  }
+  cuda::pin(sums[0]);
 }
 
 /// A thread's sums to shared memory: (parts, kRows, kPitch).
@@ -605,35 +636,62 @@ __device__ void store_row(const Product& a, int row, int column, float4 sum) {
       make_uint2(to_pair<T>(values[0], values[1]), to_pair<T>(values[2], values[3]));
 }
 
-/// The block's share of the elements of its strip and rows: adds up what the cluster's blocks have, in order.
+/// Finishes the elements of the block's strip and rows, or leaves that to the last one of the blocks that share them,
+/// which adds up their sums in the order of K.
 template <class T, int kBits, int kRows>
-__device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const float* sums, int blocks, int rank) {
+__device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const float* sums, volatile bool* is_last) {
   using P = Plan<kBits, kRows>;
-  constexpr int kQuads = kStrip / 4;
-  const int rows = min(kRows, a.m - b.row);
-  for (int i = rank * kConsumerThreads + static_cast<int>(threadIdx.x); i < rows * kQuads;
-       i += blocks * kConsumerThreads) {
-    const int column = i % kQuads * 4;
-    const float* const from = sums + i / kQuads * kPitch + column;
-    if (b.column + column < a.columns) {
-      float4 sum = {};
-      for (int other = 0; other < blocks; ++other) {
-#pragma unroll
-        for (int part = 0; part < P::kParts; ++part) {
-          const float4 four =
-              cuda::load_from_block(reinterpret_cast<const float4*>(from + part * kRows * kPitch), other);
-          sum = make_float4(sum.x + four.x, sum.y + four.y, sum.z + four.z, sum.w + four.w);
-        }
+  const int splits = static_cast<int>(gridDim.x);
+  const auto for_each = [&](const auto& f) {
+    constexpr int kQuads = kStrip / 4;
+    const int size = min(kRows, a.m - b.row) * kQuads;
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += kConsumerThreads) {
+      const int column = i % kQuads * 4;
+      if (b.column + column < a.columns) {
+        f(i / kQuads, column);
       }
-      store_row<T>(a, b.row + i / kQuads, b.column + column, sum);
     }
+  };
+  const auto plus = [](float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); };
+  const auto own = [&](int row, int column) {
+    float4 sum = {};
+#pragma unroll
+    for (int part = 0; part < P::kParts; ++part) {
+      sum = plus(sum, *reinterpret_cast<const float4*>(sums + (part * kRows + row) * kPitch + column));
+    }
+    return sum;
+  };
+  if (splits == 1) {
+    for_each([&](int row, int column) { store_row<T>(a, b.row + row, b.column + column, own(row, column)); });
+    return;
+  }
+
+  const auto partial = [&](int split, int row, int column) {
+    return reinterpret_cast<float4*>(a.partials + (std::int64_t{split} * a.m + b.row + row) * a.columns + b.column +
+                                     column);
+  };
+  for_each([&](int row, int column) { *partial(static_cast<int>(blockIdx.x), row, column) = own(row, column); });
+  cuda::meet(1, kConsumerThreads);
+  if (threadIdx.x == 0) {
+    cuda::wait_for_previous_kernel();  // which set them to 0
+    *is_last = cuda::exchange_add(&a.done[blockIdx.z * gridDim.y + blockIdx.y], 1) == splits - 1;
+  }
+  cuda::meet(1, kConsumerThreads);
+  if (*is_last) {
+    for_each([&](int row, int column) {
+      float4 sum = {};
+#pragma unroll 4
+      for (int split = 0; split < splits; ++split) {
+        sum = plus(sum, __ldcg(partial(split, row, column)));
+      }
+      store_row<T>(a, b.row + row, b.column + column, sum);
+    });
   }
 }
 
 #endif
 
-/// Block (split, strip, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. The blocks
-/// of the same strip and rows are a cluster, each of which adds up the sums of all for its share of the elements.
+/// Block (split, strip, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x.
 template <class T, int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
     tensor_cores_kernel([[maybe_unused]] const __grid_constant__ Product a) {
@@ -660,16 +718,9 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
   }
   __syncthreads();
 
-  float* const sums_of_all = reinterpret_cast<float*>(b.memory);
   if (threadIdx.x >= kConsumerThreads) {
     cuda::keep_registers<P::kCopyRegisters>();
     copy_all(a, b);
-    __syncthreads();
-    __syncwarp();
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
   } else {
     cuda::claim_registers<P::kConsumerRegisters>();
     const float one_zero = a.one_zero ? a.zero.template at<float>(0) : 0.0f;
@@ -679,15 +730,11 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
     } else {
       multiply_weights<T>(a, b, one_zero, sums);
     }
-    __syncthreads();  // all stages have been used
-    write_sums<kBits, kRows>(sums, sums_of_all);
-    __syncwarp();
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
-    add_sums<T, kBits, kRows>(a, b, sums_of_all, splits, split);
-    __syncwarp();
-    cuda::arrive_in_cluster();  // nobody reads this block's memory any more
-    cuda::wait_for_cluster();
+    auto* const shared_sums = reinterpret_cast<float*>(memory);
+    cuda::meet(1, kConsumerThreads);  // all stages have been used
+    write_sums<kBits, kRows>(sums, shared_sums);
+    cuda::meet(1, kConsumerThreads);
+    add_sums<T>(a, b, shared_sums, reinterpret_cast<bool*>(barriers + 2 * P::kStages));
   }
 #endif
 }
@@ -696,10 +743,13 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
 /// columns of a unit, an 8 × 4 matrix, the transpose is stored; zeros past the last unit. A thread takes a row of a
 /// unit.
 template <class T>
-__global__ void __launch_bounds__(kSimpleThreads)
-    order_x_kernel(const T* x, int m, int units, int tiles, int rows, std::byte* out, float* sums) {
+__global__ void __launch_bounds__(kSimpleThreads) order_x_kernel(const T* x, int m, int units, int tiles, int rows,
+                                                                 std::byte* out, float* sums, int* done, int counters) {
   cuda::allow_dependents();
   const int i = static_cast<int>(blockIdx.x) * kSimpleThreads + static_cast<int>(threadIdx.x);
+  for (int j = i; j < counters; j += static_cast<int>(gridDim.x) * kSimpleThreads) {
+    done[j] = 0;
+  }
   const int row = i / (tiles * kUnits);
   const int unit = i % (tiles * kUnits);
   if (row >= m) {
@@ -760,24 +810,31 @@ int splits_for(std::int64_t blocks, int at_once, int tiles) {
 template <class T, int kBits, int kRows>
 void launch(const QuantizedMatmulForward& args, Product a) {
   using P = Plan<kBits, kRows>;
-  const int units = a.rows / kUnit;
   const int blocks = (a.m + kRows - 1) / kRows;
-  const Tensor ordered = empty({std::int64_t{blocks} * kRows * a.tiles * kTile}, args.x.dtype(), args.x.device());
-  const Tensor sums =
-      P::kScalesSums ? empty({std::int64_t{blocks} * kRows * a.tiles * kUnits}, float32, args.x.device()) : Tensor{};
-  a.x = ordered.raw_data();
-  a.x_sums = P::kScalesSums ? sums.data<float>() : nullptr;
-  cuda::Launch(dim3(blocks_for(std::int64_t{a.m} * a.tiles * kUnits)), dim3(kSimpleThreads))
-      .run(order_x_kernel<T>, "order_x_kernel", args.x.data<T>(), a.m, units, a.tiles, kRows, ordered.raw_data(),
-           const_cast<float*>(a.x_sums));
+  const int strips = (a.columns + kStrip - 1) / kStrip;
+  const int splits = splits_for(std::int64_t{strips} * blocks, kBlocksAtOnce * P::kBlocks, a.tiles);
 
+  const Device device = args.x.device();
+  const std::int64_t padded = std::int64_t{blocks} * kRows;
+  const Tensor ordered = empty({padded * a.tiles * kTile}, args.x.dtype(), device);
+  const Tensor x_sums = P::kScalesSums ? empty({padded * a.tiles * kUnits}, float32, device) : Tensor{};
+  const Tensor partials = splits > 1 ? empty({splits, a.m, a.columns}, float32, device) : Tensor{};
+  const Tensor done = splits > 1 ? empty({blocks, strips}, int32, device) : Tensor{};
+  a.x = ordered.raw_data();
+  a.x_sums = Numbers<float>(x_sums).data;
+  if (splits > 1) {
+    a.partials = partials.data<float>();
+    a.done = done.data<std::int32_t>();
+  }
+
+  cuda::Launch(dim3(blocks_for(std::int64_t{a.m} * a.tiles * kUnits)), dim3(kSimpleThreads))
+      .run(order_x_kernel<T>, "order_x_kernel", args.x.data<T>(), a.m, a.rows / kUnit, a.tiles, kRows,
+           ordered.raw_data(), P::kScalesSums ? x_sums.data<float>() : nullptr, a.done,
+           splits > 1 ? blocks * strips : 0);
   const auto kernel = tensor_cores_kernel<T, kBits, kRows>;
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes),
               "cudaFuncSetAttribute");
-  const int strips = (a.columns + kStrip - 1) / kStrip;
-  const int splits = splits_for(std::int64_t{strips} * blocks, kBlocksAtOnce * P::kBlocks, a.tiles);
   cuda::Launch(dim3(splits, strips, blocks), dim3(kThreads), P::kBytes)
-      .cluster(dim3(splits))
       .dependent()
       .run(kernel, "tensor_cores_kernel", a);
 }
@@ -803,8 +860,8 @@ bool aligned(const Tensor& x) {
   return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-// Of a type that the kernel reads.
-Tensor narrow(const Tensor& x) { return x.defined() && x.dtype() == float64 ? converted(x, float32) : x; }
+// Of one of the two types that the kernel reads.
+Tensor readable(const Tensor& x, DType dtype) { return x.defined() && x.dtype() != dtype ? converted(x, float32) : x; }
 
 }  // namespace
 
@@ -819,8 +876,8 @@ bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
       !aligned(weight.scale) || !aligned(weight.zero)) {
     return false;
   }
-  const Tensor scale = narrow(weight.scale);
-  const Tensor zero = narrow(weight.zero);
+  const Tensor scale = readable(weight.scale, dtype);
+  const Tensor zero = readable(weight.zero, dtype);
   int group_shift = 31;
   for (const int shift : {5, 6, 7}) {
     group_shift = weight.group_size == 1 << shift ? shift : group_shift;
@@ -839,7 +896,9 @@ bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
                   .tiles = static_cast<int>((weight.rows + kTile - 1) / kTile),
                   .y = args.y.raw_data(),
                   .row_factors = Numbers<float>(args.rows).data,
-                  .column_factors = Numbers<float>(args.columns).data};
+                  .column_factors = Numbers<float>(args.columns).data,
+                  .partials = nullptr,
+                  .done = nullptr};
   on_dtype(Types<Half, BFloat16>{}, dtype, "quantized_matmul", [&]<class T>() {
     quantized::on_bits(weight.bits, [&]<int kBits>() { launch_for_rows<T, kBits>(args, a); });
   });
