@@ -55,9 +55,11 @@ struct Plan {
   static constexpr int kXBytes = kParts * kRows * kLine;
   static constexpr int kXSumBytes = kScalesSums ? kParts * kUnits * kRows * 4 : 0;
   static constexpr int kWordBytes = kParts * kWordRows * kWordPitch;
+  static constexpr int kXSumsAt = kXBytes;
+  static constexpr int kWordsAt = kXSumsAt + kXSumBytes;
+  static constexpr int kFactorsAt = kWordsAt + kWordBytes;
   static constexpr int kStageBytes =
-      (kXBytes + kXSumBytes + kWordBytes + kParts * kUnits * 2 * kFactorBytes + kAlignment - 1) / kAlignment *
-      kAlignment;
+      (kFactorsAt + kParts * kUnits * 2 * kFactorBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kSumBytes = kParts * kRows * kPitch * 4;
   static constexpr int kRoom = (kBlocks == 2 ? 112 : 224) * 1024;
   static constexpr int kStages = kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8;
@@ -66,12 +68,29 @@ struct Plan {
   static_assert(kStages >= 2 && kBytes <= 227 * 1024);
 };
 
+// Scales or zeros.
+struct FactorMatrix {
+  enum Kind { kNone, kOne, kNarrow, kWide };  // one number, or numbers of the type of x or float32
+
+  const void* data = nullptr;
+  int kind = kNone;
+
+  FactorMatrix() = default;
+  explicit FactorMatrix(const Tensor& x) {
+    if (x.defined()) {
+      data = x.raw_data();
+      kind = x.dim() == 0 ? kOne : x.dtype() == float32 ? kWide : kNarrow;
+    }
+  }
+  __device__ bool each() const { return kind >= kNarrow; }
+  __device__ int size() const { return kind == kWide ? 4 : 2; }
+};
+
 struct Product {
   const std::uint32_t* words;
-  Values scale;
-  Values zero;
-  bool one_zero;
-  bool adds;
+  FactorMatrix scale;
+  FactorMatrix zero;
+  int adds;  // 1: zero is added, 0: it is subtracted
   int columns;
   int rows;            // of the weight
   int group_shift;     // a group is 1 << group_shift rows
@@ -159,20 +178,17 @@ __device__ std::uint32_t to_pair(float low, float high) {
   return result;
 }
 
+/// Neighboring words at an address of shared memory.
 template <int kSize>
-__device__ void load_words(const void* from, std::uint32_t (&to)[kSize]) {
+__device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {
   if constexpr (kSize == 4) {
-    const uint4 four = *static_cast<const uint4*>(from);
-    to[0] = four.x;
-    to[1] = four.y;
-    to[2] = four.z;
-    to[3] = four.w;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from));
   } else if constexpr (kSize == 2) {
-    const uint2 two = *static_cast<const uint2*>(from);
-    to[0] = two.x;
-    to[1] = two.y;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from));
   } else {
-    to[0] = *static_cast<const std::uint32_t*>(from);
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(from));
   }
 }
 
@@ -190,15 +206,14 @@ struct Fragments {
   }
 };
 
-/// The integers of a unit; `rows` is where its tile's words begin, at the first column of the thread.
+/// The integers of a unit, whose first word of this thread is at `address`.
 template <class T, int kBits, int kHalves>
-__device__ Fragments<kHalves> integers(const std::byte* rows, int pitch, int unit, int place) {
+__device__ Fragments<kHalves> integers(std::uint32_t address, int pitch, int octet_of_unit) {
   constexpr int kColumnsEach = 2 * kHalves;
   std::uint32_t words[kWordsEach<kBits>][kColumnsEach];
 #pragma unroll
   for (int i = 0; i < kWordsEach<kBits>; ++i) {
-    const int row = unit * kBits + (place * kBits + 4 * i) / 4;
-    load_words(rows + row * pitch, words[i]);
+    load_words(address + i * pitch, words[i]);
   }
   Fragments<kHalves> result;
 #pragma unroll
@@ -206,7 +221,7 @@ __device__ Fragments<kHalves> integers(const std::byte* rows, int pitch, int uni
     std::uint32_t octet[kWordsEach<kBits>];
 #pragma unroll
     for (int i = 0; i < kWordsEach<kBits>; ++i) {
-      octet[i] = spread<kBits>(words[i][c], place);
+      octet[i] = spread<kBits>(words[i][c], octet_of_unit);
     }
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
@@ -232,19 +247,19 @@ struct Factors {
   }
 };
 
-/// Values of float32, if `wide`, or T.
+/// Values of float32, or of T.
 template <class T, int kSize>
-__device__ void load_values(const std::byte* from, bool wide, int column, float (&to)[kSize]) {
+__device__ void load_values(std::uint32_t from, bool wide, float (&to)[kSize]) {
   if (wide) {
     std::uint32_t bits[kSize];
-    load_words(from + column * 4, bits);
+    load_words(from, bits);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       to[i] = __uint_as_float(bits[i]);
     }
   } else {
     std::uint32_t pairs[kSize / 2];
-    load_words(from + column * 2, pairs);
+    load_words(from, pairs);
 #pragma unroll
     for (int i = 0; i < kSize / 2; ++i) {
       const float2 two = to_floats<T>(pairs[i]);
@@ -254,9 +269,9 @@ __device__ void load_values(const std::byte* from, bool wide, int column, float 
   }
 }
 
-/// `from` has the scales and then the zeros of a strip.
 template <class T, int kBits, int kColumnsEach>
-__device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, const std::byte* from, int column) {
+__device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, std::uint32_t scales,
+                                              std::uint32_t zeros) {
   Factors<kColumnsEach> result;
   float zero[kColumnsEach];
 #pragma unroll
@@ -264,13 +279,13 @@ __device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, 
     result.scale[c] = 1;
     zero[c] = one_zero;
   }
-  if (a.scale.data != nullptr) {
-    load_values<T>(from, a.scale.dtype == DType::float32, column, result.scale);
+  if (a.scale.each()) {
+    load_values<T>(scales, a.scale.kind == FactorMatrix::kWide, result.scale);
   }
-  if (a.zero.data != nullptr && !a.one_zero) {
-    load_values<T>(from + kFactorBytes, a.zero.dtype == DType::float32, column, zero);
+  if (a.zero.each()) {
+    load_values<T>(zeros, a.zero.kind == FactorMatrix::kWide, zero);
   }
-  if (a.adds) {
+  if (a.adds != 0) {
 #pragma unroll
     for (int c = 0; c < kColumnsEach; ++c) {
       result.offset[c] = fmaf(-kAdded<T, kBits>, result.scale[c], zero[c]);
@@ -324,10 +339,7 @@ struct Block {
   int tiles;
 
   __device__ int steps() const { return (tiles + P::kParts - 1) / P::kParts; }  // each of a stage
-  __device__ std::byte* x(int stage) const { return memory + stage * P::kStageBytes; }
-  __device__ std::byte* x_sums(int stage) const { return x(stage) + P::kXBytes; }
-  __device__ std::byte* words(int stage) const { return x_sums(stage) + P::kXSumBytes; }
-  __device__ std::byte* factors(int stage) const { return words(stage) + P::kWordBytes; }
+  __device__ std::byte* stage(int i) const { return memory + i * P::kStageBytes; }
 };
 
 // The warpgroup that copies. Words and factors come in pieces of 16 bytes, whose addresses the threads compute: rows
@@ -342,10 +354,9 @@ class WeightCopies {
         words_(a.words + (std::int64_t{b.first} * P::kWordRows + line()) * a.columns + b.column + piece() * 4),
         word_rows_((a.rows - b.first * kTile) * kBits / 32 - line()),
         k_((b.first + line() / 2) * kTile) {
-    const Values& values = line() % 2 == 0 ? a.scale : a.zero;
-    const int size = values.dtype == DType::float32 ? 4 : 2;
-    const bool mine = line() / 2 < P::kParts && values.data != nullptr && !(line() % 2 == 1 && a.one_zero);
-    if (mine && piece() * kPiece < min(a.columns - b.column, kStrip) * size) {
+    const FactorMatrix& values = line() % 2 == 0 ? a.scale : a.zero;
+    const int size = values.size();
+    if (line() / 2 < P::kParts && values.each() && piece() * kPiece < min(a.columns - b.column, kStrip) * size) {
       factors_ = static_cast<const std::byte*>(values.data) + std::int64_t{b.column} * size + piece() * kPiece;
     }
     factor_pitch_ = a.columns * size;
@@ -353,7 +364,7 @@ class WeightCopies {
 
   /// The weight's part of the next stage; zeros past the matrix. All threads arrive.
   __device__ void copy(int stage) {
-    std::byte* const to = b_.words(stage) + line() * P::kWordPitch + piece() * kPiece;
+    std::byte* const to = b_.stage(stage) + P::kWordsAt + line() * P::kWordPitch + piece() * kPiece;
 #pragma unroll
     for (int i = 0; i < P::kParts * P::kWordRows; i += kLines) {
       if (i + kLines <= P::kParts * P::kWordRows || line() < P::kParts * P::kWordRows) {
@@ -367,7 +378,7 @@ class WeightCopies {
     // A line is the scales or the zeros of a tile, or of each unit where that is a group.
     if (factors_ != nullptr) {
       std::byte* const at =
-          b_.factors(stage) + (line() / 2 * kUnits * 2 + line() % 2) * kFactorBytes + piece() * kPiece;
+          b_.stage(stage) + P::kFactorsAt + (line() / 2 * kUnits * 2 + line() % 2) * kFactorBytes + piece() * kPiece;
       for (int unit = 0; unit < (a_.group_shift == 5 ? kUnits : 1); ++unit) {
         const int k = k_ + unit * kUnit;
         if (k < a_.rows) {
@@ -407,11 +418,11 @@ __device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int step,
     const int tile = step * P::kParts;
     const int rows = min(P::kParts, b.tiles - tile) * kRows;
     const std::int64_t from = std::int64_t{b.row} * a.tiles + std::int64_t{b.first + tile} * kRows;
-    cuda::load_bytes(b.x(stage), a.x + from * kLine, rows * kLine, barrier);
+    cuda::load_bytes(b.stage(stage), a.x + from * kLine, rows * kLine, barrier);
     int sum_bytes = 0;
     if constexpr (P::kScalesSums) {
       sum_bytes = rows * kUnits * 4;
-      cuda::load_bytes(b.x_sums(stage), a.x_sums + from * kUnits, sum_bytes, barrier);
+      cuda::load_bytes(b.stage(stage) + P::kXSumsAt, a.x_sums + from * kUnits, sum_bytes, barrier);
     }
     cuda::arrive_expecting(barrier, rows * kLine + sum_bytes);
   }
@@ -444,16 +455,8 @@ __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
 template <int kHalves, int kRows>
 using Sums = float[kHalves][kRows / 2];
 
-/// Lets the copying warps have a stage.
-template <int kBits, int kRows>
-__device__ void release(const Block<kBits, kRows>& b, int stage) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) {
-    cuda::arrive(&b.empty[stage]);
-  }
-}
-
-// A thread's place among those that multiply.
+// A thread's place among those that multiply, and where it finds its own in a stage. These numbers are kept, which the
+// compiler would rather compute again and again.
 template <int kBits, int kRows>
 struct Place {
   using P = Plan<kBits, kRows>;
@@ -462,26 +465,41 @@ struct Place {
   int octet = in_group % 4;
   int part = P::kParts == 1 ? 0 : group;
   int column = (P::kParts == 1 ? group * (kStrip / kConsumers) : 0) + in_group / 4 * P::kColumnsEach;
+  int lane = in_group % kWarp;
+
+  int x = part * kRows * kLine;
+  int x_sums = P::kXSumsAt + (part * kUnits * kRows + 2 * octet) * 4;
+  int words = P::kWordsAt + (part * P::kWordRows + octet * kBits / 4) * P::kWordPitch + column * 4;
+  int scales;
+  int zeros;
+
+  __device__ explicit Place(const Product& a)
+      : scales(P::kFactorsAt + part * kUnits * 2 * kFactorBytes + column * a.scale.size()),
+        zeros(P::kFactorsAt + (part * kUnits * 2 + 1) * kFactorBytes + column * a.zero.size()) {
+    for (int* const i : {&octet, &part, &lane, &x, &x_sums, &words, &scales, &zeros}) {
+      asm volatile("" : "+r"(*i));
+    }
+  }
 };
 
-// What it reads of a stage.
-struct Tile {
-  const std::byte* words;    // at the thread's columns
-  const std::byte* factors;  // of the strip
-  std::uint64_t x;           // descriptor
-  const float* x_sums;       // (units, rows), from the thread's first row of x on
-  int units;                 // within K; of those past it, x is 0
-};
-
+/// Lets the copying warps have a stage.
 template <int kBits, int kRows>
-__device__ Tile tile_of(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at, int step,
-                        int stage) {
-  using P = Plan<kBits, kRows>;
-  return {.words = b.words(stage) + at.part * P::kWordRows * P::kWordPitch + at.column * 4,
-          .factors = b.factors(stage) + at.part * kUnits * 2 * kFactorBytes,
-          .x = cuda::depth_lines(b.x(stage) + at.part * kRows * kLine),
-          .x_sums = reinterpret_cast<const float*>(b.x_sums(stage)) + at.part * kUnits * kRows + 2 * at.octet,
-          .units = a.rows / kUnit - (b.first + step * P::kParts + at.part) * kUnits};
+__device__ void release(const Block<kBits, kRows>& b, const Place<kBits, kRows>& at, int stage) {
+  __syncwarp();
+  if (at.lane == 0) {
+    cuda::arrive(&b.empty[stage]);
+  }
+}
+
+/// What lies at an address of shared memory.
+__device__ const void* at_address(std::uint32_t address) {
+  return reinterpret_cast<const void*>(__cvta_shared_to_generic(address));
+}
+
+/// Units of a tile that are within K; of those past it, x is 0.
+template <int kBits, int kRows>
+__device__ int units_in(const Product& a, const Block<kBits, kRows>& b, int tile) {
+  return min(kUnits, a.rows / kUnit - (b.first + tile) * kUnits);
 }
 
 constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
@@ -489,15 +507,17 @@ constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
 /// sums += the products of kCount units of one group: those of the integers, scaled, and those of the offset, which
 /// meets the sums of x.
 template <class T, int kBits, int kRows, int kCount>
-__device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const Tile& tile, int first, float one_zero,
-                          Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+__device__ void add_group(const Product& a, const Place<kBits, kRows>& at, std::uint32_t stage, int first,
+                          float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   Fragments<P::kHalves> fragments[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    fragments[i] = integers<T, kBits, P::kHalves>(tile.words, P::kWordPitch, first + i, at.octet);
+    fragments[i] =
+        integers<T, kBits, P::kHalves>(stage + at.words + (first + i) * kBits * P::kWordPitch, P::kWordPitch, at.octet);
     fragments[i].pin();
   }
+  const std::uint64_t x = cuda::depth_lines(at_address(stage + at.x));
   Sums<P::kHalves, kRows> group_sums = {};
   cuda::begin_products();
 #pragma unroll
@@ -505,12 +525,12 @@ __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const
 #pragma unroll
     for (int half = 0; half < P::kHalves; ++half) {
       cuda::multiply_add<T, kRows, cuda::Lines::depth>(group_sums[half], fragments[i / 2].at[half][i % 2],
-                                                       tile.x + (2 * first + i) * kNextStep, i > 0);
+                                                       x + (2 * first + i) * kNextStep, i > 0);
     }
   }
   cuda::commit_products();
-  const auto own =
-      load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors + first * 2 * kFactorBytes, at.column);
+  const std::uint32_t factors = stage + first * 2 * kFactorBytes;
+  const auto own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, factors + at.scales, factors + at.zeros);
   cuda::wait_products<0>();
 #pragma unroll
   for (int half = 0; half < P::kHalves; ++half) {
@@ -518,84 +538,87 @@ __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, const
   }
 #pragma unroll
   for (int j = 0; j < kRows / 2; j += 4) {
-    float2 x_sum = {};
+    float x_sum[2] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float2 of_unit = *reinterpret_cast<const float2*>(tile.x_sums + (first + i) * kRows + 2 * j);
-      x_sum = make_float2(x_sum.x + of_unit.x, x_sum.y + of_unit.y);
+      std::uint32_t of_unit[2];
+      load_words(stage + at.x_sums + ((first + i) * kRows + 2 * j) * 4, of_unit);
+      x_sum[0] += __uint_as_float(of_unit[0]);
+      x_sum[1] += __uint_as_float(of_unit[1]);
     }
 #pragma unroll
     for (int i = 0; i < 4 * P::kHalves; ++i) {
       const int c = i / 2;
       float& sum = sums[i / 4][j + i % 4];
       sum = fmaf(own.scale[c], group_sums[i / 4][j + i % 4], sum);
-      sum = fmaf(own.offset[c], i % 2 == 0 ? x_sum.x : x_sum.y, sum);
+      sum = fmaf(own.offset[c], x_sum[i % 2], sum);
     }
   }
 }
 
 /// The products of a few rows: scales sums.
 template <class T, int kBits, int kRows>
-__device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b, float one_zero,
-                                  Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+__device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
+                                  float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
-  const Place<kBits, kRows> at;
   const int steps = b.steps();
   Ring<P::kStages> ring;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     cuda::wait(&b.full[ring.stage], ring.turn);
-    if (i * P::kParts + at.part < b.tiles) {
-      const Tile tile = tile_of(a, b, at, i, ring.stage);
+    const int tile = i * P::kParts + at.part;
+    if (tile < b.tiles) {
+      const std::uint32_t stage = cuda::shared_address(b.stage(ring.stage));
       if (a.group_shift == 5) {
 #pragma unroll 1
-        for (int unit = 0; unit < min(kUnits, tile.units); ++unit) {
-          add_group<T, kBits, kRows, 1>(a, at, tile, unit, one_zero, sums);
+        for (int unit = 0; unit < units_in(a, b, tile); ++unit) {
+          add_group<T, kBits, kRows, 1>(a, at, stage, unit, one_zero, sums);
         }
       } else {
-        add_group<T, kBits, kRows, kUnits>(a, at, tile, 0, one_zero, sums);
+        add_group<T, kBits, kRows, kUnits>(a, at, stage, 0, one_zero, sums);
       }
     }
-    release(b, ring.stage);
+    release(b, at, ring.stage);
     ring.advance();
   }
 }
 
 /// The products of many rows: scales weights. While those of one tile run, the next one's weights are made.
 template <class T, int kBits, int kRows>
-__device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, float one_zero,
-                                 Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+__device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
+                                 float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   static_assert(P::kParts == 1 && P::kHalves == 1);
-  const Place<kBits, kRows> at;
   const int steps = b.steps();
   Ring<P::kStages> ring;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     cuda::wait(&b.full[ring.stage], ring.turn);
-    const Tile tile = tile_of(a, b, at, i, ring.stage);
-    auto own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors, at.column);
+    const std::uint32_t stage = cuda::shared_address(b.stage(ring.stage));
+    auto own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, stage + at.scales, stage + at.zeros);
     Fragments<1> fragments[kUnits];
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      fragments[unit] = integers<T, kBits, 1>(tile.words, P::kWordPitch, unit, at.octet);
+      fragments[unit] = integers<T, kBits, 1>(stage + at.words + unit * kBits * P::kWordPitch, P::kWordPitch, at.octet);
       if (unit > 0 && a.group_shift == 5) {
-        own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, tile.factors + unit * 2 * kFactorBytes, at.column);
-        own.keep_if(unit < tile.units);
+        const std::uint32_t factors = stage + unit * 2 * kFactorBytes;
+        own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, factors + at.scales, factors + at.zeros);
+        own.keep_if(unit < units_in(a, b, i));
       }
       scale<T>(fragments[unit], own);
       fragments[unit].pin();
     }
+    const std::uint64_t x = cuda::depth_lines(at_address(stage + at.x));
     cuda::begin_products();
 #pragma unroll
     for (int step = 0; step < 2 * kUnits; ++step) {
       cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[0], fragments[step / 2].at[0][step % 2],
-                                                       tile.x + step * kNextStep);
+                                                       x + step * kNextStep);
     }
     cuda::commit_products();
     cuda::wait_products<1>();  // the tile before
     if (i > 0) {
-      release(b, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
+      release(b, at, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
     }
     ring.advance();
   }
@@ -605,9 +628,9 @@ __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b,
 
 /// A thread's sums to shared memory: (parts, kRows, kPitch).
 template <int kBits, int kRows>
-__device__ void write_sums(const Sums<Plan<kBits, kRows>::kHalves, kRows>& sums, float* to) {
+__device__ void write_sums(const Place<kBits, kRows>& place, const Sums<Plan<kBits, kRows>::kHalves, kRows>& sums,
+                           float* to) {
   using P = Plan<kBits, kRows>;
-  const Place<kBits, kRows> place;
   to += (place.part * kRows + 2 * place.octet) * kPitch + place.column;
 #pragma unroll
   for (int j = 0; j < kRows / 2; j += 4) {
@@ -723,16 +746,17 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
     copy_all(a, b);
   } else {
     cuda::claim_registers<P::kConsumerRegisters>();
-    const float one_zero = a.one_zero ? a.zero.template at<float>(0) : 0.0f;
+    const float one_zero = a.zero.kind == FactorMatrix::kOne ? *static_cast<const float*>(a.zero.data) : 0.0f;
+    const Place<kBits, kRows> at(a);
     Sums<P::kHalves, kRows> sums = {};
     if constexpr (P::kScalesSums) {
-      multiply_integers<T>(a, b, one_zero, sums);
+      multiply_integers<T>(a, b, at, one_zero, sums);
     } else {
-      multiply_weights<T>(a, b, one_zero, sums);
+      multiply_weights<T>(a, b, at, one_zero, sums);
     }
     auto* const shared_sums = reinterpret_cast<float*>(memory);
     cuda::meet(1, kConsumerThreads);  // all stages have been used
-    write_sums<kBits, kRows>(sums, shared_sums);
+    write_sums(at, sums, shared_sums);
     cuda::meet(1, kConsumerThreads);
     add_sums<T>(a, b, shared_sums, reinterpret_cast<bool*>(barriers + 2 * P::kStages));
   }
@@ -860,8 +884,10 @@ bool aligned(const Tensor& x) {
   return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-// Of one of the two types that the kernel reads.
-Tensor readable(const Tensor& x, DType dtype) { return x.defined() && x.dtype() != dtype ? converted(x, float32) : x; }
+// Of what the kernel reads: a number is a float32.
+Tensor readable(const Tensor& x, DType dtype) {
+  return x.defined() && (x.dim() == 0 || x.dtype() != dtype) ? converted(x, float32) : x;
+}
 
 }  // namespace
 
@@ -883,10 +909,9 @@ bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
     group_shift = weight.group_size == 1 << shift ? shift : group_shift;
   }
   const Product a{.words = reinterpret_cast<const std::uint32_t*>(weight.packed.data<std::int32_t>()),
-                  .scale = Values(scale),
-                  .zero = Values(zero),
-                  .one_zero = zero.defined() && zero.dim() == 0,
-                  .adds = weight.mode == QuantizationMode::fused_multiply_add,
+                  .scale = FactorMatrix(scale),
+                  .zero = FactorMatrix(zero),
+                  .adds = weight.mode == QuantizationMode::fused_multiply_add ? 1 : 0,
                   .columns = static_cast<int>(weight.columns()),
                   .rows = static_cast<int>(weight.rows),
                   .group_shift = group_shift,
