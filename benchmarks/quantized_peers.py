@@ -137,7 +137,9 @@ def main():
     wrong = 0
     with open(args.out / "quantized.jsonl", "w") as log:
         for k, n in SHAPES[:args.shapes]:
-            formats = [(bits, 64) for bits in args.bits] + [(4, 128), (4, WHOLE_COLUMN)] * ((k, n) == SHAPES[0])
+            formats = [(bits, 64) for bits in args.bits] + [(4, 128), (4, WHOLE_COLUMN)]
+            if (k, n) != SHAPES[0]:
+                formats = [(4, 64)]
             for bits, group in formats:
                 torch.cuda.empty_cache()
                 weight = Weight(k, n, bits, group, DTYPES[args.dtype])

@@ -45,8 +45,8 @@ struct Plan {
   static constexpr int kColumnsEach = 2 * kHalves;     // neighboring columns of a thread
   static constexpr int kBlocks = kRows <= 64 ? 2 : 1;  // of a multiprocessor
   // A block is launched with registers for all of its threads alike. Those that copy give most of theirs away.
-  static constexpr int kConsumerRegisters = kBlocks == 2 ? 96 : 224;
-  static constexpr int kCopyRegisters = kBlocks == 2 ? 48 : 56;
+  static constexpr int kConsumerRegisters = kBlocks == 2 ? 104 : 224;
+  static constexpr int kCopyRegisters = kBlocks == 2 ? 32 : 56;
 
   static constexpr int kWordRows = kTile * kBits / 32;                    // of a tile
   static constexpr int kWordPitch = kStrip * 4 + (kBits == 8 ? 16 : 32);  // bytes; no bank conflicts
@@ -192,44 +192,36 @@ __device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {
   }
 }
 
-// Fragments of a unit: of each 64 columns, for each 16 rows of the weight. A thread's columns are neighbors, and
-// fragment i has the pairs of column 2 half + i % 2.
-template <int kHalves>
-struct Fragments {
-  std::uint32_t at[kHalves][2][4];
+// The octets of a thread's columns in one unit.
+template <int kBits, int kColumnsEach>
+struct Octets {
+  std::uint32_t words[kColumnsEach][kWordsEach<kBits>];
 
-  __device__ void pin() {
+  /// The first word of this thread is at `address`.
+  __device__ void load(std::uint32_t address, int pitch, int place) {
+    std::uint32_t rows[kWordsEach<kBits>][kColumnsEach];
 #pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) {
-      cuda::pin(at[i / 2][i % 2]);
+    for (int i = 0; i < kWordsEach<kBits>; ++i) {
+      load_words(address + i * pitch, rows[i]);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumnsEach; ++c) {
+#pragma unroll
+      for (int i = 0; i < kWordsEach<kBits>; ++i) {
+        words[c][i] = spread<kBits>(rows[i][c], place);
+      }
+    }
+  }
+
+  /// The fragment of one of a unit's two steps, of columns 2 half and 2 half + 1.
+  template <class T>
+  __device__ void get(int half, int step, std::uint32_t (&fragment)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      fragment[i] = pair_at<T, kBits>(words[2 * half + i % 2], 2 * step + i / 2);
     }
   }
 };
-
-/// The integers of a unit, whose first word of this thread is at `address`.
-template <class T, int kBits, int kHalves>
-__device__ Fragments<kHalves> integers(std::uint32_t address, int pitch, int octet_of_unit) {
-  constexpr int kColumnsEach = 2 * kHalves;
-  std::uint32_t words[kWordsEach<kBits>][kColumnsEach];
-#pragma unroll
-  for (int i = 0; i < kWordsEach<kBits>; ++i) {
-    load_words(address + i * pitch, words[i]);
-  }
-  Fragments<kHalves> result;
-#pragma unroll
-  for (int c = 0; c < kColumnsEach; ++c) {
-    std::uint32_t octet[kWordsEach<kBits>];
-#pragma unroll
-    for (int i = 0; i < kWordsEach<kBits>; ++i) {
-      octet[i] = spread<kBits>(words[i][c], octet_of_unit);
-    }
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      result.at[c / 2][pair / 2][c % 2 + pair % 2 * 2] = pair_at<T, kBits>(octet, pair);
-    }
-  }
-  return result;
-}
 
 // What makes weights of the pairs of a thread's columns: q · scale + offset, where q has kAdded in it.
 template <int kColumnsEach>
@@ -299,18 +291,14 @@ __device__ Factors<kColumnsEach> load_factors(const Product& a, float one_zero, 
   return result;
 }
 
-template <class T, int kHalves>
-__device__ void scale(Fragments<kHalves>& fragments, const Factors<2 * kHalves>& factors) {
+/// Makes weights of a fragment of integers.
+template <class T>
+__device__ void scale(std::uint32_t (&fragment)[4], const Factors<2>& factors) {
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      std::uint32_t& pair = fragments.at[half][i / 4][i % 4];
-      const int c = 2 * half + i % 2;
-      const float2 two = to_floats<T>(pair);
-      pair = to_pair<T>(fmaf(two.x, factors.scale[c], factors.offset[c]),
-                        fmaf(two.y, factors.scale[c], factors.offset[c]));
-    }
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = to_floats<T>(fragment[i]);
+    fragment[i] = to_pair<T>(fmaf(two.x, factors.scale[i % 2], factors.offset[i % 2]),
+                             fmaf(two.y, factors.scale[i % 2], factors.offset[i % 2]));
   }
 }
 
@@ -342,78 +330,61 @@ struct Block {
   __device__ std::byte* stage(int i) const { return memory + i * P::kStageBytes; }
 };
 
-// The warpgroup that copies. Words and factors come in pieces of 16 bytes, whose addresses the threads compute: rows
-// are too short for the copy engine, which takes longer to be asked than to copy one.
+// The warps that copy: each of them every fourth stage. Words and factors come in pieces of 16 bytes, whose addresses
+// the lanes compute: rows are too short for the copy engine, which takes longer to be asked than to copy one.
 
+constexpr int kCopyWarps = kGroupThreads / kWarp;
+constexpr int kPiece = 16;
+static_assert(kWarp * kPiece == kStrip * 4);
+
+__device__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+/// A stage's part of a matrix of scales or zeros: a row of each tile, or of each unit where that is a group.
 template <int kBits, int kRows>
-class WeightCopies {
- public:
-  __device__ WeightCopies(const Product& a, const Block<kBits, kRows>& b)
-      : a_(a),
-        b_(b),
-        words_(a.words + (std::int64_t{b.first} * P::kWordRows + line()) * a.columns + b.column + piece() * 4),
-        word_rows_((a.rows - b.first * kTile) * kBits / 32 - line()),
-        k_((b.first + line() / 2) * kTile) {
-    const FactorMatrix& values = line() % 2 == 0 ? a.scale : a.zero;
-    const int size = values.size();
-    if (line() / 2 < P::kParts && values.each() && piece() * kPiece < min(a.columns - b.column, kStrip) * size) {
-      factors_ = static_cast<const std::byte*>(values.data) + std::int64_t{b.column} * size + piece() * kPiece;
-    }
-    factor_pitch_ = a.columns * size;
-  }
-
-  /// The weight's part of the next stage; zeros past the matrix. All threads arrive.
-  __device__ void copy(int stage) {
-    std::byte* const to = b_.stage(stage) + P::kWordsAt + line() * P::kWordPitch + piece() * kPiece;
-#pragma unroll
-    for (int i = 0; i < P::kParts * P::kWordRows; i += kLines) {
-      if (i + kLines <= P::kParts * P::kWordRows || line() < P::kParts * P::kWordRows) {
-        cuda::copy_async<kPiece>(to + i * P::kWordPitch, words_ + std::int64_t{i} * a_.columns,
-                                 i < word_rows_ && b_.column + piece() * 4 < a_.columns);
-      }
-    }
-    words_ += std::int64_t{P::kParts * P::kWordRows} * a_.columns;
-    word_rows_ -= P::kParts * P::kWordRows;
-
-    // A line is the scales or the zeros of a tile, or of each unit where that is a group.
-    if (factors_ != nullptr) {
-      std::byte* const at =
-          b_.stage(stage) + P::kFactorsAt + (line() / 2 * kUnits * 2 + line() % 2) * kFactorBytes + piece() * kPiece;
-      for (int unit = 0; unit < (a_.group_shift == 5 ? kUnits : 1); ++unit) {
-        const int k = k_ + unit * kUnit;
-        if (k < a_.rows) {
-          cuda::copy_async<kPiece>(at + unit * 2 * kFactorBytes,
-                                   factors_ + std::int64_t{k >> a_.group_shift} * factor_pitch_);
-        }
-      }
-    }
-    k_ += P::kParts * kTile;
-    cuda::arrive_after_copies(&b_.full[stage]);
-  }
-
- private:
+__device__ void copy_factors(const Product& a, const Block<kBits, kRows>& b, const FactorMatrix& factors, int first_k,
+                             std::byte* to) {
   using P = Plan<kBits, kRows>;
-  static constexpr int kPiece = 16;
-  static constexpr int kPieces = kStrip * 4 / kPiece;  // of a row of words, or of float32
-  static constexpr int kLines = kGroupThreads / kPieces;
+  const int size = factors.size();
+  if (!factors.each() || lane() * kPiece >= min(a.columns - b.column, kStrip) * size) {
+    return;
+  }
+  const std::byte* const from =
+      static_cast<const std::byte*>(factors.data) + std::int64_t{b.column} * size + lane() * kPiece;
+  const int group = a.group_shift == 5 ? 1 : kUnits;
+#pragma unroll 1
+  for (int unit = 0; unit < P::kParts * kUnits; unit += group) {
+    const int k = first_k + unit * kUnit;
+    if (k < a.rows) {
+      cuda::copy_async<kPiece>(to + unit * 2 * kFactorBytes,
+                               from + std::int64_t{k >> a.group_shift} * (a.columns * size));
+    }
+  }
+}
 
-  __device__ static int piece() { return static_cast<int>(threadIdx.x) % kPieces; }
-  __device__ static int line() { return (static_cast<int>(threadIdx.x) - kConsumerThreads) / kPieces; }
+/// The weight's part of a stage; zeros past the matrix. All lanes arrive.
+template <int kBits, int kRows>
+__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
+  using P = Plan<kBits, kRows>;
+  const int tile = b.first + step * P::kParts;
+  const int rows = (a.rows - tile * kTile) * kBits / 32;  // of words, from here on
+  const bool inside = b.column + lane() * 4 < a.columns;
+  const std::uint32_t* from = a.words + std::int64_t{tile} * P::kWordRows * a.columns + b.column + lane() * 4;
+  std::byte* const to = b.stage(stage) + lane() * kPiece;
+#pragma unroll 8
+  for (int i = 0; i < P::kParts * P::kWordRows; ++i) {
+    cuda::copy_async<kPiece>(to + P::kWordsAt + i * P::kWordPitch, from, inside && i < rows);
+    from += a.columns;
+  }
+  copy_factors(a, b, a.scale, tile * kTile, to + P::kFactorsAt);
+  copy_factors(a, b, a.zero, tile * kTile, to + P::kFactorsAt + kFactorBytes);
+  cuda::arrive_after_copies(&b.full[stage]);
+}
 
-  const Product& a_;
-  const Block<kBits, kRows>& b_;
-  const std::uint32_t* words_;
-  int word_rows_;  // from words_ on
-  const std::byte* factors_ = nullptr;
-  int factor_pitch_;
-  int k_;  // where the tile of its line begins
-};
-
-/// Its part of x. One thread arrives.
+/// Its part of x. One lane arrives.
 template <int kBits, int kRows>
 __device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
   using P = Plan<kBits, kRows>;
-  if (threadIdx.x == kConsumerThreads) {
+  if (lane() == 0) {
     std::uint64_t* const barrier = &b.full[stage];
     const int tile = step * P::kParts;
     const int rows = min(P::kParts, b.tiles - tile) * kRows;
@@ -431,22 +402,17 @@ __device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int step,
 template <int kBits, int kRows>
 __device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
-  const int steps = b.steps();
-  const int ahead = min(steps, P::kStages);
-  WeightCopies<kBits, kRows> weight(a, b);
-  for (int i = 0; i < ahead; ++i) {
-    weight.copy(i);
-  }
-  cuda::wait_for_previous_kernel();  // which puts x in order
-  for (int i = 0; i < ahead; ++i) {
-    copy_x(a, b, i, i);
-  }
-  Ring<P::kStages> ring;
-  for (int i = ahead; i < steps; ++i) {
-    cuda::wait(&b.empty[ring.stage], ring.turn);
-    weight.copy(ring.stage);
-    copy_x(a, b, i, ring.stage);
-    ring.advance();
+  const int first = (static_cast<int>(threadIdx.x) - kConsumerThreads) / kWarp;
+  for (int i = first; i < b.steps(); i += kCopyWarps) {
+    const int stage = i % P::kStages;
+    if (i >= P::kStages) {
+      cuda::wait(&b.empty[stage], (i / P::kStages - 1) & 1);
+    }
+    copy_weight(a, b, i, stage);
+    if (i == first) {
+      cuda::wait_for_previous_kernel();  // which puts x in order
+    }
+    copy_x(a, b, i, stage);
   }
 }
 
@@ -476,7 +442,7 @@ struct Place {
   __device__ explicit Place(const Product& a)
       : scales(P::kFactorsAt + part * kUnits * 2 * kFactorBytes + column * a.scale.size()),
         zeros(P::kFactorsAt + (part * kUnits * 2 + 1) * kFactorBytes + column * a.zero.size()) {
-    for (int* const i : {&octet, &part, &lane, &x, &x_sums, &words, &scales, &zeros}) {
+    for (int* const i : {&x, &x_sums, &words, &scales, &zeros}) {
       asm volatile("" : "+r"(*i));
     }
   }
@@ -510,21 +476,27 @@ template <class T, int kBits, int kRows, int kCount>
 __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, std::uint32_t stage, int first,
                           float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
-  Fragments<P::kHalves> fragments[kCount];
+  constexpr int kSteps = 2 * kCount;
+  std::uint32_t fragments[kSteps][P::kHalves][4];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    fragments[i] =
-        integers<T, kBits, P::kHalves>(stage + at.words + (first + i) * kBits * P::kWordPitch, P::kWordPitch, at.octet);
-    fragments[i].pin();
+  for (int i = 0; i < kSteps; i += 2) {
+    Octets<kBits, P::kColumnsEach> octets;
+    octets.load(stage + at.words + (first + i / 2) * kBits * P::kWordPitch, P::kWordPitch, at.octet);
+#pragma unroll
+    for (int j = 0; j < 2 * P::kHalves; ++j) {
+      auto& fragment = fragments[i + j % 2][j / 2];
+      octets.template get<T>(j / 2, j % 2, fragment);
+      cuda::pin(fragment);
+    }
   }
   const std::uint64_t x = cuda::depth_lines(at_address(stage + at.x));
   Sums<P::kHalves, kRows> group_sums = {};
   cuda::begin_products();
 #pragma unroll
-  for (int i = 0; i < 2 * kCount; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
     for (int half = 0; half < P::kHalves; ++half) {
-      cuda::multiply_add<T, kRows, cuda::Lines::depth>(group_sums[half], fragments[i / 2].at[half][i % 2],
+      cuda::multiply_add<T, kRows, cuda::Lines::depth>(group_sums[half], fragments[i][half],
                                                        x + (2 * first + i) * kNextStep, i > 0);
     }
   }
@@ -535,6 +507,10 @@ __device__ void add_group(const Product& a, const Place<kBits, kRows>& at, std::
 #pragma unroll
   for (int half = 0; half < P::kHalves; ++half) {
     cuda::pin(group_sums[half]);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      cuda::pin(fragments[i][half]);  // they were being read
+    }
   }
 #pragma unroll
   for (int j = 0; j < kRows / 2; j += 4) {
@@ -583,42 +559,51 @@ __device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b
   }
 }
 
-/// The products of many rows: scales weights. While those of one tile run, the next one's weights are made.
+/// The products of many rows: scales weights. While the products of one step run, the next one's weights are made.
 template <class T, int kBits, int kRows>
 __device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
                                  float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   static_assert(P::kParts == 1 && P::kHalves == 1);
+  const auto factors_at = [&](std::uint32_t from) {
+    return load_factors<T, kBits, P::kColumnsEach>(a, one_zero, from + at.scales, from + at.zeros);
+  };
+  std::uint32_t fragments[2][4] = {};
   const int steps = b.steps();
   Ring<P::kStages> ring;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     cuda::wait(&b.full[ring.stage], ring.turn);
     const std::uint32_t stage = cuda::shared_address(b.stage(ring.stage));
-    auto own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, stage + at.scales, stage + at.zeros);
-    Fragments<1> fragments[kUnits];
+    Octets<kBits, P::kColumnsEach> octets[kUnits];
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      fragments[unit] = integers<T, kBits, 1>(stage + at.words + unit * kBits * P::kWordPitch, P::kWordPitch, at.octet);
-      if (unit > 0 && a.group_shift == 5) {
-        const std::uint32_t factors = stage + unit * 2 * kFactorBytes;
-        own = load_factors<T, kBits, P::kColumnsEach>(a, one_zero, factors + at.scales, factors + at.zeros);
-        own.keep_if(unit < units_in(a, b, i));
-      }
-      scale<T>(fragments[unit], own);
-      fragments[unit].pin();
+      octets[unit].load(stage + at.words + unit * kBits * P::kWordPitch, P::kWordPitch, at.octet);
     }
+    auto factors = factors_at(stage);
     const std::uint64_t x = cuda::depth_lines(at_address(stage + at.x));
-    cuda::begin_products();
 #pragma unroll
     for (int step = 0; step < 2 * kUnits; ++step) {
-      cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[0], fragments[step / 2].at[0][step % 2],
-                                                       x + step * kNextStep);
-    }
-    cuda::commit_products();
-    cuda::wait_products<1>();  // the tile before
-    if (i > 0) {
-      release(b, at, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
+      const int unit = step / 2;
+      if (step % 2 == 0 && unit > 0 && a.group_shift == 5) {
+        factors = factors_at(stage + unit * 2 * kFactorBytes);
+        factors.keep_if(unit < units_in(a, b, i));
+      }
+      auto& fragment = fragments[step % 2];
+      octets[unit].template get<T>(0, step % 2, fragment);
+      scale<T>(fragment, factors);
+      cuda::pin(fragment);
+      cuda::begin_products();
+      cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums[0], fragment, x + step * kNextStep);
+      cuda::commit_products();
+#ifdef MICA_TRY_SAFE
+      cuda::wait_products<0>();
+#endif
+      cuda::wait_products<1>();  // the step before, whose fragment was still being read
+      cuda::pin(fragments[(step + 1) % 2]);
+      if (step == 0 && i > 0) {
+        release(b, at, ring.stage == 0 ? P::kStages - 1 : ring.stage - 1);
+      }
     }
     ring.advance();
   }
@@ -665,8 +650,8 @@ template <class T, int kBits, int kRows>
 __device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const float* sums, volatile bool* is_last) {
   using P = Plan<kBits, kRows>;
   const int splits = static_cast<int>(gridDim.x);
+  constexpr int kQuads = kStrip / 4;
   const auto for_each = [&](const auto& f) {
-    constexpr int kQuads = kStrip / 4;
     const int size = min(kRows, a.m - b.row) * kQuads;
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kConsumerThreads) {
       const int column = i % kQuads * 4;
@@ -700,15 +685,29 @@ __device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const f
     *is_last = cuda::exchange_add(&a.done[blockIdx.z * gridDim.y + blockIdx.y], 1) == splits - 1;
   }
   cuda::meet(1, kConsumerThreads);
-  if (*is_last) {
-    for_each([&](int row, int column) {
-      float4 sum = {};
-#pragma unroll 4
-      for (int split = 0; split < splits; ++split) {
-        sum = plus(sum, __ldcg(partial(split, row, column)));
+  if (!*is_last) {
+    return;
+  }
+  constexpr int kBatch = 8;  // elements whose sums are under way together
+  constexpr int kRowsAtOnce = kConsumerThreads / kQuads;
+  const int column = static_cast<int>(threadIdx.x) % kQuads * 4;
+  const int rows = b.column + column < a.columns ? min(kRows, a.m - b.row) : 0;
+  for (int first = static_cast<int>(threadIdx.x) / kQuads; first < rows; first += kBatch * kRowsAtOnce) {
+    float4 batch[kBatch] = {};
+    for (int split = 0; split < splits; ++split) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = first + i * kRowsAtOnce;
+        batch[i] = plus(batch[i], row < rows ? __ldcg(partial(split, row, column)) : float4{});
       }
-      store_row<T>(a, b.row + row, b.column + column, sum);
-    });
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kRowsAtOnce;
+      if (row < rows) {
+        store_row<T>(a, b.row + row, b.column + column, batch[i]);
+      }
+    }
   }
 }
 
@@ -734,7 +733,7 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
                               .tiles = static_cast<int>(std::int64_t{a.tiles} * (split + 1) / splits) - first};
   if (threadIdx.x == 0) {
     for (int i = 0; i < P::kStages; ++i) {
-      cuda::init_barrier(&b.full[i], kGroupThreads + 1);
+      cuda::init_barrier(&b.full[i], kWarp + 1);
       cuda::init_barrier(&b.empty[i], kConsumerThreads / kWarp);
     }
     cuda::publish_barriers();
@@ -892,7 +891,7 @@ Tensor readable(const Tensor& x, DType dtype) {
 }  // namespace
 
 bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
-  constexpr std::int64_t kMostRows = 1 << 16;
+  constexpr std::int64_t kMostRows = 1024;  // beyond, it pays to dequantize the weight once for all rows
   const QuantizedWeight& weight = args.weight;
   const DType dtype = args.x.dtype();
   const std::int64_t m = args.x.size(0);
