@@ -624,7 +624,7 @@ Tensor readable(const Tensor& x, DType dtype) {
 }  // namespace
 
 bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
-  constexpr std::int64_t kMostRows = 1024;  // beyond, it pays to dequantize the weight once for all rows
+  constexpr std::int64_t kMostRows = 2048;  // beyond, it pays to dequantize the weight once for all rows
   const QuantizedWeight& weight = args.weight;
   const DType dtype = args.x.dtype();
   const std::int64_t m = args.x.size(0);
