@@ -15,6 +15,16 @@ struct ReLU : Module {
   }
 };
 
+struct LeakyReLU : Module {
+  explicit LeakyReLU(double slope = 0.01) : slope(slope) {}
+  Tensor operator()(const Tensor& x) const {
+    const Scope scope(*this);
+    return leaky_relu(x, slope);
+  }
+
+  double slope;
+};
+
 struct GELU : Module {
   explicit GELU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
   Tensor operator()(const Tensor& x) const {

@@ -2,7 +2,6 @@
 
 #include <mica/nn/init.h>
 #include <mica/nn/linear.h>
-#include <mica/ops/matmul/matmul.h>
 
 namespace mica::nn {
 
@@ -25,9 +24,9 @@ Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(
   }
 }
 
-Tensor Linear::operator()(const Tensor& x) const {
+Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   const Scope scope(*this);
-  return linear(x, weight, bias);
+  return linear(x, weight, bias, activation);
 }
 
 }  // namespace mica::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mica/nn/module.h>
+#include <mica/ops/matmul/matmul.h>
 
 namespace mica::nn {
 
@@ -17,7 +18,8 @@ class Linear : public Module {
   /// Takes existing tensors: a weight that another module has registered is tied to it.
   explicit Linear(const Tensor& weight, const Tensor& bias = {});
 
-  Tensor operator()(const Tensor& x) const;
+  /// Of its result, the activation, in the same kernel where there is one: fc(x, Activation::relu).
+  Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
 
   Tensor weight;
   Tensor bias;  // undefined without one

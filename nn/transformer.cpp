@@ -11,7 +11,8 @@ Mlp::Mlp(std::int64_t width, Options options)
 
 Tensor Mlp::operator()(const Tensor& x) const {
   const Scope scope(*this);
-  return dropout(c_proj(gelu(c_fc(x), options.gelu)));
+  const bool by_tanh = options.gelu == GeluApproximation::tanh;
+  return dropout(c_proj(c_fc(x, by_tanh ? Activation::gelu_tanh : Activation::gelu)));
 }
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -13,9 +14,12 @@
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/quantized/quantized_functions.h>
 #include <mica/ops/quantized/quantized_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/softmax/softmax_kernels.h>
+#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
 
 using namespace mica;
 
@@ -162,6 +166,33 @@ struct Rows {
   }
 };
 
+// Until the end of scope.
+class Precision {
+ public:
+  explicit Precision(int tf32) : previous_(float32_matmul_precision()) {
+    set_float32_matmul_precision(tf32 != 0 ? MatmulPrecision::tf32 : MatmulPrecision::float32);
+  }
+  ~Precision() { set_float32_matmul_precision(previous_); }
+  Precision(const Precision&) = delete;
+  Precision& operator=(const Precision&) = delete;
+
+ private:
+  MatmulPrecision previous_;
+};
+
+Activation activation_from(int code) {
+  check(code >= 0 && code <= 4, "expected an activation of 0 to 4, got {}", code);
+  return static_cast<Activation>(code);
+}
+
+void check_products(int64_t M, int64_t K, int64_t N) {
+  check(M >= 1 && K >= 1 && N >= 1, "expected sizes of at least 1, got M {}, K {}, N {}", M, K, N);
+}
+
+Tensor transposed(const Tensor& x) {
+  return as_strided(x, {x.size(1), x.size(0)}, {x.strides()[1], x.strides()[0]}, x.handle()->offset);
+}
+
 }  // namespace
 
 const char* mica_bench_error(void) { return last_error.c_str(); }
@@ -272,6 +303,31 @@ int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, co
                                         .rstd = wrap(rstd, {M}, float32, device),
                                         .dx = wrap(dx, {M, N}, type, device),
                                         .dweight = wrap(dweight, {N}, weight_type, device)});
+  });
+}
+
+int mica_softmax_forward(const void* x, void* y, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
+    const Device device = current_device();
+    const Tensor in = wrap(x, {M, N}, type, device);
+    const Tensor out = wrap(y, {M, N}, type, device);
+    kernels::softmax(Cuda{}, {.x = in, .axis = 1, .y = out});
+  });
+}
+
+int mica_softmax_backward(const void* dy, const void* y, void* dx, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(dy != nullptr && y != nullptr && dx != nullptr, "expected dy, y and dx, got a null pointer");
+    const Device device = current_device();
+    const Tensor out = wrap(y, {M, N}, type, device);
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const Tensor result = wrap(dx, {M, N}, type, device);
+    kernels::softmax_backward(Cuda{}, {.y = out, .dy = gradient, .axis = 1, .dx = result});
   });
 }
 
@@ -454,4 +510,74 @@ int64_t mica_bench_peak_bytes(void) {
     cuda::check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &none), "cudaMemPoolSetAttribute");
   });
   return status == 0 ? static_cast<int64_t>(most) : -1;
+}
+
+int mica_linear_forward(const void* x, const void* weight, const void* bias, void* y, void* saved, int64_t M, int64_t K,
+                        int64_t N, int activation, int tf32, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    check_products(M, K, N);
+    check(x != nullptr && weight != nullptr && y != nullptr, "expected x, weight and y, got a null pointer");
+    const DType type = dtype_from(dtype);
+    const Device device = current_device();
+    const Precision precision(tf32);
+    kernels::matmul(Cuda{}, {.a = wrap(x, {M, K}, type, device),
+                             .b = transposed(wrap(weight, {N, K}, type, device)),
+                             .bias = wrap(bias, {N}, type, device),
+                             .out = wrap(y, {M, N}, type, device),
+                             .activation = activation_from(activation),
+                             .sums = wrap(saved, {M, N}, type, device)});
+  });
+}
+
+int mica_linear_backward(const void* dy, const void* x, const void* weight, const void* y_or_saved, void* dz, void* dx,
+                         void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
+                         int dtype, void* stream) {
+  return guarded(stream, [&] {
+    check_products(M, K, N);
+    check(dy != nullptr && x != nullptr && weight != nullptr && dx != nullptr && dweight != nullptr && dbias != nullptr,
+          "expected all arguments, got a null pointer");
+    const DType type = dtype_from(dtype);
+    const Activation function = activation_from(activation);
+    const Device device = current_device();
+    const Precision precision(tf32);
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const bool has_function = function != Activation::none;
+    check(!has_function || (y_or_saved != nullptr && dz != nullptr),
+          "expected what forward saved and dz, got a null pointer");
+    const Tensor dsums = has_function ? wrap(dz, {M, N}, type, device) : gradient;
+    kernels::activation_backward(Cuda{}, {.activation = function,
+                                          .dy = gradient,
+                                          .v = wrap(y_or_saved, {M, N}, type, device),
+                                          .dz = dsums,
+                                          .dbias = wrap(dbias, {N}, type, device)});
+    kernels::matmul(
+        Cuda{},
+        {.a = dsums, .b = wrap(weight, {N, K}, type, device), .bias = {}, .out = wrap(dx, {M, K}, type, device)});
+    kernels::matmul(Cuda{}, {.a = transposed(dsums),
+                             .b = wrap(x, {M, K}, type, device),
+                             .bias = {},
+                             .out = wrap(dweight, {N, K}, type, device)});
+  });
+}
+
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1 && K >= 1, "expected sizes of at least 1, got M {}, N {}, K {}", M, N, K);
+    check(a != nullptr && b != nullptr && c != nullptr, "expected a, b and c, got a null pointer");
+    const Device device = current_device();
+    const auto matrix = [&](const void* data, int64_t rows, int64_t columns, int64_t leading, bool transposed) {
+      if (transposed) {
+        std::swap(rows, columns);
+      }
+      check_stride(columns, leading);
+      const Tensor lines = wrap_rows(data, rows, columns, leading, type, device);
+      return transposed ? as_strided(lines, {columns, rows}, {1, leading}, 0) : lines;
+    };
+    kernels::tiled_matmul(Cuda{}, {.a = matrix(a, M, K, lda, transpose_a != 0),
+                                   .b = matrix(b, K, N, ldb, transpose_b != 0),
+                                   .slope = activation != 0 ? 0.01 : 1,
+                                   .y = wrap(c, {M, N}, type, device)});
+  });
 }

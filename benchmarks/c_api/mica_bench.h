@@ -54,6 +54,12 @@ int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rst
 int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, const float* rstd, void* dx,
                            void* dweight, int64_t M, int64_t N, int dtype, int weight_dtype, void* stream);
 
+/* y (M, N) = softmax of the rows of x. */
+int mica_softmax_forward(const void* x, void* y, int64_t M, int64_t N, int dtype, void* stream);
+
+/* The gradient dx (M, N) of the above. */
+int mica_softmax_backward(const void* dy, const void* y, void* dx, int64_t M, int64_t N, int dtype, void* stream);
+
 /* sum (M, N) = x + residual, and y (M, N) = layer norm of its rows, otherwise as mica_layer_norm_forward. An error
  * where there is no kernel that does it in one pass. */
 int mica_add_layer_norm_forward(const void* x, const void* residual, const void* weight, const void* bias, void* sum,
@@ -97,6 +103,25 @@ int mica_quantized_matmul(const void* x, const int32_t* packed, const void* scal
 /* The most bytes that the device's stream-ordered pool, which all of mica's memory comes from, has had in use since the
  * last call; -1 on failure. */
 int64_t mica_bench_peak_bytes(void);
+
+/* Activations: 0 none, 1 relu, 2 leaky_relu with a slope of 0.01, 3 gelu by erf, 4 gelu by tanh. With `tf32` not 0,
+ * products of float32 are computed in TF32.
+ *
+ * y (M, N) = activation(x weight^T + bias) for x (M, K), weight (N, K), bias (N). `saved` (M, N) is what backward
+ * wants of it beside y: x weight^T + bias for gelu, nothing else. */
+int mica_linear_forward(const void* x, const void* weight, const void* bias, void* y, void* saved, int64_t M, int64_t K,
+                        int64_t N, int activation, int tf32, int dtype, void* stream);
+
+/* The gradients of the above: dx (M, K), dweight (N, K) and dbias (N), from y or, for gelu, from what was saved; dz
+ * (M, N) is scratch, which activation 0 does without. */
+int mica_linear_backward(const void* dy, const void* x, const void* weight, const void* y_or_saved, void* dz, void* dx,
+                         void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
+                         int dtype, void* stream);
+
+/* c (M, N) = a x b by mica's own kernels, leaky_relu of it if `activation` is not 0. a is (M, K), its rows lda elements
+ * apart, or, if `transpose_a` is not 0, the transpose of such a matrix (K, M); b is (K, N) likewise. */
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream);
 
 #ifdef __cplusplus
 }

@@ -60,12 +60,26 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
 
   cublasHandle_t get() const { return handle_; }
+  CublasWorkspace workspace() const { return {workspace_->data(), workspace_->bytes()}; }
 
  private:
   int device_;
   std::unique_ptr<Storage> workspace_;
   cublasHandle_t handle_ = nullptr;
 };
+
+const Handle& current_handle() {
+  // Two streams of a thread run at the same time, so each needs its own workspace and with it its own handle.
+  static thread_local std::map<std::pair<int, cudaStream_t>, Handle> handles;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::pair key(device, current_stream());
+  auto found = handles.find(key);
+  if (found == handles.end()) {
+    found = handles.try_emplace(key, device, key.second).first;
+  }
+  return found->second;
+}
 
 }  // namespace
 
@@ -77,17 +91,7 @@ void check(cublasStatus_t status, const char* what, std::source_location where) 
   }
 }
 
-cublasHandle_t cublas_handle() {
-  // Two streams of a thread run at the same time, so each needs its own workspace and with it its own handle.
-  static thread_local std::map<std::pair<int, cudaStream_t>, Handle> handles;
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const std::pair key(device, current_stream());
-  auto found = handles.find(key);
-  if (found == handles.end()) {
-    found = handles.try_emplace(key, device, key.second).first;
-  }
-  return found->second.get();
-}
+cublasHandle_t cublas_handle() { return current_handle().get(); }
+CublasWorkspace cublas_workspace() { return current_handle().workspace(); }
 
 }  // namespace mica::cuda

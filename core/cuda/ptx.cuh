@@ -8,6 +8,7 @@
 
 namespace mica::cuda {
 
+/// Where `p` lies in shared memory, as some instructions want it. It costs a few instructions each time.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -31,24 +32,33 @@ __device__ inline std::uint64_t evict_normal() {
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned; zeros, and no read, where not `present`.
 /// kLastInL2: of what is in the L2 cache, others are to go first (16 bytes only).
 template <int kBytes, bool kLastInL2 = false>
-__device__ void copy_async(void* shared, const void* global, bool present = true) {
+__device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   const int bytes = present ? kBytes : 0;
   if constexpr (kBytes == 16) {
     if constexpr (kLastInL2) {
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-                   "l"(global), "r"(bytes), "l"(evict_last())
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+                   "r"(bytes), "l"(evict_last())
                    : "memory");
     } else {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                   "r"(bytes)
-                   : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
     }
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
-                 "n"(kBytes), "r"(bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(bytes)
                  : "memory");
   }
+}
+
+template <int kBytes, bool kLastInL2 = false>
+__device__ void copy_async(void* shared, const void* global, bool present = true) {
+  copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);
+}
+
+/// Starts reading `bytes`, a multiple of 16, from an address that is one into the L2 cache. One thread is enough.
+__device__ inline void prefetch_to_l2(const void* global, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
 }
 
 /// Makes one group of the copies that this thread has started since the last group.

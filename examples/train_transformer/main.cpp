@@ -26,6 +26,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/io/file.h>
+#include <mica/ops/matmul/matmul.h>
 
 using namespace mica;
 
@@ -154,6 +155,7 @@ void run(const Options& options) {
   if (options.threads > 0) {
     set_num_threads(options.threads);
   }
+  set_float32_matmul_precision(options.tf32 ? MatmulPrecision::tf32 : MatmulPrecision::float32);
   const Device device = device_named(options.device);
   const Data data = read_data(options);
   manual_seed(options.seed);

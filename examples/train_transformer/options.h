@@ -31,6 +31,7 @@ struct Options : Recipe {
   std::uint64_t seed;
   int threads;        // 0: as many as there are cores
   bool checkpoint;    // compute the inside of each block again in backward
+  bool tf32;          // multiply float32 on a GPU with fewer digits
   std::string graph;  // empty: none
 };
 

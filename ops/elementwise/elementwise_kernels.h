@@ -12,8 +12,8 @@ namespace mica::kernels {
 
 namespace detail {
 using namespace functions;
-using Unary =
-    std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, Silu, Gelu, GeluTanh, Abs, Clamp>;
+using Unary = std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, LeakyRelu, Silu, Gelu,
+                           GeluTanh, Abs, Clamp>;
 using Binary = std::variant<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
 using FusedBinary = std::variant<Pow, Maximum, Minimum>;
 using Comparison = std::variant<Equal, NotEqual, Less, LessEqual>;
@@ -28,7 +28,7 @@ using FusedBinaryFunction = detail::FusedBinary;
 using Comparison = detail::Comparison;
 using LogicalFunction = detail::Logical;
 
-/// y = f(x).
+/// y = f(x). y may be x.
 template <class On>
 void unary(On, const UnaryFunction& f, const Tensor& y, const Tensor& x);
 

@@ -141,6 +141,20 @@ struct Relu {
   }
 };
 
+struct LeakyRelu {
+  static constexpr const char* name = "leaky_relu";
+  static constexpr bool from_output = false;
+  double slope;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return x > T{0} ? x : x * static_cast<T>(slope);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    return x > T{0} ? T{1} : static_cast<T>(slope);
+  }
+};
+
 struct Silu {
   static constexpr const char* name = "silu";
   static constexpr bool from_output = false;

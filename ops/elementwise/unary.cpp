@@ -3,6 +3,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/unary_ops.h>
 
 namespace mica {
 
@@ -40,6 +41,7 @@ Tensor times_curvature(functions::GeluTanh f, const Tensor& t, const Tensor& x) 
   return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * f.b))));
 }
 Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return zeros_like(y); }
+Tensor times_curvature(functions::LeakyRelu, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Clamp, const Tensor&, const Tensor& x) { return zeros_like(x); }
 
@@ -93,6 +95,7 @@ struct Tanh : Unary<functions::Tanh> {};
 struct Erf : Unary<functions::Erf> {};
 struct Sigmoid : Unary<functions::Sigmoid> {};
 struct Relu : Unary<functions::Relu> {};
+struct LeakyRelu : Unary<functions::LeakyRelu> {};
 struct Silu : Unary<functions::Silu> {};
 struct Abs : Unary<functions::Abs> {};
 struct Clamp : Unary<functions::Clamp> {};
@@ -113,6 +116,10 @@ struct Neg {
 
 }  // namespace
 
+Tensor detail::unary_gradient(const kernels::UnaryFunction& function, const Tensor& dy, const Tensor& v) {
+  return std::visit([&]<class F>(const F& f) { return autograd::apply(UnaryGradient<F>{f}, dy, v); }, function);
+}
+
 Tensor neg(const Tensor& x) { return autograd::apply(Neg{}, x); }
 Tensor exp(const Tensor& x) { return autograd::apply(Exp{}, x); }
 Tensor log(const Tensor& x) { return autograd::apply(Log{}, x); }
@@ -128,6 +135,7 @@ Tensor tanh(const Tensor& x) { return autograd::apply(Tanh{}, x); }
 Tensor erf(const Tensor& x) { return autograd::apply(Erf{}, x); }
 Tensor sigmoid(const Tensor& x) { return autograd::apply(Sigmoid{}, x); }
 Tensor relu(const Tensor& x) { return autograd::apply(Relu{}, x); }
+Tensor leaky_relu(const Tensor& x, double slope) { return autograd::apply(LeakyRelu{{.f = {.slope = slope}}}, x); }
 Tensor silu(const Tensor& x) { return autograd::apply(Silu{}, x); }
 Tensor abs(const Tensor& x) { return autograd::apply(Abs{}, x); }
 Tensor clamp(const Tensor& x, double low, double high) {

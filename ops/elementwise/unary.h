@@ -26,6 +26,8 @@ Tensor erf(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 /// max(x, 0); its derivative at 0 is 0.
 Tensor relu(const Tensor& x);
+/// x where it is positive, else x · slope; its derivative at 0 is the slope.
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 /// x · sigmoid(x).
 Tensor silu(const Tensor& x);
 /// |x|; its derivative at 0 is 0.

@@ -1,5 +1,12 @@
+#include <atomic>
+#include <tuple>
+#include <utility>
+
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary_ops.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/reduce/reduce.h>
@@ -9,96 +16,145 @@ namespace mica {
 
 namespace {
 
-Tensor product(const Tensor& a, const Tensor& b, const Tensor& bias, const Shape& shape) {
-  const Tensor y = empty(shape, a.dtype(), a.device());
-  if (y.numel() == 0) {
-    return y;
+std::atomic<MatmulPrecision> float32_precision = MatmulPrecision::float32;
+
+// kernels::matmul for operands and sizes of every kind.
+void multiply(kernels::MatmulArgs args) {
+  if (args.out.numel() == 0) {
+    return;
   }
-  if (a.size(-1) == 0) {
-    if (bias.defined()) {
-      copy_into(y, broadcast_view(bias, shape));
-    } else {
-      fill_data(y, 0);
-    }
-    return y;
+  const Device device = args.out.device();
+  if (args.a.size(-1) > 0) {
+    args.a = kernels::readable(args.a);
+    args.b = kernels::readable(args.b);
+    args.bias = args.bias.defined() ? contiguous_data(args.bias) : args.bias;
+    on_device(device, [&](auto on) { kernels::matmul(on, args); });
+    return;
   }
-  const kernels::MatmulArgs args{.a = kernels::readable(a),
-                                 .b = kernels::readable(b),
-                                 .bias = bias.defined() ? contiguous_data(bias) : Tensor{},
-                                 .out = y};
-  on_device(y.device(), [&](auto device) { kernels::matmul(device, args); });
-  return y;
+  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
+  if (args.bias.defined()) {
+    copy_into(sums, broadcast_view(args.bias, sums.shape()));
+  } else {
+    fill_data(sums, 0);
+  }
+  on_device(device, [&](auto on) { kernels::activate(on, args.activation, sums, args.out); });
 }
 
 // (…, M, K) · (…, K, N), both of at least two axes.
 struct Matmul {
   static constexpr bool composed = true;
+  Shape a_shape;
+  Shape b_shape;
 
   Tensor forward(autograd::Context& ctx, const Tensor& a, const Tensor& b) const {
     Shape shape = broadcast_shapes(a.shape().slice(0, a.dim() - 2), b.shape().slice(0, b.dim() - 2), "matmul");
     shape.push_back(a.size(-2));
     shape.push_back(b.size(-1));
-    ctx.save_for_backward(a, b);
-    return product(a, b, {}, shape);
+    // Each is for the other's gradient.
+    ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
+    const Tensor y = empty(shape, a.dtype(), a.device());
+    multiply({.a = a, .b = b, .bias = {}, .out = y});
+    return y;
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
     Tensors gradients(2);
     if (ctx.needs_grad(0)) {
-      gradients[0] = sum_to(matmul(dy, transpose(b, -1, -2)), a.shape());
+      gradients[0] = sum_to(matmul(dy, transpose(b, -1, -2)), a_shape);
     }
     if (ctx.needs_grad(1)) {
-      gradients[1] = sum_to(matmul(transpose(a, -1, -2), dy), b.shape());
+      gradients[1] = sum_to(matmul(transpose(a, -1, -2), dy), b_shape);
     }
     return gradients;
   }
 };
 
+// The second output, the sums z = x · weightᵀ + bias, is there where backward needs them. They are an output, though
+// nobody sees it, so that second derivatives find their way through them.
 struct Linear {
   static constexpr bool composed = true;
+  Activation activation;
+  Shape x_shape;
 
-  Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) const {
-    const std::int64_t in = weight.size(1);
-    const std::int64_t out = weight.size(0);
-    const std::int64_t rows = numel_of(x.shape().slice(0, x.dim() - 1));
+  Tensors forward(autograd::Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) const {
+    ctx.set_materialize_grads(false);
     Shape shape = x.shape();
-    shape.back() = out;
-    ctx.save_for_backward(x, weight);
-    const Tensor flat = rows_of(x, rows, in);
-    const Tensor y = product(flat, transpose(weight, 0, 1), bias, {rows, out});
-    return as_strided(y, shape, contiguous_strides(shape), 0);
+    shape.back() = weight.size(0);
+    const auto new_output = [&] { return empty(shape, x.dtype(), x.device()); };
+    const bool from_output = kernels::has_slope_from_output(activation);
+    const bool wants_sums = ctx.needs_any_grad() && activation != Activation::none && !from_output;
+    Tensors outputs{new_output()};
+    if (wants_sums) {
+      outputs.push_back(new_output());
+    }
+    ctx.save_for_backward(ctx.needs_grad(1) ? x : Tensor{}, ctx.needs_grad(0) ? weight : Tensor{},
+                          activation == Activation::none ? Tensor{} : outputs.back());
+
+    const std::int64_t rows = numel_of(shape.slice(0, shape.size() - 1));
+    multiply({.a = rows_of(x, rows),
+              .b = transpose(weight, 0, 1),
+              .bias = bias,
+              .out = rows_of(outputs[0], rows),
+              .activation = activation,
+              .sums = wants_sums ? rows_of(outputs[1], rows) : Tensor{}});
+    return outputs;
   }
 
-  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [x, weight] = ctx.saved<2>();
-    const std::int64_t rows = numel_of(x.shape().slice(0, x.dim() - 1));
-    const Tensor dy_rows = reshape(dy, {rows, weight.size(0)});
-    Tensors gradients(3);
-    if (ctx.needs_grad(0)) {
-      gradients[0] = reshape(matmul(dy_rows, weight), x.shape());
+  Tensors backward(autograd::Context& ctx, const Tensors& came) const {
+    const auto [x, weight, v] = ctx.saved<3>();
+    const Tensor& dy = came[0];
+    const Tensor dsums = came.size() > 1 ? came[1] : Tensor{};
+    if (!dy.defined() && !dsums.defined()) {
+      return Tensors(3);
     }
-    if (ctx.needs_grad(1)) {
-      gradients[1] = matmul(transpose(dy_rows, 0, 1), reshape(x, {rows, weight.size(1)}));
+    const std::int64_t in = x_shape.back();
+    const std::int64_t rows = numel_of(x_shape.slice(0, x_shape.size() - 1));
+    Tensor dz;
+    Tensor dbias;
+    if (ctx.needs_grad(2) && !dsums.defined() && dy.numel() > 0 && !autograd::grad_enabled()) {
+      std::tie(dz, dbias) = gradients_of_sums(contiguous_data(dy), v, rows);
+    } else {
+      const bool has_function = activation != Activation::none;
+      dz = dy.defined() && has_function ? detail::unary_gradient(kernels::function_of(activation), dy, v) : dy;
+      dz = !dz.defined() ? dsums : dsums.defined() ? dz + dsums : dz;
+      dz = reshape(dz, {rows, dz.size(-1)});
+      dbias = ctx.needs_grad(2) ? sum(dz, {0}) : dbias;
     }
-    if (ctx.needs_grad(2)) {
-      gradients[2] = sum(dy_rows, {0});
-    }
-    return gradients;
+    return {ctx.needs_grad(0) ? reshape(matmul(dz, weight), x_shape) : Tensor{},
+            ctx.needs_grad(1) ? matmul(transpose(dz, 0, 1), reshape(x, {rows, in})) : Tensor{}, dbias};
   }
 
  private:
-  // (…, in) as (rows, in): without a copy also where x is a matrix that a product can read.
-  static Tensor rows_of(const Tensor& x, std::int64_t rows, std::int64_t in) {
+  // Of z and of the bias, in one pass; nothing is recorded.
+  std::pair<Tensor, Tensor> gradients_of_sums(const Tensor& dy, const Tensor& v, std::int64_t rows) const {
+    const Tensor dy_rows = rows_of(dy, rows);
+    const bool has_function = activation != Activation::none;
+    const Tensor dz = has_function ? empty_like(dy_rows) : dy_rows;
+    const Tensor dbias = empty({dz.size(1)}, dz.dtype(), dz.device());
+    const kernels::ActivationBackward args{
+        .activation = activation, .dy = dy_rows, .v = has_function ? rows_of(v, rows) : v, .dz = dz, .dbias = dbias};
+    on_device(dz.device(), [&](auto device) { kernels::activation_backward(device, args); });
+    return {dz, dbias};
+  }
+
+  // (…, n) as (rows, n): without a copy also where x is a matrix that a product can read.
+  static Tensor rows_of(const Tensor& x, std::int64_t rows) {
     if (x.dim() == 2) {
       return x;
     }
     const Tensor packed = contiguous_data(x);
-    return as_strided(packed, {rows, in}, {in, 1}, packed.handle()->offset);
+    const std::int64_t columns = x.size(-1);
+    return as_strided(packed, {rows, columns}, {columns, 1}, packed.handle()->offset);
   }
 };
 
+Tensor product(const Tensor& a, const Tensor& b) { return autograd::apply(Matmul{a.shape(), b.shape()}, a, b); }
+
 }  // namespace
+
+void set_float32_matmul_precision(MatmulPrecision precision) { float32_precision = precision; }
+MatmulPrecision float32_matmul_precision() { return float32_precision; }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check(a.dim() > 0 && b.dim() > 0, "matmul: expected tensors with at least one axis, got {} and {}", a.shape(),
@@ -121,12 +177,12 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     shape.pop_back();
     const std::int64_t rows = numel_of(shape);
     shape.push_back(b.size(1));
-    return reshape(autograd::apply(Matmul{}, reshape(a, {rows, inner}), b), shape);
+    return reshape(product(reshape(a, {rows, inner}), b), shape);
   }
-  return autograd::apply(Matmul{}, a, b);
+  return product(a, b);
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
   check(weight.dim() == 2, "linear: expected weight of shape (out, in), got {}", weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "linear: expected x of shape (…, {}), got {}", weight.size(1),
         x.shape());
@@ -139,7 +195,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     check(bias.dtype() == x.dtype() && bias.device() == x.device(), "linear: expected bias of {} on {}, got {} on {}",
           x.dtype(), x.device(), bias.dtype(), bias.device());
   }
-  return autograd::apply(Linear{}, x, weight, bias);
+  return autograd::apply(Linear{activation, x.shape()}, x, weight, bias)[0];
 }
 
 }  // namespace mica

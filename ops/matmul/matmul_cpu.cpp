@@ -9,6 +9,7 @@
 
 #include <mica/ops/matmul/gemm_cpu.h>
 #include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/reduce/reduce_kernels.h>
 
 namespace mica::kernels {
 
@@ -84,7 +85,20 @@ void multiply_add(const MatmulAddArgs& args) {
 }  // namespace
 
 void matmul(Cpu, const MatmulArgs& args) {
-  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(args); });
+  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
+  const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
+  on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(product); });
+  activate(Cpu{}, args.activation, sums, args.out);
+}
+
+void activation_backward(Cpu, const ActivationBackward& args) {
+  const bool has_function = args.activation != Activation::none;
+  if (has_function) {
+    unary_backward(Cpu{}, function_of(args.activation), args.dz, args.dy, args.v);
+  }
+  const Tensor sums =
+      as_strided(args.dbias, {1, args.dbias.numel()}, {args.dbias.numel(), 1}, args.dbias.handle()->offset);
+  sum(Cpu{}, Sum{.x = has_function ? args.dz : args.dy, .divisor = 1, .y = sums});
 }
 
 void matmul_add(Cpu, const MatmulAddArgs& args) {

@@ -4,6 +4,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/cuda/cublas.h>
+#include <mica/ops/matmul/epilogue_cuda.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 
 namespace mica::kernels {
@@ -11,13 +12,7 @@ namespace mica::kernels {
 namespace {
 
 template <class T>
-constexpr cudaDataType_t kCudaType = CUDA_R_32F;
-template <>
-constexpr cudaDataType_t kCudaType<double> = CUDA_R_64F;
-template <>
-constexpr cudaDataType_t kCudaType<Half> = CUDA_R_16F;
-template <>
-constexpr cudaDataType_t kCudaType<BFloat16> = CUDA_R_16BF;
+constexpr cudaDataType_t kCudaType = cuda_type(dtype_of<T>);
 
 // A launch costs about as much time as so many multiplications.
 constexpr double kLaunch = 1e9;
@@ -30,7 +25,7 @@ template <class T>
 void multiply(const MatmulArgs& args) {
   using S = Accumulate<T>;
   constexpr cudaDataType_t type = kCudaType<T>;
-  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = compute_type(dtype_of<T>);
 
   const std::int64_t m = args.out.size(-2);
   const std::int64_t n = args.out.size(-1);
@@ -90,7 +85,7 @@ MatmulArgs with_few_runs(const MatmulArgs& args) {
 template <class T>
 void multiply_add(const MatmulAddArgs& args) {
   using S = Accumulate<T>;
-  constexpr cublasComputeType_t compute = std::is_same_v<S, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = compute_type(dtype_of<T>);
   const MatrixLayout a = matrix_layout(args.a);
   const MatrixLayout b = matrix_layout(args.b);
   const std::int64_t m = args.sum.size(0);
@@ -103,6 +98,11 @@ void multiply_add(const MatmulAddArgs& args) {
               "cublasGemmEx");
 }
 
+// cuBLAS's kernels for a matrix times a vector round the product to 16 bits before they add what is there.
+bool rounds_before_bias(const MatmulArgs& args) {
+  return args.bias.defined() && size_of(args.out.dtype()) == 2 && (args.out.size(0) == 1 || args.out.size(1) == 1);
+}
+
 }  // namespace
 
 void matmul_add(Cuda, const MatmulAddArgs& args) {
@@ -110,8 +110,23 @@ void matmul_add(Cuda, const MatmulAddArgs& args) {
 }
 
 void matmul(Cuda, const MatmulArgs& args) {
-  const MatmulArgs ready = with_few_runs(args);
-  on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+  if (matmul_in_one_kernel(args)) {
+    return;
+  }
+  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
+  const MatmulArgs product{.a = args.a, .b = args.b, .bias = args.bias, .out = sums};
+  if (args.activation == Activation::none || !matmul_in_one_kernel(product)) {
+    if (rounds_before_bias(product)) {
+      const Tensor wide = empty(sums.shape(), accumulate_dtype(sums.dtype()), sums.device());
+      copy_into(wide, broadcast_view(args.bias, sums.shape()));
+      matmul_add(Cuda{}, {.a = args.a, .b = args.b, .sum = wide});
+      copy_into(sums, wide);
+    } else {
+      const MatmulArgs ready = with_few_runs(product);
+      on_dtype(FloatTypes{}, sums.dtype(), "matmul", [&]<class T>() { multiply<T>(ready); });
+    }
+  }
+  activate(Cuda{}, args.activation, sums, args.out);
 }
 
 }  // namespace mica::kernels

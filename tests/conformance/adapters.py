@@ -130,6 +130,11 @@ def gelu(x, args, kwargs):
     return Call([x], {"approximate": how})
 
 
+def leaky_relu(x, args, kwargs):
+    slope = arguments(args, kwargs, "negative_slope").get("negative_slope", 0.01)
+    return Call([x], {"slope": slope})
+
+
 def chosen(a, args, kwargs):
     values = arguments(args, kwargs, "condition", "other")
     condition, b = values["condition"], values["other"]

@@ -140,6 +140,7 @@ inline const std::map<std::string, Call>& calls() {
       {"sigmoid", plain([](const Tensor& x) { return sigmoid(x); })},
       {"abs", plain([](const Tensor& x) { return abs(x); })},
       {"relu", plain([](const Tensor& x) { return relu(x); })},
+      {"leaky_relu", with([](const Tensor& x, const Json& a) { return leaky_relu(x, number(a["slope"])); })},
       {"silu", plain([](const Tensor& x) { return silu(x); })},
       {"gelu", with([](const Tensor& x, const Json& a) {
          return gelu(x, a["approximate"] == "tanh" ? GeluApproximation::tanh : GeluApproximation::none);

@@ -62,6 +62,7 @@ SPECS = [
     *(Spec(name, name, to.unary) for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "abs")),
     *(Spec(name, name, to.unary, limit=400) for name in ("tanh", "erf")),  # have no smaller sample of many values
     Spec("relu", "nn.functional.relu", to.unary),
+    Spec("leaky_relu", "nn.functional.leaky_relu", to.leaky_relu),
     Spec("silu", "nn.functional.silu", to.unary),
     Spec("gelu", "nn.functional.gelu", to.gelu),
     Spec("clamp", "clamp", to.clamped),

@@ -151,6 +151,12 @@ TEST_F(Cli, CheckpointsChangeNothing) {
   EXPECT_EQ(contents(folder / "kept/model.safetensors"), contents(folder / "again/model.safetensors"));
 }
 
+TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
+  ASSERT_EQ(train("--out exact").status, 0);
+  ASSERT_EQ(train("--out tf32 --tf32").status, 0);
+  EXPECT_EQ(contents(folder / "exact/model.safetensors"), contents(folder / "tf32/model.safetensors"));
+}
+
 TEST_F(Cli, PresetsGiveWayToOptions) {
   ASSERT_EQ(train("--preset shakespeare-gpu --dropout 0 --lr 0.004 --warmup 0 --out run").status, 0);
   const auto lines = metrics("run");

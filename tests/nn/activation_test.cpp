@@ -19,6 +19,8 @@ TEST(Activations, Values) {
     return 0.5 * v * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (v + 0.044715 * v * v * v)));
   };
   expect_close(nn::ReLU{}(x), {0, 0, 2}, 0, 0);
+  expect_close(nn::LeakyReLU{}(x), {-0.015, 0, 2}, 1e-15, 0);
+  expect_close(nn::LeakyReLU{0.5}(x), {-0.75, 0, 2}, 0, 0);
   expect_close(nn::GELU{}(x), {exact(-1.5), 0, exact(2)}, 1e-12, 0);
   expect_close(nn::GELU{GeluApproximation::tanh}(x), {cubic(-1.5), 0, cubic(2)}, 1e-12, 0);
   expect_close(nn::SiLU{}(x), {-1.5 * sigmoid(-1.5), 0, 2 * sigmoid(2)}, 1e-12, 0);
@@ -28,8 +30,17 @@ TEST(Activations, Values) {
 
 TEST(Activations, Gradients) {
   manual_seed(1);
-  nn::Sequential net{nn::Linear{3, 4}, nn::GELU{},    nn::Linear{4, 4}, nn::SiLU{}, nn::Linear{4, 4},
-                     nn::Tanh{},       nn::Sigmoid{}, nn::Linear{4, 3}, nn::ReLU{}, nn::GELU{GeluApproximation::tanh}};
+  nn::Sequential net{nn::Linear{3, 4},
+                     nn::GELU{},
+                     nn::Linear{4, 4},
+                     nn::SiLU{},
+                     nn::Linear{4, 4},
+                     nn::Tanh{},
+                     nn::Sigmoid{},
+                     nn::Linear{4, 3},
+                     nn::ReLU{},
+                     nn::LeakyReLU{},
+                     nn::GELU{GeluApproximation::tanh}};
   check_gradients(net, randn({5, 3}));
   compare_devices(net, randn({5, 3}));
 }

@@ -7,6 +7,7 @@
 #include <mica/nn/embedding.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/nn/linear.h>
+#include <mica/ops/elementwise/unary.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -34,6 +35,15 @@ TEST(Linear, MatchesReference) {
   const Tensor y = linear(x);
   EXPECT_EQ(y.shape(), (Shape{4, 5, 2}));
   expect_close(y, expected, 1e-5, 1e-6);
+}
+
+TEST(Linear, WithAnActivation) {
+  const nn::Linear linear{3, 2};
+  const Tensor x = randn({5, 3});
+  expect_close(linear(x, Activation::relu), relu(linear(x)), 0, 0);
+  expect_close(linear(x, Activation::gelu_tanh), gelu(linear(x), GeluApproximation::tanh), 0, 0);
+  const nn::Linear without{3, 2, {.bias = false}};
+  expect_close(without(x, Activation::leaky_relu), leaky_relu(without(x)), 0, 0);
 }
 
 TEST(Linear, StartsAsPyTorchDoes) {

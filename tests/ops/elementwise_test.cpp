@@ -94,6 +94,8 @@ const UnaryCase kUnary[] = {
     {"erf", [](const Tensor& x) { return erf(x); }, [](double x) { return std::erf(x); }, -3, 3},
     {"sigmoid", [](const Tensor& x) { return sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); }, -6, 6},
     {"relu", [](const Tensor& x) { return relu(x); }, [](double x) { return std::max(x, 0.0); }, -3, 3},
+    {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.3); }, [](double x) { return x > 0 ? x : 0.3 * x; }, -3,
+     3},
     {"silu", [](const Tensor& x) { return silu(x); }, [](double x) { return x / (1 + std::exp(-x)); }, -6, 6},
     {"abs", [](const Tensor& x) { return abs(x); }, [](double x) { return std::abs(x); }, -3, 3},
     {"clamp", [](const Tensor& x) { return clamp(x, -1, 2); },
@@ -174,6 +176,8 @@ TEST(Elementwise, KinksAndSpecialValues) {
       };
       using Values = std::vector<double>;
       EXPECT_EQ(gradient([](const Tensor& x) { return relu(x); }, {-1, 0, 1}), (Values{0, 0, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return leaky_relu(x, 0.25); }, {-1, 0, 1}), (Values{0.25, 0.25, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return leaky_relu(x, -2); }, {-1, 1}), (Values{-2, 1}));
       EXPECT_EQ(gradient([](const Tensor& x) { return abs(x); }, {-1, 0, 1}), (Values{-1, 0, 1}));
       EXPECT_EQ(gradient([](const Tensor& x) { return clamp(x, 0, 1); }, {-1, 0, 0.5, 1, 2}), (Values{0, 1, 1, 1, 0}));
       EXPECT_EQ(gradient([](const Tensor& x) { return maximum(x, 1); }, {0, 1, 2}), (Values{0, 0.5, 1}));
@@ -185,6 +189,7 @@ TEST(Elementwise, KinksAndSpecialValues) {
       const Tensor special = from_data({kNaN, kInfinity, -kInfinity, 0.0}).to(device, dtype);
       const auto expect = [&](const Tensor& y, const Values& expected) { expect_close(y, expected, 1e-6, 0); };
       expect(relu(special), {kNaN, kInfinity, 0, 0});
+      expect(leaky_relu(special), {kNaN, kInfinity, -kInfinity, 0});
       expect(exp(special), {kNaN, kInfinity, 0, 1});
       expect(log(special), {kNaN, kInfinity, kNaN, -kInfinity});
       expect(tanh(special), {kNaN, 1, -1, 0});

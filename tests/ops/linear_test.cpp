@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
-
+#include "tests/ops/matrix_layouts.h"
 #include "tests/support.h"
+#include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 
@@ -13,12 +16,38 @@ using namespace mica::testing_support;
 
 namespace {
 
+struct Function {
+  Activation activation;
+  const char* name;
+  double (*value)(double);
+  double (*slope)(double);
+};
+
+double cdf(double z) { return 0.5 * (1 + std::erf(z * M_SQRT1_2)); }
+double tanh_cdf(double z) { return 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))); }
+
+const Function kNone{Activation::none, "none", [](double z) { return z; }, [](double) { return 1.0; }};
+const Function kFunctions[] = {
+    kNone,
+    {Activation::relu, "relu", [](double z) { return std::max(z, 0.0); }, [](double z) { return z > 0 ? 1.0 : 0.0; }},
+    {Activation::leaky_relu, "leaky_relu", [](double z) { return z > 0 ? z : 0.01 * z; },
+     [](double z) { return z > 0 ? 1 : 0.01; }},
+    {Activation::gelu, "gelu", [](double z) { return z * cdf(z); },
+     [](double z) { return cdf(z) + z * std::exp(-0.5 * z * z) / std::sqrt(2 * M_PI); }},
+    {Activation::gelu_tanh, "gelu_tanh", [](double z) { return z * tanh_cdf(z); },
+     [](double z) {
+       const double p = tanh_cdf(z);
+       return p + z * 2 * p * (1 - p) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * z * z);
+     }},
+};
+
 // y, dx, dweight and dbias by their definitions, for x (rows, in).
 struct Reference {
   std::vector<double> y, dx, dweight, dbias;
 };
 
-Reference reference(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dy) {
+Reference reference(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dy,
+                    const Function& f = kNone) {
   const std::int64_t out = weight.size(0), in = weight.size(1), rows = dy.numel() / out;
   const std::vector<double> xs = to_vector<double>(x), ws = to_vector<double>(weight), gs = to_vector<double>(dy);
   const std::vector<double> bs = bias.defined() ? to_vector<double>(bias) : std::vector<double>(out);
@@ -26,11 +55,14 @@ Reference reference(const Tensor& x, const Tensor& weight, const Tensor& bias, c
               std::vector<double>(out)};
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < out; ++j) {
-      const double g = gs[i * out + j];
-      r.y[i * out + j] = bs[j];
+      double z = bs[j];
+      for (std::int64_t k = 0; k < in; ++k) {
+        z += xs[i * in + k] * ws[j * in + k];
+      }
+      r.y[i * out + j] = f.value(z);
+      const double g = gs[i * out + j] * f.slope(z);
       r.dbias[j] += g;
       for (std::int64_t k = 0; k < in; ++k) {
-        r.y[i * out + j] += xs[i * in + k] * ws[j * in + k];
         r.dx[i * in + k] += g * ws[j * in + k];
         r.dweight[j * in + k] += g * xs[i * in + k];
       }
@@ -76,9 +108,228 @@ TEST(Linear, Gradients) {
     const Tensor weight = randn({3, 4}, float64, device), bias = randn({3}, float64, device);
     for (const Shape& shape : {Shape{4}, Shape{1, 4}, Shape{5, 4}, Shape{2, 3, 4}}) {
       const Tensor x = randn(shape, float64, device);
-      EXPECT_TRUE(autograd::gradcheck(linear, {x, weight, bias}));
-      EXPECT_TRUE(autograd::gradcheck([](const Tensor& a, const Tensor& w) { return linear(a, w); }, {x, weight}));
+      for (const Function& f : kFunctions) {
+        SCOPED_TRACE(std::string(f.name) + " of " + to_string(shape) + " on " + to_string(device));
+        const auto with_bias = [&](const Tensor& a, const Tensor& w, const Tensor& b) {
+          return linear(a, w, b, f.activation);
+        };
+        const auto without = [&](const Tensor& a, const Tensor& w) { return linear(a, w, {}, f.activation); };
+        EXPECT_TRUE(autograd::gradcheck(with_bias, {x, weight, bias}));
+        EXPECT_TRUE(autograd::gradcheck(without, {x, weight}));
+        EXPECT_TRUE(autograd::gradgradcheck(with_bias, {x, weight, bias}));
+        EXPECT_TRUE(autograd::gradgradcheck(without, {x, weight}));
+        // Each alone, as constants are not kept.
+        EXPECT_TRUE(
+            autograd::gradgradcheck([&](const Tensor& a) { return linear(a, weight, bias, f.activation); }, {x}));
+        EXPECT_TRUE(
+            autograd::gradgradcheck([&](const Tensor& w) { return linear(x, w, bias, f.activation); }, {weight}));
+        EXPECT_TRUE(
+            autograd::gradgradcheck([&](const Tensor& b) { return linear(x, weight, b, f.activation); }, {bias}));
+      }
     }
+  }
+}
+
+// Numbers of few bits, so that sums of their products are exact in every dtype and 0 is among them.
+Tensor coarse(const Shape& shape, DType dtype, Device device) {
+  return (randint(-16, 17, shape, int64, device).to(float64) * 0.125).to(dtype);
+}
+
+// Close, in relation to each value and to the largest; where all are small, to the terms of their sums.
+void expect_near(const Tensor& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
+  double largest = 1;
+  for (const double value : expected) {
+    largest = std::max(largest, std::abs(value));
+  }
+  expect_close(got, expected, tolerance, tolerance * largest, what);
+}
+
+double tolerance(DType dtype) {
+  return dtype == float64 ? 1e-13 : dtype == float32 ? 1e-5 : dtype == float16 ? 1.5e-3 : 1.2e-2;
+}
+
+TEST(LinearActivation, MatchesDefinition) {
+  const std::vector<std::array<std::int64_t, 3>> sizes{{1, 1, 1},   {3, 17, 255}, {255, 3, 17}, {17, 255, 3},
+                                                       {1, 64, 48}, {255, 17, 1}, {40, 64, 48}, {128, 256, 64}};
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const auto& [rows, in, out] : sizes) {
+        const Tensor x = coarse({rows, in}, dtype, device);
+        const Tensor weight = coarse({out, in}, dtype, device);
+        const Tensor dy = randn({rows, out}, dtype, device);
+        for (const Function& f : kFunctions) {
+          for (const bool with_bias : {true, false}) {
+            const Tensor bias = with_bias ? coarse({out}, dtype, device) : Tensor{};
+            const Reference expected = reference(x, weight, bias, dy, f);
+            for (const bool odd_layout : {false, true}) {
+              const auto lie = [&](const Tensor& t, auto layout) { return (odd_layout ? layout(t) : t).detach(); };
+              const Tensor a = lie(x, padded).requires_grad_();
+              const Tensor w = lie(weight, stored_transposed).requires_grad_();
+              const Tensor b = with_bias ? lie(bias, padded).requires_grad_() : Tensor{};
+              const Tensor y = linear(a, w, b, f.activation);
+              y.backward(lie(dy, stored_transposed));
+              const std::string what = fmt::format("{} of {} x {} x {} {} on {}{}{}", f.name, rows, in, out, dtype,
+                                                   device, with_bias ? ", bias" : "", odd_layout ? ", odd layout" : "");
+              expect_near(y, expected.y, tolerance(dtype), what + " y");
+              expect_near(a.grad(), expected.dx, tolerance(dtype), what + " dx");
+              expect_near(w.grad(), expected.dweight, tolerance(dtype), what + " dweight");
+              if (with_bias) {
+                expect_near(b.grad(), expected.dbias, tolerance(dtype), what + " dbias");
+              }
+              // Without gradients it may go another way.
+              const Tensor alone = linear(a.detach(), w.detach(), with_bias ? b.detach() : b, f.activation);
+              expect_near(alone, expected.y, tolerance(dtype), what + " y alone");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The sums before the bias need a bit more than 16-bit floats have.
+TEST(LinearActivation, BiasIsAPartOfTheSum) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      const double large = dtype == float16 ? 2048 : 256;
+      for (const std::int64_t rows : {1, 19, 128}) {
+        for (const std::int64_t in : {3, 40, 1024}) {
+          for (const std::int64_t out : {1, 35, 64, 520}) {
+            const Tensor x = zeros({rows, in}, dtype, device);
+            fill_data(slice(x, 1, 0, 1), large);
+            fill_data(slice(x, 1, 1, 2), 1);
+            const Tensor weight = ones({out, in}, dtype, device), bias = full({out}, -large, dtype, device);
+            for (const Function& f : kFunctions) {
+              const std::string what = fmt::format("{} of {} x {} x {} {} on {}", f.name, rows, in, out, dtype, device);
+              const Tensor y = linear(x, weight, bias, f.activation);
+              expect_close(y, std::vector<double>(rows * out, f.value(1)), 4e-3, 0, what);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearActivation, IsTheActivationOfTheSums) {
+  const auto of = [](Activation activation, const Tensor& z) {
+    switch (activation) {
+      case Activation::relu: return relu(z);
+      case Activation::leaky_relu: return leaky_relu(z);
+      case Activation::gelu: return gelu(z);
+      case Activation::gelu_tanh: return gelu(z, GeluApproximation::tanh);
+      default: return z;
+    }
+  };
+  for (const DType dtype : {float64, float32, float16, bfloat16}) {
+    for (const Function& f : kFunctions) {
+      const Tensor dy = randn({2, 9, 33}, dtype);
+      const auto run = [&](const auto& function, const Tensors& values) {
+        const Tensors leaves{values[0].detach().requires_grad_(), values[1].detach().requires_grad_(),
+                             values[2].detach().requires_grad_()};
+        const Tensor y = function(leaves[0], leaves[1], leaves[2]);
+        y.backward(dy);
+        return Tensors{y.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+      };
+      const Tensors values{randn({2, 9, 70}, dtype), randn({33, 70}, dtype), randn({33}, dtype)};
+      const Tensors fused =
+          run([&](const Tensor& x, const Tensor& w, const Tensor& b) { return linear(x, w, b, f.activation); }, values);
+      const Tensors steps = run(
+          [&](const Tensor& x, const Tensor& w, const Tensor& b) { return of(f.activation, linear(x, w, b)); }, values);
+      for (std::size_t i = 0; i < fused.size(); ++i) {
+        EXPECT_TRUE(same_bits(fused[i], steps[i])) << f.name << " " << name_of(dtype) << " " << i;
+      }
+    }
+  }
+}
+
+TEST(LinearActivation, SpecialValues) {
+  const double kInfinity = INFINITY;
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      // Rows of sums NaN, ∞, −∞, 0, in tiles of kernels' own size.
+      const Tensor x = zeros({64, 64}, dtype, device), weight = zeros({64, 64}, dtype, device);
+      fill_data(slice(select(x, 1, 0), 0, 0, 1), NAN);
+      fill_data(slice(select(x, 1, 0), 0, 1, 2), kInfinity);
+      fill_data(slice(select(x, 1, 0), 0, 2, 3), -kInfinity);
+      fill_data(select(weight, 1, 0), 1);
+      const auto first = [&](Activation activation) {
+        const std::vector<double> all = to_vector<double>(linear(x, weight, zeros({64}, dtype, device), activation));
+        return std::vector<double>{all[0], all[64], all[128], all[192]};
+      };
+      const auto expect = [&](Activation activation, const std::vector<double>& expected) {
+        const std::vector<double> got = first(activation);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i])))
+              << name_of(dtype) << " on " << to_string(device) << ", activation " << static_cast<int>(activation)
+              << ", row " << i << ": " << got[i];
+        }
+      };
+      expect(Activation::none, {NAN, kInfinity, -kInfinity, 0});
+      expect(Activation::relu, {NAN, kInfinity, 0, 0});
+      expect(Activation::leaky_relu, {NAN, kInfinity, -kInfinity, 0});
+    }
+  }
+}
+
+TEST(LinearActivation, RunsAreIdentical) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16, bfloat16}) {
+      for (const Function& f : kFunctions) {
+        const Tensor values = randn({130, 520}, dtype, device), matrix = randn({72, 520}, dtype, device);
+        const Tensor row = randn({72}, dtype, device), dy = randn({130, 72}, dtype, device);
+        const auto run = [&] {
+          const Tensor x = values.detach().requires_grad_(), weight = matrix.detach().requires_grad_();
+          const Tensor bias = row.detach().requires_grad_();
+          const Tensor y = linear(x, weight, bias, f.activation);
+          y.backward(dy);
+          return Tensors{y.detach(), x.grad(), weight.grad(), bias.grad()};
+        };
+        const Tensors one = run(), other = run();
+        for (std::size_t i = 0; i < one.size(); ++i) {
+          EXPECT_TRUE(same_bits(one[i], other[i])) << f.name << " " << name_of(dtype) << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearActivation, Empty) {
+  for (const Device device : test_devices()) {
+    for (const Function& f : kFunctions) {
+      const Tensor weight = ones({3, 4}, float32, device).requires_grad_();
+      const Tensor bias = ones({3}, float32, device).requires_grad_();
+      const Tensor none = empty({2, 0, 4}, float32, device).requires_grad_();
+      const Tensor y = linear(none, weight, bias, f.activation);
+      EXPECT_EQ(y.shape(), (Shape{2, 0, 3}));
+      y.backward(empty({2, 0, 3}, float32, device));
+      EXPECT_EQ(none.grad().shape(), none.shape());
+      expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
+      expect_close(bias.grad(), std::vector<double>(3, 0.0), 0, 0);
+      // Nothing to sum: the activation of the bias is left.
+      const Tensor half = full({3}, -0.5, float32, device).requires_grad_();
+      const Tensor left = linear(empty({2, 0}, float32, device), empty({3, 0}, float32, device), half, f.activation);
+      expect_close(left, std::vector<double>(6, f.value(-0.5)), 1e-6, 0, f.name);
+      left.backward(ones({2, 3}, float32, device));
+      expect_close(half.grad(), std::vector<double>(3, 2 * f.slope(-0.5)), 1e-6, 0, f.name);
+    }
+  }
+}
+
+// What is kept for backward is what a gradient asked for needs.
+TEST(Linear, KeepsOnlyWhatGradientsNeed) {
+  const Tensor x = randn({5, 4}), weight = randn({3, 4}), bias = randn({3}), dy = ones({5, 3});
+  for (const Function& f : kFunctions) {
+    const Tensor a = x.detach().requires_grad_();
+    const Tensor w = clone(weight);
+    const Tensor y = linear(a, w, bias, f.activation);
+    fill_(a.detach(), 0);  // only dweight is made of x
+    y.backward(dy);
+    const Tensor b = clone(weight).requires_grad_();
+    const Tensor other = linear(x, b, bias, f.activation);
+    no_grad([&] { return fill_(b, 0); });
+    other.backward(dy);
+    EXPECT_TRUE(b.grad().defined());
   }
 }
 
@@ -132,7 +383,7 @@ TEST(Linear, ThreadsDoNotChangeBits) {
   const Tensors one = run(x, weight, bias, 1);
   const Tensors five = run(x, weight, bias, 5);
   for (std::size_t i = 0; i < one.size(); ++i) {
-    EXPECT_EQ(std::memcmp(one[i].raw_data(), five[i].raw_data(), one[i].bytes()), 0) << i;
+    EXPECT_TRUE(same_bits(one[i], five[i])) << i;
   }
   set_num_threads(before);
 }

@@ -1,11 +1,12 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
-
+#include "tests/ops/matrix_layouts.h"
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/layout.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
@@ -66,25 +67,6 @@ void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, const std
 
 std::string describe(DType dtype, Device device, const Shape& a, const Shape& b) {
   return to_string(a) + " · " + to_string(b) + " " + std::string(name_of(dtype)) + " on " + to_string(device);
-}
-
-// A view of the same values with the last two axes swapped in memory.
-Tensor stored_transposed(const Tensor& x) { return transpose(contiguous(transpose(x, -1, -2)), -1, -2); }
-
-// A view that starts one element into its memory and has gaps between rows.
-Tensor padded(const Tensor& x) {
-  Shape shape = x.shape();
-  shape.back() += 3;
-  const Tensor base = full(shape, NAN, x.dtype(), x.device());
-  const Tensor inside = slice(base, -1, 1, 1 + x.size(-1));
-  copy_into(inside, x);
-  return inside;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = contiguous(a).to(Device::cpu());
-  const Tensor y = contiguous(b).to(Device::cpu());
-  return x.shape() == y.shape() && std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) == 0;
 }
 
 const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
@@ -254,9 +236,47 @@ TEST(Matmul, Gradients) {
 TEST(Matmul, GradientsOfOneOperand) {
   const Tensor a = randn({3, 4}), b = randn({4, 5});
   a.requires_grad_();
-  matmul(a, b).backward(ones({3, 5}));
-  EXPECT_TRUE(a.grad().defined());
+  const Tensor y = matmul(a, b);
+  fill_(a.detach(), 0);  // only b's gradient is made of a, so a was not kept
+  y.backward(ones({3, 5}));
+  expect_product(a.grad(), ones({1, 3, 5}), unsqueeze(transpose(b, 0, 1), 0), "da");
   EXPECT_FALSE(b.grad().defined());
+}
+
+TEST(Matmul, SecondDerivatives) {
+  for (const Device device : test_devices()) {
+    const Tensor a = randn({2, 3, 4}, float64, device), b = randn({4, 5}, float64, device);
+    EXPECT_TRUE(autograd::gradgradcheck(matmul, {a, b}));
+    EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& x) { return matmul(x, b); }, {a}));
+  }
+}
+
+// TF32 keeps 10 bits of each factor, on CUDA.
+TEST(Matmul, Tf32OnlyIfAskedFor) {
+  struct Restore {
+    ~Restore() { set_float32_matmul_precision(MatmulPrecision::float32); }
+  } restore;
+  EXPECT_EQ(float32_matmul_precision(), MatmulPrecision::float32);
+  for (const Device device : test_devices()) {
+    const double step = 1.0 / 4096;
+    const Tensor a = full({256, 256}, 1 + step, float32, device), b = ones({256, 256}, float32, device);
+    const auto results = [&] {
+      const Tensor batch = reshape(a, {4, 64, 256});
+      return std::vector<double>{matmul(a, b).to(Device::cpu()).data<float>()[0],
+                                 matmul(batch, expand(b, {4, 256, 256})).to(Device::cpu()).data<float>()[0],
+                                 linear(a, b).to(Device::cpu()).data<float>()[0],
+                                 linear(a, b, zeros({256}, float32, device)).to(Device::cpu()).data<float>()[0]};
+    };
+    const std::vector<double> exact(4, 256 * (1 + step));
+    EXPECT_EQ(results(), exact);
+    set_float32_matmul_precision(MatmulPrecision::tf32);
+    EXPECT_EQ(float32_matmul_precision(), MatmulPrecision::tf32);
+    EXPECT_EQ(results(), device.is_cuda() ? std::vector<double>(4, 256) : exact);
+    const Tensor wide = ones({4, 4}, float64, device) * (1 + step);
+    EXPECT_EQ(matmul(wide, wide).to(Device::cpu()).data<double>()[0], 4 * (1 + step) * (1 + step));
+    set_float32_matmul_precision(MatmulPrecision::float32);
+    EXPECT_EQ(results(), exact);
+  }
 }
 
 TEST(Matmul, TransposedViewsAreNotCopied) {

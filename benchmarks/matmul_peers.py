@@ -1,0 +1,186 @@
+"""Linear layers with their activations beside PyTorch's, in one process: mica (through libmica_bench.so), PyTorch's
+F.linear followed by the activation, and torch.compile of the two.
+
+    python3 benchmarks/matmul_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
+
+Timed and checked as layer_norm_peers.py does it. TFLOP/s counts 2·M·N·K operations forward and 4·M·N·K backward, where
+dx, dweight and dbias are computed. `training` is a forward that also keeps what backward wants, where that is more than
+y: the sums that gelu is of. PyTorch keeps them always. tf32 is float32 with TF32 allowed on both sides.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+
+# (M, K, N)
+SHAPES = [(32768, 768, 3072), (32768, 3072, 768), (4096, 4096, 4096), (8192, 4096, 11008), (1, 8192, 8192),
+          (512, 1024, 4096)]
+# Which of them for each dtype, if none are named: few where products are long or their times those of another dtype.
+KINDS = {"bfloat16": range(6), "float16": [2], "tf32": [0, 2, 5], "float32": [4, 5]}
+ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "leaky_relu": F.leaky_relu, "gelu": F.gelu,
+               "gelu_tanh": lambda z: F.gelu(z, approximate="tanh")}
+TOLERANCE = {"float32": 5e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}
+# Of gradients behind a kink, whose other side a sum near 0 may come out on.
+KINK_TOLERANCE = {"float32": 5e-3, "tf32": 5e-2, "float16": 5e-3, "bfloat16": 1.5e-2}
+
+
+class Library:
+    """mica's kernels: raw pointers in, raw pointers out."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.mica_bench_error.restype = ctypes.c_char_p
+        p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self.lib.mica_linear_forward.argtypes = [p] * 5 + [i64] * 3 + [i32] * 3 + [p]
+        self.lib.mica_linear_backward.argtypes = [p] * 8 + [i64] * 3 + [i32] * 3 + [p]
+
+    def call(self, name, *args):
+        if getattr(self.lib, name)(*args, torch.cuda.current_stream().cuda_stream) != 0:
+            raise RuntimeError(self.lib.mica_bench_error().decode())
+
+
+class Case:
+    """One layer: its inputs, and outputs full of NaN until somebody writes them."""
+
+    def __init__(self, kind, activation, m, k, n):
+        self.kind, self.activation, self.m, self.k, self.n = kind, activation, m, k, n
+        dtype = DTYPES.get(kind, torch.float32)
+
+        def random(*shape, scale=1.0):
+            return (torch.randn(shape, device="cuda") * scale).to(dtype)
+        self.inputs = [random(m, k), random(n, k, scale=k ** -0.5), random(n)]
+        self.dy = random(m, n)
+        self.y, self.saved, self.dz = (torch.empty_like(self.dy) for _ in range(3))
+        self.gradients = [torch.empty_like(t) for t in self.inputs]
+        self.sizes = [m, k, n, list(ACTIVATIONS).index(activation), int(kind == "tf32"), CODES[dtype]]
+        self.keeps_sums = activation.startswith("gelu")
+
+    def passes(self):
+        return ["forward", *(["training"] if self.keeps_sums else []), "backward"]
+
+    def formula(self, x, weight, bias):
+        return ACTIVATIONS[self.activation](F.linear(x, weight, bias))
+
+    def tolerance(self, which):
+        has_kink = which == "backward" and self.activation in ("relu", "leaky_relu")
+        return (KINK_TOLERANCE if has_kink else TOLERANCE)[self.kind]
+
+    def poison(self):
+        for t in (self.y, self.saved, self.dz, *self.gradients):
+            t.fill_(float("nan"))
+
+    def reference(self, which):
+        leaves = [t.double().requires_grad_(which == "backward") for t in self.inputs]
+        y = self.formula(*leaves)
+        return torch.autograd.grad(y, leaves, self.dy.double()) if which == "backward" else (y,)
+
+
+def mica_run(case, library, which):
+    saved = case.saved if case.keeps_sums and which != "forward" else None
+    forward = [*pointers(*case.inputs, case.y, saved), *case.sizes]
+    if which != "backward":
+        def run():
+            library.call("mica_linear_forward", *forward)
+            return (case.y,)
+        return run
+    library.call("mica_linear_forward", *forward)
+    x, weight, _ = case.inputs
+    kept = case.saved if case.keeps_sums else case.y
+    backward = [*pointers(case.dy, x, weight, kept, case.dz, *case.gradients), *case.sizes]
+
+    def run():
+        library.call("mica_linear_backward", *backward)
+        return case.gradients
+    return run
+
+
+def torch_run(case, which, compiled):
+    """PyTorch's forward, or the backward of one forward that ran before."""
+    torch._dynamo.reset()
+    formula = torch.compile(case.formula, dynamic=False) if compiled else case.formula
+    if which != "backward":
+        return lambda: (formula(*case.inputs),)
+    leaves = [t.detach().requires_grad_() for t in case.inputs]
+    y = formula(*leaves)
+    return lambda: torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
+
+
+def contestants(case, which, library, peers):
+    yield "mica", lambda: mica_run(case, library, which)
+    for peer in peers:
+        yield peer, lambda: torch_run(case, which, peer == "torch.compile")
+
+
+@contextlib.contextmanager
+def precision(kind):
+    torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def measure(case, library, peers, clock):
+    for which in case.passes():
+        expected = case.reference(which)
+        runs = []
+        with precision(case.kind):
+            for name, make in contestants(case, which, library, peers):
+                case.poison()
+                run = make()
+                runs.append((name, run, max(relative_error(r, e) for r, e in zip(run(), expected))))
+            del expected
+            torch.cuda.empty_cache()
+            for name, run, error in runs:
+                us = clock.median_us(run)
+                operations = (4 if which == "backward" else 2) * case.m * case.n * case.k
+                yield {"op": f"linear_{which}", "dtype": case.kind, "activation": case.activation, "m": case.m,
+                       "k": case.k, "n": case.n, "by": name, "us": round(us, 2),
+                       "tflops": round(operations / us / 1e6, 1), "relative_error": error,
+                       "correct": error < case.tolerance(which)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+    parser.add_argument("--dtypes", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--activations", nargs="*", choices=list(ACTIVATIONS),
+                        default=["none", "relu", "leaky_relu", "gelu_tanh"])
+    parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch"])
+    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES, of every dtype")
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=50)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("matmul_peers: no CUDA device")
+
+    library = Library(args.library)
+    clock = Clock(args.warmup, args.repeats)
+    torch.manual_seed(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    with open(args.out / "matmul.jsonl", "w") as log:
+        for kind in args.dtypes:
+            for m, k, n in (SHAPES[i] for i in args.shapes or KINDS[kind]):
+                for activation in args.activations:
+                    torch.cuda.empty_cache()
+                    for row in measure(Case(kind, activation, m, k, n), library, args.peers, clock):
+                        row["device"] = torch.cuda.get_device_name()
+                        row["torch"] = torch.__version__
+                        wrong += row["by"] == "mica" and not row["correct"]
+                        print(json.dumps(row), file=log, flush=True)
+                        print(f"{row['op']:16} {kind:9} {activation:10} {m:6} x {k:5} x {n:<6} {row['by']:14}"
+                              f"{row['us']:9.2f} us {row['tflops']:7.1f} TFLOP/s  error {row['relative_error']:.1e}"
+                              f"{'' if row['correct'] else '  WRONG'}", flush=True)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <mica/ops/matmul/matmul_kernels.h>
+
+namespace mica::kernels {
+
+// Products by cuBLASLt, whose kernels do more with their sums than to store them.
+
+/// Does what matmul does, in one kernel; or returns false, with nothing done, where there is none for it or nothing to
+/// do but a product.
+bool matmul_in_one_kernel(const MatmulArgs& args);
+
+/// What cuBLAS calls a floating dtype.
+constexpr cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return CUDA_R_64F;
+    case DType::float16: return CUDA_R_16F;
+    case DType::bfloat16: return CUDA_R_16BF;
+    default: return CUDA_R_32F;
+  }
+}
+
+/// How its products are computed now.
+inline cublasComputeType_t compute_type(DType dtype) {
+  if (dtype == DType::float32 && float32_matmul_precision() == MatmulPrecision::tf32) {
+    return CUBLAS_COMPUTE_32F_FAST_TF32;
+  }
+  return dtype == DType::float64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+}
+
+}  // namespace mica::kernels
