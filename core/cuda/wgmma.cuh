@@ -77,7 +77,8 @@ __device__ void wait_products() {
 }
 
 /// Keeps the compiler from moving what is done with sums past a wait for them, and what makes a fragment past
-/// begin_products().
+/// begin_products(). And it keeps registers: the compiler takes those of a fragment for free once a product was asked
+/// for, so what is still being read is to be pinned again after the wait.
 template <int kSize>
 __device__ void pin(float (&sums)[kSize]) {
 #pragma unroll
