@@ -15,6 +15,8 @@
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/quantized/quantized_functions.h>
+#include <mica/ops/quantized/quantized_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
 #include <mica/ops/softmax/softmax_kernels.h>
 #include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
@@ -468,6 +470,33 @@ int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* 
     copy_into(wrap(loss, {}, type, device), result.detach());
     copy_into(wrap(dx, {M, K}, type, device), leaf.grad());
     copy_into(wrap(dweight, {V, K}, type, device), matrix.grad());
+  });
+}
+
+int mica_quantized_matmul(const void* x, const int32_t* packed, const void* scale, const void* zero, void* y, int64_t M,
+                          int64_t N, int64_t K, int bits, int64_t group, int mode, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1 && K >= 1, "expected sizes of at least 1, got M {}, N {}, K {}", M, N, K);
+    check(x != nullptr && packed != nullptr && y != nullptr, "expected x, packed and y, got a null pointer");
+    check(mode >= 0 && mode <= 4, "expected a mode from 0 to 4, got {}", mode);
+    quantized::check_bits("mica_quantized_matmul", bits);
+    quantized::check_group_size("mica_quantized_matmul", group);
+    const Device device = current_device();
+    const Shape groups{quantized::groups_of(K, group), N};
+    const QuantizedWeight weight{.packed = wrap(packed, {quantized::words_of(K, bits), N}, int32, device),
+                                 .scale = wrap(scale, groups, type, device),
+                                 .zero = wrap(zero, groups, type, device),
+                                 .rows = K,
+                                 .bits = bits,
+                                 .group_size = group,
+                                 .mode = static_cast<QuantizationMode>(mode)};
+    check_weight("mica_quantized_matmul", weight);
+    kernels::quantized_matmul_forward(Cuda{}, {.weight = weight,
+                                               .x = wrap(x, {M, K}, type, device),
+                                               .columns = {},
+                                               .rows = {},
+                                               .y = wrap(y, {M, N}, type, device)});
   });
 }
 

@@ -94,6 +94,12 @@ int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* 
                               void* dweight, int64_t M, int64_t K, int64_t V, int64_t chunk_bytes, int dtype,
                               void* stream);
 
+/* y (M, N) = x (M, K) times the weight that packed (K * bits / 32, N), scale and zero (groups, N) stand for, as
+ * quantized_matmul has them; scale and zero are of dtype. group: its rows, or -1 for a whole column; mode: 0 packed,
+ * 1 shift, 2 scale, 3 scale_and_shift, 4 fused_multiply_add; null where the mode has none. */
+int mica_quantized_matmul(const void* x, const int32_t* packed, const void* scale, const void* zero, void* y, int64_t M,
+                          int64_t N, int64_t K, int bits, int64_t group, int mode, int dtype, void* stream);
+
 /* The most bytes that the device's stream-ordered pool, which all of mica's memory comes from, has had in use since the
  * last call; -1 on failure. */
 int64_t mica_bench_peak_bytes(void);

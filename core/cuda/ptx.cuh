@@ -100,6 +100,11 @@ __device__ inline void arrive(std::uint64_t* barrier) {
       : "memory");
 }
 
+/// Arrives as soon as the copies that this thread has started are done.
+__device__ inline void arrive_after_copies(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 /// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -144,6 +149,14 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const
 }
 
 // Counters in global memory through which blocks meet.
+
+/// Adds to *p, and gives what it was. Whoever adds later, or reads the sum with load_acquire, sees what this thread
+/// wrote before; this thread sees what those wrote who were before it.
+__device__ inline int exchange_add(int* p, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+  return before;
+}
 
 /// Adds to *p; whoever then reads the sum with load_acquire also sees what this thread wrote before.
 __device__ inline void release_add(int* p, int value) {

@@ -76,12 +76,21 @@ __device__ void wait_products() {
   MICA_PTX_90A("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving what is done with sums past a wait for them.
+/// Keeps the compiler from moving what is done with sums past a wait for them, and what makes a fragment past
+/// begin_products(). And it keeps registers: the compiler takes those of a fragment for free once a product was asked
+/// for, so what is still being read is to be pinned again after the wait.
 template <int kSize>
 __device__ void pin(float (&sums)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize; ++i) {
     asm volatile("" : "+f"(sums[i])::"memory");
+  }
+}
+template <int kSize>
+__device__ void pin(std::uint32_t (&fragment)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    asm volatile("" : "+r"(fragment[i])::"memory");
   }
 }
 

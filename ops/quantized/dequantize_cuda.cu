@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kSimpleThreads)
   }
 }
 
-// Scales and zeros are few beside the weights, so here they may be copied for a kernel that knows their type.
+}  // namespace
+
 Tensor converted(const Tensor& x, DType dtype) {
   if (!x.defined() || x.dtype() == dtype) {
     return x;
@@ -68,8 +69,6 @@ Tensor converted(const Tensor& x, DType dtype) {
   copy_into(result, x);
   return result;
 }
-
-}  // namespace
 
 void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out) {
   QuantizedWeight ready = weight;

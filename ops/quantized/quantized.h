@@ -79,9 +79,9 @@ struct ChannelScales {
 /// sizes, 0 included.
 ///
 /// Weights are dequantized, products summed and the sum scaled in float32 (float64 for float64), and rounded once. On
-/// CUDA, products of more than 16 rows and gradients are cuBLAS's, of the weight rounded to x's dtype. On the CPU, a
-/// row of y depends neither on the other rows nor on the number of threads, bit by bit. Differentiable in x any number
-/// of times; weights and channel scales are constants.
+/// CUDA, products of more than 16 rows and gradients are of the weight rounded to x's dtype. On the CPU, a row of y
+/// depends neither on the other rows nor on the number of threads, bit by bit. Differentiable in x any number of times;
+/// weights and channel scales are constants.
 ///
 /// Throws Error if x is not floating, if a shape or device does not fit, or if a scale or zero requires a gradient
 /// while gradients are recorded.

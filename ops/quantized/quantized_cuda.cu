@@ -5,8 +5,9 @@
 #include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/quantized/quantized_cuda.cuh>
 
-// Up to kFewRows rows of x: `few_rows_kernel` reads the packed weight once and dequantizes it in registers. More rows:
-// `dequantize_kernel` writes the weight in x's dtype, and cuBLAS multiplies.
+// Where multiply_on_tensor_cores() does not serve: up to kFewRows rows of x, `few_rows_kernel` reads the packed weight
+// once and dequantizes it in registers. More rows: `dequantize_kernel` writes the weight in x's dtype, and cuBLAS
+// multiplies.
 
 namespace mica::kernels {
 
@@ -313,6 +314,9 @@ Tensor as_matrix(const Tensor& x, std::int64_t rows, std::int64_t columns) {
 }  // namespace
 
 void quantized_matmul_forward(Cuda device, const QuantizedMatmulForward& args) {
+  if (multiply_on_tensor_cores(args)) {
+    return;
+  }
   if (args.x.size(0) <= kFewRows && args.x.dtype() != float64) {
     multiply_few_rows(args);
     return;

@@ -12,6 +12,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/quantized/quantized.h>
 #include <mica/ops/view/view.h>
@@ -349,6 +350,90 @@ TEST(QuantizedMatmul, LongSumsRepeat) {
       }
       // Rows beside a row change nothing of it.
       expect_same_bits(quantized_matmul(contiguous(select(x, 0, 3)), example.q), contiguous(select(first, 0, 3)));
+    }
+  }
+}
+
+// As expect_matches, without the gradient, and by matrix products: for more rows.
+void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtype, int channels,
+                            const std::string& what) {
+  const Device device = q.packed.device();
+  const std::int64_t n = q.columns();
+  const Tensor x = randn({m, q.rows}, dtype, device) * 0.0625;
+  const Tensor columns = channels & 1 ? randn({n}, float32, device) : Tensor{};
+  const Tensor rows = channels & 2 ? randn({m}, float32, device) : Tensor{};
+  const Tensor y = quantized_matmul(x, q, {.columns = columns, .rows = rows});
+
+  const Tensor wide = x.to(float64);
+  const Tensor weight = dequantize(q, float64);
+  Tensor values = matmul(wide, weight);
+  Tensor sizes = matmul(abs(wide), abs(weight));
+  for (const Tensor& factors : {columns, rows.defined() ? reshape(rows, {m, 1}) : rows}) {
+    if (factors.defined()) {
+      values = values * factors.to(float64);
+      sizes = sizes * abs(factors.to(float64));
+    }
+  }
+  expect_rows_close(y, to_vector<double>(values), to_vector<double>(sizes), 1, tolerance(dtype, m > kFewRows), what);
+  expect_same_bits(quantized_matmul(x, q, {.columns = columns, .rows = rows}), y, what);
+}
+
+// Numbers of rows on both sides of what each kernel takes at once.
+const std::vector<std::int64_t> kManyRows = {1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 300};
+
+TEST(QuantizedMatmul, EveryKernel) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(14);
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {{32, 8},    {64, 128},   {96, 136}, {320, 72},
+                                                                    {544, 264}, {1056, 120}, {100, 40}, {128, 12}};
+  std::size_t count = 0;  // sizes, modes and all take turns
+  for (const int bits : kBits) {
+    for (const std::int64_t group_size : kGroupSizes) {
+      for (const Mode mode : kModes) {
+        for (const bool one_zero : {false, true}) {
+          const auto [rows, columns] = sizes[count++ % sizes.size()];
+          const Format format{rows, columns, bits, group_size, mode, one_zero && has_zero(mode), kDtypes[count % 4]};
+          const QuantizedWeight q = random_weight(format, Device::cuda()).q;
+          for (const DType dtype : {float16, bfloat16}) {
+            for (const std::int64_t m : kManyRows) {
+              const int channels = static_cast<int>(count++ % 4);
+              expect_forward_matches(q, m, dtype, channels,
+                                     fmt::format("{}, M = {}, {}, channels {}", format.text(), m, dtype, channels));
+              if (HasFatalFailure()) {
+                return;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Long enough that all of a kernel's shared memory is used many times over, by several blocks whose order must not
+// matter.
+TEST(QuantizedMatmul, EveryKernelRepeats) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(15);
+  for (const int bits : kBits) {
+    for (const auto& [rows, columns] : std::vector<std::pair<std::int64_t, std::int64_t>>{{16416, 72}, {4096, 1032}}) {
+      const Format format{rows, columns, bits, 64, Mode::scale_and_shift, false, bfloat16};
+      const QuantizedWeight q = random_weight(format, Device::cuda()).q;
+      for (const DType dtype : {float16, bfloat16}) {
+        for (const std::int64_t m : kManyRows) {
+          const std::string what = fmt::format("{}, M = {}, {}", format.text(), m, dtype);
+          expect_forward_matches(q, m, dtype, 1, what);
+          const Tensor x = randn({m, rows}, dtype, Device::cuda()) * 0.0625;
+          const Tensor first = quantized_matmul(x, q);
+          for (int i = 0; i < 8; ++i) {
+            expect_same_bits(quantized_matmul(x, q), first, what);
+          }
+        }
+      }
     }
   }
 }
