@@ -577,7 +577,7 @@ int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t 
     };
     kernels::tiled_matmul(Cuda{}, {.a = matrix(a, M, K, lda, transpose_a != 0),
                                    .b = matrix(b, K, N, ldb, transpose_b != 0),
-                                   .slope = activation != 0 ? 0.01 : 1,
+                                   .activation = activation != 0 ? Activation::leaky_relu : Activation::none,
                                    .y = wrap(c, {M, N}, type, device)});
   });
 }

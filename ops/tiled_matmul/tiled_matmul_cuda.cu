@@ -235,7 +235,7 @@ void multiply_mma(const TiledMatmulArgs& args) {
                 "cudaFuncSetAttribute");
     cuda::Launch(product.order.size(), kThreads, kBytes)
         .run(kernel, "tiled_matmul_mma_kernel", Source(args.a, a), Source(args.b, b), args.y.data<T>(), product,
-             static_cast<float>(args.slope));
+             static_cast<float>(slope_of(args.activation)));
   });
 }
 
@@ -306,7 +306,7 @@ void multiply_fma(const TiledMatmulArgs& args) {
   const Product product = product_of(args, kPlainTile, kPlainTile);
   cuda::Launch(product.order.size(), kPlainThreads)
       .run(tiled_matmul_fma_kernel<T>, "tiled_matmul_fma_kernel", Strided<T>(args.a), Strided<T>(args.b),
-           args.y.data<T>(), product, static_cast<T>(args.slope));
+           args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
 }
 
 /// Whether a product is so large, and uses each number so often, that copies of all its matrices are soon made up for.
@@ -343,7 +343,7 @@ bool try_sm90(const TiledMatmulArgs& args) {
     return false;
   }
   const Tensor y = y_fits ? args.y : aligned_like(args.y);
-  multiply_sm90({.a = fitting(args.a), .b = fitting(args.b), .slope = args.slope, .y = y});
+  multiply_sm90({.a = fitting(args.a), .b = fitting(args.b), .activation = args.activation, .y = y});
   if (!y_fits) {
     copy_into(args.y, y);
   }

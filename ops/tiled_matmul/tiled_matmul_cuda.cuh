@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
 
 namespace mica::kernels::tiles {
@@ -81,6 +82,9 @@ struct TileOrder {
     return {first + in_group % height, in_group / height};
   }
 };
+
+/// Of z ≤ 0; 1 without an activation.
+inline double slope_of(Activation activation) { return activation == Activation::leaky_relu ? kLeakySlope : 1; }
 
 template <class T>
 __device__ T leaky(T z, T slope) {

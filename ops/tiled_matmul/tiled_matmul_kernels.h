@@ -2,15 +2,16 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/matmul/matmul.h>
 
 namespace mica::kernels {
 
-/// y = f(a · b), f(z) = z for z > 0 and slope · z else; of one floating dtype; M, N and K are not 0.
+/// y = f(a · b), of one floating dtype; M, N and K are not 0.
 struct TiledMatmulArgs {
-  Tensor a;  // (M, K), any strides
-  Tensor b;  // (K, N), any strides
-  double slope;
-  Tensor y;  // (M, N) contiguous; out
+  Tensor a;               // (M, K), any strides
+  Tensor b;               // (K, N), any strides
+  Activation activation;  // f: none or leaky_relu
+  Tensor y;               // (M, N) contiguous; out
 };
 
 void tiled_matmul(Cpu, const TiledMatmulArgs& args);

@@ -268,7 +268,7 @@ void launch(const TiledMatmulArgs& args, const Matrix& a, const Matrix& b) {
                               .group = kGroupRows / (P::kCluster * kTileRows)},
                     .pieces = parts_of(args.a.size(1), kDepth),
                     .columns = static_cast<int>(n),
-                    .slope = static_cast<float>(args.slope)};
+                    .slope = static_cast<float>(slope_of(args.activation))};
   const auto kernel = tiled_matmul_kernel<T, P, kA, kB>;
   constexpr int kBytes = sizeof(typename P::Shared);
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),

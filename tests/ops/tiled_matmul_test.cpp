@@ -20,7 +20,7 @@ using namespace mica::testing_support;
 namespace {
 
 const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
-const std::vector<TiledActivation> kActivations{TiledActivation::none, TiledActivation::leaky_relu};
+const std::vector<Activation> kActivations{Activation::none, Activation::leaky_relu};
 
 // What one rounding may change, in relation to the value. On the CPU the activation's is another.
 double rounding(DType dtype) {
@@ -35,8 +35,7 @@ double rounding(DType dtype) {
 Tensor exact(const Tensor& x) { return x.detach().to(Device::cpu(), float64); }
 
 /// Expects y = activation(a · b), by the product of float64 on the CPU.
-void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, TiledActivation activation,
-                    const std::string& what) {
+void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, Activation activation, const std::string& what) {
   ASSERT_EQ(y.dtype(), a.dtype()) << what;
   ASSERT_EQ(y.shape(), (Shape{a.size(0), b.size(1)})) << what;
   const Tensor product = matmul(exact(a), exact(b));
@@ -44,7 +43,7 @@ void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, TiledActi
   const std::vector<double> magnitudes = to_vector<double>(matmul(abs(exact(a)), abs(exact(b))));
   const std::vector<double> got = to_vector<double>(y);
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const double slope = activation == TiledActivation::leaky_relu && sums[i] < 0 ? 0.01 : 1;
+    const double slope = activation == Activation::leaky_relu && sums[i] < 0 ? 0.01 : 1;
     const double allowed =
         rounding(y.dtype()) * std::abs(slope * sums[i]) + (y.dtype() == float64 ? 1e-14 : 4e-6) * magnitudes[i] + 1e-7;
     ASSERT_LE(std::abs(got[i] - slope * sums[i]), allowed)
@@ -103,7 +102,7 @@ TEST(TiledMatmul, MatchesReference) {
       for (const auto& [m, n, k] : sizes) {
         const Tensor a = randn({m, k}, dtype, device);
         const Tensor b = randn({k, n}, dtype, device);
-        for (const TiledActivation activation : kActivations) {
+        for (const Activation activation : kActivations) {
           for (const auto& [a_name, a_layout] : {kLayouts[0], kLayouts[1]}) {
             for (const auto& [b_name, b_layout] : {kLayouts[0], kLayouts[1]}) {
               const Tensor y = tiled_matmul(a_layout(a), b_layout(b), activation);
@@ -129,8 +128,8 @@ TEST(TiledMatmul, AnyLayout) {
         const Tensor b = randn({k, n}, dtype, device);
         for (const auto& [a_name, a_layout] : kLayouts) {
           for (const auto& [b_name, b_layout] : kLayouts) {
-            const Tensor y = tiled_matmul(a_layout(a), b_layout(b), TiledActivation::leaky_relu);
-            expect_product(y, a, b, TiledActivation::leaky_relu,
+            const Tensor y = tiled_matmul(a_layout(a), b_layout(b), Activation::leaky_relu);
+            expect_product(y, a, b, Activation::leaky_relu,
                            fmt::format("{}, {} and {}", describe(a, b), a_name, b_name));
             if (HasFatalFailure()) {
               return;
@@ -141,9 +140,9 @@ TEST(TiledMatmul, AnyLayout) {
     }
     const Tensor row = broadcast_view(randn({1, 40}, bfloat16, device), {136, 40});  // strides of 0
     const Tensor b = randn({40, 16}, bfloat16, device);
-    expect_product(tiled_matmul(row, b), row, b, TiledActivation::none, "rows that are one row");
+    expect_product(tiled_matmul(row, b), row, b, Activation::none, "rows that are one row");
     expect_product(tiled_matmul(transpose(b, 0, 1), transpose(row, 0, 1)), transpose(b, 0, 1), transpose(row, 0, 1),
-                   TiledActivation::none, "columns that are one column");
+                   Activation::none, "columns that are one column");
   }
 }
 
@@ -158,9 +157,8 @@ TEST(TiledMatmul, AnyLayoutOfLargeMatrices) {
         for (std::size_t i = 0; i < kLayouts.size(); ++i) {
           const auto& [a_name, a_layout] = kLayouts[i];
           const auto& [b_name, b_layout] = kLayouts[(i + 2) % kLayouts.size()];
-          const Tensor y = tiled_matmul(a_layout(a), b_layout(b), TiledActivation::leaky_relu);
-          expect_product(y, a, b, TiledActivation::leaky_relu,
-                         fmt::format("{}, {} and {}", describe(a, b), a_name, b_name));
+          const Tensor y = tiled_matmul(a_layout(a), b_layout(b), Activation::leaky_relu);
+          expect_product(y, a, b, Activation::leaky_relu, fmt::format("{}, {} and {}", describe(a, b), a_name, b_name));
           if (HasFatalFailure()) {
             return;
           }
@@ -178,7 +176,7 @@ TEST(TiledMatmul, ManyTiles) {
       for (const std::int64_t more : {0, 5}) {
         const Tensor a = randn({size + more, 72}, dtype, device);
         const Tensor b = randn({72, size + 8 + more}, dtype, device);
-        expect_product(tiled_matmul(a, b), a, b, TiledActivation::none, describe(a, b));
+        expect_product(tiled_matmul(a, b), a, b, Activation::none, describe(a, b));
       }
     }
   }
@@ -189,7 +187,7 @@ TEST(TiledMatmul, EmptySizes) {
     for (const DType dtype : kDTypes) {
       for (const auto& [m, n, k] :
            {std::array{0, 3, 4}, std::array{3, 0, 4}, std::array{3, 4, 0}, std::array{0, 0, 0}}) {
-        for (const TiledActivation activation : kActivations) {
+        for (const Activation activation : kActivations) {
           const Tensor a = ones({m, k}, dtype, device).requires_grad_();
           const Tensor b = ones({k, n}, dtype, device).requires_grad_();
           const Tensor y = tiled_matmul(a, b, activation);
@@ -208,7 +206,7 @@ TEST(TiledMatmul, ActivationOfSpecialValues) {
   for (const Device device : test_devices()) {
     for (const DType dtype : kDTypes) {
       const Tensor a = from_data({2.0, -2.0, 0.0, infinity, -infinity, std::nan("")}).to(device, dtype);
-      const Tensor y = tiled_matmul(reshape(a, {6, 1}), ones({1, 8}, dtype, device), TiledActivation::leaky_relu);
+      const Tensor y = tiled_matmul(reshape(a, {6, 1}), ones({1, 8}, dtype, device), Activation::leaky_relu);
       expect_close(select(y, 1, 7), {2, -0.02, 0, infinity, -infinity, std::nan("")}, rounding(dtype), 0);
     }
   }
@@ -222,7 +220,7 @@ TEST(TiledMatmul, GradientsMatchReference) {
         const Tensor a = randn({m, k}, dtype, device).requires_grad_();
         const Tensor b = randn({k, n}, dtype, device).requires_grad_();
         const Tensor dy = randn({m, n}, dtype, device);
-        const Tensor y = tiled_matmul(a, b, TiledActivation::leaky_relu);
+        const Tensor y = tiled_matmul(a, b, Activation::leaky_relu);
         y.backward(dy);
         const Tensor exact_y = exact(y);
         const std::vector<double> signs = to_vector<double>(exact_y);
@@ -231,8 +229,8 @@ TEST(TiledMatmul, GradientsMatchReference) {
           dz[i] *= signs[i] > 0 ? 1 : 0.01;
         }
         const Tensor rounded = from_data(dz, {m, n}).to(dtype);  // as the gradient is when it is multiplied
-        expect_product(a.grad(), rounded, transpose(b.detach(), 0, 1), TiledActivation::none, "da");
-        expect_product(b.grad(), transpose(a.detach(), 0, 1), rounded, TiledActivation::none, "db");
+        expect_product(a.grad(), rounded, transpose(b.detach(), 0, 1), Activation::none, "da");
+        expect_product(b.grad(), transpose(a.detach(), 0, 1), rounded, Activation::none, "db");
       }
     }
   }
@@ -241,7 +239,7 @@ TEST(TiledMatmul, GradientsMatchReference) {
 TEST(TiledMatmul, Gradcheck) {
   manual_seed(5);
   for (const Device device : test_devices()) {
-    for (const TiledActivation activation : kActivations) {
+    for (const Activation activation : kActivations) {
       const auto f = [&](const Tensor& a, const Tensor& b) { return tiled_matmul(a, b, activation); };
       for (const auto& [m, n, k] : {std::array{1, 1, 1}, std::array{3, 4, 5}, std::array{4, 2, 1}}) {
         const Tensor a = randn({m, k}, float64, device);
@@ -271,15 +269,15 @@ TEST(TiledMatmul, SameBitsInEveryRunAndForAnyNumberOfRows) {
       for (const std::int64_t n : {520, 131}) {
         const Tensor a = randn({700, 200}, dtype, device);
         const Tensor b = randn({200, n}, dtype, device);
-        const Tensor y = tiled_matmul(a, b, TiledActivation::leaky_relu);
+        const Tensor y = tiled_matmul(a, b, Activation::leaky_relu);
         for (int run = 0; run < 5; ++run) {
-          ASSERT_TRUE(same_bits(tiled_matmul(a, b, TiledActivation::leaky_relu), y));
+          ASSERT_TRUE(same_bits(tiled_matmul(a, b, Activation::leaky_relu), y));
         }
-        const Tensor some = tiled_matmul(slice(a, 0, 300, 340), b, TiledActivation::leaky_relu);
+        const Tensor some = tiled_matmul(slice(a, 0, 300, 340), b, Activation::leaky_relu);
         EXPECT_TRUE(same_bits(some, slice(y, 0, 300, 340))) << describe(a, b);
         if (n % 8 == 0) {  // of unaligned matrices, so many would go to another kernel
           const Tensor rows = reshape(broadcast_view(reshape(a, {1, 700, 200}), {60, 700, 200}), {42'000, 200});
-          const Tensor many = tiled_matmul(rows, b, TiledActivation::leaky_relu);  // by larger tiles
+          const Tensor many = tiled_matmul(rows, b, Activation::leaky_relu);  // by larger tiles
           EXPECT_TRUE(same_bits(slice(many, 0, 7300, 7340), some)) << describe(a, b);
         }
       }
@@ -302,7 +300,7 @@ TEST(TiledMatmul, MoreElementsThan32BitsCount) {
       const Tensor y = tiled_matmul(a, b);
       for (const std::int64_t row : {std::int64_t{0}, m / 2 - 5, m - 9}) {
         const Tensor rows = slice(a, 0, row, row + 9);
-        expect_product(slice(y, 0, row, row + 9), rows, b, TiledActivation::none, describe(a, b));
+        expect_product(slice(y, 0, row, row + 9), rows, b, Activation::none, describe(a, b));
       }
     }
   } catch (const OutOfMemory& error) {
@@ -335,6 +333,11 @@ TEST(TiledMatmul, BadCallsSayWhy) {
       "tiled_matmul: expected one floating dtype, got int64 and int64");
   expect_error([&] { tiled_matmul(Tensor{}, a); }, "tiled_matmul: expected a defined a, got an undefined one");
   expect_error([&] { tiled_matmul(a, Tensor{}); }, "tiled_matmul: expected a defined b, got an undefined one");
+  expect_error(
+      [&] {
+        tiled_matmul(a, ones({3, 2}), Activation::gelu);
+      },
+      "tiled_matmul: expected no activation or leaky_relu, got another");
   if (cuda_available()) {
     expect_error([&] { tiled_matmul(a, ones({3, 2}, float32, Device::cuda())); }, "tiled_matmul: expected one device");
   }
