@@ -1,11 +1,11 @@
-"""Gated activations, RMSNorm and residual + LayerNorm beside their peers, in one process: mica (through
+"""Gated activations, RMSNorm, softmax and residual + LayerNorm beside their peers, in one process: mica (through
 libmica_bench.so), PyTorch and torch.compile, with a device-to-device copy of a tensor of the result's size as the
 ceiling.
 
     python3 benchmarks/fused_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
 Timed and checked as layer_norm_peers.py does it. GB/s counts the least bytes that must move: of a gated activation
-3·M·N·size forward and 5·M·N·size backward, of RMSNorm 2·M·N·size and 3·M·N·size, of the sum with a residual and its
+3·M·N·size forward and 5·M·N·size backward, of RMSNorm and softmax 2·M·N·size and 3·M·N·size, of the sum with a residual and its
 LayerNorm 4·M·N·size each way. PyTorch's backward is autograd's, from what its forward saved.
 """
 
@@ -46,6 +46,8 @@ class Library:
                 "mica_geglu_backward": [p] * 5 + [i64] * 3 + [i32] * 2 + [p],
                 "mica_rms_norm_forward": [p] * 4 + [i64] * 2 + [f64, i32, i32, p],
                 "mica_rms_norm_backward": [p] * 6 + [i64] * 2 + [i32] * 2 + [p],
+                "mica_softmax_forward": [p] * 2 + [i64] * 2 + [i32, p],
+                "mica_softmax_backward": [p] * 3 + [i64] * 2 + [i32, p],
                 "mica_add_layer_norm_forward": [p] * 8 + [i64] * 2 + [f64, i32, i32, p],
                 "mica_add_layer_norm_backward": [p] * 9 + [i64] * 2 + [i32] * 2 + [p]}.items():
             getattr(self.lib, name).argtypes = arguments
@@ -131,6 +133,38 @@ class RMSNorm:
 
     def formula(self, x, weight):
         return F.rms_norm(x, (self.n,), weight, EPS)
+
+
+class Softmax:
+    moved = {"forward": 2, "backward": 3}
+    name = "softmax"
+
+    def __init__(self, dtype, m, n):
+        self.m, self.n = m, n
+        kind = DTYPES[dtype]
+        self.inputs = [random(kind, m, n)]
+        self.gradients = [torch.empty_like(self.inputs[0])]
+        self.dy = random(kind, m, n)
+        self.y = torch.empty_like(self.dy)
+        self.kept = torch.softmax(self.inputs[0], 1)
+        self.outputs = [self.y, *self.gradients]
+        self.code = CODES[kind]
+
+    def mica(self, library, which):
+        if which == "forward":
+            arguments = [*pointers(*self.inputs, self.y), self.m, self.n, self.code]
+            results = (self.y,)
+        else:
+            arguments = [*pointers(self.dy, self.kept, *self.gradients), self.m, self.n, self.code]
+            results = tuple(self.gradients)
+
+        def run():
+            library.call(f"mica_softmax_{which}", *arguments)
+            return results
+        return run
+
+    def formula(self, x):
+        return torch.softmax(x, 1)
 
 
 class AddLayerNorm:
@@ -237,12 +271,14 @@ def cases(ops, step):
                 yield shape[0], lambda: Gated(op, halves, *shape)
     for shape in ROWS[::step] if "rms_norm" in ops else []:
         yield shape[0], lambda: RMSNorm(*shape)
+    for shape in ROWS[::step] if "softmax" in ops else []:
+        yield shape[0], lambda: Softmax(*shape)
     for shape in ADDED[::step] if "add_layer_norm" in ops else []:
         yield shape[0], lambda: AddLayerNorm(*shape)
 
 
 def main():
-    names = ["swiglu", "geglu", "geglu_tanh", "rms_norm", "add_layer_norm"]
+    names = ["swiglu", "geglu", "geglu_tanh", "rms_norm", "softmax", "add_layer_norm"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="path of libmica_bench.so")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))

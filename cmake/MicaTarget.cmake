@@ -70,4 +70,25 @@ if(MICA_WITH_CUDA)
   if(MICA_SANITIZE)
     target_compile_options(mica PRIVATE $<${mica_cuda}:-Xcompiler=-fsanitize=${MICA_SANITIZE}>)
   endif()
+
+  # Files named *_sm90.cu use instructions that only this one chip has (wgmma, setmaxnreg), and that are only compiled
+  # for 90a: the architectures with 90 replaced. Where none was, or for others, these kernels are empty, and the host,
+  # which asks cuda::device_has_wgmma(), takes the kernel for all chips.
+  set(mica_sm90_architectures ${CMAKE_CUDA_ARCHITECTURES})
+  list(TRANSFORM mica_sm90_architectures REPLACE "^90$" "90a")
+  list(TRANSFORM mica_sm90_architectures REPLACE "^90-" "90a-")
+  set(mica_sm90 0)
+  if(mica_sm90_architectures MATCHES "90a")
+    set(mica_sm90 1)
+  endif()
+  target_compile_definitions(mica PRIVATE MICA_WITH_SM90A=${mica_sm90})
+  if(mica_sm90_sources)
+    add_library(mica_sm90 OBJECT ${mica_sm90_sources})
+    set_target_properties(mica_sm90 PROPERTIES CUDA_ARCHITECTURES "${mica_sm90_architectures}"
+                                               POSITION_INDEPENDENT_CODE ON)
+    foreach(property INCLUDE_DIRECTORIES COMPILE_DEFINITIONS COMPILE_OPTIONS)
+      set_property(TARGET mica_sm90 PROPERTY ${property} $<TARGET_PROPERTY:mica,${property}>)
+    endforeach()
+    target_sources(mica PRIVATE $<TARGET_OBJECTS:mica_sm90>)
+  endif()
 endif()

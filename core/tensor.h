@@ -72,6 +72,11 @@ class Tensor {
     check(dtype_of<T> == dtype(), "data: asked for {} elements of a tensor of {}", dtype_of<T>, dtype());
     return reinterpret_cast<T*>(raw_data());
   }
+  /// The same, or null for an undefined tensor.
+  template <class T>
+  T* data_or_null() const {
+    return defined() ? data<T>() : nullptr;
+  }
   std::byte* raw_data() const { return impl().storage->data() + impl().offset * size_of(dtype()); }
 
   /// The value of a tensor of one element, of any dtype and device.

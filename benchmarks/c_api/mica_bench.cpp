@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -15,6 +16,8 @@
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/softmax/softmax_kernels.h>
+#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
 
 using namespace mica;
 
@@ -301,6 +304,31 @@ int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, co
   });
 }
 
+int mica_softmax_forward(const void* x, void* y, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
+    const Device device = current_device();
+    const Tensor in = wrap(x, {M, N}, type, device);
+    const Tensor out = wrap(y, {M, N}, type, device);
+    kernels::softmax(Cuda{}, {.x = in, .axis = 1, .y = out});
+  });
+}
+
+int mica_softmax_backward(const void* dy, const void* y, void* dx, int64_t M, int64_t N, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1, "expected sizes of at least 1, got M {}, N {}", M, N);
+    check(dy != nullptr && y != nullptr && dx != nullptr, "expected dy, y and dx, got a null pointer");
+    const Device device = current_device();
+    const Tensor out = wrap(y, {M, N}, type, device);
+    const Tensor gradient = wrap(dy, {M, N}, type, device);
+    const Tensor result = wrap(dx, {M, N}, type, device);
+    kernels::softmax_backward(Cuda{}, {.y = out, .dy = gradient, .axis = 1, .dx = result});
+  });
+}
+
 int mica_add_layer_norm_forward(const void* x, const void* residual, const void* weight, const void* bias, void* sum,
                                 void* y, float* mean, float* rstd, int64_t M, int64_t N, double eps, int dtype,
                                 int weight_dtype, void* stream) {
@@ -500,5 +528,27 @@ int mica_linear_backward(const void* dy, const void* x, const void* weight, cons
                              .b = wrap(x, {M, K}, type, device),
                              .bias = {},
                              .out = wrap(dweight, {N, K}, type, device)});
+  });
+}
+
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(M >= 1 && N >= 1 && K >= 1, "expected sizes of at least 1, got M {}, N {}, K {}", M, N, K);
+    check(a != nullptr && b != nullptr && c != nullptr, "expected a, b and c, got a null pointer");
+    const Device device = current_device();
+    const auto matrix = [&](const void* data, int64_t rows, int64_t columns, int64_t leading, bool transposed) {
+      if (transposed) {
+        std::swap(rows, columns);
+      }
+      check_stride(columns, leading);
+      const Tensor lines = wrap_rows(data, rows, columns, leading, type, device);
+      return transposed ? as_strided(lines, {columns, rows}, {1, leading}, 0) : lines;
+    };
+    kernels::tiled_matmul(Cuda{}, {.a = matrix(a, M, K, lda, transpose_a != 0),
+                                   .b = matrix(b, K, N, ldb, transpose_b != 0),
+                                   .slope = activation != 0 ? 0.01 : 1,
+                                   .y = wrap(c, {M, N}, type, device)});
   });
 }

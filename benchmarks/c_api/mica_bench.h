@@ -54,6 +54,12 @@ int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rst
 int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, const float* rstd, void* dx,
                            void* dweight, int64_t M, int64_t N, int dtype, int weight_dtype, void* stream);
 
+/* y (M, N) = softmax of the rows of x. */
+int mica_softmax_forward(const void* x, void* y, int64_t M, int64_t N, int dtype, void* stream);
+
+/* The gradient dx (M, N) of the above. */
+int mica_softmax_backward(const void* dy, const void* y, void* dx, int64_t M, int64_t N, int dtype, void* stream);
+
 /* sum (M, N) = x + residual, and y (M, N) = layer norm of its rows, otherwise as mica_layer_norm_forward. An error
  * where there is no kernel that does it in one pass. */
 int mica_add_layer_norm_forward(const void* x, const void* residual, const void* weight, const void* bias, void* sum,
@@ -105,6 +111,11 @@ int mica_linear_forward(const void* x, const void* weight, const void* bias, voi
 int mica_linear_backward(const void* dy, const void* x, const void* weight, const void* y_or_saved, void* dz, void* dx,
                          void* dweight, void* dbias, int64_t M, int64_t K, int64_t N, int activation, int tf32,
                          int dtype, void* stream);
+
+/* c (M, N) = a x b by mica's own kernels, leaky_relu of it if `activation` is not 0. a is (M, K), its rows lda elements
+ * apart, or, if `transpose_a` is not 0, the transpose of such a matrix (K, M); b is (K, N) likewise. */
+int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb,
+                      int transpose_a, int transpose_b, int activation, int dtype, void* stream);
 
 #ifdef __cplusplus
 }

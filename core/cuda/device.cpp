@@ -1,4 +1,3 @@
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -12,6 +11,32 @@ namespace mica::cuda {
 namespace {
 
 thread_local cudaStream_t stream = nullptr;
+
+struct DeviceFacts {
+  int compute_capability;  // 80 for 8.0
+  int multiprocessors;
+};
+
+// Of the current device.
+const DeviceFacts& about_device() {
+  static const std::vector<DeviceFacts> facts = [] {
+    std::vector<DeviceFacts> result;
+    for (int device = 0; device < device_count(); ++device) {
+      const auto attribute = [&](cudaDeviceAttr which) {
+        int value = 0;
+        check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+        return value;
+      };
+      result.push_back({.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                                              attribute(cudaDevAttrComputeCapabilityMinor),
+                        .multiprocessors = attribute(cudaDevAttrMultiProcessorCount)});
+    }
+    return result;
+  }();
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return facts.at(device);
+}
 
 }  // namespace
 
@@ -58,34 +83,11 @@ int exchange_device(int device) {
 
 void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-bool device_has_clusters() {
-  static std::atomic<signed char> known[64];  // by device; 0: not known
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const bool remembered = device < 64;
-  if (remembered && known[device] != 0) {
-    return known[device] > 0;
-  }
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  if (remembered) {
-    known[device] = major >= 9 ? 1 : -1;
-  }
-  return major >= 9;
-}
+bool device_has_clusters() { return about_device().compute_capability >= 90; }
 
-int multiprocessor_count() {
-  static const std::vector<int> counts = [] {
-    std::vector<int> result(device_count());
-    for (int device = 0; device < device_count(); ++device) {
-      check(cudaDeviceGetAttribute(&result[device], cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    }
-    return result;
-  }();
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  return counts.at(device);
-}
+bool device_has_wgmma() { return MICA_WITH_SM90A && about_device().compute_capability == 90; }
+
+int multiprocessor_count() { return about_device().multiprocessors; }
 
 cudaStream_t current_stream() { return stream; }
 

@@ -16,6 +16,9 @@ void synchronize();
 /// Whether blocks of the current device can form clusters, and a kernel can start before the one before it has ended.
 bool device_has_clusters();
 
+/// Whether the current device has what core/cuda/wgmma.cuh is for, and files named *_sm90.cu were compiled for it.
+bool device_has_wgmma();
+
 /// Multiprocessors of the current device.
 int multiprocessor_count();
 

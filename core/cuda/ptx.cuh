@@ -8,6 +8,7 @@
 
 namespace mica::cuda {
 
+/// Where `p` lies in shared memory, as some instructions want it. It costs a few instructions each time.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -31,24 +32,33 @@ __device__ inline std::uint64_t evict_normal() {
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned; zeros, and no read, where not `present`.
 /// kLastInL2: of what is in the L2 cache, others are to go first (16 bytes only).
 template <int kBytes, bool kLastInL2 = false>
-__device__ void copy_async(void* shared, const void* global, bool present = true) {
+__device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   const int bytes = present ? kBytes : 0;
   if constexpr (kBytes == 16) {
     if constexpr (kLastInL2) {
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-                   "l"(global), "r"(bytes), "l"(evict_last())
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+                   "r"(bytes), "l"(evict_last())
                    : "memory");
     } else {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                   "r"(bytes)
-                   : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
     }
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
-                 "n"(kBytes), "r"(bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(bytes)
                  : "memory");
   }
+}
+
+template <int kBytes, bool kLastInL2 = false>
+__device__ void copy_async(void* shared, const void* global, bool present = true) {
+  copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);
+}
+
+/// Starts reading `bytes`, a multiple of 16, from an address that is one into the L2 cache. One thread is enough.
+__device__ inline void prefetch_to_l2(const void* global, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
 }
 
 /// Makes one group of the copies that this thread has started since the last group.
@@ -116,6 +126,30 @@ __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
 #undef MICA_PTX_WAIT
 }
 
+/// Like __syncthreads() for so many threads, whole warps, that use barrier `number`, 1 to 15.
+__device__ inline void meet(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Matrices of 8 by 8 16-bit elements, four at once, as the tensor cores' registers hold them: row l / 4 of matrix i,
+// its elements 2 (l % 4), in the low half, and the next, are in pairs[i] of lane l. Lane l gives the address, aligned
+// to 16 bytes, of row l % 8 of matrix l / 8.
+
+__device__ inline void load_matrices(std::uint32_t (&pairs)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// The same of the matrices' transposes.
+__device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
 // Counters in global memory through which blocks meet.
 
 /// Adds to *p; whoever then reads the sum with load_acquire also sees what this thread wrote before.
@@ -166,6 +200,12 @@ __device__ inline double load_from_block(const double* p, int rank) {
   return value;
 }
 
+/// Arrives at the same barrier of block `rank`, to say that something was read. What this thread wrote is not made
+/// known there: that would cost a fence of all memory.
+__device__ inline void arrive_in_block(std::uint64_t* barrier, int rank) {
+  MICA_PTX_90("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
+}
+
 /// Makes barriers that were just initialized known to the other blocks.
 __device__ inline void publish_barriers() { MICA_PTX_90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -181,6 +221,13 @@ __device__ inline void send(float* p, int rank, float value, std::uint64_t* barr
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in_block(p, rank)),
       "r"(__float_as_uint(value)), "r"(address_in_block(barrier, rank))
       : "memory");
+}
+
+/// load_matrices() the other way.
+__device__ inline void store_matrices(void* row, const std::uint32_t (&pairs)[4]) {
+  MICA_PTX_90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+              "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+              : "memory");
 }
 
 #undef MICA_PTX_90

@@ -212,11 +212,6 @@ void launch_backward(Arguments<T, W> a, int packs, Device device) {
   layer_norm_cuda::add_partials(a.norm, G);
 }
 
-template <class T>
-T* pointer_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 template <class T, class W>
 bool backward(const AddLayerNormBackward& args) {
   constexpr int V = 16 / sizeof(T);
@@ -224,14 +219,14 @@ bool backward(const AddLayerNormBackward& args) {
                                    .columns = args.columns,
                                    .dy = args.dy.data<T>(),
                                    .x = args.sum.data<T>(),
-                                   .weight = pointer_or_null<W>(args.weight),
+                                   .weight = args.weight.data_or_null<W>(),
                                    .mean = args.mean.data<float>(),
                                    .rstd = args.rstd.data<float>(),
-                                   .dx = pointer_or_null<T>(args.dresidual),
-                                   .dweight = pointer_or_null<W>(args.dweight),
-                                   .dbias = pointer_or_null<W>(args.dbias)},
+                                   .dx = args.dresidual.data_or_null<T>(),
+                                   .dweight = args.dweight.data_or_null<W>(),
+                                   .dbias = args.dbias.data_or_null<W>()},
                           .dsum = args.dsum.data<T>(),
-                          .dx = pointer_or_null<T>(args.dx),
+                          .dx = args.dx.data_or_null<T>(),
                           .key = args.dropped.key,
                           .threshold = args.dropped.threshold,
                           .scale = static_cast<float>(args.dropped.scale)};

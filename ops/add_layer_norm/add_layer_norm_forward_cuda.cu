@@ -3,7 +3,7 @@
 #include <mica/ops/add_layer_norm/add_layer_norm_cuda.cuh>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/row_teams_cuda.cuh>
+#include <mica/ops/rows/held_rows_cuda.cuh>
 
 // T is the type of x, residual, sum and y, W that of weight and bias. V is the number of columns in a pack of 16 bytes,
 // P that of packs of a row that a thread holds.
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
         mine += s[j];
       }
     });
-    mean = sum_threads<kLanes>(mine, warps[2 * turn]) * a.in_row;
+    mean = over_threads<kLanes>(mine, warps[2 * turn]) * a.in_row;
     mine = 0;
     for_packs([&](int, const float(&s)[V]) {
 #pragma unroll
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
         mine = fma(s[j] - mean, s[j] - mean, mine);
       }
     });
-    squares = sum_threads<kLanes>(mine, warps[2 * turn + 1]);
+    squares = over_threads<kLanes>(mine, warps[2 * turn + 1]);
     if (turn == 1 || isfinite(squares)) {
       break;
     }
@@ -196,11 +196,6 @@ void launch_forward(const Forward<T, W>& a) {
   }
 }
 
-template <class T>
-T* pointer_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 template <class T, class W>
 bool forward(const AddLayerNormForward& args) {
   constexpr int V = 16 / sizeof(T);
@@ -208,8 +203,8 @@ bool forward(const AddLayerNormForward& args) {
                         .columns = args.columns,
                         .x = args.x.data<T>(),
                         .residual = args.residual.data<T>(),
-                        .weight = pointer_or_null<W>(args.weight),
-                        .bias = pointer_or_null<W>(args.bias),
+                        .weight = args.weight.data_or_null<W>(),
+                        .bias = args.bias.data_or_null<W>(),
                         .key = args.dropped.key,
                         .threshold = args.dropped.threshold,
                         .scale = static_cast<float>(args.dropped.scale),
@@ -217,8 +212,8 @@ bool forward(const AddLayerNormForward& args) {
                         .in_row = 1.0f / static_cast<float>(args.columns),
                         .sum = args.sum.data<T>(),
                         .y = args.y.data<T>(),
-                        .mean = pointer_or_null<float>(args.mean),
-                        .rstd = pointer_or_null<float>(args.rstd),
+                        .mean = args.mean.data_or_null<float>(),
+                        .rstd = args.rstd.data_or_null<float>(),
                         .inputs_last_in_l2 = 2 * args.y.bytes() > kLargeResult};
   bool fits = args.columns <= std::int64_t{kBlock} * V * kMostPacks;
   with_pack_size<T>(

@@ -40,7 +40,7 @@ class Rows {
         logits_(terms.logits.data<T>()),
         labels_(kind_ == CrossEntropyTarget::given ? nullptr : terms.targets.data<Index>()),
         given_(kind_ == CrossEntropyTarget::given ? terms.targets.data<T>() : nullptr),
-        weight_(terms.weight.defined() ? terms.weight.data<S>() : nullptr),
+        weight_(terms.weight.data_or_null<S>()),
         rows_(terms.logits.size(0)),
         even_(static_cast<S>(terms.label_smoothing / static_cast<double>(classes))),
         sharp_(static_cast<S>(1 - terms.label_smoothing)),
@@ -174,7 +174,7 @@ void backward(const CrossEntropyBackward& args) {
   const Rows<T, Index> rows(args.terms);
   const S* const logsumexp = args.logsumexp.data<S>();
   const S* const mass = args.mass.data<S>();
-  const T* const dloss = args.dloss.defined() ? args.dloss.data<T>() : nullptr;
+  const T* const dloss = args.dloss.data_or_null<T>();
   const bool one = dloss != nullptr && args.dloss.numel() == 1;
   const S denominator = args.denominator.defined() ? *args.denominator.data<S>() : S{1};
   T* const dlogits = args.dlogits.data<T>();

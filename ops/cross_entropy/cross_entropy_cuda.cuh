@@ -3,9 +3,9 @@
 // What the kernels of cross entropy share: the transformed logits of a row, what is added up over them, and the
 // gradient of one. Included by *_cuda.cu only. README.md names the numbers and has the derivation.
 //
-// z = span · y, where y = s x and span = 1 or, with a cap, y = tanh(s x / cap) and span = cap. Powers are of 2, and
-// differences are taken before anything is multiplied, so that large logits lose nothing and the lowest are no
-// infinity.
+// z = span · y with span > 0, where y = x and span = s or, with a cap, y = tanh(s x / cap) and span = cap. Powers are
+// of 2, and differences are taken before anything is multiplied, so that large logits lose nothing and the lowest are
+// no infinity.
 
 #include <cstdint>
 #include <limits>
@@ -14,7 +14,7 @@
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
 #include <mica/ops/softmax/row_cuda.cuh>
 
 namespace mica::kernels::xent {
@@ -26,6 +26,8 @@ constexpr S kLog2E = S(1.4426950408889634);
 
 template <class T>
 constexpr bool kNarrow = sizeof(T) == 2;  // the chip's approximations are good enough
+// With a cap, one in so many powers is worked out by arithmetic.
+constexpr int kPolynomialEach = 2;
 
 template <class T, class S>
 __device__ S exp2_of(S x) {
@@ -41,10 +43,13 @@ __device__ S exp2_of(S x) {
 }
 
 /// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. The units for elementary functions, of which
-/// a tanh has taken one share already, would otherwise be what bounds a capped row.
-__device__ inline float exp2_by_polynomial(float x) {
-  float bounded;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(x), "f"(-126.0f));
+/// a tanh has taken one share already, would otherwise be what bounds a capped row. kLow: x may be below −126.
+template <bool kLow>
+__device__ float exp2_by_polynomial(float x) {
+  float bounded = x;
+  if constexpr (kLow) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(x), "f"(-126.0f));
+  }
   // Adding 1.5 · 2²³ rounds to an integer, which then stands in the low bits.
   const float shifted = bounded + 12582912.0f;
   const float r = bounded - (shifted - 12582912.0f);
@@ -90,8 +95,9 @@ struct Problem {
   S even;   // label_smoothing / V
   S sharp;  // 1 − label_smoothing
   S scale;
-  S inner;  // y = inner · x, or its tanh
-  S span;   // z = span · y
+  S inner;     // y = inner · x, or its tanh
+  bool flips;  // no cap and scale ≤ 0, so that the largest z would not be that of the largest x: then y = z
+  S span;      // z = span · y
 
   explicit Problem(const CrossEntropyTerms& terms)
       : rows(terms.logits.size(0)),
@@ -100,13 +106,18 @@ struct Problem {
         given(nullptr),
         labels(nullptr),
         wide_labels(terms.targets.dtype() == int64),
-        weight(terms.weight.defined() ? terms.weight.data<S>() : nullptr),
+        weight(terms.weight.data_or_null<S>()),
         ignore_index(terms.ignore_index),
         even(static_cast<S>(terms.label_smoothing / static_cast<double>(terms.logits.size(1)))),
         sharp(static_cast<S>(1 - terms.label_smoothing)),
         scale(static_cast<S>(terms.logit_scale)),
-        inner(static_cast<S>(terms.softcap != 0 ? terms.logit_scale / terms.softcap : terms.logit_scale)),
-        span(static_cast<S>(terms.softcap != 0 ? terms.softcap : 1)) {
+        inner(static_cast<S>(terms.softcap != 0 ? terms.logit_scale / terms.softcap : 1)),
+        flips(terms.softcap == 0 && terms.logit_scale <= 0),
+        span(static_cast<S>(terms.softcap != 0 ? terms.softcap : terms.logit_scale)) {
+    if (flips) {
+      inner = scale;
+      span = 1;
+    }
     if (target_of(terms) == Target::given) {
       given = terms.targets.data<T>();
     } else {
@@ -146,7 +157,7 @@ __device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
   if constexpr (kCap) {
     return tanh_of<T>(x * p.inner);
   } else {
-    return x * p.inner;
+    return p.flips ? x * p.inner : x;
   }
 }
 
@@ -161,11 +172,11 @@ __device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::in
   }
 }
 
-/// 2ˣ, x ≤ 0 up to rounding, of number j of a pack.
-template <class T, bool kCap, class S>
+/// 2ˣ, x ≤ 0 up to rounding, of number j of a pack. kLow: x may be below −126.
+template <class T, bool kCap, bool kLow = true, class S>
 __device__ S power(S x, int j) {
   if constexpr (kNarrow<T> && kCap) {
-    return j % 2 == 0 ? exp2_of<T>(x) : exp2_by_polynomial(x);
+    return j % kPolynomialEach == 1 ? exp2_by_polynomial<kLow>(x) : exp2_of<T>(x);
   } else {
     return exp2_of<T>(x);
   }
@@ -178,14 +189,18 @@ struct Found {
   using S = Accumulate<T>;
   static constexpr bool kShares = kTarget != Target::label;
 
-  S largest;  // y; finite also where there is nothing, so that no difference becomes NaN
-  S sum;      // Σ 2^(unit · (y − largest))
+  // y; finite also where there is nothing, so that no difference becomes NaN. Where no tanh can be so low that its
+  // power is lost, 1 from the start.
+  S largest;
+  S sum;  // Σ 2^(unit · (y − largest))
   S mass;
   S distance;
   S unit;  // Problem::unit()
 
   // Not member initializers: these also stand in shared memory, which cannot be initialized.
-  __device__ static Found nothing(S unit) { return {std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit}; }
+  __device__ static Found nothing(S unit) {
+    return {is_bounded(unit) ? S{1} : std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit};
+  }
 
   __device__ void raise(S top) {
     sum *= exp2_of<T>((largest - top) * unit);
@@ -198,44 +213,64 @@ struct Found {
   /// Takes in some y. share(j) is u of number j.
   template <int N, class Share>
   __device__ void add(const S (&y)[N], const Share& share) {
-    S top = y[0];
+    if (is_bounded(unit)) {
 #pragma unroll
-    for (int j = 1; j < N; ++j) {
-      top = larger(top, y[j]);
+      for (int j = 0; j < N; ++j) {
+        sum += power<T, kCap, /*kLow=*/false>(fused(y[j], unit, -unit), j);
+      }
+    } else {
+      S top = y[0];
+#pragma unroll
+      for (int j = 1; j < N; ++j) {
+        top = larger(top, y[j]);
+      }
+      raise(larger(largest, top));
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sum += power<T, kCap>((y[j] - largest) * unit, j);
+      }
     }
-    raise(larger(largest, top));
+    if constexpr (kShares) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const S difference = y[j] - largest;
-      sum += power<T, kCap>(difference * unit, j);
-      if constexpr (kShares) {
+      for (int j = 0; j < N; ++j) {
         const S u = share(j);
         mass += u;
-        distance -= weighed(u, difference);
+        distance += weighed(u, largest - y[j]);
       }
     }
   }
 
-  __device__ void join(Found other) {
-    const S top = larger(largest, other.largest);
-    raise(top);
-    other.raise(top);
-    sum += other.sum;
-    if constexpr (kShares) {
-      mass += other.mass;
-      distance += other.distance;
+  /// What `lanes` neighboring lanes, a power of two, have found, in each of them. They agree on the largest first, so
+  /// that each needs one power. Both partners of an exchange add the same two numbers and get the same bits.
+  __device__ Found joined(int lanes) const {
+    const auto of_partner = [](S x, int mask) { return __shfl_xor_sync(rows::kAllLanes, x, mask); };
+    Found all = *this;
+    if (!is_bounded(unit)) {
+      S top = largest;
+      for (int mask = 1; mask < lanes; mask *= 2) {
+        top = larger(top, of_partner(top, mask));
+      }
+      all.raise(top);
     }
+    for (int mask = 1; mask < lanes; mask *= 2) {
+      all.sum += of_partner(all.sum, mask);
+      if constexpr (kShares) {
+        all.mass += of_partner(all.mass, mask);
+        all.distance += of_partner(all.distance, mask);
+      }
+    }
+    return all;
   }
 
-  __device__ Found shuffled(int mask) const {
-    const auto from = [mask](S x) { return __shfl_xor_sync(0xffffffffu, x, mask); };
-    if constexpr (kShares) {
-      return {from(largest), from(sum), from(mass), from(distance), unit};
-    } else {
-      return {from(largest), from(sum), S{0}, S{0}, unit};
-    }
-  }
+ private:
+  __device__ static bool is_bounded(S unit) { return kCap && unit <= S{60}; }
 };
+
+/// What joined() of row_cuda.cuh calls.
+template <class T, Target kTarget, bool kCap>
+__device__ Found<T, kTarget, kCap> joined_lanes(const Found<T, kTarget, kCap>& found, int, int lanes) {
+  return found.joined(lanes);
+}
 
 /// What a row comes to. label_y: y of its label.
 template <class T, Target kTarget>
@@ -266,7 +301,7 @@ struct Outcome {
 };
 
 /// dx of the logits of a row: (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h, and less by hit for
-/// its label.
+/// its label. With a cap, y being a tanh, 2^(unit · y − shift).
 template <class T, Target kTarget, bool kCap>
 struct Gradient {
   using S = Accumulate<T>;
@@ -283,23 +318,23 @@ struct Gradient {
                       S g)
       : Gradient(p, label, g) {
     span = 1;
-    shift = found.largest;
     unit = found.unit;
+    shift = kCap ? found.largest * unit : found.largest;
     sum_scale = g * mass * p.scale / found.sum;
   }
   /// By log Σ eᶻ.
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
       : Gradient(p, label, g) {
     span = p.span;
-    shift = logsumexp;
-    unit = kLog2E<S>;
+    unit = kCap ? p.unit() : kLog2E<S>;
+    shift = kCap ? logsumexp * kLog2E<S> : logsumexp;
     sum_scale = g * mass * p.scale;
   }
 
   /// of y, number j of a pack. is_label: of the row's label; share(): its u.
   template <class Share>
   __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
-    S dz = power<T, kCap>((kCap ? fused(span, y, -shift) : y - shift) * unit, j) * sum_scale;
+    S dz = power<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
     if constexpr (kTarget != Target::label) {
       dz -= share() * share_scale;
     }
@@ -343,16 +378,19 @@ template <bool kCap, class T>
 __device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::kPack>& pack,
                               Accumulate<T> (&y)[Span<T>::kPack]) {
   rows::unpack(pack, y);
+  if (kCap || p.flips) {
 #pragma unroll
-  for (int j = 0; j < Span<T>::kPack; ++j) {
-    y[j] = capped<kCap>(p, y[j]);
+    for (int j = 0; j < Span<T>::kPack; ++j) {
+      y[j] = capped<kCap>(p, y[j]);
+    }
   }
 }
 
-/// The gradient of 16 bytes of logits whose first is class i of a row.
+/// The gradient of 16 bytes of logits whose first is class i of a row. label_at: where in them the label is, or a
+/// number that is none of a pack.
 template <class T, Target kTarget, bool kCap>
 __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
-                                                     std::int64_t label, const rows::Pack<T, Span<T>::kPack>& pack,
+                                                     int label_at, const rows::Pack<T, Span<T>::kPack>& pack,
                                                      const Gradient<T, kTarget, kCap>& gradient) {
   constexpr int kPack = Span<T>::kPack;
   Accumulate<T> values[kPack];
@@ -364,18 +402,18 @@ __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::i
     }
   };
   // One pack of a row has the label: the others need not look.
-  if (kTarget != Target::given && label >= i && label < i + kPack) {
-    all([&](int j) { return i + j == label; });
+  if (kTarget != Target::given && static_cast<unsigned>(label_at) < kPack) {
+    all([&](int j) { return j == label_at; });
   } else {
     all([](int) { return false; });
   }
   return rows::pack_of<T>(values);
 }
 
-/// … and of one alone.
+/// … and of one alone, class i.
 template <class T, Target kTarget, bool kCap>
-__device__ T gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
-                         const Gradient<T, kTarget, kCap>& gradient) {
+__device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
+                             const Gradient<T, kTarget, kCap>& gradient) {
   using S = Accumulate<T>;
   const S y = capped<kCap>(p, static_cast<S>(x));
   return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
@@ -391,9 +429,9 @@ struct Incoming {
   const S* denominator;
 
   Incoming(const Tensor& dloss, const Tensor& denominator)
-      : dloss(dloss.defined() ? dloss.data<T>() : nullptr),
+      : dloss(dloss.data_or_null<T>()),
         per_row(dloss.defined() && dloss.numel() > 1),
-        denominator(denominator.defined() ? denominator.data<S>() : nullptr) {}
+        denominator(denominator.data_or_null<S>()) {}
 
   __device__ S operator()(std::int64_t row) const {
     const S given = dloss != nullptr ? static_cast<S>(dloss[per_row ? row : 0]) : S{1};

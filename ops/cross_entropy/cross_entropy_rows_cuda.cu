@@ -115,12 +115,20 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
     T* const to = dx + span.head;
     const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
     for_packs<kAhead<T, kTarget>>(x, span, team.t, team.threads, [&](const auto& pack, std::int64_t number) {
-      const auto out = gradient_of(p, row, span.first(number), label.index, pack, gradient);
-      store_pack(to + number * Span<T>::kPack, reinterpret_cast<const Pack<T>&>(out), aligned);
+      const std::int64_t first = span.first(number);
+      const std::int64_t ahead = label.index - first;
+      const int label_at = ahead >= 0 && ahead < Span<T>::kPack ? static_cast<int>(ahead) : -1;
+      const auto out = gradient_of(p, row, first, label_at, pack, gradient);
+      T* const place = to + number * Span<T>::kPack;
+      if (aligned) {
+        rows::store_whole(place, out);
+      } else {
+        store_pack(place, reinterpret_cast<const Pack<T>&>(out), false);
+      }
     });
     for (int e = team.t; e < span.edges(); e += team.threads) {
       const std::int64_t i = span.edge(e);
-      dx[i] = gradient_of(p, row, i, label.index, x[i], gradient);
+      dx[i] = gradient_of_one(p, row, i, label.index, x[i], gradient);
     }
   }
 }

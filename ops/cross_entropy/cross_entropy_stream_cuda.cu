@@ -5,6 +5,7 @@
 // Each thread copies the packs that it will itself use, so that threads meet only to add up.
 
 #include <algorithm>
+#include <climits>
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
@@ -27,7 +28,7 @@ struct Plan {
   int cluster = 0;  // blocks that share a row; 0: rows of this length need another kernel
   int threads = 0;  // of a block
   int slab = 0;     // packs of a row that a block has, at most
-  int part = 0;     // … of which a thread has so many rounds in a part
+  int part = 0;     // … of which a thread has so many rounds in a part, an even number
 
   Plan(std::int64_t classes, std::int64_t pack) {
     const std::int64_t packs = classes / pack;
@@ -42,7 +43,7 @@ struct Plan {
     }
     // Three blocks of up to 72 KB have room beside each other, two larger ones.
     threads = slab > 4608 ? kMostThreads : slab > 1024 ? 256 : 128;
-    part = (slab + threads * kParts - 1) / (threads * kParts);
+    part = 2 * ((slab + threads * kParts * 2 - 1) / (threads * kParts * 2));
   }
 
   int bytes() const { return slab * 16; }
@@ -84,8 +85,7 @@ __device__ Found joined_blocks(const Found& mine, int blocks, int& turn) {
     __syncwarp();
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int from = lane % blocks;
+    const int from = static_cast<int>(threadIdx.x) & (blocks - 1);  // of a power of two
     Found found = Found::nothing(mine.unit);
     found.largest = cuda::load_from_block(&places[turn].largest, from);
     found.sum = cuda::load_from_block(&places[turn].sum, from);
@@ -94,14 +94,15 @@ __device__ Found joined_blocks(const Found& mine, int blocks, int& turn) {
       found.distance = cuda::load_from_block(&places[turn].distance, from);
     }
     turn ^= 1;
-    return joined_lanes(found, lane, blocks);
+    return found.joined(blocks);
   }
 }
 
 template <class T, Target kTarget, bool kCap, bool kCluster>
 class Streamer {
   using S = Accumulate<T>;
-  using Packs = rows::Pack<T, Span<T>::kPack>;
+  static constexpr int kPack = Span<T>::kPack;
+  using Packs = rows::Pack<T, kPack>;
   using FoundInRow = Found<T, kTarget, kCap>;
 
  public:
@@ -109,11 +110,14 @@ class Streamer {
       : p_(p),
         plan_(plan),
         logits_(logits),
-        kept_(reinterpret_cast<Packs*>(memory)),
+        threads_(static_cast<int>(blockDim.x)),
+        place_(cuda::shared_address(memory) + 16 * threadIdx.x),
         blocks_(kCluster ? plan.cluster : 1),
-        rank_(kCluster ? cuda::cluster_rank() : 0) {}
+        rank_(kCluster ? cuda::cluster_rank() : 0) {
+    asm volatile("" : "+r"(place_));  // or the compiler works it out anew at each use
+  }
 
-  __device__ void run(const Incoming<T>& incoming, S* label_place, S* losses) {
+  __device__ void run(const Incoming<T>& incoming, S* losses) {
     const std::int64_t step = gridDim.x / blocks_;
     const std::int64_t first = blockIdx.x / blocks_;
     fetch(share_of_row(first), first);
@@ -122,28 +126,29 @@ class Streamer {
       const Share<T> share = share_of_row(row);
       if (label.ignored) {  // so for all who share the row
         cuda::wait_copies<0>();
-        write(share, row + step, [](int) { return Packs{}; });
+        write(share, row + step, [](int, std::uint32_t) { return Packs{}; });
         for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
         if (leads()) {
           losses[row] = 0;
         }
         continue;
       }
-      if (threadIdx.x == 0) {  // by way of shared memory, so that it is read before another thread writes over it
-        *label_place = y_of_label(row, label);
-      }
+      // Read before threads meet: after that, any of them may write over it.
+      const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
       const FoundInRow found = joined_blocks<kCluster>(found_by_thread(row, share), blocks_, turn_);
-      const Outcome<T, kTarget> outcome(p_, label, found, threadIdx.x == 0 ? *label_place : S{0});
+      const Outcome<T, kTarget> outcome(p_, label, found, label_y);
       if (leads()) {
         losses[row] = outcome.loss;
       }
       const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
-      write(share, row + step, [&](int i) {
-        return gradient_of(p_, row, share.span.first(share.begin + i), label.index, kept_[i], gradient);
+      const std::int64_t first = share.span.first(share.begin);
+      const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
+      write(share, row + step, [&](int i, std::uint32_t place) {
+        return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(place), gradient);
       });
       for_edges(share, [&](std::int64_t i) {
         T* const x = logits_ + row * p_.classes + i;
-        *x = gradient_of(p_, row, i, label.index, *x, gradient);
+        *x = gradient_of_one(p_, row, i, label.index, *x, gradient);
       });
     }
     if (kCluster) {  // nobody reads from a block that has ended
@@ -165,13 +170,27 @@ class Streamer {
     return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
   }
 
-  /// Calls f(i) for the thread's packs of a part.
-  template <class F>
-  __device__ void for_part(int part, const F& f) const {
-    int i = part * plan_.part * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    for (int round = 0; round < plan_.part; ++round, i += static_cast<int>(blockDim.x)) {
-      f(i);
+  /// The pack that lies there in shared memory.
+  __device__ static Packs kept(std::uint32_t place) {
+    uint4 bits;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "r"(place));
+    return reinterpret_cast<const Packs&>(bits);
+  }
+
+  /// Takes in N of the thread's packs, from number i on: the more at once, the less often a sum is scaled.
+  template <int N>
+  __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
+                            FoundInRow& found) const {
+    S y[N * kPack];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      unpack_capped<kCap>(p_, kept(place + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
     }
+    found.add(y, [&](int j) {
+      return share_of<kTarget>(p_, row, share.span.first(share.begin + i + j / kPack * threads_) + j % kPack);
+    });
   }
 
   /// Calls f(i) for the classes of the edges that are the thread's.
@@ -186,13 +205,14 @@ class Streamer {
   /// Starts reading a row, if there is one: kParts groups of copies in any case.
   __device__ void fetch(const Share<T>& share, std::int64_t row) {
     const int count = row < p_.rows ? share.count : 0;
-#pragma unroll
+    int i = threadIdx.x;
+    std::uint32_t place = place_;
     for (int part = 0; part < kParts; ++part) {
-      for_part(part, [&](int i) {
+      for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
         if (i < count) {
-          cuda::copy_async<16>(kept_ + i, share.at(i));
+          cuda::copy_async<16>(place, share.at(i));
         }
-      });
+      }
       cuda::commit_copies();
     }
   }
@@ -203,36 +223,47 @@ class Streamer {
       const S y[1] = {capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + i]))};
       found.add(y, [&](int) { return share_of<kTarget>(p_, row, i); });
     });
+    int i = threadIdx.x;
+    std::uint32_t place = place_;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       cuda::wait_copies(kParts - 1 - part);
-      for_part(part, [&](int i) {
-        if (i < share.count) {
-          S y[Span<T>::kPack];
-          unpack_capped<kCap>(p_, kept_[i], y);
-          found.add(y, [&](int j) { return share_of<kTarget>(p_, row, share.span.first(share.begin + i) + j); });
+      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, place += 2 * 16 * threads_) {
+        if (i + threads_ < share.count) {
+          add_packs<2>(row, share, i, place, found);
+        } else if (i < share.count) {
+          add_packs<1>(row, share, i, place, found);
         }
-      });
+      }
     }
     return found;
   }
 
-  /// Writes make(i) over the packs of a row, and starts reading the next into the places that they leave.
+  /// Writes make(i, its place) over the packs of a row, and starts reading the next into the places that they leave.
   template <class Make>
   __device__ void write(const Share<T>& share, std::int64_t next_row, const Make& make) {
     const bool more = next_row < p_.rows;
     const Share<T> next = more ? share_of_row(next_row) : share;
     const int next_count = more ? next.count : 0;
-#pragma unroll
+    int i = threadIdx.x;
+    std::uint32_t place = place_;
+    T* to = share.at(i);
+    const T* from = next.at(i);
+#pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      for_part(part, [&](int i) {
+#pragma unroll 1
+      for (int round = 0; round < plan_.part; ++round) {
         if (i < share.count) {
-          rows::store(share.at(i), make(i));
+          rows::store_whole(to, make(i, place));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(kept_ + i, next.at(i));
+          cuda::copy_async<16>(place, from);
         }
-      });
+        i += threads_;
+        place += 16 * threads_;
+        to += threads_ * kPack;
+        from += threads_ * kPack;
+      }
       cuda::commit_copies();
     }
   }
@@ -240,7 +271,8 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
-  Packs* kept_;
+  int threads_;
+  std::uint32_t place_;  // of the thread's first pack in shared memory; the next is 16 · threads_ bytes further
   int blocks_;
   int rank_;
   int turn_ = 0;
@@ -251,8 +283,7 @@ template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, Accumulate<T>* losses) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ Accumulate<T> label_place;
-  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, &label_place, losses);
+  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, memory).run(incoming, losses);
 }
 
 // On the host.

@@ -93,8 +93,8 @@ void backward(const GatedBackward& args) {
   const T* const dy = args.dy.data<T>();
   const T* const gate = args.gate.data<T>();
   const T* const up = args.up.data<T>();
-  T* const dgate = args.dgate.defined() ? args.dgate.data<T>() : nullptr;
-  T* const dup = args.dup.defined() ? args.dup.data<T>() : nullptr;
+  T* const dgate = args.dgate.data_or_null<T>();
+  T* const dup = args.dup.data_or_null<T>();
   for_runs(args.rows, args.columns, args.stride, [=](std::int64_t at, std::int64_t n, std::int64_t strided) {
     S buffers[5][kRun];
     const S* const dys = as_sums(dy + at, n, buffers[0]);

@@ -4,7 +4,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/gated/gated_kernels.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 // A unit is a pack of V neighbors in a row: 16 bytes, or one element where pointers or rows are not aligned to that.
 
@@ -216,11 +216,6 @@ void launch(const Args& args, const Arguments<T>& whole, const char* name, const
       whole.dy, whole.gate, whole.up, whole.y, whole.dgate, whole.dup);
 }
 
-template <class T>
-T* data_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 bool is_large(std::int64_t elements, DType dtype) {
   return elements * static_cast<std::int64_t>(size_of(dtype)) > kLargeResult;
 }
@@ -249,8 +244,8 @@ void gated_backward(Cuda, const GatedBackward& args) {
           const Arguments<T> a{.dy = args.dy.data<T>(),
                                .gate = args.gate.data<T>(),
                                .up = args.up.data<T>(),
-                               .dgate = data_or_null<T>(args.dgate),
-                               .dup = data_or_null<T>(args.dup),
+                               .dgate = args.dgate.data_or_null<T>(),
+                               .dup = args.dup.data_or_null<T>(),
                                .inputs_last_in_l2 = is_large(2 * args.rows * args.columns, args.dy.dtype())};
           launch(args, a, "gated_backward_kernel",
                  []<int V>(std::integral_constant<int, V>) { return gated_backward_kernel<F, T, V>; });

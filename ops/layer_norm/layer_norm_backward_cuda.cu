@@ -285,14 +285,14 @@ void launch_backward(const LayerNormBackward& args) {
   using S = Accumulate<T>;
   Backward<T, W> a{.rows = args.rows,
                    .columns = args.columns,
-                   .dy = data_or_null<T>(args.dy),
-                   .x = data_or_null<T>(args.x),
-                   .weight = data_or_null<W>(args.weight),
-                   .mean = data_or_null<S>(args.mean),
-                   .rstd = data_or_null<S>(args.rstd),
-                   .dx = data_or_null<T>(args.dx),
-                   .dweight = data_or_null<W>(args.dweight),
-                   .dbias = data_or_null<W>(args.dbias)};
+                   .dy = args.dy.data_or_null<T>(),
+                   .x = args.x.data_or_null<T>(),
+                   .weight = args.weight.data_or_null<W>(),
+                   .mean = args.mean.data_or_null<S>(),
+                   .rstd = args.rstd.data_or_null<S>(),
+                   .dx = args.dx.data_or_null<T>(),
+                   .dweight = args.dweight.data_or_null<W>(),
+                   .dbias = args.dbias.data_or_null<W>()};
   const Device device = args.x.device();
   if (!args.dx.defined() || args.rows == 0) {
     return backward_parameters(a, device);

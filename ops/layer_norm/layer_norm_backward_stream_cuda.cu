@@ -1,5 +1,5 @@
 #include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
-#include <mica/ops/layer_norm/stream_cuda.cuh>
+#include <mica/ops/rows/stream_cuda.cuh>
 
 // Stage 1 of backward for rows that stream through shared memory.
 

@@ -13,7 +13,7 @@
 
 #include <mica/core/parallel.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/rows_cpu.h>
+#include <mica/ops/rows/rows_cpu.h>
 
 // S is the type of sums: float, or double for double.
 
@@ -55,8 +55,8 @@ template <class S>
 template <class T, class S = Accumulate<T>>
 void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
   const std::int64_t n = args.columns;
-  S* const means = data_or_null<S>(args.mean);
-  S* const rstds = data_or_null<S>(args.rstd);
+  S* const means = args.mean.data_or_null<S>();
+  S* const rstds = args.rstd.data_or_null<S>();
   Buffer<S> buffer;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* const x_row = args.x.data<T>() + row * n;
@@ -206,7 +206,7 @@ void layer_norm_backward(Cpu, const LayerNormBackward& args) {
     using S = Accumulate<T>;
     const Buffer<S> weight = parameter<T>(args.weight, n, 1, "layer_norm");
     const Tensor scratch = parameters ? empty({2, blocks, n}, dtype_of<S>) : Tensor{};
-    S* const dweights = data_or_null<S>(scratch);
+    S* const dweights = scratch.data_or_null<S>();
     S* const dbiases = parameters ? dweights + blocks * n : nullptr;
     const std::int64_t per_block = blocks == 0 ? 1 : args.rows * n / blocks;
     parallel_for(blocks, std::max<std::int64_t>(kRowGrain / per_block, 1), [&](std::int64_t begin, std::int64_t end) {

@@ -520,13 +520,13 @@ void layer_norm_forward(Cuda, const LayerNormForward& args) {
     const Forward<T, W> a{.rows = args.rows,
                           .columns = args.columns,
                           .x = args.x.data<T>(),
-                          .weight = data_or_null<W>(args.weight),
-                          .bias = data_or_null<W>(args.bias),
+                          .weight = args.weight.data_or_null<W>(),
+                          .bias = args.bias.data_or_null<W>(),
                           .eps = static_cast<Accumulate<T>>(args.eps),
                           .in_row = Accumulate<T>(1) / static_cast<Accumulate<T>>(args.columns),
                           .y = args.y.data<T>(),
-                          .mean = data_or_null<Accumulate<T>>(args.mean),
-                          .rstd = data_or_null<Accumulate<T>>(args.rstd),
+                          .mean = args.mean.data_or_null<Accumulate<T>>(),
+                          .rstd = args.rstd.data_or_null<Accumulate<T>>(),
                           // What the next kernel reads of a smaller y is better found there than x.
                           .x_last_in_l2 = args.y.bytes() > kKeptInL2};
     if constexpr (sizeof(T) <= sizeof(float)) {

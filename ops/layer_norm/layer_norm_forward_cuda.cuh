@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 namespace mica::kernels::layer_norm_cuda {
 

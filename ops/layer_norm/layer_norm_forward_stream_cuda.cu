@@ -1,5 +1,5 @@
 #include <mica/ops/layer_norm/layer_norm_forward_cuda.cuh>
-#include <mica/ops/layer_norm/stream_cuda.cuh>
+#include <mica/ops/rows/stream_cuda.cuh>
 
 // Forward for rows that no block holds in registers: they stream through the shared memory of a cluster.
 

@@ -50,10 +50,4 @@ void layer_norm_backward(Cuda, const LayerNormBackward& args);
 template <class S>
 constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 
-/// Null for an undefined tensor.
-template <class T>
-T* data_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 }  // namespace mica::kernels

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include <mica/ops/layer_norm/stream_cuda.cuh>
+#include <mica/ops/rows/stream_cuda.cuh>
 
 namespace mica::kernels::rows {
 

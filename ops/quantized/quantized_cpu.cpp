@@ -36,11 +36,6 @@ Tensor converted(const Tensor& x) {
   return result;
 }
 
-template <class S>
-S* data_or_null(const Tensor& x) {
-  return x.defined() ? x.data<S>() : nullptr;
-}
-
 // Every mode is (q − zero) · scale + offset, exactly: it subtracts 0, multiplies by 1 and adds 0 where it has none.
 template <class S>
 struct Grid {
@@ -58,8 +53,8 @@ class Weights {
       : scales_(converted<S>(q.scale)),
         zeros_(converted<S>(q.zero)),
         words_(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
-        scale_(data_or_null<S>(scales_)),
-        zero_(data_or_null<S>(zeros_)),
+        scale_(scales_.data_or_null<S>()),
+        zero_(zeros_.data_or_null<S>()),
         one_zero_(q.zero.defined() && q.zero.dim() == 0),
         adds_(q.mode == QuantizationMode::fused_multiply_add),
         group_size_(quantized::rows_of_group(q.rows, q.group_size)),
@@ -228,8 +223,8 @@ void forward(const QuantizedMatmulForward& args) {
                               .n = weights.columns(),
                               .depth = weights.rows(),
                               .a = x.data<S>(),
-                              .row_factors = data_or_null<S>(args.rows),
-                              .column_factors = data_or_null<S>(args.columns),
+                              .row_factors = args.rows.data_or_null<S>(),
+                              .column_factors = args.columns.data_or_null<S>(),
                               .out = args.y.data<T>()};
   product.run([&](std::int64_t k, std::int64_t part, std::int64_t column, std::int64_t count, S* to) {
     weights.template dequantize<kBits>(k, part, column, count, to);
@@ -244,7 +239,7 @@ void backward(const QuantizedMatmulBackward& args) {
                               .n = weights.rows(),
                               .depth = weights.columns(),
                               .a = dy.data<S>(),
-                              .row_factors = data_or_null<S>(args.rows),
+                              .row_factors = args.rows.data_or_null<S>(),
                               .column_factors = nullptr,
                               .out = args.dx.data<T>()};
   product.run([&](std::int64_t n, std::int64_t part, std::int64_t row, std::int64_t, S* to) {

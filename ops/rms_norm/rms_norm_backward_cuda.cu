@@ -427,11 +427,6 @@ void launch_backward(const Backward<T, W>& a, Device device) {
       a.dy, a.x, a.weight, a.dx);
 }
 
-template <class T>
-T* pointer_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 }  // namespace
 
 void rms_norm_backward(Cuda, const RMSNormBackward& args) {
@@ -442,11 +437,11 @@ void rms_norm_backward(Cuda, const RMSNormBackward& args) {
                            .columns = args.columns,
                            .dy = args.dy.data<T>(),
                            .x = args.x.data<T>(),
-                           .weight = pointer_or_null<W>(args.weight),
+                           .weight = args.weight.data_or_null<W>(),
                            .mean = nullptr,
                            .rstd = args.rstd.data<S>(),
-                           .dx = pointer_or_null<T>(args.dx),
-                           .dweight = pointer_or_null<W>(args.dweight),
+                           .dx = args.dx.data_or_null<T>(),
+                           .dweight = args.dweight.data_or_null<W>(),
                            .dbias = nullptr};
     launch_backward(a, args.x.device());
   });

@@ -11,19 +11,14 @@
 #include <cmath>
 
 #include <mica/core/parallel.h>
-#include <mica/ops/layer_norm/rows_cpu.h>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/rows/rows_cpu.h>
 
 // S is the type of sums: float, or double for double.
 
 namespace mica::kernels {
 
 namespace {
-
-template <class T>
-T* pointer_or_null(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
 
 template <class S>
 [[gnu::flatten]] S mean_square(const S* x, std::int64_t n, Soon y) {
@@ -46,7 +41,7 @@ template <class S>
 template <class T, class S = Accumulate<T>>
 void forward_rows(const RMSNormForward& args, std::int64_t begin, std::int64_t end, const S* weight) {
   const std::int64_t n = args.columns;
-  S* const rstds = pointer_or_null<S>(args.rstd);
+  S* const rstds = args.rstd.data_or_null<S>();
   Buffer<S> buffer;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* const x_row = args.x.data<T>() + row * n;
@@ -143,7 +138,7 @@ void rms_norm_backward(Cpu, const RMSNormBackward& args) {
     using S = Accumulate<T>;
     const Buffer<S> weight = parameter<T>(args.weight, n, 1, "rms_norm");
     const Tensor scratch = args.dweight.defined() ? empty({blocks, n}, dtype_of<S>) : Tensor{};
-    S* const dweights = pointer_or_null<S>(scratch);
+    S* const dweights = scratch.data_or_null<S>();
     const std::int64_t grain = std::max<std::int64_t>(kRowGrain * blocks / (args.rows * n), 1);
     parallel_for(blocks, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t block = begin; block < end; ++block) {

@@ -2,8 +2,8 @@
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/layer_norm/row_teams_cuda.cuh>
 #include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/rows/held_rows_cuda.cuh>
 
 // T is the type of x and y, W that of weight, S that of sums: float, or double for double. V is the number of columns
 // in a pack, P that of packs of a row that a thread holds.
@@ -13,10 +13,6 @@ namespace mica::kernels {
 using namespace rows;
 
 namespace {
-
-constexpr int kBlock = 512;      // threads, at most
-constexpr int kWarpTeams = 8;    // rows of a block, where a warp has each
-constexpr int kNarrowLanes = 8;  // that share a row of at most kNarrowColumns
 
 // Results larger than this leave the L2 cache before anybody reads them. Then x is told to stay in it longest: what is
 // written leaves in the order in which it came, which the memory takes faster.
@@ -36,86 +32,36 @@ struct Forward {
   bool x_last_in_l2;
 };
 
-// Who shares a row.
-enum class Team { lanes, warp, block };
-
-// A thread's packs of a row as they were read, which takes the fewest registers; zeros where there are none.
-template <class T, int V, int P>
-class Packs {
- public:
-  using S = Accumulate<T>;
-
-  __device__ void load_from(const T* row, int first, int step, int columns, std::uint64_t policy) {
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      words_[i] = {};
-      if (first + i * step < columns) {
-        Pack<T, V> pack;
-        if constexpr (sizeof(Pack<T, V>) == 16) {
-          pack = load_streaming<V>(row + first + i * step, policy);
-        } else {
-          pack = load<V>(row + first + i * step);
-        }
-        words_[i] = reinterpret_cast<const Words&>(pack);
-      }
-    }
-  }
-
-  __device__ void values(int i, S (&x)[V]) const { unpack(reinterpret_cast<const Pack<T, V>&>(words_[i]), x); }
-
-  /// Changes nothing, in a way that the compiler cannot know: it would keep what it has unpacked for the sum.
-  __device__ void forget() {
-    if constexpr (std::is_same_v<Words, uint4>) {
-      const unsigned zero = threadIdx.z;
-#pragma unroll
-      for (Words& w : words_) {
-        w = make_uint4(w.x | zero, w.y | zero, w.z | zero, w.w | zero);
-      }
-    }
-  }
-
- private:
-  // Words, where it is 16 bytes of 16-bit elements: the compiler would take those apart as soon as they are there.
-  using Words = std::conditional_t<sizeof(T) == 2 && V == 8, uint4, Pack<T, V>>;
-
-  Words words_[P];
-};
-
-template <Team kTeam>
-constexpr int kSumLanes = kTeam == Team::lanes  ? kNarrowLanes
-                          : kTeam == Team::warp ? kWarp
-                                                : 0;
-
 // Blocks that a multiprocessor has room for, at least: as many as possible such that nothing is spilled.
-template <class T, int V, int P, Team kTeam>
+template <class T, int V, int P, Holder kHolder>
 constexpr int kLeastBlocks = [] {
   constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row that a thread holds
   if (sizeof(T) == 8) {
     return 1;
   }
   if (V == 1) {
-    return kTeam == Team::block ? 1 : 3;
+    return kHolder == Holder::block ? 1 : 3;
   }
-  return kTeam == Team::block ? 2 : kBytes <= 48 ? 6 : 4;
+  return kHolder == Holder::block ? 2 : kBytes <= 48 ? 6 : 4;
 }();
 
 // A row lies in its team's registers from the one time it is read until y is written. blockDim.x threads share a row,
 // and blockDim.y rows a block.
-template <class T, class W, int V, int P, Team kTeam>
-__global__ void __launch_bounds__(kTeam == Team::block ? kBlock : kWarpTeams * kWarp, (kLeastBlocks<T, V, P, kTeam>))
+template <class T, class W, int V, int P, Holder kHolder>
+__global__ void __launch_bounds__(kMostHolderThreads<kHolder>, (kLeastBlocks<T, V, P, kHolder>))
     rms_norm_forward_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ S warps[kTeam == Team::block ? kBlock / kWarp : 1];
+  __shared__ S warps[kHolder == Holder::block ? kHolderThreads / kWarp : 1];
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (kTeam == Team::warp && row >= a.rows) {
+  if (kHolder == Holder::warp && row >= a.rows) {
     return;  // fewer lanes stay, to take part in what warps do together
   }
-  const bool present = kTeam != Team::lanes || row < a.rows;
+  const bool present = kHolder != Holder::lanes || row < a.rows;
   const int columns = present ? static_cast<int>(a.columns) : 0;
   const std::int64_t begin = present ? row * a.columns : 0;
   const int first = threadIdx.x * V;
   const int step = blockDim.x * V;
-  Packs<T, V, P> packs;
+  HeldPacks<T, V, P> packs;
   packs.load_from(a.x + begin, first, step, columns, a.x_last_in_l2 ? cuda::evict_last() : cuda::evict_normal());
   S squares = 0;
 #pragma unroll
@@ -127,7 +73,7 @@ __global__ void __launch_bounds__(kTeam == Team::block ? kBlock : kWarpTeams * k
       squares = fma(x[j], x[j], squares);
     }
   }
-  const S rstd = rsqrt(sum_threads<kSumLanes<kTeam>>(squares, warps) * a.in_row + a.eps);
+  const S rstd = rsqrt(over_threads<kSumLanes<kHolder>>(squares, warps) * a.in_row + a.eps);
   packs.forget();
 #pragma unroll
   for (int i = 0; i < P; ++i) {
@@ -192,7 +138,7 @@ __global__ void __launch_bounds__(kLoopedBlock, 1) rms_norm_forward_looped_kerne
       squares = fma(x[j], x[j], squares);
     }
   });
-  const S rstd = rsqrt(sum_threads<0>(squares, warps) * a.in_row + a.eps);
+  const S rstd = rsqrt(over_threads<0>(squares, warps) * a.in_row + a.eps);
   for_packs([&](std::int64_t column, S(&x)[V]) {
     S w[V];
     unpack(load_or<V>(a.weight, column, 1), w);
@@ -209,71 +155,15 @@ __global__ void __launch_bounds__(kLoopedBlock, 1) rms_norm_forward_looped_kerne
 
 // On the host.
 
-// Packs of a row that a thread holds, at most; a warp takes rows that then fit.
-template <int V>
-constexpr int kMostPacks = V == 8   ? 4
-                           : V == 1 ? 16
-                                    : 8;
-
-template <class T, class W, int V, int P, Team kTeam>
-void launch_team(const Forward<T, W>& a, dim3 block) {
-  rms_norm_forward_kernel<T, W, V, P, kTeam>
-      <<<grid_of((a.rows + block.y - 1) / block.y), block, 0, cuda::current_stream()>>>(a);
-  cuda::check_launch("rms_norm_forward_kernel");
-}
-
-// With `packs` packs a thread, which is at least 1 and at most kMostPacks.
-template <class T, class W, int V, Team kTeam>
-void launch_packs(const Forward<T, W>& a, dim3 block, int packs) {
-  constexpr int kMost = kMostPacks<V>;
-  if constexpr (V == 8) {
-    switch (packs) {
-      case 1: return launch_team<T, W, V, 1, kTeam>(a, block);
-      case 2: return launch_team<T, W, V, 2, kTeam>(a, block);
-      case 3: return launch_team<T, W, V, 3, kTeam>(a, block);
-      default: return launch_team<T, W, V, 4, kTeam>(a, block);
-    }
-  } else if (packs <= kMost / 4) {
-    launch_team<T, W, V, kMost / 4, kTeam>(a, block);
-  } else if (packs <= kMost / 2) {
-    launch_team<T, W, V, kMost / 2, kTeam>(a, block);
-  } else {
-    launch_team<T, W, V, kMost, kTeam>(a, block);
-  }
-}
-
-// Of rows that some lanes of a warp share. With several packs each, they have more of them under way.
-template <int V>
-constexpr std::int64_t kNarrowColumns = V >= 4   ? 256
-                                        : V == 2 ? 128
-                                                 : 64;
-
-template <class T, class W, int V>
-void launch_lanes(const Forward<T, W>& a) {
-  const dim3 block(kNarrowLanes, kWarpTeams * kWarp / kNarrowLanes);
-  if (a.columns <= 64) {
-    launch_team<T, W, V, 8 / V, Team::lanes>(a, block);
-  } else if constexpr (V > 1) {
-    if (a.columns <= 128) {
-      launch_team<T, W, V, 16 / V, Team::lanes>(a, block);
-    } else if constexpr (V > 2) {
-      launch_team<T, W, V, 32 / V, Team::lanes>(a, block);
-    }
-  }
-}
-
 template <class T, class W, int V>
 void launch_forward(const Forward<T, W>& a) {
-  constexpr int kMost = kMostPacks<V>;
-  if (a.columns <= kNarrowColumns<V>) {
-    launch_lanes<T, W, V>(a);
-  } else if (packs_of<V>(a.columns, kWarp) <= kMost) {
-    launch_packs<T, W, V, Team::warp>(a, dim3(kWarp, kWarpTeams), packs_of<V>(a.columns, kWarp));
-  } else if (a.columns <= std::int64_t{kBlock} * V * kMost) {
-    const int threads = block_threads<V>(a.columns, kMost, V == 8 ? 3 : kMost / 2, kBlock);
-    launch_packs<T, W, V, Team::block>(a, threads, packs_of<V>(a.columns, threads));
-  } else {
-    rms_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kLoopedBlock, 0, cuda::current_stream()>>>(a);
+  const cudaStream_t stream = cuda::current_stream();
+  const bool held = with_holder<V>(a.columns, [&]<int P, Holder kHolder>(dim3 block) {
+    rms_norm_forward_kernel<T, W, V, P, kHolder><<<grid_of((a.rows + block.y - 1) / block.y), block, 0, stream>>>(a);
+    cuda::check_launch("rms_norm_forward_kernel");
+  });
+  if (!held) {
+    rms_norm_forward_looped_kernel<T, W, V><<<grid_of(a.rows), kLoopedBlock, 0, stream>>>(a);
     cuda::check_launch("rms_norm_forward_looped_kernel");
   }
 }
@@ -287,11 +177,11 @@ void rms_norm_forward(Cuda, const RMSNormForward& args) {
     const Forward<T, W> a{.rows = args.rows,
                           .columns = args.columns,
                           .x = args.x.data<T>(),
-                          .weight = args.weight.defined() ? args.weight.data<W>() : nullptr,
+                          .weight = args.weight.data_or_null<W>(),
                           .eps = static_cast<S>(args.eps),
                           .in_row = S(1) / static_cast<S>(args.columns),
                           .y = args.y.data<T>(),
-                          .rstd = args.rstd.defined() ? args.rstd.data<S>() : nullptr,
+                          .rstd = args.rstd.data_or_null<S>(),
                           .x_last_in_l2 = args.y.bytes() > kLargeResult};
     with_pack_size<T>(
         a.columns, [&]<int V>(std::integral_constant<int, V>) { launch_forward<T, W, V>(a); }, a.x, a.weight, a.y);

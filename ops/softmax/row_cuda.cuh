@@ -97,7 +97,7 @@ __device__ Found joined(Found found) {
       warps[warp] = found;
     }
     __syncthreads();
-    found = joined_lanes(warps[lane % count], lane, count);
+    found = joined_lanes(warps[lane & (count - 1)], lane, count);
   }
   return found;
 }

@@ -1,9 +1,11 @@
-// Last axis: a row is a warp's or a block's, see row_cuda.cuh. The row is read from memory once where it can be kept,
-// in the registers of a warp or in shared memory, and twice beyond. Other axes: a block for 32 columns.
+// Last axis: softmax_held_cuda.cu has the kernels for most rows. Here are those for float64, for rows that are not
+// aligned, and for long ones: a row is a warp's or a block's, see row_cuda.cuh. It is read from memory once where it
+// can be kept, in the registers of a warp or in shared memory, and twice beyond. Other axes: a block for 32 columns.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/softmax/row_cuda.cuh>
+#include <mica/ops/softmax/softmax_cuda.cuh>
 #include <mica/ops/softmax/softmax_kernels.h>
 
 namespace mica::kernels {
@@ -227,6 +229,11 @@ void forward(const SoftmaxForward& args) {
     const T* x = args.x.data<T>();
     T* y = args.y.data<T>();
     const std::int64_t rows = split.outer, n = split.n;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (split.inner == 1 && softmax_held<T, kLog>(x, y, rows, n)) {
+        return;
+      }
+    }
     if (split.inner > 1) {
       const dim3 threads(kColumns, kColumnRows);
       softmax_columns<T, kLog><<<column_blocks(split), threads, 0, stream>>>(x, y, rows, n, split.inner);
@@ -258,6 +265,11 @@ void backward(const SoftmaxBackward& args) {
     const T* dy = args.dy.data<T>();
     T* dx = args.dx.data<T>();
     const std::int64_t rows = split.outer, n = split.n;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (split.inner == 1 && softmax_backward_held<T, kLog>(y, dy, dx, rows, n)) {
+        return;
+      }
+    }
     if (split.inner > 1) {
       const dim3 threads(kColumns, kColumnRows);
       softmax_backward_columns<T, kLog><<<column_blocks(split), threads, 0, stream>>>(y, dy, dx, rows, n, split.inner);

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -96,6 +97,35 @@ TEST(Softmax, MatchesReference) {
                          dtype == float64   ? 1e-12
                          : dtype == float32 ? 1e-5
                                             : 3e-2,
+                         what);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Rows whose lengths are multiples of 16 bytes have kernels of their own, by length; a view that begins between those
+// has others. Each length is the longest or the shortest of a kernel, and the rows are not a whole number of blocks.
+TEST(Softmax, EachKernel) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16, bfloat16}) {
+      for (const std::int64_t n : {8, 64, 72, 128, 136, 256, 264, 512, 520, 768, 776, 1024, 1032, 3080, 4096, 12'288,
+                                   12'296, 16'384, 16'392}) {
+        const std::int64_t rows = n < 1000 ? 37 : 3;
+        const Tensor memory = randn({rows * n + 1}, dtype).to(device);
+        const Tensor gradients = randn({rows * n + 1}, dtype).to(device);
+        for (const std::int64_t offset : {0, 1}) {
+          for (const bool log : {false, true}) {
+            const std::string what =
+                fmt::format("{} rows of {} {} from {}{} on {}", rows, n, dtype, offset, log ? ", log" : "", device);
+            const double tolerance = dtype == float32 ? 1e-5 : 2e-2;
+            const Tensor x = as_strided(memory, {rows, n}, {n, 1}, offset).detach().requires_grad_();
+            const Tensor dy = as_strided(gradients, {rows, n}, {n, 1}, offset);
+            const Tensor y = apply(x, 1, log);
+            expect_close(y, reference(x, 1, log), tolerance, 1e-6, what);
+            y.backward(dy);
+            expect_close(x.grad(), reference_backward(x, dy, 1, log), 2 * tolerance, dtype == float32 ? 1e-5 : 3e-2,
                          what);
           }
         }

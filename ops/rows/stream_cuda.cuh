@@ -13,7 +13,7 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 namespace mica::kernels::rows {
 

@@ -44,6 +44,15 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
+/// A store of 16 bytes that stays one where branches meet before it, after which the compiler would split another.
+template <class P>
+__device__ void store_whole(void* to, const P& pack) {
+  static_assert(sizeof(P) == 16);
+  const uint4 bits = reinterpret_cast<const uint4&>(pack);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
+               : "memory");
+}
+
 /// A load of what is read once, which leaves the L1 cache to others.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from) {

@@ -1,0 +1,74 @@
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/tiled_matmul/tiled_matmul.h>
+#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
+#include <mica/ops/view/view.h>
+
+namespace mica {
+
+namespace {
+
+// dz = dy · f′, from y = f(z) without its history: all that y tells is z's sign, which has no derivative.
+struct LeakyGradient {
+  static constexpr bool composed = true;
+  double slope;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& y) const {
+    ctx.save_for_backward(y);
+    const Tensor dz = empty(y.shape(), y.dtype(), y.device());
+    on_device(dz.device(),
+              [&](auto device) { kernels::unary_backward(device, functions::LeakyRelu{.slope = slope}, dz, dy, y); });
+    return dz;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& ddz) const {
+    const auto [y] = ctx.saved<1>();
+    return {autograd::apply(LeakyGradient{slope}, ddz, y), {}};
+  }
+};
+
+struct TiledMatmul {
+  static constexpr bool composed = true;
+  double slope;  // 1: no activation
+
+  Tensor forward(autograd::Context& ctx, const Tensor& a, const Tensor& b) const {
+    const Tensor y = empty({a.size(0), b.size(1)}, a.dtype(), a.device());
+    if (y.numel() > 0 && a.size(1) > 0) {
+      const kernels::TiledMatmulArgs args{.a = a, .b = b, .slope = slope, .y = y};
+      on_device(y.device(), [&](auto device) { kernels::tiled_matmul(device, args); });
+    } else {
+      fill_data(y, 0);
+    }
+    ctx.save_for_backward(a, b, slope == 1 ? Tensor{} : y);
+    return y;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
+    const auto [a, b, y] = ctx.saved<3>();
+    const Tensor dz = y.defined() ? autograd::apply(LeakyGradient{slope}, dy, y.detach()) : dy;
+    return {ctx.needs_grad(0) ? tiled_matmul(dz, transpose(b, 0, 1)) : Tensor{},
+            ctx.needs_grad(1) ? tiled_matmul(transpose(a, 0, 1), dz) : Tensor{}};
+  }
+};
+
+void check_matrix(const char* name, const Tensor& x) {
+  check(x.defined(), "tiled_matmul: expected a defined {}, got an undefined one", name);
+  check(x.dim() == 2, "tiled_matmul: expected {} to be a matrix, without leading axes, got shape {}", name, x.shape());
+}
+
+}  // namespace
+
+Tensor tiled_matmul(const Tensor& a, const Tensor& b, TiledActivation activation) {
+  check_matrix("a", a);
+  check_matrix("b", b);
+  check(is_floating(a.dtype()) && a.dtype() == b.dtype(), "tiled_matmul: expected one floating dtype, got {} and {}",
+        a.dtype(), b.dtype());
+  check(a.device() == b.device(), "tiled_matmul: expected one device, got {} and {}", a.device(), b.device());
+  check(a.size(1) == b.size(0), "tiled_matmul: expected inner sizes that are equal, got {} and {}", a.shape(),
+        b.shape());
+  return autograd::apply(TiledMatmul{activation == TiledActivation::leaky_relu ? 0.01 : 1}, a, b);
+}
+
+}  // namespace mica

@@ -1,0 +1,108 @@
+#pragma once
+
+// What the kernels of tiled_matmul share.
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
+
+namespace mica::kernels::tiles {
+
+using cuda::Lines;
+
+/// One operand, as lines of consecutive elements: its rows or, where those lie apart, its columns. If neither are
+/// consecutive, rows of elements `step` apart.
+struct Matrix {
+  bool lines_are_rows;
+  std::int64_t lines;
+  std::int64_t length;   // of a line
+  std::int64_t leading;  // elements from one line to the next
+  std::int64_t step;     // elements from one of a line to the next
+};
+
+inline Matrix matrix_of(const Tensor& x) {
+  const std::int64_t rows = x.size(0);
+  const std::int64_t columns = x.size(1);
+  // The stride of an axis of length 1 says nothing: it may be what suits.
+  const std::int64_t row_step = x.strides()[0];
+  const std::int64_t column_step = columns > 1 ? x.strides()[1] : 1;
+  const auto leading = [](std::int64_t lines, std::int64_t step, std::int64_t length) {
+    return lines > 1 ? step : (length + 7) / 8 * 8;
+  };
+  if (column_step != 1 && (row_step == 1 || rows == 1)) {
+    return {.lines_are_rows = false,
+            .lines = columns,
+            .length = rows,
+            .leading = leading(columns, column_step, rows),
+            .step = 1};
+  }
+  return {.lines_are_rows = true,
+          .lines = rows,
+          .length = columns,
+          .leading = leading(rows, row_step, columns),
+          .step = column_step};
+}
+
+/// Calls f.operator()<kA, kB>() with what the lines of a and b lie along: K, or the rows of a and the columns of b.
+template <class F>
+void on_lines(const Matrix& a, const Matrix& b, const F& f) {
+  if (a.lines_are_rows) {
+    b.lines_are_rows ? f.template operator()<Lines::depth, Lines::rows>()
+                     : f.template operator()<Lines::depth, Lines::depth>();
+  } else {
+    b.lines_are_rows ? f.template operator()<Lines::rows, Lines::rows>()
+                     : f.template operator()<Lines::rows, Lines::depth>();
+  }
+}
+
+/// How many parts of that size there are, the last of which may be smaller.
+inline int parts_of(std::int64_t size, std::int64_t part) { return static_cast<int>((size + part - 1) / part); }
+
+/// The order in which tiles of the output are worked on: column after column of a group of a few rows, then the next
+/// group. What is worked on at one time is then about as high as wide, and its operands are few: see README.md.
+struct TileOrder {
+  int rows;     // of tiles
+  int columns;  // of tiles
+  int group;    // rows in a group
+
+  constexpr int size() const { return rows * columns; }
+
+  struct Place {
+    int row;
+    int column;
+  };
+  __device__ Place place(int tile) const {
+    const int first = tile / (group * columns) * group;
+    const int height = min(group, rows - first);
+    const int in_group = tile - first * columns;
+    return {first + in_group % height, in_group / height};
+  }
+};
+
+template <class T>
+__device__ T leaky(T z, T slope) {
+  return z > T{0} ? z : z * slope;
+}
+
+/// Two 16-bit floats in a register, the first in the low half.
+template <class T>
+__device__ std::uint32_t pair(float first, float second) {
+  std::uint32_t result;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
+  }
+  return result;
+}
+
+/// Whether the kernel for compute capability 9.0 can read x, or write it.
+bool fits_sm90(const Tensor& x);
+
+/// That kernel, for 16-bit floats, on a device_has_wgmma(), for matrices that fit.
+void multiply_sm90(const TiledMatmulArgs& args);
+
+}  // namespace mica::kernels::tiles

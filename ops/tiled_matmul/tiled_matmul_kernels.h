@@ -1,0 +1,19 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// y = f(a · b), f(z) = z for z > 0 and slope · z else; of one floating dtype; M, N and K are not 0.
+struct TiledMatmulArgs {
+  Tensor a;  // (M, K), any strides
+  Tensor b;  // (K, N), any strides
+  double slope;
+  Tensor y;  // (M, N) contiguous; out
+};
+
+void tiled_matmul(Cpu, const TiledMatmulArgs& args);
+void tiled_matmul(Cuda, const TiledMatmulArgs& args);
+
+}  // namespace mica::kernels
