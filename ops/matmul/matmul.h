@@ -23,8 +23,8 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 /// slope of 0.01. gelu is by erf, gelu_tanh by tanh.
 enum class Activation { none, relu, leaky_relu, gelu, gelu_tanh };
 
-/// y = f(x · weightᵀ + bias), f the activation, for x (…, in), weight (out, in), bias (out) or undefined; y is (…,
-/// out).
+/// y = f(x · weightᵀ + bias), f the activation; for x (…, in), weight (out, in) and bias (out) or undefined, y is
+/// (…, out).
 ///
 /// One product over all leading axes of x; dtypes, devices and rounding as in matmul, the bias being part of the sum.
 /// Bias and activation cost no pass of their own where a kernel has them: README.md says where. A matrix (in, out) is a
