@@ -2,8 +2,8 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/gated/gated_functions.h>
-#include <mica/ops/layer_norm/rows_cuda.cuh>
 #include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 namespace mica::kernels {
 
