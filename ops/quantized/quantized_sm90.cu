@@ -10,21 +10,29 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
-#include <mica/ops/quantized/fragments_cuda.cuh>
+#include <mica/ops/quantized/fragments_sm90.cuh>
 #include <mica/ops/quantized/plan_sm90.cuh>
 #include <mica/ops/quantized/quantized_cuda.cuh>
-#include <mica/ops/quantized/tensor_cores_cuda.cuh>
 
 namespace mica::kernels::quantized_cuda {
 
 namespace {
 
-struct Work : Product {
-  const std::byte* x = nullptr;  // as order_x_kernel leaves it
-  const float* x_sums = nullptr;
-  int tiles = 0;              // of kTile rows of the weight
-  float* partials = nullptr;  // (splits, m, columns)
-  int* done = nullptr;        // blocks of each strip and rows that have written theirs
+struct Product {
+  const std::uint32_t* words;
+  Grids grids;
+  int columns;
+  int rows;            // of the weight
+  int group_shift;     // a group is 1 << group_shift rows
+  const std::byte* x;  // as order_x_kernel leaves it
+  const float* x_sums;
+  int m;
+  int tiles;  // of kTile rows of the weight
+  void* y;
+  const float* row_factors;
+  const float* column_factors;
+  float* partials;  // (splits, m, columns)
+  int* done;        // blocks of each strip and rows that have written theirs
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -68,7 +76,7 @@ __device__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
 /// A stage's part of a matrix of scales or zeros: a row of each tile, or of each unit where that is a group.
 template <int kBits, int kRows>
-__device__ void copy_factors(const Work& a, const Block<kBits, kRows>& b, const FactorMatrix& factors, int first_k,
+__device__ void copy_factors(const Product& a, const Block<kBits, kRows>& b, const FactorMatrix& factors, int first_k,
                              std::byte* to) {
   using P = Plan<kBits, kRows>;
   const int size = factors.size();
@@ -90,7 +98,7 @@ __device__ void copy_factors(const Work& a, const Block<kBits, kRows>& b, const 
 
 /// The weight's part of a stage; zeros past the matrix. All lanes arrive.
 template <int kBits, int kRows>
-__device__ void copy_weight(const Work& a, const Block<kBits, kRows>& b, int step, int stage) {
+__device__ void copy_weight(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
   using P = Plan<kBits, kRows>;
   const int tile = b.first + step * P::kParts;
   const int rows = (a.rows - tile * kTile) * kBits / 32;  // of words, from here on
@@ -109,7 +117,7 @@ __device__ void copy_weight(const Work& a, const Block<kBits, kRows>& b, int ste
 
 /// Its part of x. One lane arrives.
 template <int kBits, int kRows>
-__device__ void copy_x(const Work& a, const Block<kBits, kRows>& b, int step, int stage) {
+__device__ void copy_x(const Product& a, const Block<kBits, kRows>& b, int step, int stage) {
   using P = Plan<kBits, kRows>;
   if (lane() == 0) {
     std::uint64_t* const barrier = &b.full[stage];
@@ -127,7 +135,7 @@ __device__ void copy_x(const Work& a, const Block<kBits, kRows>& b, int step, in
 }
 
 template <int kBits, int kRows>
-__device__ void copy_all(const Work& a, const Block<kBits, kRows>& b) {
+__device__ void copy_all(const Product& a, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
   const int first = (static_cast<int>(threadIdx.x) - kConsumerThreads) / kWarp;
   for (int i = first; i < b.steps(); i += kCopyWarps) {
@@ -166,7 +174,7 @@ struct Place {
   int scales;
   int zeros;
 
-  __device__ explicit Place(const Work& a)
+  __device__ explicit Place(const Product& a)
       : scales(P::kFactorsAt + part * kUnits * 2 * kFactorBytes + column * a.grids.scale.size()),
         zeros(P::kFactorsAt + (part * kUnits * 2 + 1) * kFactorBytes + column * a.grids.zero.size()) {
     for (int* const i : {&x, &x_sums, &words, &scales, &zeros}) {
@@ -191,7 +199,7 @@ __device__ const void* at_address(std::uint32_t address) {
 
 /// Units of a tile that are within K; of those past it, x is 0.
 template <int kBits, int kRows>
-__device__ int units_in(const Work& a, const Block<kBits, kRows>& b, int tile) {
+__device__ int units_in(const Product& a, const Block<kBits, kRows>& b, int tile) {
   return min(kUnits, a.rows / kUnit - (b.first + tile) * kUnits);
 }
 
@@ -200,8 +208,8 @@ constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
 /// sums += the products of kCount units of one group: those of the integers, scaled, and those of the offset, which
 /// meets the sums of x.
 template <class T, int kBits, int kRows, int kCount>
-__device__ void add_group(const Work& a, const Place<kBits, kRows>& at, std::uint32_t stage, int first, float one_zero,
-                          Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
+__device__ void add_group(const Product& a, const Place<kBits, kRows>& at, std::uint32_t stage, int first,
+                          float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   constexpr int kSteps = 2 * kCount;
   std::uint32_t fragments[kSteps][P::kHalves][4];
@@ -261,7 +269,7 @@ __device__ void add_group(const Work& a, const Place<kBits, kRows>& at, std::uin
 
 /// The products of a few rows: scales sums.
 template <class T, int kBits, int kRows>
-__device__ void multiply_integers(const Work& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
+__device__ void multiply_integers(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
                                   float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   const int steps = b.steps();
@@ -288,7 +296,7 @@ __device__ void multiply_integers(const Work& a, const Block<kBits, kRows>& b, c
 
 /// The products of many rows: scales weights. While the products of one step run, the next one's weights are made.
 template <class T, int kBits, int kRows>
-__device__ void multiply_weights(const Work& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
+__device__ void multiply_weights(const Product& a, const Block<kBits, kRows>& b, const Place<kBits, kRows>& at,
                                  float one_zero, Sums<Plan<kBits, kRows>::kHalves, kRows>& sums) {
   using P = Plan<kBits, kRows>;
   static_assert(P::kParts == 1 && P::kHalves == 1);
@@ -356,10 +364,22 @@ __device__ void write_sums(const Place<kBits, kRows>& place, const Sums<Plan<kBi
   }
 }
 
+template <class T>
+__device__ void store_row(const Product& a, int row, int column, float4 sum) {
+  float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    values[c] *= a.column_factors != nullptr ? a.column_factors[column + c] : 1.0f;
+    values[c] *= a.row_factors != nullptr ? a.row_factors[row] : 1.0f;
+  }
+  *reinterpret_cast<uint2*>(static_cast<T*>(a.y) + std::int64_t{row} * a.columns + column) =
+      make_uint2(to_pair<T>(values[0], values[1]), to_pair<T>(values[2], values[3]));
+}
+
 /// Finishes the elements of the block's strip and rows, or leaves that to the last one of the blocks that share them,
 /// which adds up their sums in the order of K.
 template <class T, int kBits, int kRows>
-__device__ void add_sums(const Work& a, const Block<kBits, kRows>& b, const float* sums, volatile bool* is_last) {
+__device__ void add_sums(const Product& a, const Block<kBits, kRows>& b, const float* sums, volatile bool* is_last) {
   using P = Plan<kBits, kRows>;
   const int splits = static_cast<int>(gridDim.x);
   constexpr int kQuads = kStrip / 4;
@@ -428,7 +448,7 @@ __device__ void add_sums(const Work& a, const Block<kBits, kRows>& b, const floa
 /// Block (split, strip, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x.
 template <class T, int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
-    tensor_cores_kernel([[maybe_unused]] const __grid_constant__ Work a) {
+    tensor_cores_kernel([[maybe_unused]] const __grid_constant__ Product a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using P = Plan<kBits, kRows>;
   extern __shared__ __align__(kAlignment) std::byte memory[];
@@ -544,7 +564,7 @@ int splits_for(std::int64_t blocks, int at_once, int tiles) {
 }
 
 template <class T, int kBits, int kRows>
-void launch(const QuantizedMatmulForward& args, Work a) {
+void launch(const QuantizedMatmulForward& args, Product a) {
   using P = Plan<kBits, kRows>;
   const int blocks = (a.m + kRows - 1) / kRows;
   const int strips = (a.columns + kStrip - 1) / kStrip;
@@ -576,7 +596,7 @@ void launch(const QuantizedMatmulForward& args, Work a) {
 }
 
 template <class T, int kBits>
-void launch_for_rows(const QuantizedMatmulForward& args, const Work& a) {
+void launch_for_rows(const QuantizedMatmulForward& args, const Product& a) {
   if (a.m <= 8) {
     launch<T, kBits, 8>(args, a);
   } else if (a.m <= 16) {
@@ -592,18 +612,52 @@ void launch_for_rows(const QuantizedMatmulForward& args, const Work& a) {
   }
 }
 
+bool aligned(const Tensor& x) {
+  return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
+}
+
+// Of what the kernel reads: a number is a float32.
+Tensor readable(const Tensor& x, DType dtype) {
+  return x.defined() && (x.dim() == 0 || x.dtype() != dtype) ? converted(x, float32) : x;
+}
+
 }  // namespace
 
-bool multiply_many_rows(const QuantizedMatmulForward& args, const Product& product) {
-  constexpr int kMostRows = 2048;  // beyond, it pays to dequantize the weight once for all rows
-  if (!cuda::device_has_wgmma() || product.m > kMostRows ||
-      std::int64_t{product.m} * product.rows >= std::int64_t{1} << 35) {
+bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
+  constexpr std::int64_t kMostRows = 2048;  // beyond, it pays to dequantize the weight once for all rows
+  const QuantizedWeight& weight = args.weight;
+  const DType dtype = args.x.dtype();
+  const std::int64_t m = args.x.size(0);
+  if ((dtype != float16 && dtype != bfloat16) || !cuda::device_has_wgmma() || weight.rows % kUnit != 0 ||
+      weight.columns() % 8 != 0 || m > kMostRows || weight.rows >= 1 << 24 || weight.columns() >= 1 << 22 ||
+      m * weight.rows >= std::int64_t{1} << 35 || !aligned(args.x) || !aligned(args.y) || !aligned(weight.packed) ||
+      !aligned(weight.scale) || !aligned(weight.zero)) {
     return false;
   }
-  Work work{product};
-  work.tiles = (product.rows + kTile - 1) / kTile;
-  on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "quantized_matmul", [&]<class T>() {
-    quantized::on_bits(args.weight.bits, [&]<int kBits>() { launch_for_rows<T, kBits>(args, work); });
+  const Tensor scale = readable(weight.scale, dtype);
+  const Tensor zero = readable(weight.zero, dtype);
+  int group_shift = 31;
+  for (const int shift : {5, 6, 7}) {
+    group_shift = weight.group_size == 1 << shift ? shift : group_shift;
+  }
+  const Product a{.words = reinterpret_cast<const std::uint32_t*>(weight.packed.data<std::int32_t>()),
+                  .grids = {.scale = FactorMatrix(scale),
+                            .zero = FactorMatrix(zero),
+                            .adds = weight.mode == QuantizationMode::fused_multiply_add},
+                  .columns = static_cast<int>(weight.columns()),
+                  .rows = static_cast<int>(weight.rows),
+                  .group_shift = group_shift,
+                  .x = nullptr,
+                  .x_sums = nullptr,
+                  .m = static_cast<int>(m),
+                  .tiles = static_cast<int>((weight.rows + kTile - 1) / kTile),
+                  .y = args.y.raw_data(),
+                  .row_factors = Numbers<float>(args.rows).data,
+                  .column_factors = Numbers<float>(args.columns).data,
+                  .partials = nullptr,
+                  .done = nullptr};
+  on_dtype(Types<Half, BFloat16>{}, dtype, "quantized_matmul", [&]<class T>() {
+    quantized::on_bits(weight.bits, [&]<int kBits>() { launch_for_rows<T, kBits>(args, a); });
   });
   return true;
 }

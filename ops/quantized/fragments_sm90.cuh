@@ -1,7 +1,7 @@
 #pragma once
 
 // From packed integers to the 16-bit fragments that tensor cores multiply, and what makes weights of them. README.md
-// has the picture. Included by .cu files only.
+// has the picture. Included by quantized_sm90.cu only.
 
 #include <cstdint>
 #include <type_traits>
@@ -35,19 +35,6 @@ struct Grids {
   FactorMatrix scale;
   FactorMatrix zero;
   bool adds;  // the zero; else it is subtracted
-};
-
-// A product on tensor cores: y (m, columns) = row_factors · (x · weight) · column_factors.
-struct Product {
-  const std::uint32_t* words;
-  Grids grids;
-  int columns;
-  int rows;         // of the weight
-  int group_shift;  // a group is 1 << group_shift rows
-  int m;
-  void* y;
-  const float* row_factors;     // or null
-  const float* column_factors;  // or null
 };
 
 // Two 16-bit floats in a register, the first one low.
@@ -245,19 +232,6 @@ __device__ void scale(std::uint32_t (&fragment)[4], const Factors<2>& factors) {
     fragment[i] = to_pair<T>(fmaf(two.x, factors.scale[i % 2], factors.offset[i % 2]),
                              fmaf(two.y, factors.scale[i % 2], factors.offset[i % 2]));
   }
-}
-
-/// Four neighbors of a row of y.
-template <class T>
-__device__ void store_row(const Product& a, int row, int column, float4 sum) {
-  float values[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    values[c] *= a.column_factors != nullptr ? a.column_factors[column + c] : 1.0f;
-    values[c] *= a.row_factors != nullptr ? a.row_factors[row] : 1.0f;
-  }
-  *reinterpret_cast<uint2*>(static_cast<T*>(a.y) + std::int64_t{row} * a.columns + column) =
-      make_uint2(to_pair<T>(values[0], values[1]), to_pair<T>(values[2], values[3]));
 }
 
 }  // namespace mica::kernels::quantized_cuda
