@@ -9,18 +9,11 @@ one writing of their gradient. `linear` is a product with a weight (V, 768) and 
 factors; peak_mb is the most memory in use in one run, less what was in use before.
 """
 
-import argparse
-import ctypes
-import json
-import pathlib
-import statistics
-import sys
-
 import torch
 import torch.nn.functional as F
 
-import fused_peers
-from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+import gpu_peers
+from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers, relative_error
 
 ROWS = [("bfloat16", 8192, 50304, 0.0), ("bfloat16", 8192, 50304, 30.0), ("bfloat16", 4096, 128256, 0.0),
         ("bfloat16", 4096, 128256, 30.0), ("bfloat16", 8192, 50257, 0.0), ("bfloat16", 16384, 32000, 0.0),
@@ -29,18 +22,12 @@ LINEAR = [("bfloat16", 32768, 768, 50304), ("bfloat16", 8192, 4096, 32000)]
 IGNORED = -100
 
 
-class Library(fused_peers.Library):
-    def __init__(self, path):
-        super().__init__(path)
-        p, i64, i32, f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
-        for name, arguments in {
-                "mica_cross_entropy_forward": [p] * 6 + [i64, i64, f64, i32, p],
-                "mica_cross_entropy_backward": [p] * 7 + [i64, i64, f64, i32, p],
-                "mica_cross_entropy_in_place_forward": [p] * 3 + [i64, i64, f64, i32, p],
-                "mica_cross_entropy_in_place_backward": [p] * 2 + [i64, i64, i32, p],
-                "mica_linear_cross_entropy": [p] * 6 + [i64] * 4 + [i32, p]}.items():
-            getattr(self.lib, name).argtypes = arguments
-        self.lib.mica_bench_peak_bytes.restype = i64
+FUNCTIONS = {
+    "mica_cross_entropy_forward": [POINTER] * 6 + [INT64, INT64, DOUBLE, INT],
+    "mica_cross_entropy_backward": [POINTER] * 7 + [INT64, INT64, DOUBLE, INT],
+    "mica_cross_entropy_in_place_forward": [POINTER] * 3 + [INT64, INT64, DOUBLE, INT],
+    "mica_cross_entropy_in_place_backward": [POINTER] * 2 + [INT64, INT64, INT],
+    "mica_linear_cross_entropy": [POINTER] * 6 + [INT64] * 4 + [INT]}
 
 
 class Case:
@@ -116,23 +103,6 @@ def pytorch(case, compiled):
     return run, nothing
 
 
-class PreparedClock(Clock):
-    """Calls prepare() before each run, outside of its time."""
-
-    def median_prepared_us(self, run, prepare):
-        pairs = []
-        for i in range(self.warmup + self.repeats):
-            prepare()
-            self.flush.fill_(i % 251)
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run()
-            stop.record()
-            pairs.append((start, stop))
-        torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) * 1e3 for a, b in pairs[self.warmup:])
-
-
 def measure(case, library, peers, clock):
     bytes_once = case.logits.numel() * case.logits.element_size()
     copy_us = clock.median_us(lambda: case.dlogits.copy_(case.logits))
@@ -149,7 +119,7 @@ def measure(case, library, peers, clock):
         errors = [abs(float(loss) - expected_loss) / expected_loss,
                   float((gradient.float() - expected).norm() / expected.norm())]
         del loss, gradient
-        us = clock.median_prepared_us(run, prepare)
+        us = clock.median_us(run, prepare)
         yield {"op": "cross_entropy" + ("_capped" if case.softcap else ""), "dtype": case.dtype, "m": case.m,
                "n": case.v, "by": name, "us": round(us, 2), "gb_per_s": round(2 * bytes_once / us / 1e3, 1),
                "copy_us": round(copy_us, 2), "ratio_to_copy": round(copy_us / us, 3), "relative_error": max(errors),
@@ -205,45 +175,27 @@ def measure_linear(shape, library, peers, clock, chunk_bytes):
         del run, results
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+def add_options(parser):
     parser.add_argument("--ops", nargs="*", choices=["rows", "linear"], default=["rows", "linear"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
     parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
     parser.add_argument("--chunk-bytes", type=int, default=1 << 29, help="of logits that linear_cross_entropy holds")
-    parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=50)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("cross_entropy_peers: no CUDA device")
 
-    library = Library(args.library)
-    clock = PreparedClock(args.warmup, args.repeats)
-    torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    wrong = 0
-    with open(args.out / "cross_entropy.jsonl", "w") as log:
-        def tell(row):
-            nonlocal wrong
-            row["device"], row["torch"] = torch.cuda.get_device_name(), torch.__version__
-            wrong += row["by"].startswith("mica") and not row["correct"]
-            print(json.dumps(row), file=log, flush=True)
-            rate = f"{row['gb_per_s']:7.0f} GB/s" if "gb_per_s" in row else f"{row['peak_mb']:8.0f} MB "
-            print(f"{row['op']:21} {row['dtype']:9} {row['m']:6} x {row['n']:<7} {row['by']:14} {row['us']:10.2f} us "
-                  f"{rate}{'' if row['correct'] else '  WRONG'}", flush=True)
 
-        for shape in ROWS[::args.step] if "rows" in args.ops else []:
-            for row in measure(Case(*shape), library, args.peers, clock):
-                tell(row)
-            torch.cuda.empty_cache()
-        for shape in LINEAR[::args.step] if "linear" in args.ops else []:
-            for row in measure_linear(shape, library, args.peers, clock, args.chunk_bytes):
-                tell(row)
-            torch.cuda.empty_cache()
-    sys.exit(1 if wrong else 0)
+def rows(args, library, clock):
+    library.lib.mica_bench_peak_bytes.restype = INT64
+    for shape in ROWS[::args.step] if "rows" in args.ops else []:
+        yield from measure(Case(*shape), library, args.peers, clock)
+        torch.cuda.empty_cache()
+    for shape in LINEAR[::args.step] if "linear" in args.ops else []:
+        yield from measure_linear(shape, library, args.peers, clock, args.chunk_bytes)
+        torch.cuda.empty_cache()
+
+
+def describe(row):
+    rate = f"{row['gb_per_s']:7.0f} GB/s" if "gb_per_s" in row else f"{row['peak_mb']:8.0f} MB"
+    return (f"{row['op']:21} {row['dtype']:9} {row['m']:6} x {row['n']:<7} {row['by']:14} {row['us']:10.2f} us {rate}")
 
 
 if __name__ == "__main__":
-    main()
+    gpu_peers.main(__doc__, "cross_entropy", add_options, FUNCTIONS, rows, describe)

@@ -5,20 +5,15 @@ ceiling.
     python3 benchmarks/fused_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
 Timed and checked as layer_norm_peers.py does it. GB/s counts the least bytes that must move: of a gated activation
-3·M·N·size forward and 5·M·N·size backward, of RMSNorm and softmax 2·M·N·size and 3·M·N·size, of the sum with a residual and its
-LayerNorm 4·M·N·size each way. PyTorch's backward is autograd's, from what its forward saved.
+3·M·N·size forward and 5·M·N·size backward, of RMSNorm and softmax 2·M·N·size and 3·M·N·size, of the sum with a residual
+and its LayerNorm 4·M·N·size each way. PyTorch's backward is autograd's, from what its forward saved.
 """
-
-import argparse
-import ctypes
-import json
-import pathlib
-import sys
 
 import torch
 import torch.nn.functional as F
 
-from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+import gpu_peers
+from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers, random, relative_error
 
 EPS = 1e-6
 
@@ -32,33 +27,17 @@ ADDED = [("bfloat16", 65536, 768), ("bfloat16", 16384, 4096), ("bfloat16", 8192,
          ("float32", 131072, 512), ("float32", 16384, 4096)]
 
 
-class Library:
-    """mica's kernels: raw pointers in, raw pointers out."""
-
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.mica_bench_error.restype = ctypes.c_char_p
-        p, i64, i32, f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
-        for name, arguments in {
-                "mica_swiglu_forward": [p] * 3 + [i64] * 3 + [i32, p],
-                "mica_swiglu_backward": [p] * 5 + [i64] * 3 + [i32, p],
-                "mica_geglu_forward": [p] * 3 + [i64] * 3 + [i32] * 2 + [p],
-                "mica_geglu_backward": [p] * 5 + [i64] * 3 + [i32] * 2 + [p],
-                "mica_rms_norm_forward": [p] * 4 + [i64] * 2 + [f64, i32, i32, p],
-                "mica_rms_norm_backward": [p] * 6 + [i64] * 2 + [i32] * 2 + [p],
-                "mica_softmax_forward": [p] * 2 + [i64] * 2 + [i32, p],
-                "mica_softmax_backward": [p] * 3 + [i64] * 2 + [i32, p],
-                "mica_add_layer_norm_forward": [p] * 8 + [i64] * 2 + [f64, i32, i32, p],
-                "mica_add_layer_norm_backward": [p] * 9 + [i64] * 2 + [i32] * 2 + [p]}.items():
-            getattr(self.lib, name).argtypes = arguments
-
-    def call(self, name, *args):
-        if getattr(self.lib, name)(*args, torch.cuda.current_stream().cuda_stream) != 0:
-            raise RuntimeError(self.lib.mica_bench_error().decode())
-
-
-def random(kind, *shape):
-    return torch.randn(shape, device="cuda", dtype=torch.float32).to(kind)
+FUNCTIONS = {
+    "mica_swiglu_forward": [POINTER] * 3 + [INT64] * 3 + [INT],
+    "mica_swiglu_backward": [POINTER] * 5 + [INT64] * 3 + [INT],
+    "mica_geglu_forward": [POINTER] * 3 + [INT64] * 3 + [INT] * 2,
+    "mica_geglu_backward": [POINTER] * 5 + [INT64] * 3 + [INT] * 2,
+    "mica_rms_norm_forward": [POINTER] * 4 + [INT64] * 2 + [DOUBLE, INT, INT],
+    "mica_rms_norm_backward": [POINTER] * 6 + [INT64] * 2 + [INT] * 2,
+    "mica_softmax_forward": [POINTER] * 2 + [INT64] * 2 + [INT],
+    "mica_softmax_backward": [POINTER] * 3 + [INT64] * 2 + [INT],
+    "mica_add_layer_norm_forward": [POINTER] * 8 + [INT64] * 2 + [DOUBLE, INT, INT],
+    "mica_add_layer_norm_backward": [POINTER] * 9 + [INT64] * 2 + [INT] * 2}
 
 
 class Gated:
@@ -277,38 +256,23 @@ def cases(ops, step):
         yield shape[0], lambda: AddLayerNorm(*shape)
 
 
-def main():
+def add_options(parser):
     names = ["swiglu", "geglu", "geglu_tanh", "rms_norm", "softmax", "add_layer_norm"]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
     parser.add_argument("--ops", nargs="*", choices=names, default=names)
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
     parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
-    parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=50)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("fused_peers: no CUDA device")
 
-    library = Library(args.library)
-    clock = Clock(args.warmup, args.repeats)
-    torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    wrong = 0
-    with open(args.out / "fused.jsonl", "w") as log:
-        for dtype, make in cases(args.ops, args.step):
-            torch.cuda.empty_cache()
-            for row in measure(make(), dtype, library, args.peers, clock):
-                row["device"] = torch.cuda.get_device_name()
-                row["torch"] = torch.__version__
-                wrong += row["by"] == "mica" and not row["correct"]
-                print(json.dumps(row), file=log, flush=True)
-                print(f"{row['op']:26} {row['dtype']:9} {row['m']:7} x {row['n']:<6} {row['by']:14}"
-                      f"{row['us']:9.2f} us {row['gb_per_s']:7.0f} GB/s  {row['ratio_to_copy']:.3f} of copy"
-                      f"{'' if row['correct'] else '  WRONG'}", flush=True)
-    sys.exit(1 if wrong else 0)
+
+def rows(args, library, clock):
+    for dtype, make in cases(args.ops, args.step):
+        torch.cuda.empty_cache()
+        yield from measure(make(), dtype, library, args.peers, clock)
+
+
+def describe(row):
+    return (f"{row['op']:26} {row['dtype']:9} {row['m']:7} x {row['n']:<6} {row['by']:14}{row['us']:9.2f} us"
+            f" {row['gb_per_s']:7.0f} GB/s  {row['ratio_to_copy']:.3f} of copy")
 
 
 if __name__ == "__main__":
-    main()
+    gpu_peers.main(__doc__, "fused", add_options, FUNCTIONS, rows, describe)

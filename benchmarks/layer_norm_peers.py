@@ -9,17 +9,16 @@ backward and every allocation of scratch. GB/s counts the least bytes that must 
 backward. Needs a CUDA build of PyTorch; Triton and matplotlib where asked for.
 """
 
-import argparse
-import ctypes
 import json
-import pathlib
 import statistics
 import sys
 import time
 
 import torch
 
+import gpu_peers
 import peers
+from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, Clock, pointers, relative_error
 
 try:
     import triton
@@ -27,8 +26,6 @@ try:
 except ImportError:
     triton = None
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 EPS = 1e-5
 
 SWEEP = [("float16", 4096, n) for n in range(1024, 15873, 512)]
@@ -53,26 +50,20 @@ class Mica:
     name = "mica"
 
     def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.mica_bench_error.restype = ctypes.c_char_p
-        p, i64, i32, f64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
-        self.lib.mica_layer_norm_forward.argtypes = [p] * 6 + [i64, i64, f64, i32, i32, p]
-        self.lib.mica_layer_norm_backward.argtypes = [p] * 8 + [i64, i64, i32, i32, p]
-
-    def call(self, function, *args):
-        if function(*args, torch.cuda.current_stream().cuda_stream) != 0:
-            raise RuntimeError(self.lib.mica_bench_error().decode())
+        self.library = gpu_peers.Library(path, {
+            "mica_layer_norm_forward": [POINTER] * 6 + [INT64, INT64, DOUBLE, INT, INT],
+            "mica_layer_norm_backward": [POINTER] * 8 + [INT64, INT64, INT, INT]})
 
     def forward(self, case):
         def run():
-            self.call(self.lib.mica_layer_norm_forward, *pointers(case.x, case.weight, case.bias, case.y, case.mean,
+            self.library.call("mica_layer_norm_forward", *pointers(case.x, case.weight, case.bias, case.y, case.mean,
                                                                   case.rstd), *case.sizes, EPS, *case.codes)
             return case.y
         return run
 
     def backward(self, case):
         def run():
-            self.call(self.lib.mica_layer_norm_backward, *pointers(case.dy, case.x, case.weight, case.mean, case.rstd,
+            self.library.call("mica_layer_norm_backward", *pointers(case.dy, case.x, case.weight, case.mean, case.rstd,
                                                                    case.dx, case.dweight, case.dbias), *case.sizes,
                       *case.codes)
             return case.dx, case.dweight, case.dbias
@@ -80,7 +71,7 @@ class Mica:
 
     def backward_parameters(self, case):
         def run():
-            self.call(self.lib.mica_layer_norm_backward, *pointers(case.dy, case.x, case.weight, case.mean, case.rstd,
+            self.library.call("mica_layer_norm_backward", *pointers(case.dy, case.x, case.weight, case.mean, case.rstd,
                                                                    None, case.dweight, case.dbias), *case.sizes,
                       *case.codes)
             return case.dweight, case.dbias
@@ -241,10 +232,6 @@ class Triton:
 
 # -------------------------------------------------------------------------------------------------------- one test case
 
-def pointers(*tensors):
-    return [None if t is None else t.data_ptr() for t in tensors]
-
-
 class Case:
     """Inputs of one shape, and outputs full of NaN until somebody writes them."""
 
@@ -274,28 +261,6 @@ class Case:
         dx = rstd * (g - g.mean(1, keepdim=True) - x_hat * (g * x_hat).mean(1, keepdim=True))
         return {"forward": (x_hat * w + b,), "backward": (dx, (dy * x_hat).sum(0), dy.sum(0)),
                 "backward_parameters": ((dy * x_hat).sum(0), dy.sum(0))}
-
-
-def relative_error(got, expected):
-    return float((got.double() - expected).norm() / expected.norm())
-
-
-class Clock:
-    def __init__(self, warmup, repeats):
-        self.warmup, self.repeats = warmup, repeats
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-
-    def median_us(self, run):
-        pairs = []
-        for i in range(self.warmup + self.repeats):
-            self.flush.fill_(i % 251)
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run()
-            stop.record()
-            pairs.append((start, stop))
-        torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) * 1e3 for a, b in pairs[self.warmup:])
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -372,24 +337,17 @@ def draw(rows, out):
         plt.close(figure)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
+def add_options(parser):
     parser.add_argument("--bench", help="path of bench_layer_norm, to compare what a call costs the host")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
     parser.add_argument("--groups", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile", "triton"], default=["torch", "triton"])
     parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of a group")
-    parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=50)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("layer_norm_peers: no CUDA device")
 
+
+def main():
+    args = gpu_peers.parse_arguments(__doc__, add_options)
     contestants = [Mica(args.library)] + [peer() for peer in (Torch, Compiled, Triton) if peer.name in args.peers]
     clock = Clock(args.warmup, args.repeats)
-    torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     with open(args.out / "layer_norm.jsonl", "w") as log:
         for row in measure_calls(args.bench):

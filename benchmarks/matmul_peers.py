@@ -8,17 +8,13 @@ dx, dweight and dbias are computed. `training` is a forward that also keeps what
 y: the sums that gelu is of. PyTorch keeps them always. tf32 is float32 with TF32 allowed on both sides.
 """
 
-import argparse
 import contextlib
-import ctypes
-import json
-import pathlib
-import sys
 
 import torch
 import torch.nn.functional as F
 
-from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+import gpu_peers
+from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, pointers, relative_error
 
 # (M, K, N)
 SHAPES = [(32768, 768, 3072), (32768, 3072, 768), (4096, 4096, 4096), (8192, 4096, 11008), (1, 8192, 8192),
@@ -32,19 +28,9 @@ TOLERANCE = {"float32": 5e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}
 KINK_TOLERANCE = {"float32": 5e-3, "tf32": 5e-2, "float16": 5e-3, "bfloat16": 1.5e-2}
 
 
-class Library:
-    """mica's kernels: raw pointers in, raw pointers out."""
-
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.mica_bench_error.restype = ctypes.c_char_p
-        p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.lib.mica_linear_forward.argtypes = [p] * 5 + [i64] * 3 + [i32] * 3 + [p]
-        self.lib.mica_linear_backward.argtypes = [p] * 8 + [i64] * 3 + [i32] * 3 + [p]
-
-    def call(self, name, *args):
-        if getattr(self.lib, name)(*args, torch.cuda.current_stream().cuda_stream) != 0:
-            raise RuntimeError(self.lib.mica_bench_error().decode())
+FUNCTIONS = {
+    "mica_linear_forward": [POINTER] * 5 + [INT64] * 3 + [INT] * 3,
+    "mica_linear_backward": [POINTER] * 8 + [INT64] * 3 + [INT] * 3}
 
 
 class Case:
@@ -146,41 +132,26 @@ def measure(case, library, peers, clock):
                        "correct": error < case.tolerance(which)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+def add_options(parser):
     parser.add_argument("--dtypes", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--activations", nargs="*", choices=list(ACTIVATIONS),
                         default=["none", "relu", "leaky_relu", "gelu_tanh"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch"])
     parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES, of every dtype")
-    parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=50)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("matmul_peers: no CUDA device")
 
-    library = Library(args.library)
-    clock = Clock(args.warmup, args.repeats)
-    torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    wrong = 0
-    with open(args.out / "matmul.jsonl", "w") as log:
-        for kind in args.dtypes:
-            for m, k, n in (SHAPES[i] for i in args.shapes or KINDS[kind]):
-                for activation in args.activations:
-                    torch.cuda.empty_cache()
-                    for row in measure(Case(kind, activation, m, k, n), library, args.peers, clock):
-                        row["device"] = torch.cuda.get_device_name()
-                        row["torch"] = torch.__version__
-                        wrong += row["by"] == "mica" and not row["correct"]
-                        print(json.dumps(row), file=log, flush=True)
-                        print(f"{row['op']:16} {kind:9} {activation:10} {m:6} x {k:5} x {n:<6} {row['by']:14}"
-                              f"{row['us']:9.2f} us {row['tflops']:7.1f} TFLOP/s  error {row['relative_error']:.1e}"
-                              f"{'' if row['correct'] else '  WRONG'}", flush=True)
-    sys.exit(1 if wrong else 0)
+
+def rows(args, library, clock):
+    for kind in args.dtypes:
+        for m, k, n in (SHAPES[i] for i in args.shapes or KINDS[kind]):
+            for activation in args.activations:
+                torch.cuda.empty_cache()
+                yield from measure(Case(kind, activation, m, k, n), library, args.peers, clock)
+
+
+def describe(row):
+    return (f"{row['op']:16} {row['dtype']:9} {row['activation']:10} {row['m']:6} x {row['k']:5} x {row['n']:<6}"
+            f" {row['by']:14}{row['us']:9.2f} us {row['tflops']:7.1f} TFLOP/s  error {row['relative_error']:.1e}")
 
 
 if __name__ == "__main__":
-    main()
+    gpu_peers.main(__doc__, "matmul", add_options, FUNCTIONS, rows, describe)

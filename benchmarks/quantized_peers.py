@@ -8,15 +8,12 @@ product with the weight that the integers stand for. GB/s counts what has to be 
 zeros, x and y. PyTorch's own kernel packs its weight in an order of its own, ahead of time.
 """
 
-import argparse
-import ctypes
-import json
-import pathlib
 import sys
 
 import torch
 
-from layer_norm_peers import CODES, DTYPES, Clock, pointers, relative_error
+import gpu_peers
+from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, pointers, relative_error
 
 ROWS = [1, 4, 16, 64, 256, 1024]
 SHAPES = [(8192, 8192), (4096, 11008), (11008, 4096)]  # (K, N)
@@ -24,18 +21,7 @@ MODE = 3  # (q - zero) * scale
 WHOLE_COLUMN = -1
 
 
-class Library:
-    """mica's kernel: raw pointers in, raw pointers out."""
-
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.mica_bench_error.restype = ctypes.c_char_p
-        p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.lib.mica_quantized_matmul.argtypes = [p] * 5 + [i64] * 3 + [i32, i64, i32, i32, p]
-
-    def quantized_matmul(self, *args):
-        if self.lib.mica_quantized_matmul(*args, torch.cuda.current_stream().cuda_stream) != 0:
-            raise RuntimeError(self.lib.mica_bench_error().decode())
+FUNCTIONS = {"mica_quantized_matmul": [POINTER] * 5 + [INT64] * 3 + [INT, INT64, INT, INT]}
 
 
 def packed(integers, bits):
@@ -67,7 +53,7 @@ def mica_run(library, weight, x, y):
                  weight.group, MODE, CODES[x.dtype]]
 
     def run():
-        library.quantized_matmul(*arguments)
+        library.call("mica_quantized_matmul", *arguments)
         return y
     return run
 
@@ -116,44 +102,30 @@ def measure(library, weight, m, kind, clock, with_peers):
                "correct": error < 1e-2}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="path of libmica_bench.so")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+def add_options(parser):
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="values of M")
     parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 2, 1])
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="take the first SHAPES shapes")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
-    parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=50)
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("quantized_peers: no CUDA device")
 
-    library = Library(args.library)
-    clock = Clock(args.warmup, args.repeats)
-    torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    wrong = 0
-    with open(args.out / "quantized.jsonl", "w") as log:
-        for k, n in SHAPES[:args.shapes]:
-            formats = [(bits, 64) for bits in args.bits] + [(4, 128), (4, WHOLE_COLUMN)]
-            if (k, n) != SHAPES[0]:
-                formats = [(4, 64)]
-            for bits, group in formats:
-                torch.cuda.empty_cache()
-                weight = Weight(k, n, bits, group, DTYPES[args.dtype])
-                for m in args.rows:
-                    for row in measure(library, weight, m, DTYPES[args.dtype], clock, (bits, group) == (4, 64)):
-                        row["device"] = torch.cuda.get_device_name()
-                        row["torch"] = torch.__version__
-                        wrong += row["by"] == "mica" and not row["correct"]
-                        print(json.dumps(row), file=log, flush=True)
-                        print(f"M {m:5}  {k:6} x {n:<6} {row['bits']:2} bits, group {group:3}  {row['by']:11}"
-                              f"{row['us']:9.2f} us {row['gb_per_s']:6.0f} GB/s {row['tflop_per_s']:6.1f} TFLOP/s"
-                              f"  error {row['relative_error']:.1e}{'' if row['correct'] else '  WRONG'}", flush=True)
-    sys.exit(1 if wrong else 0)
+
+def rows(args, library, clock):
+    for k, n in SHAPES[:args.shapes]:
+        formats = [(bits, 64) for bits in args.bits] + [(4, 128), (4, WHOLE_COLUMN)]
+        if (k, n) != SHAPES[0]:
+            formats = [(4, 64)]
+        for bits, group in formats:
+            torch.cuda.empty_cache()
+            weight = Weight(k, n, bits, group, DTYPES[args.dtype])
+            for m in args.rows:
+                yield from measure(library, weight, m, DTYPES[args.dtype], clock, (bits, group) == (4, 64))
+
+
+def describe(row):
+    return (f"M {row['m']:5}  {row['k']:6} x {row['n']:<6} {row['bits']:2} bits, group {row['group']:3}  {row['by']:11}"
+            f"{row['us']:9.2f} us {row['gb_per_s']:6.0f} GB/s {row['tflop_per_s']:6.1f} TFLOP/s"
+            f"  error {row['relative_error']:.1e}")
 
 
 if __name__ == "__main__":
-    main()
+    gpu_peers.main(__doc__, "quantized", add_options, FUNCTIONS, rows, describe)
