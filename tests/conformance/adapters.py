@@ -211,6 +211,16 @@ def layer_norm(x, args, kwargs):
                 refused="" if eps >= 0 else "eps is at least 0")
 
 
+def rms_norm(x, args, kwargs):
+    values = arguments(args, kwargs, "normalized_shape", "weight", "eps")
+    weight = values.get("weight")
+    eps = values.get("eps")
+    if eps is None:  # PyTorch's own, of the type that it computes in
+        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    return Call([x] if weight is None else [x, weight], {"normalized_shape": values["normalized_shape"], "eps": eps},
+                refused="" if eps >= 0 else "eps is at least 0")
+
+
 def cross_entropy(x, args, kwargs):
     values = arguments(args, kwargs, "target", "weight", "ignore_index", "reduction", "label_smoothing")
     weight = values.get("weight")

@@ -105,6 +105,11 @@ inline Tensors call_layer_norm(const Case& c, const Tensors& x, Device) {
                      x.size() > 2 ? x[2] : Tensor{}, number(c.attributes["eps"]))};
 }
 
+inline Tensors call_rms_norm(const Case& c, const Tensors& x, Device) {
+  return {rms_norm(x.at(0), dims(c.attributes["normalized_shape"]), x.size() > 1 ? x[1] : Tensor{},
+                   number(c.attributes["eps"]))};
+}
+
 inline const std::map<std::string, Call>& calls() {
   static const std::map<std::string, Call> table{
       {"add", binary([](const auto& a, const auto& b) -> decltype(add(a, b)) { return add(a, b); })},
@@ -172,6 +177,7 @@ inline const std::map<std::string, Call>& calls() {
       {"log_softmax", with([](const Tensor& x, const Json& a) { return log_softmax(x, a["axis"]); })},
       {"cross_entropy", call_cross_entropy},
       {"layer_norm", call_layer_norm},
+      {"rms_norm", call_rms_norm},
       {"embedding", plain([](const Tensor& weight, const Tensor& indices) { return embedding(weight, indices); })},
       {"dropout", with([](const Tensor& x, const Json& a) { return dropout(x, number(a["p"]), a["training"]); })},
       {"scaled_dot_product_attention", call_attention},

@@ -82,6 +82,7 @@ SPECS = [
     *(Spec(name, name, to.softmax, variant=v) for name in ("softmax", "log_softmax") for v in ("", "with_dtype")),
     Spec("cross_entropy", "nn.functional.cross_entropy", to.cross_entropy),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
+    Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
     Spec("embedding", "nn.functional.embedding", to.embedding),
     Spec("dropout", "nn.functional.dropout", to.dropout),
     Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000),
