@@ -13,6 +13,13 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// 2ˣ with a relative error of 2⁻²²; 0 where that is below the least normal number.
+__device__ inline float approximate_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// A policy for loads of what is to stay in the L2 cache when others have to go.
 __device__ inline std::uint64_t evict_last() {
   std::uint64_t policy;

@@ -15,6 +15,18 @@
 
 namespace mica::cuda {
 
+/// Two numbers rounded to T, Half or BFloat16, in a register, the first one in its low half.
+template <class T>
+__device__ std::uint32_t pair_of(float first, float second) {
+  std::uint32_t result;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
+  }
+  return result;
+}
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MICA_PTX_90A(...) asm volatile(__VA_ARGS__)
 #else

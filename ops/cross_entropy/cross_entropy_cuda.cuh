@@ -11,6 +11,7 @@
 #include <limits>
 #include <type_traits>
 
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
@@ -32,9 +33,7 @@ constexpr int kPolynomialEach = 3;
 template <class T, class S>
 __device__ S exp2_of(S x) {
   if constexpr (kNarrow<T>) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    return cuda::approximate_exp2(x);
   } else if constexpr (std::is_same_v<S, float>) {
     return ::exp2f(x);
   } else {

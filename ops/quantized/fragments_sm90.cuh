@@ -48,17 +48,6 @@ __device__ float2 to_floats(std::uint32_t pair) {
   }
 }
 
-template <class T>
-__device__ std::uint32_t to_pair(float low, float high) {
-  std::uint32_t result;
-  if constexpr (std::is_same_v<T, Half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-  }
-  return result;
-}
-
 // A thread has 8 neighbors along K of a column, an octet: a word of 4 bits, two of 8 bits, or a part of one.
 // The pair c of an octet is its members c and c + 4, as two 16-bit floats in a register.
 
@@ -229,8 +218,8 @@ __device__ void scale(std::uint32_t (&fragment)[4], const Factors<2>& factors) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 two = to_floats<T>(fragment[i]);
-    fragment[i] = to_pair<T>(fmaf(two.x, factors.scale[i % 2], factors.offset[i % 2]),
-                             fmaf(two.y, factors.scale[i % 2], factors.offset[i % 2]));
+    fragment[i] = cuda::pair_of<T>(fmaf(two.x, factors.scale[i % 2], factors.offset[i % 2]),
+                                   fmaf(two.y, factors.scale[i % 2], factors.offset[i % 2]));
   }
 }
 

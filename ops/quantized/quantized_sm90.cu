@@ -373,7 +373,7 @@ __device__ void store_row(const Product& a, int row, int column, float4 sum) {
     values[c] *= a.row_factors != nullptr ? a.row_factors[row] : 1.0f;
   }
   *reinterpret_cast<uint2*>(static_cast<T*>(a.y) + std::int64_t{row} * a.columns + column) =
-      make_uint2(to_pair<T>(values[0], values[1]), to_pair<T>(values[2], values[3]));
+      make_uint2(cuda::pair_of<T>(values[0], values[1]), cuda::pair_of<T>(values[2], values[3]));
 }
 
 /// Finishes the elements of the block's strip and rows, or leaves that to the last one of the blocks that share them,

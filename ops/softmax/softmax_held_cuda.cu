@@ -23,9 +23,7 @@ constexpr std::size_t kLargeResult = std::size_t{40} << 20;  // bytes
 template <class T>
 __device__ float exp_of(float x) {
   if constexpr (sizeof(T) == 2) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-    return y;
+    return cuda::approximate_exp2(x * 1.44269504f);
   } else {
     return math::exp(x);
   }

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           continue;
         }
         if (in_pairs) {
-          *reinterpret_cast<std::uint32_t*>(to) = pair<T>(first, second);
+          *reinterpret_cast<std::uint32_t*>(to) = cuda::pair_of<T>(first, second);
         } else {
           to[0] = T(first);
           if (n + 1 < product.columns) {

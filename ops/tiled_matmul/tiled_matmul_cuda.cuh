@@ -91,18 +91,6 @@ __device__ T leaky(T z, T slope) {
   return z > T{0} ? z : z * slope;
 }
 
-/// Two 16-bit floats in a register, the first in the low half.
-template <class T>
-__device__ std::uint32_t pair(float first, float second) {
-  std::uint32_t result;
-  if constexpr (std::is_same_v<T, Half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
-  }
-  return result;
-}
-
 /// Whether the kernel for compute capability 9.0 can read x, or write it.
 bool fits_sm90(const Tensor& x);
 

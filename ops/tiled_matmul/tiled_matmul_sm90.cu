@@ -152,7 +152,7 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
       std::uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        pairs[j] = pair<T>(leaky(s[2 * j], sizes.slope), leaky(s[2 * j + 1], sizes.slope));
+        pairs[j] = cuda::pair_of<T>(leaky(s[2 * j], sizes.slope), leaky(s[2 * j + 1], sizes.slope));
       }
       const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the map
       cuda::store_matrices(buffer + line * kLineBytes + place * 16, pairs);
