@@ -9,6 +9,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+#include <mica/ops/cross_entropy/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/matmul/matmul.h>
 
@@ -47,13 +48,7 @@ struct Rows {
         loss(ones({1}, c.dtype, device)) {}
 
   kernels::CrossEntropyTerms terms(double softcap) const {
-    return {.logits = logits,
-            .targets = labels,
-            .weight = unweighted,
-            .ignore_index = -100,
-            .label_smoothing = 0,
-            .logit_scale = 1,
-            .softcap = softcap};
+    return detail::terms_of({.softcap = softcap}, logits, labels, unweighted);
   }
 
   // The ops' parts, in their order.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import gpu_peers
-from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers, random, relative_error
+from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, checked_runs, pointers, random
 
 EPS = 1e-6
 
@@ -220,19 +220,18 @@ def contestants(case, which, library, peers):
         yield peer, lambda: torch_run(case, which, peer == "torch.compile")
 
 
+def poison(tensors):
+    for t in tensors:
+        t.fill_(float("nan"))
+
+
 def measure(case, dtype, library, peers, clock):
     bytes_once = case.y.numel() * case.y.element_size()
     copy_us = clock.median_us(lambda: case.y.copy_(case.dy))
     tolerance = 2e-5 if dtype == "float32" else 2e-2
     for which, passes in case.moved.items():
-        expected = reference(case, which)
-        runs = []
-        for name, make in contestants(case, which, library, peers):
-            for t in case.outputs:
-                t.fill_(float("nan"))
-            run = make()
-            runs.append((name, run, max(relative_error(r, e) for r, e in zip(run(), expected))))
-        del expected
+        runs = checked_runs(contestants(case, which, library, peers), lambda: poison(case.outputs),
+                            reference(case, which))
         torch.cuda.empty_cache()
         for name, run, error in runs:
             us = clock.median_us(run)

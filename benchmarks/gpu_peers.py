@@ -43,6 +43,16 @@ def relative_error(got, expected):
     return float((got.double() - expected).norm() / expected.norm())
 
 
+def checked_runs(makers, poison, expected):
+    """(name, run, error) of each (name, make), whose make() gives what is timed. Outputs are poisoned before it runs."""
+    runs = []
+    for name, make in makers:
+        poison()
+        run = make()
+        runs.append((name, run, max(relative_error(r, e) for r, e in zip(run(), expected))))
+    return runs
+
+
 class Clock:
     def __init__(self, warmup, repeats):
         self.warmup, self.repeats = warmup, repeats

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import gpu_peers
-from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, pointers, relative_error
+from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, checked_runs, pointers
 
 # (M, K, N)
 SHAPES = [(32768, 768, 3072), (32768, 3072, 768), (4096, 4096, 4096), (8192, 4096, 11008), (1, 8192, 8192),
@@ -115,12 +115,8 @@ def precision(kind):
 def measure(case, library, peers, clock):
     for which in case.passes():
         expected = case.reference(which)
-        runs = []
         with precision(case.kind):
-            for name, make in contestants(case, which, library, peers):
-                case.poison()
-                run = make()
-                runs.append((name, run, max(relative_error(r, e) for r, e in zip(run(), expected))))
+            runs = checked_runs(contestants(case, which, library, peers), case.poison, expected)
             del expected
             torch.cuda.empty_cache()
             for name, run, error in runs:

@@ -11,6 +11,7 @@
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
+#include <mica/ops/cross_entropy/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
@@ -151,13 +152,7 @@ struct Rows {
   }
 
   kernels::CrossEntropyTerms terms() const {
-    return {.logits = logits,
-            .targets = labels,
-            .weight = unweighted,
-            .ignore_index = -100,
-            .label_smoothing = 0,
-            .logit_scale = 1,
-            .softcap = softcap};
+    return detail::terms_of({.softcap = softcap}, logits, labels, unweighted);
   }
   Tensor numbers() const { return empty({labels.numel()}, float32, logits.device()); }
   void count(const Tensor& denominator) const {

@@ -9,18 +9,16 @@
 #include <mica/ops/dropout/dropout_kernels.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
-#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/reduce/reduce.h>
-#include <mica/ops/view/view.h>
+#include <mica/ops/layer_norm/layer_norm_ops.h>
+#include <mica/ops/layer_norm/norm_ops.h>
 
 namespace mica {
 
 namespace {
 
 using kernels::Dropped;
-
-Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
+using norm::contiguous_or_absent;
 
 bool drops(const Dropped& d) { return d.scale != 1; }
 
@@ -64,13 +62,6 @@ void forward_in_steps(const kernels::AddLayerNormForward& a) {
     kernels::layer_norm_forward(device, norm);
   });
 }
-
-// The gradients of layer_norm's input and parameters.
-struct Gradients {
-  Tensor sum;
-  Tensor weight;
-  Tensor bias;
-};
 
 struct AddLayerNorm {
   static constexpr bool composed = true;
@@ -119,23 +110,24 @@ struct AddLayerNorm {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy) const {
     const auto [sum, weight, mean, rstd] = ctx.saved<4>();
-    const bool record = autograd::grad_enabled() || sum.numel() == 0;
-    if (dsum.defined() && dy.defined() && !record && dy.device().is_cuda()) {
+    const bool recorded = autograd::grad_enabled();
+    if (dsum.defined() && dy.defined() && !recorded && sum.numel() > 0 && dy.device().is_cuda()) {
       Tensors gradients;
       if (in_one_pass(ctx, dsum, dy, {sum, weight, mean, rstd}, gradients)) {
         return gradients;
       }
     }
-    Gradients d;
+    Tensors d(3);  // of layer_norm's argument and parameters
     if (dy.defined()) {
-      d = record ? recorded(ctx, dy, sum, weight) : by_kernel(ctx, dy, sum, weight, mean, rstd);
+      d = detail::layer_norm_gradient(dy, sum, weight, mean, rstd, row_shape.size(), eps, weight_dtype,
+                                      {ctx.needs_grad(0) || ctx.needs_grad(1), ctx.needs_grad(2), ctx.needs_grad(3)});
     }
-    const Tensor dresidual = !d.sum.defined() ? dsum : !dsum.defined() ? d.sum : d.sum + dsum;
+    const Tensor dresidual = !d[0].defined() ? dsum : !dsum.defined() ? d[0] : d[0] + dsum;
     Tensor dx;
     if (ctx.needs_grad(0) && dresidual.defined()) {
       dx = drops(dropped) && dresidual.numel() > 0 ? autograd::apply(Drop{dropped}, dresidual) : dresidual;
     }
-    return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d.weight, d.bias};
+    return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d[1], d[2]};
   }
 
  private:
@@ -146,10 +138,6 @@ struct AddLayerNorm {
     const Tensor& rstd;
   };
 
-  Tensor row_like(const Tensor& dy, bool wanted) const {
-    return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{};
-  }
-
   // All gradients, where there is a kernel for them.
   bool in_one_pass(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy, const Saved& saved,
                    Tensors& gradients) const {
@@ -157,8 +145,9 @@ struct AddLayerNorm {
     const auto matrix = [&](bool wanted) { return wanted ? empty_like(saved.sum) : Tensor{}; };
     const Tensor dresidual = matrix(ctx.needs_grad(1) || (ctx.needs_grad(0) && !other_dx));
     const Tensor dx = matrix(ctx.needs_grad(0) && other_dx);
-    const Tensor dweight = row_like(dy, ctx.needs_grad(2));
-    const Tensor dbias = row_like(dy, ctx.needs_grad(3));
+    const auto row = [&](bool wanted) { return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{}; };
+    const Tensor dweight = row(ctx.needs_grad(2));
+    const Tensor dbias = row(ctx.needs_grad(3));
     const Tensor dsum_rows = contiguous_data(dsum);
     const Tensor dy_rows = contiguous_data(dy);
     const Tensor weight_row = contiguous_or_absent(saved.weight);
@@ -179,79 +168,19 @@ struct AddLayerNorm {
                  dweight, dbias};
     return on_device(dy.device(), [&](auto device) { return kernels::add_layer_norm_backward(device, args); });
   }
-
-  Gradients by_kernel(autograd::Context& ctx, const Tensor& dy, const Tensor& sum, const Tensor& weight,
-                      const Tensor& mean, const Tensor& rstd) const {
-    const Gradients d{.sum = ctx.needs_grad(0) || ctx.needs_grad(1) ? empty_like(sum) : Tensor{},
-                      .weight = row_like(dy, ctx.needs_grad(2)),
-                      .bias = row_like(dy, ctx.needs_grad(3))};
-    const Tensor dy_rows = contiguous_data(dy);
-    const Tensor weight_row = contiguous_or_absent(weight);
-    const kernels::LayerNormBackward args{.rows = rows,
-                                          .columns = columns,
-                                          .dy = dy_rows,
-                                          .x = sum,
-                                          .weight = weight_row,
-                                          .mean = mean,
-                                          .rstd = rstd,
-                                          .dx = d.sum,
-                                          .dweight = d.weight,
-                                          .dbias = d.bias};
-    on_device(dy.device(), [&](auto device) { kernels::layer_norm_backward(device, args); });
-    return d;
-  }
-
-  // The same by recorded ops, for second derivatives.
-  Gradients recorded(autograd::Context& ctx, const Tensor& dy, const Tensor& sum, const Tensor& weight) const {
-    const DType sums = accumulate_dtype(sum.dtype());
-    const auto matrix_of = [&](const Tensor& t) { return reshape(t.to(sums), {rows, columns}); };
-    const auto row_mean = [](const Tensor& t) { return mica::mean(t, {1}, true); };
-    const auto row_of = [&](const Tensor& t) { return reshape(mica::sum(t, {0}).to(weight_dtype), row_shape); };
-    const Tensor dys = matrix_of(dy);
-    const Tensor g = weight.defined() ? dys * reshape(weight.to(sums), {columns}) : dys;
-    const Tensor xs = matrix_of(sum);
-    const Tensor centered = xs - row_mean(xs);
-    const Tensor r = rsqrt(row_mean(centered * centered) + eps);
-    const Tensor x_hat = centered * r;
-    const Tensor dxs = r * (g - row_mean(g) - x_hat * row_mean(g * x_hat));
-    return {.sum = reshape(dxs.to(sum.dtype()), sum.shape()),
-            .weight = ctx.needs_grad(2) ? row_of(dys * x_hat) : Tensor{},
-            .bias = ctx.needs_grad(3) ? row_of(dys) : Tensor{}};
-  }
 };
-
-void check_parameter(const char* name, const Tensor& parameter, const Tensor& x, const Shape& normalized_shape) {
-  if (!parameter.defined()) {
-    return;
-  }
-  check(parameter.shape() == normalized_shape, "add_layer_norm: expected {} of shape {}, got {}", name,
-        normalized_shape, parameter.shape());
-  const DType sums = accumulate_dtype(x.dtype());
-  check(parameter.dtype() == x.dtype() || parameter.dtype() == sums, "add_layer_norm: expected {} of {}{}{}, got {}",
-        name, x.dtype(), sums == x.dtype() ? "" : " or ", sums == x.dtype() ? "" : name_of(sums), parameter.dtype());
-  check(parameter.device() == x.device(), "add_layer_norm: expected {} on {}, got it on {}", name, x.device(),
-        parameter.device());
-}
-
-void check_inputs(const Tensor& x, const Tensor& residual, const Shape& normalized_shape) {
-  check(x.defined() && residual.defined(), "add_layer_norm: expected x and residual, got an undefined one");
-  check(is_floating(x.dtype()), "add_layer_norm: expected x of a floating dtype, got {}", x.dtype());
-  check(residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device(),
-        "add_layer_norm: expected residual as x, {} {} on {}, got {} {} on {}", x.dtype(), x.shape(), x.device(),
-        residual.dtype(), residual.shape(), residual.device());
-  check(!normalized_shape.empty(), "add_layer_norm: expected normalized_shape of at least one axis, got []");
-  const int leading = x.dim() - normalized_shape.size();
-  check(leading >= 0 && x.shape().slice(leading) == normalized_shape,
-        "add_layer_norm: expected x of a shape that ends in {}, got {}", normalized_shape, x.shape());
-}
 
 }  // namespace
 
 AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
                                   const Tensor& weight, const Tensor& bias, AddLayerNormOptions options) {
-  check_inputs(x, residual, normalized_shape);
-  check_parameter("weight", weight, x, normalized_shape);
-  check_parameter("bias", bias, x, normalized_shape);
+  check(x.defined() && residual.defined(), "add_layer_norm: expected x and residual, got an undefined one");
+  const int leading = norm::check_normalized("add_layer_norm", x, normalized_shape);
+  check(residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device(),
+        "add_layer_norm: expected residual as x, {} {} on {}, got {} {} on {}", x.dtype(), x.shape(), x.device(),
+        residual.dtype(), residual.shape(), residual.device());
+  norm::check_parameter("add_layer_norm", "weight", weight, x, normalized_shape);
+  norm::check_parameter("add_layer_norm", "bias", bias, x, normalized_shape);
   if (weight.defined() && bias.defined()) {
     check(weight.dtype() == bias.dtype(), "add_layer_norm: expected bias of weight's {}, got {}", weight.dtype(),
           bias.dtype());
@@ -267,7 +196,7 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const
   }
   const Tensor& parameter = weight.defined() ? weight : bias;
   const auto [sum, y] =
-      autograd::apply(AddLayerNorm{.rows = numel_of(x.shape().slice(0, x.dim() - normalized_shape.size())),
+      autograd::apply(AddLayerNorm{.rows = numel_of(x.shape().slice(0, leading)),
                                    .columns = numel_of(normalized_shape),
                                    .dropped = dropped,
                                    .eps = options.eps,

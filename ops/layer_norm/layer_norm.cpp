@@ -6,6 +6,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/layer_norm/layer_norm.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/layer_norm/layer_norm_ops.h>
 #include <mica/ops/layer_norm/norm_ops.h>
 #include <mica/ops/view/view.h>
 
@@ -138,6 +139,19 @@ struct LayerNorm {
 };
 
 }  // namespace
+
+Tensors detail::layer_norm_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                                    const Tensor& rstd, int row_dim, double eps, DType weight_dtype,
+                                    std::array<bool, 3> wanted) {
+  const int leading = x.dim() - row_dim;
+  const LayerNormGradient gradient{.size = {.rows = numel_of(x.shape().slice(0, leading)),
+                                            .columns = numel_of(x.shape().slice(leading)),
+                                            .row_dim = row_dim,
+                                            .eps = eps},
+                                   .weight_dtype = weight_dtype,
+                                   .wanted = wanted};
+  return autograd::apply(gradient, dy, x, weight, mean, rstd);
+}
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {

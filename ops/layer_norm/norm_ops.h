@@ -1,6 +1,6 @@
 #pragma once
 
-// What normalizations of rows share on the host: layer_norm and rms_norm.
+// What normalizations of rows share on the host: layer_norm, rms_norm and, but for derivatives, add_layer_norm.
 
 #include <cstdint>
 #include <functional>
