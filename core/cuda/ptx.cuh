@@ -98,14 +98,16 @@ __device__ inline void init_barrier(std::uint64_t* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ inline void arrive(std::uint64_t* barrier) {
+/// Like wait(), it takes a barrier by its address in shared memory, too.
+__device__ inline void arrive(std::uint32_t barrier) {
   asm volatile(
       "{\n"
       ".reg .b64 state;\n"
       "mbarrier.arrive.shared::cta.b64 state, [%0];\n"
-      "}\n" ::"r"(shared_address(barrier))
+      "}\n" ::"r"(barrier)
       : "memory");
 }
+__device__ inline void arrive(std::uint64_t* barrier) { arrive(shared_address(barrier)); }
 
 /// Arrives as soon as the copies that this thread has started are done.
 __device__ inline void arrive_after_copies(std::uint64_t* barrier) {
@@ -113,7 +115,7 @@ __device__ inline void arrive_after_copies(std::uint64_t* barrier) {
 }
 
 /// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
-__device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
+__device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MICA_PTX_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
 #else
@@ -125,11 +127,12 @@ __device__ inline void wait(std::uint64_t* barrier, unsigned parity) {
       "again:\n" MICA_PTX_WAIT
       " complete, [%0], %1;\n"
       "@!complete bra again;\n"
-      "}\n" ::"r"(shared_address(barrier)),
+      "}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
 #undef MICA_PTX_WAIT
 }
+__device__ inline void wait(std::uint64_t* barrier, unsigned parity) { wait(shared_address(barrier), parity); }
 
 /// Like __syncthreads() for so many threads, whole warps, that use barrier `number`, 1 to 15.
 __device__ inline void meet(int number, int threads) {
@@ -206,6 +209,15 @@ __device__ inline float load_from_block(const float* p, int rank) {
   float value = 0;
   MICA_PTX_90("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address_in_block(p, rank)) : "memory");
   return value;
+}
+/// Four neighbors, aligned to 16 bytes.
+__device__ inline float4 load_four_from_block(const float* p, int rank) {
+  float4 four = {};
+  MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+              : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+              : "r"(address_in_block(p, rank))
+              : "memory");
+  return four;
 }
 __device__ inline int load_from_block(const int* p, int rank) {
   int value = 0;

@@ -53,21 +53,23 @@ enum class Lines { depth, rows };
 namespace detail {
 
 // Begin, and strides in bytes, all in units of 16; 1: the 128-byte swizzle.
-__device__ inline std::uint64_t descriptor(const void* tile, std::uint64_t leading, std::uint64_t stride) {
-  return (shared_address(tile) & 0x3FFFFu) >> 4 | leading / 16 << 16 | stride / 16 << 32 | std::uint64_t{1} << 62;
+__device__ inline std::uint64_t descriptor(std::uint32_t tile, std::uint64_t leading, std::uint64_t stride) {
+  return (tile & 0x3FFFFu) >> 4 | leading / 16 << 16 | stride / 16 << 32 | std::uint64_t{1} << 62;
 }
 
 }  // namespace detail
 
 /// The first 16 of K = 64 of a tile whose lines hold those 64 for one row each, at a multiple of 1024 bytes.
-__device__ inline std::uint64_t depth_lines(const void* tile) {
+__device__ inline std::uint64_t depth_lines(std::uint32_t tile) {
   return detail::descriptor(tile, 16, 8 * 128);  // from 8 rows to the next 8; lines hold all of K
 }
+__device__ inline std::uint64_t depth_lines(const void* tile) { return depth_lines(shared_address(tile)); }
 
 /// The first 16 of K of a tile whose lines hold 64 rows for one k each: kDepth lines, then those of the next 64 rows.
 template <int kDepth>
 __device__ std::uint64_t row_lines(const void* tile) {
-  return detail::descriptor(tile, kDepth * 128, 8 * 128);  // from 64 rows to the next 64; from 8 k to the next 8
+  return detail::descriptor(shared_address(tile), kDepth * 128,
+                            8 * 128);  // from 64 rows to the next 64; from 8 k to the next 8
 }
 
 /// What to add to a descriptor for the next 16 of K.

@@ -3,6 +3,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/tiled_matmul/tiled_matmul_cuda.cuh>
 
@@ -117,22 +118,6 @@ struct Piece {
   }
 };
 
-/// sums (16, 8) += a (16, 16) · b (16, 8).
-template <class T>
-__device__ void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  if constexpr (std::is_same_v<T, Half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
 template <Lines kA, Lines kB>
 struct Stage {
   Piece<kA> a;
@@ -188,7 +173,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       for (int i = 0; i < kWarpRows / 16; ++i) {
 #pragma unroll
         for (int j = 0; j < kWarpColumns / 8; ++j) {
-          multiply_add<T>(sums[i][j], a_pairs[i], b_pairs[j / 2][j % 2 * 2], b_pairs[j / 2][j % 2 * 2 + 1]);
+          cuda::multiply_add_16_8_16<T>(sums[i][j], a_pairs[i], b_pairs[j / 2][j % 2 * 2],
+                                        b_pairs[j / 2][j % 2 * 2 + 1]);
         }
       }
     }
