@@ -1,13 +1,15 @@
 #include <algorithm>
 
+#include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/quantized/quantized_cuda.cuh>
+#include <mica/ops/quantized/tensor_cores_cuda.cuh>
 
-// Where multiply_on_tensor_cores() does not serve: up to kFewRows rows of x, `few_rows_kernel` reads the packed weight
-// once and dequantizes it in registers. More rows: `dequantize_kernel` writes the weight in x's dtype, and cuBLAS
-// multiplies.
+// Which kernel takes a product, and those where tensor cores do not serve: up to kFewRows rows of x, `few_rows_kernel`
+// reads the packed weight once and dequantizes it in registers. More rows: `dequantize_kernel` writes the weight in x's
+// dtype, and cuBLAS multiplies.
 
 namespace mica::kernels {
 
@@ -287,6 +289,50 @@ void multiply_few_rows(const QuantizedMatmulForward& args) {
     add_splits_kernel<<<blocks_for(m * n), kSimpleThreads, 0, stream>>>(a, static_cast<int>(splits));
     cuda::check_launch("add_splits_kernel");
   }
+}
+
+bool aligned(const Tensor& x) {
+  return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
+}
+
+// Of what the kernels on tensor cores read: a number is a float32.
+Tensor readable(const Tensor& x, DType dtype) {
+  return x.defined() && (x.dim() == 0 || x.dtype() != dtype) ? converted(x, float32) : x;
+}
+
+/// False, and nothing done, where the chip, the dtype, the sizes or the alignment do not allow it.
+bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
+  const QuantizedWeight& weight = args.weight;
+  const DType dtype = args.x.dtype();
+  const std::int64_t m = args.x.size(0);
+  if ((dtype != float16 && dtype != bfloat16) || !cuda::device_has_clusters() || weight.rows % kUnit != 0 ||
+      weight.columns() % 8 != 0 || weight.rows / kUnit * weight.columns() > INT32_MAX || m > INT32_MAX ||
+      weight.rows >= 1 << 24 || weight.columns() >= 1 << 22 || !aligned(args.x) || !aligned(args.y) ||
+      !aligned(weight.packed) || !aligned(weight.scale) || !aligned(weight.zero)) {
+    return false;
+  }
+  const Tensor scale = readable(weight.scale, dtype);
+  const Tensor zero = readable(weight.zero, dtype);
+  int group_shift = 31;
+  for (const int shift : {5, 6, 7}) {
+    group_shift = weight.group_size == 1 << shift ? shift : group_shift;
+  }
+  const Product product{.words = reinterpret_cast<const std::uint32_t*>(weight.packed.data<std::int32_t>()),
+                        .grids = {.scale = FactorMatrix(scale),
+                                  .zero = FactorMatrix(zero),
+                                  .adds = weight.mode == QuantizationMode::fused_multiply_add},
+                        .columns = static_cast<int>(weight.columns()),
+                        .rows = static_cast<int>(weight.rows),
+                        .group_shift = group_shift,
+                        .m = static_cast<int>(m),
+                        .y = args.y.raw_data(),
+                        .row_factors = Numbers<float>(args.rows).data,
+                        .column_factors = Numbers<float>(args.columns).data};
+  if (m <= kFewTensorRows) {
+    multiply_few_rows(args.x, weight.bits, product);
+    return true;
+  }
+  return multiply_many_rows(args.x, weight.bits, product);
 }
 
 /// The weight times the columns' factors, rounded to `dtype`.

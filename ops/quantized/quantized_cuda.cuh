@@ -138,8 +138,4 @@ void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const
 /// x, or a copy of it in a dtype that a kernel knows: scales and zeros are few beside the weights.
 Tensor converted(const Tensor& x, DType dtype);
 
-/// The product on tensor cores; false, and nothing done, where the chip, the dtype, the sizes or the alignment do not
-/// allow it.
-bool multiply_on_tensor_cores(const QuantizedMatmulForward& args);
-
 }  // namespace mica::kernels::quantized_cuda

@@ -381,36 +381,39 @@ void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtyp
 // Numbers of rows on both sides of what each kernel takes at once.
 const std::vector<std::int64_t> kManyRows = {1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 300};
 
-TEST(QuantizedMatmul, EveryKernel) {
+class QuantizedMatmulKernels : public testing::TestWithParam<std::tuple<int, std::int64_t>> {};  // bits, group size
+
+TEST_P(QuantizedMatmulKernels, EveryFormatAndSize) {
   if (!cuda_available()) {
     GTEST_SKIP() << "no GPU";
   }
+  const auto [bits, group_size] = GetParam();
   manual_seed(14);
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {{32, 8},    {64, 128},   {96, 136}, {320, 72},
                                                                     {544, 264}, {1056, 120}, {100, 40}, {128, 12}};
-  std::size_t count = 0;  // sizes, modes and all take turns
-  for (const int bits : kBits) {
-    for (const std::int64_t group_size : kGroupSizes) {
-      for (const Mode mode : kModes) {
-        for (const bool one_zero : {false, true}) {
-          const auto [rows, columns] = sizes[count++ % sizes.size()];
-          const Format format{rows, columns, bits, group_size, mode, one_zero && has_zero(mode), kDtypes[count % 4]};
-          const QuantizedWeight q = random_weight(format, Device::cuda()).q;
-          for (const DType dtype : {float16, bfloat16}) {
-            for (const std::int64_t m : kManyRows) {
-              const int channels = static_cast<int>(count++ % 4);
-              expect_forward_matches(q, m, dtype, channels,
-                                     fmt::format("{}, M = {}, {}, channels {}", format.text(), m, dtype, channels));
-              if (HasFatalFailure()) {
-                return;
-              }
-            }
+  // Sizes, dtypes and channel scales take turns.
+  std::size_t count = static_cast<std::size_t>(bits) + static_cast<std::size_t>(group_size % 31);
+  for (const Mode mode : kModes) {
+    for (const bool one_zero : {false, true}) {
+      const auto [rows, columns] = sizes[count++ % sizes.size()];
+      const Format format{rows, columns, bits, group_size, mode, one_zero && has_zero(mode), kDtypes[count % 4]};
+      const QuantizedWeight q = random_weight(format, Device::cuda()).q;
+      for (const DType dtype : {float16, bfloat16}) {
+        for (const std::int64_t m : kManyRows) {
+          const int channels = static_cast<int>(count++ % 4);
+          expect_forward_matches(q, m, dtype, channels,
+                                 fmt::format("{}, M = {}, {}, channels {}", format.text(), m, dtype, channels));
+          if (HasFatalFailure()) {
+            return;
           }
         }
       }
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, QuantizedMatmulKernels,
+                         testing::Combine(testing::ValuesIn(kBits), testing::ValuesIn(kGroupSizes)));
 
 // Long enough that all of a kernel's shared memory is used many times over, by several blocks whose order must not
 // matter.

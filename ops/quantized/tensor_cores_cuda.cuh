@@ -1,0 +1,19 @@
+#pragma once
+
+// The two kernels on tensor cores. Included by .cu files only.
+
+#include <mica/ops/quantized/fragments_cuda.cuh>
+#include <mica/ops/quantized/quantized_kernels.h>
+
+namespace mica::kernels::quantized_cuda {
+
+inline constexpr int kFewTensorRows = 32;
+
+/// For at most kFewTensorRows rows, where clusters are.
+void multiply_few_rows(const Tensor& x, int bits, const Product& product);
+
+/// For any number of rows, on compute capability 9.0; false, and nothing done, where the chip or the sizes do not allow
+/// it.
+bool multiply_many_rows(const Tensor& x, int bits, const Product& product);
+
+}  // namespace mica::kernels::quantized_cuda
