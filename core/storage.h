@@ -34,7 +34,7 @@ class Storage {
   }
   /// Who wrote in place last; null if nobody has.
   const char* last_writer() const { return last_writer_.load(std::memory_order_relaxed); }
-  /// False if it was made in inference mode: then the version stays 0, and no graph may rely on it.
+  /// False if it was made in inference mode: then writes are not counted, and no graph may rely on it.
   bool counts_writes() const { return counts_writes_; }
   /// Makes the count at least `version`.
   void raise_version(std::uint32_t version, const char* writer) {

@@ -246,37 +246,18 @@ __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>
 
 /// Arithmetic of two 16-bit floats in a register.
 template <class T>
-struct Pair {
+class Pair {
+  using Two = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+
+  __device__ static Two two(std::uint32_t bits) { return *reinterpret_cast<const Two*>(&bits); }
+  __device__ static std::uint32_t bits(Two two) { return *reinterpret_cast<const std::uint32_t*>(&two); }
+
+ public:
   __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
-
-  __device__ static std::uint32_t minus(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t result;
-    if constexpr (std::is_same_v<T, Half>) {
-      asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    } else {
-      asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    }
-    return result;
-  }
-
-  __device__ static std::uint32_t plus(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t result;
-    if constexpr (std::is_same_v<T, Half>) {
-      asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    } else {
-      asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    }
-    return result;
-  }
-
+  __device__ static std::uint32_t plus(std::uint32_t a, std::uint32_t b) { return bits(__hadd2(two(a), two(b))); }
+  __device__ static std::uint32_t minus(std::uint32_t a, std::uint32_t b) { return bits(__hsub2(two(a), two(b))); }
   __device__ static std::uint32_t multiply_add(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-    std::uint32_t result;
-    if constexpr (std::is_same_v<T, Half>) {
-      asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-    } else {
-      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-    }
-    return result;
+    return bits(__hfma2(two(a), two(b), two(c)));
   }
 };
 
