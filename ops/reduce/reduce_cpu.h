@@ -52,10 +52,11 @@ class Cascade {
 };
 
 /// One leaf: n elements, `stride` apart, the first at position `first`. Unit strides are told to the compiler, so that
-/// it can vectorize.
+/// it can vectorize. It is not inlined, nor are joins of tiles: that would take the compiler half as long again, for
+/// nothing.
 template <class T, class Op, bool kUnit>
-typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typename Op::Value shift,
-                             std::int64_t first) {
+[[gnu::noinline]] typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride,
+                                               typename Op::Value shift, std::int64_t first) {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   const auto at = [&](std::int64_t i) {
@@ -161,7 +162,7 @@ struct TileOp {
     tile.fill(Op::identity());
     return tile;
   }
-  Acc combine(const Acc& a, const Acc& b) const {
+  [[gnu::noinline]] Acc combine(const Acc& a, const Acc& b) const {
     Acc joined;
     for (std::int64_t c = 0; c < width; ++c) {
       joined[c] = op.combine(a[c], b[c]);
