@@ -210,15 +210,6 @@ __device__ inline float load_from_block(const float* p, int rank) {
   MICA_PTX_90("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address_in_block(p, rank)) : "memory");
   return value;
 }
-/// Four neighbors, aligned to 16 bytes.
-__device__ inline float4 load_four_from_block(const float* p, int rank) {
-  float4 four = {};
-  MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-              : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-              : "r"(address_in_block(p, rank))
-              : "memory");
-  return four;
-}
 __device__ inline int load_from_block(const int* p, int rank) {
   int value = 0;
   MICA_PTX_90("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address_in_block(p, rank)) : "memory");
@@ -228,6 +219,16 @@ __device__ inline double load_from_block(const double* p, int rank) {
   double value = 0;
   MICA_PTX_90("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(address_in_block(p, rank)) : "memory");
   return value;
+}
+
+/// Four neighbors, aligned to 16 bytes.
+__device__ inline float4 load_four_from_block(const float* p, int rank) {
+  float4 four = {};
+  MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+              : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+              : "r"(address_in_block(p, rank))
+              : "memory");
+  return four;
 }
 
 /// Arrives at the same barrier of block `rank`, to say that something was read. What this thread wrote is not made

@@ -47,7 +47,7 @@ struct Stage {
   // As many as fit if scales and zeros have 16 bits and groups are no shorter than a step.
   static constexpr int kRoom = (224 << 10) / kMostWarps<kBits, kTiles>;  // bytes of a warp
   static constexpr int kStages = std::clamp(kRoom / (kFactorsAt + 2 * kStrip * 2), 2, 8);
-  static_assert(kStages >= 2 && kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
+  static_assert(kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
 };
 
 /// Sizes that are known at run time, in bytes.

@@ -381,6 +381,8 @@ __global__ void __launch_bounds__(kThreads, Plan<kBits, kRows>::kBlocks)
     }
     cuda::publish_barriers();
   }
+  // Scales and zeros of columns past the matrix, which are never copied, have a say in whether weights are made in
+  // pairs.
   constexpr int kPieces = kUnits * 2 * kFactorBytes / kPiece;
   for (int i = static_cast<int>(threadIdx.x); i < P::kStages * kPieces; i += kThreads) {
     *reinterpret_cast<uint4*>(b.stage(i / kPieces) + P::kFactorsAt + i % kPieces * kPiece) = {};
@@ -454,8 +456,8 @@ __global__ void __launch_bounds__(kSimpleThreads)
 
 // On the host.
 
-// As many parts of K as finish first, if a part has a cost of its own beside its tiles. M has a
-// say where there is more than one block of rows.
+// As many parts of K as finish first, if a part has a cost of its own beside its tiles. M has a say where
+// there is more than one block of rows.
 int splits_for(std::int64_t blocks, int at_once, int tiles) {
   constexpr int kOwnCost = 6;
   int best = 1;

@@ -256,7 +256,7 @@ void on_rows(std::int64_t rows, const F& f) {
   }
 }
 
-void multiply_few_rows(const QuantizedMatmulForward& args) {
+void multiply_without_tensor_cores(const QuantizedMatmulForward& args) {
   const std::int64_t m = args.x.size(0);
   const std::int64_t n = args.weight.columns();
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
@@ -364,7 +364,7 @@ void quantized_matmul_forward(Cuda device, const QuantizedMatmulForward& args) {
     return;
   }
   if (args.x.size(0) <= kFewRows && args.x.dtype() != float64) {
-    multiply_few_rows(args);
+    multiply_without_tensor_cores(args);
     return;
   }
   const Tensor weight = scaled_weight(args.weight, args.columns, args.x.dtype());
