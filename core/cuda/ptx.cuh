@@ -139,6 +139,11 @@ __device__ inline void meet(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+/// For threads that do not wait for the others to come.
+__device__ inline void arrive_to_meet(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Matrices of 8 by 8 16-bit elements, four at once, as the tensor cores' registers hold them: row l / 4 of matrix i,
 // its elements 2 (l % 4), in the low half, and the next, are in pairs[i] of lane l. Lane l gives the address, aligned
 // to 16 bytes, of row l % 8 of matrix l / 8.
@@ -195,6 +200,10 @@ __device__ inline int cluster_rank() {
 }
 
 __device__ inline void arrive_in_cluster() { MICA_PTX_90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+/// For threads that have written nothing that the others are to see.
+__device__ inline void arrive_in_cluster_relaxed() {
+  MICA_PTX_90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ inline void wait_for_cluster() { MICA_PTX_90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 /// The address of the same shared variable in another block of the cluster.

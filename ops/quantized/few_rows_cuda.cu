@@ -11,7 +11,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/quantized/fragments_cuda.cuh>
+#include <mica/ops/quantized/product_cuda.cuh>
 #include <mica/ops/quantized/quantized_cuda.cuh>
 #include <mica/ops/quantized/tensor_cores_cuda.cuh>
 
@@ -29,6 +29,90 @@ constexpr int kStep = kUnits * kUnit;  // rows that a warp takes at once
 constexpr int kTile = 8;               // rows of x that one instruction multiplies
 constexpr int kPitch = kStrip + 4;     // floats between rows of sums in shared memory: no bank conflicts
 constexpr int kMostSplits = 8;         // blocks of a cluster
+
+// A thread has 8 neighbors along K of a column, an octet: a word of 4 bits, two of 8 bits, or a part of one.
+// The pair c of an octet is its members c and c + 4, as two 16-bit floats in a register.
+
+template <int kBits>
+constexpr int kWordsEach = kBits == 8 ? 2 : 1;
+
+/// An octet so that the lowest bits of its members c and c + 4 lie 16 bits apart; `place` is that of the octet among
+/// the 4 of a unit.
+template <class T, int kBits>
+__device__ std::uint32_t spread(std::uint32_t word, int place) {
+  if constexpr (kBits == 2) {
+    const std::uint32_t first = place % 2 * 2;
+    return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
+  } else if constexpr (kBits == 1) {
+    return bytes_of(word, 0, 0x4440 | place) * (0x1001u << (kFraction<T> - 4));  // member 3 on top of the fraction
+  } else {
+    return word;
+  }
+}
+
+// Where in a fraction the lowest bit of an integer goes: as high as some pair of a spread octet is, which needs no
+// shift.
+template <class T, int kBits>
+constexpr int kPosition = kBits == 8   ? 0
+                          : kBits == 1 ? kFraction<T> - 1
+                                       : (kFraction<T> / kBits - 1 < 3 ? kFraction<T> / kBits - 1 : 3) * kBits;
+
+// What is added to the integers of pairs.
+template <class T, int kBits>
+constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<T, kBits>);
+
+/// Two integers plus kAdded as T, exactly and without a conversion: they become bits of a fraction. That of bfloat16 is
+/// too short for 8 bits, which take the way through float32.
+template <class T, int kBits>
+__device__ std::uint32_t pair_at(const std::uint32_t (&octet)[kWordsEach<kBits>], int c) {
+  if constexpr (kAdded<T, kBits> == 0) {
+    const float low = __uint_as_float(bytes_of(octet[0], 0x4B000000, 0x7440 | c)) - 0x1p23f;
+    const float high = __uint_as_float(bytes_of(octet[1], 0x4B000000, 0x7440 | c)) - 0x1p23f;
+    return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
+  } else {
+    constexpr int kFirst = kPosition<T, kBits>;
+    constexpr std::uint32_t kBoth = 0x00010001;
+    constexpr std::uint32_t kMask = (((1u << kBits) - 1) << kFirst) * kBoth;
+    constexpr std::uint32_t kPower =
+        (static_cast<std::uint32_t>(kBias<T> + kFraction<T> - kFirst) << kFraction<T>)*kBoth;
+    const std::uint32_t both = kBits == 8 ? bytes_of(octet[0], octet[1], 0x0400 | c << 8 | c) : octet[0];
+    const int at = kBits == 8 ? 0 : kBits == 1 ? kFraction<T> - 4 + c : c * kBits;
+    const std::uint32_t moved = at < kFirst ? both << (kFirst - at) : both >> (at - kFirst);
+    std::uint32_t result;  // (moved & kMask) | kPower, in one instruction
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(moved), "n"(kMask), "r"(kPower));
+    return result;
+  }
+}
+
+// The octets of a thread's columns in one unit.
+template <class T, int kBits, int kColumnsEach>
+struct Octets {
+  std::uint32_t words[kColumnsEach][kWordsEach<kBits>];
+
+  /// The first word of this thread is at `address`.
+  __device__ void load(std::uint32_t address, int pitch, int place) {
+    std::uint32_t rows[kWordsEach<kBits>][kColumnsEach];
+#pragma unroll
+    for (int i = 0; i < kWordsEach<kBits>; ++i) {
+      load_words(address + i * pitch, rows[i]);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumnsEach; ++c) {
+#pragma unroll
+      for (int i = 0; i < kWordsEach<kBits>; ++i) {
+        words[c][i] = spread<T, kBits>(rows[i][c], place);
+      }
+    }
+  }
+
+  /// The fragment of one of a unit's two steps, of columns 2 half and 2 half + 1.
+  __device__ void get(int half, int step, std::uint32_t (&fragment)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      fragment[i] = pair_at<T, kBits>(words[2 * half + i % 2], 2 * step + i / 2);
+    }
+  }
+};
 
 /// Warps of a multiprocessor, and the most of a block: so many have registers.
 template <int kBits, int kTiles>

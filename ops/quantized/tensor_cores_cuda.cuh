@@ -2,7 +2,7 @@
 
 // The two kernels on tensor cores. Included by .cu files only.
 
-#include <mica/ops/quantized/fragments_cuda.cuh>
+#include <mica/ops/quantized/product_cuda.cuh>
 #include <mica/ops/quantized/quantized_kernels.h>
 
 namespace mica::kernels::quantized_cuda {

@@ -1,0 +1,201 @@
+#pragma once
+
+// How the kernel for many rows makes 16-bit weights of packed integers. README.md has the picture. Included by
+// many_rows_sm90.cu only.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/half.h>
+#include <mica/ops/quantized/product_cuda.cuh>
+
+namespace mica::kernels::quantized_cuda {
+
+inline constexpr int kColumnsEach = 2;  // neighboring columns of a thread
+
+// Where in the fraction of a float the lowest bit of an integer goes, and what is thereby added to the integer. That of
+// bfloat16 has no room for 8 bits.
+template <int kBits>
+constexpr int kPosition = kBits == 2   ? 4
+                          : kBits == 1 ? 6
+                                       : 0;
+template <class T, int kBits>
+constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<kBits>);
+
+/// Of each 8 neighbors along K of a column, a thread needs members 2 t and 2 t + 1, for t its lane % 4: those bits of a
+/// fragment that it holds.
+template <class T, int kBits>
+class PairReader {
+ public:
+  static constexpr int kEights = kBits == 8 ? 1 : 4 / kBits;  // of a word; of 8 bits it is half of one
+
+  __device__ explicit PairReader(int t) {
+    if constexpr (kBits == 8) {
+      const int first = t % 2 * 2;
+      selector_ = std::is_same_v<T, Half> ? 0x4040 | first | (first + 1) << 8 : 0x7440 | first;
+      factor_ = 0;
+    } else if constexpr (kBits == 4) {
+      selector_ = 0x4440 | t;
+      factor_ = 1 | 1 << 12;
+    } else if constexpr (kBits == 2) {
+      selector_ = 0x4440 | t / 2;
+      factor_ = (1 | 1 << 14) << (t % 2 == 0 ? 4 : 0);
+    } else {
+      selector_ = 0x4440;
+      factor_ = (1 | 1 << 15) << (6 - 2 * t);
+    }
+    asm volatile("" : "+r"(selector_), "+r"(factor_));  // the compiler would rather compute them again and again
+  }
+
+  /// The two, plus kAdded, as T, exactly and without a conversion; `eight` is which of the word's.
+  __device__ std::uint32_t get(std::uint32_t word, int eight) const {
+    if constexpr (kBits == 8 && std::is_same_v<T, Half>) {
+      return __byte_perm(word, 0x64646464, selector_);  // 2^10 + q
+    } else if constexpr (kBits == 8) {
+      const float low = __uint_as_float(__byte_perm(word, 0x4B000000, selector_)) - 0x1p23f;
+      const float high = __uint_as_float(__byte_perm(word, 0x4B000000, selector_ + 1)) - 0x1p23f;
+      return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+    } else {
+      // The byte that has both, moved to two places by a product: its integers then lie 16 bits apart.
+      constexpr std::uint32_t kBoth = 0x00010001;
+      constexpr std::uint32_t kMask = (((1u << kBits) - 1) << kPosition<kBits>)*kBoth;
+      constexpr std::uint32_t kPower =
+          (static_cast<std::uint32_t>(kBias<T> + kFraction<T> - kPosition<kBits>) << kFraction<T>)*kBoth;
+      const int step = kBits == 2 ? 2 : kBits == 1 ? 1 : 0;  // bytes of an eight
+      const std::uint32_t byte = __byte_perm(word, 0, selector_ + eight * step);
+      std::uint32_t result;  // (moved & kMask) | kPower, in one instruction
+      asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(byte * factor_), "n"(kMask), "r"(kPower));
+      return result;
+    }
+  }
+
+ private:
+  std::uint32_t selector_;
+  std::uint32_t factor_;
+};
+
+/// Makes weights of a fragment of integers of two columns: (q − zero) · scale, or q · scale + zero.
+template <class T, int kBits>
+__device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>& own) {
+  const auto weight = [&](float q, int c) {
+    return adds ? fmaf(q - kAdded<T, kBits>, own.scale[c], own.zero[c])
+                : (q - (kAdded<T, kBits> + own.zero[c])) * own.scale[c];
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = to_floats<T>(fragment[i]);
+    fragment[i] = cuda::pair_of<T>(weight(two.x, i % 2), weight(two.y, i % 2));
+  }
+}
+
+// The same in T, two weights at once, which takes half the instructions: (q − center) · scale + added, where q and
+// center have kAdded in them.
+
+/// Arithmetic of two 16-bit floats in a register.
+template <class T>
+class Pair {
+  using Two = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+
+  __device__ static Two two(std::uint32_t bits) { return *reinterpret_cast<const Two*>(&bits); }
+  __device__ static std::uint32_t bits(Two two) { return *reinterpret_cast<const std::uint32_t*>(&two); }
+
+ public:
+  __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
+  __device__ static std::uint32_t plus(std::uint32_t a, std::uint32_t b) { return bits(__hadd2(two(a), two(b))); }
+  __device__ static std::uint32_t minus(std::uint32_t a, std::uint32_t b) { return bits(__hsub2(two(a), two(b))); }
+  __device__ static std::uint32_t least(std::uint32_t a, std::uint32_t b) { return bits(__hmin2(two(a), two(b))); }
+  __device__ static std::uint32_t multiply_add(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+    return bits(__hfma2(two(a), two(b), two(c)));
+  }
+};
+
+// Of two neighboring columns, each number twice in a register.
+struct PairFactors {
+  std::uint32_t center[2];
+  std::uint32_t scale[2];
+  std::uint32_t added[2];
+};
+
+/// Makes weights of a fragment of integers.
+template <class T>
+__device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    fragment[i] = Pair<T>::multiply_add(Pair<T>::minus(fragment[i], factors.center[i % 2]), factors.scale[i % 2],
+                                        factors.added[i % 2]);
+  }
+}
+
+// Makers of weights of a thread's integers, given the addresses of its scales and zeros. This one takes two at a time;
+template <class T, int kBits>
+class PairMaker {
+ public:
+  __device__ explicit PairMaker(const Grids& grids) : subtracts_(grids.adds ? 0 : ~0u) {
+    asm volatile("" : "+r"(subtracts_));  // the compiler would rather read it again and again
+  }
+
+  /// Whether scales and zeros are numbers of T.
+  __device__ static bool serves(const Grids& grids) {
+    return grids.scale.kind != FactorMatrix::kWide && grids.zero.kind != FactorMatrix::kWide &&
+           to_floats<T>(Pair<T>::of(grids.one_zero())).x == grids.one_zero();
+  }
+
+  template <int kCount>
+  __device__ void make(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
+    const PairFactors factors = load(scales, zeros);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scale<T>(fragments[i], factors);
+    }
+  }
+
+ private:
+  __device__ PairFactors load(std::uint32_t scales, std::uint32_t zeros) const {
+    std::uint32_t scale[1];
+    std::uint32_t zero[1];
+    load_words(zeros, zero);
+    load_words(scales, scale);
+    const std::uint32_t power = Pair<T>::of(kAdded<T, kBits>);
+    const std::uint32_t subtracted = zero[0] & subtracts_;
+    std::uint32_t center = Pair<T>::plus(power, subtracted);
+    if constexpr (std::is_same_v<T, Half>) {
+      center = Pair<T>::least(center, 0x7BFF7BFF);  // no infinities
+    }
+    // What the sum has rounded away of a zero that is no integer.
+    const std::uint32_t rest = Pair<T>::minus(Pair<T>::minus(center, power), subtracted);
+    const std::uint32_t added = Pair<T>::multiply_add(rest, scale[0], zero[0] & ~subtracts_);
+    PairFactors factors;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const std::uint32_t twice = c == 0 ? 0x1010 : 0x3232;
+      factors.center[c] = __byte_perm(center, 0, twice);
+      factors.scale[c] = __byte_perm(scale[0], 0, twice);
+      factors.added[c] = __byte_perm(added, 0, twice);
+    }
+    return factors;
+  }
+
+  std::uint32_t subtracts_;
+};
+
+// this one goes through float32.
+template <class T, int kBits>
+class FloatMaker {
+ public:
+  __device__ explicit FloatMaker(const Grids& grids) : grids_(grids) {}
+
+  template <int kCount>
+  __device__ void make(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
+    const auto own = load_grids<T, kColumnsEach>(grids_, scales, zeros);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scale<T, kBits>(fragments[i], grids_.adds, own);
+    }
+  }
+
+ private:
+  const Grids& grids_;
+};
+
+}  // namespace mica::kernels::quantized_cuda
