@@ -109,11 +109,6 @@ __device__ inline void arrive(std::uint32_t barrier) {
 }
 __device__ inline void arrive(std::uint64_t* barrier) { arrive(shared_address(barrier)); }
 
-/// Arrives as soon as the copies that this thread has started are done.
-__device__ inline void arrive_after_copies(std::uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
 /// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
 __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

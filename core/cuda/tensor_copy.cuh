@@ -40,14 +40,6 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, int eleme
       : "memory");
 }
 
-/// So many neighboring bytes, a multiple of 16 to which both addresses are aligned. The barrier counts them.
-__device__ inline void load_bytes(void* shared, const void* global, int bytes, std::uint64_t* barrier) {
-  MICA_PTX_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                  shared_address(shared)),
-              "l"(global), "r"(bytes), "r"(shared_address(barrier))
-              : "memory");
-}
-
 /// From shared memory to the tile, except what is outside of the matrix. Belongs to the thread's next group.
 __device__ inline void store_tile(const CUtensorMap* map, int element, int line, const void* shared) {
   MICA_PTX_90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),

@@ -115,10 +115,8 @@ struct Octets {
 };
 
 /// Warps of a multiprocessor, and the most of a block: so many have registers.
-template <int kBits, int kTiles>
-constexpr int kMostWarps = kTiles > 2   ? 8
-                           : kBits == 8 ? 12
-                                        : 16;
+template <int kBits>
+constexpr int kMostWarps = kBits == 8 ? 12 : 16;
 
 /// Where things lie in a stage: what a warp needs for one step. Its ring of stages has them one after the other.
 template <int kBits, int kTiles>
@@ -129,7 +127,7 @@ struct Stage {
   static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // each lane its own
   static constexpr int kFactorsAt = kXAt + kXBytes;
   // As many as fit if scales and zeros have 16 bits and groups are no shorter than a step.
-  static constexpr int kRoom = (224 << 10) / kMostWarps<kBits, kTiles>;  // bytes of a warp
+  static constexpr int kRoom = (224 << 10) / kMostWarps<kBits>;  // bytes of a warp
   static constexpr int kStages = std::clamp(kRoom / (kFactorsAt + 2 * kStrip * 2), 2, 8);
   static_assert(kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
 };
@@ -377,7 +375,7 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
 
 /// A cluster has the columns of a strip, each of its blocks a part of K.
 template <class T, int kBits, int kTiles>
-__global__ void __launch_bounds__(kMostWarps<kBits, kTiles>* kWarp, 1)
+__global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
     few_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Product a, [[maybe_unused]] const T* x,
                            [[maybe_unused]] const __grid_constant__ Sizes sizes) {
 #if __CUDA_ARCH__ >= 900
@@ -522,10 +520,10 @@ int ring_bytes(const Product& a) {
 template <class T, int kBits, int kTiles>
 void launch(const Product& a, const T* x) {
   const int bytes = ring_bytes<kBits, kTiles>(a);
-  // Up to 16 rows share a cut, so that their number does not change a row.
-  const int most_bytes = kTiles > 2 ? bytes : std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
+  // All numbers of rows share a cut, so that it does not change a row.
+  const int most_bytes = std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
   const int strips = (a.columns + kStrip - 1) / kStrip;
-  const Cut cut = cut_for(strips, (a.rows + kStep - 1) / kStep, kMostWarps<kBits, kTiles>, most_bytes);
+  const Cut cut = cut_for(strips, (a.rows + kStep - 1) / kStep, kMostWarps<kBits>, most_bytes);
   const auto kernel = few_rows_tensor_kernel<T, kBits, kTiles>;
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cut.warps * bytes),
               "cudaFuncSetAttribute");
@@ -539,12 +537,11 @@ void launch(const Product& a, const T* x) {
 void multiply_few_rows(const Tensor& x, int bits, const Product& a) {
   on_dtype(Types<Half, BFloat16>{}, x.dtype(), "quantized_matmul", [&]<class T>() {
     quantized::on_bits(bits, [&]<int kBits>() {
+      static_assert(kFewTensorRows == 2 * kTile);
       if (a.m <= kTile) {
         launch<T, kBits, 1>(a, x.data<T>());
-      } else if (a.m <= 2 * kTile) {
-        launch<T, kBits, 2>(a, x.data<T>());
       } else {
-        launch<T, kBits, 4>(a, x.data<T>());
+        launch<T, kBits, 2>(a, x.data<T>());
       }
     });
   });

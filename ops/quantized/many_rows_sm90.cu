@@ -89,9 +89,9 @@ template <int kBits, int kRows>
 struct Place {
   using P = Plan<kBits, kRows>;
   int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-  int octet = thread % 4;
+  int pair = thread % 4;  // of neighbors along K, of each 8
   int column = static_cast<int>(threadIdx.x) / 4 * kColumnsEach;
-  int words = P::kWordsAt + (kBits == 8 ? octet / 2 * kWordPitch : 0) + column * 4;
+  int words = P::kWordsAt + (kBits == 8 ? pair / 2 * kWordPitch : 0) + column * 4;
   int scales;
   int zeros;
 
@@ -138,7 +138,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
                                const Place<kBits, kRows>& at, Sums<kRows>& sums) {
   using P = Plan<kBits, kRows>;
   constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
-  const PairReader<T, kBits> reader(at.octet);
+  const PairReader<T, kBits> reader(at.pair);
   const std::uint32_t first_stage = cuda::shared_address(b.memory);
   const std::uint32_t first_full = cuda::shared_address(b.full);
   const int scales_of_unit = kStrip * a.grids.scale.size();
@@ -209,7 +209,7 @@ __device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Make
 /// A thread's sums to shared memory: (kRows, kPitch).
 template <int kBits, int kRows>
 __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sums, float* to) {
-  to += 2 * at.octet * kPitch + at.column;
+  to += 2 * at.pair * kPitch + at.column;
 #pragma unroll
   for (int j = 0; j < kRows / 2; j += 4) {
 #pragma unroll
@@ -244,7 +244,7 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
       for (int p = 0; p < count; ++p) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          batch[i] = plus(batch[i], part(p, min(from + i * step, rows - 1)));
+          batch[i] = plus(batch[i], part(p, from + i * step < rows ? from + i * step : from));
         }
       }
 #pragma unroll
@@ -309,33 +309,39 @@ __global__ void __launch_bounds__(kThreads, 1)
                               .row = static_cast<int>(blockIdx.z) * kRows,
                               .first = first,
                               .tiles = static_cast<int>(std::int64_t{a.tiles} * (split + 1) / splits) - first};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < P::kStages; ++i) {
-      cuda::init_barrier(&b.full[i], 1);
-      cuda::init_barrier(&b.empty[i], kConsumerThreads / kWarp);
-    }
-    cuda::publish_barriers();
-  }
-  // Weights that have no scales or no zeros of their own find these in their place.
-  const auto fill = [&](const FactorMatrix& factors, int at, float value) {
-    if (!factors.each()) {
-      for (int i = static_cast<int>(threadIdx.x); i < P::kStages * kStrip; i += kThreads) {
-        auto* const to = reinterpret_cast<std::uint32_t*>(memory + i / kStrip * P::kStageBytes + at) + i % kStrip;
-        *to = Pair<T>::of(value);
-      }
-    }
-  };
-  fill(a.grids.scale, P::kScalesAt, 1);
-  fill(a.grids.zero, P::kZerosAt, a.grids.one_zero());
-  __syncthreads();
-
+  constexpr int kReady = 2;  // the barrier where those that multiply wait for barriers
+  constexpr int kReadyThreads = kConsumerThreads + kWarp;
   if (threadIdx.x >= kConsumerThreads) {
     cuda::keep_registers<kCopyRegisters>();
-    if (threadIdx.x == kConsumerThreads) {
-      copy_all(a, maps, b);
+    const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
+    if (thread < kWarp) {
+      if (thread == 0) {
+        for (int i = 0; i < P::kStages; ++i) {
+          cuda::init_barrier(&b.full[i], 1);
+          cuda::init_barrier(&b.empty[i], kConsumerThreads / kWarp);
+        }
+        cuda::publish_barriers();
+      }
+      __syncwarp();
+      cuda::arrive_to_meet(kReady, kReadyThreads);
+      if (thread == 0) {
+        copy_all(a, maps, b);
+      }
     }
   } else {
     cuda::claim_registers<kConsumerRegisters>();
+    // Weights that have no scales or no zeros of their own find these in their place.
+    const auto fill = [&](const FactorMatrix& factors, int at, float value) {
+      if (!factors.each()) {
+        for (int i = static_cast<int>(threadIdx.x); i < P::kStages * kStrip; i += kConsumerThreads) {
+          auto* const to = reinterpret_cast<std::uint32_t*>(memory + i / kStrip * P::kStageBytes + at) + i % kStrip;
+          *to = Pair<T>::of(value);
+        }
+      }
+    };
+    fill(a.grids.scale, P::kScalesAt, 1);
+    fill(a.grids.zero, P::kZerosAt, a.grids.one_zero());
+    cuda::meet(kReady, kReadyThreads);
     const Place<kBits, kRows> at(a);
     Sums<kRows> sums = {};
     if (PairMaker<T, kBits>::serves(a.grids)) {
@@ -364,15 +370,17 @@ __global__ void __launch_bounds__(kSimpleThreads) clear_kernel(int* counters, in
 
 // On the host.
 
-// As many parts of K as finish first, if a part has a cost of its own beside its tiles. M has a say where
-// there is more than one block of rows.
-int splits_for(std::int64_t blocks, int at_once, int tiles) {
-  constexpr int kOwnCost = 6;
+/// As many parts of K as finish first. Costs are in the time of a tile, fitted to times of shapes from 1024 × 1024 to
+/// 14336 × 4096 on an H200: what a block takes beside its tiles, and what it takes to add sums through global memory.
+int splits_for(std::int64_t blocks, int rows, int tiles) {
+  constexpr int kOwnCost = 30;
   int best = 1;
   std::int64_t least = INT64_MAX;
   for (int splits = 1; splits <= std::min(kMostSplits, tiles); ++splits) {
-    const std::int64_t waves = (blocks * splits + at_once - 1) / at_once;
-    const std::int64_t cost = waves * ((tiles + splits - 1) / splits + kOwnCost);
+    const std::int64_t waves = (blocks * splits + kBlocksAtOnce - 1) / kBlocksAtOnce;
+    const int clusters = splits / blocks_of_cluster(splits);
+    const std::int64_t cost =
+        waves * ((tiles + splits - 1) / splits + kOwnCost) + (clusters > 1 ? 8 + rows * clusters / 48 : 0);
     if (cost < least) {
       least = cost;
       best = splits;
@@ -386,7 +394,7 @@ void launch(const Tensor& x, Work a) {
   using P = Plan<kBits, kRows>;
   const int blocks = (a.m + kRows - 1) / kRows;
   const int strips = (a.columns + kStrip - 1) / kStrip;
-  const int splits = splits_for(std::int64_t{strips} * blocks, kBlocksAtOnce, a.tiles);
+  const int splits = splits_for(std::int64_t{strips} * blocks, kRows, a.tiles);
   const int in_cluster = blocks_of_cluster(splits);
   const int clusters = splits / in_cluster;
 
@@ -439,7 +447,9 @@ void launch(const Tensor& x, Work a) {
 
 template <class T, int kBits>
 void launch_for_rows(const Tensor& x, const Work& a) {
-  if (a.m <= 64) {
+  if (a.m <= 32) {
+    launch<T, kBits, 32>(x, a);
+  } else if (a.m <= 64) {
     launch<T, kBits, 64>(x, a);
   } else if (a.m <= 128) {
     launch<T, kBits, 128>(x, a);
@@ -452,8 +462,7 @@ void launch_for_rows(const Tensor& x, const Work& a) {
 
 bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
   constexpr int kMostRows = 2048;  // beyond, it pays to dequantize the weight once for all rows
-  if (!cuda::device_has_wgmma() || product.m > kMostRows ||
-      std::int64_t{product.m} * product.rows >= std::int64_t{1} << 35) {
+  if (!cuda::device_has_wgmma() || product.m > kMostRows) {
     return false;
   }
   Work work{product};

@@ -42,7 +42,7 @@ struct Plan {
   static constexpr int kZerosAt = kScalesAt + kUnits * kFactorBytes;
   static constexpr int kStageBytes = (kZerosAt + kUnits * kFactorBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kSumBytes = kRows * kPitch * 4;
-  static constexpr int kStages = std::min((224 << 10) / kStageBytes, 16);
+  static constexpr int kStages = std::min((224 << 10) / kStageBytes, 32);
   static constexpr int kMemory = std::max(kStages * kStageBytes, kSumBytes);
   static constexpr int kBytes = kMemory + (2 * kStages + 1) * 8;  // and barriers, and a flag
   static_assert(kBytes <= 227 * 1024);

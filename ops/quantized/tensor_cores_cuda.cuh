@@ -7,7 +7,7 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kFewTensorRows = 32;
+inline constexpr int kFewTensorRows = 16;
 
 /// For at most kFewTensorRows rows, where clusters are.
 void multiply_few_rows(const Tensor& x, int bits, const Product& product);

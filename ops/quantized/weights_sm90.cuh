@@ -102,6 +102,14 @@ class Pair {
 
  public:
   __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
+  /// One of the two, in both places: instructions can read a register so.
+  __device__ static std::uint32_t twice(std::uint32_t a, int which) {
+    if constexpr (std::is_same_v<T, Half>) {
+      return bits(which == 0 ? __low2half2(two(a)) : __high2half2(two(a)));
+    } else {
+      return bits(which == 0 ? __low2bfloat162(two(a)) : __high2bfloat162(two(a)));
+    }
+  }
   __device__ static std::uint32_t plus(std::uint32_t a, std::uint32_t b) { return bits(__hadd2(two(a), two(b))); }
   __device__ static std::uint32_t minus(std::uint32_t a, std::uint32_t b) { return bits(__hsub2(two(a), two(b))); }
   __device__ static std::uint32_t least(std::uint32_t a, std::uint32_t b) { return bits(__hmin2(two(a), two(b))); }
@@ -168,10 +176,9 @@ class PairMaker {
     PairFactors factors;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const std::uint32_t twice = c == 0 ? 0x1010 : 0x3232;
-      factors.center[c] = __byte_perm(center, 0, twice);
-      factors.scale[c] = __byte_perm(scale[0], 0, twice);
-      factors.added[c] = __byte_perm(added, 0, twice);
+      factors.center[c] = Pair<T>::twice(center, c);
+      factors.scale[c] = Pair<T>::twice(scale[0], c);
+      factors.added[c] = Pair<T>::twice(added, c);
     }
     return factors;
   }
