@@ -27,8 +27,8 @@ void deallocate(Cpu, void* data, std::size_t bytes, void* stream) noexcept;
 void* allocate(Cuda, std::size_t bytes, void** stream);
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept;
 
-/// Copies bytes between any two devices or the host, in the order of the current stream of the current device. A copy
-/// that ends on the host has arrived on return.
+/// Copies bytes between the current device, where `from` or `to` lies, and any other or the host, in the order of the
+/// current stream. A copy that ends on the host or on another GPU has arrived on return.
 void copy(Cuda, void* to, const void* from, std::size_t bytes);
 
 }  // namespace mica::memory

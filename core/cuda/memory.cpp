@@ -153,9 +153,22 @@ void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
 
 void copy(Cuda, void* to, const void* from, std::size_t bytes) {
   const cudaStream_t stream = cuda::current_stream();
-  cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   cudaPointerAttributes attributes{};
   cuda::check(cudaPointerGetAttributes(&attributes, to), "cudaPointerGetAttributes");
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
+    // The other device's memory pool is closed to this one, which this way of copying does not mind. Nor does its work
+    // know of this one's order, so that both are waited for.
+    {
+      const DeviceGuard other(Device::cuda(attributes.device));
+      cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
+    cuda::check(cudaMemcpyPeerAsync(to, attributes.device, from, device, bytes, stream), "cudaMemcpyPeerAsync");
+    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return;
+  }
+  cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   if (attributes.type != cudaMemoryTypeDevice) {
     cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }

@@ -98,6 +98,15 @@ TEST(Memory, EachTensorOnItsOwnGpu) {
   add_into(second, moved);
   expect_close(second, std::vector<double>(1000, 3), 0, 0);
   expect_close(second.to(Device::cuda(0)), std::vector<double>(1000, 3), 0, 0);
+
+  // Converted and spread out on the way; blocks that are freed go back to their own GPU.
+  const auto turned = [](const Tensor& x) { return as_strided(x, {1000, 300}, {1, 1000}, 0); };
+  for (int round = 0; round < 20; ++round) {
+    const Tensor from = turned(full({300, 1000}, round, float32, Device::cuda(round % 2)));
+    const Tensor to = turned(empty({300, 1000}, float16, Device::cuda(1 - round % 2)));
+    copy_into(to, from);
+    expect_close(to, std::vector<double>(300'000, round), 0, 0);
+  }
 }
 
 }  // namespace

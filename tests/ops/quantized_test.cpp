@@ -441,6 +441,19 @@ TEST(QuantizedMatmul, EveryKernelRepeats) {
   }
 }
 
+TEST(QuantizedMatmul, OnTheGpuOfItsTensors) {
+  if (cuda_device_count() < 2) {
+    GTEST_SKIP() << "fewer than two GPUs";
+  }
+  manual_seed(16);
+  for (const int i : {0, 1, 0}) {
+    const QuantizedWeight q = random_weight({512, 264}, Device::cuda(i)).q;
+    for (const std::int64_t m : kManyRows) {
+      expect_forward_matches(q, m, bfloat16, 3, fmt::format("M = {} on GPU {}", m, i));
+    }
+  }
+}
+
 TEST(QuantizedMatmul, Empty) {
   for (const auto& [m, rows, columns] :
        std::vector<std::array<std::int64_t, 3>>{{0, 40, 3}, {2, 0, 3}, {2, 40, 0}, {0, 0, 0}}) {
