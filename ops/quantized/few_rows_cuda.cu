@@ -61,26 +61,16 @@ constexpr int kPosition = kBits == 8   ? 0
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<T, kBits>);
 
-/// Two integers plus kAdded as T, exactly and without a conversion: they become bits of a fraction. That of bfloat16 is
-/// too short for 8 bits, which take the way through float32.
+/// Two integers plus kAdded as T.
 template <class T, int kBits>
 __device__ std::uint32_t pair_at(const std::uint32_t (&octet)[kWordsEach<kBits>], int c) {
   if constexpr (kAdded<T, kBits> == 0) {
-    const float low = __uint_as_float(bytes_of(octet[0], 0x4B000000, 0x7440 | c)) - 0x1p23f;
-    const float high = __uint_as_float(bytes_of(octet[1], 0x4B000000, 0x7440 | c)) - 0x1p23f;
-    return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
+    return as_bfloat16(octet[0], kByteOfFloat | c, octet[1], kByteOfFloat | c);
   } else {
     constexpr int kFirst = kPosition<T, kBits>;
-    constexpr std::uint32_t kBoth = 0x00010001;
-    constexpr std::uint32_t kMask = (((1u << kBits) - 1) << kFirst) * kBoth;
-    constexpr std::uint32_t kPower =
-        (static_cast<std::uint32_t>(kBias<T> + kFraction<T> - kFirst) << kFraction<T>)*kBoth;
     const std::uint32_t both = kBits == 8 ? bytes_of(octet[0], octet[1], 0x0400 | c << 8 | c) : octet[0];
     const int at = kBits == 8 ? 0 : kBits == 1 ? kFraction<T> - 4 + c : c * kBits;
-    const std::uint32_t moved = at < kFirst ? both << (kFirst - at) : both >> (at - kFirst);
-    std::uint32_t result;  // (moved & kMask) | kPower, in one instruction
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(moved), "n"(kMask), "r"(kPower));
-    return result;
+    return as_fractions<T, kBits, kFirst>(at < kFirst ? both << (kFirst - at) : both >> (at - kFirst));
   }
 }
 

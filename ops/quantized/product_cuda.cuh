@@ -77,6 +77,28 @@ constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;  // bits
 template <class T>
 constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;  // of an exponent
 
+/// Integers of kBits whose lowest bits lie at kFirst in the halves of a register, plus 2^(kFraction − kFirst), as T:
+/// they become bits of a fraction, exactly and without a conversion.
+template <class T, int kBits, int kFirst>
+__device__ std::uint32_t as_fractions(std::uint32_t integers) {
+  constexpr std::uint32_t kBoth = 0x00010001;
+  constexpr std::uint32_t kMask = (((1u << kBits) - 1) << kFirst) * kBoth;
+  constexpr std::uint32_t kPower = (static_cast<std::uint32_t>(kBias<T> + kFraction<T> - kFirst) << kFraction<T>)*kBoth;
+  std::uint32_t result;  // (integers & kMask) | kPower, in one instruction
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(integers), "n"(kMask), "r"(kPower));
+  return result;
+}
+
+/// A byte of each of two words, which the selectors' lowest digits name, as bfloat16: its fraction has no room for 8
+/// bits, so that these take the way through float32.
+__device__ inline std::uint32_t as_bfloat16(std::uint32_t a, std::uint32_t a_selector, std::uint32_t b,
+                                            std::uint32_t b_selector) {
+  const float low = __uint_as_float(bytes_of(a, 0x4B000000, a_selector)) - 0x1p23f;
+  const float high = __uint_as_float(bytes_of(b, 0x4B000000, b_selector)) - 0x1p23f;
+  return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
+inline constexpr std::uint32_t kByteOfFloat = 0x7440;  // a selector, for byte 0
+
 /// Neighboring words at an address of shared memory.
 template <int kSize>
 __device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {

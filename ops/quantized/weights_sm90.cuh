@@ -33,7 +33,7 @@ class PairReader {
   __device__ explicit PairReader(int t) {
     if constexpr (kBits == 8) {
       const int first = t % 2 * 2;
-      selector_ = std::is_same_v<T, Half> ? 0x4040 | first | (first + 1) << 8 : 0x7440 | first;
+      selector_ = std::is_same_v<T, Half> ? 0x4040 | first | (first + 1) << 8 : kByteOfFloat | first;
       factor_ = 0;
     } else if constexpr (kBits == 4) {
       selector_ = 0x4440 | t;
@@ -48,25 +48,16 @@ class PairReader {
     asm volatile("" : "+r"(selector_), "+r"(factor_));  // the compiler would rather compute them again and again
   }
 
-  /// The two, plus kAdded, as T, exactly and without a conversion; `eight` is which of the word's.
+  /// The two, plus kAdded, as T; `eight` is which of the word's.
   __device__ std::uint32_t get(std::uint32_t word, int eight) const {
     if constexpr (kBits == 8 && std::is_same_v<T, Half>) {
-      return __byte_perm(word, 0x64646464, selector_);  // 2^10 + q
+      return bytes_of(word, 0x64646464, selector_);  // 2^10 + q
     } else if constexpr (kBits == 8) {
-      const float low = __uint_as_float(__byte_perm(word, 0x4B000000, selector_)) - 0x1p23f;
-      const float high = __uint_as_float(__byte_perm(word, 0x4B000000, selector_ + 1)) - 0x1p23f;
-      return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+      return as_bfloat16(word, selector_, word, selector_ + 1);
     } else {
       // The byte that has both, moved to two places by a product: its integers then lie 16 bits apart.
-      constexpr std::uint32_t kBoth = 0x00010001;
-      constexpr std::uint32_t kMask = (((1u << kBits) - 1) << kPosition<kBits>)*kBoth;
-      constexpr std::uint32_t kPower =
-          (static_cast<std::uint32_t>(kBias<T> + kFraction<T> - kPosition<kBits>) << kFraction<T>)*kBoth;
       const int step = kBits == 2 ? 2 : kBits == 1 ? 1 : 0;  // bytes of an eight
-      const std::uint32_t byte = __byte_perm(word, 0, selector_ + eight * step);
-      std::uint32_t result;  // (moved & kMask) | kPower, in one instruction
-      asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(byte * factor_), "n"(kMask), "r"(kPower));
-      return result;
+      return as_fractions<T, kBits, kPosition<kBits>>(bytes_of(word, 0, selector_ + eight * step) * factor_);
     }
   }
 
