@@ -12,7 +12,7 @@ namespace {
 void transfer(const Tensor& dst, const Tensor& src) {
   on_device(src.device().is_cuda() ? src.device() : dst.device(), [&]<class D>(D device) {
     if constexpr (std::is_same_v<D, Cuda>) {
-      memory::copy(device, dst.raw_data(), src.raw_data(), dst.bytes());
+      memory::copy(device, dst.raw_data(), dst.device(), src.raw_data(), src.device(), dst.bytes());
     }
   });
 }

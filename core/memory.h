@@ -27,8 +27,8 @@ void deallocate(Cpu, void* data, std::size_t bytes, void* stream) noexcept;
 void* allocate(Cuda, std::size_t bytes, void** stream);
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept;
 
-/// Copies bytes between the current device, where `from` or `to` lies, and any other or the host, in the order of the
-/// current stream. A copy that ends on the host or on another GPU has arrived on return.
-void copy(Cuda, void* to, const void* from, std::size_t bytes);
+/// Copies bytes from one device to another, in the order of the current stream. One of them is the current GPU: that of
+/// `from`, if it is a GPU. A copy from a GPU has arrived on return.
+void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
 
 }  // namespace mica::memory

@@ -151,25 +151,21 @@ void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
   }
 }
 
-void copy(Cuda, void* to, const void* from, std::size_t bytes) {
+void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
   const cudaStream_t stream = cuda::current_stream();
-  cudaPointerAttributes attributes{};
-  cuda::check(cudaPointerGetAttributes(&attributes, to), "cudaPointerGetAttributes");
-  int device = 0;
-  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
-  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
-    // The other device's memory pool is closed to this one, which this way of copying does not mind. Nor does its work
+  if (to_device.is_cuda() && from_device.is_cuda()) {
+    // The other GPU's memory pool is closed to this one, which this way of copying does not mind. Nor does its work
     // know of this one's order, so that both are waited for.
     {
-      const DeviceGuard other(Device::cuda(attributes.device));
+      const DeviceGuard other(to_device);
       cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     }
-    cuda::check(cudaMemcpyPeerAsync(to, attributes.device, from, device, bytes, stream), "cudaMemcpyPeerAsync");
-    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    return;
+    cuda::check(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, stream),
+                "cudaMemcpyPeerAsync");
+  } else {
+    cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
-  cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-  if (attributes.type != cudaMemoryTypeDevice) {
+  if (from_device.is_cuda()) {
     cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
 }

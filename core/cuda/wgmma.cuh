@@ -68,8 +68,8 @@ __device__ inline std::uint64_t depth_lines(const void* tile) { return depth_lin
 /// The first 16 of K of a tile whose lines hold 64 rows for one k each: kDepth lines, then those of the next 64 rows.
 template <int kDepth>
 __device__ std::uint64_t row_lines(const void* tile) {
-  return detail::descriptor(shared_address(tile), kDepth * 128,
-                            8 * 128);  // from 64 rows to the next 64; from 8 k to the next 8
+  // From 64 rows to the next 64; from 8 k to the next 8.
+  return detail::descriptor(shared_address(tile), kDepth * 128, 8 * 128);
 }
 
 /// What to add to a descriptor for the next 16 of K.

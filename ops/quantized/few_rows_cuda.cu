@@ -377,8 +377,8 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
   const int split = static_cast<int>(blockIdx.x);
   const int strip = static_cast<int>(blockIdx.y) * kStrip;
   const int chunks = (a.rows + kStep - 1) / kStep;
-  const int end = static_cast<int>(std::int64_t{chunks} * (split + 1) / splits);
-  int chunk = static_cast<int>(std::int64_t{chunks} * split / splits) + warp;
+  const int end = chunks * (split + 1) / splits;
+  int chunk = chunks * split / splits + warp;
 
   const int ring_bytes = S::kStages * sizes.stage;
   const std::uint32_t ring = cuda::shared_address(memory) + warp * ring_bytes;
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
       }
       store(row, column, sum);
     });
-    cuda::arrive_in_cluster();  // nobody reads from a block that has ended
+    cuda::arrive_in_cluster_relaxed();  // nobody reads from a block that has ended
     cuda::wait_for_cluster();
   }
 #endif

@@ -301,14 +301,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto* const barriers = reinterpret_cast<std::uint64_t*>(memory + P::kMemory);
   const int splits = static_cast<int>(gridDim.x);
   const int split = static_cast<int>(blockIdx.x);
-  const int first = static_cast<int>(std::int64_t{a.tiles} * split / splits);
+  const int first = a.tiles * split / splits;
   const Block<kBits, kRows> b{.memory = memory,
                               .full = barriers,
                               .empty = barriers + P::kStages,
                               .column = static_cast<int>(blockIdx.y) * kStrip,
                               .row = static_cast<int>(blockIdx.z) * kRows,
                               .first = first,
-                              .tiles = static_cast<int>(std::int64_t{a.tiles} * (split + 1) / splits) - first};
+                              .tiles = a.tiles * (split + 1) / splits - first};
   constexpr int kReady = 2;  // the barrier where those that multiply wait for barriers
   constexpr int kReadyThreads = kConsumerThreads + kWarp;
   if (threadIdx.x >= kConsumerThreads) {

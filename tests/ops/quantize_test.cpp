@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "norm_grid.h"
+#include "tests/ops/quantized_formats.h"
 #include "tests/support.h"
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
@@ -17,9 +18,6 @@ namespace {
 
 using Mode = QuantizationMode;
 using Doubles = std::vector<double>;
-
-const std::vector<int> kBits = {8, 4, 2, 1};
-const std::vector<std::int64_t> kGroupSizes = {32, 64, 128, kWholeColumn};
 
 TEST(PackBits, FirstRowIsLowest) {
   const Tensor values = from_data<std::int64_t>({1, 15, 2, 0, 3, 7, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 1}, {9, 2});

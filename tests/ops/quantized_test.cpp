@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "norm_grid.h"
+#include "tests/ops/quantized_formats.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
@@ -25,8 +26,6 @@ namespace {
 using Mode = QuantizationMode;
 using Doubles = std::vector<double>;
 
-const std::vector<int> kBits = {8, 4, 2, 1};
-const std::vector<std::int64_t> kGroupSizes = {32, 64, 128, kWholeColumn};
 const std::vector<Mode> kModes = {Mode::packed, Mode::shift, Mode::scale, Mode::scale_and_shift,
                                   Mode::fused_multiply_add};
 const std::vector<DType> kDtypes = {float32, float64, float16, bfloat16};
