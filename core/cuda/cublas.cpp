@@ -6,6 +6,7 @@
 
 #include <mica/core/cuda/cublas.h>
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/storage.h>
 
@@ -89,6 +90,11 @@ void check(cublasStatus_t status, const char* what, std::source_location where) 
     throw CudaError(fmt::format("cuda: {} failed: {} ({}) at {}:{}", what, cublasGetStatusName(status),
                                 cublasGetStatusString(status), where.file_name(), where.line()));
   }
+}
+
+void check_launch(cublasStatus_t status, const char* what, std::source_location where) {
+  check(status, what, where);
+  LaunchObserver::notify(what);
 }
 
 cublasHandle_t cublas_handle() { return current_handle().get(); }

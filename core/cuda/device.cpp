@@ -4,6 +4,7 @@
 
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
 
 namespace mica::cuda {
@@ -49,6 +50,7 @@ void throw_error(cudaError_t status, const char* what, std::source_location wher
 
 void check_launch(const char* kernel, std::source_location where) {
   check(cudaGetLastError(), kernel, where);
+  LaunchObserver::notify(kernel);
   static const bool wait = [] {
     const char* value = std::getenv("MICA_CUDA_SYNC");
     return value != nullptr && std::strcmp(value, "1") == 0;

@@ -132,6 +132,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
     sort(nullptr);
     const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
     sort(scratch.raw_data());
+    cuda::check_launch("cub::DeviceRadixSort::SortPairs");
   }
   on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
     const std::int64_t tasks = rows * ((width + kColumns - 1) / kColumns);

@@ -121,9 +121,10 @@ class Description {
     const double wide_one = 1;
     const double zero = 0;  // its first half is float32's
     const void* const alpha = dtype == DType::float64 ? static_cast<const void*>(&wide_one) : &one;
-    cuda::check(cublasLtMatmul(handle(), &product_, alpha, b, &b_, a, &a_, &zero, out, &out_, out, &out_,
-                               &algorithm.algorithm, workspace.data, algorithm.workspace, cuda::current_stream()),
-                "cublasLtMatmul");
+    cuda::check_launch(
+        cublasLtMatmul(handle(), &product_, alpha, b, &b_, a, &a_, &zero, out, &out_, out, &out_, &algorithm.algorithm,
+                       workspace.data, algorithm.workspace, cuda::current_stream()),
+        "cublasLtMatmul");
   }
 
  private:

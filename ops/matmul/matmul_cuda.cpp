@@ -57,14 +57,16 @@ void multiply(const MatmulArgs& args) {
       const T* const from_b = run_b + item * b_step;
       T* const to = out + (run + item) * m * n;
       if (count == 1) {
-        cuda::check(cublasGemmEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading, from_a, type,
-                                    a_layout.leading, &beta, to, type, n, compute, CUBLAS_GEMM_DEFAULT),
-                    "cublasGemmEx");
+        cuda::check_launch(
+            cublasGemmEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading, from_a, type,
+                            a_layout.leading, &beta, to, type, n, compute, CUBLAS_GEMM_DEFAULT),
+            "cublasGemmEx");
       } else {
-        cuda::check(cublasGemmStridedBatchedEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading,
-                                                  b_step, from_a, type, a_layout.leading, a_step, &beta, to, type, n,
-                                                  m * n, count, compute, CUBLAS_GEMM_DEFAULT),
-                    "cublasGemmStridedBatchedEx");
+        cuda::check_launch(
+            cublasGemmStridedBatchedEx_64(handle, b_op, a_op, n, m, depth, &one, from_b, type, b_layout.leading, b_step,
+                                          from_a, type, a_layout.leading, a_step, &beta, to, type, n, m * n, count,
+                                          compute, CUBLAS_GEMM_DEFAULT),
+            "cublasGemmStridedBatchedEx");
       }
     }
   }
@@ -91,11 +93,12 @@ void multiply_add(const MatmulAddArgs& args) {
   const std::int64_t m = args.sum.size(0);
   const std::int64_t n = args.sum.size(1);
   const S one = 1;
-  cuda::check(cublasGemmEx_64(cuda::cublas_handle(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
-                              a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, args.a.size(1), &one, args.b.data<T>(),
-                              kCudaType<T>, b.leading, args.a.data<T>(), kCudaType<T>, a.leading, &one,
-                              args.sum.data<S>(), kCudaType<S>, n, compute, CUBLAS_GEMM_DEFAULT),
-              "cublasGemmEx");
+  cuda::check_launch(
+      cublasGemmEx_64(cuda::cublas_handle(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, args.a.size(1), &one, args.b.data<T>(),
+                      kCudaType<T>, b.leading, args.a.data<T>(), kCudaType<T>, a.leading, &one, args.sum.data<S>(),
+                      kCudaType<S>, n, compute, CUBLAS_GEMM_DEFAULT),
+      "cublasGemmEx");
 }
 
 // cuBLAS's kernels for a matrix times a vector round the product to 16 bits before they add what is there.

@@ -1,0 +1,55 @@
+#pragma once
+
+// Which kernels ran: observers of launches, and the one that tests use. Host code without CUDA headers, so that it can
+// be included in builds without CUDA, where nothing is ever launched.
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mica::cuda {
+
+/// Is told of every kernel that its thread launches, as long as it lives. Launches are cheap to observe and free of
+/// cost beyond one branch when nobody does. Observers nest: each one is told, the innermost first. Destroy them on the
+/// thread that made them, the innermost first.
+class LaunchObserver {
+ public:
+  LaunchObserver() : outer_(innermost_) { innermost_ = this; }
+  virtual ~LaunchObserver() { innermost_ = outer_; }
+  LaunchObserver(const LaunchObserver&) = delete;
+  LaunchObserver& operator=(const LaunchObserver&) = delete;
+
+  /// `name` is what check_launch() was given: the kernel's name, or that of the cuBLAS or CUB call that launches for
+  /// us. It is a string literal. Called after the launch, before the kernel has necessarily begun.
+  virtual void launched(const char* name) = 0;
+
+  /// Tells this thread's observers. check_launch() calls it.
+  static void notify(const char* name) {
+    for (LaunchObserver* observer = innermost_; observer != nullptr; observer = observer->outer_)
+      [[unlikely]] { observer->launched(name); }
+  }
+
+ private:
+  static inline thread_local constinit LaunchObserver* innermost_ = nullptr;
+  LaunchObserver* outer_;
+};
+
+/// The names of the kernels that this thread launches while it lives, in order:
+///
+///     cuda::LaunchRecord record;
+///     softmax(x, -1);
+///     EXPECT_TRUE(record.has("softmax_warp"));
+class LaunchRecord final : public LaunchObserver {
+ public:
+  void launched(const char* name) override { names_.emplace_back(name); }
+
+  const std::vector<std::string>& names() const { return names_; }
+  bool has(std::string_view name) const { return std::find(names_.begin(), names_.end(), name) != names_.end(); }
+  void clear() { names_.clear(); }
+
+ private:
+  std::vector<std::string> names_;
+};
+
+}  // namespace mica::cuda
