@@ -7,6 +7,7 @@
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradient_check.h>
+#include <mica/autograd/op_observer.h>
 #include <mica/autograd/segment.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/creation.h>
@@ -85,6 +86,7 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
     }
     return;
   }
+  const ObservedOp observed(node);
   const bool has_hooks = node.has_hooks();
   Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
   anomalies.made(node, results);

@@ -13,6 +13,7 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/node.h>
+#include <mica/autograd/op_observer.h>
 #include <mica/autograd/slot.h>
 #include <mica/core/tensor.h>
 
@@ -214,6 +215,7 @@ auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Call&&
   FunctionBase::prepare(ctx, function_name<F>(), inputs, count);
   auto result = [&] {
     const InsideOp guard;
+    const ObservedOp observed(function_name<F>());
     return call(function, ctx);
   }();
   if (ctx.needs_any_grad()) {
