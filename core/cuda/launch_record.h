@@ -4,6 +4,7 @@
 // be included in builds without CUDA, where nothing is ever launched.
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,8 @@ class LaunchRecord final : public LaunchObserver {
 
   const std::vector<std::string>& names() const { return names_; }
   bool has(std::string_view name) const { return std::find(names_.begin(), names_.end(), name) != names_.end(); }
+  /// Each name once, sorted.
+  std::set<std::string> unique() const { return {names_.begin(), names_.end()}; }
   void clear() { names_.clear(); }
 
  private:

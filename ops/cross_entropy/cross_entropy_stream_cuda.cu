@@ -367,8 +367,9 @@ void stream(const CrossEntropyInPlace& args, const Plan& plan) {
   cuda::check(cudaMemsetAsync(queue.raw_data(), 0, queue.bytes(), cuda::current_stream()), "cudaMemsetAsync");
   cuda::Launch(groups, plan.threads, plan.bytes())
       .cluster(plan.cluster)
-      .run(kernel, "cross_entropy_stream", problem, plan, Incoming<T>(args.dloss, args.denominator),
-           args.terms.logits.data<T>(), queue.data<std::int32_t>(), args.losses.data<Accumulate<T>>());
+      .run(kernel, kCluster ? "cross_entropy_stream<cluster>" : "cross_entropy_stream<block>", problem, plan,
+           Incoming<T>(args.dloss, args.denominator), args.terms.logits.data<T>(), queue.data<std::int32_t>(),
+           args.losses.data<Accumulate<T>>());
 }
 
 /// Rows of any kind, in two passes through memory.

@@ -477,7 +477,10 @@ void launch_forward(const Forward<T, W>& a, Device device) {
       }
       layer_norm_forward_kernel<T, W, V, P, kLanes, kTeam, kAhead>
           <<<blocks, dim3(p.threads, p.teams), 0, cuda::current_stream()>>>(part, p, meeting);
-      cuda::check_launch("layer_norm_forward_kernel");
+      cuda::check_launch(kAhead                 ? "layer_norm_forward_kernel<block, ahead>"
+                         : kTeam == Team::warp  ? "layer_norm_forward_kernel<warp>"
+                         : kTeam == Team::block ? "layer_norm_forward_kernel<block>"
+                                                : "layer_norm_forward_kernel<blocks>");
     }
   };
   const auto launch_packs = [&]<int P>() {

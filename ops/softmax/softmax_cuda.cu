@@ -225,6 +225,7 @@ template <bool kLog>
 void forward(const SoftmaxForward& args) {
   const AxisSplit split(args.x.shape(), args.axis);
   const cudaStream_t stream = cuda::current_stream();
+  const char* kernel = kLog ? "log_softmax_held" : "softmax_held";
   on_dtype(FloatTypes{}, args.x.dtype(), kLog ? "log_softmax" : "softmax", [&]<class T>() {
     const T* x = args.x.data<T>();
     T* y = args.y.data<T>();
@@ -235,9 +236,11 @@ void forward(const SoftmaxForward& args) {
       }
     }
     if (split.inner > 1) {
+      kernel = kLog ? "log_softmax_columns" : "softmax_columns";
       const dim3 threads(kColumns, kColumnRows);
       softmax_columns<T, kLog><<<column_blocks(split), threads, 0, stream>>>(x, y, rows, n, split.inner);
     } else if (n <= kWarpRow) {
+      kernel = kLog ? "log_softmax_warp" : "softmax_warp";
       const unsigned blocks = row_blocks(rows, false);
       const int threads = kWarp * kWarpTeams;
       if (n <= 2 * kWarp) {
@@ -248,18 +251,20 @@ void forward(const SoftmaxForward& args) {
         softmax_warp<T, kLog, 32><<<blocks, threads, 0, stream>>>(x, y, rows, n);
       }
     } else {
+      kernel = kLog ? "log_softmax_block" : "softmax_block";
       const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
       const bool keep = bytes <= kShared;
       softmax_block<T, kLog><<<row_blocks(rows, true), row_threads(n), keep ? bytes : 0, stream>>>(x, y, rows, n, keep);
     }
   });
-  cuda::check_launch(kLog ? "log_softmax" : "softmax");
+  cuda::check_launch(kernel);
 }
 
 template <bool kLog>
 void backward(const SoftmaxBackward& args) {
   const AxisSplit split(args.y.shape(), args.axis);
   const cudaStream_t stream = cuda::current_stream();
+  const char* kernel = kLog ? "log_softmax_backward_held" : "softmax_backward_held";
   on_dtype(FloatTypes{}, args.y.dtype(), kLog ? "log_softmax" : "softmax", [&]<class T>() {
     const T* y = args.y.data<T>();
     const T* dy = args.dy.data<T>();
@@ -271,9 +276,11 @@ void backward(const SoftmaxBackward& args) {
       }
     }
     if (split.inner > 1) {
+      kernel = kLog ? "log_softmax_backward_columns" : "softmax_backward_columns";
       const dim3 threads(kColumns, kColumnRows);
       softmax_backward_columns<T, kLog><<<column_blocks(split), threads, 0, stream>>>(y, dy, dx, rows, n, split.inner);
     } else if (n <= kWarpRow) {
+      kernel = kLog ? "log_softmax_backward_warp" : "softmax_backward_warp";
       const unsigned blocks = row_blocks(rows, false);
       const int threads = kWarp * kWarpTeams;
       if (n <= 2 * kWarp) {
@@ -284,10 +291,11 @@ void backward(const SoftmaxBackward& args) {
         softmax_backward_warp<T, kLog, 32><<<blocks, threads, 0, stream>>>(y, dy, dx, rows, n);
       }
     } else {
+      kernel = kLog ? "log_softmax_backward_block" : "softmax_backward_block";
       softmax_backward_block<T, kLog><<<row_blocks(rows, true), row_threads(n), 0, stream>>>(y, dy, dx, rows, n);
     }
   });
-  cuda::check_launch(kLog ? "log_softmax_backward" : "softmax_backward");
+  cuda::check_launch(kernel);
 }
 
 }  // namespace

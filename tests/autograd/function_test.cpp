@@ -117,11 +117,19 @@ TEST(Autograd, MillionOpsRunAndAreDestroyed) {
 
 TEST(Autograd, SavedInputsChainWithoutOverflow) {
   // Here each op also holds the op before it through what it saved.
-  Tensor x = scalar(1).requires_grad_();
-  Tensor y = x;
-  for (int i = 0; i < 200'000; ++i) {
+  const Tensor x = scalar(1).requires_grad_();
+  auto of_the_first = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive = of_the_first;
+  Tensor y = square(x);
+  y.register_hook([of_the_first](const Tensor& g) { return g; });
+  of_the_first.reset();
+  for (int i = 1; i < 200'000; ++i) {
     y = square(y);
   }
+  EXPECT_EQ(y.item(), 1);
+  EXPECT_FALSE(alive.expired());
+  y = {};  // frees the chain, which must not recurse
+  EXPECT_TRUE(alive.expired());
 }
 
 TEST(Autograd, OpWithManyInputs) {

@@ -51,17 +51,23 @@ TEST(Hooks, RemovalFreesWhatTheHookCaptured) {
 
 TEST(Hooks, HandlesOutliveTensorAndGraph) {
   HookHandle of_leaf, of_result, of_node, none;
+  std::weak_ptr<int> captured;
   {
+    const auto calls = std::make_shared<int>(0);
+    captured = calls;
     const Tensor x = scalar(1).requires_grad_();
     const Tensor y = x * 2;
-    of_leaf = x.register_hook([](const Tensor& g) { return g; });
-    of_result = y.register_hook([](const Tensor& g) { return g; });
-    of_node = y.grad_fn()->register_prehook([](const Tensors&) { return Tensors{}; });
+    of_leaf = x.register_hook([calls](const Tensor& g) { return ++*calls, g; });
+    of_result = y.register_hook([calls](const Tensor& g) { return ++*calls, g; });
+    of_node = y.grad_fn()->register_prehook([calls](const Tensors&) { return ++*calls, Tensors{}; });
+    y.backward();
+    EXPECT_EQ(*calls, 3);
   }
-  of_leaf.remove();
-  of_result.remove();
-  of_node.remove();
-  none.remove();
+  EXPECT_TRUE(captured.expired());  // the handles keep neither graph nor hooks
+  EXPECT_NO_THROW(of_leaf.remove());
+  EXPECT_NO_THROW(of_result.remove());
+  EXPECT_NO_THROW(of_node.remove());
+  EXPECT_NO_THROW(none.remove());
 }
 
 TEST(Hooks, LettingGoOfTheHandleKeepsTheHook) {

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/rng.h>
@@ -10,6 +13,14 @@ using namespace mica;
 using namespace mica::testing_support;
 
 namespace {
+
+/// Expects that of y's elements a share of p is 0, give or take five standard deviations.
+void expect_share_of_zeros(const Tensor& y, double p) {
+  const std::vector<double> values = to_vector<double>(y);
+  const double n = static_cast<double>(values.size());
+  const double zeros = static_cast<double>(std::count(values.begin(), values.end(), 0.0));
+  EXPECT_NEAR(zeros / n, p, 5 * std::sqrt(p * (1 - p) / n));
+}
 
 TEST(Dropout, KeepsTheRightShareAndScalesIt) {
   for (const Device device : test_devices()) {
@@ -62,10 +73,12 @@ TEST(Dropout, ReproducibleBySeedAndDifferentFromCallToCall) {
 TEST(Dropout, GradientUsesTheSameMask) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      const Tensor x = ones({5, 13}, dtype, device).requires_grad_();
+      manual_seed(12);
+      const Tensor x = ones({5, 130}, dtype, device).requires_grad_();
       const Tensor y = dropout(x, 0.4);
       y.backward(ones_like(y));
       EXPECT_EQ(to_vector<double>(x.grad()), to_vector<double>(y));
+      expect_share_of_zeros(y, 0.4);
     }
     EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return dropout(a, 0.3); }, {randn({4, 6}, float64, device)}));
   }
@@ -73,8 +86,23 @@ TEST(Dropout, GradientUsesTheSameMask) {
 
 TEST(Dropout, ZeroesEvenWhatIsNotFinite) {
   for (const Device device : test_devices()) {
-    for (const double value : to_vector<double>(dropout(full({100}, INFINITY, float32, device), 0.5))) {
-      EXPECT_TRUE(value == 0 || value == INFINITY);
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const double special : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+        manual_seed(13);
+        const Tensor x = full({1000}, special, dtype, device).requires_grad_();
+        const Tensor y = dropout(x, 0.5);
+        for (const double value : to_vector<double>(y)) {
+          ASSERT_TRUE(value == 0 || !std::isfinite(value));
+        }
+        expect_share_of_zeros(y, 0.5);
+        // Where y is 0, the gradient is, whatever arrives.
+        y.backward(full({1000}, special, dtype, device));
+        const std::vector<double> g = to_vector<double>(x.grad());
+        const std::vector<double> values = to_vector<double>(y);
+        for (std::size_t i = 0; i < g.size(); ++i) {
+          ASSERT_EQ(g[i] == 0, values[i] == 0) << i;
+        }
+      }
     }
   }
 }

@@ -1,4 +1,5 @@
 #include "layer_norm_reference.h"
+#include "tests/launches.h"
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
 
@@ -41,6 +42,7 @@ TEST(LayerNorm, EachKernel) {
                {float16, float16, 300, 4001},     {float16, float16, 5, 20001},   {float64, float64, 300, 1000},
                {float64, float64, 5, 20001}};
     }
+    const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
       Inputs in = random_inputs(c, device);
       const Reference expected = reference(in);
@@ -55,6 +57,14 @@ TEST(LayerNorm, EachKernel) {
         const Results got = run(in, {.x = false});
         expect_matches(got, reference(in), c);
       }
+    }
+    expect_launched(record, device,
+                    {"layer_norm_forward_kernel<warp>", "layer_norm_forward_kernel<block>",
+                     "layer_norm_forward_kernel<block, ahead>", "layer_norm_forward_kernel<blocks>",
+                     "layer_norm_forward_looped_kernel", "layer_norm_backward_kernel", "layer_norm_backward_dx_kernel",
+                     "layer_norm_backward_parameters_kernel", "layer_norm_backward_sum_kernel"});
+    if (gpu_has_clusters()) {
+      expect_launched(record, device, {"layer_norm_forward_stream_kernel", "layer_norm_backward_stream_kernel"});
     }
   }
 }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
@@ -49,7 +50,9 @@ TEST(LinearCrossEntropy, EqualsThePairOfOps) {
                                             .weight = (rand({classes}, float32) + 0.5).to(dtype).to(device),
                                             .label_smoothing = 0.1,
                                             .softcap = 10};
-          const Tensor dloss = randn(reduction == Reduction::none ? Shape{5, 27} : Shape{}, dtype, device);
+          // Scaled as float16 needs it: the gradients of a mean would be below its smallest normal number.
+          const double loss_scale = dtype == float16 ? 128 : 1;
+          const Tensor dloss = randn(reduction == Reduction::none ? Shape{5, 27} : Shape{}, dtype, device) * loss_scale;
           const Result pair =
               run([&](const Tensor& a, const Tensor& w) { return cross_entropy(linear(a, w), labels, options); }, x,
                   weight, dloss);
@@ -61,8 +64,8 @@ TEST(LinearCrossEntropy, EqualsThePairOfOps) {
                 weight, dloss);
             const std::string what = fmt::format("{} classes {} chunk {}", name_of(dtype), classes, chunk);
             expect_close(chunked.loss, pair.loss, tolerance, tolerance, what);
-            expect_close(chunked.dx, pair.dx, tolerance, tolerance, what);
-            expect_close(chunked.dweight, pair.dweight, tolerance, 4 * tolerance, what);
+            expect_rows_close(chunked.dx, to_vector<double>(pair.dx), 8, tolerance, what + " dx");
+            expect_rows_close(chunked.dweight, to_vector<double>(pair.dweight), 8, tolerance, what + " dweight");
           }
         }
       }

@@ -1,18 +1,14 @@
 #pragma once
 
-// What the tests of normalizations share: the sizes they are tried at, layouts that a kernel must not stumble over,
-// and comparison by the scale of a row.
-
-#include <gtest/gtest.h>
+// What the tests of normalizations share: the sizes they are tried at, and layouts that a kernel must not stumble over.
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/rows_close.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/tensor.h>
@@ -144,61 +140,6 @@ inline Tensor with_values(const std::vector<double>& values, const Tensor& x) {
   const Tensor result = empty_like(x);
   copy_into(result, from_data(values, x.shape()));
   return result;
-}
-
-inline double epsilon_of(DType dtype) {
-  switch (dtype) {
-    case DType::float64: return std::numeric_limits<double>::epsilon();
-    case DType::float32: return std::numeric_limits<float>::epsilon();
-    case DType::float16: return 0x1p-10;
-    default: return 0x1p-7;
-  }
-}
-
-/// Expects |got − expected| ≤ tolerance · scale, with one scale for each run of `columns` elements. A result of 16 bits
-/// may be off by its own rounding too: half an epsilon of itself, and a little more where that was a near tie.
-inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, const std::vector<double>& scales,
-                              std::int64_t columns, double tolerance, const std::string& what) {
-  const double rounding = size_of(got.dtype()) == 2 ? 0.51 * epsilon_of(got.dtype()) : 0;
-  const double smallest = got.dtype() == float16 ? 0x1p-14 : 0;  // below it the spacing stays
-  const std::vector<double> values = to_vector<double>(got);
-  ASSERT_EQ(values.size(), expected.size()) << what;
-  ASSERT_EQ(values.size(), scales.size() * columns) << what;
-  for (std::size_t row = 0; row < scales.size(); ++row) {
-    for (std::size_t i = row * columns; i < (row + 1) * columns; ++i) {
-      const double limit = rounding * std::max(std::abs(expected[i]), smallest) + tolerance * scales[row];
-      if (!(std::abs(values[i] - expected[i]) <= limit)) {  // NaN is not close to anything
-        FAIL() << what << ": row " << row << ", column " << i - row * columns << " is " << values[i] << ", expected "
-               << expected[i] << ", give or take " << limit;
-      }
-    }
-  }
-}
-
-/// Expects the same elements to the last bit, NaN equal to NaN.
-inline void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what = "") {
-  ASSERT_EQ(a.defined(), b.defined()) << what;
-  if (!a.defined()) {
-    return;
-  }
-  ASSERT_EQ(a.dtype(), b.dtype()) << what;
-  ASSERT_EQ(a.numel(), b.numel()) << what;
-  const auto on_host = [](const Tensor& x) {
-    const Tensor host = empty(x.shape(), x.dtype());
-    copy_into(host, x);
-    return host;
-  };
-  const Tensor a_host = on_host(a);
-  const Tensor b_host = on_host(b);
-  if (a.numel() == 0 || std::memcmp(a_host.raw_data(), b_host.raw_data(), a_host.bytes()) == 0) {
-    return;
-  }
-  const std::vector<double> x = to_vector<double>(a_host);
-  const std::vector<double> y = to_vector<double>(b_host);
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    ASSERT_TRUE(x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i])))
-        << what << ": element " << i << " is " << x[i] << " and " << y[i];
-  }
 }
 
 }  // namespace mica::testing_support

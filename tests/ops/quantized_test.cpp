@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "norm_grid.h"
+#include "tests/launches.h"
 #include "tests/ops/quantized_formats.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
@@ -361,7 +362,17 @@ void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtyp
   const Tensor x = randn({m, q.rows}, dtype, device) * 0.0625;
   const Tensor columns = channels & 1 ? randn({n}, float32, device) : Tensor{};
   const Tensor rows = channels & 2 ? randn({m}, float32, device) : Tensor{};
+  const cuda::LaunchRecord record;
   const Tensor y = quantized_matmul(x, q, {.columns = columns, .rows = rows});
+  // What tensor cores take is a whole number of groups of 32 rows by one of 8 columns.
+  const bool on_tensor_cores = gpu_has_clusters() && q.rows % 32 == 0 && n % 8 == 0;
+  if (on_tensor_cores && m <= 16) {
+    expect_launched(record, device, {"few_rows_tensor_kernel"}, what);
+  } else if (on_tensor_cores && gpu_has_wgmma()) {
+    expect_launched(record, device, {"many_rows_tensor_kernel"}, what);
+  } else {
+    expect_launched(record, device, {m <= kFewRows ? "few_rows_kernel" : "dequantize_kernel"}, what);
+  }
 
   const Tensor wide = x.to(float64);
   const Tensor weight = dequantize(q, float64);

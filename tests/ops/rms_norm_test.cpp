@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "norm_grid.h"
+#include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
@@ -163,11 +164,19 @@ TEST(RMSNorm, EachKernel) {
                {bfloat16, bfloat16, 20'000, 128}, {float32, float32, 9000, 200},     {float16, float32, 9000, 256},
                {float64, float64, 300, 1000},     {float64, float64, 5, 20'001}};
     }
+    const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
       const Inputs in = random_inputs(c, device);
       const Reference expected = reference(in);
       expect_matches(run(in), expected, c);
       expect_matches(run(in, {.x = false}), expected, c);
+    }
+    expect_launched(
+        record, device,
+        {"rms_norm_forward_kernel", "rms_norm_forward_looped_kernel", "rms_norm_backward_kernel",
+         "rms_norm_backward_dx_kernel", "layer_norm_backward_parameters_kernel", "layer_norm_backward_sum_kernel"});
+    if (gpu_has_clusters()) {
+      expect_launched(record, device, {"rms_norm_backward_stream_kernel"});
     }
   }
 }

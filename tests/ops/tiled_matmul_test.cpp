@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
@@ -121,6 +122,7 @@ TEST(TiledMatmul, MatchesReference) {
 TEST(TiledMatmul, AnyLayout) {
   manual_seed(2);
   for (const Device device : test_devices()) {
+    const cuda::LaunchRecord record;
     for (const DType dtype : kDTypes) {
       // The last has an output that the copy engine cannot write.
       for (const auto& [m, n, k] : {std::array{65, 136, 70}, std::array{300, 264, 129}, std::array{140, 131, 67}}) {
@@ -137,6 +139,10 @@ TEST(TiledMatmul, AnyLayout) {
           }
         }
       }
+    }
+    expect_launched(record, device, {"tiled_matmul_fma_kernel", "tiled_matmul_mma_kernel"});
+    if (gpu_has_wgmma()) {
+      expect_launched(record, device, {"tiled_matmul_kernel"});
     }
     const Tensor row = broadcast_view(randn({1, 40}, bfloat16, device), {136, 40});  // strides of 0
     const Tensor b = randn({40, 16}, bfloat16, device);
@@ -176,7 +182,13 @@ TEST(TiledMatmul, ManyTiles) {
       for (const std::int64_t more : {0, 5}) {
         const Tensor a = randn({size + more, 72}, dtype, device);
         const Tensor b = randn({72, size + 8 + more}, dtype, device);
-        expect_product(tiled_matmul(a, b), a, b, Activation::none, describe(a, b));
+        const cuda::LaunchRecord record;
+        const Tensor y = tiled_matmul(a, b);
+        const char* const kernel = dtype == float32  ? "tiled_matmul_fma_kernel"
+                                   : gpu_has_wgmma() ? "tiled_matmul_kernel"
+                                                     : "tiled_matmul_mma_kernel";
+        expect_launched(record, device, {kernel}, describe(a, b));
+        expect_product(y, a, b, Activation::none, describe(a, b));
       }
     }
   }

@@ -1,0 +1,105 @@
+#pragma once
+
+// Comparison by the size of what is compared. A fixed atol accepts anything where results are small: a gradient of
+// softmax over 3,000 elements is 1e-4, and zeros pass for it at an atol of 1e-2. Here every tolerance is relative.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/tensor.h>
+
+namespace mica::testing_support {
+
+/// The spacing of the dtype's numbers above 1.
+inline double epsilon_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return std::numeric_limits<double>::epsilon();
+    case DType::float32: return std::numeric_limits<float>::epsilon();
+    case DType::float16: return 0x1p-10;
+    default: return 0x1p-7;
+  }
+}
+
+/// The root mean square of each run of `columns` values.
+inline std::vector<double> row_sizes(const std::vector<double>& values, std::int64_t columns) {
+  std::vector<double> sizes(columns == 0 ? 0 : values.size() / columns);
+  for (std::size_t row = 0; row < sizes.size(); ++row) {
+    double squares = 0;
+    for (std::size_t i = row * columns; i < (row + 1) * columns; ++i) {
+      squares += values[i] * values[i];
+    }
+    sizes[row] = std::sqrt(squares / static_cast<double>(columns));
+  }
+  return sizes;
+}
+
+/// Expects |got − expected| ≤ tolerance · scale, with one scale for each run of `columns` elements. A result of 16 bits
+/// may be off by its own rounding too: half an epsilon of itself, and a little more where that was a near tie. NaN is
+/// close to nothing.
+///
+/// The scale is the size of what is added up in a result, because rounding errors are proportional to that and not to
+/// what is left when it cancels. Where nothing cancels, it is the size of the row.
+inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, const std::vector<double>& scales,
+                              std::int64_t columns, double tolerance, const std::string& what) {
+  const double rounding = size_of(got.dtype()) == 2 ? 0.51 * epsilon_of(got.dtype()) : 0;
+  const double smallest = got.dtype() == float16 ? 0x1p-14 : 0;  // below it the spacing stays
+  const std::vector<double> values = to_vector<double>(got);
+  ASSERT_EQ(values.size(), expected.size()) << what;
+  ASSERT_EQ(values.size(), scales.size() * columns) << what;
+  for (std::size_t row = 0; row < scales.size(); ++row) {
+    for (std::size_t i = row * columns; i < (row + 1) * columns; ++i) {
+      const double limit = rounding * std::max(std::abs(expected[i]), smallest) + tolerance * scales[row];
+      if (!(std::abs(values[i] - expected[i]) <= limit)) {
+        FAIL() << what << ": row " << row << ", column " << i - row * columns << " is " << values[i] << ", expected "
+               << expected[i] << ", give or take " << limit;
+      }
+    }
+  }
+}
+
+/// The same where nothing cancels: within `tolerance` of the element and of its row's root mean square.
+inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, std::int64_t columns,
+                              double tolerance, const std::string& what) {
+  std::vector<double> scales(expected.size());
+  const std::vector<double> sizes = row_sizes(expected, columns);
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = std::abs(expected[i]) + sizes[i / columns];
+  }
+  expect_rows_close(got, expected, scales, 1, tolerance, what);
+}
+
+/// Expects the same elements to the last bit, the sign of 0 included. Any NaN equals any other.
+inline void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what = "") {
+  ASSERT_EQ(a.defined(), b.defined()) << what;
+  if (!a.defined()) {
+    return;
+  }
+  ASSERT_EQ(a.dtype(), b.dtype()) << what;
+  ASSERT_EQ(a.numel(), b.numel()) << what;
+  const auto on_host = [](const Tensor& x) {
+    const Tensor host = empty(x.shape(), x.dtype());
+    copy_into(host, x);
+    return host;
+  };
+  const Tensor a_host = on_host(a);
+  const Tensor b_host = on_host(b);
+  if (a.numel() == 0 || std::memcmp(a_host.raw_data(), b_host.raw_data(), a_host.bytes()) == 0) {
+    return;
+  }
+  const std::vector<double> x = to_vector<double>(a_host);
+  const std::vector<double> y = to_vector<double>(b_host);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    ASSERT_TRUE((x[i] == y[i] && std::signbit(x[i]) == std::signbit(y[i])) || (std::isnan(x[i]) && std::isnan(y[i])))
+        << what << ": element " << i << " is " << x[i] << " and " << y[i];
+  }
+}
+
+}  // namespace mica::testing_support
