@@ -24,7 +24,7 @@ help:
 	@echo
 	@echo 'Each installs what is missing on Debian and Ubuntu. Variables:'
 	@echo '  PRESET=release|debug|asan|tsan|cuda   what to build; release goes to build/, the others to build/PRESET/'
-	@echo '  CUDA=AUTO|ON|OFF                      CUDA kernels; AUTO builds them where nvcc is found'
+	@echo '  CUDA=AUTO|ON|OFF                      CUDA kernels; AUTO builds them for this machine'"'"'s GPU, if it has one'
 	@echo '  ARGS="--steps 100 ..."                passed on to the program that is run'
 	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"        passed on to CMake'
 
