@@ -2,10 +2,8 @@
 
 // Element-wise loops on the CPU; core/cuda/elementwise.cuh has the same function for CUDA. Included by *_cpu.cpp only.
 
-#include <algorithm>
 #include <array>
 #include <concepts>
-#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -16,9 +14,6 @@
 namespace mica {
 
 namespace detail {
-
-// Work for one thread, in elements, below which another thread costs more than it saves.
-inline constexpr std::int64_t kElementwiseGrain = 16384;
 
 // One input along the innermost axis: elements `step` apart, or the number `scalar` where there is no data.
 template <class T>
@@ -98,10 +93,17 @@ template <class F, class Out, class... In>
 #pragma clang diagnostic pop
 #endif
 
+/// Calls run(closure, count, at) for each run along the loop's innermost axis: `count` elements, the first of them at
+/// offset at[t] in tensor t. Long loops are split among threads. This is compiled once for each N, in
+/// elementwise_cpu.cpp, and not again for every function and dtype.
+template <int N>
+void for_each_run(const StridedLoop<N>& loop,
+                  void (*run)(const void* closure, std::int64_t count, const std::int64_t* at), const void* closure);
+
 }  // namespace detail
 
-/// out[i] = f(in[i]...) over all elements. Inputs are Tensors, which broadcast to out's shape, or numbers. Out and In
-/// are the element types; f sees 16-bit floats as float.
+/// out[i] = f(in[i]...) over all elements, for up to 4 inputs. Inputs are Tensors, which broadcast to out's shape, or
+/// numbers. Out and In are the element types; f sees 16-bit floats as float.
 template <class Out, class... In, class F, std::convertible_to<Operand>... T>
 requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const Tensor& out, const T&... in) {
   constexpr int kInputs = sizeof...(In);
@@ -112,51 +114,21 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const Tensor&
   }
   const StridedLoop<kInputs + 1> loop(out.shape(), tensors);
   Out* const out_data = out.data<Out>();
-  const std::int64_t inner = loop.inner_size();
+  const std::int64_t out_stride = loop.inner_stride(0);
 
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     const std::tuple<detail::InputRun<In>...> inputs{
         detail::InputRun<In>(operands[I + 1], loop.inner_stride(static_cast<int>(I) + 1))...};
-    const auto body = [&](std::int64_t begin, std::int64_t end) {
-      // Where element `begin` lies: along each axis, and in each tensor.
-      std::array<std::int64_t, kMaxRank> index{};
-      std::array<std::int64_t, kInputs + 1> at{};
-      std::int64_t rest = begin;
-      for (int axis = loop.rank - 1; axis >= 0 && rest > 0; --axis) {
-        index[axis] = rest % loop.sizes[axis];
-        rest /= loop.sizes[axis];
-        for (int t = 0; t <= kInputs; ++t) {
-          at[t] += index[axis] * loop.strides[t][axis];
-        }
-      }
-      while (begin < end) {
-        const int last = loop.rank - 1;
-        const std::int64_t count = std::min(end - begin, inner - index[last]);
-        detail::elementwise_run<F, Out, In...>(f, count, out_data + at[0], loop.inner_stride(0),
-                                               std::get<I>(inputs).from(at[I + 1])...);
-        begin += count;
-        // On to the start of the next run.
-        for (int t = 0; t <= kInputs; ++t) {
-          at[t] -= index[last] * loop.strides[t][last];
-        }
-        index[last] = 0;
-        for (int axis = last - 1; axis >= 0; --axis) {
-          const bool wraps = ++index[axis] == loop.sizes[axis];
-          for (int t = 0; t <= kInputs; ++t) {
-            at[t] += loop.strides[t][axis] * (wraps ? 1 - loop.sizes[axis] : 1);
-          }
-          if (!wraps) {
-            break;
-          }
-          index[axis] = 0;
-        }
-      }
+    const auto run = [&](std::int64_t count, const std::int64_t* at) {
+      detail::elementwise_run<F, Out, In...>(f, count, out_data + at[0], out_stride,
+                                             std::get<I>(inputs).from(at[I + 1])...);
     };
-    if (loop.numel <= detail::kElementwiseGrain) {
-      body(0, loop.numel);
-    } else {
-      parallel_for(loop.numel, detail::kElementwiseGrain, std::ref(body));
-    }
+    detail::for_each_run<kInputs + 1>(
+        loop,
+        [](const void* closure, std::int64_t count, const std::int64_t* at) {
+          (*static_cast<const decltype(run)*>(closure))(count, at);
+        },
+        &run);
   }
   (std::make_index_sequence<kInputs>());
 }
