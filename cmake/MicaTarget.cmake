@@ -39,6 +39,16 @@ set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_n
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
 endif()
+# Half of a small file's compilation is its headers. With a compiler cache, files are compiled without: ccache does not
+# cache them otherwise, and this way CI notices an include that is missing.
+if(MICA_PRECOMPILE)
+  target_precompile_headers(mica PRIVATE $<${mica_cxx}:<mica/autograd/function.h$<ANGLE-R>>
+                                         $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
+                                         $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
+  # Compiled with other options than the headers were.
+  set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_norm_cpu.cpp
+                              PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
   # Compilers that do not know the CPU halve its vectors.
