@@ -134,11 +134,12 @@ def add_options(parser):
                         default=["none", "relu", "leaky_relu", "gelu_tanh"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch"])
     parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES, of every dtype")
+    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of a dtype")
 
 
 def rows(args, library, clock):
     for kind in args.dtypes:
-        for m, k, n in (SHAPES[i] for i in args.shapes or KINDS[kind]):
+        for m, k, n in (SHAPES[i] for i in list(args.shapes or KINDS[kind])[::args.step]):
             for activation in args.activations:
                 torch.cuda.empty_cache()
                 yield from measure(Case(kind, activation, m, k, n), library, args.peers, clock)

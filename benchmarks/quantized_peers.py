@@ -78,14 +78,15 @@ def int4_run(weight, x):
         return None
 
 
-def measure(library, weight, m, kind, clock, with_peers):
+def measure(library, weight, m, kind, clock, peers):
     x = torch.randn(m, weight.k, device="cuda").to(kind)
     y = torch.full((m, weight.n), float("nan"), device="cuda", dtype=kind)
     expected = x.double() @ weight.values
     contestants = {"mica": mica_run(library, weight, x, y)}
-    if with_peers:
+    if "torch" in peers:
         wide = weight.values.to(kind)
         contestants["torch"] = lambda: torch.matmul(x, wide)
+    if "torch int4" in peers:
         contestants["torch int4"] = int4_run(weight, x)
     for name, run in contestants.items():
         if run is None:
@@ -107,6 +108,8 @@ def add_options(parser):
     parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 2, 1])
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="take the first SHAPES shapes")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
+    parser.add_argument("--peers", nargs="*", choices=["torch", "torch int4"], default=["torch", "torch int4"])
+    parser.add_argument("--step", type=int, default=1, help="take every STEP-th format of a shape")
 
 
 def rows(args, library, clock):
@@ -114,11 +117,12 @@ def rows(args, library, clock):
         formats = [(bits, 64) for bits in args.bits] + [(4, 128), (4, WHOLE_COLUMN)]
         if (k, n) != SHAPES[0]:
             formats = [(4, 64)]
-        for bits, group in formats:
+        for bits, group in formats[::args.step]:
             torch.cuda.empty_cache()
             weight = Weight(k, n, bits, group, DTYPES[args.dtype])
             for m in args.rows:
-                yield from measure(library, weight, m, DTYPES[args.dtype], clock, (bits, group) == (4, 64))
+                peers = args.peers if (bits, group) == (4, 64) else []
+                yield from measure(library, weight, m, DTYPES[args.dtype], clock, peers)
 
 
 def describe(row):

@@ -38,7 +38,7 @@ def matrix(kind, rows, columns, transposed):
     return random(kind, rows, columns)
 
 
-def measure(dtype, m, n, k, stored, library, clock):
+def measure(dtype, m, n, k, stored, library, peers, clock):
     kind = DTYPES[dtype]
     a, b = matrix(kind, m, k, "a" in stored), matrix(kind, k, n, "b" in stored)
     c = torch.empty(m, n, device="cuda", dtype=kind)
@@ -50,6 +50,8 @@ def measure(dtype, m, n, k, stored, library, clock):
         "torch, leaky_relu": (1, lambda: F.leaky_relu(a @ b, 0.01)),
     }
     for name, (activation, run) in runs.items():
+        if not peers and name.startswith("torch"):
+            continue
         c.fill_(float("nan"))
         error = relative_error(run(), F.leaky_relu(exact, 0.01) if activation else exact)
         us = clock.median_us(run)
@@ -58,9 +60,14 @@ def measure(dtype, m, n, k, stored, library, clock):
                "correct": error < (2e-5 if dtype == "float32" else 2e-2)}
 
 
+def add_options(parser):
+    parser.add_argument("--peers", nargs="*", choices=["torch"], default=["torch"])
+    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape")
+
+
 def rows(args, library, clock):
-    for shape in SHAPES:
-        yield from measure(*shape, library, clock)
+    for shape in SHAPES[::args.step]:
+        yield from measure(*shape, library, args.peers, clock)
 
 
 def describe(row):
@@ -69,4 +76,4 @@ def describe(row):
 
 
 if __name__ == "__main__":
-    gpu_peers.main(__doc__, "tiled_matmul", lambda parser: None, FUNCTIONS, rows, describe)
+    gpu_peers.main(__doc__, "tiled_matmul", add_options, FUNCTIONS, rows, describe)

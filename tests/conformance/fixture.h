@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <tests/folders.h>
 
 #include <filesystem>
 #include <map>
@@ -91,7 +92,8 @@ inline Fixture load_fixture(const std::filesystem::path& path) {
 /// The fixtures' files by name, without those whose names start with `optim_` or, if `optim`, only those.
 inline std::map<std::string, std::filesystem::path> fixture_paths(bool optim) {
   std::map<std::string, std::filesystem::path> paths;
-  for (const auto& file : std::filesystem::directory_iterator(MICA_FIXTURES)) {
+  for (const auto& file :
+       std::filesystem::directory_iterator(testing_support::folder_from("MICA_FIXTURES", MICA_FIXTURES))) {
     const std::string name = file.path().stem().string();
     if (name.starts_with("optim_") == optim) {
       paths[name] = file.path();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
+#include <tests/folders.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -34,8 +35,8 @@ std::string contents(const fs::path& path) {
 class Cli : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(MICA_PROGRAMS "/train_transformer")) {
-      GTEST_SKIP() << "the example programs are not at " MICA_PROGRAMS;
+    if (!fs::exists(programs / "train_transformer")) {
+      GTEST_SKIP() << "the example programs are not at " << programs;
     }
     std::string name = (fs::temp_directory_path() / "mica_cli_XXXXXX").string();
     ASSERT_NE(mkdtemp(name.data()), nullptr);
@@ -59,7 +60,7 @@ class Cli : public testing::Test {
   /// Runs build/bin/<command>; relative paths are below the test's folder.
   Outcome run(const std::string& command) const {
     const std::string line =
-        "cd '" + folder.string() + "' && timeout 60 '" MICA_PROGRAMS "'/" + command + " >out.txt 2>err.txt";
+        "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
     const int status = std::system(line.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
   }
@@ -91,6 +92,7 @@ class Cli : public testing::Test {
   }
 
   fs::path folder;
+  const fs::path programs = mica::testing_support::folder_from("MICA_PROGRAMS", MICA_PROGRAMS);
 };
 
 TEST_F(Cli, TrainsWritesAndGenerates) {
@@ -167,8 +169,7 @@ TEST_F(Cli, PresetsGiveWayToOptions) {
 
 TEST_F(Cli, StopsWhenAskedAndKeepsTheModel) {
   // A shell of its own asks it to stop once the first step is on record.
-  const std::string line = "cd '" + folder.string() +
-                           "' && { '" MICA_PROGRAMS
+  const std::string line = "cd '" + folder.string() + "' && { '" + programs.string() +
                            "'/train_transformer --data text.txt --device cpu --steps 100000000 --batch 1 --context 8 "
                            "--layers 1 --heads 1 --width 8 --eval-every 100000000 --out run >out.txt 2>err.txt & "
                            "program=$!; for i in $(seq 600); do [ -s run/metrics.jsonl ] && break; sleep 0.1; done; "

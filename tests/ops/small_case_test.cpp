@@ -1,0 +1,322 @@
+// Each CUDA kernel once, on as little as reaches it, beside the CPU. The suite that compute-sanitizer runs, since its
+// racecheck takes minutes for the other tests: scripts/gpu_check runs SmallCase.* under each of its tools. A new kernel
+// gets a case here; gpu_check fails while a kernel has none. The name of each kernel that a case launches is in the
+// test's property `kernels`.
+
+#include <tests/support.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <mica/core/cuda/launch_record.h>
+#include <mica/core/rng.h>
+#include <mica/mica.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+class SmallCase : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_available()) {
+      GTEST_SKIP() << "there is no GPU";
+    }
+    manual_seed(7);
+  }
+  void TearDown() override {
+    std::string names;
+    for (const std::string& name : kernels_) {
+      names += (names.empty() ? "" : " ") + name;
+    }
+    RecordProperty("kernels", names);
+  }
+
+  /// Runs `results` on the CPU and on the GPU and compares: the difference of each result is at most `tolerance` of its
+  /// norm. Inputs are drawn by from() before, and so the same.
+  void compare(const std::string& what, double tolerance, const std::function<Tensors(Device)>& results) {
+    const Tensors expected = results(Device::cpu());
+    Tensors got;
+    {
+      cuda::LaunchRecord record;
+      got = results(Device::cuda());
+      kernels_.insert(record.names().begin(), record.names().end());
+    }
+    ASSERT_EQ(got.size(), expected.size()) << what;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].shape(), expected[i].shape()) << what << ", result " << i;
+      const std::vector<double> a = to_vector<double>(got[i]);
+      const std::vector<double> b = to_vector<double>(expected[i]);
+      double error = 0;
+      double norm = 0;
+      for (std::size_t k = 0; k < a.size(); ++k) {
+        error += (a[k] - b[k]) * (a[k] - b[k]);
+        norm += b[k] * b[k];
+      }
+      EXPECT_GT(norm, 0) << what << ", result " << i << ": the case proves nothing";
+      EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm)) << what << ", result " << i;  // NaN fails
+    }
+  }
+
+  /// y = op(inputs), and the gradients of those that are floating.
+  void compare_with_gradients(const std::string& what, double tolerance, const Tensors& inputs,
+                              const std::function<Tensor(const Tensors&)>& op) {
+    Tensor dy;
+    compare(what, tolerance, [&](Device device) {
+      Tensors leaves;
+      for (const Tensor& x : inputs) {
+        const Tensor leaf = x.to(device).detach();
+        leaves.push_back(is_floating(x.dtype()) ? leaf.requires_grad_() : leaf);
+      }
+      const Tensor y = op(leaves);
+      if (!dy.defined()) {
+        dy = randn(y.shape(), y.dtype());
+      }
+      y.backward(dy.to(device));
+      Tensors results{y.detach()};
+      for (const Tensor& leaf : leaves) {
+        if (leaf.requires_grad()) {
+          results.push_back(leaf.grad());
+        }
+      }
+      return results;
+    });
+  }
+
+ private:
+  std::set<std::string> kernels_;
+};
+
+double tolerance_of(DType dtype) { return dtype == float64 ? 1e-12 : dtype == float32 ? 1e-5 : 1e-2; }
+
+std::string name_of(DType dtype, std::int64_t m, std::int64_t n) { return fmt::format("{} {} x {}", dtype, m, n); }
+
+struct Matrix {
+  DType dtype;
+  std::int64_t rows;
+  std::int64_t columns;
+};
+
+TEST_F(SmallCase, Elementwise) {
+  const Tensor x = randn({37, 41});
+  const Tensor y = randn({37, 41});
+  compare_with_gradients("add, packed", 1e-6, {x, y}, [](const Tensors& in) { return in[0] * in[1]; });
+  compare_with_gradients("add, strided", 1e-6, {x, randn({41, 37})},
+                         [](const Tensors& in) { return in[0] * transpose(in[1], 0, 1); });
+  compare_with_gradients("gelu", 1e-5, {x}, [](const Tensors& in) { return gelu(in[0]); });
+}
+
+TEST_F(SmallCase, Copy) {
+  const Tensor x = randn({37, 41});
+  compare("to float16", 0, [&](Device device) { return Tensors{x.to(device).to(float16)}; });
+  compare("transposed", 0, [&](Device device) { return Tensors{contiguous(transpose(x.to(device), 0, 1))}; });
+}
+
+TEST_F(SmallCase, Random) {
+  for (const DType dtype : {float32, float64, bfloat16}) {
+    compare("randn", tolerance_of(dtype), [&](Device device) {
+      manual_seed(3);
+      return Tensors{randn({1003}, dtype, device), rand({1003}, dtype, device)};
+    });
+  }
+  compare("randint", 0, [](Device device) {
+    manual_seed(3);
+    return Tensors{randint(1, 100, {1003}, int64, device)};
+  });
+}
+
+TEST_F(SmallCase, Dropout) {
+  const Tensor x = randn({37, 41});
+  for (const DType dtype : {float32, bfloat16}) {
+    compare_with_gradients("dropout", 1e-6, {x.to(dtype)}, [](const Tensors& in) {
+      manual_seed(3);
+      return dropout(in[0], 0.3);
+    });
+  }
+}
+
+TEST_F(SmallCase, Embedding) {
+  const Tensor indices = randint(0, 11, {5, 7});
+  for (const DType dtype : {float32, bfloat16}) {
+    compare_with_gradients("embedding", tolerance_of(dtype), {randn({11, 33}, dtype), indices},
+                           [](const Tensors& in) { return embedding(in[0], in[1]); });
+  }
+}
+
+TEST_F(SmallCase, Gated) {
+  for (const Matrix& c : {Matrix{float32, 5, 33}, Matrix{bfloat16, 5, 64}}) {
+    const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randn({c.rows, c.columns}, c.dtype)};
+    const double tolerance = tolerance_of(c.dtype);
+    compare_with_gradients("swiglu", tolerance, inputs, [](const Tensors& in) { return swiglu(in[0], in[1]); });
+    compare_with_gradients("geglu", tolerance, inputs, [](const Tensors& in) { return geglu(in[0], in[1]); });
+  }
+}
+
+TEST_F(SmallCase, LayerNorm) {
+  for (const Matrix& c :
+       {Matrix{float32, 67, 7}, Matrix{float32, 9, 128}, Matrix{float32, 9, 301}, Matrix{float32, 9, 1604},
+        Matrix{float32, 5, 8196}, Matrix{float32, 3, 20001}, Matrix{float32, 2, 300'007}, Matrix{bfloat16, 9, 768},
+        Matrix{float16, 5, 9000}, Matrix{float64, 9, 1000}, Matrix{float64, 3, 20001}}) {
+    const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)};
+    const std::string what = name_of(c.dtype, c.rows, c.columns);
+    compare_with_gradients(what, tolerance_of(c.dtype), inputs,
+                           [&](const Tensors& in) { return layer_norm(in[0], {c.columns}, in[1], in[2]); });
+    compare_with_gradients(
+        what + ", without dx", tolerance_of(c.dtype), {inputs[1], inputs[2]},
+        [&](const Tensors& in) { return layer_norm(inputs[0].to(in[0].device()), {c.columns}, in[0], in[1]); });
+  }
+}
+
+TEST_F(SmallCase, RMSNorm) {
+  for (const Matrix& c : {Matrix{float32, 67, 7}, Matrix{float32, 9, 300}, Matrix{bfloat16, 9, 768},
+                          Matrix{float32, 3, 8193}, Matrix{float32, 3, 40'000}, Matrix{float64, 9, 1000}}) {
+    compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
+                           {randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype)},
+                           [&](const Tensors& in) { return rms_norm(in[0], {c.columns}, in[1]); });
+  }
+}
+
+TEST_F(SmallCase, AddLayerNorm) {
+  for (const Matrix& c : {Matrix{float32, 9, 128}, Matrix{bfloat16, 9, 768}, Matrix{float32, 5, 4096}}) {
+    for (const double p : {0.0, 0.3}) {
+      compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
+                             {randn({c.rows, c.columns}, c.dtype), randn({c.rows, c.columns}, c.dtype),
+                              randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)},
+                             [&](const Tensors& in) {
+                               manual_seed(3);
+                               const auto [sum, y] = add_layer_norm(in[0], in[1], {c.columns}, in[2], in[3], {.p = p});
+                               return sum + y;
+                             });
+    }
+  }
+}
+
+TEST_F(SmallCase, Softmax) {
+  for (const DType dtype : {float32, bfloat16, float64}) {
+    // Rows of whole 16 bytes, and others, for a part of a warp, a warp and a block.
+    for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001}) {
+      const Tensor x = randn({5, n}, dtype);
+      const std::string what = name_of(dtype, 5, n);
+      const double tolerance = tolerance_of(dtype);
+      compare_with_gradients(what, tolerance, {x}, [](const Tensors& in) { return softmax(in[0], 1); });
+      compare_with_gradients(what + ", log", tolerance, {x}, [](const Tensors& in) { return log_softmax(in[0], 1); });
+    }
+    compare_with_gradients("columns", tolerance_of(dtype), {randn({9, 33}, dtype)},
+                           [](const Tensors& in) { return softmax(in[0], 0); });
+    compare_with_gradients("columns, log", tolerance_of(dtype), {randn({9, 33}, dtype)},
+                           [](const Tensors& in) { return log_softmax(in[0], 0); });
+  }
+}
+
+TEST_F(SmallCase, CrossEntropy) {
+  // A warp's row, a block's, a streamed row of one block, and of a cluster.
+  for (const Matrix& c : {Matrix{float32, 5, 33}, Matrix{float32, 5, 3080}, Matrix{bfloat16, 5, 3080},
+                          Matrix{float32, 3, 100'000}, Matrix{float64, 5, 33}}) {
+    const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randint(0, c.columns, {c.rows})};
+    for (const bool in_place : {false, true}) {
+      compare_with_gradients(
+          name_of(c.dtype, c.rows, c.columns) + (in_place ? ", in place" : ""), tolerance_of(c.dtype), inputs,
+          [&](const Tensors& in) { return 3 * cross_entropy(in[0] * 1.5, in[1], {.in_place = in_place}); });
+    }
+  }
+}
+
+TEST_F(SmallCase, Reduce) {
+  for (const DType dtype : {float32, bfloat16}) {
+    const double tolerance = tolerance_of(dtype);
+    for (const auto& [shape, axis] :
+         {std::pair<Shape, int>{{9, 100}, 1}, {{3, 3000}, 1}, {{2, 40'000}, 1}, {{300, 33}, 0}, {{1100, 33}, 0}}) {
+      const Tensor x = randn(shape, dtype);
+      compare_with_gradients("sum", tolerance, {x}, [&](const Tensors& in) { return sum(in[0] * in[0], {axis}); });
+      compare_with_gradients("var", tolerance, {x}, [&](const Tensors& in) { return var(in[0], {axis}); });
+      compare_with_gradients("max", tolerance, {x}, [&](const Tensors& in) { return max(in[0], axis).values; });
+      compare("argmax", 0, [&](Device device) { return Tensors{argmax(x.to(device), axis)}; });
+    }
+  }
+}
+
+TEST_F(SmallCase, Linear) {
+  for (const DType dtype : {float32, bfloat16}) {
+    for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu}) {
+      compare_with_gradients("linear", tolerance_of(dtype),
+                             {randn({300, 24}, dtype), randn({40, 24}, dtype), randn({40}, dtype)},
+                             [&](const Tensors& in) { return linear(in[0], in[1], in[2], activation); });
+    }
+  }
+}
+
+TEST_F(SmallCase, TiledMatmul) {
+  // Aligned for the kernel of compute capability 9.0, and not; without tensor cores.
+  for (const auto& [dtype, k] : {std::pair{bfloat16, 72}, std::pair{bfloat16, 37}, std::pair{float32, 37}}) {
+    compare_with_gradients("tiled_matmul", tolerance_of(dtype), {randn({40, k}, dtype), randn({k, 48}, dtype)},
+                           [](const Tensors& in) { return tiled_matmul(in[0], in[1]); });
+  }
+}
+
+TEST_F(SmallCase, QuantizedMatmul) {
+  struct Case {
+    DType dtype;
+    std::int64_t m, k, n;
+  };
+  // Without tensor cores, dequantized first, few rows on tensor cores, many, many in so many parts that they are joined
+  // in memory.
+  for (const Case& c : {Case{float32, 4, 600, 40}, Case{float32, 20, 96, 40}, Case{bfloat16, 4, 512, 64},
+                        Case{bfloat16, 40, 512, 64}, Case{bfloat16, 20, 12'288, 128}}) {
+    const Tensor weight = randn({c.k, c.n});
+    const QuantizedWeight q = quantize(weight);
+    const Tensor row_scales = rand({c.m}) + 0.5;
+    compare_with_gradients(name_of(c.dtype, c.m, c.k), tolerance_of(c.dtype), {randn({c.m, c.k}, c.dtype)},
+                           [&](const Tensors& in) {
+                             const Device device = in[0].device();
+                             QuantizedWeight there = q;
+                             there.packed = q.packed.to(device);
+                             there.scale = q.scale.to(device);
+                             there.zero = q.zero.to(device);
+                             return quantized_matmul(in[0], there, {.rows = row_scales.to(device)});
+                           });
+  }
+}
+
+TEST_F(SmallCase, Attention) {
+  // 16-bit and float32, rows of keys that a warp holds and longer ones, with and without a mask.
+  for (const auto& [dtype, keys] : {std::pair{float32, 40}, std::pair{float32, 1100}, std::pair{bfloat16, 96}}) {
+    for (const bool causal : {false, true}) {
+      compare_with_gradients(
+          fmt::format("{} with {} keys", dtype, keys), 2 * tolerance_of(dtype),
+          {randn({1, 2, 40, 64}, dtype), randn({1, 2, keys, 64}, dtype), randn({1, 2, keys, 64}, dtype)},
+          [&](const Tensors& in) { return scaled_dot_product_attention(in[0], in[1], in[2], {.causal = causal}); });
+    }
+  }
+}
+
+TEST_F(SmallCase, Optimizers) {
+  for (const DType dtype : {float32, bfloat16}) {
+    const Tensors start{randn({33, 17}, dtype), randn({5}, dtype)};
+    const Tensors gradients{randn({33, 17}, dtype), randn({5}, dtype)};
+    const auto train = [&](Device device, const auto& make) {
+      Tensors parameters;
+      for (std::size_t i = 0; i < start.size(); ++i) {
+        parameters.push_back(clone(start[i]).to(device).detach().requires_grad_());
+        parameters.back().set_grad(clone(gradients[i]).to(device));
+      }
+      auto optimizer = make(parameters);
+      optim::clip_grad_norm_(parameters, 1.0);
+      optimizer.step();
+      optimizer.step();
+      return parameters;
+    };
+    compare("AdamW", tolerance_of(dtype), [&](Device device) {
+      return train(device, [](const Tensors& p) { return optim::AdamW(p, {.lr = 0.1}); });
+    });
+    compare("SGD", tolerance_of(dtype), [&](Device device) {
+      return train(device, [](const Tensors& p) { return optim::SGD(p, {.lr = 0.1, .momentum = 0.9}); });
+    });
+  }
+}
+
+}  // namespace
