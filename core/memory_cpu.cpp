@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <mica/core/allocation_fault.h>
 #include <mica/core/memory.h>
 
 namespace mica::memory {
@@ -138,6 +139,7 @@ bool poisoning() {
 }
 
 void* allocate(Cpu, std::size_t bytes, void**) {
+  AllocationFault::on_allocation(bytes);
   void* data = nullptr;
   if (bytes <= PTRDIFF_MAX / 2) {
     data = !pooling() ? system_allocate(bytes) : is_small(bytes) ? small_allocate(bytes) : pool().allocate(bytes);
@@ -152,6 +154,7 @@ void* allocate(Cpu, std::size_t bytes, void**) {
 }
 
 void deallocate(Cpu, void* data, std::size_t bytes, void*) noexcept {
+  AllocationFault::on_deallocation();
   if (!pooling()) {
     std::free(data);
   } else if (is_small(bytes)) {

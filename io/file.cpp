@@ -88,14 +88,15 @@ void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) {
     fail_to("write");
   }
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   const int closed = ::close(descriptor_);
   descriptor_ = -1;
   if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
     fail_to("write");
   }
   temporary_.clear();
-  // The new name is safe from a power cut once the directory is on the disk too; not every file system can say so.
-  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  // From here on nothing may throw. The new name is safe from a power cut once the directory is on the disk too; not
+  // every file system can say so.
   if (const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); directory >= 0) {
     ::fsync(directory);
     ::close(directory);

@@ -199,7 +199,12 @@ std::string header_text(const std::filesystem::path& path, const std::vector<Sta
   };
   try {
     if (!metadata.empty()) {
-      add(kMetadataKey, Json(metadata).dump());
+      // Only strings are Json here: an object allocates in its destructor, which ends the program if memory runs out.
+      std::string entries = "{";
+      for (const auto& [key, value] : metadata) {
+        entries += fmt::format("{}{}:{}", entries.size() > 1 ? "," : "", Json(key).dump(), Json(value).dump());
+      }
+      add(kMetadataKey, entries + "}");
     }
     std::uint64_t position = 0;
     for (const auto& at : order) {

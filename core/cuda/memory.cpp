@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include <mica/core/allocation_fault.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -113,6 +114,7 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
 }  // namespace
 
 void* allocate(Cuda, std::size_t bytes, void** stream) {
+  AllocationFault::on_allocation(bytes);
   const cudaStream_t current = cuda::current_stream();
   *stream = current;
   void* data = nullptr;
@@ -142,6 +144,7 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
 }
 
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
+  AllocationFault::on_deallocation();
   // Nothing sensible can be done about a failure here; at program exit the driver may already be gone.
   const auto order = static_cast<cudaStream_t>(stream);
   if (!pooling()) {

@@ -1,0 +1,314 @@
+// Every allocation of forward, backward, save and load fails once: first those of tensors' memory, then those of
+// operator new. A failure is an error that says so, changes nothing and leaks nothing, and the next try gives the bits
+// of a run that nothing disturbed.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <new>
+#include <optional>
+
+#include "tests/rows_close.h"
+#include "tests/support.h"
+#include <mica/core/allocation_fault.h>
+#include <mica/core/parallel.h>
+#include <mica/core/rng.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/gpt.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/view/view.h>
+#include <mica/optim/adamw.h>
+#include <mica/optim/clip_grad.h>
+
+namespace {
+
+std::atomic<std::int64_t> news_left{-1};  // until one fails; −1: none will
+
+}  // namespace
+
+// The program's own, so that operator new can fail. Not inline: g++ would take malloc and delete for a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  if (news_left.load(std::memory_order_relaxed) >= 0 && news_left.fetch_sub(1) == 0) {
+    throw std::bad_alloc();
+  }
+  if (void* const data = std::malloc(bytes == 0 ? 1 : bytes); data != nullptr) {
+    return data;
+  }
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+/// Makes the allocations of one kind fail, one after the other. happened() tells whether the last fault was reached;
+/// disarm() ends it if it was not.
+struct TensorFaults {
+  static constexpr std::int64_t kStep = 1;
+  static constexpr const char* kName = "tensor memory";
+  memory::AllocationFault& fault;
+  void arm(std::int64_t n) { fault.fail_after(n); }
+  bool disarm() { return fault.happened() || (fault.fail_after(INT32_MAX), false); }
+};
+struct NewFaults {
+  static constexpr std::int64_t kStep = 3;  // there are thousands; 3 has no factor in common with most cycles of them
+  static constexpr const char* kName = "operator new";
+  void arm(std::int64_t n) { news_left = n; }
+  bool disarm() { return news_left.exchange(-1) < 0; }
+};
+
+/// Calls f and returns whether it threw for want of memory.
+template <class F>
+bool runs_out(const F& f) {
+  try {
+    f();
+  } catch (const OutOfMemory&) {
+    return true;
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  return false;
+}
+
+using Bits = std::map<std::string, std::vector<double>>;
+
+struct World {
+  nn::GPT model;
+  optim::AdamW optimizer;
+  Tensor tokens, targets;
+
+  static nn::GPT made(Device device) {
+    manual_seed(5);
+    nn::GPT model{{.vocab = 7, .context = 6, .layers = 1, .heads = 2, .width = 8, .dropout = 0.1}};
+    model.to(device);
+    return model;
+  }
+
+  explicit World(Device device)
+      : model(made(device)),
+        optimizer(optim::AdamW::decay_matrices(model.parameters(), {.lr = 0.01})),
+        tokens(randint(0, 7, {2, 6}, int64, device)),
+        targets(randint(0, 7, {12}, int64, device)) {}
+
+  void backward() const {
+    manual_seed(6);  // dropout
+    cross_entropy(reshape(model(tokens), {12, 7}), targets).backward();
+  }
+  void clip() const { optim::clip_grad_norm_(model.parameters(), 0.1); }
+  void step() {
+    optimizer.zero_grad();
+    backward();
+    clip();
+    optimizer.step();
+  }
+
+  Bits bits() const {
+    Bits result;
+    for (const auto& [name, tensor] : model.named_parameters()) {
+      result.emplace(name, to_vector<double>(tensor));
+      if (tensor.grad().defined()) {
+        result.emplace(name + ".grad", to_vector<double>(tensor.grad()));
+      }
+    }
+    for (const auto& [name, tensor] : optimizer.state_dict()) {
+      result.emplace(name, to_vector<double>(tensor));
+    }
+    return result;
+  }
+};
+
+/// For every allocation that `work` makes, in a new world each time that `prepare` made ready: lets it fail, expects
+/// `kept` as it was before, and `work` to give `bits` as undisturbed.
+/// Returns how many did fail.
+template <class Faults, class Prepare, class Work, class Kept>
+std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& count, const Prepare& prepare,
+                       const Work& work, const Kept& kept) {
+  Bits expected;
+  {
+    World world(device);
+    prepare(world);
+    work(world);
+    expected = world.bits();
+  }
+  std::int64_t failed = 0;
+  for (std::int64_t n = 0;; n += Faults::kStep) {
+    SCOPED_TRACE(fmt::format("{} {} on {}", Faults::kName, n, device));
+    const std::int64_t before_all = count.outstanding();
+    {
+      World world(device);
+      prepare(world);
+      const Bits before = kept(world);
+      faults.arm(n);
+      const bool threw = runs_out([&] { work(world); });
+      const bool happened = faults.disarm();
+      if (!happened) {
+        EXPECT_FALSE(threw);
+        EXPECT_EQ(world.bits(), expected);
+        break;
+      }
+      if (threw) {  // else the work managed without
+        ++failed;
+        EXPECT_EQ(kept(world), before);
+        work(world);
+      }
+      EXPECT_EQ(world.bits(), expected);
+    }
+    EXPECT_EQ(count.outstanding(), before_all) << "tensors leaked";
+    if (testing::Test::HasFailure()) {
+      break;
+    }
+  }
+  return failed;
+}
+
+template <class Prepare, class Work, class Kept>
+void fail_each(const Prepare& prepare, const Work& work, const Kept& kept) {
+  const int threads = num_threads();
+  set_num_threads(1);  // in the same order every time
+  memory::AllocationFault fault;
+  for (const Device device : test_devices()) {
+    World(device).step();  // what is made once for all
+    const std::int64_t of_tensors = fail_each(device, TensorFaults{fault}, fault, prepare, work, kept);
+    const std::int64_t of_new = fail_each(device, NewFaults{}, fault, prepare, work, kept);
+    EXPECT_GT(of_tensors + of_new, 0);
+  }
+  set_num_threads(threads);
+}
+
+const auto kNothing = [](World&) {};
+const auto kOneStep = [](World& world) { world.step(); };
+const auto kAll = [](const World& world) { return world.bits(); };
+
+TEST(OutOfMemory, BackwardChangesNoGradientOrAll) {
+  fail_each(
+      kNothing, [](World& world) { world.backward(); }, kAll);
+  // Gradients that are added to.
+  fail_each([](World& world) { world.backward(); }, [](World& world) { world.backward(); }, kAll);
+}
+
+TEST(OutOfMemory, MovingAModule) {
+  fail_each([](World& world) { world.backward(); }, [](World& world) { world.model.to(float64); }, kAll);
+}
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(OutOfMemory, SaveAndLoad) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "mica_out_of_memory";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::filesystem::path path = folder / "model.safetensors";
+  const io::Metadata metadata{{"step", "1"}};
+  const auto state = [](const World& world) {
+    StateDict all = world.model.state_dict();
+    all.emplace("strided", transpose(world.model.wte.weight.detach(), 0, 1));
+    return all;
+  };
+  const auto files = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+  };
+
+  memory::AllocationFault fault;
+  for (const Device device : test_devices()) {
+    World old_world(device), world(device);
+    world.step();
+    io::save(path, state(old_world), {});
+    const std::string old_bytes = contents(path);
+    io::save(path, state(world), metadata);
+    const std::string new_bytes = contents(path);
+    ASSERT_NE(old_bytes, new_bytes);
+    const auto each = [&](auto faults, const auto& work) {
+      std::int64_t failed = 0;
+      for (std::int64_t n = 0;; ++n) {
+        SCOPED_TRACE(fmt::format("{} {} on {}", faults.kName, n, device));
+        const std::int64_t outstanding = fault.outstanding();
+        faults.arm(n);
+        const bool threw = runs_out([&] { work(); });
+        if (!faults.disarm()) {
+          EXPECT_FALSE(threw);
+          break;
+        }
+        failed += threw;
+        EXPECT_EQ(files(), 1);
+        EXPECT_EQ(fault.outstanding(), outstanding) << "tensors leaked";
+        if (testing::Test::HasFailure()) {
+          return;
+        }
+      }
+      EXPECT_GT(failed, 0);
+    };
+
+    // A file that is there stays as it is, or is wholly the new one.
+    const auto save_again = [&](auto faults) {
+      std::int64_t failed = 0;
+      for (std::int64_t n = 0;; ++n) {
+        SCOPED_TRACE(fmt::format("save, {} {} on {}", faults.kName, n, device));
+        std::ofstream(path, std::ios::binary) << old_bytes;
+        const StateDict tensors = state(world);
+        faults.arm(n);
+        const bool threw = runs_out([&] { io::save(path, tensors, metadata); });
+        const bool happened = faults.disarm();
+        EXPECT_EQ(contents(path), threw ? old_bytes : new_bytes);
+        EXPECT_EQ(files(), 1);
+        if (!happened || testing::Test::HasFailure()) {
+          break;
+        }
+        failed += threw;
+        io::save(path, tensors, metadata);
+        EXPECT_EQ(contents(path), new_bytes);
+      }
+      EXPECT_GT(failed, 0);
+    };
+    save_again(TensorFaults{fault});
+    save_again(NewFaults{});
+    if (HasFailure()) {
+      break;
+    }
+
+    const auto load = [&] { (void)io::load(path, device); };
+    // Not those of operator new: nlohmann::json allocates in its destructor, where a failure ends the program.
+    each(TensorFaults{fault}, load);
+    const StateDict loaded = io::load(path, device);
+    for (const auto& [name, tensor] : state(world)) {
+      expect_same_bits(loaded.at(name), tensor, name);
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(OutOfMemory, StateDicts) {
+  World source(Device::cpu());
+  source.step();
+  source.step();
+  const StateDict model = source.model.state_dict();
+  const StateDict optimizer = source.optimizer.state_dict();
+  fail_each(
+      kOneStep, [&](World& world) { world.model.load_state_dict(model); }, kAll);
+  fail_each(
+      kOneStep, [&](World& world) { world.optimizer.load_state_dict(optimizer); }, kAll);
+  fail_each(
+      kOneStep, [&](World& world) { (void)world.model.state_dict(), (void)world.optimizer.state_dict(); }, kAll);
+}
+
+TEST(OutOfMemory, SaysWhatWasAskedFor) {
+  memory::AllocationFault fault;
+  fault.fail_after(0);
+  expect_error([] { empty({1000}); }, "out of memory: asked for 4000 bytes");
+  EXPECT_TRUE(fault.happened());
+  EXPECT_EQ(empty({1000}).numel(), 1000);
+  EXPECT_EQ(fault.outstanding(), 0);
+  expect_error([] { memory::AllocationFault second; }, "AllocationFault: there is one already");
+  expect_error([] { empty({std::int64_t{1} << 60}, uint8); }, "out of memory: asked for 1152921504606846976 bytes");
+}
+
+}  // namespace
