@@ -2,7 +2,8 @@
 # nothing: a header in ops/<op>/ is public unless its name says that it belongs to the kernels.
 
 set(mica_public_headers
-    core/check.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/rng.h core/parallel.h
+    core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/memory_stats.h
+    core/rng.h core/parallel.h
     autograd/anomaly.h autograd/checkpoint.h autograd/function.h autograd/grad.h autograd/grad_mode.h
     autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h)
 foreach(folder ops nn optim io)

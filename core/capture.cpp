@@ -2,36 +2,58 @@
 
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
+#include <mica/core/cuda/graph.h>
 
 namespace mica {
 
 namespace {
 
-thread_local constinit detail::ReplayCalls* replay_calls = nullptr;  // of the capture under way
+thread_local constinit detail::Capture* current = nullptr;
 
 }  // namespace
 
-bool is_capturing() { return replay_calls != nullptr; }
+bool is_capturing() { return current != nullptr; }
 
 void on_each_replay(std::function<void()> f) {
-  if (replay_calls != nullptr) {
-    replay_calls->push_back(std::move(f));
+  if (current != nullptr) {
+    current->calls.push_back(std::move(f));
   } else {
     f();
   }
 }
 
 void check_not_capturing(const char* op) {
-  check(!is_capturing(),
-        "{}: waits for the device, which a captured CUDA graph cannot do; call it outside of cuda::capture", op);
+  check(!is_capturing(), "{}: cannot be captured into a CUDA graph; call it outside of cuda::capture", op);
 }
 
 namespace detail {
 
-Capturing::Capturing(ReplayCalls& calls) : outer_(std::exchange(replay_calls, &calls)) {}
+Capture* current_capture() { return current; }
 
-Capturing::~Capturing() { replay_calls = outer_; }
+Capturing::Capturing(Capture& capture) : outer_(std::exchange(current, &capture)) {}
+
+Capturing::~Capturing() { current = outer_; }
 
 }  // namespace detail
+
+#if !MICA_WITH_CUDA
+
+namespace cuda {
+
+struct Graph::State {};
+
+Graph capture(const std::function<void()>&, Device device) {
+  fail("capture: mica was built without CUDA, so there is no device {}", device);
+}
+
+void Graph::replay() const { fail("replay: the graph is empty; cuda::capture makes one"); }
+
+std::size_t Graph::node_count() const { return 0; }
+
+std::size_t Graph::reserved_bytes() const { return 0; }
+
+}  // namespace cuda
+
+#endif
 
 }  // namespace mica

@@ -1,10 +1,13 @@
 #pragma once
 
-// What code has to know of CUDA graphs that may run while one is captured. Needs no CUDA header; without CUDA nothing
-// is ever captured.
+// What code has to know of CUDA graphs that may run while one is captured (core/cuda/graph.h captures them). Needs no
+// CUDA header; without CUDA nothing is ever captured.
 
 #include <functional>
+#include <memory>
 #include <vector>
+
+#include <mica/core/device.h>
 
 namespace mica {
 
@@ -17,23 +20,34 @@ bool is_capturing();
 /// before the graph's. f must keep alive what it uses; the graph owns f.
 void on_each_replay(std::function<void()> f);
 
-/// Throws if this thread captures a CUDA graph: for what the host has to wait for. The message begins with `op`.
+/// Throws if this thread captures a CUDA graph: for what a graph cannot do, as nothing has run when the host would read
+/// it. The message begins with `op`.
 void check_not_capturing(const char* op);
 
 namespace detail {
 
-using ReplayCalls = std::vector<std::function<void()>>;
+struct CapturedRandom;  // core/rng.cpp
 
-/// While it lives, this thread captures, and on_each_replay() appends to `calls`.
+/// What a graph keeps of the calls that were captured into it, beside their kernels.
+struct Capture {
+  Device device;
+  std::vector<std::function<void()>> calls;  // before each replay
+  std::shared_ptr<CapturedRandom> random;    // null until a random tensor is drawn
+};
+
+/// The one under way on this thread, or null.
+Capture* current_capture();
+
+/// While it lives, this thread captures.
 class Capturing {
  public:
-  explicit Capturing(ReplayCalls& calls);
+  explicit Capturing(Capture& capture);
   ~Capturing();
   Capturing(const Capturing&) = delete;
   Capturing& operator=(const Capturing&) = delete;
 
  private:
-  ReplayCalls* outer_;
+  Capture* outer_;
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 
@@ -65,6 +66,9 @@ Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device) {
 
 template <class T>
 std::vector<T> to_vector(const Tensor& x) {
+  if (x.device().is_cuda()) {
+    check_not_capturing("to_vector");
+  }
   const Tensor host = empty(x.shape(), dtype_of<T>);
   copy_into(host, x);
   const T* data = host.data<T>();

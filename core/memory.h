@@ -21,14 +21,16 @@ bool poisoning();
 void* allocate(Cpu, std::size_t bytes, void** stream);
 void deallocate(Cpu, void* data, std::size_t bytes, void* stream) noexcept;
 
-/// On the current device, in the order of the current stream, which is returned in *stream and wanted back by
-/// deallocate. Comes from the driver's stream-ordered pool, which keeps what is freed; small blocks of the default
-/// stream are kept here. OutOfMemory says how much is free.
+/// On the current device, in the order of the current stream; who gets it back is returned in *stream and wanted by
+/// deallocate. While a CUDA graph is captured it comes from the graph's arena, else from the driver's stream-ordered
+/// pool, which keeps what is freed; small blocks of the default stream are kept here. OutOfMemory says how much is
+/// free.
 void* allocate(Cuda, std::size_t bytes, void** stream);
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept;
 
 /// Copies bytes from one device to another, in the order of the current stream. One of them is the current GPU: that of
-/// `from`, if it is a GPU. A copy from a GPU has arrived on return.
+/// `from`, if it is a GPU. A copy from a GPU has arrived on return; one from the host has been read, and does not wait
+/// for work before it unless it is large. Throws while a CUDA graph is captured.
 void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
 
 }  // namespace mica::memory

@@ -21,9 +21,21 @@ struct PhiloxBlock {
   std::uint32_t word[4];
 };
 
+#if defined(__CUDACC__)
+/// The key with its seed and its whole offset, for kernels that read them.
+__device__ inline PhiloxKey absolute_key(PhiloxKey key) {
+  if (key.start != nullptr) {
+    const auto start = __ldg(reinterpret_cast<const ulonglong2*>(key.start));
+    return {.seed = start.x, .offset = start.y + key.offset};
+  }
+  return key;
+}
+#endif
+
 /// Four words of subsequence `subsequence`, from key.offset on (a multiple of 4).
 MICA_HOST_DEVICE inline PhiloxBlock philox_block(PhiloxKey key, std::uint64_t subsequence) {
 #if defined(__CUDA_ARCH__)
+  key = absolute_key(key);
   curandStatePhilox4_32_10_t state;
   curand_init(key.seed, subsequence, key.offset, &state);
   const uint4 words = curand4(&state);

@@ -13,6 +13,7 @@ constexpr std::int64_t kGrain = 2048;  // blocks
 // Calls element(block, lane) for every element, a Philox block for each `per_block` of them.
 template <class T, class Element>
 void fill_from_blocks(const Tensor& x, PhiloxKey key, int per_block, Element element) {
+  check_host_key(key);
   T* const data = x.data<T>();
   const std::int64_t n = x.numel();
   parallel_for((n + per_block - 1) / per_block, kGrain, [&](std::int64_t begin, std::int64_t end) {

@@ -64,7 +64,19 @@ struct Integer {
   }
 };
 
+// The key travels as an argument, which the launch copies: the host need not keep it until the kernel runs.
+__global__ void store_key_kernel(std::uint64_t* state, std::uint64_t seed, std::uint64_t offset) {
+  state[0] = seed;
+  state[1] = offset;
+}
+
 }  // namespace
+
+void store_key(Cuda, const Tensor& state, PhiloxKey key) {
+  auto* const data = reinterpret_cast<std::uint64_t*>(state.data<std::int64_t>());
+  store_key_kernel<<<1, 1, 0, cuda::current_stream()>>>(data, key.seed, key.offset);
+  cuda::check_launch("store_key_kernel");
+}
 
 void fill_uniform(Cuda, const Tensor& x, PhiloxKey key) {
   on_dtype(FloatTypes{}, x.dtype(), "rand",

@@ -16,4 +16,7 @@ void fill_normal(Cuda, const Tensor& x, PhiloxKey key);
 void fill_integers(Cpu, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
 void fill_integers(Cuda, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
 
+/// Writes seed and offset of `key` into `state`, two int64 elements, in the order of the current stream.
+void store_key(Cuda, const Tensor& state, PhiloxKey key);
+
 }  // namespace mica::kernels

@@ -1,7 +1,20 @@
+#include <memory>
 #include <mutex>
 
+#include <mica/core/capture.h>
 #include <mica/core/check.h>
+#include <mica/core/random_kernels.h>
 #include <mica/core/rng.h>
+
+namespace mica::detail {
+
+// What the random tensors of a captured graph share.
+struct CapturedRandom {
+  Tensor start;             // seed and offset at the beginning of a replay, which it writes there
+  std::uint64_t drawn = 0;  // by one replay, as PhiloxKey::offset counts
+};
+
+}  // namespace mica::detail
 
 namespace mica {
 
@@ -14,11 +27,40 @@ PhiloxKey generator;
 thread_local RecordPhiloxKeys* record = nullptr;
 thread_local ReplayPhiloxKeys* replay = nullptr;
 
-PhiloxKey draw() {
+constexpr std::uint64_t kPerKey = 4;  // one Philox block of every subsequence
+
+// Moves the generator on and returns where it was.
+PhiloxKey advance(std::uint64_t by) {
   const std::lock_guard lock(mutex);
   const PhiloxKey key = generator;
-  generator.offset += 4;  // one Philox block of every subsequence
+  generator.offset += by;
   return key;
+}
+
+PhiloxKey draw_captured(detail::Capture& capture) {
+  if (capture.random == nullptr) {
+    const auto random = std::make_shared<detail::CapturedRandom>();
+    random->start = empty({2}, int64, capture.device);
+    capture.random = random;
+    on_each_replay([random] {
+      const PhiloxKey key = advance(random->drawn);
+      on_device(random->start.device(), [&]<class D>(D device) {
+        if constexpr (std::is_same_v<D, Cuda>) {
+          kernels::store_key(device, random->start, key);
+        }
+      });
+    });
+  }
+  const PhiloxKey key{.seed = 0,
+                      .offset = capture.random->drawn,
+                      .start = reinterpret_cast<const std::uint64_t*>(capture.random->start.data<std::int64_t>())};
+  capture.random->drawn += kPerKey;
+  return key;
+}
+
+PhiloxKey draw() {
+  detail::Capture* const capture = detail::current_capture();
+  return capture != nullptr ? draw_captured(*capture) : advance(kPerKey);
 }
 
 }  // namespace
@@ -40,7 +82,14 @@ PhiloxKey next_philox_key() {
   return key;
 }
 
+void check_host_key(const PhiloxKey& key) {
+  check(key.start == nullptr,
+        "random: a tensor on the cpu was to be drawn while a CUDA graph is captured, whose replays do not run what the "
+        "cpu computes");
+}
+
 PhiloxKey rng_state() {
+  check_not_capturing("rng_state");
   const std::lock_guard lock(mutex);
   return generator;
 }
@@ -49,6 +98,7 @@ void set_rng_state(PhiloxKey state) {
   if (replay != nullptr) {
     return;  // what was drawn after this the first time is among the keys
   }
+  check_not_capturing("set_rng_state");
   const std::lock_guard lock(mutex);
   generator = state;
 }

@@ -8,18 +8,28 @@ namespace mica {
 
 /// Where one random tensor starts in the stream of random numbers: element i of it is a function of
 /// (seed, offset, i) alone, the same on every device.
+///
+/// A key drawn while a CUDA graph is captured is relative: `start` points to seed and offset of the generator at the
+/// beginning of the replay, in the graph's device memory, and offset counts from there. philox_block() adds the two;
+/// kernels that read seed and offset themselves use absolute_key().
 struct PhiloxKey {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;  // in 32-bit outputs of one subsequence, as cuRAND counts; a multiple of 4
+  const std::uint64_t* start = nullptr;
 };
 
 /// Restarts the program's generator.
 void manual_seed(std::uint64_t seed);
 
-/// The key for the next random tensor; moves the generator on.
+/// The key for the next random tensor; moves the generator on. While this thread captures a CUDA graph, each replay
+/// moves the generator on instead, by as much as the captured calls would have: replays draw the numbers that the same
+/// steps draw without a graph.
 PhiloxKey next_philox_key();
 
-/// The generator as it stands, to store in a checkpoint, and the way back.
+/// Throws if the key was drawn while a CUDA graph was captured: for ops on the CPU, which replays do not run.
+void check_host_key(const PhiloxKey& key);
+
+/// The generator as it stands, to store in a checkpoint, and the way back. Errors while a CUDA graph is captured.
 PhiloxKey rng_state();
 void set_rng_state(PhiloxKey state);
 

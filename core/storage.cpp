@@ -1,4 +1,5 @@
 #include <mica/core/memory.h>
+#include <mica/core/memory_stats.h>
 #include <mica/core/storage.h>
 
 namespace mica {
@@ -21,6 +22,7 @@ Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(devi
   on_device(device, [&](auto d) {
     if (bytes > 0) {
       data_ = static_cast<std::byte*>(memory::allocate(d, bytes, &stream_));
+      detail::count_allocated(device, bytes);
     }
   });
 }
@@ -31,6 +33,7 @@ Storage::Storage(std::byte* data, std::size_t bytes, Device device)
 Storage::~Storage() {
   if (data_ != nullptr && owned_) {
     on_device(device_, [&](auto d) { memory::deallocate(d, data_, bytes_, stream_); });
+    detail::count_freed(device_, bytes_);
   }
 }
 

@@ -1,3 +1,4 @@
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/tensor.h>
 
@@ -57,6 +58,9 @@ Tensor broadcast_view(const Tensor& x, const Shape& shape) {
 
 double Tensor::item() const {
   check(numel() == 1, "item: expected a tensor of one element, got shape {}", shape());
+  if (device().is_cuda()) {
+    check_not_capturing("item");
+  }
   const Tensor host = empty({}, float64);
   copy_into(host, as_strided(*this, {}, {}, impl().offset));
   return *host.data<double>();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <mica/core/cuda/arena.h>
 #include <mica/core/cuda/cublas.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/launch_record.h>
@@ -18,13 +19,17 @@ namespace {
 constexpr std::size_t kWorkspaceHopper = std::size_t{32} << 20;
 constexpr std::size_t kWorkspace = std::size_t{4} << 20;
 
+std::size_t workspace_bytes(int device) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return major >= 9 ? kWorkspaceHopper : kWorkspace;
+}
+
 // For the current device. The stream may be gone before the handle is, so nothing is freed in its order.
 class Handle {
  public:
   Handle(int device, cudaStream_t stream) : device_(device) {
-    int major = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    const std::size_t bytes = major >= 9 ? kWorkspaceHopper : kWorkspace;
+    const std::size_t bytes = workspace_bytes(device);
     {
       const StreamGuard guard(nullptr);
       workspace_ = std::make_unique<Storage>(bytes, Device::cuda(device));
@@ -60,12 +65,23 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
+  /// Each captured graph has a workspace of its own in its arena: two graphs may be replayed at the same time.
+  void use_workspace_of(const Arena& arena) {
+    if (arena_ != arena.id()) {
+      auto fresh = std::make_unique<Storage>(workspace_->bytes(), Device::cuda(device_));
+      check(cublasSetWorkspace(handle_, fresh->data(), fresh->bytes()), "cublasSetWorkspace");
+      workspace_ = std::move(fresh);
+      arena_ = arena.id();
+    }
+  }
+
   cublasHandle_t get() const { return handle_; }
   CublasWorkspace workspace() const { return {workspace_->data(), workspace_->bytes()}; }
 
  private:
   int device_;
   std::unique_ptr<Storage> workspace_;
+  std::uint64_t arena_ = 0;  // the one whose workspace it is
   cublasHandle_t handle_ = nullptr;
 };
 
@@ -78,6 +94,9 @@ const Handle& current_handle() {
   auto found = handles.find(key);
   if (found == handles.end()) {
     found = handles.try_emplace(key, device, key.second).first;
+  }
+  if (const Arena* const arena = current_arena(); arena != nullptr) {
+    found->second.use_workspace_of(*arena);
   }
   return found->second;
 }

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include <mica/core/capture.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/launch_record.h>
@@ -55,7 +56,7 @@ void check_launch(const char* kernel, std::source_location where) {
     const char* value = std::getenv("MICA_CUDA_SYNC");
     return value != nullptr && std::strcmp(value, "1") == 0;
   }();
-  if (wait) {
+  if (wait && !is_capturing()) {
     check(cudaStreamSynchronize(current_stream()), kernel, where);
   }
 }
@@ -83,7 +84,10 @@ int exchange_device(int device) {
   return previous;
 }
 
-void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+void synchronize() {
+  check_not_capturing("synchronize");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
 
 bool device_has_clusters() { return about_device().compute_capability >= 90; }
 

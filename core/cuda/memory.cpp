@@ -2,10 +2,13 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
 #include <mica/core/allocation_fault.h>
+#include <mica/core/capture.h>
+#include <mica/core/cuda/arena.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -111,11 +114,92 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
   return cudaMallocAsync(data, small ? SmallBlocks::rounded(bytes) : bytes, stream);
 }
 
+/// Pinned memory of the host, through which ordinary memory is sent to a GPU. A copy from ordinary memory itself would
+/// make the host wait until all work before it on the stream is done.
+class Staging {
+ public:
+  static constexpr std::size_t kLargest = std::size_t{16} << 20;
+
+  /// Of the current device, on its `stream`. `from` has been read on return.
+  void send(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = slots_[next_];
+    next_ = (next_ + 1) % slots_.size();
+    if (slot.sent == nullptr) {
+      cuda::check(cudaEventCreateWithFlags(&slot.sent, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    }
+    cuda::check(cudaEventSynchronize(slot.sent), "cudaEventSynchronize");
+    if (slot.bytes < bytes) {
+      cuda::check(cudaFreeHost(slot.data), "cudaFreeHost");
+      slot.data = nullptr;
+      slot.bytes = 0;
+      cuda::check(cudaHostAlloc(&slot.data, bytes, cudaHostAllocDefault), "cudaHostAlloc");
+      slot.bytes = bytes;
+    }
+    std::memcpy(slot.data, from, bytes);
+    cuda::check(cudaMemcpyAsync(to, slot.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+    cuda::check(cudaEventRecord(slot.sent, stream), "cudaEventRecord");
+  }
+
+ private:
+  struct Slot {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    cudaEvent_t sent = nullptr;  // when the last copy from it is done
+  };
+
+  std::mutex mutex_;
+  std::array<Slot, 8> slots_;
+  std::size_t next_ = 0;
+};
+
+// Of the current device. Never destroyed: at program exit the driver may be gone.
+Staging& staging() {
+  static auto* const all = new std::vector<Staging>(cuda::device_count());
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  return (*all)[device];
+}
+
+// Who gets a block back is a stream or, with the lowest bit set, a graph's arena. CUDA's own names of streams with that
+// bit are the numbers 1 and 2.
+void* owner_of(cuda::Arena* arena) { return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(arena) | 1); }
+
+cuda::Arena* arena_of(void* owner) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(owner);
+  return bits > 2 && (bits & 1) != 0 ? reinterpret_cast<cuda::Arena*>(bits - 1) : nullptr;
+}
+
+[[noreturn]] void throw_out_of_memory(std::size_t bytes) {
+  int device = 0;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  throw OutOfMemory(
+      fmt::format("out of memory: asked for {} bytes on cuda:{}, where {} of {} are free", bytes, device, free, total));
+}
+
+void poison(void* data, std::size_t bytes, cudaStream_t stream) {
+  if (poisoning()) {
+    cuda::check(cudaMemsetAsync(data, 0xFF, bytes, stream), "cudaMemsetAsync");
+  }
+}
+
 }  // namespace
 
 void* allocate(Cuda, std::size_t bytes, void** stream) {
   AllocationFault::on_allocation(bytes);
   const cudaStream_t current = cuda::current_stream();
+  if (cuda::Arena* const arena = cuda::current_arena(); arena != nullptr) [[unlikely]] {
+    *stream = owner_of(arena);
+    void* const data = arena->allocate(bytes);
+    if (data == nullptr) {
+      throw_out_of_memory(bytes);
+    }
+    poison(data, bytes, nullptr);  // now: a replay is not to undo what on_each_replay() has written there
+    return data;
+  }
   *stream = current;
   void* data = nullptr;
   cudaError_t status = try_allocate(&data, bytes, current);
@@ -128,24 +212,20 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
   }
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    int device = 0;
-    std::size_t free = 0;
-    std::size_t total = 0;
-    cuda::check(cudaGetDevice(&device), "cudaGetDevice");
-    cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    throw OutOfMemory(fmt::format("out of memory: asked for {} bytes on cuda:{}, where {} of {} are free", bytes,
-                                  device, free, total));
+    throw_out_of_memory(bytes);
   }
   cuda::check(status, pooling() ? "cudaMallocAsync" : "cudaMalloc");
-  if (poisoning()) {
-    cuda::check(cudaMemsetAsync(data, 0xFF, bytes, current), "cudaMemsetAsync");
-  }
+  poison(data, bytes, current);
   return data;
 }
 
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
   AllocationFault::on_deallocation();
   // Nothing sensible can be done about a failure here; at program exit the driver may already be gone.
+  if (cuda::Arena* const arena = arena_of(stream); arena != nullptr) [[unlikely]] {
+    arena->deallocate(data);
+    return;
+  }
   const auto order = static_cast<cudaStream_t>(stream);
   if (!pooling()) {
     (void)cudaFree(data);
@@ -155,6 +235,10 @@ void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
 }
 
 void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
+  if (is_capturing()) {
+    fail("copy from {} to {}: cannot be captured into a CUDA graph; call it outside of cuda::capture", from_device,
+         to_device);
+  }
   const cudaStream_t stream = cuda::current_stream();
   if (to_device.is_cuda() && from_device.is_cuda()) {
     // The other GPU's memory pool is closed to this one, which this way of copying does not mind. Nor does its work
@@ -165,6 +249,8 @@ void copy(Cuda, void* to, Device to_device, const void* from, Device from_device
     }
     cuda::check(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, stream),
                 "cudaMemcpyPeerAsync");
+  } else if (from_device.is_cpu() && bytes <= Staging::kLargest) {
+    staging().send(to, from, bytes, stream);
   } else {
     cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
@@ -174,3 +260,18 @@ void copy(Cuda, void* to, Device to_device, const void* from, Device from_device
 }
 
 }  // namespace mica::memory
+
+namespace mica::cuda {
+
+void release_kept_memory() {
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  memory::small_blocks().release();
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  cudaMemPool_t pool = nullptr;
+  check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
+  check(cudaMemPoolTrimTo(pool, 0), "cudaMemPoolTrimTo");
+}
+
+}  // namespace mica::cuda

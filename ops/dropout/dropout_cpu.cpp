@@ -18,6 +18,7 @@ void drop(const Dropout& args) {
   const std::int64_t n = args.x.numel();
   const std::uint32_t threshold = args.threshold;
   const PhiloxKey key = args.key;
+  check_host_key(key);
   const auto scale = static_cast<Accumulate<T>>(args.scale);
 
   parallel_for((n + kElements - 1) / kElements, kGrain, [=](std::int64_t begin, std::int64_t end) {

@@ -15,10 +15,10 @@ TEST(Capture, RunsAtOnceOutsideOfOne) {
 }
 
 TEST(Capture, KeepsCallsForReplays) {
-  detail::ReplayCalls calls;
+  detail::Capture capture;
   std::vector<int> order;
   {
-    const detail::Capturing capturing(calls);
+    const detail::Capturing capturing(capture);
     EXPECT_TRUE(is_capturing());
     on_each_replay([&] { order.push_back(1); });
     on_each_replay([&] { order.push_back(2); });
@@ -31,9 +31,9 @@ TEST(Capture, KeepsCallsForReplays) {
     }
   }
   EXPECT_FALSE(is_capturing());
-  ASSERT_EQ(calls.size(), 2u);
+  ASSERT_EQ(capture.calls.size(), 2u);
   for (int replay = 0; replay < 2; ++replay) {
-    for (const auto& call : calls) {
+    for (const auto& call : capture.calls) {
       call();
     }
   }
