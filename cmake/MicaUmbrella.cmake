@@ -5,7 +5,8 @@ set(mica_public_headers
     core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/memory_stats.h
     core/rng.h core/parallel.h
     autograd/anomaly.h autograd/checkpoint.h autograd/function.h autograd/grad.h autograd/grad_mode.h
-    autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h)
+    autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
+    autograd/profiler.h core/device_info.h)
 foreach(folder ops nn optim io)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
   list(FILTER headers EXCLUDE REGEX "[_/](kernels|bodies|cpu|cuda|functions|ops|plan)\\.h$")

@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "tests/support.h"
+#include <mica/autograd/profiler.h>
+#include <mica/nn/linear.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+struct Mlp : nn::Module {
+  nn::Linear first = child("first", nn::Linear{8, 16});
+  nn::Linear second = child("second", nn::Linear{16, 4});
+  Tensor operator()(const Tensor& x) const {
+    const nn::Scope scope(*this);
+    return second(tanh(first(x)));
+  }
+};
+
+// The rows of one op and phase, all modules together.
+ProfiledOp total(const Profiler& profiler, const std::string& op, const std::string& phase) {
+  ProfiledOp sum;
+  for (const ProfiledOp& row : profiler.ops()) {
+    if (row.op == op && row.phase == phase) {
+      sum.calls += row.calls;
+      sum.launches += row.launches;
+      sum.host_ms += row.host_ms;
+      sum.device_ms += row.device_ms;
+      sum.bytes_kept += row.bytes_kept;
+    }
+  }
+  return sum;
+}
+
+TEST(Profiler, CountsOpsForwardAndBackward) {
+  for (const Device device : test_devices()) {
+    Mlp mlp;
+    mlp.to(device);
+    const Tensor x = randn({32, 8}, float32, device);
+    Profiler profiler({.device = device.is_cuda()});
+    for (int step = 0; step < 3; ++step) {
+      {
+        const ProfileRange range("forward pass");
+        mlp.zero_grad();
+      }
+      sum(mlp(x)).backward();
+      profiler.step();
+    }
+    profiler.stop();
+    EXPECT_EQ(profiler.steps(), 3);
+    EXPECT_EQ(total(profiler, "Tanh", "forward").calls, 3);
+    EXPECT_EQ(total(profiler, "Tanh", "backward").calls, 3);
+    EXPECT_EQ(total(profiler, "forward pass", "").calls, 3);
+    EXPECT_GT(total(profiler, "Tanh", "forward").host_ms, 0);
+    EXPECT_GE(total(profiler, "Tanh", "forward").bytes_kept, 3 * 32 * 16 * 4);
+    EXPECT_TRUE(std::any_of(profiler.ops().begin(), profiler.ops().end(), [](const ProfiledOp& row) {
+      return row.module == "first" && row.phase == "backward" && row.calls == 3;
+    }));
+    double host = 0;
+    for (const ProfiledOp& row : profiler.ops()) {
+      host += row.host_ms;
+    }
+    EXPECT_LE(host, profiler.wall_ms());
+    if (device.is_cuda()) {
+      EXPECT_EQ(total(profiler, "Tanh", "forward").launches, 3);
+      EXPECT_GT(total(profiler, "Tanh", "forward").device_ms, 0);
+      EXPECT_GT(profiler.device_busy_ms(), 0);
+      EXPECT_LE(profiler.device_busy_ms(), profiler.wall_ms());
+      EXPECT_FALSE(profiler.device_source().empty());
+    }
+    const std::string table = profiler.table();
+    EXPECT_NE(table.find("Tanh backward"), std::string::npos) << table;
+    EXPECT_NE(table.find("first"), std::string::npos) << table;
+  }
+}
+
+TEST(Profiler, WritesATrace) {
+  const Tensor x = ones({4});
+  Profiler profiler;
+  const Tensor y = add(x, x);
+  profiler.step();
+  profiler.stop();
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / "mica_profiler_test.json";
+  profiler.write_trace(path);
+  std::ifstream file(path);
+  const nlohmann::json trace = nlohmann::json::parse(file);
+  std::filesystem::remove(path);
+  int adds = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("name") == "Add") {
+      ++adds;
+      EXPECT_EQ(event.at("cat"), "forward");
+      EXPECT_GE(event.at("ts").get<double>(), 0);
+      EXPECT_GT(event.at("dur").get<double>(), 0);
+    }
+  }
+  EXPECT_EQ(adds, 1);
+  expect_error([&] { profiler.write_trace("/no/such/folder/trace.json"); }, "cannot write to");
+}
+
+TEST(Profiler, EndsWhereItEnds) {
+  const Tensor x = ones({4});
+  Profiler outer;
+  { const Profiler unused(ProfilerOptions{.device = false}); }
+  add(x, x);
+  outer.stop();
+  add(x, x);
+  EXPECT_EQ(total(outer, "Add", "forward").calls, 1);
+  expect_error([] { Profiler().table(); }, "call stop before table");
+  Profiler inside;
+  {
+    const ProfileRange range("a range");
+    expect_error([&] { inside.stop(); }, "inside an op");
+  }
+  inside.stop();
+  EXPECT_EQ(total(inside, "a range", "").calls, 1);
+}
+
+}  // namespace
