@@ -47,6 +47,30 @@ __device__ inline void store_tile(const CUtensorMap* map, int element, int line,
               : "memory");
 }
 
+/// The same for a map of heads (swizzled_heads_map).
+__device__ inline void load_tile(void* shared, const CUtensorMap* map, int element, int line, int head, int batch,
+                                 std::uint64_t* barrier) {
+  MICA_PTX_90(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(element), "r"(line), "r"(head), "r"(batch), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ inline void store_tile(const CUtensorMap* map, int element, int line, int head, int batch,
+                                  const void* shared) {
+  MICA_PTX_90("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+              "r"(element), "r"(line), "r"(head), "r"(batch), "r"(shared_address(shared))
+              : "memory");
+}
+
+/// `bytes` neighbors, a multiple of 16, both addresses being multiples of 16, counted on the barrier.
+__device__ inline void load_bytes(void* shared, const void* global, int bytes, std::uint64_t* barrier) {
+  MICA_PTX_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                  shared_address(shared)),
+              "l"(global), "r"(bytes), "r"(shared_address(barrier))
+              : "memory");
+}
+
 /// Makes one group of the stores that this thread has started since the last group.
 __device__ inline void commit_stores() { MICA_PTX_90("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -62,6 +62,48 @@ bool fits_tensor_map(DType dtype, const void* data, std::int64_t lines, std::int
 }
 
 CUtensorMap swizzled_tensor_map(const TensorMapArgs& args) { return tensor_map(args, CU_TENSOR_MAP_SWIZZLE_128B); }
+bool fits_heads_map(const HeadsMapArgs& args) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // coordinates are ints
+  for (int axis = 0; axis < 4; ++axis) {
+    if (args.sizes[axis] >= kMost) {
+      return false;
+    }
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    const std::int64_t bytes = args.strides[axis] * static_cast<std::int64_t>(size_of(args.dtype));
+    if (args.sizes[axis] > 1 && (bytes <= 0 || bytes % 16 != 0 || bytes >= std::int64_t{1} << 40)) {
+      return false;
+    }
+  }
+  return reinterpret_cast<std::uintptr_t>(args.data) % 16 == 0;
+}
+
+CUtensorMap swizzled_heads_map(const HeadsMapArgs& args) {
+  constexpr int kAxes = 4;  // from the innermost
+  cuuint64_t sizes[kAxes];
+  cuuint64_t strides[kAxes - 1];
+  const std::uint64_t size = size_of(args.dtype);
+  for (int axis = 0; axis < kAxes; ++axis) {
+    sizes[kAxes - 1 - axis] = static_cast<cuuint64_t>(args.sizes[axis]);
+  }
+  for (int axis = 0; axis < kAxes - 1; ++axis) {
+    strides[kAxes - 2 - axis] = args.sizes[axis] > 1 ? static_cast<cuuint64_t>(args.strides[axis]) * size : 16;
+  }
+  const cuuint32_t box[kAxes] = {static_cast<cuuint32_t>(128 / size), args.box_lines, 1, 1};
+  const cuuint32_t steps[kAxes] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult status =
+      encode_function()(&map, type_of(args.dtype), kAxes, const_cast<void*>(args.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  mica::check(status == CUDA_SUCCESS,
+              "cuda: cuTensorMapEncodeTiled failed with {}: {} batches of {} heads of {} lines of {} elements, {}, {} "
+              "and {} apart, in tiles of {} lines",
+              static_cast<int>(status), args.sizes[0], args.sizes[1], args.sizes[2], args.sizes[3], args.strides[0],
+              args.strides[1], args.strides[2], args.box_lines);
+  return map;
+}
+
 CUtensorMap plain_tensor_map(const TensorMapArgs& args) { return tensor_map(args, CU_TENSOR_MAP_SWIZZLE_NONE); }
 
 }  // namespace mica::cuda

@@ -34,4 +34,19 @@ CUtensorMap swizzled_tensor_map(const TensorMapArgs& args);
 /// multiple of 16 bytes.
 CUtensorMap plain_tensor_map(const TensorMapArgs& args);
 
+/// Matrices of the heads of a batch: (batches, heads, lines, length), strides in elements. Those of axes of one do not
+/// matter.
+struct HeadsMapArgs {
+  DType dtype;  // float16 or bfloat16
+  const void* data;
+  std::int64_t sizes[4];
+  std::int64_t strides[3];  // of batches, heads and lines
+  std::uint32_t box_lines;  // of a tile, which is 128 bytes long and from one head
+};
+
+bool fits_heads_map(const HeadsMapArgs& args);
+
+/// As swizzled_tensor_map(), for tiles of one head.
+CUtensorMap swizzled_heads_map(const HeadsMapArgs& args);
+
 }  // namespace mica::cuda
