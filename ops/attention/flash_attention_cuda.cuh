@@ -1,0 +1,72 @@
+#pragma once
+
+// What the kernels of flash_attention_cuda.cu, for all chips, and of flash_attention_sm90.cu share.
+
+#include <cstdint>
+
+#include <mica/core/dtype.h>
+
+namespace mica::kernels::flash {
+
+/// A (batch, head, row, D) tensor of 16-bit floats. Strides are in elements; those of D are 1.
+struct Operand {
+  void* data = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+
+  template <class T>
+  __device__ T* at(int b, int h) const {
+    return static_cast<T*>(data) + b * batch + h * head;
+  }
+};
+
+constexpr int kStatsRows = 64;
+
+/// A forward or a backward. Query t sees the keys s < S with s <= t + offset; without a causal mask, offset is S.
+struct Work {
+  Operand q, k, v, out;
+  Operand dout, dq, dk, dv;
+  float* lse = nullptr;    // (B, H, T), natural logarithms
+  float* stats = nullptr;  // (B, H, padded T / kStatsRows, 2, kStatsRows): see stats_kernel
+  int batches = 0;
+  int heads = 0;  // H
+  int group = 1;  // query heads of a key head
+  int queries = 0;
+  int keys = 0;
+  int depth = 0;   // D
+  int offset = 0;  // in [-T, S]
+  float scale = 1;
+  float scale_log2 = 1;  // scale · log2 e
+  DType dtype = float16;
+
+  /// Rows of queries, up to the end of the last block of any kernel.
+  __host__ __device__ int padded_queries() const { return (queries + 127) / 128 * 128; }
+  /// The statistics of query `row` of one head of all; the second one is kStatsRows behind the first.
+  __device__ float* stats_of(int head, int row) const {
+    return stats + (std::int64_t{head} * padded_queries() + row / kStatsRows * kStatsRows) * 2 + row % kStatsRows;
+  }
+  /// Keys that a query before `end` can see.
+  __host__ __device__ int visible_keys(int end) const {
+    const int last = (end < queries ? end : queries) + offset;
+    return last < 0 ? 0 : last < keys ? last : keys;
+  }
+  /// The first query that sees a key from `begin` on.
+  __host__ __device__ int first_query(int begin) const { return begin > offset ? begin - offset : 0; }
+};
+
+constexpr int kMostDepth = 128;
+
+/// What fills `stats`, and the kernels for all chips.
+void fill_stats(const Work& work);
+void forward_portable(const Work& work);
+void backward_portable(const Work& work);
+
+/// Whether the kernels with wgmma can be used for the tensors of a problem: their addresses and strides fit tensor
+/// maps.
+bool fits_sm90(const Work& work, bool backward);
+
+void forward_sm90(const Work& work);
+void backward_sm90(const Work& work);
+
+}  // namespace mica::kernels::flash

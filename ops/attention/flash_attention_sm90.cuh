@@ -1,0 +1,221 @@
+#pragma once
+
+// What the kernels of flash_attention_sm90.cu and flash_attention_backward_sm90.cu share. A block is made of a
+// warpgroup that only asks the copy engine for tiles and of some that multiply them, 64 rows each ("consumers"). One
+// block a multiprocessor stays until all is done.
+//
+// Tiles in shared memory are made of chunks: 64 elements of each row, in swizzled lines of 128 bytes.
+
+#include <algorithm>
+#include <cstdint>
+
+#include <mica/core/cuda/device.h>
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/tensor_copy.cuh>
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/dispatch.h>
+#include <mica/ops/attention/flash_attention_cuda.cuh>
+
+namespace mica::kernels::flash {
+
+constexpr int kWarp = 32;
+constexpr int kWarpgroup = 128;
+constexpr int kConsumerRows = 64;
+constexpr int kLineBytes = 128;
+constexpr int kChunk = 64;  // elements of a line
+constexpr int kConsumerChunkBytes = kConsumerRows * kLineBytes;
+constexpr float kLn2 = 0.6931471805599453f;
+
+/// A place in a ring of stages, whose barriers are known by the parity of the round.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Which tiles a block works on: blocks of rows of (batch, head), the heavy ones first. Where all that the heads read
+/// does not fit into the L2 cache, they come in groups of as many heads as there are blocks.
+struct Order {
+  int heads = 0;            // of all batches
+  int tiles = 0;            // of a head
+  int grouped_heads = 0;    // a multiple of the grid's size
+  bool descending = false;  // the last tiles are the heaviest
+
+  struct Place {
+    int tile;
+    int head;
+  };
+
+  /// Calls f(place) for each tile of this block: there and back along the blocks, so that none always gets the heavier
+  /// ones.
+  template <class F>
+  __device__ void each(const F& f) const {
+    const int grid = static_cast<int>(gridDim.x);
+    const int grouped = grouped_heads * tiles;
+    const int rest = heads - grouped_heads;
+    int block = static_cast<int>(blockIdx.x);
+#pragma unroll 1
+    for (int i = 0; i < heads * tiles; i += grid) {
+      // In a group, there is a round of blocks for each tile of a head.
+      const int of_rest = i + block - grouped;
+      const int tile = i < grouped ? i / grid % tiles : of_rest / rest;
+      const int head = i < grouped ? i / (grid * tiles) * grid + block : grouped_heads + of_rest % rest;
+      if (tile < tiles) {
+        f(Place{descending ? tiles - 1 - tile : tile, head});
+      }
+      block = grid - 1 - block;
+    }
+  }
+};
+
+/// `rows_bytes`: what one head reads again for each of its tiles.
+inline Order order_of(int heads, int tiles, bool descending, int grid, double rows_bytes) {
+  constexpr double kCache = 24e6;
+  Order order;
+  order.heads = heads;
+  order.tiles = tiles;
+  order.grouped_heads = heads * rows_bytes > kCache && heads / grid > 1 ? (heads / grid - 1) * grid : 0;
+  order.descending = descending;
+  return order;
+}
+
+/// Launches kernel(work, maps, order) with a block for each multiprocessor, or for each tile if these are fewer.
+template <class Maps>
+void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
+                       int tiles, bool descending, double rows_bytes, const Work& work, const Maps& maps) {
+  const std::int64_t all = std::int64_t{heads} * tiles;
+  check(all < std::int64_t{1} << 30, "attention: {} tiles of {} heads are too many", tiles, heads);
+  const int grid = static_cast<int>(std::min<std::int64_t>(all, cuda::multiprocessor_count()));
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+              "cudaFuncSetAttribute");
+  cuda::Launch(dim3(grid), dim3(threads), shared_bytes)
+      .run(kernel, name, work, maps, order_of(heads, tiles, descending, grid, rows_bytes));
+}
+
+inline cuda::HeadsMapArgs heads_map_args(const Work& work, const Operand& x, int heads, int rows, int box_lines) {
+  return {.dtype = work.dtype,
+          .data = x.data,
+          .sizes = {work.batches, heads, rows, work.depth},
+          .strides = {x.batch, x.head, x.row},
+          .box_lines = static_cast<std::uint32_t>(box_lines)};
+}
+inline CUtensorMap map_of_queries(const Work& work, const Operand& x, int box_lines) {
+  return cuda::swizzled_heads_map(heads_map_args(work, x, work.heads, work.queries, box_lines));
+}
+inline CUtensorMap map_of_keys(const Work& work, const Operand& x, int box_lines) {
+  return cuda::swizzled_heads_map(heads_map_args(work, x, work.heads / work.group, work.keys, box_lines));
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Which consumer this thread belongs to. The compiler has to know that it is the same in a whole warp: products in
+/// what it takes for divergent code run one after the other.
+__device__ inline int consumer_of_thread() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
+}
+
+/// The chunks of a tile of kRows rows, to shared memory.
+template <int kChunks, int kRows>
+__device__ void load_chunks(unsigned char* to, const CUtensorMap* map, int row, int head, int batch,
+                            std::uint64_t* barrier) {
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    cuda::load_tile(to + chunk * kRows * kLineBytes, map, chunk * kChunk, row, head, batch, barrier);
+  }
+}
+
+/// sums (64, kRows) = a (64, 64 · kChunks) · b (kRows, 64 · kChunks)ᵀ, tiles of chunks in shared memory.
+template <class T, int kChunks, int kRows>
+__device__ void multiply_transposed(float (&sums)[kRows / 2], const unsigned char* a, const unsigned char* b) {
+  constexpr std::uint64_t kNext = cuda::kNextDepth<cuda::Lines::depth>;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const std::uint64_t a_chunk = cuda::depth_lines(a + chunk * kConsumerChunkBytes);
+    const std::uint64_t b_chunk = cuda::depth_lines(b + chunk * kRows * kLineBytes);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) {
+      cuda::multiply_add<T, kRows, cuda::Lines::depth, cuda::Lines::depth>(sums, a_chunk + k * kNext,
+                                                                           b_chunk + k * kNext, chunk > 0 || k > 0);
+    }
+  }
+}
+
+/// sums (64, 64 · kChunks) += weights (64, kRows) · b (kRows, 64 · kChunks), the weights in registers.
+template <class T, int kChunks, int kRows>
+__device__ void add_product(float (&sums)[kChunks * kChunk / 2], const std::uint32_t (&weights)[kRows / 16][4],
+                            const unsigned char* b) {
+  const std::uint64_t first = cuda::row_lines<kRows>(b);
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k) {
+    cuda::multiply_add<T, kChunks * kChunk, cuda::Lines::rows>(sums, weights[k],
+                                                               first + k * cuda::kNextDepth<cuda::Lines::rows>);
+  }
+}
+
+/// The sums of a product, rounded to T, as the first factor of another.
+template <class T, int kRows>
+__device__ void round_to(std::uint32_t (&weights)[kRows / 16][4], const float (&sums)[kRows / 2]) {
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights[k][i] = cuda::pair_of<T>(sums[8 * k + 2 * i], sums[8 * k + 2 * i + 1]);
+    }
+  }
+}
+
+template <int kCount>
+__device__ void pin_all(std::uint32_t (&fragments)[kCount][4]) {
+#pragma unroll
+  for (auto& fragment : fragments) {
+    cuda::pin(fragment);
+  }
+}
+
+/// A warpgroup's 64 rows, times the factors of rows l / 4 and l / 4 + 8 of each warp, through a tile in shared memory
+/// of its own, so that whole lines leave; the copy engine leaves out what lies past the end. Waits until the tile can
+/// be used again, in thread 0 only.
+template <class T, int kChunks>
+__device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float first_factor, float second_factor,
+                           unsigned char* tile, const CUtensorMap* map, int row, int head, int batch, int barrier) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % kWarp;
+  const int line = thread / kWarp * 16 + lane % 16;  // that this lane gives the address of
+  cuda::meet(barrier, kWarpgroup);                   // nobody reads the tile any more
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+      const float* const s = sums + chunk * (kChunk / 2) + i * 8;
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float factor = j % 2 == 0 ? first_factor : second_factor;
+        pairs[j] = cuda::pair_of<T>(s[2 * j] * factor, s[2 * j + 1] * factor);
+      }
+      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the map
+      cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + place * 16, pairs);
+    }
+  }
+  cuda::publish_to_engines();
+  cuda::meet(barrier, kWarpgroup);
+  if (thread == 0) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      cuda::store_tile(map, chunk * kChunk, row, head, batch, tile + chunk * kConsumerChunkBytes);
+    }
+    cuda::commit_stores();
+    cuda::wait_stores_read<0>();
+  }
+}
+
+#endif
+
+}  // namespace mica::kernels::flash

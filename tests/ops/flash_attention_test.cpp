@@ -1,0 +1,370 @@
+// mica's own kernels for attention on the tensor cores, asked for by their own names. Through the public function they
+// are tested in attention_test.cpp.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "tests/launches.h"
+#include "tests/rows_close.h"
+#include "tests/support.h"
+#include <mica/core/copy.h>
+#include <mica/core/dispatch.h>
+#include <mica/core/rng.h>
+#include <mica/ops/attention/fused_attention_kernels.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+// Calls f(Cuda{}). Without CUDA, what f calls does not exist.
+template <class F>
+void on_gpu(F f) {
+  on_device(Device::cuda(), [&]<class Where>(Where where) {
+    if constexpr (std::is_same_v<Where, Cuda>) {
+      f(where);
+    }
+  });
+}
+
+enum class Layout {
+  dense,   // each tensor contiguous
+  packed,  // q, k, v as slices of (B, T, (H + 2 Hkv) · D), out and dout as (B, T, H, D); T = S
+  apart,   // (B, T, H, D) with 8 elements between two rows
+  shared,  // as dense, but the heads of k and v are one, repeated with a stride of 0: no tensor map can say that
+};
+
+struct Case {
+  DType dtype;
+  std::int64_t batches, heads, group, queries, keys, depth;
+  bool causal;
+  std::int64_t offset;
+  Layout layout;
+
+  std::int64_t key_heads() const { return heads / group; }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(depth)); }
+  std::string text() const {
+    return fmt::format("{}, B {}, H {} / {}, T {}, S {}, D {}, {}, offset {}, layout {}", dtype, batches, heads, group,
+                       queries, keys, depth, causal ? "causal" : "full", offset, static_cast<int>(layout));
+  }
+};
+
+// A tensor (B, H, rows, D) and the buffer that it lies in, which begins and ends with guards.
+constexpr std::int64_t kGuard = 64;
+constexpr double kUnwritten = -7;
+
+struct Slice {
+  Tensor buffer;
+  Tensor view;
+};
+
+Slice slice_of(const Case& c, std::int64_t heads, std::int64_t rows) {
+  const bool by_rows = c.layout == Layout::packed || c.layout == Layout::apart;
+  const std::int64_t row = by_rows ? heads * c.depth + (c.layout == Layout::apart ? 8 : 0) : c.depth;
+  const std::int64_t head = by_rows ? c.depth : rows * c.depth;
+  const std::int64_t batch = by_rows ? rows * row : heads * rows * c.depth;
+  const Tensor buffer = full({c.batches * batch + 2 * kGuard}, kUnwritten, c.dtype, Device::cuda());
+  return {buffer, as_strided(buffer, {c.batches, heads, rows, c.depth}, {batch, head, row, 1}, kGuard)};
+}
+
+struct Triple {
+  Tensor buffer[3];  // the same one three times if packed
+  Tensor q, k, v;
+};
+
+Triple triple_of(const Case& c) {
+  if (c.layout == Layout::packed) {
+    const std::int64_t row = (c.heads + 2 * c.key_heads()) * c.depth;
+    const Tensor buffer = full({c.batches * c.queries * row + 2 * kGuard}, kUnwritten, c.dtype, Device::cuda());
+    const auto part = [&](std::int64_t first, std::int64_t heads) {
+      return as_strided(buffer, {c.batches, heads, c.queries, c.depth}, {c.queries * row, c.depth, row, 1},
+                        kGuard + first * c.depth);
+    };
+    return {{buffer, buffer, buffer},
+            part(0, c.heads),
+            part(c.heads, c.key_heads()),
+            part(c.heads + c.key_heads(), c.key_heads())};
+  }
+  const Slice q = slice_of(c, c.heads, c.queries);
+  const Slice k = slice_of(c, c.key_heads(), c.keys);
+  const Slice v = slice_of(c, c.key_heads(), c.keys);
+  return {{q.buffer, k.buffer, v.buffer}, q.view, k.view, v.view};
+}
+
+// What is not of a view is as it was.
+void expect_untouched(const Tensor& buffer, const std::vector<Tensor>& views, const std::string& what) {
+  const Tensor marks = full(buffer.shape(), 0, buffer.dtype(), buffer.device());
+  for (const Tensor& view : views) {
+    const Tensor own =
+        as_strided(marks, view.shape(), view.strides(),
+                   (view.raw_data() - buffer.raw_data()) / static_cast<std::int64_t>(size_of(view.dtype())));
+    copy_into(own, full(view.shape(), 1, view.dtype(), view.device()));
+  }
+  const std::vector<double> is_own = to_vector<double>(marks);
+  const std::vector<double> values = to_vector<double>(buffer);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_TRUE(is_own[i] != 0 || values[i] == kUnwritten) << what << ": element " << i << " was written";
+  }
+}
+
+// By the definition, in float64, each with the sums of absolute terms that rounding errors are proportional to.
+struct Values {
+  std::vector<double> exact, sizes;
+  explicit Values(std::int64_t count) : exact(count), sizes(count) {}
+  void add(std::int64_t i, double value, double size) {
+    exact[i] += value;
+    sizes[i] += size;
+  }
+};
+
+struct Reference {
+  Values out, dq, dk, dv;
+  std::vector<double> lse;
+};
+
+Reference reference(const Case& c, const Triple& x, const Tensor& dout) {
+  const std::vector<double> q = to_vector<double>(x.q), k = to_vector<double>(x.k), v = to_vector<double>(x.v);
+  const std::vector<double> g = to_vector<double>(dout);
+  const auto queries = static_cast<std::int64_t>(q.size());
+  const auto keys = static_cast<std::int64_t>(k.size());
+  Reference r{Values(queries), Values(queries), Values(keys), Values(keys), {}};
+  for (std::int64_t n = 0; n < c.batches * c.heads; ++n) {
+    const std::int64_t key_head = n / c.heads * c.key_heads() + n % c.heads / c.group;
+    for (std::int64_t t = 0; t < c.queries; ++t) {
+      const std::int64_t row = (n * c.queries + t) * c.depth;
+      const std::int64_t seen = c.causal ? std::clamp<std::int64_t>(t + c.offset + 1, 0, c.keys) : c.keys;
+      std::vector<double> p(seen), dp(seen), dp_size(seen);
+      double most = -INFINITY, sum = 0, mean = 0, mean_size = 0;
+      for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t d = 0; d < c.depth; ++d) {
+          p[s] += c.scale() * q[row + d] * k[(key_head * c.keys + s) * c.depth + d];
+        }
+        most = std::max(most, p[s]);
+      }
+      for (double& weight : p) {
+        weight = std::exp(weight - most);
+        sum += weight;
+      }
+      r.lse.push_back(seen == 0 ? -INFINITY : most + std::log(sum));
+      for (std::int64_t s = 0; s < seen; ++s) {
+        p[s] /= sum;
+        for (std::int64_t d = 0; d < c.depth; ++d) {
+          const std::int64_t key = (key_head * c.keys + s) * c.depth + d;
+          r.out.add(row + d, p[s] * v[key], p[s] * std::abs(v[key]));
+          r.dv.add(key, p[s] * g[row + d], p[s] * std::abs(g[row + d]));
+          dp[s] += g[row + d] * v[key];
+          dp_size[s] += std::abs(g[row + d] * v[key]);
+        }
+        mean += p[s] * dp[s];
+        mean_size += p[s] * dp_size[s];
+      }
+      for (std::int64_t s = 0; s < seen; ++s) {
+        const double dscore = c.scale() * p[s] * (dp[s] - mean);
+        const double size = c.scale() * p[s] * (dp_size[s] + mean_size);
+        for (std::int64_t d = 0; d < c.depth; ++d) {
+          const std::int64_t key = (key_head * c.keys + s) * c.depth + d;
+          r.dq.add(row + d, dscore * k[key], size * std::abs(k[key]));
+          r.dk.add(key, dscore * q[row + d], size * std::abs(q[row + d]));
+        }
+      }
+    }
+  }
+  return r;
+}
+
+void expect_matches(const Case& c) {
+  const std::string what = c.text();
+  Triple x = triple_of(c);
+  for (const Tensor& tensor : {x.q, x.k, x.v}) {
+    copy_into(tensor, randn(tensor.shape(), c.dtype, Device::cuda()));
+  }
+  const Slice dout = slice_of(c, c.heads, c.queries);
+  copy_into(dout.view, randn(dout.view.shape(), c.dtype, Device::cuda()));
+  if (c.layout == Layout::shared) {
+    for (Tensor* const tensor : {&x.k, &x.v}) {
+      Strides strides = tensor->strides();
+      strides[1] = 0;
+      *tensor = as_strided(*tensor, tensor->shape(), strides, kGuard);
+    }
+  }
+  const Reference expected = reference(c, x, dout.view);
+
+  Tensor first[5];
+  for (int run = 0; run < 2; ++run) {
+    const Slice out = slice_of(c, c.heads, c.queries);
+    const Triple gradients = triple_of(c);
+    const Tensor lse = full({c.batches, c.heads, c.queries}, kUnwritten, float32, Device::cuda());
+    cuda::LaunchRecord record;
+    on_gpu([&](auto where) {
+      const kernels::FusedAttention forward{.q = x.q,
+                                            .k = x.k,
+                                            .v = x.v,
+                                            .out = out.view,
+                                            .lse = lse,
+                                            .scale = c.scale(),
+                                            .causal = c.causal,
+                                            .causal_offset = c.offset};
+      ASSERT_TRUE(kernels::flash_attention_supports(where, forward)) << what;
+      kernels::flash_attention_forward(where, forward);
+      kernels::flash_attention_backward(where, kernels::FusedAttentionBackward{.q = x.q,
+                                                                               .k = x.k,
+                                                                               .v = x.v,
+                                                                               .out = out.view,
+                                                                               .lse = lse,
+                                                                               .dout = dout.view,
+                                                                               .dq = gradients.q,
+                                                                               .dk = gradients.k,
+                                                                               .dv = gradients.v,
+                                                                               .scale = c.scale(),
+                                                                               .causal = c.causal,
+                                                                               .causal_offset = c.offset});
+    });
+    if (gpu_has_wgmma() && !(c.layout == Layout::shared && c.key_heads() > 1)) {
+      expect_launched(record, Device::cuda(),
+                      {"flash_forward_sm90_kernel", "flash_stats_kernel", "flash_query_gradient_sm90_kernel",
+                       "flash_key_gradient_sm90_kernel"},
+                      what);
+    } else {
+      expect_launched(
+          record, Device::cuda(),
+          {"flash_forward_kernel", "flash_stats_kernel", "flash_query_gradient_kernel", "flash_key_gradient_kernel"},
+          what);
+    }
+    const Tensor results[5] = {out.view, lse, gradients.q, gradients.k, gradients.v};
+    if (run == 1) {
+      for (int i = 0; i < 5; ++i) {
+        expect_same_bits(results[i], first[i], fmt::format("{}: result {} of the second run", what, i));
+      }
+      return;
+    }
+    std::copy(std::begin(results), std::end(results), std::begin(first));
+    const std::vector<double> sums = to_vector<double>(lse);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      ASSERT_TRUE(sums[i] == expected.lse[i] ||
+                  std::abs(sums[i] - expected.lse[i]) <= 1e-5 * (1 + std::abs(expected.lse[i])))
+          << what << ": lse " << i << " is " << sums[i] << ", expected " << expected.lse[i];
+    }
+    const double tolerance = epsilon_of(c.dtype);
+    const auto compare = [&](const Tensor& got, const Values& values, const char* name) {
+      expect_rows_close(got, values.exact, values.sizes, 1, tolerance, what + ": " + name);
+    };
+    compare(out.view, expected.out, "out");
+    compare(gradients.q, expected.dq, "dq");
+    compare(gradients.k, expected.dk, "dk");
+    compare(gradients.v, expected.dv, "dv");
+    expect_untouched(out.buffer, {out.view}, what + ": out");
+    if (c.layout == Layout::packed) {
+      expect_untouched(gradients.buffer[0], {gradients.q, gradients.k, gradients.v}, what + ": gradients");
+    } else {
+      expect_untouched(gradients.buffer[0], {gradients.q}, what + ": dq");
+      expect_untouched(gradients.buffer[1], {gradients.k}, what + ": dk");
+      expect_untouched(gradients.buffer[2], {gradients.v}, what + ": dv");
+    }
+    if (testing::Test::HasFailure()) {
+      return;
+    }
+  }
+}
+
+constexpr std::int64_t kSizes[] = {1, 7, 63, 64, 65, 127, 128, 129, 300};
+constexpr std::int64_t kDepths[] = {64, 128, 32, 40, 80, 96, 8};
+constexpr std::int64_t kGroups[] = {1, 2, 4};
+constexpr Layout kLayouts[] = {Layout::dense, Layout::packed, Layout::apart, Layout::shared};
+
+class FlashAttentionSizes : public testing::TestWithParam<std::int64_t> {};  // queries
+
+// Everything else takes turns.
+TEST_P(FlashAttentionSizes, MatchTheDefinition) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(15);
+  const std::int64_t queries = GetParam();
+  std::size_t turn = static_cast<std::size_t>(queries);
+  for (const std::int64_t keys : kSizes) {
+    // No mask; the first query and the first key aligned; the last ones; some queries that see nothing.
+    for (const std::int64_t offset : {keys, std::int64_t{0}, keys - queries, -queries / 2}) {
+      const Layout layout = kLayouts[turn % 4];
+      expect_matches({.dtype = turn % 3 == 0 ? float16 : bfloat16,
+                      .batches = turn % 5 == 0 ? 2 : 1,
+                      .heads = 4,
+                      .group = kGroups[turn / 2 % 3],
+                      .queries = queries,
+                      .keys = keys,
+                      .depth = kDepths[turn % 7],
+                      .causal = offset != keys,
+                      .offset = offset,
+                      .layout = layout == Layout::packed && queries != keys ? Layout::apart : layout});
+      ++turn;
+      if (HasFailure()) {
+        return;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FlashAttentionSizes, testing::ValuesIn(kSizes));
+
+// Each head size with each kernel, more tiles than there are multiprocessors, packed tensors.
+TEST(FlashAttention, EveryHeadSize) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(16);
+  for (const std::int64_t depth : kDepths) {
+    for (const DType dtype : {float16, bfloat16}) {
+      for (const Layout layout : {Layout::packed, Layout::shared}) {
+        expect_matches({.dtype = dtype,
+                        .batches = 3,
+                        .heads = 4,
+                        .group = 2,
+                        .queries = 161,
+                        .keys = 161,
+                        .depth = depth,
+                        .causal = true,
+                        .offset = 0,
+                        .layout = layout});
+        if (HasFailure()) {
+          return;
+        }
+      }
+    }
+  }
+}
+
+TEST(FlashAttention, RefusesWhatItCannotDo) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  on_gpu([](auto where) {
+    const auto supports = [&](std::int64_t depth, DType dtype, std::int64_t row, double scale, std::int64_t key_heads) {
+      const auto tensor = [&](std::int64_t heads) {
+        const Tensor buffer = zeros({heads * 10 * row}, dtype, Device::cuda());
+        return as_strided(buffer, {1, heads, 10, depth}, {heads * 10 * row, 10 * row, row, 1}, 0);
+      };
+      return kernels::flash_attention_supports(where, kernels::FusedAttention{.q = tensor(6),
+                                                                              .k = tensor(key_heads),
+                                                                              .v = tensor(key_heads),
+                                                                              .out = tensor(6),
+                                                                              .lse = {},
+                                                                              .scale = scale});
+    };
+    EXPECT_TRUE(supports(64, float16, 64, 0.125, 6));
+    EXPECT_TRUE(supports(64, bfloat16, 72, 0.125, 2));
+    EXPECT_FALSE(supports(64, float32, 64, 0.125, 6));
+    EXPECT_FALSE(supports(64, float16, 68, 0.125, 6)) << "rows are not aligned to 16 bytes";
+    EXPECT_FALSE(supports(60, float16, 64, 0.125, 6)) << "rows do not end at 16 bytes";
+    EXPECT_FALSE(supports(136, float16, 136, 0.125, 6));
+    EXPECT_FALSE(supports(64, float16, 64, 0.125, 4)) << "4 does not divide 6";
+    EXPECT_FALSE(supports(64, float16, 64, -1, 6));
+    EXPECT_FALSE(supports(64, float16, 64, NAN, 6));
+  });
+}
+
+}  // namespace
