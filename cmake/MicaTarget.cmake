@@ -66,6 +66,13 @@ endif()
 
 if(MICA_WITH_CUDA)
   target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
+  # Which kernels of attention there are is asked in one file.
+  set_property(SOURCE ops/attention/fused_attention.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+               MICA_WITH_CUDNN=${MICA_WITH_CUDNN} MICA_WITH_FLASH=${MICA_WITH_FLASH})
+  if(MICA_WITH_CUDNN)
+    target_include_directories(mica SYSTEM PRIVATE ${MICA_CUDNN_INCLUDE})
+    target_link_libraries(mica PRIVATE ${MICA_CUDNN_LIBRARY})
+  endif()
   # What the headers ask of nvcc, in the library's kernels as in those of others. CMake 3.25 does not know C++20 for nvcc
   # 13, so the flag is passed by hand.
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)

@@ -1,6 +1,5 @@
 #include <mica/nn/attention.h>
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
@@ -24,15 +23,9 @@ Tensor MultiheadAttention::operator()(const Tensor& x) const {
   const Scope scope(*this);
   const std::int64_t width = c_proj.weight.size(0);
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
-  const std::int64_t heads = options.heads;
-  const Tensors qkv = split(c_attn(x), width, 2);  // each (B, T, C)
-  const auto by_head = [&](const Tensor& part) {   // (B, H, T, D)
-    return transpose(reshape(part, {x.size(0), x.size(1), heads, width / heads}), 1, 2);
-  };
-  const Tensor y =
-      scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]),
-                                   {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
-  return resid_dropout(c_proj(reshape(transpose(y, 1, 2), x.shape())));
+  const Tensor y = self_attention(c_attn(x), options.heads,
+                                  {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
+  return resid_dropout(c_proj(y));
 }
 
 }  // namespace mica::nn

@@ -15,8 +15,7 @@ struct MultiheadAttentionOptions {
 
 /// Self-attention with several heads, x (B, T, width) to (B, T, width):
 ///
-///     q, k, v = c_attn(x), each split into heads of width / heads
-///     y = dropout(c_proj(the heads' scaled_dot_product_attention(q, k, v) side by side))
+///     y = dropout(c_proj(self_attention(c_attn(x), heads)))
 ///
 /// Its parameters are named as GPT-2's: c_attn.weight (3 · width, width) makes queries, keys and values at once.
 class MultiheadAttention : public Module {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
+#include <mica/ops/attention/fused_attention_ops.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
@@ -134,6 +136,19 @@ kernels::GatedFunction gelu_function(int tanh) {
     return functions::gated::GeluTanh{};
   }
   return functions::gated::Gelu{};
+}
+
+// Part `part` of (B, T, 3 · H · D) as (B, H, T, D).
+Tensor wrap_heads(const void* qkv, int64_t part, int64_t parts, int64_t B, int64_t H, int64_t T, int64_t D,
+                  DType dtype) {
+  const int64_t row = parts * H * D;
+  const Tensor all = wrap(qkv, {B, T, row}, dtype, current_device());
+  return as_strided(all, {B, H, T, D}, {T * row, D, row, 1}, part * H * D);
+}
+
+AttentionBackend backend_from(int code) {
+  check(code == 0 || code == 1, "expected a backend of 0 (flash) or 1 (cuDNN), got {}", code);
+  return code == 0 ? AttentionBackend::flash : AttentionBackend::cudnn;
 }
 
 // Logits and labels of cross entropy without further options.
@@ -574,5 +589,45 @@ int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t 
                                    .b = matrix(b, K, N, ldb, transpose_b != 0),
                                    .activation = activation != 0 ? Activation::leaky_relu : Activation::none,
                                    .y = wrap(c, {M, N}, type, device)});
+  });
+}
+
+int mica_attention_forward(const void* qkv, void* y, float* lse, int64_t B, int64_t H, int64_t T, int64_t D, int causal,
+                           int backend, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(B >= 1 && H >= 1 && T >= 1 && D >= 1, "expected sizes of at least 1");
+    check(qkv != nullptr && y != nullptr && lse != nullptr, "expected qkv, y and lse, got a null pointer");
+    const auto part = [&](int64_t i) { return wrap_heads(qkv, i, 3, B, H, T, D, type); };
+    detail::run_fused_attention({.backend = backend_from(backend),
+                                 .args = {.q = part(0),
+                                          .k = part(1),
+                                          .v = part(2),
+                                          .out = wrap_heads(y, 0, 1, B, H, T, D, type),
+                                          .lse = wrap(lse, {B, H, T}, float32, current_device()),
+                                          .scale = 1 / std::sqrt(static_cast<double>(D)),
+                                          .causal = causal != 0}});
+  });
+}
+
+int mica_attention_backward(const void* qkv, const void* y, const float* lse, const void* dy, void* dqkv, int64_t B,
+                            int64_t H, int64_t T, int64_t D, int causal, int backend, int dtype, void* stream) {
+  return guarded(stream, [&] {
+    const DType type = dtype_from(dtype);
+    check(B >= 1 && H >= 1 && T >= 1 && D >= 1, "expected sizes of at least 1");
+    check(qkv != nullptr && y != nullptr && lse != nullptr && dy != nullptr && dqkv != nullptr,
+          "expected qkv, y, lse, dy and dqkv, got a null pointer");
+    const auto part = [&](const void* data, int64_t i) { return wrap_heads(data, i, 3, B, H, T, D, type); };
+    detail::run_fused_attention_backward(backend_from(backend), {.q = part(qkv, 0),
+                                                                 .k = part(qkv, 1),
+                                                                 .v = part(qkv, 2),
+                                                                 .out = wrap_heads(y, 0, 1, B, H, T, D, type),
+                                                                 .lse = wrap(lse, {B, H, T}, float32, current_device()),
+                                                                 .dout = wrap_heads(dy, 0, 1, B, H, T, D, type),
+                                                                 .dq = part(dqkv, 0),
+                                                                 .dk = part(dqkv, 1),
+                                                                 .dv = part(dqkv, 2),
+                                                                 .scale = 1 / std::sqrt(static_cast<double>(D)),
+                                                                 .causal = causal != 0});
   });
 }

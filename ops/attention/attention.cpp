@@ -1,105 +1,151 @@
 #include <algorithm>
 #include <cmath>
 
-#include <mica/autograd/function.h>
-#include <mica/core/copy.h>
-#include <mica/core/creation.h>
+#include <mica/autograd/grad_mode.h>
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/attention/attention_kernels.h>
-#include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/where.h>
-#include <mica/ops/matmul/matmul.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/attention/attention_plan.h>
+#include <mica/ops/attention/composed_attention_ops.h>
+#include <mica/ops/attention/fused_attention_ops.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
 
 namespace {
 
-// dscores = scale · weights · (dweights − Σ dweights · weights), row by row. Where the mask is, weights are 0.
-struct AttentionWeightsGradient {
-  static constexpr bool composed = true;
-  double scale;
-  bool causal;
-
-  Tensor forward(autograd::Context& ctx, const Tensor& dweights, const Tensor& weights) const {
-    const Tensor dscores = empty(dweights.shape(), dweights.dtype(), dweights.device());
-    if (dscores.numel() > 0) {
-      const Tensor packed = contiguous_data(dweights);
-      const kernels::AttentionWeightsBackward args{
-          .weights = weights, .dweights = packed, .dscores = dscores, .scale = scale, .causal = causal};
-      on_device(dscores.device(), [&](auto device) { kernels::attention_weights_backward(device, args); });
-    }
-    ctx.save_for_backward(dweights, weights);
-    return dscores;
+const char* name_of(AttentionBackend backend) {
+  switch (backend) {
+    case AttentionBackend::automatic: return "automatic";
+    case AttentionBackend::composed: return "composed";
+    case AttentionBackend::blocked: return "blocked";
+    case AttentionBackend::flash: return "flash";
+    case AttentionBackend::cudnn: return "cudnn";
   }
-  Tensors backward(autograd::Context& ctx, const Tensor& ddscores) const {
-    const auto [dweights, weights] = ctx.saved<2>();
-    Tensors gradients(2);
-    if (ctx.needs_grad(0)) {
-      gradients[0] = autograd::apply(*this, ddscores, weights);  // it is its own transpose
-    }
-    if (ctx.needs_grad(1)) {
-      const auto row_sum = [](const Tensor& x) { return sum(x, {-1}, true); };
-      gradients[1] =
-          (ddscores * (dweights - row_sum(dweights * weights)) - dweights * row_sum(ddscores * weights)) * scale;
-    }
-    return gradients;
-  }
-};
+  return "unknown";
+}
 
-// softmax(scale · scores) with the causal mask, in one pass each way.
-struct AttentionWeights {
-  static constexpr bool composed = true;
-  double scale;
-  bool causal;
+void check_options(const char* name, const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+  check(options.dropout >= 0 && options.dropout < 1, "{}: expected dropout in [0, 1), got {}", name, options.dropout);
+  const std::int64_t queries = q.size(-2), keys = k.size(-2);
+  check(options.causal_offset >= -queries && options.causal_offset <= std::max(keys, queries),
+        "{}: expected causal_offset in [{}, {}] for {} queries and {} keys, got {}", name, -queries,
+        std::max(keys, queries), queries, keys, options.causal_offset);
+  const Tensor& mask = options.mask;
+  if (!mask.defined()) {
+    return;
+  }
+  check(mask.dtype() == boolean || is_floating(mask.dtype()), "{}: expected a boolean or floating mask, got {}", name,
+        mask.dtype());
+  check(mask.device() == q.device(), "{}: expected the mask on {}, got it on {}", name, q.device(), mask.device());
+  Shape scores = q.shape();
+  scores[scores.size() - 1] = keys;
+  bool broadcasts = mask.dim() <= scores.size();
+  for (int axis = 1; broadcasts && axis <= mask.dim(); ++axis) {
+    broadcasts = mask.size(-axis) == 1 || mask.size(-axis) == scores[scores.size() - axis];
+  }
+  check(broadcasts, "{}: expected a mask that broadcasts to the scores' shape {}, got {}", name, scores, mask.shape());
+}
 
-  Tensor forward(autograd::Context& ctx, const Tensor& scores) const {
-    const Tensor weights = empty(scores.shape(), scores.dtype(), scores.device());
-    if (weights.numel() > 0) {
-      const Tensor packed = contiguous_data(scores);
-      const kernels::AttentionWeightsForward args{
-          .scores = packed, .weights = weights, .scale = scale, .causal = causal};
-      on_device(scores.device(), [&](auto device) { kernels::attention_weights_forward(device, args); });
+void check_operands(const char* name, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int rank = q.dim();
+  check(rank >= 2 && k.dim() == rank && v.dim() == rank,
+        "{}: expected q, k and v of shapes (B, H, T, D), (B, Hkv, S, D) and (B, Hkv, S, Dv), got {}, {} and {}", name,
+        q.shape(), k.shape(), v.shape());
+  const int batch_axes = std::max(rank - 3, 0);
+  check(k.shape().slice(0, batch_axes) == q.shape().slice(0, batch_axes) &&
+            v.shape().slice(0, rank - 2) == k.shape().slice(0, rank - 2),
+        "{}: expected q, k and v with equal leading axes, got {}, {} and {}", name, q.shape(), k.shape(), v.shape());
+  if (rank >= 3) {
+    const std::int64_t heads = q.size(-3), key_heads = k.size(-3);
+    check(heads == key_heads || (key_heads > 0 && heads % key_heads == 0),
+          "{}: expected k and v with heads that divide the {} of q, got {}, {} and {}", name, heads, q.shape(),
+          k.shape(), v.shape());
+  }
+  check(k.size(-1) == q.size(-1), "{}: expected k with a last axis of {} as q's, got {}", name, q.size(-1), k.shape());
+  check(v.size(-2) == k.size(-2), "{}: expected v with {} rows as k, got {}", name, k.size(-2), v.shape());
+  check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+        "{}: expected one floating dtype, got {}, {} and {}", name, q.dtype(), k.dtype(), v.dtype());
+  check(k.device() == q.device() && v.device() == q.device(), "{}: expected one device, got {}, {} and {}", name,
+        q.device(), k.device(), v.device());
+}
+
+detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) {
+  const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
+  return {.scale = options.scale.value_or(1 / std::sqrt(width)),
+          .causal = options.causal,
+          .causal_offset = options.causal ? options.causal_offset : 0,
+          .dropout = options.dropout,
+          .dropout_key = options.dropout > 0 ? next_philox_key() : PhiloxKey{}};
+}
+
+// The kernel that takes it; nothing means composed.
+std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const AttentionOptions& options, const detail::AttentionRule& rule) {
+  const AttentionProblem problem{.cuda = q.device().is_cuda(),
+                                 .wgmma = detail::has_wgmma(q.device()),
+                                 .dtype = q.dtype(),
+                                 .rank = q.dim(),
+                                 .items = q.dim() == 4 ? q.size(0) * q.size(1) : 0,
+                                 .key_items = k.dim() == 4 ? k.size(0) * k.size(1) : 0,
+                                 .queries = q.size(-2),
+                                 .keys = k.size(-2),
+                                 .width = q.size(-1),
+                                 .value_width = v.size(-1),
+                                 .masked = options.mask.defined(),
+                                 .dropout = options.dropout,
+                                 .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
+  for (const AttentionBackend backend : plan_attention(problem)) {
+    if (options.backend != AttentionBackend::automatic && options.backend != backend) {
+      continue;
     }
-    ctx.save_for_backward(weights);
-    return weights;
+    if (backend == AttentionBackend::composed) {
+      return std::nullopt;
+    }
+    if (std::optional<detail::FusedCall> call = detail::prepare_fused_attention(backend, q, k, v, rule)) {
+      return call;
+    }
   }
-
-  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    return {autograd::apply(AttentionWeightsGradient{scale, causal}, dy, ctx.saved<1>()[0])};
-  }
-};
+  fail("{}: the {} backend does not take q {}, k {} and v {} of {} on {} with these options", name,
+       name_of(options.backend), q.shape(), k.shape(), v.shape(), q.dtype(), q.device());
+}
 
 }  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
   constexpr const char* kName = "scaled_dot_product_attention";
-  const int rank = q.dim();
-  check(rank >= 2 && k.dim() == rank && v.dim() == rank,
-        "{}: expected q, k and v of shapes (B, H, T, D), (B, H, S, D) and (B, H, S, Dv), got {}, {} and {}", kName,
-        q.shape(), k.shape(), v.shape());
-  const Shape leading = q.shape().slice(0, rank - 2);
-  check(k.shape().slice(0, rank - 2) == leading && v.shape().slice(0, rank - 2) == leading,
-        "{}: expected q, k and v with equal leading axes, got {}, {} and {}", kName, q.shape(), k.shape(), v.shape());
-  check(k.size(-1) == q.size(-1), "{}: expected k with a last axis of {} as q's, got {}", kName, q.size(-1), k.shape());
-  check(v.size(-2) == k.size(-2), "{}: expected v with {} rows as k, got {}", kName, k.size(-2), v.shape());
-  check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
-        "{}: expected one floating dtype, got {}, {} and {}", kName, q.dtype(), k.dtype(), v.dtype());
-  check(k.device() == q.device() && v.device() == q.device(), "{}: expected one device, got {}, {} and {}", kName,
-        q.device(), k.device(), v.device());
-  check(options.dropout >= 0 && options.dropout < 1, "{}: expected dropout in [0, 1), got {}", kName, options.dropout);
-
-  const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
-  const double scale = options.scale.value_or(1 / std::sqrt(width));
-  const Tensor scores = matmul(q, transpose(k, -1, -2));  // (B, H, T, S)
-  Tensor weights = autograd::apply(AttentionWeights{scale, options.causal}, scores);
-  if (options.dropout > 0) {
-    const Tensor kept = rand(weights.shape(), float32, weights.device()) >= options.dropout;
-    weights = where(kept, weights * (1 / (1 - options.dropout)), 0);
+  check_operands(kName, q, k, v);
+  check_options(kName, q, k, options);
+  const detail::AttentionRule rule = rule_of(q, options);
+  if (std::optional<detail::FusedCall> call = choose(kName, q, k, v, options, rule)) {
+    return detail::fused_attention(std::move(*call), q, k, v, rule);
   }
-  return matmul(weights, v);
+  return detail::composed_attention(q, k, v, options.mask, rule);
+}
+
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options) {
+  constexpr const char* kName = "self_attention";
+  check(qkv.dim() == 3 && heads >= 1 && qkv.size(2) % (3 * heads) == 0,
+        "{}: expected qkv of shape (B, T, 3 · heads · D) and at least one head, got {} and {} heads", kName,
+        qkv.shape(), heads);
+  check(is_floating(qkv.dtype()), "{}: expected a floating dtype, got {}", kName, qkv.dtype());
+  const std::int64_t width = qkv.size(2) / 3;
+  const auto by_head = [&](std::int64_t part) {  // (B, H, T, D)
+    const Tensor x = slice(qkv, 2, part * width, (part + 1) * width);
+    return transpose(reshape(x, {x.size(0), x.size(1), heads, width / heads}), 1, 2);
+  };
+  detail::AttentionRule rule;
+  std::optional<detail::FusedCall> call;
+  {
+    const autograd::InsideOp guard;  // these views are no part of the graph
+    const Tensor q = by_head(0), k = by_head(1), v = by_head(2);
+    check_options(kName, q, k, options);
+    rule = rule_of(q, options);
+    call = choose(kName, q, k, v, options, rule);
+  }
+  if (call) {
+    return detail::fused_self_attention(std::move(*call), qkv, rule);
+  }
+  const Tensor y = detail::composed_attention(by_head(0), by_head(1), by_head(2), options.mask, rule);
+  return reshape(transpose(y, 1, 2), {qkv.size(0), qkv.size(1), width});
 }
 
 }  // namespace mica

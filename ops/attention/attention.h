@@ -1,24 +1,52 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <mica/core/tensor.h>
 
 namespace mica {
 
-struct AttentionOptions {
-  bool causal = false;            ///< query i sees the keys up to i only, counted from the first of each
-  std::optional<double> scale{};  ///< of the scores; 1/√D unless given
-  double dropout = 0;             ///< share of the weights that is dropped; to be left at 0 outside of training
+/// Which implementation of attention runs. All compute scores and softmax in float32 (float64 for float64) and agree
+/// within the rounding of their results.
+enum class AttentionBackend {
+  automatic,  ///< the fastest that takes the problem, by its shape, dtype, device and options
+  composed,   ///< products and a softmax; keeps the weights (B, H, T, S) in float32; takes everything
+  blocked,    ///< CPU: one pass over blocks of keys
+  flash,      ///< CUDA, 16-bit floats: one kernel on tensor cores
+  cudnn,      ///< CUDA, 16-bit floats: cuDNN's kernel, if it was found when mica was built
 };
 
-/// Attention: y = dropout(softmax(scale · q · kᵀ)) · v, where a causal mask takes keys j > i out of row i's softmax.
+struct AttentionOptions {
+  bool causal = false;  ///< query t sees keys up to t + causal_offset only
+  /// 0 aligns the first query with the first key, as PyTorch's is_causal; S − T aligns the last with the last, as for
+  /// queries that continue S − T cached keys.
+  std::int64_t causal_offset = 0;
+  std::optional<double> scale{};  ///< of the scores; 1/√D unless given
+  double dropout = 0;             ///< share of the weights that is dropped; to be left at 0 outside of training
+  /// Broadcasts to (B, H, T, S). Boolean: keys that are true may be seen. Floating: added to the scaled scores;
+  /// differentiable.
+  Tensor mask{};
+  /// Anything but `automatic` throws where that implementation does not take the problem.
+  AttentionBackend backend = AttentionBackend::automatic;
+};
+
+/// Attention: y = dropout(softmax(scale · q · kᵀ + mask)) · v. A row without a key to see gives zeros.
 ///
-/// q (B, H, T, D), k (B, H, S, D), v (B, H, S, Dv) of one floating dtype on one device; any number of leading axes,
-/// equal in all three. Returns (B, H, T, Dv). Without keys (S = 0) it is zeros. Scores and weights are tensors of (B,
-/// H, T, S) in the dtype of q; the softmax is computed in float32 for 16-bit floats.
+/// q (B, H, T, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of one floating dtype on one device. Hkv divides H: query head h
+/// reads key head h / (H / Hkv) (grouped queries). Any number of leading axes before H, equal in all three, or none:
+/// (T, D) is one head. Returns (B, H, T, Dv).
 ///
-/// Vaswani et al., Attention Is All You Need, 2017.
+/// Scores, softmax and sums are in float32 for 16-bit floats, and the result is rounded once. One kernel with memory
+/// linear in T and S does it all where there is one: see AttentionBackend and attention_plan.h. Second derivatives go
+/// through the composed path.
+///
+/// Vaswani et al., Attention Is All You Need, 2017; Dao et al., FlashAttention, 2022; Ainslie et al., GQA, 2023.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+
+/// The same for queries, keys and values that one product made: qkv (B, T, 3 · C) has q, k and v side by side, each of
+/// C = heads · D columns. Returns (B, T, C), the heads side by side. Where one kernel does it, nothing is copied on the
+/// way in or out, and backward writes the three gradients into one (B, T, 3 · C).
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 
 }  // namespace mica

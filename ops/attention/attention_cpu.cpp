@@ -10,6 +10,7 @@
 
 #include <mica/core/parallel.h>
 #include <mica/ops/attention/attention_kernels.h>
+#include <mica/ops/attention/attention_rows_cpu.h>
 
 namespace mica::kernels {
 
@@ -17,37 +18,17 @@ namespace {
 
 constexpr std::int64_t kGrain = 8192;  // elements
 
-// A row in the accumulator's type. Aligned and a whole number of packets long, so that an element is computed in the
-// same way wherever its row lies.
-template <class S>
-using Row = Eigen::Array<S, Eigen::Dynamic, 1>;
-template <class S>
-using Head = Eigen::Map<Row<S>, Eigen::AlignedMax>;
-
-template <class S>
-std::int64_t padded(std::int64_t n) {
-  constexpr std::int64_t kPacket = Eigen::internal::packet_traits<S>::size;
-  return (n + kPacket - 1) / kPacket * kPacket;
-}
-
-// The first n elements, times scale, then `rest`.
-template <class S, class T>
-Head<S> load(const T* from, std::int64_t n, S scale, S rest, Row<S>& row) {
-  std::transform(from, from + n, row.data(), [scale](T value) { return static_cast<S>(value) * scale; });
-  std::fill(row.data() + n, row.data() + padded<S>(n), rest);
-  return {row.data(), padded<S>(n)};
-}
-
 // body(offset, seen) for every row: where it starts and how many of its columns count.
 template <class S, class Body>
-void for_rows(const Tensor& x, bool causal, Body body) {
+void for_rows(const Tensor& x, bool causal, std::int64_t offset, Body body) {
   const std::int64_t queries = x.size(-2);
   const std::int64_t keys = x.size(-1);
   parallel_for(x.numel() / keys, kGrain / keys + 1, [&](std::int64_t begin, std::int64_t end) {
     Row<S> first(padded<S>(keys));
     Row<S> second(padded<S>(keys));
     for (std::int64_t row = begin; row < end; ++row) {
-      body(row * keys, causal ? std::min(row % queries + 1, keys) : keys, first, second);
+      const std::int64_t seen = causal ? std::clamp<std::int64_t>(row % queries + 1 + offset, 0, keys) : keys;
+      body(row * keys, seen, first, second);
     }
   });
 }
@@ -59,15 +40,26 @@ void forward(const AttentionWeightsForward& args) {
   const T* const scores = args.scores.data<T>();
   T* const weights = args.weights.data<T>();
   const S scale = static_cast<S>(args.scale);
-  for_rows<S>(args.scores, args.causal, [&](std::int64_t at, std::int64_t seen, Row<S>& row, Row<S>&) {
-    Head<S> x = load(scores + at, seen, scale, -std::numeric_limits<S>::infinity(), row);
-    const S most = x.maxCoeff();
-    x = (x - most).exp();
-    const S share = 1 / x.sum();
-    std::transform(row.data(), row.data() + seen, weights + at,
-                   [share](S value) { return static_cast<T>(value * share); });
-    std::fill(weights + at + seen, weights + at + keys, static_cast<T>(S{0}));
-  });
+  for_rows<S>(args.scores, args.causal, args.causal_offset,
+              [&](std::int64_t at, std::int64_t seen, Row<S>& row, Row<S>&) {
+                constexpr S kNever = -std::numeric_limits<S>::infinity();
+                const auto sees_nothing = [&] { std::fill(weights + at, weights + at + keys, static_cast<T>(S{0})); };
+                if (seen == 0) {
+                  return sees_nothing();
+                }
+                Head<S> x = load(scores + at, seen, scale, kNever, row);
+                const S most = x.maxCoeff();
+                if (most == kNever && !x.isNaN().any()) {
+                  return sees_nothing();
+                }
+                x = (x - most).exp();
+                const S share = 1 / x.sum();
+                // Eigen's exp(-inf) is the smallest number there is, not 0.
+                std::transform(row.data(), row.data() + seen, scores + at, weights + at, [share](S value, T score) {
+                  return static_cast<T>(static_cast<S>(score) == kNever ? S{0} : value * share);
+                });
+                std::fill(weights + at + seen, weights + at + keys, static_cast<T>(S{0}));
+              });
 }
 
 template <class T>
@@ -78,14 +70,20 @@ void backward(const AttentionWeightsBackward& args) {
   const T* const dweights = args.dweights.data<T>();
   T* const dscores = args.dscores.data<T>();
   const S scale = static_cast<S>(args.scale);
-  for_rows<S>(args.weights, args.causal, [&](std::int64_t at, std::int64_t seen, Row<S>& first, Row<S>& second) {
-    const Head<S> p = load(weights + at, seen, S{1}, S{0}, first);
-    Head<S> dp = load(dweights + at, seen, S{1}, S{0}, second);
-    const S mean = (p * dp).sum();
-    dp = scale * p * (dp - mean);
-    std::transform(second.data(), second.data() + seen, dscores + at, [](S value) { return static_cast<T>(value); });
-    std::fill(dscores + at + seen, dscores + at + keys, static_cast<T>(S{0}));
-  });
+  for_rows<S>(args.weights, args.causal, args.causal_offset,
+              [&](std::int64_t at, std::int64_t seen, Row<S>& first, Row<S>& second) {
+                if (seen == 0) {
+                  std::fill(dscores + at, dscores + at + keys, static_cast<T>(S{0}));
+                  return;
+                }
+                const Head<S> p = load(weights + at, seen, S{1}, S{0}, first);
+                Head<S> dp = load(dweights + at, seen, S{1}, S{0}, second);
+                const S mean = (p * dp).sum();
+                dp = scale * p * (dp - mean);
+                std::transform(second.data(), second.data() + seen, dscores + at,
+                               [](S value) { return static_cast<T>(value); });
+                std::fill(dscores + at + seen, dscores + at + keys, static_cast<T>(S{0}));
+              });
 }
 
 }  // namespace

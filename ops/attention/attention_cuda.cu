@@ -20,8 +20,11 @@ struct Rows {
   std::int64_t queries;  // T
   std::int64_t keys;     // S
   bool causal;
+  std::int64_t offset;
 
-  __device__ std::int64_t seen(std::int64_t row) const { return causal ? min(row % queries + 1, keys) : keys; }
+  __device__ std::int64_t seen(std::int64_t row) const {
+    return causal ? max(std::int64_t{0}, min(row % queries + 1 + offset, keys)) : keys;
+  }
 };
 
 struct Add {
@@ -63,6 +66,16 @@ __device__ S over_block(S value, Op op, S* shared) {
   return result;
 }
 
+// What a row's largest score is taken for: rows without a score that counts are to sum up to 0, not to NaN.
+template <class S>
+__device__ S finite_most(S most) {
+  return most == -std::numeric_limits<S>::infinity() ? S{0} : most;
+}
+template <class S>
+__device__ S share_of(S sum) {
+  return sum == S{0} ? S{0} : 1 / sum;
+}
+
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
@@ -87,14 +100,14 @@ __global__ void __launch_bounds__(kThreads)
       values[i] = column < seen ? static_cast<S>(from[column]) * scale : -std::numeric_limits<S>::infinity();
       most = Larger{}(values[i], most);
     }
-    most = over_warp(most, Larger{});
+    most = finite_most(over_warp(most, Larger{}));
     S sum = 0;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       values[i] = i * kWarp + lane < seen ? exponential(values[i] - most) : S{0};
       sum += values[i];
     }
-    const S share = 1 / over_warp(sum, Add{});
+    const S share = share_of(over_warp(sum, Add{}));
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int column = i * kWarp + lane;
@@ -119,12 +132,12 @@ __global__ void __launch_bounds__(kLongThreads)
     for (std::int64_t column = threadIdx.x; column < seen; column += kLongThreads) {
       most = Larger{}(static_cast<S>(from[column]) * scale, most);
     }
-    most = over_block(most, Larger{}, shared);
+    most = finite_most(over_block(most, Larger{}, shared));
     S sum = 0;
     for (std::int64_t column = threadIdx.x; column < seen; column += kLongThreads) {
       sum += exponential(static_cast<S>(from[column]) * scale - most);
     }
-    const S share = 1 / over_block(sum, Add{}, shared);
+    const S share = share_of(over_block(sum, Add{}, shared));
     for (std::int64_t column = threadIdx.x; column < rows.keys; column += kLongThreads) {
       to[column] =
           static_cast<T>(column < seen ? exponential(static_cast<S>(from[column]) * scale - most) * share : S{0});
@@ -187,8 +200,13 @@ __global__ void __launch_bounds__(kLongThreads)
   }
 }
 
-Rows rows_of(const Tensor& x, bool causal) {
-  return {.count = x.numel() / x.size(-1), .queries = x.size(-2), .keys = x.size(-1), .causal = causal};
+template <class Args>
+Rows rows_of(const Tensor& x, const Args& args) {
+  return {.count = x.numel() / x.size(-1),
+          .queries = x.size(-2),
+          .keys = x.size(-1),
+          .causal = args.causal,
+          .offset = args.causal_offset};
 }
 
 // Calls f.operator()<kItems>(blocks, threads) with the columns that each lane of a warp keeps, or 0 for long rows.
@@ -210,7 +228,7 @@ void for_length(const Rows& rows, F&& f) {
 }  // namespace
 
 void attention_weights_forward(Cuda, const AttentionWeightsForward& args) {
-  const Rows rows = rows_of(args.scores, args.causal);
+  const Rows rows = rows_of(args.scores, args);
   on_dtype(FloatTypes{}, args.scores.dtype(), "attention_weights", [&]<class T>() {
     for_length(rows, [&]<int kItems>(unsigned blocks, unsigned threads) {
       const T* const scores = args.scores.data<T>();
@@ -228,7 +246,7 @@ void attention_weights_forward(Cuda, const AttentionWeightsForward& args) {
 }
 
 void attention_weights_backward(Cuda, const AttentionWeightsBackward& args) {
-  const Rows rows = rows_of(args.weights, args.causal);
+  const Rows rows = rows_of(args.weights, args);
   on_dtype(FloatTypes{}, args.weights.dtype(), "attention_weights", [&]<class T>() {
     for_length(rows, [&]<int kItems>(unsigned blocks, unsigned threads) {
       const T* const weights = args.weights.data<T>();

@@ -1,17 +1,21 @@
 #pragma once
 
+#include <cstdint>
+
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
 
 namespace mica::kernels {
 
-/// weights = softmax(scale · scores) along the last axis; with `causal`, row i of each matrix ends after column i and
-/// the rest of its weights are zeros. All contiguous, of one floating dtype and not empty.
+/// weights = softmax(scale · scores) along the last axis; with `causal`, row i of each matrix ends after column
+/// i + causal_offset and the rest of its weights are zeros. A row that is empty or all -inf gets zeros. All contiguous,
+/// of one floating dtype and not empty.
 struct AttentionWeightsForward {
   const Tensor& scores;   // (…, T, S)
   const Tensor& weights;  // (…, T, S)
   double scale;
   bool causal;
+  std::int64_t causal_offset;
 };
 
 /// dscores = scale · weights · (dweights − Σ weights · dweights), the sum along the row.
@@ -21,6 +25,7 @@ struct AttentionWeightsBackward {
   const Tensor& dscores;   // (…, T, S)
   double scale;
   bool causal;
+  std::int64_t causal_offset;
 };
 
 void attention_weights_forward(Cpu, const AttentionWeightsForward& args);

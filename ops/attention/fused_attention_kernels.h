@@ -24,11 +24,16 @@ struct FusedAttention {
 /// The gradients of FusedAttention. Deterministic: equal bits run after run.
 struct FusedAttentionBackward {
   Tensor q, k, v, out, lse, dout;  ///< as in the forward; dout (B, H, T, D)
-  Tensor dq, dk, dv;               ///< strided like q, k, v: may be slices of one (B, T, 3 · H · D) buffer
+  Tensor dq{}, dk{}, dv{};         ///< strided like q, k, v: may be slices of one (B, T, 3 · H · D) buffer
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
 };
+
+/// On the CPU, for every floating dtype; v and out may have a last axis of their own; lse is of the dtype that sums are
+/// kept in. Backward has one thread for each batch item and key head.
+void blocked_attention_forward(Cpu, const FusedAttention& args);
+void blocked_attention_backward(Cpu, const FusedAttentionBackward& args);
 
 /// Whether an implementation takes a problem: a pure function of shapes, strides, dtype and options, and of what the
 /// chip and the build have.

@@ -2,13 +2,19 @@
 
 #include <cstring>
 
+#include "tests/launches.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
+#include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/ops/attention/attention.h>
+#include <mica/ops/attention/attention_plan.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -28,29 +34,43 @@ struct Sums {
   }
 };
 
-// y and the gradients by their definitions, for (N, T, D), (N, S, D), (N, S, Dv).
+// y and the gradients by their definitions, for (…, H, T, D), (…, Hkv, S, D), (…, Hkv, S, Dv).
 struct Reference {
   Sums y, dq, dk, dv;
 };
 
-Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, bool causal, double scale) {
+struct ReferenceOptions {
+  bool causal = false;
+  std::int64_t offset = 0;
+  double scale = 1;
+  std::vector<double> added = {};  // to the scores (…, H, T, S), unless empty
+};
+
+Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
+                    const ReferenceOptions& options) {
   const std::int64_t width = q.size(-1), queries = q.size(-2), keys = k.size(-2), values = v.size(-1);
   const std::int64_t items = q.numel() / (queries * width);
+  const std::int64_t group = q.dim() >= 3 ? q.size(-3) / k.size(-3) : 1;  // heads that share a key head
   const std::vector<double> qs = to_vector<double>(q), ks = to_vector<double>(k), vs = to_vector<double>(v);
   const std::vector<double> gs = to_vector<double>(dy);
   Reference r{Sums(gs.size()), Sums(qs.size()), Sums(ks.size()), Sums(vs.size())};
   for (std::int64_t n = 0; n < items; ++n) {
     for (std::int64_t i = 0; i < queries; ++i) {
-      const double* const query = &qs[(n * queries + i) * width];
-      const double* const g = &gs[(n * queries + i) * values];
-      const std::int64_t seen = causal ? std::min(i + 1, keys) : keys;
-      std::vector<double> p(seen), dp(seen);
+      const std::int64_t row = n * queries + i, first = n / group * keys;
+      const double* const query = &qs[row * width];
+      const double* const g = &gs[row * values];
+      const std::int64_t seen = options.causal ? std::clamp<std::int64_t>(i + 1 + options.offset, 0, keys) : keys;
+      std::vector<double> p(seen), dp(seen), dp_size(seen);
       double most = -INFINITY, sum = 0, mean = 0, mean_size = 0;
       for (std::int64_t j = 0; j < seen; ++j) {
         for (std::int64_t d = 0; d < width; ++d) {
-          p[j] += scale * query[d] * ks[(n * keys + j) * width + d];
+          p[j] += options.scale * query[d] * ks[(first + j) * width + d];
         }
+        p[j] += options.added.empty() ? 0 : options.added[row * keys + j];
         most = std::max(most, p[j]);
+      }
+      if (most == -INFINITY) {
+        continue;  // sees nothing
       }
       for (double& x : p) {
         x = std::exp(x - most);
@@ -59,21 +79,22 @@ Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
       for (std::int64_t j = 0; j < seen; ++j) {
         p[j] /= sum;
         for (std::int64_t d = 0; d < values; ++d) {
-          const double value = vs[(n * keys + j) * values + d];
-          r.y.add((n * queries + i) * values + d, p[j] * value, p[j] * value);
-          r.dv.add((n * keys + j) * values + d, p[j] * g[d], p[j] * g[d]);
+          const double value = vs[(first + j) * values + d];
+          r.y.add(row * values + d, p[j] * value, p[j] * value);
+          r.dv.add((first + j) * values + d, p[j] * g[d], p[j] * g[d]);
           dp[j] += g[d] * value;
+          dp_size[j] = std::hypot(dp_size[j], g[d] * value);
         }
         mean += p[j] * dp[j];
-        mean_size += p[j] * std::abs(dp[j]);
+        mean_size += p[j] * dp_size[j];
       }
       for (std::int64_t j = 0; j < seen; ++j) {
-        const double dscore = scale * p[j] * (dp[j] - mean);
-        const double size = scale * p[j] * (std::abs(dp[j]) + mean_size);
+        const double dscore = options.scale * p[j] * (dp[j] - mean);
+        const double size = options.scale * p[j] * (dp_size[j] + mean_size);
         for (std::int64_t d = 0; d < width; ++d) {
-          const double key = ks[(n * keys + j) * width + d];
-          r.dq.add((n * queries + i) * width + d, dscore * key, size * key);
-          r.dk.add((n * keys + j) * width + d, dscore * query[d], size * query[d]);
+          const double key = ks[(first + j) * width + d];
+          r.dq.add(row * width + d, dscore * key, size * key);
+          r.dk.add((first + j) * width + d, dscore * query[d], size * query[d]);
         }
       }
     }
@@ -81,9 +102,18 @@ Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   return r;
 }
 
-void expect_sums(const Tensor& got, const Sums& expected, double tolerance, const std::string& what) {
-  expect_rows_close(got, expected.values, expected.scales, 1, tolerance, what);
+// `least`: terms that are smaller may get lost.
+void expect_sums(const Tensor& got, const Sums& expected, double tolerance, const std::string& what,
+                 double least = 1e-30) {
+  std::vector<double> scales = expected.scales;
+  for (double& scale : scales) {
+    scale = std::max(scale, least);
+  }
+  expect_rows_close(got, expected.values, scales, 1, tolerance, what);
 }
+
+// What is computed in float32 at least, and rounded once, may be off by so much of the size of its terms.
+double tolerance_of(DType dtype) { return dtype == float64 ? 1e-12 : 2e-5; }
 
 struct Sizes {
   std::int64_t queries, keys, width, values;
@@ -95,7 +125,7 @@ TEST(Attention, MatchesDefinition) {
                                  {33, 33, 8, 8}, {70, 70, 8, 16}, {2, 300, 4, 4}, {300, 2, 4, 4}};
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      const double tolerance = dtype == float64 ? 1e-12 : dtype == float32 ? 2e-5 : 4 * epsilon_of(dtype);
+      const double tolerance = tolerance_of(dtype);
       for (const Sizes& s : sizes) {
         for (const bool causal : {false, true}) {
           const Tensor q = randn({2, 3, s.queries, s.width}, dtype, device).requires_grad_();
@@ -108,7 +138,7 @@ TEST(Attention, MatchesDefinition) {
           ASSERT_EQ(y.shape(), dy.shape());
           y.backward(dy);
           const double scale = 1 / std::sqrt(static_cast<double>(s.width));
-          const Reference expected = reference(q, k, v, dy, causal, scale);
+          const Reference expected = reference(q, k, v, dy, {.causal = causal, .scale = scale});
           expect_sums(y, expected.y, tolerance, what + " y");
           expect_sums(q.grad(), expected.dq, tolerance, what + " dq");
           expect_sums(k.grad(), expected.dk, tolerance, what + " dk");
@@ -129,12 +159,11 @@ TEST(Attention, LongRows) {
         const Tensor dy = randn({1, 3, 4}, dtype, device);
         const Tensor y = scaled_dot_product_attention(q, k, v, {.scale = 1.5});
         y.backward(dy);
-        const Reference expected = reference(q, k, v, dy, false, 1.5);
-        const double tolerance = dtype == float64 ? 1e-12 : 2e-5;
-        expect_sums(y, expected.y, tolerance, "y");
-        expect_sums(q.grad(), expected.dq, tolerance, "dq");
-        expect_sums(k.grad(), expected.dk, tolerance, "dk");
-        expect_sums(v.grad(), expected.dv, tolerance, "dv");
+        const Reference expected = reference(q, k, v, dy, {.scale = 1.5});
+        expect_sums(y, expected.y, tolerance_of(dtype), "y");
+        expect_sums(q.grad(), expected.dq, tolerance_of(dtype), "dq");
+        expect_sums(k.grad(), expected.dk, tolerance_of(dtype), "dk");
+        expect_sums(v.grad(), expected.dv, tolerance_of(dtype), "dv");
       }
     }
   }
@@ -254,6 +283,400 @@ TEST(Attention, ThreadsDoNotChangeBits) {
     }
   }
   set_num_threads(before);
+}
+
+// Large scores are where a score that was rounded to 16 bits shows.
+TEST(Attention, SixteenBitsRoundTheResultOnly) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      for (const double sigma : {1, 2, 4}) {
+        const auto draw = [&](const Shape& shape) { return (randn(shape, float32, device) * sigma).to(dtype); };
+        const Tensor q = draw({2, 3, 40, 64}).requires_grad_(), k = draw({2, 3, 70, 64}).requires_grad_();
+        const Tensor v = randn({2, 3, 70, 64}, dtype, device).requires_grad_();
+        const Tensor dy = randn({2, 3, 40, 64}, dtype, device);
+        const Tensor y = scaled_dot_product_attention(
+            q, k, v, {.causal = true, .causal_offset = 30, .backend = AttentionBackend::composed});
+        y.backward(dy);
+        const Reference expected = reference(q, k, v, dy, {.causal = true, .offset = 30, .scale = 0.125});
+        const std::string what = fmt::format("{} on {}, sigma {}", dtype, device, sigma);
+        const double tolerance = tolerance_of(dtype) * sigma * sigma;  // float32's own error grows with the scores
+        expect_sums(y, expected.y, tolerance, what + " y");
+        expect_sums(q.grad(), expected.dq, tolerance, what + " dq");
+        expect_sums(k.grad(), expected.dk, tolerance, what + " dk");
+        expect_sums(v.grad(), expected.dv, tolerance, what + " dv");
+      }
+    }
+  }
+}
+
+TEST(Attention, SixteenBitScoresBeyondTheirRange) {
+  for (const Device device : test_devices()) {
+    const Tensor x = full({1, 2, 64}, 40, float16, device);  // scores of 102400 before scaling
+    expect_close(scaled_dot_product_attention(x, x, x), std::vector<double>(128, 40), 0, 0);
+  }
+}
+
+TEST(Attention, MasksAgreeWithTheDefinition) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{2, 1, 1, 7}, Shape{5, 7}, Shape{1, 3, 5, 1}}) {
+        for (const bool boolean_mask : {true, false}) {
+          const Tensor q = randn({2, 3, 5, 4}, dtype, device).requires_grad_();
+          const Tensor k = randn({2, 3, 7, 4}, dtype, device).requires_grad_();
+          const Tensor v = randn({2, 3, 7, 6}, dtype, device).requires_grad_();
+          const Tensor dy = randn({2, 3, 5, 6}, dtype, device);
+          const Tensor mask = boolean_mask ? rand(shape, float32, device) < 0.6 : randn(shape, float32, device);
+          const Tensor spread = broadcast_view(mask, {2, 3, 5, 7});
+          std::vector<double> added = to_vector<double>(spread);
+          if (boolean_mask) {
+            for (double& x : added) {
+              x = x != 0 ? 0 : -INFINITY;
+            }
+          }
+          const Tensor y = scaled_dot_product_attention(q, k, v, {.scale = -0.5, .mask = mask});
+          y.backward(dy);
+          const Reference expected = reference(q, k, v, dy, {.scale = -0.5, .added = added});
+          const double tolerance = tolerance_of(dtype);
+          const std::string what = fmt::format("{} on {}, mask {} {}", dtype, device, mask.dtype(), shape);
+          expect_sums(y, expected.y, tolerance, what);
+          expect_sums(q.grad(), expected.dq, tolerance, what + " dq");
+          expect_sums(k.grad(), expected.dk, tolerance, what + " dk");
+          expect_sums(v.grad(), expected.dv, tolerance, what + " dv");
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, RowsThatSeeNothingAreZeros) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const std::int64_t keys : {5, 100, 2000}) {  // each way in which a row is kept on CUDA
+        const Tensor q = randn({1, 3, 8}, dtype, device).requires_grad_();
+        const Tensor k = randn({1, keys, 8}, dtype, device).requires_grad_();
+        const Tensor v = randn({1, keys, 8}, dtype, device).requires_grad_();
+        const Tensor mask = ones({3, keys}, float32, device) > 0;
+        fill_data(slice(mask, 0, 1, 2), 0);
+        const Tensor added = where(mask, zeros({3, keys}, float32, device), -INFINITY);
+        for (const AttentionOptions& options : {AttentionOptions{.mask = mask}, AttentionOptions{.mask = added},
+                                                AttentionOptions{.causal = true, .causal_offset = -2}}) {
+          for (const Tensor& x : {q, k, v}) {
+            x.set_grad({});
+          }
+          const Tensor y = scaled_dot_product_attention(q, k, v, options);
+          y.backward(ones({1, 3, 8}, dtype, device));
+          expect_close(select(y, 1, 1), std::vector<double>(8, 0.0), 0, 0, "y of the row that sees nothing");
+          expect_close(select(q.grad(), 1, 1), std::vector<double>(8, 0.0), 0, 0, "its dq");
+          for (const Tensor& x : {y, q.grad(), k.grad(), v.grad()}) {
+            for (const double element : to_vector<double>(x)) {
+              ASSERT_TRUE(std::isfinite(element));
+            }
+          }
+          bool others = false;
+          for (const double element : to_vector<double>(select(y, 1, 2))) {
+            others = others || element != 0;
+          }
+          EXPECT_TRUE(others) << "the last row sees a key";
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, CausalOffsetsAgreeWithMasks) {
+  for (const Device device : test_devices()) {
+    for (const Sizes& s : {Sizes{5, 5, 4, 4}, Sizes{3, 9, 4, 4}, Sizes{9, 3, 4, 4}, Sizes{40, 300, 4, 4}}) {
+      const Tensor q = randn({2, s.queries, 4}, float64, device), k = randn({2, s.keys, 4}, float64, device);
+      const Tensor v = randn({2, s.keys, 4}, float64, device);
+      for (const std::int64_t offset : {std::int64_t{0}, s.keys - s.queries, std::int64_t{-1}, std::int64_t{2}}) {
+        const Tensor row = reshape(arange(s.queries, int64, device), {s.queries, 1});
+        const Tensor seen = arange(s.keys, int64, device) <= row + static_cast<double>(offset);
+        expect_close(scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = offset}),
+                     scaled_dot_product_attention(q, k, v, {.mask = seen}), 1e-12, 1e-12,
+                     fmt::format("T {}, S {}, offset {}", s.queries, s.keys, offset));
+      }
+    }
+  }
+}
+
+TEST(Attention, GroupedQueriesShareKeys) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      for (const std::int64_t key_heads : {1, 2, 6}) {
+        const Tensor q = transpose(randn({2, 5, 6, 4}, dtype, device), 1, 2).detach().requires_grad_();
+        const Tensor k = randn({2, key_heads, 7, 4}, dtype, device).requires_grad_();
+        const Tensor v = randn({2, key_heads, 7, 3}, dtype, device).requires_grad_();
+        const Tensor dy = randn({2, 6, 5, 3}, dtype, device);
+        const Tensor y = scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = 2});
+        ASSERT_EQ(y.shape(), dy.shape());
+        y.backward(dy);
+        const Reference expected = reference(q, k, v, dy, {.causal = true, .offset = 2, .scale = 0.5});
+        const double tolerance = tolerance_of(dtype);
+        const std::string what = fmt::format("{} on {}, {} key heads", dtype, device, key_heads);
+        expect_sums(y, expected.y, tolerance, what);
+        expect_sums(q.grad(), expected.dq, tolerance, what + " dq");
+        expect_sums(k.grad(), expected.dk, tolerance, what + " dk");
+        expect_sums(v.grad(), expected.dv, tolerance, what + " dv");
+      }
+    }
+  }
+}
+
+TEST(Attention, GradientsWithMasksAndGroups) {
+  for (const Device device : test_devices()) {
+    const Tensor seen = rand({4, 5}, float32, device) < 0.7;
+    const Tensors inputs{randn({2, 4, 4, 3}, float64, device), randn({2, 2, 5, 3}, float64, device),
+                         randn({2, 2, 5, 2}, float64, device), randn({1, 4, 1, 5}, float64, device)};
+    EXPECT_TRUE(autograd::gradcheck(
+        [&](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
+          return scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = 1, .mask = mask});
+        },
+        inputs));
+    EXPECT_TRUE(
+        autograd::gradcheck([&](const Tensor& q, const Tensor& k,
+                                const Tensor& v) { return scaled_dot_product_attention(q, k, v, {.mask = seen}); },
+                            {inputs[0], inputs[1], inputs[2]}));
+  }
+}
+
+TEST(Attention, PackedIsTheSame) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      const Tensor qkv = randn({2, 9, 3 * 24}, dtype, device).requires_grad_();
+      const Tensor dy = randn({2, 9, 24}, dtype, device);
+      const AttentionOptions options{.causal = true};
+      const Tensor y = self_attention(qkv, 3, options);
+      ASSERT_EQ(y.shape(), dy.shape());
+      y.backward(dy);
+      const Tensor gradient = qkv.grad();
+      qkv.set_grad({});
+      const Tensors parts = split(qkv, 24, 2);
+      const auto by_head = [](const Tensor& x) { return transpose(reshape(x, {2, 9, 3, 8}), 1, 2); };
+      const Tensor wanted =
+          scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), options);
+      wanted.backward(by_head(dy));
+      expect_close(y, reshape(transpose(wanted, 1, 2), {2, 9, 24}), 0, 0);
+      expect_close(gradient, qkv.grad(), 0, 0);
+    }
+  }
+}
+
+// The kernels that are there, on problems that each of them takes: against the definition, and that they repeat their
+// bits, read strided operands and leave second derivatives to the composed path.
+struct FusedCase {
+  std::int64_t batch, heads, key_heads, queries, keys, width;
+  bool causal;
+  std::int64_t offset;
+};
+
+bool takes(AttentionBackend backend, const FusedCase& c, DType dtype, Device device) {
+  const Tensor q = empty({c.batch, c.heads, c.queries, c.width}, dtype, device);
+  const Tensor k = empty({c.batch, c.key_heads, c.keys, c.width}, dtype, device);
+  try {
+    scaled_dot_product_attention(q, k, k, {.causal = c.causal, .causal_offset = c.offset, .backend = backend});
+    return true;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("backend does not take"), std::string::npos) << error.what();
+    return false;
+  }
+}
+
+const std::vector<FusedCase>& fused_cases() {
+  static const std::vector<FusedCase> cases{
+      {1, 1, 1, 64, 64, 64, false, 0},   {2, 3, 3, 128, 128, 64, true, 0},  {2, 3, 3, 100, 100, 64, true, 0},
+      {1, 2, 2, 1, 1, 32, false, 0},     {1, 2, 2, 1, 130, 64, false, 0},   {2, 4, 2, 65, 65, 128, true, 0},
+      {1, 8, 1, 70, 200, 64, true, 130}, {1, 2, 2, 200, 70, 64, true, 0},   {1, 2, 2, 50, 190, 80, false, 0},
+      {1, 3, 3, 257, 257, 96, true, 0},  {1, 2, 1, 300, 513, 40, false, 0}, {3, 2, 2, 64, 192, 128, true, 128},
+      {1, 1, 1, 512, 512, 64, true, 0},
+  };
+  return cases;
+}
+
+TEST(Attention, FusedKernelsAgreeWithTheDefinition) {
+  int runs = 0;
+  for (const Device device : test_devices()) {
+    for (const AttentionBackend backend :
+         {AttentionBackend::blocked, AttentionBackend::flash, AttentionBackend::cudnn}) {
+      for (const DType dtype : {bfloat16, float16}) {
+        for (const FusedCase& c : fused_cases()) {
+          if (!takes(backend, c, dtype, device)) {
+            continue;
+          }
+          const double sigma = c.queries % 2 == 0 ? 1 : 4;
+          const auto draw = [&](const Shape& shape) { return (randn(shape, float32, device) * sigma).to(dtype); };
+          const Tensor q = draw({c.batch, c.heads, c.queries, c.width});
+          const Tensor k = draw({c.batch, c.key_heads, c.keys, c.width});
+          const Tensor v = randn({c.batch, c.key_heads, c.keys, c.width}, dtype, device);
+          const Tensor dy = randn({c.batch, c.heads, c.queries, c.width}, dtype, device);
+          AttentionOptions options{.causal = c.causal, .causal_offset = c.offset};
+          ++runs;
+          options.backend = backend;
+          const auto run = [&] {
+            const Tensor qs = q.detach().requires_grad_(), ks = k.detach().requires_grad_();
+            const Tensor vs = v.detach().requires_grad_();
+            const Tensor y = scaled_dot_product_attention(qs, ks, vs, options);
+            y.backward(dy);
+            return Tensors{y.detach(), qs.grad(), ks.grad(), vs.grad()};
+          };
+          cuda::LaunchRecord record;
+          const Tensors got = run(), again = run();
+          const double scale = 1 / std::sqrt(static_cast<double>(c.width));
+          const Reference expected = reference(q, k, v, dy, {.causal = c.causal, .offset = c.offset, .scale = scale});
+          const std::string what = fmt::format("backend {}, {}, sigma {}, B {} H {}/{} T {} S {} D {} causal {} + {}",
+                                               static_cast<int>(backend), dtype, sigma, c.batch, c.heads, c.key_heads,
+                                               c.queries, c.keys, c.width, c.causal, c.offset);
+          // Weights and their gradients are rounded to 16 bits for the tensor cores.
+          const double share = 4 * epsilon_of(dtype);
+          const double least = dtype == float16 ? 1e-4 : 1e-30;  // weights below 2⁻²⁴ are 0 there
+          expect_sums(got[0], expected.y, share, what + " y", least);
+          expect_sums(got[1], expected.dq, share, what + " dq", least);
+          expect_sums(got[2], expected.dk, share, what + " dk", least);
+          expect_sums(got[3], expected.dv, share, what + " dv", least);
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            expect_same_bits(again[i], got[i], what + ": the same again");
+          }
+          if (backend == AttentionBackend::cudnn) {
+            expect_launched(record, device, {"cudnn_attention_forward", "cudnn_attention_backward"}, what);
+          }
+        }
+      }
+    }
+  }
+  if (runs == 0) {
+    GTEST_SKIP() << "no fused kernel here";
+  }
+}
+
+TEST(Attention, FusedKernelsReadAndWritePackedTensors) {
+  int runs = 0;
+  for (const Device device : test_devices()) {
+    for (const AttentionBackend backend :
+         {AttentionBackend::blocked, AttentionBackend::flash, AttentionBackend::cudnn}) {
+      if (!takes(backend, {2, 2, 2, 100, 100, 64, true, 0}, bfloat16, device)) {
+        continue;
+      }
+      ++runs;
+      const Tensor qkv = randn({2, 100, 3 * 128}, bfloat16, device).requires_grad_();
+      const Tensor dy = randn({2, 100, 128}, bfloat16, device);
+      AttentionOptions options{.causal = true};
+      const auto by_head = [](const Tensor& x) { return transpose(reshape(x, {2, 100, 2, 64}), 1, 2); };
+      const Tensors parts = split(qkv.detach(), 128, 2);
+      const Tensor q = contiguous(by_head(parts[0])), k = contiguous(by_head(parts[1]));
+      const Tensor v = contiguous(by_head(parts[2]));
+      options.backend = backend;
+      for (const Tensor& x : {q, k, v}) {
+        x.requires_grad_();
+      }
+      const Tensor y = self_attention(qkv, 2, options), wanted = scaled_dot_product_attention(q, k, v, options);
+      y.backward(dy);
+      wanted.backward(by_head(dy));
+      expect_close(by_head(y), wanted, 0, 0);
+      const Tensors gradients = split(qkv.grad(), 128, 2);
+      expect_close(by_head(gradients[0]), q.grad(), 0, 0);
+      expect_close(by_head(gradients[1]), k.grad(), 0, 0);
+      expect_close(by_head(gradients[2]), v.grad(), 0, 0);
+    }
+  }
+  if (runs == 0) {
+    GTEST_SKIP() << "no fused kernel here";
+  }
+}
+
+TEST(Attention, SecondDerivativesOfFusedKernelsAreTheComposedOnes) {
+  int runs = 0;
+  for (const Device device : test_devices()) {
+    for (const AttentionBackend backend :
+         {AttentionBackend::blocked, AttentionBackend::flash, AttentionBackend::cudnn}) {
+      if (!takes(backend, {1, 2, 2, 64, 64, 64, true, 0}, bfloat16, device)) {
+        continue;
+      }
+      ++runs;
+      const Tensor qkv = randn({1, 64, 3 * 128}, bfloat16, device).requires_grad_();
+      const Tensor dy = randn({1, 64, 128}, bfloat16, device), weight = randn({1, 64, 3 * 128}, bfloat16, device);
+      const auto second = [&](AttentionBackend which) {
+        const Tensor y = self_attention(qkv, 2, {.causal = true, .backend = which});
+        const Tensor first = autograd::grad({y}, {qkv}, {dy}, {.create_graph = true})[0];
+        return autograd::grad({first}, {qkv}, {weight})[0];
+      };
+      const Tensor wanted = second(AttentionBackend::composed);
+      expect_rows_close(second(backend), to_vector<double>(wanted), wanted.size(-1), 1e-2, "second derivative");
+    }
+  }
+  if (runs == 0) {
+    GTEST_SKIP() << "no fused kernel here";
+  }
+}
+
+TEST(Attention, PlanChoosesByTheProblem) {
+  using enum AttentionBackend;
+  const AttentionProblem gpt2{.cuda = true,
+                              .wgmma = true,
+                              .dtype = bfloat16,
+                              .items = 32 * 12,
+                              .key_items = 32 * 12,
+                              .queries = 1024,
+                              .keys = 1024,
+                              .width = 64,
+                              .value_width = 64};
+  const auto with = [&](auto change) {
+    AttentionProblem problem = gpt2;
+    change(problem);
+    return plan_attention(problem);
+  };
+  const std::vector flash_first{flash, cudnn, composed}, cudnn_first{cudnn, flash, composed};
+  EXPECT_EQ(plan_attention(gpt2), flash_first);
+  EXPECT_EQ(with([](auto& p) { p.dtype = float16; }), flash_first);
+  // Wide heads, and chips without the fast kernel: cuDNN, unless lengths vary or its workspace is large.
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128; }), cudnn_first);
+  EXPECT_EQ(with([](auto& p) { p.wgmma = false; }), cudnn_first);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128, p.queries = 1023; }), flash_first);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128, p.keys = 1; }), flash_first);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128, p.items = 512; }), cudnn_first);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128, p.items = 513; }), flash_first);
+  const std::vector only_composed{composed};
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 136; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 24; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 68; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.value_width = 128; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.dtype = float32; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.masked = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.dropout = 0.1; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.empty = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.rank = 3; }), only_composed);
+  const auto on_cpu = [&](std::int64_t key_items, std::int64_t queries, DType dtype) {
+    return with([&](auto& p) {
+      p.cuda = false;
+      p.key_items = key_items;
+      p.queries = queries;
+      p.dtype = dtype;
+    });
+  };
+  const std::vector blocked_first{blocked, composed}, composed_first{composed, blocked};
+  EXPECT_EQ(on_cpu(4, 64, float32), blocked_first);
+  EXPECT_EQ(on_cpu(4, 64, float64), blocked_first);
+  EXPECT_EQ(on_cpu(3, 64, bfloat16), composed_first);
+  EXPECT_EQ(on_cpu(1, 4096, float32), blocked_first);
+}
+
+TEST(Attention, OptionErrors) {
+  const Tensor x = ones({2, 4, 3, 8});
+  const auto attention = [&](const AttentionOptions& options) { scaled_dot_product_attention(x, x, x, options); };
+  expect_error([&] { attention({.mask = ones({3, 3}, int64)}); }, "expected a boolean or floating mask, got int64");
+  expect_error([&] { attention({.mask = ones({3, 2})}); }, "expected a mask that broadcasts to the scores' shape");
+  expect_error([&] { attention({.mask = ones({1, 2, 4, 3, 3})}); }, "[2, 4, 3, 3], got [1, 2, 4, 3, 3]");
+  expect_error([&] { attention({.causal_offset = 4}); }, "expected causal_offset in [-3, 3]");
+  expect_error([&] { attention({.causal_offset = INT64_MIN}); }, "expected causal_offset in [-3, 3]");
+  expect_error([&] { attention({.backend = AttentionBackend::cudnn}); },
+               "the cudnn backend does not take q [2, 4, 3, 8]");
+  expect_error(
+      [&] {
+        scaled_dot_product_attention(x, ones({2, 3, 3, 8}), ones({2, 3, 3, 8}));
+      },
+      "expected k and v with heads that divide the 4 of q");
+  expect_error([&] { self_attention(ones({2, 3, 25}), 1); }, "self_attention: expected qkv of shape (B, T, 3");
+  expect_error([&] { self_attention(ones({2, 24}), 1); }, "expected qkv of shape");
+  expect_error([&] { self_attention(ones({2, 3, 24}), 0); }, "at least one head");
+  expect_error([&] { self_attention(ones({2, 3, 24}, int64), 1); }, "expected a floating dtype, got int64");
 }
 
 TEST(Attention, Errors) {

@@ -1,0 +1,122 @@
+#pragma once
+
+// A thin layer over the graph API of cuDNN 9 (cudnn_graph.h): a graph of operations on 4-d tensors is built, compiled
+// to a plan by the library's own heuristics, and run on pointers. Only built where cuDNN is (MICA_WITH_CUDNN).
+
+#include <cudnn.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mica::cuda {
+
+/// Throws CudaError unless `status` is success. The message has cuDNN's own explanation.
+void check(cudnnStatus_t status, const char* what, std::source_location where = std::source_location::current());
+
+/// This thread's cuDNN handle for the current device, set to the current stream.
+cudnnHandle_t cudnn_handle();
+
+/// Owns a backend descriptor.
+class CudnnDescriptor {
+ public:
+  explicit CudnnDescriptor(cudnnBackendDescriptorType_t type);
+
+  template <class T>
+  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
+    set_array(name, type, 1, &value);
+  }
+  void set(cudnnBackendAttributeName_t name, const CudnnDescriptor& value);
+  void set_array(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
+                 const void* values);
+  void finalize();
+  cudnnBackendDescriptor_t get() const { return pointer_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(void* descriptor) const { (void)cudnnBackendDestroyDescriptor(descriptor); }
+  };
+  std::unique_ptr<void, Destroy> pointer_;
+};
+
+/// The properties of the current device.
+CudnnDescriptor cudnn_device();
+
+/// A graph that was compiled for one device. Threads may run it at the same time, each with a handle and a workspace of
+/// its own.
+class CudnnPlan {
+ public:
+  std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  /// Whether the engine repeats its results bit by bit.
+  bool deterministic() const { return deterministic_; }
+  /// The number of the engine.
+  std::int64_t engine() const { return engine_; }
+
+  /// Runs it in the order of the current stream. `data` has one device pointer for each tensor() of the graph, in
+  /// order.
+  void run(const std::vector<void*>& data, void* workspace) const;
+
+ private:
+  friend class CudnnGraph;
+  explicit CudnnPlan(CudnnDescriptor plan) : plan_(std::move(plan)) {}
+
+  CudnnDescriptor plan_;
+  std::vector<std::int64_t> ids_;
+  std::vector<float> scalars_;  // every by-value tensor holds 4 bytes
+  std::int64_t workspace_bytes_ = 0;
+  bool deterministic_ = true;
+  std::int64_t engine_ = -1;
+};
+
+class CudnnGraph {
+ public:
+  using Axes = std::array<std::int64_t, 4>;
+  /// A tensor of the graph.
+  struct Node {
+    std::int64_t id;
+    Axes sizes;
+  };
+
+  /// Device memory: the i-th call describes the i-th pointer of CudnnPlan::run. Aligned to 16 bytes.
+  Node tensor(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
+  /// A number that the plan keeps.
+  Node scalar(float value);
+  Node scalar(std::int32_t value);
+  /// A result that stays inside the kernel. Row-major unless strides are given.
+  Node inner(cudnnDataType_t type, const Axes& sizes);
+  Node inner(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
+
+  // Operations write `to` and return it. Computed in float32 unless said.
+  Node matmul(Node a, Node b, Node to);
+  Node pointwise(cudnnPointwiseMode_t mode, Node x, Node to, cudnnDataType_t compute = CUDNN_DATA_FLOAT);
+  Node pointwise(cudnnPointwiseMode_t mode, Node x, Node b, Node to, cudnnDataType_t compute = CUDNN_DATA_FLOAT);
+  /// Where `condition`, x, else b.
+  Node select(Node x, Node b, Node condition, Node to);
+  /// The index along an axis.
+  Node index(Node like, std::int64_t axis, Node to);
+  Node reduce(cudnnReduceTensorOp_t op, Node x, Node to);
+  /// The same elements with the strides of `to`.
+  Node reshape(Node x, Node to);
+
+  /// The first engine that cuDNN's heuristics recommend for a device and that builds; null if there is none for this
+  /// graph, with what cuDNN said about it in *reason.
+  std::unique_ptr<CudnnPlan> compile(const CudnnDescriptor& device, std::string* reason);
+
+ private:
+  Node add(cudnnDataType_t type, const Axes& sizes, const Axes& strides, bool is_virtual, bool by_value);
+  CudnnDescriptor& operation(cudnnBackendDescriptorType_t type);
+  cudnnBackendDescriptor_t tensor_of(Node node) const { return tensors_[static_cast<std::size_t>(node.id - 1)].get(); }
+
+  std::vector<CudnnDescriptor> tensors_;  // id − 1
+  std::vector<CudnnDescriptor> settings_;
+  std::vector<CudnnDescriptor> operations_;
+  std::vector<std::int64_t> memory_ids_;
+  std::vector<std::int64_t> scalar_ids_;
+  std::vector<float> scalars_;
+};
+
+}  // namespace mica::cuda

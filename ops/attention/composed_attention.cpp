@@ -1,0 +1,158 @@
+#include <limits>
+
+#include <mica/autograd/function.h>
+#include <mica/core/copy.h>
+#include <mica/ops/attention/attention_kernels.h>
+#include <mica/ops/attention/composed_attention_ops.h>
+#include <mica/ops/dropout/dropout.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
+
+namespace mica::detail {
+
+namespace {
+
+// dscores = scale · weights · (dweights − Σ dweights · weights), row by row. Where the mask is, weights are 0.
+struct AttentionWeightsGradient {
+  static constexpr bool composed = true;
+  double scale;
+  bool causal;
+  std::int64_t causal_offset;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& dweights, const Tensor& weights) const {
+    const Tensor dscores = empty(dweights.shape(), dweights.dtype(), dweights.device());
+    if (dscores.numel() > 0) {
+      const Tensor packed = contiguous_data(dweights);
+      const kernels::AttentionWeightsBackward args{.weights = weights,
+                                                   .dweights = packed,
+                                                   .dscores = dscores,
+                                                   .scale = scale,
+                                                   .causal = causal,
+                                                   .causal_offset = causal_offset};
+      on_device(dscores.device(), [&](auto device) { kernels::attention_weights_backward(device, args); });
+    }
+    ctx.save_for_backward(dweights, weights);
+    return dscores;
+  }
+  Tensors backward(autograd::Context& ctx, const Tensor& ddscores) const {
+    const auto [dweights, weights] = ctx.saved<2>();
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = autograd::apply(*this, ddscores, weights);  // it is its own transpose
+    }
+    if (ctx.needs_grad(1)) {
+      const auto row_sum = [](const Tensor& x) { return sum(x, {-1}, true); };
+      gradients[1] =
+          (ddscores * (dweights - row_sum(dweights * weights)) - dweights * row_sum(ddscores * weights)) * scale;
+    }
+    return gradients;
+  }
+};
+
+// softmax(scale · scores) with the causal mask, in one pass each way.
+struct AttentionWeights {
+  static constexpr bool composed = true;
+  double scale;
+  bool causal;
+  std::int64_t causal_offset;
+
+  Tensor forward(autograd::Context& ctx, const Tensor& scores) const {
+    const Tensor weights = empty(scores.shape(), scores.dtype(), scores.device());
+    if (weights.numel() > 0) {
+      const Tensor packed = contiguous_data(scores);
+      const kernels::AttentionWeightsForward args{
+          .scores = packed, .weights = weights, .scale = scale, .causal = causal, .causal_offset = causal_offset};
+      on_device(scores.device(), [&](auto device) { kernels::attention_weights_forward(device, args); });
+    }
+    ctx.save_for_backward(weights);
+    return weights;
+  }
+
+  Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
+    return {autograd::apply(AttentionWeightsGradient{scale, causal, causal_offset}, dy, ctx.saved<1>()[0])};
+  }
+};
+
+// Products of query heads with the key head that they share: (…, Hkv, H / Hkv · T, n) instead of (…, H, T, n).
+class Groups {
+ public:
+  Groups(const Tensor& q, const Tensor& k)
+      : grouped_(q.dim() >= 3 && q.size(-3) != k.size(-3)),
+        heads_(q.dim() >= 3 ? q.size(-3) : 1),
+        key_heads_(k.dim() >= 3 ? k.size(-3) : 1),
+        queries_(q.size(-2)) {}
+
+  Tensor by_key_head(const Tensor& x) const {
+    return grouped_ ? reshaped(x, key_heads_, heads_ / key_heads_ * queries_) : x;
+  }
+  Tensor by_query_head(const Tensor& x) const { return grouped_ ? reshaped(x, heads_, queries_) : x; }
+
+ private:
+  static Tensor reshaped(const Tensor& x, std::int64_t heads, std::int64_t rows) {
+    Shape shape = x.shape().slice(0, x.dim() - 3);
+    shape.push_back(heads);
+    shape.push_back(rows);
+    shape.push_back(x.size(-1));
+    return reshape(x, shape);
+  }
+
+  bool grouped_;
+  std::int64_t heads_, key_heads_, queries_;
+};
+
+DType compute_dtype(DType dtype) { return dtype == float64 ? float64 : float32; }
+
+Tensor transposed(const Tensor& x) { return transpose(x, -1, -2); }
+
+// The same elements are dropped for the same key.
+Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
+  if (rule.dropout == 0) {
+    return weights;
+  }
+  const std::vector<PhiloxKey> keys{rule.dropout_key};
+  const ReplayPhiloxKeys replay(keys);
+  return dropout(weights, rule.dropout);
+}
+
+}  // namespace
+
+Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                          const AttentionRule& rule) {
+  const DType dtype = compute_dtype(q.dtype());
+  const Groups groups(q, k);
+  const Tensor queries = groups.by_key_head(q.to(dtype));
+  Tensor scores = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
+  double scale = rule.scale;
+  if (mask.defined()) {
+    // A mask of -inf must not meet a scale that is negative or 0.
+    scores = scores * scale;
+    scale = 1;
+    scores = mask.dtype() == boolean ? where(mask, scores, -std::numeric_limits<double>::infinity())
+                                     : scores + mask.to(dtype);
+  }
+  const Tensor weights =
+      dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
+  return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());
+}
+
+Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
+                                     const AttentionRule& rule) {
+  const DType dtype = compute_dtype(q.dtype());
+  const Groups groups(q, k);
+  const Tensor queries = groups.by_key_head(q.to(dtype)), keys = k.to(dtype), values = v.to(dtype);
+  const Tensor douts = groups.by_key_head(dy.to(dtype));
+  const Tensor scores = groups.by_query_head(matmul(queries, transposed(keys)));
+  const Tensor weights = autograd::apply(AttentionWeights{rule.scale, rule.causal, rule.causal_offset}, scores);
+  const Tensor dvalues = matmul(transposed(groups.by_key_head(dropped(weights, rule))), douts);
+  const Tensor dweights = dropped(groups.by_query_head(matmul(douts, transposed(values))), rule);
+  const Tensor dscores = groups.by_key_head(
+      autograd::apply(AttentionWeightsGradient{rule.scale, rule.causal, rule.causal_offset}, dweights, weights));
+  const Tensor dqueries = groups.by_query_head(matmul(dscores, keys));
+  const Tensor dkeys = matmul(transposed(dscores), queries);
+  return {dqueries.to(q.dtype()), dkeys.to(q.dtype()), dvalues.to(q.dtype())};
+}
+
+}  // namespace mica::detail

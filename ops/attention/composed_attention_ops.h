@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include <mica/core/rng.h>
+#include <mica/core/tensor.h>
+
+namespace mica::detail {
+
+/// AttentionOptions with all that they leave open decided.
+struct AttentionRule {
+  double scale = 1;
+  bool causal = false;
+  std::int64_t causal_offset = 0;
+  double dropout = 0;
+  PhiloxKey dropout_key{};  // of the weights (B, H, T, S), as dropout() draws them
+};
+
+/// Attention made of recorded ops, for checked arguments; `mask` may be undefined. 16-bit inputs are cast to float32
+/// first and the result back.
+Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                          const AttentionRule& rule);
+
+/// The gradients of q, k and v (those that are wanted) for dy, made of recorded ops, for an attention without mask.
+Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
+                                     const AttentionRule& rule);
+
+}  // namespace mica::detail
