@@ -78,6 +78,9 @@ if(MICA_WITH_CUDA)
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PUBLIC $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
+  # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
+  # compiler does not choose where to fuse a product and a sum.
+  set_source_files_properties(optim/adamw_cuda.cu optim/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   if(MICA_PTXAS_VERBOSE)
     target_compile_options(mica PRIVATE $<${mica_cuda}:-Xptxas=-v>)
   endif()

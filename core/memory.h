@@ -28,6 +28,12 @@ void deallocate(Cpu, void* data, std::size_t bytes, void* stream) noexcept;
 void* allocate(Cuda, std::size_t bytes, void** stream);
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept;
 
+/// Writes a few kilobytes of the host's memory, as they are now, to the current device in the order of the current
+/// stream. They travel as a kernel's arguments: `from` is free on return, nobody waits, and a CUDA graph that captures
+/// it writes the same bytes at each replay.
+void write(Cpu, void* to, const void* from, std::size_t bytes);
+void write(Cuda, void* to, const void* from, std::size_t bytes);
+
 /// Copies bytes from one device to another, in the order of the current stream. One of them is the current GPU: that of
 /// `from`, if it is a GPU. A copy from a GPU has arrived on return; one from the host has been read, and does not wait
 /// for work before it unless it is large. Throws while a CUDA graph is captured.

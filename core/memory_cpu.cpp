@@ -164,4 +164,6 @@ void deallocate(Cpu, void* data, std::size_t bytes, void*) noexcept {
   }
 }
 
+void write(Cpu, void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+
 }  // namespace mica::memory

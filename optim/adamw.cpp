@@ -8,30 +8,32 @@ namespace mica::optim {
 
 namespace {
 
-std::vector<Tensors> parameters_of(const std::vector<AdamW::Group>& groups) {
-  std::vector<Tensors> result;
-  for (const AdamW::Group& group : groups) {
-    result.push_back(group.parameters);
+std::vector<double> checked_scalars(const AdamWOptions& o) {
+  check_lr("AdamW", o.lr);
+  for (const double beta : o.betas) {
+    check(beta >= 0 && beta < 1, "AdamW: expected betas in [0, 1), got {} and {}", o.betas[0], o.betas[1]);
   }
-  return result;
+  check(o.eps >= 0 && std::isfinite(o.eps), "AdamW: expected eps >= 0, got {}", o.eps);
+  check(o.weight_decay >= 0 && std::isfinite(o.weight_decay), "AdamW: expected weight_decay >= 0, got {}",
+        o.weight_decay);
+  return {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay};
 }
 
 }  // namespace
 
 AdamW::AdamW(const Tensors& parameters, AdamWOptions options) : AdamW(std::vector<Group>{{parameters, options}}) {}
 
-AdamW::AdamW(const std::vector<Group>& groups) : Optimizer("AdamW", parameters_of(groups), {"exp_avg", "exp_avg_sq"}) {
-  for (const Group& group : groups) {
-    const AdamWOptions& o = group.options;
-    check_lr("AdamW", o.lr);
-    for (const double beta : o.betas) {
-      check(beta >= 0 && beta < 1, "AdamW: expected betas in [0, 1), got {} and {}", o.betas[0], o.betas[1]);
-    }
-    check(o.eps >= 0, "AdamW: expected eps >= 0, got {}", o.eps);
-    check(o.weight_decay >= 0, "AdamW: expected weight_decay >= 0, got {}", o.weight_decay);
-    options_.push_back(o);
-  }
-}
+AdamW::AdamW(const std::vector<Group>& groups)
+    : Optimizer("AdamW", [&] {
+        std::vector<GroupSpec> specs;
+        for (const Group& group : groups) {
+          specs.push_back({.parameters = group.parameters,
+                           .scalars = checked_scalars(group.options),
+                           .state_names = {"exp_avg", "exp_avg_sq"},
+                           .master_weights = group.options.master_weights});
+        }
+        return specs;
+      }()) {}
 
 std::vector<AdamW::Group> AdamW::decay_matrices(const Tensors& parameters, AdamWOptions options) {
   Group decayed{{}, options}, others{{}, options};
@@ -42,27 +44,8 @@ std::vector<AdamW::Group> AdamW::decay_matrices(const Tensors& parameters, AdamW
   return {decayed, others};
 }
 
-void AdamW::set_lr(std::size_t group, double lr) {
-  check_lr("AdamW", lr);
-  options_.at(group).lr = lr;
-}
-
-void AdamW::update(const Tensor& parameter, const Tensor& grad, const Tensors& states, std::int64_t step,
-                   std::size_t group) {
-  const AdamWOptions& o = options_[group];
-  const auto t = static_cast<double>(step);
-  const kernels::AdamWStep args{.param = parameter,
-                                .grad = grad,
-                                .exp_avg = states[0],
-                                .exp_avg_sq = states[1],
-                                .lr = o.lr,
-                                .beta1 = o.betas[0],
-                                .beta2 = o.betas[1],
-                                .eps = o.eps,
-                                .weight_decay = o.weight_decay,
-                                .correction1 = 1 - std::pow(o.betas[0], t),
-                                .correction2 = 1 - std::pow(o.betas[1], t)};
-  on_device(parameter.device(), [&](auto device) { kernels::adamw_step(device, args); });
+void AdamW::run(Device device, const kernels::OptimizerStep& step) {
+  on_device(device, [&](auto d) { kernels::adamw_step(d, step); });
 }
 
 }  // namespace mica::optim

@@ -12,6 +12,7 @@ struct AdamWOptions {
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0.01;
+  bool master_weights = true;  ///< keep float32 copies of 16-bit parameters: see Optimizer
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019). At step t, with gradient g:
@@ -32,15 +33,8 @@ class AdamW : public Optimizer {
   /// weights of norms do not.
   static std::vector<Group> decay_matrices(const Tensors& parameters, AdamWOptions options);
 
-  using Optimizer::set_lr;
-  void set_lr(std::size_t group, double lr) override;
-  double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
-
  private:
-  void update(const Tensor& parameter, const Tensor& grad, const Tensors& states, std::int64_t step,
-              std::size_t group) override;
-
-  std::vector<AdamWOptions> options_;
+  void run(Device device, const kernels::OptimizerStep& step) override;
 };
 
 }  // namespace mica::optim

@@ -1,10 +1,8 @@
 #include <mica/optim/adamw_kernels.h>
-#include <mica/optim/update_cpu.h>
+#include <mica/optim/multi_tensor_cpu.h>
 
 namespace mica::kernels {
 
-void adamw_step(Cpu device, const AdamWStep& args) {
-  update<AdamWRule>(device, args, "adamw_step", args.param, args.grad, args.exp_avg, args.exp_avg_sq);
-}
+void adamw_step(Cpu device, const OptimizerStep& step) { optimizer_step<AdamWRule>(device, "adamw_step", step); }
 
 }  // namespace mica::kernels

@@ -1,10 +1,8 @@
 #include <mica/optim/adamw_kernels.h>
-#include <mica/optim/update.cuh>
+#include <mica/optim/multi_tensor.cuh>
 
 namespace mica::kernels {
 
-void adamw_step(Cuda device, const AdamWStep& args) {
-  update<AdamWRule>(device, args, "adamw_step", args.param, args.grad, args.exp_avg, args.exp_avg_sq);
-}
+void adamw_step(Cuda device, const OptimizerStep& step) { optimizer_step<AdamWRule>(device, "adamw_step", step); }
 
 }  // namespace mica::kernels

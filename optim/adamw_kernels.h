@@ -2,40 +2,48 @@
 
 #include <cmath>
 
-#include <mica/core/dispatch.h>
-#include <mica/core/half.h>
-#include <mica/core/tensor.h>
+#include <mica/optim/step_kernels.h>
 
 namespace mica::kernels {
 
-/// One step of AdamW for one parameter. All tensors are row-major and of one shape; the averages are of the
-/// accumulation dtype. correction1 and correction2 are 1 − βᵗ of the two averages.
-struct AdamWStep {
-  Tensor param;
-  Tensor grad;
-  Tensor exp_avg;
-  Tensor exp_avg_sq;
-  double lr, beta1, beta2, eps, weight_decay;
-  double correction1, correction2;
-};
+void adamw_step(Cpu, const OptimizerStep& step);
+void adamw_step(Cuda, const OptimizerStep& step);
 
-void adamw_step(Cpu, const AdamWStep& args);
-void adamw_step(Cuda, const AdamWStep& args);
-
-/// The step for one element, written once for both devices.
+/// AdamW for one element; its states are the averages of the gradient and of its square.
 template <class A>
 struct AdamWRule {
+  static constexpr int kScalars = 5;  // lr, β₁, β₂, eps, weight_decay
+
   A keep, beta1, new1, beta2, new2, step_size, root_scale, eps;
 
-  explicit AdamWRule(const AdamWStep& s)
-      : keep(static_cast<A>(1 - s.lr * s.weight_decay)),
-        beta1(static_cast<A>(s.beta1)),
-        new1(static_cast<A>(1 - s.beta1)),
-        beta2(static_cast<A>(s.beta2)),
-        new2(static_cast<A>(1 - s.beta2)),
-        step_size(static_cast<A>(s.lr / s.correction1)),
-        root_scale(static_cast<A>(1 / std::sqrt(s.correction2))),
-        eps(static_cast<A>(s.eps)) {}
+  /// At step t ≥ 1.
+  MICA_HOST_DEVICE static AdamWRule at_step(const double* scalars, std::int64_t t) {
+    const double lr = scalars[0];
+    const double beta1 = scalars[1];
+    const double beta2 = scalars[2];
+    const double correction1 = 1 - ::pow(beta1, static_cast<double>(t));
+    const double correction2 = 1 - ::pow(beta2, static_cast<double>(t));
+    return {.keep = 1 - lr * scalars[4],
+            .beta1 = beta1,
+            .new1 = 1 - beta1,
+            .beta2 = beta2,
+            .new2 = 1 - beta2,
+            .step_size = lr / correction1,
+            .root_scale = 1 / ::sqrt(correction2),
+            .eps = scalars[3]};
+  }
+
+  template <class B>
+  MICA_HOST_DEVICE static AdamWRule rounded(const AdamWRule<B>& r) {
+    return {.keep = static_cast<A>(r.keep),
+            .beta1 = static_cast<A>(r.beta1),
+            .new1 = static_cast<A>(r.new1),
+            .beta2 = static_cast<A>(r.beta2),
+            .new2 = static_cast<A>(r.new2),
+            .step_size = static_cast<A>(r.step_size),
+            .root_scale = static_cast<A>(r.root_scale),
+            .eps = static_cast<A>(r.eps)};
+  }
 
   MICA_HOST_DEVICE void operator()(A& param, A grad, A& average, A& average_sq) const {
     const A m = beta1 * average + new1 * grad;

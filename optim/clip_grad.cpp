@@ -1,66 +1,82 @@
 #include <cmath>
+#include <deque>
+#include <set>
+#include <unordered_set>
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
 #include <mica/optim/clip_grad.h>
-#include <mica/optim/clip_grad_kernels.h>
+#include <mica/optim/grad_norm.h>
+#include <mica/optim/grad_norm_kernels.h>
 
 namespace mica::optim {
 
 namespace {
 
-// The sums of squares of all tensors on `device`, which the host waits for once.
-std::vector<double> sums_of_squares(const Tensors& tensors, Device device) {
-  const Tensor sums = empty({static_cast<std::int64_t>(tensors.size())}, float64, device);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor sum = as_strided(sums, {}, {}, static_cast<std::int64_t>(i));
-    on_device(device, [&](auto d) { kernels::sum_of_squares(d, contiguous_data(tensors[i]), sum); });
-  }
-  return to_vector<double>(sums);
-}
+// The gradients to norm and to scale on one device.
+struct Clipped {
+  DeviceGradients counted;
+  kernels::MultiTensorList scaled{};
+  Tensors keep{};                                   // row-major copies, until the work is queued
+  std::vector<std::pair<Tensor, Tensor>> copies{};  // … and where to they go back
+};
 
 }  // namespace
 
-double clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if_nonfinite) {
+Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if_nonfinite) {
   check(max_norm >= 0, "clip_grad_norm_: expected max_norm >= 0, got {}", max_norm);
-  std::vector<std::pair<Device, Tensors>> by_device;
+  std::deque<Clipped> works;
+  std::unordered_set<const void*> seen;
+  std::set<std::pair<const Storage*, std::int64_t>> scaled;  // by where the gradient begins
+  Tensors grads;
   for (const Tensor& parameter : parameters) {
+    check(parameter.defined(), "clip_grad_norm_: expected defined parameters, got an undefined one");
     const Tensor grad = parameter.grad();
-    if (!grad.defined()) {
+    if (!grad.defined() || !seen.insert(parameter.handle().get()).second) {
       continue;
     }
-    auto at = by_device.begin();
-    while (at != by_device.end() && at->first != grad.device()) {
+    auto at = works.begin();
+    while (at != works.end() && at->counted.device != grad.device()) {
       ++at;
     }
-    if (at == by_device.end()) {
-      at = by_device.insert(at, {grad.device(), {}});
+    if (at == works.end()) {
+      at = works.insert(at, Clipped{.counted = {.device = grad.device()}});
     }
-    at->second.push_back(grad);
-  }
-
-  double total = 0;
-  for (const auto& [device, grads] : by_device) {
-    for (const double sum : sums_of_squares(grads, device)) {
-      total += sum;
-    }
-  }
-  const double norm = std::sqrt(total);
-  check(!error_if_nonfinite || std::isfinite(norm), "clip_grad_norm_: the norm of the gradients is {}", norm);
-
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) {
-    return norm;
-  }
-  for (const auto& [device, grads] : by_device) {
-    for (const Tensor& grad : grads) {
-      const Tensor row_major = contiguous_data(grad);
-      on_device(grad.device(), [&](auto d) { kernels::scale(d, row_major, factor); });
+    const Tensor row_major = at->keep.emplace_back(contiguous_data(grad));
+    const kernels::MultiTensorEntry entry{
+        .param = row_major.raw_data(), .grad = row_major.raw_data(), .numel = grad.numel()};
+    at->counted.list.add({.dtype = grad.dtype()}, entry);
+    if (scaled.emplace(grad.handle()->storage.get(), grad.handle()->offset).second) {
+      at->scaled.add({.dtype = grad.dtype()}, entry);
+      grads.push_back(grad);
       if (!row_major.is_same(grad)) {
-        copy_into(grad, row_major);
+        at->copies.emplace_back(grad, row_major);
       }
-      grad.bump_version("clip_grad_norm_");
     }
+  }
+  if (works.empty()) {
+    return zeros({}, float64);
+  }
+  std::vector<DeviceGradients*> counted;
+  for (Clipped& work : works) {
+    work.counted.list.finish(work.counted.device);
+    work.scaled.finish(work.counted.device);
+    counted.push_back(&work.counted);
+  }
+  const Tensor norm = grad_norm(counted, max_norm);
+  if (error_if_nonfinite) {
+    const double value = norm.item();
+    check(std::isfinite(value), "clip_grad_norm_: the norm of the gradients is {}", value);
+  }
+  for (const Clipped& work : works) {
+    on_device(work.counted.device, [&](auto d) { kernels::scale_gradients(d, work.scaled, work.counted.control); });
+    for (const auto& [to, from] : work.copies) {
+      copy_into(to, from);
+    }
+  }
+  for (const Tensor& grad : grads) {
+    grad.bump_version("clip_grad_norm_");
   }
   return norm;
 }

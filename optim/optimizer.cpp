@@ -1,10 +1,20 @@
 #include <cmath>
+#include <limits>
 #include <set>
 #include <unordered_set>
 
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
+#include <mica/core/memory.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/optim/grad_norm.h>
+#include <mica/optim/grad_scaler.h>
 #include <mica/optim/optimizer.h>
+#include <mica/optim/step_kernels.h>
 
 namespace mica::optim {
 
@@ -16,29 +26,66 @@ Tensor copied(const Tensor& x, DType dtype, Device device) {
   return result;
 }
 
+bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
+
 }  // namespace
+
+struct Optimizer::Slot {
+  Tensor parameter;
+  std::size_t group = 0;
+  Tensors states;
+  Tensor master;  // float32; undefined where there is none
+  // The parameter as the last step left it: where it differs, somebody else has written it.
+  const Storage* written = nullptr;
+  std::uint32_t version = 0;
+  // How many steps it has made: counted on `counted_on`, if that has counts, else here.
+  Device counted_on = Device::cpu();
+  mutable std::int64_t step = 0;
+};
+
+/// What a device counts and reads.
+struct Optimizer::OnDevice {
+  Device device;
+  Tensor steps;    // (slots) int64
+  Tensor scalars;  // (groups, scalars of a group) float64
+};
+
+/// What a step does on one device.
+struct Optimizer::Work : DeviceGradients {
+  Tensors parameters{};
+  Tensors keep{};                                   // all that the list points to
+  std::vector<std::pair<Tensor, Tensor>> copies{};  // (strided parameter, row-major copy that is updated)
+};
 
 void check_lr(const char* optimizer, double lr) {
   check(lr >= 0 && std::isfinite(lr), "{}: expected lr >= 0, got {}", optimizer, lr);
 }
 
-Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups, std::vector<std::string> state_names)
-    : name_(name), group_count_(groups.size()), state_names_(std::move(state_names)) {
+Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
+    : name_(name), scalars_(std::make_shared<std::vector<double>>()), scalars_of_group_(0) {
   std::unordered_set<const void*> seen;
   for (std::size_t group = 0; group < groups.size(); ++group) {
-    for (const Tensor& parameter : groups[group]) {
+    for (const Tensor& parameter : groups[group].parameters) {
       check(parameter.is_leaf() && parameter.requires_grad(),
             "{}: expected parameters to be leaves that require a gradient, got one of shape {} that is not", name_,
             parameter.shape());
       check(seen.insert(parameter.handle().get()).second, "{}: a parameter of shape {} was given twice", name_,
             parameter.shape());
-      slots_.push_back({.parameter = parameter, .group = group, .step = 0, .states = {}});
+      Slot slot;
+      slot.parameter = parameter;
+      slot.group = group;
+      slots_.push_back(slot);
     }
+    groups_.push_back({.state_names = groups[group].state_names, .master_weights = groups[group].master_weights});
+    scalars_->insert(scalars_->end(), groups[group].scalars.begin(), groups[group].scalars.end());
+    scalars_of_group_ = groups[group].scalars.size();
   }
   check(!slots_.empty(), "{}: expected at least one parameter", name_);
 }
 
-void Optimizer::step() {
+Optimizer::~Optimizer() = default;
+
+void Optimizer::check_gradients() const {
   for (const Slot& slot : slots_) {
     const Tensor& x = slot.parameter;
     if (const Tensor grad = x.grad(); grad.defined()) {
@@ -48,31 +95,191 @@ void Optimizer::step() {
             name_, x.dtype(), x.device(), grad.dtype(), grad.device());
     }
   }
+}
+
+void Optimizer::make_states(Slot& slot) {
+  const Tensor& x = slot.parameter;
+  const Group& group = groups_[slot.group];
+  const DType dtype = accumulate_dtype(x.dtype());
+  const bool makes_states = slot.states.size() < group.state_names.size();
+  const bool needs_master = group.master_weights && is_16_bit(x.dtype());
+  if (makes_states || (needs_master && !slot.master.defined())) {
+    check(!is_capturing(),
+          "{}: a parameter of shape {} makes its first step while a CUDA graph is captured, and each replay would make "
+          "it again: take one step before",
+          name_, x.shape());
+  }
+  while (slot.states.size() < group.state_names.size()) {
+    slot.states.push_back(zeros(x.shape(), dtype, x.device()));
+  }
+  for (Tensor& state : slot.states) {
+    if (state.dtype() != dtype || state.device() != x.device()) {
+      state = copied(state, dtype, x.device());
+    }
+  }
+  if (!needs_master) {
+    slot.master = {};
+    return;
+  }
+  if (!slot.master.defined()) {
+    slot.master = copied(x, float32, x.device());
+    return;
+  }
+  if (slot.master.device() != x.device()) {
+    slot.master = copied(slot.master, float32, x.device());
+  }
+  if (slot.written != x.handle()->storage.get() || slot.version != x.version()) {
+    const autograd::NoGrad guard;
+    const Tensor value = x.detach();
+    slot.master = contiguous_data(where(slot.master.to(x.dtype()) == value, slot.master, value.to(float32)));
+  }
+}
+
+// Reads the counts from all devices.
+void Optimizer::collect_counts() const {
+  for (const OnDevice& on : on_device_) {
+    const std::vector<std::int64_t> steps = to_vector<std::int64_t>(on.steps);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i].counted_on == on.device) {
+        slots_[i].step = steps[i];
+      }
+    }
+  }
+}
+
+Optimizer::OnDevice& Optimizer::counts_on(Device device) {
+  for (OnDevice& on : on_device_) {
+    if (on.device == device) {
+      return on;
+    }
+  }
+  check_not_capturing(name_);
+  std::vector<std::int64_t> steps;
+  for (const Slot& slot : slots_) {
+    steps.push_back(slot.step);
+  }
+  const auto groups = static_cast<std::int64_t>(groups_.size());
+  const auto slots = static_cast<std::int64_t>(slots_.size());
+  const OnDevice made{.device = device,
+                      .steps = from_data(steps, {slots}, device),
+                      .scalars = empty({groups, static_cast<std::int64_t>(scalars_of_group_)}, float64, device)};
+  on_device_.push_back(made);
+  return on_device_.back();
+}
+
+std::vector<Optimizer::Work> Optimizer::collect_work() {
+  std::vector<Work> works;
+  const auto work_on = [&](Device device) -> Work& {
+    for (Work& work : works) {
+      if (work.device == device) {
+        return work;
+      }
+    }
+    works.emplace_back().device = device;
+    return works.back();
+  };
+  bool moved = false;
   for (Slot& slot : slots_) {
+    if (slot.parameter.grad().defined()) {
+      make_states(slot);
+      moved = moved || slot.counted_on != slot.parameter.device();
+    }
+  }
+  if (moved) {
+    check_not_capturing(name_);
+    collect_counts();
+    on_device_.clear();
+    for (Slot& slot : slots_) {
+      slot.counted_on = slot.parameter.device();
+    }
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
     const Tensor& x = slot.parameter;
     const Tensor grad = x.grad();
     if (!grad.defined()) {
       continue;
     }
-    const DType dtype = accumulate_dtype(x.dtype());
-    if (slot.states.empty()) {
-      for (std::size_t i = 0; i < state_names_.size(); ++i) {
-        slot.states.push_back(zeros(x.shape(), dtype, x.device()));
-      }
+    Work& work = work_on(x.device());
+    work.parameters.push_back(x);
+    for (const Tensor& used : slot.states) {
+      work.keep.push_back(used);
     }
-    for (Tensor& state : slot.states) {
-      if (state.dtype() != dtype || state.device() != x.device()) {
-        state = copied(state, dtype, x.device());
-      }
+    if (slot.master.defined()) {
+      work.keep.push_back(slot.master);
     }
-    ++slot.step;
-    const Tensor row_major = contiguous_data(x);
-    update(row_major, contiguous_data(grad), slot.states, slot.step, slot.group);
-    if (!row_major.is_same(x)) {
-      copy_into(x, row_major);
+    const auto row_major = [&](const Tensor& tensor) { return work.keep.emplace_back(contiguous_data(tensor)); };
+    const Tensor value = row_major(x);
+    if (!value.is_same(x)) {
+      work.copies.emplace_back(x, value);
     }
-    x.bump_version("an optimizer's step");
+    kernels::MultiTensorEntry entry{.param = value.raw_data(),
+                                    .grad = row_major(grad).raw_data(),
+                                    .numel = x.numel(),
+                                    .slot = static_cast<std::int32_t>(i),
+                                    .group = static_cast<std::int32_t>(slot.group)};
+    const int states = static_cast<int>(slot.states.size());
+    for (int k = 0; k < states; ++k) {
+      entry.states[k] = slot.states[k].raw_data();
+    }
+    if (slot.master.defined()) {
+      entry.states[states] = slot.master.raw_data();
+    }
+    work.list.add({.dtype = x.dtype(), .states = states, .master = slot.master.defined()}, entry);
   }
+  for (Work& work : works) {
+    work.list.finish(work.device);
+  }
+  return works;
+}
+
+Tensor Optimizer::step(const StepOptions& options) {
+  check_gradients();
+  const bool wants_norm = options.max_grad_norm.has_value() || options.scaler != nullptr;
+  check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", name_,
+        options.max_grad_norm.value_or(0));
+  std::vector<Work> works = collect_work();
+  if (works.empty()) {
+    return wants_norm ? zeros({}, float64) : Tensor{};
+  }
+  Tensor norm;
+  if (wants_norm) {
+    std::vector<DeviceGradients*> gradients;
+    for (Work& work : works) {
+      gradients.push_back(&work);
+    }
+    norm = grad_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()),
+                     options.scaler != nullptr ? options.scaler->state() : Tensor{});
+  }
+  for (Work& work : works) {
+    const OnDevice on = counts_on(work.device);
+    work.keep.push_back(on.steps);
+    // A captured step keeps what its replays work on, and they count as writes to its parameters.
+    const bool captured = is_capturing();
+    on_each_replay([scalars = scalars_, to = on.scalars, keep = captured ? work.keep : Tensors{},
+                    written = captured ? work.parameters : Tensors{}] {
+      on_device(to.device(), [&](auto d) { memory::write(d, to.raw_data(), scalars->data(), to.bytes()); });
+      for (const Tensor& parameter : written) {
+        parameter.bump_version("an optimizer's step");
+      }
+    });
+    run(work.device, {.list = work.list, .steps = on.steps, .scalars = on.scalars, .control = work.control});
+    for (const auto& [to, from] : work.copies) {
+      copy_into(to, from);
+    }
+  }
+  for (const Slot& slot : slots_) {
+    if (slot.parameter.grad().defined()) {
+      slot.parameter.bump_version("an optimizer's step");
+    }
+  }
+  for (Slot& slot : slots_) {
+    if (slot.parameter.grad().defined()) {
+      slot.written = slot.parameter.handle()->storage.get();
+      slot.version = slot.parameter.version();
+    }
+  }
+  return norm;
 }
 
 void Optimizer::zero_grad() {
@@ -82,9 +289,20 @@ void Optimizer::zero_grad() {
 }
 
 void Optimizer::set_lr(double lr) {
-  for (std::size_t group = 0; group < group_count_; ++group) {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
     set_lr(group, lr);
   }
+}
+
+void Optimizer::set_lr(std::size_t group, double lr) {
+  check_lr(name_, lr);
+  check(group < groups_.size(), "{}: there is no group {} among {}", name_, group, groups_.size());
+  (*scalars_)[group * scalars_of_group_] = lr;
+}
+
+double Optimizer::lr(std::size_t group) const {
+  check(group < groups_.size(), "{}: there is no group {} among {}", name_, group, groups_.size());
+  return (*scalars_)[group * scalars_of_group_];
 }
 
 Tensors Optimizer::parameters() const {
@@ -96,6 +314,7 @@ Tensors Optimizer::parameters() const {
 }
 
 StateDict Optimizer::state_dict() const {
+  collect_counts();
   StateDict result;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -103,8 +322,12 @@ StateDict Optimizer::state_dict() const {
       continue;
     }
     result.emplace(fmt::format("state.{}.step", i), from_data({slot.step}, Shape{}));
+    const std::vector<std::string>& names = groups_[slot.group].state_names;
     for (std::size_t k = 0; k < slot.states.size(); ++k) {
-      result.emplace(fmt::format("state.{}.{}", i, state_names_[k]), slot.states[k]);
+      result.emplace(fmt::format("state.{}.{}", i, names[k]), slot.states[k]);
+    }
+    if (slot.master.defined()) {
+      result.emplace(fmt::format("state.{}.master", i), slot.master);
     }
   }
   return result;
@@ -124,26 +347,36 @@ void Optimizer::load_state_dict(const StateDict& state) {
   };
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     Slot& slot = loaded[i];
+    const Tensor& x = slot.parameter;
+    const Group& group = groups_[slot.group];
     const Tensor step = find(i, "step", {});
     slot.step = step.defined() ? static_cast<std::int64_t>(step.item()) : 0;
+    slot.counted_on = x.device();
     slot.states.clear();
     check(slot.step >= 0, "{}: load_state_dict: \"state.{}.step\" is {}", name_, i, slot.step);
-    for (const std::string& name : state_names_) {
-      const Tensor value = find(i, name, slot.parameter.shape());
+    for (const std::string& name : group.state_names) {
+      const Tensor value = find(i, name, x.shape());
       check(value.defined() == step.defined(),
             "{}: load_state_dict: of \"state.{}.step\" and \"state.{}.{}\" one is "
             "missing",
             name_, i, i, name);
       if (value.defined()) {
-        slot.states.push_back(copied(value, accumulate_dtype(slot.parameter.dtype()), slot.parameter.device()));
+        slot.states.push_back(copied(value, accumulate_dtype(x.dtype()), x.device()));
       }
     }
+    const Tensor master = find(i, "master", x.shape());
+    check(!master.defined() || step.defined(), "{}: load_state_dict: there is \"state.{}.master\" without a step",
+          name_, i);
+    slot.master = master.defined() && group.master_weights && is_16_bit(x.dtype()) ? copied(master, float32, x.device())
+                                                                                   : Tensor{};
+    slot.written = nullptr;  // compare it with the parameter
   }
   for (const auto& [name, tensor] : state) {
     check(known.contains(name), "{}: load_state_dict: \"{}\" is unexpected: there are {} parameters", name_, name,
           loaded.size());
   }
   slots_ = std::move(loaded);
+  on_device_.clear();
 }
 
 }  // namespace mica::optim

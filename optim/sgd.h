@@ -11,7 +11,8 @@ struct SGDOptions {
   double momentum = 0;
   double dampening = 0;
   double weight_decay = 0;
-  bool nesterov = false;  // needs momentum, and no dampening
+  bool nesterov = false;       ///< needs momentum, and no dampening
+  bool master_weights = true;  ///< keep float32 copies of 16-bit parameters: see Optimizer
 };
 
 /// Stochastic gradient descent with momentum, as PyTorch defines it. With gradient g:
@@ -29,15 +30,8 @@ class SGD : public Optimizer {
   explicit SGD(const Tensors& parameters, SGDOptions options = {});
   explicit SGD(const std::vector<Group>& groups);
 
-  using Optimizer::set_lr;
-  void set_lr(std::size_t group, double lr) override;
-  double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
-
  private:
-  void update(const Tensor& parameter, const Tensor& grad, const Tensors& states, std::int64_t step,
-              std::size_t group) override;
-
-  std::vector<SGDOptions> options_;
+  void run(Device device, const kernels::OptimizerStep& step) override;
 };
 
 }  // namespace mica::optim

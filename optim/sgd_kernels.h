@@ -1,37 +1,42 @@
 #pragma once
 
-#include <mica/core/dispatch.h>
-#include <mica/core/half.h>
-#include <mica/core/tensor.h>
+#include <mica/optim/step_kernels.h>
 
 namespace mica::kernels {
 
-/// One step of SGD for one parameter. All tensors are row-major and of one shape; the buffer is of the accumulation
-/// dtype, and undefined without momentum. `gain` is what the gradient counts in the buffer.
-struct SgdStep {
-  Tensor param;
-  Tensor grad;
-  Tensor momentum_buffer;
-  double lr, momentum, gain, weight_decay;
-  bool nesterov;
-};
+void sgd_step(Cpu, const OptimizerStep& step);
+void sgd_step(Cuda, const OptimizerStep& step);
 
-void sgd_step(Cpu, const SgdStep& args);
-void sgd_step(Cuda, const SgdStep& args);
-
-/// The step for one element, written once for both devices.
+/// SGD for one element; its state is the momentum buffer, and there is none without momentum.
 template <class A>
 struct SgdRule {
-  A lr, momentum, gain, weight_decay;
+  static constexpr int kScalars = 5;  // lr, momentum, dampening, weight_decay, nesterov (0 or 1)
+
+  A lr, momentum, weight_decay;
+  A gain;                    // of the gradient in the buffer
   A from_grad, from_buffer;  // the direction as a sum of the two
 
-  explicit SgdRule(const SgdStep& s)
-      : lr(static_cast<A>(s.lr)),
-        momentum(static_cast<A>(s.momentum)),
-        gain(static_cast<A>(s.gain)),
-        weight_decay(static_cast<A>(s.weight_decay)),
-        from_grad(static_cast<A>(s.nesterov ? 1 : 0)),
-        from_buffer(static_cast<A>(s.nesterov ? s.momentum : 1)) {}
+  /// At step t ≥ 1.
+  MICA_HOST_DEVICE static SgdRule at_step(const double* scalars, std::int64_t t) {
+    const double momentum = scalars[1];
+    const bool nesterov = scalars[4] != 0;
+    return {.lr = scalars[0],
+            .momentum = momentum,
+            .weight_decay = scalars[3],
+            .gain = t == 1 ? 1 : 1 - scalars[2],
+            .from_grad = nesterov ? 1.0 : 0.0,
+            .from_buffer = nesterov ? momentum : 1.0};
+  }
+
+  template <class B>
+  MICA_HOST_DEVICE static SgdRule rounded(const SgdRule<B>& r) {
+    return {.lr = static_cast<A>(r.lr),
+            .momentum = static_cast<A>(r.momentum),
+            .weight_decay = static_cast<A>(r.weight_decay),
+            .gain = static_cast<A>(r.gain),
+            .from_grad = static_cast<A>(r.from_grad),
+            .from_buffer = static_cast<A>(r.from_buffer)};
+  }
 
   MICA_HOST_DEVICE void operator()(A& param, A grad) const { param -= lr * (grad + weight_decay * param); }
 

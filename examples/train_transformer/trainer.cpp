@@ -8,7 +8,6 @@
 #include <mica/io/graph.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>
-#include <mica/optim/clip_grad.h>
 
 using namespace mica;
 
@@ -47,10 +46,9 @@ Step Trainer::step() {
   }
   optimizer_.zero_grad();
   loss.backward();
-  const double grad_norm = optim::clip_grad_norm_(parameters_, clip_);
-  optimizer_.step();
+  const Tensor grad_norm = optimizer_.step({.max_grad_norm = clip_});
   ++steps_done_;
-  return {loss.item(), lr, grad_norm};
+  return {loss.item(), lr, grad_norm.item()};
 }
 
 double Trainer::validate() {

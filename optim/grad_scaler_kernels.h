@@ -1,0 +1,38 @@
+#pragma once
+
+#include <mica/core/dispatch.h>
+#include <mica/core/half.h>
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// What GradScaler::update() does to its state: see optim/grad_scaler.h.
+struct GradScalerUpdate {
+  Tensor state;
+  double growth_factor, backoff_factor;
+  double growth_interval;
+};
+
+void grad_scaler_update(Cpu, const GradScalerUpdate& args);
+void grad_scaler_update(Cuda, const GradScalerUpdate& args);
+
+/// The update itself, for both devices. The scale stays a float32 that is finite.
+MICA_HOST_DEVICE inline void update_grad_scale(double* state, double growth_factor, double backoff_factor,
+                                               double growth_interval) {
+  constexpr double kLargest = 0x1p127;
+  constexpr double kLeast = 0x1p-126;
+  double& scale = state[0];
+  double& good_steps = state[1];
+  if (state[2] != 0) {
+    const double smaller = scale * backoff_factor;
+    scale = smaller < kLeast ? kLeast : smaller;
+    good_steps = 0;
+  } else if (++good_steps >= growth_interval) {
+    const double larger = scale * growth_factor;
+    scale = larger > kLargest ? scale : larger;
+    good_steps = 0;
+  }
+  state[2] = 0;
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,73 @@
+#pragma once
+
+// Work on many tensors at once: one launch on CUDA, one parallel region on the CPU.
+
+#include <cstdint>
+#include <vector>
+
+#include <mica/core/tensor.h>
+
+namespace mica::kernels {
+
+/// A parameter, its gradient and what an optimizer keeps for it. All are row-major and have `numel` elements.
+struct MultiTensorEntry {
+  static constexpr int kMostStates = 3;
+
+  void* param = nullptr;  // null where only gradients are read
+  void* grad = nullptr;
+  void* states[kMostStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
+  std::int64_t numel = 0;
+  std::int64_t first_chunk = 0;  // number of chunks of all entries before
+  std::int32_t slot = 0;         // number of the parameter in the optimizer
+  std::int32_t group = 0;
+};
+
+/// Entries of one dtype and with the same states: what one launch can work on.
+struct MultiTensorPart {
+  DType dtype = float32;  // of parameters and gradients
+  int states = 0;         // without the master weights
+  bool master = false;
+
+  std::int64_t first_entry = 0;
+  std::int64_t entries = 0;
+  std::int64_t first_chunk = 0;
+  std::int64_t chunks = 0;
+
+  bool has_kind_of(const MultiTensorPart& other) const {
+    return dtype == other.dtype && states == other.states && master == other.master;
+  }
+};
+
+/// Tensors of one device, cut into chunks. The order of the entries, and with it that of sums over chunks, follows from
+/// the order of add() and the kinds alone.
+class MultiTensorList {
+ public:
+  static constexpr std::int64_t kChunk = 16384;  // elements
+
+  /// `kind` has the first three members set. Ignores the entry's first_chunk.
+  void add(const MultiTensorPart& kind, const MultiTensorEntry& entry);
+  /// Cuts into chunks and makes the entries readable on `device`. To be called once, after the last add().
+  void finish(Device device);
+
+  bool empty() const { return entries_.empty(); }
+  const std::vector<MultiTensorPart>& parts() const { return parts_; }
+  std::int64_t chunks() const { return chunks_; }
+  std::int64_t entries() const { return static_cast<std::int64_t>(entries_.size()); }
+  /// The entries in the device's memory, part after part.
+  const MultiTensorEntry* table() const;
+
+ private:
+  std::vector<MultiTensorPart> parts_;
+  std::vector<std::vector<MultiTensorEntry>> by_part_;  // until finish()
+  std::vector<MultiTensorEntry> entries_;
+  std::int64_t chunks_ = 0;
+  Tensor device_table_;  // undefined on the CPU
+};
+
+/// What the norm of all gradients decides about a step, on the device: two float64.
+struct StepControl {
+  double factor;  // by which each gradient counts
+  double skip;    // not 0: nothing is to change
+};
+
+}  // namespace mica::kernels
