@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/checkpoint.h>
 #include <mica/autograd/segment.h>
 #include <mica/core/rng.h>
@@ -77,10 +78,12 @@ class Checkpoint final : public Segment {
   std::unique_ptr<CheckpointedCall> call_;  // null once released
   Used used_;
   std::vector<PhiloxKey> keys_;
+  std::optional<DType> autocast_ = autocast_dtype();
 };
 
 Tensors Checkpoint::call_again() const {
   const Replaying guard;
+  const Autocast autocast(autocast_);
   const CurrentModule module_guard(module);
   const ReplayPhiloxKeys keys(keys_);
   Tensors results = (*call_)();

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include <mica/autograd/accumulate.h>
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
@@ -108,6 +109,7 @@ template <class Visit, class Replayed>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit, Replayed&& replayed) {
   const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
   const InsideOp guard(!record);
+  const Autocast off(std::nullopt);  // forward has chosen the dtypes
   GradientCheck anomalies;
   Frontier frontier;
   for (const Root& root : roots) {

@@ -1,5 +1,6 @@
 #include <array>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -174,6 +175,10 @@ struct AddLayerNorm {
 
 AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
                                   const Tensor& weight, const Tensor& bias, AddLayerNormOptions options) {
+  if (autograd::autocast_widens(x, residual)) {
+    return add_layer_norm(autograd::widened(x), autograd::widened(residual), normalized_shape,
+                          autograd::widened(weight), autograd::widened(bias), options);
+  }
   check(x.defined() && residual.defined(), "add_layer_norm: expected x and residual, got an undefined one");
   const int leading = norm::check_normalized("add_layer_norm", x, normalized_shape);
   check(residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device(),

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/attention/attention_plan.h>
@@ -112,6 +113,11 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
   constexpr const char* kName = "scaled_dot_product_attention";
+  if (autograd::autocast_active()) {
+    const Tensor narrow_q = autograd::narrowed(q), narrow_k = autograd::narrowed(k), narrow_v = autograd::narrowed(v);
+    const autograd::Autocast off(std::nullopt);  // the composed path computes scores in float32
+    return scaled_dot_product_attention(narrow_q, narrow_k, narrow_v, options);
+  }
   check_operands(kName, q, k, v);
   check_options(kName, q, k, options);
   const detail::AttentionRule rule = rule_of(q, options);
@@ -123,6 +129,11 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options) {
   constexpr const char* kName = "self_attention";
+  if (autograd::autocast_active()) {
+    const Tensor narrow = autograd::narrowed(qkv);
+    const autograd::Autocast off(std::nullopt);
+    return self_attention(narrow, heads, options);
+  }
   check(qkv.dim() == 3 && heads >= 1 && qkv.size(2) % (3 * heads) == 0,
         "{}: expected qkv of shape (B, T, 3 · heads · D) and at least one head, got {} and {} heads", kName,
         qkv.shape(), heads);

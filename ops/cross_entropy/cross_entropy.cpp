@@ -1,3 +1,4 @@
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/inplace.h>
 #include <mica/core/creation.h>
@@ -257,6 +258,9 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  if (autograd::autocast_widens(logits)) {
+    return cross_entropy(autograd::widened(logits), autograd::widened(targets), options);
+  }
   detail::check_cross_entropy("cross_entropy", logits.shape(), logits.dtype(), logits.device(), targets, options);
   const Tensor weight = detail::class_weights(options, logits.dtype());
   CrossEntropyOptions rest = options;

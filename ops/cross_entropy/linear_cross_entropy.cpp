@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
 #include <mica/core/copy.h>
@@ -199,6 +200,10 @@ struct LinearCrossEntropy {
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const CrossEntropyOptions& options, std::int64_t chunk_bytes) {
   constexpr const char* kOp = "linear_cross_entropy";
+  if (autograd::autocast_narrows(x, weight)) {
+    return autograd::widened(
+        linear_cross_entropy(autograd::narrowed(x), autograd::narrowed(weight), targets, options, chunk_bytes));
+  }
   check(weight.dim() == 2, "{}: expected weight of shape (V, K), got {}", kOp, weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "{}: expected x of shape (…, {}), got {}", kOp, weight.size(1),
         x.shape());

@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
@@ -285,32 +286,41 @@ struct PowOfNumber {
   }
 };
 
+// A recorded op of two tensors, which Autocast brings to one dtype.
+template <class F>
+Tensor of_both(F f, const Tensor& a, const Tensor& b) {
+  if (autograd::autocast_promotes(a, b)) {
+    return autograd::apply(f, autograd::widened(a), autograd::widened(b));
+  }
+  return autograd::apply(f, a, b);
+}
+
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b) { return autograd::apply(Add{}, a, b); }
+Tensor add(const Tensor& a, const Tensor& b) { return of_both(Add{}, a, b); }
 Tensor add(const Tensor& a, double b) { return autograd::apply(AddNumber{b}, a); }
 Tensor add(double a, const Tensor& b) { return add(b, a); }
 
-Tensor sub(const Tensor& a, const Tensor& b) { return autograd::apply(Sub{}, a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return of_both(Sub{}, a, b); }
 Tensor sub(const Tensor& a, double b) { return autograd::apply(SubNumber{b}, a); }
 Tensor sub(double a, const Tensor& b) { return autograd::apply(SubFromNumber{a}, b); }
 
-Tensor mul(const Tensor& a, const Tensor& b) { return autograd::apply(Mul{}, a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) { return of_both(Mul{}, a, b); }
 Tensor mul(const Tensor& a, double b) { return autograd::apply(MulNumber{b}, a); }
 Tensor mul(double a, const Tensor& b) { return mul(b, a); }
 
-Tensor div(const Tensor& a, const Tensor& b) { return autograd::apply(Div{}, a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return of_both(Div{}, a, b); }
 Tensor div(const Tensor& a, double b) { return autograd::apply(DivByNumber{b}, a); }
 Tensor div(double a, const Tensor& b) { return autograd::apply(DivNumber{a}, b); }
 
 Tensor pow(const Tensor& a, const Tensor& b) { return autograd::apply(Pow{}, a, b); }
 Tensor pow(double a, const Tensor& b) { return autograd::apply(PowOfNumber{a}, b); }
 
-Tensor maximum(const Tensor& a, const Tensor& b) { return autograd::apply(Maximum{}, a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return of_both(Maximum{}, a, b); }
 Tensor maximum(const Tensor& a, double b) {
   return autograd::apply(MaximumNumber{{.b = detail::rounded(b, a.dtype())}}, a);
 }
-Tensor minimum(const Tensor& a, const Tensor& b) { return autograd::apply(Minimum{}, a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return of_both(Minimum{}, a, b); }
 Tensor minimum(const Tensor& a, double b) {
   return autograd::apply(MinimumNumber{{.b = detail::rounded(b, a.dtype())}}, a);
 }

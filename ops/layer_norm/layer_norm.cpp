@@ -1,5 +1,6 @@
 #include <array>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -155,6 +156,9 @@ Tensors detail::layer_norm_gradient(const Tensor& dy, const Tensor& x, const Ten
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {
+  if (autograd::autocast_widens(x)) {
+    return layer_norm(autograd::widened(x), normalized_shape, autograd::widened(weight), autograd::widened(bias), eps);
+  }
   const int leading = norm::check_normalized("layer_norm", x, normalized_shape);
   norm::check_parameter("layer_norm", "weight", weight, x, normalized_shape);
   norm::check_parameter("layer_norm", "bias", bias, x, normalized_shape);

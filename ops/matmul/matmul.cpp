@@ -2,6 +2,7 @@
 #include <tuple>
 #include <utility>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -157,6 +158,9 @@ void set_float32_matmul_precision(MatmulPrecision precision) { float32_precision
 MatmulPrecision float32_matmul_precision() { return float32_precision; }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (autograd::autocast_narrows(a, b)) {
+    return matmul(autograd::narrowed(a), autograd::narrowed(b));
+  }
   check(a.dim() > 0 && b.dim() > 0, "matmul: expected tensors with at least one axis, got {} and {}", a.shape(),
         b.shape());
   check(is_floating(a.dtype()) && a.dtype() == b.dtype(), "matmul: expected one floating dtype, got {} and {}",
@@ -183,6 +187,9 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
+  if (autograd::autocast_narrows(x, weight, bias)) {
+    return linear(autograd::narrowed(x), autograd::narrowed(weight), autograd::narrowed(bias), activation);
+  }
   check(weight.dim() == 2, "linear: expected weight of shape (out, in), got {}", weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "linear: expected x of shape (…, {}), got {}", weight.size(1),
         x.shape());

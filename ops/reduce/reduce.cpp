@@ -1,3 +1,4 @@
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -317,6 +318,9 @@ Tensor var(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& axes, bool keepdim) {
+  if (autograd::autocast_widens(x)) {
+    return logsumexp(autograd::widened(x), axes, keepdim);
+  }
   check_floating(x, "logsumexp");
   return autograd::apply(LogSumExp{reduced_shapes(x, axes, keepdim, "logsumexp")}, x);
 }

@@ -1,5 +1,6 @@
 #include <array>
 
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -114,6 +115,9 @@ struct RMSNorm {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, double eps) {
+  if (autograd::autocast_widens(x)) {
+    return rms_norm(autograd::widened(x), normalized_shape, autograd::widened(weight), eps);
+  }
   const int leading = norm::check_normalized("rms_norm", x, normalized_shape);
   norm::check_parameter("rms_norm", "weight", weight, x, normalized_shape);
   check(eps >= 0, "rms_norm: expected eps of at least 0, got {}", eps);

@@ -1,3 +1,4 @@
+#include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/dispatch.h>
@@ -110,11 +111,17 @@ Tensor detail::softmax_gradient(const Tensor& dy, const Tensor& y, int axis) {
 }
 
 Tensor softmax(const Tensor& x, std::int64_t axis) {
+  if (autograd::autocast_widens(x)) {
+    return softmax(autograd::widened(x), axis);
+  }
   check(is_floating(x.dtype()), "softmax: expected a floating dtype, got {}", x.dtype());
   return autograd::apply(Softmax{normalize_axis(axis, x.dim(), "softmax")}, x);
 }
 
 Tensor log_softmax(const Tensor& x, std::int64_t axis) {
+  if (autograd::autocast_widens(x)) {
+    return log_softmax(autograd::widened(x), axis);
+  }
   check(is_floating(x.dtype()), "log_softmax: expected a floating dtype, got {}", x.dtype());
   return autograd::apply(LogSoftmax{normalize_axis(axis, x.dim(), "log_softmax")}, x);
 }

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <optional>
+
+#include <mica/autograd/thread_state.h>
+#include <mica/core/tensor.h>
+
+namespace mica::autograd {
+
+namespace detail {
+
+class CastCache;
+
+struct AutocastState {
+  DType dtype = float32;       // float32: off
+  CastCache* cache = nullptr;  // of the outermost guard
+};
+
+extern thread_local constinit AutocastState autocast_state;
+
+}  // namespace detail
+
+/// Mixed precision for models that are kept in float32: until the end of scope, on this thread,
+///
+///   linear, matmul, scaled_dot_product_attention   take float32 operands in 16 bits and return 16 bits
+///   layer_norm, rms_norm, add_layer_norm, softmax, log_softmax, logsumexp, cross_entropy
+///                                                  take 16-bit operands in float32 and return float32
+///   add, sub, mul, div, maximum, minimum           of float32 and 16 bits: in float32
+///
+/// Everything else computes in the dtype that it is given; float64 and integers are left alone. Gradients arrive in the
+/// dtype of what they belong to, so those of float32 parameters in float32:
+///
+///     Tensor loss;
+///     {
+///       autograd::Autocast guard(bfloat16);
+///       loss = cross_entropy(model(x), targets);
+///     }
+///     loss.backward();
+///     optimizer.step();
+///
+/// A parameter is converted at its first use and again when it was written in place since, as by an optimizer's step.
+/// The copies last until the outermost guard ends. While a CUDA graph is captured, each use converts.
+///
+/// backward() computes in the dtypes that forward has chosen, inside of a guard or not. Checkpointed functions run
+/// again under the guard that they ran under. float16 needs a loss scale: see optim::GradScaler.
+class Autocast {
+ public:
+  /// float16 or bfloat16; nullopt turns it off inside of another guard. Throws for other dtypes.
+  explicit Autocast(std::optional<DType> dtype = bfloat16);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  detail::AutocastState previous_;
+  std::unique_ptr<detail::CastCache> cache_;
+};
+
+/// What the innermost guard on this thread asks for; nullopt without one.
+std::optional<DType> autocast_dtype();
+
+// For ops, which ask at their beginning and call themselves with other operands: no op inside of an op converts.
+
+inline bool autocast_active() { return detail::autocast_state.dtype != float32 && !thread_state.inside_op; }
+
+/// Whether an operand has to be narrowed() to 16 bits.
+template <std::same_as<Tensor>... T>
+bool autocast_narrows(const T&... operands) {
+  return autocast_active() && ((operands.defined() && operands.dtype() == float32) || ...);
+}
+/// float32 in the 16-bit dtype of the guard; other dtypes and undefined tensors as they are.
+Tensor narrowed(const Tensor& x);
+
+/// Whether an operand has to be widened() to float32.
+template <std::same_as<Tensor>... T>
+bool autocast_widens(const T&... operands) {
+  return autocast_active() && ((operands.defined() && size_of(operands.dtype()) == 2) || ...);
+}
+/// 16-bit floats in float32; other dtypes and undefined tensors as they are.
+Tensor widened(const Tensor& x);
+
+/// Whether one operand is wider than the other, so that both have to be widened().
+inline bool autocast_promotes(const Tensor& a, const Tensor& b) {
+  return autocast_active() && a.dtype() != b.dtype() && (size_of(a.dtype()) == 2 || size_of(b.dtype()) == 2);
+}
+
+}  // namespace mica::autograd
