@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -14,15 +15,19 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "examples/common/character_model.h"
+#include "examples/common/peak.h"
 #include "examples/common/program.h"
 #include "examples/train_transformer/corpus.h"
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
 #include "examples/train_transformer/progress.h"
 #include "examples/train_transformer/trainer.h"
+#include <mica/autograd/profiler.h>
+#include <mica/core/memory_stats.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/io/file.h>
@@ -52,14 +57,19 @@ class Results {
 
   std::filesystem::path file(const char* name) const { return folder_ / name; }
 
-  void add(std::int64_t number, const Step& step, double tokens_per_second, double seconds,
+  /// `seconds` is how long the step took.
+  void add(std::int64_t number, const Step& step, const Speed& speed, double seconds,
            std::optional<double> validation_loss) {
     nlohmann::ordered_json line{{"step", number},
                                 {"train_loss", step.loss},
                                 {"lr", step.lr},
                                 {"grad_norm", step.grad_norm},
-                                {"tokens_per_second", tokens_per_second},
-                                {"step_ms", 1e3 * seconds}};
+                                {"tokens_per_second", speed.tokens_per_second},
+                                {"step_ms", 1e3 * seconds},
+                                {"peak_memory_bytes", speed.peak_memory}};
+    if (speed.share_of_peak) {
+      line["share_of_peak"] = *speed.share_of_peak;
+    }
     training_.push_back({static_cast<double>(number), step.loss});
     if (validation_loss) {
       line["val_loss"] = *validation_loss;
@@ -107,6 +117,13 @@ Data read_data(const Options& options) {
   }
 }
 
+DType dtype_named(const std::string& name, Device device) {
+  if (name == "auto") {
+    return device.is_cuda() ? bfloat16 : float32;
+  }
+  return name == "float16" ? float16 : name == "bfloat16" ? bfloat16 : float32;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -116,36 +133,116 @@ struct Best {
   double loss = std::numeric_limits<double>::infinity();
 };
 
+std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 0x1p20); }
+
+/// With --profile: measures ten plain steps after a few that come to speed (or as many as come before the next
+/// validation), and shows what it found.
+class Profiling {
+ public:
+  Profiling(const Options& options, Trainer& trainer, std::filesystem::path trace)
+      : on_(options.profile),
+        first_(std::min<std::int64_t>(6, options.steps)),
+        graph_(options.cuda_graph),
+        trainer_(trainer),
+        trace_(std::move(trace)) {
+    if (on_) {
+      trainer_.allow_graph(false);
+    }
+  }
+
+  void before_step(std::int64_t number, Device device) {
+    if (on_ && number == first_) {
+      synchronize(device);
+      reset_peak_memory(device);
+      profiler_.emplace(ProfilerOptions{.device = device.is_cuda(), .nvtx = true});
+    }
+  }
+
+  /// `last`: what follows is no step.
+  void after_step(bool last) {
+    if (!profiler_) {
+      return;
+    }
+    profiler_->step();
+    if (profiler_->steps() < count && !last) {
+      return;
+    }
+    profiler_->stop();
+    profiler_->write_trace(trace_);
+    const MemoryUse memory = trainer_.memory();
+    fmt::print("{}\nmemory: weights {}, gradients {}, optimizer {}, activations and the rest {}; peak {}\nwrote {}\n",
+               profiler_->table(), mebibytes(memory.weights), mebibytes(memory.gradients), mebibytes(memory.optimizer),
+               mebibytes(memory.others), mebibytes(memory.peak), trace_.string());
+    profiler_.reset();
+    trainer_.allow_graph(graph_);
+  }
+
+ private:
+  static constexpr std::int64_t count = 10;
+
+  bool on_;
+  std::int64_t first_;
+  bool graph_;
+  Trainer& trainer_;
+  std::filesystem::path trace_;
+  std::optional<Profiler> profiler_;
+};
+
 /// Trains until the steps are done or Ctrl-C, and keeps the model that was best on the validation text.
 Best train(Trainer& trainer, const CharacterModel& model, const Options& options, Results& results) {
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
   Best best;
   Progress progress(options.steps);
+  const Tensor weight = model.gpt.parameters().front();
+  const Device device = weight.device();
+  const std::optional<double> peak = peak_flops(device, weight.dtype(), options.tf32);
+  Profiling profiling(options, trainer, results.file("trace.json"));
   bool done = false;
+  std::int64_t collected = 0;
+  auto start = std::chrono::steady_clock::now();
   for (std::int64_t number = 1; !done; ++number) {
-    const auto start = std::chrono::steady_clock::now();
-    const Step step = trainer.step();
-    const double seconds = seconds_since(start);
-    const double tokens_per_second = static_cast<double>(options.batch * options.context) / seconds;
-    check(std::isfinite(step.loss), "the loss became {} at step {}; a lower --lr may help", step.loss, number);
-
+    profiling.before_step(number, device);
+    trainer.step();
     done = number == options.steps || interrupted;
+    const bool validates = done || number % options.eval_every == 0;
+    profiling.after_step(validates);
+    if (!validates && !trainer.full() && !progress.wants(number)) {
+      continue;
+    }
+
+    // Only here, a GPU is waited for.
+    const std::vector<Step> steps = trainer.finished();
+    const double seconds = seconds_since(start) / static_cast<double>(steps.size());
+    Speed speed{.tokens_per_second = static_cast<double>(trainer.tokens_per_step()) / seconds,
+                .share_of_peak = {},
+                .peak_memory = memory_stats(device).peak};
+    if (peak) {
+      speed.share_of_peak = trainer.flops_per_step() / seconds / *peak;
+    }
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      check(std::isfinite(steps[i].loss), "the loss became {} at step {}; a lower --lr may help", steps[i].loss,
+            collected + static_cast<std::int64_t>(i) + 1);
+    }
     std::optional<double> validation_loss;
-    if (done || number % options.eval_every == 0) {
+    if (validates) {
       validation_loss = trainer.validate();
       if (*validation_loss < best.loss) {
         best = {number, *validation_loss};
         save(model, results.file("model.safetensors"));
       }
     }
-    results.add(number, step, tokens_per_second, seconds, validation_loss);
+    for (const Step& step : steps) {
+      ++collected;
+      results.add(collected, step, speed, seconds, collected == number ? validation_loss : std::nullopt);
+    }
     if (validation_loss) {
       results.draw_losses();
     }
-    if (done || validation_loss || progress.wants(number)) {
-      progress.show(number, step.loss, validation_loss, tokens_per_second);
+    if (validates || progress.wants(number)) {
+      progress.show(number, steps.back().loss, validation_loss, speed);
     }
+    start = std::chrono::steady_clock::now();
   }
   check(best.step > 0, "the validation loss is not a number; a lower --lr may help");
   return best;
@@ -162,7 +259,8 @@ void run(const Options& options) {
   CharacterModel model{data.tokenizer, nn::GPT(character_config(data.tokenizer, options.context, options.layers,
                                                                 options.heads, options.width, options.dropout))};
   model.gpt.config.checkpoint = options.checkpoint;
-  model.gpt.to(device);
+  const DType dtype = dtype_named(options.dtype, device);
+  model.gpt.to(device, dtype);
   Trainer trainer(model, data.training(), data.validation(), options);
   Results results(options.out);
 
@@ -172,11 +270,14 @@ void run(const Options& options) {
   }
   const std::string name = options.data.empty() ? "mica's own sources and documents" : options.data;
   fmt::print("text: {}, {} characters, {} of them different\n", name, data.tokens.size(), data.tokenizer.size());
-  fmt::print("model: {} layers, {} heads, width {}, context {}, {} parameters, on {}\n", options.layers, options.heads,
-             options.width, options.context, parameters, device);
+  fmt::print("model: {} layers, {} heads, width {}, context {}, {} parameters, in {} on {}\n", options.layers,
+             options.heads, options.width, options.context, parameters, dtype, device);
 
   const auto start = std::chrono::steady_clock::now();
   const Best best = train(trainer, model, options, results);
+  if (!trainer.graph_complaint().empty()) {
+    fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_complaint());
+  }
   fmt::print("{} after {:.0f} s; best validation loss {:.4f}, at step {}\n", interrupted ? "stopped" : "done",
              seconds_since(start), best.loss, best.step);
   fmt::print("wrote {}, metrics.jsonl and loss.svg\n", results.file("model.safetensors").string());

@@ -26,7 +26,8 @@ const std::map<std::string, Recipe> recipes{
       .weight_decay = 0.1,
       .clip = 1,
       .eval_every = 250,
-      .sample = 600}},
+      .sample = 600,
+      .dtype = "float32"}},
     // The two character-level recipes of nanoGPT.
     {"shakespeare-cpu",
      {.steps = 2000,
@@ -42,7 +43,8 @@ const std::map<std::string, Recipe> recipes{
       .weight_decay = 0.1,
       .clip = 1,
       .eval_every = 250,
-      .sample = 500}},
+      .sample = 500,
+      .dtype = "float32"}},
     {"shakespeare-gpu",
      {.steps = 5000,
       .batch = 64,
@@ -57,7 +59,8 @@ const std::map<std::string, Recipe> recipes{
       .weight_decay = 0.1,
       .clip = 1,
       .eval_every = 250,
-      .sample = 500}},
+      .sample = 500,
+      .dtype = "auto"}},
 };
 
 /// What was given; the rest is the preset's.
@@ -79,7 +82,11 @@ class CommandLine {
   int threads_ = 0;
   bool checkpoint_ = false;
   bool tf32_ = false;
-  std::string graph_;
+  std::int64_t accumulate_ = 1;
+  bool no_cuda_graph_ = false;
+  bool profile_ = false;
+  std::string draw_graph_;
+  std::optional<std::string> dtype_;
   std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_;
   std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
 };
@@ -110,23 +117,38 @@ CommandLine::CommandLine()
                "Compute the inside of each block again instead of keeping it: the same losses for more time and less "
                "memory");
   app.add_flag("--tf32", tf32_, "Multiply in TF32 on a GPU: faster, with three digits of each factor instead of seven");
-  app.add_option("--graph", graph_,
-                 "File for a picture of the first step's graph: .svg, for which Graphviz must be installed, or .dot");
+  app.add_option(
+         "--dtype", dtype_,
+         "Of weights and activations: float32, float16, bfloat16, or auto, which is bfloat16 on a GPU and float32 "
+         "on the CPU. 16-bit weights have float32 copies in the optimizer")
+      ->check(CLI::IsMember({"auto", "float32", "float16", "bfloat16"}));
+  app.add_option("--accumulate", accumulate_, "Batches whose gradients are added up in a step")->check(at_least(1));
+  app.add_flag(
+      "--no-cuda-graph", no_cuda_graph_,
+      "On a GPU, let the CPU launch every kernel of every step, instead of capturing a step as a CUDA graph and "
+      "replaying it");
+  app.add_flag("--profile", profile_,
+               "Measure ten steps: where their time and memory go, as a table, and trace.json for ui.perfetto.dev");
+  app.add_option(
+      "--draw-graph", draw_graph_,
+      "File for a picture of the first step's autograd graph: .svg, for which Graphviz must be installed, or .dot");
   app.add_option("--out", out_, "Folder for the model, the metrics and the curve")->capture_default_str();
   std::string footer = "What the presets set:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
         "  {}: {} steps of {} windows of {}; {} layers, {} heads, width {}, dropout {};\n"
-        "    lr {} to {} after {} steps of warm-up, weight decay {}, clip {}, validation every {}, sample {}\n",
+        "    lr {} to {} after {} steps of warm-up, weight decay {}, clip {}, validation every {}, sample {}, dtype "
+        "{}\n",
         name, r.steps, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr, r.warmup,
-        r.weight_decay, r.clip, r.eval_every, r.sample);
+        r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
   }
   app.footer(footer);
   app.add_option("--sample", sample_, "Characters to write at the end; 0 for none")->check(at_least(0));
 }
 
 Options CommandLine::options() const {
-  Options options{recipes.at(preset_), preset_, data_, device_, out_, seed_, threads_, checkpoint_, tf32_, graph_};
+  Options options{recipes.at(preset_), preset_, data_,       device_,         out_,     seed_,      threads_,
+                  checkpoint_,         tf32_,   accumulate_, !no_cuda_graph_, profile_, draw_graph_};
   // Short runs shorten what the recipe says about time.
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
@@ -142,6 +164,7 @@ Options CommandLine::options() const {
   options.min_lr = min_lr_.value_or(std::min(options.min_lr, options.lr));
   options.weight_decay = weight_decay_.value_or(options.weight_decay);
   options.clip = clip_.value_or(options.clip);
+  options.dtype = dtype_.value_or(options.dtype);
 
   if (options.width % options.heads != 0) {
     throw UsageError(fmt::format("--width: expected a multiple of the {} heads, got {}", options.heads, options.width));

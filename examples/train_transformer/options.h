@@ -20,6 +20,7 @@ struct Recipe {
   double clip;
   std::int64_t eval_every;
   std::int64_t sample;
+  std::string dtype;  // float32, float16, bfloat16, or auto: bfloat16 on a GPU, float32 on the CPU
 };
 
 /// What one run does.
@@ -29,10 +30,13 @@ struct Options : Recipe {
   std::string device;
   std::string out;
   std::uint64_t seed;
-  int threads;        // 0: as many as there are cores
-  bool checkpoint;    // compute the inside of each block again in backward
-  bool tf32;          // multiply float32 on a GPU with fewer digits
-  std::string graph;  // empty: none
+  int threads;              // 0: as many as there are cores
+  bool checkpoint;          // compute the inside of each block again in backward
+  bool tf32;                // multiply float32 on a GPU with fewer digits
+  std::int64_t accumulate;  // batches whose gradients are added up in a step
+  bool cuda_graph;          // replay steps from a CUDA graph
+  bool profile;             // measure some steps
+  std::string draw_graph;   // file for a picture of the autograd graph; empty: none
 };
 
 /// Parses the command line (the preset, with what was given in its place) and calls `body` with it. Returns the

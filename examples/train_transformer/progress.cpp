@@ -23,6 +23,11 @@ std::string rate(double tokens_per_second) {
                                  : fmt::format("{:.2f}M tokens/s", tokens_per_second / 1e6);
 }
 
+std::string memory(std::size_t bytes) {
+  const double mebibytes = static_cast<double>(bytes) / 0x1p20;
+  return mebibytes < 1024 ? fmt::format("{:.0f} MiB", mebibytes) : fmt::format("{:.1f} GiB", mebibytes / 1024);
+}
+
 int terminal_width() {
   winsize size{};
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
@@ -61,8 +66,7 @@ bool Progress::wants(std::int64_t step) const {
   return step == 1 || step % std::max<std::int64_t>(1, steps_ / 20) == 0;
 }
 
-void Progress::show(std::int64_t step, double train_loss, std::optional<double> validation_loss,
-                    double tokens_per_second) {
+void Progress::show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed) {
   if (validation_loss) {
     validation_loss_ = validation_loss;
   }
@@ -75,7 +79,11 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   if (shown_loss) {
     text += fmt::format("  val {:.3f}", *shown_loss);
   }
-  text += fmt::format("  {}  {} left", rate(tokens_per_second), left);
+  text += fmt::format("  {}", rate(speed.tokens_per_second));
+  if (speed.share_of_peak) {
+    text += fmt::format(" ({:.0f} % of peak)", 100 * *speed.share_of_peak);
+  }
+  text += fmt::format("  {}  {} left", memory(speed.peak_memory), left);
   if (terminal_) {
     const int room = terminal_width() - 1;
     const int cells = std::min(30, room - static_cast<int>(text.size()) - 3);

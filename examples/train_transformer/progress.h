@@ -1,8 +1,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+
+struct Speed {
+  double tokens_per_second;
+  std::optional<double> share_of_peak;  // of the floating-point operations that the device can do
+  std::size_t peak_memory;              // on the device, in bytes
+};
 
 /// Shows how training goes on stdout: a bar that is redrawn on a terminal, plain lines now and then elsewhere.
 class Progress {
@@ -15,7 +22,7 @@ class Progress {
 
   /// True if `step` should be shown; what comes between costs nothing.
   bool wants(std::int64_t step) const;
-  void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, double tokens_per_second);
+  void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed);
 
  private:
   using Clock = std::chrono::steady_clock;

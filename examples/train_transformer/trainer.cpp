@@ -4,7 +4,10 @@
 #include <limits>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/autograd/profiler.h>
+#include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/memory_stats.h>
 #include <mica/io/graph.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>
@@ -16,8 +19,22 @@ namespace {
 // All of a small text's last tenth, and enough of a large one's.
 constexpr std::int64_t validation_tokens = 1 << 17;
 
+// A GPU's results are collected after so many steps at the latest; those of the CPU are there at once.
+constexpr std::int64_t most_uncollected = 64;
+
+// Before a step is captured: in these, the optimizer makes its states and libraries choose their kernels.
+constexpr std::int64_t plain_steps = 3;
+
 Tensor loss_of(CharacterModel& model, const io::Batch& batch) {
   return cross_entropy(model.gpt(batch.inputs), batch.targets);
+}
+
+std::size_t bytes_of(const StateDict& tensors) {
+  std::size_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) {
+    bytes += tensor.bytes();
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -28,27 +45,116 @@ Trainer::Trainer(CharacterModel& model, std::span<const std::int32_t> training,
       parameters_(model.gpt.parameters()),
       device_(parameters_.front().device()),
       batch_(options.batch),
+      context_(options.context),
+      accumulate_(options.accumulate),
       clip_(options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity()),
-      graph_(options.graph),
+      drawing_(options.draw_graph),
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
       optimizer_(optim::AdamW::decay_matrices(
           parameters_, {.lr = options.lr, .betas = {0.9, 0.99}, .weight_decay = options.weight_decay})),
       windows_(training, options.context, options.seed),
       validation_(io::even_windows(validation, options.context, options.batch,
-                                   std::max<std::int64_t>(1, validation_tokens / options.context), device_)) {}
+                                   std::max<std::int64_t>(1, validation_tokens / options.context), device_)),
+      results_(empty({device_.is_cuda() ? most_uncollected : 1, accumulate_ + 1}, float64, device_)),
+      graph_allowed_(device_.is_cuda() && options.cuda_graph) {
+  if (parameters_.front().dtype() == float16) {
+    scaler_.emplace();
+  }
+}
 
-Step Trainer::step() {
+// On a GPU the batches are written where those of the steps before were, without waiting for them to be done with.
+void Trainer::load_batches() {
+  const ProfileRange range("batch");
+  for (std::int64_t i = 0; i < accumulate_; ++i) {
+    io::Batch batch = windows_.next(batch_);
+    if (device_.is_cpu()) {
+      batches_.resize(accumulate_);
+      batches_[i] = std::move(batch);
+      continue;
+    }
+    if (static_cast<std::int64_t>(batches_.size()) == i) {
+      batches_.push_back({empty(batch.inputs.shape(), batch.inputs.dtype(), device_),
+                          empty(batch.targets.shape(), batch.targets.dtype(), device_)});
+    }
+    copy_into(batches_[i].inputs, batch.inputs);
+    copy_into(batches_[i].targets, batch.targets);
+  }
+}
+
+void Trainer::compute() {
+  losses_.clear();
+  optimizer_.zero_grad();
+  for (const io::Batch& batch : batches_) {
+    const Tensor loss = loss_of(model_, batch);
+    if (steps_done_ == 0 && losses_.empty() && !drawing_.empty()) {
+      io::write_graph(loss, drawing_);
+    }
+    const Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
+    if (accumulate_ == 1) {
+      scaled.backward();
+    } else {
+      scaled.backward(mica::full({}, 1 / static_cast<double>(accumulate_), scaled.dtype(), device_));
+    }
+    losses_.push_back(loss.detach());
+  }
+  const ProfileRange range("optimizer");
+  norm_ = optimizer_.step({.max_grad_norm = clip_, .scaler = scaler_ ? &*scaler_ : nullptr});
+  if (scaler_) {
+    scaler_->update();
+  }
+}
+
+// Whether the step could be had from a graph.
+bool Trainer::replay() {
+  if (!graph_allowed_ || steps_done_ < plain_steps) {
+    return false;
+  }
+  if (graph_.empty()) {
+    try {
+      graph_ = cuda::capture([this] { compute(); }, device_);
+    } catch (const Error& error) {
+      complaint_ = error.what();
+      graph_allowed_ = false;
+      return false;
+    }
+  }
+  graph_.replay();
+  return true;
+}
+
+void Trainer::step() {
   const double lr = schedule_.lr(steps_done_);
   optimizer_.set_lr(lr);
-  const Tensor loss = loss_of(model_, windows_.next(batch_, device_));
-  if (steps_done_ == 0 && !graph_.empty()) {
-    io::write_graph(loss, graph_);
+  load_batches();
+  if (!replay()) {
+    compute();
   }
-  optimizer_.zero_grad();
-  loss.backward();
-  const Tensor grad_norm = optimizer_.step({.max_grad_norm = clip_});
+  // A replay writes its losses and its norm to the same place as the one before.
+  const ProfileRange range("results");
+  const auto row = static_cast<std::int64_t>(rates_.size()) * results_.size(1);
+  for (std::int64_t i = 0; i < accumulate_; ++i) {
+    copy_into(as_strided(results_, losses_[i].shape(), losses_[i].strides(), row + i), losses_[i]);
+  }
+  copy_into(as_strided(results_, norm_.shape(), norm_.strides(), row + accumulate_), norm_);
+  rates_.push_back(lr);
   ++steps_done_;
-  return {loss.item(), lr, grad_norm.item()};
+}
+
+bool Trainer::full() const { return static_cast<std::int64_t>(rates_.size()) == results_.size(0); }
+
+std::vector<Step> Trainer::finished() {
+  const std::vector<double> values = to_vector<double>(results_);
+  std::vector<Step> steps;
+  for (std::size_t i = 0; i < rates_.size(); ++i) {
+    const double* const row = values.data() + i * static_cast<std::size_t>(accumulate_ + 1);
+    double sum = 0;
+    for (std::int64_t k = 0; k < accumulate_; ++k) {
+      sum += row[k];
+    }
+    steps.push_back({sum / static_cast<double>(accumulate_), rates_[i], row[accumulate_]});
+  }
+  rates_.clear();
+  return steps;
 }
 
 double Trainer::validate() {
@@ -68,4 +174,32 @@ double Trainer::validate() {
     windows += validation_[i].inputs.size(0);
   }
   return sum / static_cast<double>(windows);
+}
+
+std::int64_t Trainer::tokens_per_step() const { return accumulate_ * batch_ * context_; }
+
+double Trainer::flops_per_step() const {
+  const nn::GPTConfig& config = model_.gpt.config;
+  std::int64_t count = 0;
+  for (const Tensor& parameter : parameters_) {
+    count += parameter.numel();
+  }
+  return static_cast<double>(tokens_per_step()) *
+         static_cast<double>(6 * count + 12 * config.layers * config.width * context_);
+}
+
+MemoryUse Trainer::memory() const {
+  MemoryUse use{.weights = 0,
+                .gradients = 0,
+                .optimizer = bytes_of(optimizer_.state_dict()),
+                .others = 0,
+                .peak = memory_stats(device_).peak};
+  for (const Tensor& parameter : parameters_) {
+    use.weights += parameter.bytes();
+    if (const Tensor gradient = parameter.grad(); gradient.defined()) {
+      use.gradients += gradient.bytes();
+    }
+  }
+  use.others = use.peak - std::min(use.peak, use.weights + use.gradients + use.optimizer);
+  return use;
 }

@@ -1,13 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "examples/common/character_model.h"
 #include "examples/train_transformer/options.h"
+#include <mica/core/cuda/graph.h>
 #include <mica/io/text.h>
 #include <mica/optim/adamw.h>
+#include <mica/optim/grad_scaler.h>
 #include <mica/optim/schedule.h>
 
 /// What one step was like.
@@ -17,28 +20,73 @@ struct Step {
   double grad_norm;
 };
 
+/// Where the device's memory went, in bytes.
+struct MemoryUse {
+  std::size_t weights;
+  std::size_t gradients;
+  std::size_t optimizer;
+  std::size_t others;  // at the peak: activations, workspace, validation data
+  std::size_t peak;
+};
+
 /// Trains a model: AdamW with decay of matrices only, warm-up and cosine schedule, clipped gradients.
+///
+/// Nothing in a step waits for a GPU. There, after a few plain steps, one step is captured as a CUDA graph and then
+/// replayed, with the same bits.
 class Trainer {
  public:
-  /// The model and the training tokens must outlive the trainer; the model is on the device to train on.
+  /// The model and the training tokens must outlive the trainer; the model is on the device to train on, in the dtype
+  /// to train in.
   Trainer(CharacterModel& model, std::span<const std::int32_t> training, std::span<const std::int32_t> validation,
           const Options& options);
 
-  /// One step on the next batch. The loss is that of the batch before the step.
-  Step step();
+  /// Starts a step on the next batch.
+  void step();
+  /// Whether results should be collected before the next step: they are kept on the device for so many steps only.
+  bool full() const;
+  /// Waits for the steps that were started since the last call and returns them. Losses are those before the step.
+  std::vector<Step> finished();
   /// The mean loss over the validation windows.
   double validate();
 
+  /// With false, the steps from now on are plain ones.
+  void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
+  /// Why there is no CUDA graph though one was wanted; empty if nothing is wrong.
+  const std::string& graph_complaint() const { return complaint_; }
+
+  std::int64_t tokens_per_step() const;
+  /// Floating-point operations of a step's products, as the PaLM paper counts them: 6 for each parameter and token, and
+  /// those of attention.
+  double flops_per_step() const;
+  MemoryUse memory() const;
+
  private:
+  void load_batches();
+  void compute();
+  bool replay();
+
   CharacterModel& model_;
   mica::Tensors parameters_;
   mica::Device device_;
   std::int64_t batch_;
+  std::int64_t context_;
+  std::int64_t accumulate_;
   double clip_;
-  std::string graph_;  // where to draw the first step's graph; empty for nowhere
+  std::string drawing_;  // where to draw the first step's autograd graph; empty for nowhere
   mica::optim::CosineSchedule schedule_;
   mica::optim::AdamW optimizer_;
+  std::optional<mica::optim::GradScaler> scaler_;
   mica::io::RandomWindows windows_;
   std::vector<mica::io::Batch> validation_;
+
+  std::vector<mica::io::Batch> batches_;  // of one step; on a GPU always at the same addresses
+  mica::Tensors losses_;                  // of the last step's batches
+  mica::Tensor norm_;
+  mica::Tensor results_;       // rows of losses and norm, on the device, of the steps that were not collected
+  std::vector<double> rates_;  // their learning rates
   std::int64_t steps_done_ = 0;
+
+  bool graph_allowed_;
+  std::string complaint_;
+  mica::cuda::Graph graph_;
 };

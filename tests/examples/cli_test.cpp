@@ -104,7 +104,7 @@ TEST_F(Cli, TrainsWritesAndGenerates) {
   ASSERT_EQ(lines.size(), 12u);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     EXPECT_EQ(lines[i].at("step"), i + 1);
-    for (const char* name : {"train_loss", "lr", "grad_norm", "tokens_per_second", "step_ms"}) {
+    for (const char* name : {"train_loss", "lr", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"}) {
       EXPECT_GT(lines[i].at(name).get<double>(), 0) << name;
     }
     const bool evaluated = i + 1 == 5 || i + 1 == 10 || i + 1 == 12;
@@ -157,6 +157,64 @@ TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
   ASSERT_EQ(train("--out exact").status, 0);
   ASSERT_EQ(train("--out tf32 --tf32").status, 0);
   EXPECT_EQ(contents(folder / "exact/model.safetensors"), contents(folder / "tf32/model.safetensors"));
+}
+
+TEST_F(Cli, AccumulatesGradients) {
+  // Two batches of two windows are the four of one batch: the same windows, and up to rounding the same gradients.
+  ASSERT_EQ(train("--out one").status, 0);
+  ASSERT_EQ(train("--out two --batch 2 --accumulate 2").status, 0);
+  const auto one = metrics("one"), two = metrics("two");
+  ASSERT_EQ(one.size(), two.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(one[i].at("train_loss").get<double>(), two[i].at("train_loss").get<double>(), 1e-4) << i;
+    EXPECT_NEAR(one[i].at("grad_norm").get<double>(), two[i].at("grad_norm").get<double>(), 1e-3) << i;
+  }
+}
+
+TEST_F(Cli, TrainsInSixteenBits) {
+  ASSERT_EQ(train("--out whole").status, 0);
+  const double whole = metrics("whole").back().at("val_loss");
+  for (const std::string dtype : {"bfloat16", "float16"}) {
+    const Outcome trained = train("--out half --dtype " + dtype);
+    ASSERT_EQ(trained.status, 0) << trained.err;
+    EXPECT_NE(trained.out.find("in " + dtype), std::string::npos) << trained.out;
+    EXPECT_NEAR(metrics("half").back().at("val_loss").get<double>(), whole, 0.1) << dtype;
+    EXPECT_EQ(run("generate --model half --tokens 5 --device cpu").status, 0);
+  }
+}
+
+TEST_F(Cli, ProfilesSomeSteps) {
+  ASSERT_EQ(train("--out plain").status, 0);
+  const Outcome profiled = train("--out run --profile");
+  ASSERT_EQ(profiled.status, 0) << profiled.err;
+  for (const char* part : {"5 steps", "h.*.mlp", "CrossEntropy backward", "optimizer", "memory: weights"}) {
+    EXPECT_NE(profiled.out.find(part), std::string::npos) << part << "\n" << profiled.out;
+  }
+  const auto trace = nlohmann::json::parse(contents(folder / "run/trace.json"));
+  EXPECT_GT(trace.at("traceEvents").size(), 100u);
+  EXPECT_EQ(contents(folder / "run/model.safetensors"), contents(folder / "plain/model.safetensors"));
+}
+
+TEST_F(Cli, CudaGraphsChangeNothing) {
+  if (!mica::cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
+    const std::string more = "--device cuda --dropout 0.1 --layers 2 --accumulate 2 --steps 40 --dtype " + dtype;
+    const Outcome replayed = train(more + " --out replayed");
+    ASSERT_EQ(replayed.status, 0) << replayed.err;
+    EXPECT_EQ(replayed.out.find("were not replayed"), std::string::npos) << replayed.out;
+    ASSERT_EQ(train(more + " --no-cuda-graph --out plain").status, 0);
+    const auto a = metrics("replayed"), b = metrics("plain");
+    ASSERT_EQ(a.size(), 40u);
+    ASSERT_EQ(b.size(), 40u);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      for (const char* name : {"step", "train_loss", "lr", "grad_norm"}) {
+        EXPECT_EQ(a[i].at(name), b[i].at(name)) << dtype << ", step " << i + 1;
+      }
+    }
+    EXPECT_EQ(contents(folder / "replayed/model.safetensors"), contents(folder / "plain/model.safetensors")) << dtype;
+  }
 }
 
 TEST_F(Cli, PresetsGiveWayToOptions) {
@@ -228,6 +286,8 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal(train + "--context 99999999999999999999", 2, "--context");
   expect_refusal(train + "--seed -1", 2, "--seed");
   expect_refusal(train + "--dropout 1", 2, "--dropout");
+  expect_refusal(train + "--dtype int64", 2, "--dtype");
+  expect_refusal(train + "--accumulate 0", 2, "--accumulate");
   expect_refusal(train + "--lr nan", 2, "--lr");
   expect_refusal(train + "--lr 0", 2, "--lr");
   expect_refusal(train + "--preset large", 2, "--preset");
@@ -264,13 +324,13 @@ TEST_F(Cli, RefusesAMissingGpu) {
 
 TEST_F(Cli, DrawsTheGraphOfTheFirstStep) {
   ASSERT_EQ(train("--out plain").status, 0);
-  ASSERT_EQ(train("--out drawn --graph graph.dot").status, 0);
+  ASSERT_EQ(train("--out drawn --draw-graph graph.dot").status, 0);
   EXPECT_EQ(metrics("drawn").back().at("train_loss"), metrics("plain").back().at("train_loss"));
   const std::string graph = contents(folder / "graph.dot");
   EXPECT_NE(graph.find("label=\"h.0.mlp.c_fc (Linear)"), std::string::npos) << graph;
   EXPECT_NE(graph.find("[4, 16, 16] float32"), std::string::npos) << graph;  // batch, context, width
   EXPECT_NE(graph.find("CrossEntropy"), std::string::npos) << graph;
-  const Outcome refused = train("--out run --graph graph.png");
+  const Outcome refused = train("--out run --draw-graph graph.png");
   EXPECT_EQ(refused.status, 1);
   EXPECT_NE(refused.err.find("a name that ends in .dot or .svg, got graph.png"), std::string::npos) << refused.err;
 }

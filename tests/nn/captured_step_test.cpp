@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 #include "tests/support.h"
@@ -72,7 +73,8 @@ TEST(CapturedStep, SameBitsAsWithoutAGraph) {
     const Outcome plain = train(12, 12, checkpoint), captured = train(12, 3, checkpoint);
     EXPECT_EQ(plain.losses, captured.losses);
     EXPECT_TRUE(plain.weights == captured.weights);
-    EXPECT_LT(plain.losses.back(), plain.losses.front());
+    // Each step has had tokens and masks of its own.
+    EXPECT_EQ(std::set<float>(captured.losses.begin(), captured.losses.end()).size(), captured.losses.size());
   }
 }
 
