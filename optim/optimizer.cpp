@@ -9,6 +9,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/memory.h>
+#include <mica/core/overlap.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/optim/grad_norm.h>
@@ -24,6 +25,21 @@ Tensor copied(const Tensor& x, DType dtype, Device device) {
   const Tensor result = empty(x.shape(), dtype, device);
   copy_into(result, x);
   return result;
+}
+
+// The number of steps in a state dict, exactly, whatever its dtype.
+std::int64_t step_count(const char* optimizer, const std::string& name, const Tensor& step) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 53;  // the bias corrections raise to this power, as a double
+  std::int64_t count = -1;
+  if (step.dtype() == int64) {
+    count = to_vector<std::int64_t>(step)[0];
+  } else if (const double value = step.item(); value >= 0 && value <= kMost && value == std::trunc(value)) {
+    count = static_cast<std::int64_t>(value);
+  }
+  check(count >= 0 && count <= kMost,
+        "{}: load_state_dict: expected \"{}\" to be a whole number from 0 to 2^53, got {}", optimizer, name,
+        step.dtype() == int64 ? fmt::format("{}", count) : fmt::format("{}", step.item()));
+  return count;
 }
 
 bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
@@ -81,6 +97,13 @@ Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
     scalars_of_group_ = groups[group].scalars.size();
   }
   check(!slots_.empty(), "{}: expected at least one parameter", name_);
+  if (const auto overlap = find_overlap(parameters())) {
+    const Tensor& a = slots_[overlap->first].parameter;
+    const Tensor& b = slots_[overlap->second].parameter;
+    fail("{}: expected parameters whose elements have places of their own in memory, got {} of shape {}{}", name_,
+         a.is_same(b) ? "one" : "two views that overlap,", a.shape(),
+         a.is_same(b) ? fmt::format(" and strides {}", a.strides()) : fmt::format(" and {}", b.shape()));
+  }
 }
 
 Optimizer::~Optimizer() = default;
@@ -350,10 +373,9 @@ void Optimizer::load_state_dict(const StateDict& state) {
     const Tensor& x = slot.parameter;
     const Group& group = groups_[slot.group];
     const Tensor step = find(i, "step", {});
-    slot.step = step.defined() ? static_cast<std::int64_t>(step.item()) : 0;
+    slot.step = step.defined() ? step_count(name_, fmt::format("state.{}.step", i), step) : 0;
     slot.counted_on = x.device();
     slot.states.clear();
-    check(slot.step >= 0, "{}: load_state_dict: \"state.{}.step\" is {}", name_, i, slot.step);
     for (const std::string& name : group.state_names) {
       const Tensor value = find(i, name, x.shape());
       check(value.defined() == step.defined(),

@@ -11,7 +11,7 @@ double CosineSchedule::lr(std::int64_t step) const {
         warmup, total);
   check(step >= 0, "CosineSchedule: expected step >= 0, got {}", step);
   if (step < warmup) {
-    return peak * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+    return peak * (static_cast<double>(step) + 1) / (static_cast<double>(warmup) + 1);
   }
   if (step >= total) {
     return floor;

@@ -90,4 +90,23 @@ TEST(ClipGradNorm, NonFiniteNorms) {
   expect_error([] { optim::clip_grad_norm_({}, -1); }, "expected max_norm >= 0, got -1");
 }
 
+TEST(ClipGradNorm, ParametersCountOnce) {
+  for (const Device device : test_devices()) {
+    const Tensor x = with_grad(from_data<float>({3, 4}, device));
+    EXPECT_DOUBLE_EQ(optim::clip_grad_norm_({x, x, x}, 1).item(), 5);
+    expect_close(x.grad(), {0.6, 0.8}, 1e-6, 0);
+  }
+  expect_error([] { optim::clip_grad_norm_({Tensor{}}, 1); }, "expected defined parameters");
+}
+
+TEST(ClipGradNorm, SharedGradientsAreScaledOnce) {
+  for (const Device device : test_devices()) {
+    const Tensor grad = from_data<float>({3, 4}, device);
+    const Tensor a = with_grad(grad);
+    const Tensor b = with_grad(grad);
+    EXPECT_NEAR(optim::clip_grad_norm_({a, b}, 1).item(), std::sqrt(50), 1e-12);
+    expect_close(grad, {3 / std::sqrt(50), 4 / std::sqrt(50)}, 1e-6, 0);
+  }
+}
+
 }  // namespace

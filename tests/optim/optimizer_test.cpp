@@ -268,4 +268,83 @@ TEST(Optimizer, RefusesBadArguments) {
   expect_error([&] { optim::SGD({x}, {.momentum = -1}); }, "expected momentum >= 0");
 }
 
+TEST(Optimizer, RefusesGroupsThatDoNotExist) {
+  const Tensor x = ones({2}).requires_grad_();
+  optim::AdamW adamw({x});
+  optim::SGD sgd({x});
+  expect_error([&] { adamw.lr(7); }, "AdamW: there is no group 7 among 1");
+  expect_error([&] { adamw.set_lr(7, 0.1); }, "AdamW: there is no group 7 among 1");
+  expect_error([&] { sgd.lr(1); }, "SGD: there is no group 1 among 1");
+  expect_error([&] { sgd.set_lr(1, 0.1); }, "SGD: there is no group 1 among 1");
+  EXPECT_EQ(adamw.lr(), 1e-3);
+}
+
+TEST(Optimizer, RefusesNumbersThatAreNotFinite) {
+  const Tensor x = ones({2}).requires_grad_();
+  expect_error([&] { optim::AdamW({x}, {.eps = INFINITY}); }, "expected eps >= 0, got inf");
+  expect_error([&] { optim::AdamW({x}, {.weight_decay = INFINITY}); }, "expected weight_decay >= 0, got inf");
+  expect_error([&] { optim::SGD({x}, {.momentum = INFINITY}); }, "expected momentum >= 0, got inf");
+  expect_error([&] { optim::SGD({x}, {.dampening = NAN}); }, "expected a finite dampening, got nan");
+  expect_error([&] { optim::SGD({x}, {.weight_decay = INFINITY}); }, "expected weight_decay >= 0, got inf");
+}
+
+TEST(Optimizer, RefusesParametersThatOverlap) {
+  for (const Device device : test_devices()) {
+    const Tensor base = ones({4, 6}, float32, device);
+    const auto part = [&](const Shape& shape, const Strides& strides, std::int64_t offset) {
+      return as_strided(base, shape, strides, offset).requires_grad_();
+    };
+    const Tensor rows = part({2, 6}, {6, 1}, 0);
+    expect_error(
+        [&] {
+          optim::AdamW({rows, part({2, 6}, {6, 1}, 6)});
+        },
+        "AdamW: expected parameters whose elements have places of their own in memory, got two views that "
+        "overlap, of shape [2, 6] and [2, 6]");
+    expect_error([&] { optim::SGD({rows, part({6, 2}, {1, 6}, 0)}); }, "two views that overlap");
+    expect_error([&] { optim::SGD({part({4, 3}, {6, 2}, 0), part({4, 2}, {6, 3}, 0)}); }, "two views that overlap");
+    expect_error([&] { optim::SGD({part({3, 4}, {0, 1}, 0)}); }, "got one of shape [3, 4] and strides [0, 1]");
+    expect_error([&] { optim::SGD({part({3, 4}, {1, 1}, 0)}); }, "got one of shape [3, 4]");
+
+    // Views that interleave or lie end to end share nothing.
+    const Tensor even = part({4, 3}, {6, 2}, 0);
+    const Tensor odd = part({4, 3}, {6, 2}, 1);
+    optim::SGD optimizer({even, odd, ones({0}, float32, device).requires_grad_()}, {.lr = 1});
+    even.set_grad(ones({4, 3}, float32, device));
+    odd.set_grad(full({4, 3}, 2, float32, device));
+    optimizer.step();
+    expect_close(even, full({4, 3}, 0), 0, 0);
+    expect_close(odd, full({4, 3}, -1), 0, 0);
+    optim::AdamW({rows, part({2, 6}, {6, 1}, 12)});
+  }
+}
+
+TEST(Optimizer, RefusesStepsThatAreNotWholeNumbers) {
+  const Tensor x = ones({2}).requires_grad_();
+  optim::AdamW optimizer({x});
+  const auto with_step = [](const Tensor& step) {
+    return StateDict{{"state.0.step", step}, {"state.0.exp_avg", zeros({2})}, {"state.0.exp_avg_sq", zeros({2})}};
+  };
+  const auto refused = [&](const Tensor& step, const std::string& got) {
+    expect_error([&] { optimizer.load_state_dict(with_step(step)); },
+                 "AdamW: load_state_dict: expected \"state.0.step\" to be a whole number from 0 to 2^53, got " + got);
+  };
+  refused(full({}, 1.5), "1.5");
+  refused(full({}, -1), "-1");
+  refused(full({}, NAN), "nan");
+  refused(full({}, INFINITY), "inf");
+  refused(full({}, 1e300, float64), "1e+300");
+  refused(from_data<std::int64_t>({INT64_MAX}, {}), "9223372036854775807");
+  refused(from_data<std::int64_t>({INT64_MIN}, {}), "-9223372036854775808");
+  refused(from_data<std::int64_t>({(std::int64_t{1} << 53) + 1}, {}), "9007199254740993");
+  EXPECT_TRUE(optimizer.state_dict().empty());
+
+  optimizer.load_state_dict(with_step(full({}, 3, float32)));  // as PyTorch keeps it
+  x.set_grad(ones({2}));
+  optimizer.step();
+  EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 4);
+  optimizer.load_state_dict(with_step(full({}, 0x1p53, float64)));
+  optimizer.step();
+}
+
 }  // namespace
