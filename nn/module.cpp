@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -5,6 +7,7 @@
 #include <mica/autograd/slot.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/overlap.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -105,10 +108,19 @@ void convert_all(ModuleState& root, std::optional<Device> device, std::optional<
   }
 }
 
+bool same_place(const Tensor& a, const Tensor& b) {
+  return a.handle()->storage == b.handle()->storage && a.handle()->offset == b.handle()->offset &&
+         a.shape() == b.shape() && a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+
 bool same_values(const Tensor& a, const Tensor& b) {
-  const bool same_place = a.handle()->storage == b.handle()->storage && a.handle()->offset == b.handle()->offset &&
-                          a.strides() == b.strides() && a.dtype() == b.dtype();
-  return same_place || to_vector<double>(a) == to_vector<double>(b);
+  if (same_place(a, b)) {
+    return true;
+  }
+  const std::vector<double> left = to_vector<double>(a);
+  const std::vector<double> right = to_vector<double>(b);
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                    [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
 }
 
 void append(std::string& list, const std::string& item) { list += list.empty() ? item : ", " + item; }
@@ -256,9 +268,23 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict) {
   report("one tensor here, but different values given", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
 
+  // A value may show elements of a parameter or buffer that is written before it is read.
+  for (auto& [key, value] : given) {
+    Tensor& source = value.second;
+    const bool is_written = std::any_of(own.begin(), own.end(), [&, target = key](const auto& entry) {
+      const Tensor& written = entry.second;
+      const bool onto_itself = written.handle().get() == target && same_place(written, source);
+      return may_overlap(written, source) && !onto_itself;
+    });
+    if (is_written) {
+      source = converted(source, source.device(), source.dtype());
+    }
+  }
   for (const auto& [name, tensor] : own) {
     if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
-      copy_into(tensor, at->second.second);
+      if (!same_place(tensor, at->second.second)) {
+        copy_into(tensor, at->second.second);
+      }
       tensor.bump_version("load_state_dict");
       given.erase(at);
     }

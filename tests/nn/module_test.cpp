@@ -6,6 +6,7 @@
 #include <mica/core/rng.h>
 #include <mica/nn/init.h>
 #include <mica/nn/module.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -227,6 +228,7 @@ TEST(Init, Distributions) {
   EXPECT_NEAR(moments(uniform).first, 1, 0.05);
   EXPECT_NEAR(moments(uniform).second, 6 / std::sqrt(12.0), 0.05);
   expect_close(nn::init::constant_(empty({3}, float64), 0.5), {0.5, 0.5, 0.5}, 0, 0);
+  expect_error([] { nn::init::constant_(empty({3}, int32), 3e9); }, "constant_: 3000000000 is not a value of int32");
 }
 
 TEST(Init, SameNumbersOnEveryDevice) {
@@ -236,6 +238,66 @@ TEST(Init, SameNumbersOnEveryDevice) {
     manual_seed(3);
     expect_close(nn::init::normal_(empty({1001}, float32, device)), here, 0, 0);
   }
+}
+
+TEST(Module, LoadsViewsOfItsOwnTensors) {
+  struct Net : nn::Module {
+    Tensor a = param("a", from_data<float>({1, 2, 3, 4, 5, 6, 7, 8, 9}, {3, 3}));
+    Tensor b = param("b", full({3, 3}, 10));
+    Tensor mean = buffer("mean", full({3}, 20));
+  };
+  for (const Device device : test_devices()) {
+    Net net;
+    net.to(device);
+    StateDict state = net.state_dict();
+    state["a"] = transpose(net.a.detach(), 0, 1);
+    net.load_state_dict(state);
+    expect_close(net.a, {1, 4, 7, 2, 5, 8, 3, 6, 9}, 0, 0);
+
+    state = net.state_dict();
+    std::swap(state["a"], state["b"]);
+    state["mean"] = select(net.a.detach(), 0, 1);
+    net.load_state_dict(state);
+    expect_close(net.a, full({3, 3}, 10), 0, 0);
+    expect_close(net.b, {1, 4, 7, 2, 5, 8, 3, 6, 9}, 0, 0);
+    expect_close(net.mean, {2, 5, 8}, 0, 0);
+
+    // Moved on by one element: what a forward copy would smear.
+    const Tensor line = arange(0, 10, 1, float32, device);
+    net.a.set_data(as_strided(line, {3, 3}, {3, 1}, 1));
+    state = net.state_dict();
+    state["a"] = as_strided(line, {3, 3}, {3, 1}, 0);
+    net.load_state_dict(state);
+    expect_close(net.a, {0, 1, 2, 3, 4, 5, 6, 7, 8}, 0, 0);
+  }
+  // The same memory, in a storage of its own.
+  std::vector<float> values{1, 2, 3, 4, 5, 6, 7, 8, 9};
+  Net net;
+  net.a.set_data(from_blob(values.data(), {3, 3}, float32));
+  StateDict state = net.state_dict();
+  state["a"] = transpose(from_blob(values.data(), {3, 3}, float32), 0, 1);
+  net.load_state_dict(state);
+  EXPECT_EQ(values, (std::vector<float>{1, 4, 7, 2, 5, 8, 3, 6, 9}));
+}
+
+TEST(Module, LoadsItsOwnState) {
+  Pair pair;
+  nn::init::normal_(pair.first.weight);
+  const std::vector<float> before = to_vector<float>(pair.first.weight);
+  const std::uint32_t version = pair.first.weight.version();
+  pair.load_state_dict(pair.state_dict());
+  EXPECT_EQ(to_vector<float>(pair.first.weight), before);
+  EXPECT_GT(pair.first.weight.version(), version);
+}
+
+TEST(Module, TiedTensorsMayHoldNaN) {
+  struct Tied : nn::Module {
+    Tensor a = param("a", ones({2}));
+    Tensor b = param("b", a);
+  };
+  Tied tied;
+  tied.load_state_dict({{"a", full({2}, NAN)}, {"b", full({2}, NAN)}});
+  EXPECT_TRUE(std::isnan(to_vector<float>(tied.a)[1]));
 }
 
 }  // namespace
