@@ -4,10 +4,12 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/number.h>
 
 namespace mica {
 
 Tensor full(const Shape& shape, double value, DType dtype, Device device) {
+  detail::check_number(value, dtype, "full");
   const Tensor x = empty(shape, dtype, device);
   fill_data(x, value);
   return x;
@@ -21,10 +23,26 @@ Tensor arange(double start, double end, double step, DType dtype, Device device)
         "arange: expected finite bounds and a step that is not 0, got start {}, end {}, step {}", start, end, step);
   const double count = std::max(0.0, std::ceil((end - start) / step));
   check(count < 0x1p60, "arange: from {} to {} by {} is too long", start, end, step);
-  const Tensor values = empty({static_cast<std::int64_t>(count)}, float64);
-  double* data = values.data<double>();
-  for (std::int64_t i = 0; i < values.numel(); ++i) {
-    data[i] = start + static_cast<double>(i) * step;
+  const auto n = static_cast<std::int64_t>(count);
+  if (!is_floating(dtype) && n > 0) {
+    detail::check_number(start, dtype, "arange");
+    if (n > 1) {
+      detail::check_number(start + static_cast<double>(n - 1) * step, dtype, "arange");
+      detail::check_number(step, int64, "arange");
+    }
+  }
+  const Tensor values = empty({n}, is_floating(dtype) ? float64 : int64);
+  if (is_floating(dtype)) {
+    double* const data = values.data<double>();
+    for (std::int64_t i = 0; i < n; ++i) {
+      data[i] = start + static_cast<double>(i) * step;
+    }
+  } else if (n > 0) {
+    std::int64_t* const data = values.data<std::int64_t>();
+    data[0] = static_cast<std::int64_t>(start);
+    for (std::int64_t i = 1; i < n; ++i) {
+      data[i] = data[i - 1] + static_cast<std::int64_t>(step);
+    }
   }
   const Tensor x = empty(values.shape(), dtype, device);
   copy_into(x, values);
@@ -54,8 +72,11 @@ Tensor from_data(std::span<const T> values, const Shape& shape, Device device) {
 
 Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device) {
   check(data != nullptr || numel_of(shape) == 0, "from_blob: expected memory for shape {}, got a null pointer", shape);
+  check(size_of(dtype) > 0, "from_blob: expected a dtype, got number {}", static_cast<int>(dtype));
   auto impl = std::make_shared<detail::TensorImpl>();
   impl->numel = numel_of(shape);
+  check(impl->numel <= INT64_MAX / static_cast<std::int64_t>(size_of(dtype)), "from_blob: {} of {} has too many bytes",
+        shape, dtype);
   impl->storage = std::make_shared<Storage>(static_cast<std::byte*>(data),
                                             static_cast<std::size_t>(impl->numel) * size_of(dtype), device);
   impl->shape = shape;

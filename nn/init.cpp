@@ -1,6 +1,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
+#include <mica/core/number.h>
 #include <mica/nn/init.h>
 
 namespace mica::nn::init {
@@ -33,6 +34,7 @@ Tensor normal_(const Tensor& x, double mean, double std) {
 }
 
 Tensor constant_(const Tensor& x, double value) {
+  detail::check_number(value, x.dtype(), "constant_");
   fill_data(x, value);
   x.bump_version("constant_");
   return x;
