@@ -157,7 +157,8 @@ bool is_leaf_with_gradient(const Tensor& x) { return x.requires_grad() && x.is_l
 }  // namespace
 
 void check_writable(const char* op, const Tensor& x) {
-  check(x.handle()->storage->counts_writes() || inference_mode_enabled(),
+  check(x.defined(), "{}: expected a defined target", op);
+  check(!x.is_inference() || inference_mode_enabled(),
         "{}: the target of shape {} was made in inference mode and can only be written in place there", op, x.shape());
   if (!grad_enabled()) {
     return;

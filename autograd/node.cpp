@@ -1,6 +1,7 @@
 #include <atomic>
 
 #include <mica/autograd/node.h>
+#include <mica/core/callable.h>
 
 namespace mica::autograd {
 
@@ -55,9 +56,13 @@ Node::Hooks& Node::hooks() {
   return *hooks_;
 }
 
-HookHandle Node::register_prehook(PreHook hook) { return hooks().before.add(std::move(hook)); }
+HookHandle Node::register_prehook(PreHook hook) {
+  check_callable(hook, "register_prehook");
+  return hooks().before.add(std::move(hook));
+}
 
 HookHandle Node::register_hook(PostHook hook) {
+  check_callable(hook, "register_hook");
   check(as_segment() == nullptr,
         "{}: register_hook is for ops that return the gradients of their inputs; those of a checkpoint come from the "
         "ops that it computes again, so register the hook on its inputs",
@@ -66,6 +71,9 @@ HookHandle Node::register_hook(PostHook hook) {
 }
 
 HookHandle Node::register_output_hook(int output, Hook hook) {
+  check_callable(hook, "register_output_hook");
+  check(output >= 0 && output < static_cast<int>(outputs.size()), "{}: register_output_hook: there is no output {}",
+        name(), output);
   return hooks().of_outputs.add({output, std::move(hook)});
 }
 

@@ -4,6 +4,7 @@
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/slot.h>
+#include <mica/core/callable.h>
 #include <mica/core/tensor.h>
 
 namespace mica {
@@ -88,12 +89,14 @@ std::shared_ptr<autograd::Node> Tensor::grad_fn() const {
 }
 
 autograd::HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+  check_callable(hook, "register_hook");
   check(requires_grad(), "register_hook: the tensor of shape {} does not require a gradient", shape());
   autograd::Slot& slot = *handle()->slot;
   return slot.node ? slot.node->register_output_hook(slot.output, std::move(hook)) : slot.hooks.add(std::move(hook));
 }
 
 autograd::HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
+  check_callable(hook, "register_post_accumulate_grad_hook");
   check(requires_grad() && is_leaf(),
         "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got {} of shape {}",
         is_leaf() ? "one that does not" : "a tensor that an op made", shape());

@@ -7,12 +7,14 @@
 namespace mica {
 
 std::int64_t numel_of(const Shape& shape) {
-  std::int64_t numel = 1;
+  std::int64_t product = 1;
+  bool empty = false;
   for (const std::int64_t size : shape) {
     check(size >= 0, "shape: expected sizes of at least 0, got {}", shape);
-    check(!__builtin_mul_overflow(numel, size, &numel), "shape: {} has too many elements", shape);
+    empty = empty || size == 0;
+    check(size == 0 || !__builtin_mul_overflow(product, size, &product), "shape: {} has too many elements", shape);
   }
-  return numel;
+  return empty ? 0 : product;
 }
 
 Strides contiguous_strides(const Shape& shape) {
@@ -38,6 +40,7 @@ Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op) {
 }
 
 int normalize_axis(std::int64_t axis, int rank, const char* op) {
+  check(rank > 0, "{}: expected a tensor with axes, got a scalar and axis {}", op, axis);
   check(axis >= -rank && axis < rank, "{}: expected an axis in [{}, {}), got {}", op, -rank, rank, axis);
   return static_cast<int>(axis < 0 ? axis + rank : axis);
 }

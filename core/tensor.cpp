@@ -20,6 +20,7 @@ bool is_row_major(const Shape& shape, const Strides& strides) {
 }  // namespace
 
 Tensor empty(const Shape& shape, DType dtype, Device device) {
+  check(size_of(dtype) > 0, "empty: expected a dtype, got number {}", static_cast<int>(dtype));
   auto impl = std::make_shared<detail::TensorImpl>();
   impl->numel = numel_of(shape);
   check(impl->numel <= INT64_MAX / static_cast<std::int64_t>(size_of(dtype)), "empty: {} of {} has too many bytes",
@@ -32,13 +33,16 @@ Tensor empty(const Shape& shape, DType dtype, Device device) {
 }
 
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset) {
+  const DType dtype = x.dtype();  // throws if x is undefined
+  check(shape.size() == strides.size(), "as_strided: expected as many strides as axes, got shape {} and strides {}",
+        shape, strides);
   auto impl = std::make_shared<detail::TensorImpl>();
   impl->storage = x.handle()->storage;
   impl->shape = shape;
   impl->strides = strides;
   impl->offset = offset;
   impl->numel = numel_of(shape);
-  impl->dtype = x.dtype();
+  impl->dtype = dtype;
   impl->contiguous = impl->numel == 0 || is_row_major(shape, strides);
   return Tensor(std::move(impl));
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/core/callable.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -20,14 +21,20 @@ class ModuleList : public Module {
   void push_back(M module) { modules_.push_back(child(std::to_string(modules_.size()), std::move(module))); }
 
   std::size_t size() const { return modules_.size(); }
-  M& operator[](std::size_t i) { return modules_.at(i); }
-  const M& operator[](std::size_t i) const { return modules_.at(i); }
+  /// Throws unless i < size().
+  M& operator[](std::size_t i) { return modules_[checked(i)]; }
+  const M& operator[](std::size_t i) const { return modules_[checked(i)]; }
   auto begin() { return modules_.begin(); }
   auto end() { return modules_.end(); }
   auto begin() const { return modules_.begin(); }
   auto end() const { return modules_.end(); }
 
  private:
+  std::size_t checked(std::size_t i) const {
+    check(i < size(), "ModuleList: there is no module {} among {}", i, size());
+    return i;
+  }
+
   std::vector<M> modules_;
 };
 
@@ -45,6 +52,7 @@ class Sequential : public Module {
   template <class L>
   requires std::is_invocable_r_v<Tensor, const L&, const Tensor&>
   void push_back(L layer) {
+    check_callable(layer, "Sequential");
     if constexpr (std::derived_from<L, Module>) {
       layers_.push_back(std::make_unique<Holder<L>>(child(std::to_string(layers_.size()), std::move(layer))));
     } else {

@@ -263,4 +263,21 @@ TEST(Hooks, BackwardWithinAHook) {
   EXPECT_EQ(y.grad().item(), 10);
 }
 
+TEST(Hooks, EmptyFunctionsAreRefused) {
+  const Tensor x = ones({2}).requires_grad_();
+  const Tensor y = x * 2;
+  const std::string text = "expected a function to call, got an empty one";
+  expect_error([&] { x.register_hook(nullptr); }, "register_hook: " + text);
+  expect_error([&] { y.register_hook({}); }, "register_hook: " + text);
+  expect_error([&] { x.register_post_accumulate_grad_hook(nullptr); }, "register_post_accumulate_grad_hook: " + text);
+  expect_error([&] { y.grad_fn()->register_prehook(nullptr); }, "register_prehook: " + text);
+  expect_error([&] { y.grad_fn()->register_hook(nullptr); }, "register_hook: " + text);
+  expect_error([&] { y.grad_fn()->register_output_hook(0, nullptr); }, "register_output_hook: " + text);
+  const auto same = [](const Tensor& gradient) { return gradient; };
+  expect_error([&] { y.grad_fn()->register_output_hook(1, same); }, "Mul: register_output_hook: there is no output 1");
+  expect_error([&] { y.grad_fn()->register_output_hook(-1, same); }, "there is no output -1");
+  y.backward(ones({2}));  // nothing of it was kept
+  expect_close(x.grad(), {2, 2}, 0, 0);
+}
+
 }  // namespace

@@ -1,4 +1,6 @@
+#include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
@@ -22,6 +24,16 @@ TEST(Shape, NumelStridesAndBroadcast) {
   EXPECT_EQ(to_string(Shape{2, 3}), "[2, 3]");
 }
 
+TEST(Shape, EmptyOnesWhoseStridesDoNotFit) {
+  const std::int64_t most = INT64_MAX;
+  EXPECT_EQ(numel_of({0, most, 1}), 0);
+  for (const Shape& shape : {Shape{0, most, most}, Shape{most, 0, most}, Shape{most, most, 0}}) {
+    expect_error([&] { numel_of(shape); }, "too many elements");
+    expect_error([&] { zeros(shape); }, "too many elements");
+  }
+  expect_error([&] { zeros({most}); }, "too many bytes");
+}
+
 TEST(Tensor, CreationOnEveryDeviceAndDtype) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
@@ -39,6 +51,35 @@ TEST(Tensor, CreationOnEveryDeviceAndDtype) {
   }
 }
 
+TEST(Tensor, NumbersThatIntegersCannotHold) {
+  for (const Device device : test_devices()) {
+    expect_error([&] { full({2}, 3e9, int32, device); }, "full: 3000000000 is not a value of int32");
+    expect_error([&] { full({2}, NAN, int64, device); }, "full: nan is not a value of int64");
+    expect_error([&] { full({2}, INFINITY, int64, device); }, "full: inf is not a value of int64");
+    expect_error([&] { full({2}, 0x1p63, int64, device); }, "is not a value of int64");
+    expect_error([&] { full({1}, -1, uint8, device); }, "full: -1 is not a value of uint8");
+    expect_error([&] { full({1}, 256, uint8, device); }, "full: 256 is not a value of uint8");
+    expect_error([&] { full({1}, 2, boolean, device); }, "full: 2 is not a value of bool");
+    expect_error([&] { full({1}, 0.5, int32, device); }, "full: 0.5 is not a value of int32");
+    expect_error([&] { full_like(zeros({2}, uint8, device), -1); }, "full: -1 is not a value of uint8");
+    expect_close(full({1}, -0x1p63, int64, device), {-0x1p63}, 0, 0);
+    EXPECT_TRUE(std::signbit(full({1}, -0.0, float32, device).item()));
+
+    expect_error([&] { arange(0, 5, 1, boolean, device); }, "arange: 4 is not a value of bool");
+    expect_error([&] { arange(0, 300, 1, uint8, device); }, "arange: 299 is not a value of uint8");
+    expect_error([&] { arange(-1, 3, 1, uint8, device); }, "arange: -1 is not a value of uint8");
+    expect_error([&] { arange(0, 1, 0.25, int32, device); }, "is not a value of int");
+    expect_error([&] { arange(0.5, 3, 1, int64, device); }, "arange: 0.5 is not a value of int64");
+    expect_error([&] { arange(0x1p31, 0x1p31 + 2, 1, int32, device); }, "is not a value of int32");
+    expect_close(arange(0, 2, 1, boolean, device), {0, 1}, 0, 0);
+    expect_close(arange(0, 2.5, 1, int32, device), {0, 1, 2}, 0, 0);
+    EXPECT_EQ(arange(5, 0, 1, uint8, device).numel(), 0);
+    // Beyond 2^53 doubles skip every other integer.
+    EXPECT_EQ(to_vector<std::int64_t>(arange(0x1p53, 0x1p53 + 4, 1, int64, device)),
+              (std::vector<std::int64_t>{1LL << 53, (1LL << 53) + 1, (1LL << 53) + 2, (1LL << 53) + 3}));
+  }
+}
+
 TEST(Tensor, FromBlobSharesMemory) {
   std::vector<float> values{1, 2, 3, 4};
   {
@@ -47,6 +88,12 @@ TEST(Tensor, FromBlobSharesMemory) {
   }
   EXPECT_EQ(values, (std::vector<float>{1, 2, 7, 7}));
   expect_error([] { from_blob(nullptr, {1}, float32); }, "got a null pointer");
+  expect_error([&] { from_blob(values.data(), {INT64_MAX}, float32); },
+               "from_blob: [9223372036854775807] of float32 has");
+  expect_error([&] { from_blob(values.data(), {1}, static_cast<DType>(77)); },
+               "from_blob: expected a dtype, got number 77");
+  expect_error([] { empty({1}, static_cast<DType>(77)); }, "empty: expected a dtype, got number 77");
+  expect_error([] { zeros({1}).to(static_cast<DType>(77)); }, "expected a dtype, got number 77");
 }
 
 TEST(Tensor, LargeIntegersAreExact) {
@@ -64,6 +111,42 @@ TEST(Tensor, Errors) {
   expect_error([] { arange(0, 1, 0); }, "a step that is not 0");
   expect_error([&] { copy_into(x, zeros({3, 2})); }, "copy: expected shape [2, 3], got [3, 2]");
   expect_error([] { rand({2}, int64); }, "rand: expected a floating dtype, got int64");
+}
+
+TEST(Tensor, UndefinedOnesAreRefused) {
+  const Tensor none;
+  const std::string text = "expected a defined tensor";
+  expect_error([&] { none.detach(); }, text);
+  expect_error([&] { ones({2}).requires_grad_().grad().detach(); }, text);
+  expect_error([&] { as_strided(none, {2}, {1}, 0); }, text);
+  expect_error([&] { broadcast_view(none, {2}); }, text);
+  expect_error([&] { none.item(); }, text);
+  expect_error([&] { none.to(float64); }, text);
+  expect_error([&] { none.to(Device::cpu()); }, text);
+  expect_error([&] { none.version(); }, text);
+  expect_error([&] { none.bump_version(); }, text);
+  expect_error([&] { none.is_inference(); }, text);
+  expect_error([&] { none.requires_grad_(); }, text);
+  expect_error([&] { none.set_grad(ones({2})); }, text);
+  expect_error([&] { none.set_data(ones({2})); }, text);
+  expect_error([&] { ones({2}).set_data(none); }, text);
+  expect_error([&] { none.backward(); }, "undefined");
+  expect_error([&] { none.register_hook([](const Tensor& x) { return x; }); }, text);
+  expect_error([&] { none.register_post_accumulate_grad_hook([](const Tensor&) {}); }, text);
+  expect_error([&] { copy_into(none, ones({2})); }, text);
+  expect_error([&] { copy_into(ones({2}), none); }, text);
+  expect_error([&] { fill_data(none, 1); }, text);
+  expect_error([&] { contiguous_data(none); }, text);
+  expect_error([&] { to_vector<float>(none); }, text);
+  expect_error([&] { zeros_like(none); }, text);
+  EXPECT_FALSE(none.requires_grad());
+  EXPECT_FALSE(none.grad().defined());
+  EXPECT_EQ(to_string(none), "tensor(undefined)");
+}
+
+TEST(Tensor, StridesForEachAxis) {
+  expect_error([] { as_strided(ones({4}), {2, 2}, {1}, 0); }, "shape [2, 2] and strides [1]");
+  expect_error([] { as_strided(ones({4}), {4}, {1, 1}, 0); }, "shape [4] and strides [1, 1]");
 }
 
 TEST(Tensor, NoSuchDevice) {

@@ -136,6 +136,8 @@ TEST(Sequential, NamesOrderAndGradients) {
   const nn::Sequential moved = std::move(chain);
   expect_close(moved(x), expected, 0, 0);
   expect_close(nn::Sequential{}(x), x, 0, 0);
+  expect_error([] { nn::Sequential{}.push_back(std::function<Tensor(const Tensor&)>{}); },
+               "Sequential: expected a function to call, got an empty one");
 }
 
 TEST(ModuleList, GrowsAsAChild) {
@@ -156,7 +158,8 @@ TEST(ModuleList, GrowsAsAChild) {
   for (const nn::Linear& layer : net.layers) {
     EXPECT_FALSE(layer.is_training());
   }
-  EXPECT_THROW(net.layers[12], std::out_of_range);
+  expect_error([&] { net.layers[12]; }, "ModuleList: there is no module 12 among 12");
+  expect_error([&] { std::as_const(net.layers)[12]; }, "there is no module 12 among 12");
 }
 
 }  // namespace
