@@ -22,7 +22,8 @@ std::string error_text(int number) { return std::generic_category().message(numb
 }  // namespace
 
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, opening a FIFO waits for somebody to write into it.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   check(descriptor_ >= 0, "load: cannot open {}: {}", path.string(), error_text(errno));
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -50,7 +51,12 @@ void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) cons
 }
 
 AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
-  check(!std::filesystem::is_directory(path), "save: {} is a directory", path.string());
+  // A file takes the place of one, but not of a FIFO or a device, which its users would lose.
+  std::error_code error;
+  const std::filesystem::file_status existing = std::filesystem::status(path, error);
+  check(!std::filesystem::is_directory(existing), "save: {} is a directory", path.string());
+  check(!std::filesystem::exists(existing) || std::filesystem::is_regular_file(existing),
+        "save: {} is not a regular file", path.string());
   static std::atomic<unsigned> next{0};
   do {
     temporary_ = path;

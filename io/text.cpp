@@ -39,18 +39,21 @@ bool next_character(std::string_view text, std::size_t& at, char32_t& character)
   return true;
 }
 
-Batch windows_at(std::span<const std::int32_t> tokens, const std::vector<std::int64_t>& starts, std::int64_t context,
-                 Device device) {
-  const auto count = static_cast<std::int64_t>(starts.size());
-  std::vector<std::int64_t> inputs(count * context);
-  std::vector<std::int64_t> targets(count * context);
-  for (std::int64_t b = 0; b < count; ++b) {
-    const std::int32_t* window = tokens.data() + starts[b];
-    std::copy_n(window, context, inputs.begin() + b * context);
-    std::copy_n(window + 1, context, targets.begin() + b * context);
+// The memory is asked for before anything is read, so that a batch too large is an OutOfMemory.
+struct Windows {
+  Tensor inputs, targets;
+
+  Windows(std::int64_t count, std::int64_t context)
+      : inputs(empty({count, context}, int64)), targets(empty({count, context}, int64)) {}
+
+  void set(std::int64_t row, std::span<const std::int32_t> tokens, std::int64_t start) const {
+    const std::int64_t context = inputs.size(1);
+    const std::int32_t* const window = tokens.data() + start;
+    std::copy_n(window, context, inputs.data<std::int64_t>() + row * context);
+    std::copy_n(window + 1, context, targets.data<std::int64_t>() + row * context);
   }
-  return {from_data(inputs, {count, context}, device), from_data(targets, {count, context}, device)};
-}
+  Batch on(Device device) const { return {inputs.to(device), targets.to(device)}; }
+};
 
 void check_length(const char* name, std::span<const std::int32_t> tokens, std::int64_t context) {
   check(context >= 1, "{}: expected a context of at least 1, got {}", name, context);
@@ -161,15 +164,15 @@ void RandomWindows::start_epoch() {
 
 Batch RandomWindows::next(std::int64_t batch, Device device) {
   check(batch >= 1, "RandomWindows: expected a batch of at least 1, got {}", batch);
-  std::vector<std::int64_t> starts(batch);
-  for (std::int64_t& start : starts) {
+  const Windows windows(batch, context_);
+  for (std::int64_t row = 0; row < batch; ++row) {
     if (starts_.empty()) {
       start_epoch();
     }
-    start = starts_.back();
+    windows.set(row, tokens_, starts_.back());
     starts_.pop_back();
   }
-  return windows_at(tokens_, starts, context_, device);
+  return windows.on(device);
 }
 
 std::vector<Batch> even_windows(std::span<const std::int32_t> tokens, std::int64_t context, std::int64_t batch,
@@ -180,12 +183,13 @@ std::vector<Batch> even_windows(std::span<const std::int32_t> tokens, std::int64
   const std::int64_t all = (static_cast<std::int64_t>(tokens.size()) - 1) / context;
   const std::int64_t count = std::min(all, most);
   std::vector<Batch> batches;
-  for (std::int64_t first = 0; first < count; first += batch) {
-    std::vector<std::int64_t> starts(std::min(batch, count - first));
-    for (std::size_t i = 0; i < starts.size(); ++i) {
-      starts[i] = (first + static_cast<std::int64_t>(i)) * all / count * context;
+  for (std::int64_t first = 0; first < count;) {
+    const Windows windows(std::min(batch, count - first), context);
+    for (std::int64_t row = 0; row < windows.inputs.size(0); ++row) {
+      windows.set(row, tokens, (first + row) * all / count * context);
     }
-    batches.push_back(windows_at(tokens, starts, context, device));
+    batches.push_back(windows.on(device));
+    first += windows.inputs.size(0);
   }
   return batches;
 }

@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <tests/support.h>
 
 #include <filesystem>
@@ -130,6 +131,29 @@ TEST_F(Safetensors, FailedSaveKeepsTheOldFile) {
 TEST_F(Safetensors, RefusesWhatIsNoFile) {
   expect_error([&] { io::load(path_); }, "cannot open " + path_.string());
   expect_error([&] { io::load(folder_); }, "is not a regular file");
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  expect_error([&] { io::load(path_); }, "is not a regular file");  // and does not wait for a writer
+  expect_error([&] { io::load_metadata(path_); }, "is not a regular file");
+  expect_error([] { io::load("/dev/null"); }, "load: /dev/null is not a regular file");
+}
+
+TEST_F(Safetensors, TakesNoOtherThingsPlace) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  const StateDict state{{"x", ones({1})}};
+  expect_error([&] { io::save(path_, state); }, "save: " + path_.string() + " is not a regular file");
+  EXPECT_TRUE(std::filesystem::is_fifo(path_));
+  EXPECT_EQ(files(), 1u);
+  const std::filesystem::path link = folder_ / "link";
+  std::filesystem::create_symlink("/dev/null", link);
+  expect_error([&] { io::save(link, state); }, "is not a regular file");
+  // What the file system refuses is an Error too.
+  expect_error([&] { io::save(folder_ / std::string(300, 'x'), state); }, "save: cannot create");
+  expect_error([&] { io::load(folder_ / std::string(300, 'x')); }, "load: cannot open");
+  // A link to nowhere is replaced, as a file is.
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(folder_ / "nowhere", link);
+  io::save(link, state);
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(link)));
 }
 
 TEST_F(Safetensors, RefusesDamagedFiles) {

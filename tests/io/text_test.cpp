@@ -147,6 +147,15 @@ TEST(Text, WindowsNeedMoreThanAContext) {
   expect_error([&] { io::RandomWindows(tokens, 0, 1); }, "got 0");
 }
 
+TEST(Text, BatchesThatDoNotFitIntoMemory) {
+  const auto tokens = counting(9);
+  io::RandomWindows windows(tokens, 4, 1);
+  EXPECT_THROW(windows.next(std::int64_t{1} << 57), OutOfMemory);
+  expect_error([&] { windows.next(INT64_MAX); }, "too many elements");
+  EXPECT_EQ(windows.next(3).inputs.shape(), (Shape{3, 4}));
+  EXPECT_EQ(io::even_windows(tokens, 4, INT64_MAX, INT64_MAX).size(), 1u);
+}
+
 TEST(Text, ReadsFilesAsTheyAre) {
   const auto path = std::filesystem::temp_directory_path() / "mica_text_test.txt";
   const std::string text("a\r\nb\0c\xFF", 7);
