@@ -54,9 +54,12 @@ template <class S>
 using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 
 /// c (R, V packets wide) = or += a (R, K) · b (K, V packets wide, packed) + start.
+///
+/// a's strides come one by one: a Matrix would be passed in memory, and loading it right after it was written waits
+/// until the stores of the tile before have left the core, which took a sixth of a transformer's step.
 template <class S, int R, int V, bool kAdd>
-EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, Matrix<S> a, const S* b, const S* start, S* c,
-                                     std::int64_t leading) {
+EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_t a_row, std::int64_t a_column,
+                                     const S* b, const S* start, S* c, std::int64_t leading) {
   using Packet = typename Tile<S>::Packet;
   constexpr int kWidth = Tile<S>::kWidth;
   Packet sums[R][V];
@@ -67,7 +70,6 @@ EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, Matrix<S> a, const S* b
       sums[r][v] = packets::ploadu<Packet>(start + v * kWidth);
     }
   }
-  const S* column = a.data;
   for (std::int64_t k = 0; k < depth; ++k) {
     Packet line[V];
 #pragma GCC unroll 2
@@ -76,13 +78,13 @@ EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, Matrix<S> a, const S* b
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Packet x = packets::pset1<Packet>(column[r * a.row]);
+      const Packet x = packets::pset1<Packet>(a[r * a_row]);
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) {
         sums[r][v] = packets::pmadd(x, line[v], sums[r][v]);
       }
     }
-    column += a.column;
+    a += a_column;
     b += V * kWidth;
   }
 #pragma GCC unroll 16
@@ -96,7 +98,7 @@ EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, Matrix<S> a, const S* b
 }
 
 template <class S>
-using TileFunction = void (*)(std::int64_t, Matrix<S>, const S*, const S*, S*, std::int64_t);
+using TileFunction = void (*)(std::int64_t, const S*, std::int64_t, std::int64_t, const S*, const S*, S*, std::int64_t);
 
 /// The tile of `rows` rows, one or two packets wide, that sets its output or adds to it.
 template <class S>
@@ -116,6 +118,16 @@ void pack_columns(Matrix<T> b, std::int64_t depth, int columns, int width, S* ou
   using Packet = typename Tile<S>::Packet;
   constexpr int kWidth = Tile<S>::kWidth;
   if (b.column == 1) {
+    if constexpr (std::is_same_v<S, T>) {
+      if (columns == width) {
+        for (std::int64_t k = 0; k < depth; ++k) {
+          for (int first = 0; first < width; first += kWidth) {
+            packets::pstoreu(out + k * width + first, packets::ploadu<Packet>(b.data + k * b.row + first));
+          }
+        }
+        return;
+      }
+    }
     for (std::int64_t k = 0; k < depth; ++k) {
       const T* const from = b.data + k * b.row;
       S* const to = out + k * width;
@@ -269,7 +281,7 @@ struct Tiles {
     for (std::int64_t k = 0; k < depth; k += kSum) {
       const bool add_here = add || k > 0;
       tile_function<S>(tile_rows, packets, add_here)(
-          std::min(kSum, depth - k), {tile_a + k * a.column, a.row, a.column}, tile_b + k * packets * Size::kWidth,
+          std::min(kSum, depth - k), tile_a + k * a.column, a.row, a.column, tile_b + k * packets * Size::kWidth,
           add_here ? zeros.data() : start + j * Size::kColumns, to, to_leading);
     }
   }

@@ -176,7 +176,7 @@ struct Product {
     constexpr std::int64_t kRows = gemm::Tile<S>::kRows;
     for (std::int64_t i = 0; i < rows; i += kRows) {
       const auto multiply = gemm::tile_function<S>(static_cast<int>(std::min(kRows, rows - i)), 2, k > 0);
-      multiply(part, {a + (row + i) * depth + k, depth, 1}, weights, kZeros.data(), sums + i * kTile<S>, kTile<S>);
+      multiply(part, a + (row + i) * depth + k, depth, 1, weights, kZeros.data(), sums + i * kTile<S>, kTile<S>);
     }
   }
 
