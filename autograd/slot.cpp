@@ -84,7 +84,10 @@ Edge gradient_edge(const Tensor& x) {
   return {std::move(accumulator), 0};
 }
 
-Tensor without_history(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.handle()->offset); }
+Tensor without_history(const Tensor& x) {
+  const Shape& shape = x.shape();  // throws if x is undefined
+  return as_strided(x, shape, x.strides(), x.handle()->offset);
+}
 
 Tensor as_it_is(const Tensor& x) {
   find_slot(x);

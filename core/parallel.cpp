@@ -3,7 +3,7 @@
 #include <exception>
 #include <thread>
 
-#include <mica/core/check.h>
+#include <mica/core/callable.h>
 #include <mica/core/parallel.h>
 
 #ifdef _OPENMP
@@ -14,9 +14,12 @@ namespace mica {
 
 namespace {
 
+// OpenMP ends the program if it cannot start the threads asked for.
+constexpr int kMaxThreads = 1024;
+
 int default_threads() {
 #ifdef _OPENMP
-  return omp_get_max_threads();
+  return std::min(omp_get_max_threads(), kMaxThreads);
 #else
   return 1;
 #endif
@@ -34,7 +37,7 @@ thread_local bool inside_parallel_for = false;
 int num_threads() { return thread_count().load(std::memory_order_relaxed); }
 
 void set_num_threads(int n) {
-  check(n >= 1, "set_num_threads: expected at least 1 thread, got {}", n);
+  check(n >= 1 && n <= kMaxThreads, "set_num_threads: expected from 1 to {} threads, got {}", kMaxThreads, n);
   thread_count().store(n, std::memory_order_relaxed);
 }
 
@@ -42,7 +45,9 @@ void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(s
   if (n <= 0) {
     return;
   }
-  const std::int64_t most = (n + grain - 1) / std::max<std::int64_t>(grain, 1);
+  check_callable(body, "parallel_for");
+  const std::int64_t least = std::max<std::int64_t>(grain, 1);
+  const std::int64_t most = n / least + (n % least > 0 ? 1 : 0);
   const int parts = static_cast<int>(std::min<std::int64_t>(num_threads(), most));
   if (parts <= 1 || inside_parallel_for) {
     body(0, n);
@@ -51,11 +56,13 @@ void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(s
 #ifdef _OPENMP
   std::exception_ptr error;
   std::atomic<bool> failed{false};
+  // The first n % parts ranges are longer by one. (n · part would overflow for large n.)
+  const auto start_of = [&](int part) { return n / parts * part + std::min<std::int64_t>(part, n % parts); };
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
   for (int part = 0; part < parts; ++part) {
     inside_parallel_for = true;
     try {
-      body(n * part / parts, n * (part + 1) / parts);
+      body(start_of(part), start_of(part + 1));
     } catch (...) {
       if (!failed.exchange(true)) {
         error = std::current_exception();

@@ -8,6 +8,7 @@ namespace {
 const MultiheadAttentionOptions& checked(std::int64_t width, const MultiheadAttentionOptions& options) {
   check(width >= 1 && options.heads >= 1 && width % options.heads == 0,
         "MultiheadAttention: expected heads to divide width, got width {} and heads {}", width, options.heads);
+  check(width <= INT64_MAX / 3, "MultiheadAttention: a width of {} is too large", width);
   return options;
 }
 

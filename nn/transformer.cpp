@@ -3,10 +3,19 @@
 
 namespace mica::nn {
 
+namespace {
+
+std::int64_t hidden_width(std::int64_t width) {
+  check(width >= 1 && width <= INT64_MAX / 4, "Mlp: expected a width from 1 to {}, got {}", INT64_MAX / 4, width);
+  return 4 * width;
+}
+
+}  // namespace
+
 Mlp::Mlp(std::int64_t width, Options options)
     : options(options),
-      c_fc(child("c_fc", Linear{width, 4 * width, {.bias = options.bias}})),
-      c_proj(child("c_proj", Linear{4 * width, width, {.bias = options.bias}})),
+      c_fc(child("c_fc", Linear{width, hidden_width(width), {.bias = options.bias}})),
+      c_proj(child("c_proj", Linear{hidden_width(width), width, {.bias = options.bias}})),
       dropout(child("dropout", Dropout{options.dropout})) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {

@@ -245,9 +245,17 @@ struct CrossEntropyInPlace {
 
 Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& weight,
                               const CrossEntropyOptions& options) {
-  autograd::check_writable("cross_entropy", logits);
-  check(logits.is_contiguous(), "cross_entropy: expected row-major logits for in_place, got shape {} and strides {}",
+  const auto& base = logits.handle()->base;
+  const bool is_leaf = logits.is_leaf() || (base != nullptr && Tensor(base).is_leaf() && Tensor(base).requires_grad());
+  check(!is_leaf,
+        "cross_entropy: in_place writes the gradient over the logits, and these, of shape {}, are a leaf that requires "
+        "a gradient or a view of one; turn it off",
+        logits.shape());
+  check(logits.is_contiguous(),
+        "cross_entropy: in_place writes the gradient over the logits, which must be row-major without gaps, got shape "
+        "{} and strides {}; pass contiguous(logits), or turn it off",
         logits.shape(), logits.strides());
+  autograd::check_writable("cross_entropy", logits);
   check(!targets.requires_grad(),
         "cross_entropy: expected probabilities that require no gradient for in_place, which computes none");
   const Tensors results = autograd::apply(CrossEntropyInPlace{options}, logits, targets, weight);

@@ -33,6 +33,8 @@ void check_cross_entropy(const char* op, const Shape& logits, DType dtype, Devic
     check(weight.device() == device, "{}: expected weight on {}, got {}", op, device, weight.device());
     check(!weight.requires_grad(), "{}: expected weight that requires no gradient, as it would get none", op);
   }
+  check(options.reduction <= Reduction::sum, "{}: expected the reduction none, mean or sum, got {}", op,
+        static_cast<int>(options.reduction));
   check(options.label_smoothing >= 0 && options.label_smoothing <= 1, "{}: expected label_smoothing in [0, 1], got {}",
         op, options.label_smoothing);
   check(std::isfinite(options.logit_scale), "{}: expected a finite logit_scale, got {}", op, options.logit_scale);

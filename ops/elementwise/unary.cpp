@@ -143,6 +143,8 @@ Tensor clamp(const Tensor& x, double low, double high) {
   return autograd::apply(Clamp{{.f = {.low = low, .high = high}}}, x);
 }
 Tensor gelu(const Tensor& x, GeluApproximation approximation) {
+  check(approximation <= GeluApproximation::tanh, "gelu: expected the approximation none or tanh, got {}",
+        static_cast<int>(approximation));
   return approximation == GeluApproximation::tanh ? autograd::apply(GeluTanh{}, x) : autograd::apply(Gelu{}, x);
 }
 

@@ -47,6 +47,7 @@ Tensor cat(const Tensors& tensors, std::int64_t axis) {
   const Tensor& first = tensors[0];
   const int at = normalize_axis(axis, first.dim(), "cat");
   Cat function{.axis = at, .sizes = {}};
+  std::int64_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& x = tensors[i];
     check(x.dtype() == first.dtype() && x.device() == first.device(),
@@ -57,6 +58,8 @@ Tensor cat(const Tensors& tensors, std::int64_t axis) {
     }
     check(shape == first.shape(), "cat: expected shape {} except for axis {}, got {} as tensor {}", first.shape(), at,
           x.shape(), i);
+    check(!__builtin_add_overflow(total, x.shape()[at], &total),
+          "cat: the sizes of axis {} of {} tensors add up to more than 63 bits", at, tensors.size());
     function.sizes.push_back(x.shape()[at]);
   }
   return autograd::apply(std::move(function), tensors);

@@ -154,7 +154,11 @@ Tensor product(const Tensor& a, const Tensor& b) { return autograd::apply(Matmul
 
 }  // namespace
 
-void set_float32_matmul_precision(MatmulPrecision precision) { float32_precision = precision; }
+void set_float32_matmul_precision(MatmulPrecision precision) {
+  check(precision <= MatmulPrecision::tf32, "set_float32_matmul_precision: expected float32 or tf32, got {}",
+        static_cast<int>(precision));
+  float32_precision = precision;
+}
 MatmulPrecision float32_matmul_precision() { return float32_precision; }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -196,6 +200,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   check(is_floating(x.dtype()) && weight.dtype() == x.dtype(),
         "linear: expected x and weight of one floating dtype, got {} and {}", x.dtype(), weight.dtype());
   check(weight.device() == x.device(), "linear: expected weight on {}, got {}", x.device(), weight.device());
+  check(activation <= Activation::gelu_tanh, "linear: expected one of the enumerators of Activation, got {}",
+        static_cast<int>(activation));
   if (bias.defined()) {
     check(bias.shape() == Shape{weight.size(0)}, "linear: expected bias of shape [{}], got {}", weight.size(0),
           bias.shape());

@@ -192,6 +192,9 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, const
 void check_options(const QuantizeOptions& options) {
   quantized::check_bits(kOp, options.bits);
   quantized::check_group_size(kOp, options.group_size);
+  quantized::check_mode(kOp, options.mode);
+  check(options.scheme <= QuantizationScheme::symmetric, "{}: expected the scheme asymmetric or symmetric, got {}", kOp,
+        static_cast<int>(options.scheme));
   check(options.mode == QuantizationMode::scale_and_shift || options.mode == QuantizationMode::fused_multiply_add,
         "{}: expected the mode scale_and_shift or fused_multiply_add", kOp);
   check(options.scheme == QuantizationScheme::asymmetric || options.mode == QuantizationMode::scale_and_shift,
@@ -214,8 +217,7 @@ Tensor to_device(const Tensor& x, Device device) {
 QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
   check_options(options);
   check(weight.defined() && weight.dim() == 2 && is_floating(weight.dtype()),
-        "{}: expected a floating weight of shape (K, N), got {}", kOp,
-        weight.defined() ? fmt::format("{} {}", weight.dtype(), weight.shape()) : "an undefined tensor");
+        "{}: expected a floating weight of shape (K, N), got {}", kOp, quantized::described(weight));
   const Tensor host = contiguous_data(to_device(weight, Device::cpu()));
   QuantizedWeight q{.rows = host.size(0), .bits = options.bits, .group_size = options.group_size, .mode = options.mode};
   const Shape per_group{q.groups(), host.size(1)};
@@ -237,7 +239,7 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
 Tensor pack_bits(const Tensor& values, int bits) {
   quantized::check_bits("pack_bits", bits);
   check(values.defined() && values.dim() == 2 && values.device().is_cpu(),
-        "pack_bits: expected values of shape (K, N) on the cpu");
+        "pack_bits: expected values of shape (K, N) on the cpu, got {}", quantized::described(values));
   const std::int64_t rows = values.size(0);
   const std::int64_t columns = values.size(1);
   const int per_word = quantized::kWordBits / bits;
@@ -262,8 +264,9 @@ Tensor pack_bits(const Tensor& values, int bits) {
 Tensor unpack_bits(const Tensor& packed, int bits, std::int64_t rows) {
   quantized::check_bits("unpack_bits", bits);
   check(packed.defined() && packed.dtype() == int32 && packed.dim() == 2 && packed.device().is_cpu(),
-        "unpack_bits: expected an int32 matrix on the cpu");
-  check(rows >= 0 && packed.size(0) == quantized::words_of(rows, bits),
+        "unpack_bits: expected an int32 matrix on the cpu, got {}", quantized::described(packed));
+  check(rows >= 0, "unpack_bits: expected rows >= 0, got {}", rows);
+  check(packed.size(0) == quantized::words_of(rows, bits),
         "unpack_bits: expected a matrix of shape [{}, N] for {} rows of {} bits, got {}",
         quantized::words_of(rows, bits), rows, bits, packed.shape());
   const std::int64_t columns = packed.size(1);

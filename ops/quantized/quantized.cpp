@@ -177,17 +177,22 @@ void check_channels(const Tensor& x, const QuantizedWeight& q, const ChannelScal
 void check_weight(const char* op, const QuantizedWeight& q) {
   quantized::check_bits(op, q.bits);
   quantized::check_group_size(op, q.group_size);
+  quantized::check_mode(op, q.mode);
   check(q.packed.defined() && q.packed.dtype() == int32 && q.packed.dim() == 2,
-        "{}: expected packed to be an int32 matrix, got {}", op,
-        q.packed.defined() ? fmt::format("{} {}", q.packed.dtype(), q.packed.shape()) : "an undefined tensor");
-  check(q.rows >= 0 && q.packed.size(0) == quantized::words_of(q.rows, q.bits),
+        "{}: expected packed to be an int32 matrix, got {}", op, quantized::described(q.packed));
+  check(q.rows >= 0, "{}: expected rows >= 0, got {}", op, q.rows);
+  check(q.packed.size(0) == quantized::words_of(q.rows, q.bits),
         "{}: expected packed of shape [{}, N] for {} rows of {} bits, got {}", op, quantized::words_of(q.rows, q.bits),
         q.rows, q.bits, q.packed.shape());
   check_part(op, q, "scale", q.scale, quantized::has_scale(q.mode), false);
   check_part(op, q, "zero", q.zero, quantized::has_zero(q.mode), true);
 }
 
-std::int64_t QuantizedWeight::groups() const { return quantized::groups_of(rows, group_size); }
+std::int64_t QuantizedWeight::groups() const {
+  quantized::check_group_size("QuantizedWeight", group_size);
+  check(rows >= 0, "QuantizedWeight: expected rows >= 0, got {}", rows);
+  return quantized::groups_of(rows, group_size);
+}
 
 Tensor dequantize(const QuantizedWeight& q, DType dtype) {
   check_weight("dequantize", q);

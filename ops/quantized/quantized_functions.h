@@ -3,6 +3,7 @@
 // What the files of this folder have in common: sizes that follow from a format, and its checks.
 
 #include <cstdint>
+#include <string>
 
 #include <mica/core/check.h>
 #include <mica/ops/quantized/quantized.h>
@@ -14,7 +15,7 @@ inline constexpr int kWordBits = 32;
 /// Words that hold `rows` integers of a column.
 inline std::int64_t words_of(std::int64_t rows, int bits) {
   const int per_word = kWordBits / bits;
-  return (rows + per_word - 1) / per_word;
+  return rows / per_word + (rows % per_word > 0 ? 1 : 0);  // rows + per_word may not fit
 }
 
 /// Rows of a group; a whole column's are never 0, so that they divide.
@@ -23,7 +24,13 @@ inline std::int64_t rows_of_group(std::int64_t rows, std::int64_t group_size) {
 }
 inline std::int64_t groups_of(std::int64_t rows, std::int64_t group_size) {
   const std::int64_t size = rows_of_group(rows, group_size);
-  return (rows + size - 1) / size;
+  return rows / size + (rows % size > 0 ? 1 : 0);
+}
+
+/// Throws unless `mode` is one of the enumerators: a cast makes any number a mode.
+inline void check_mode(const char* op, QuantizationMode mode) {
+  check(mode <= QuantizationMode::fused_multiply_add, "{}: expected one of the {} quantization modes, got {}", op,
+        static_cast<int>(QuantizationMode::fused_multiply_add) + 1, static_cast<int>(mode));
 }
 
 inline bool has_scale(QuantizationMode mode) {
@@ -40,6 +47,11 @@ inline void check_bits(const char* op, int bits) {
 inline void check_group_size(const char* op, std::int64_t size) {
   check(size == 32 || size == 64 || size == 128 || size == kWholeColumn,
         "{}: expected a group size of 32, 64, 128 or kWholeColumn, got {}", op, size);
+}
+
+/// "float32 [2, 3] on cpu", for errors.
+inline std::string described(const Tensor& x) {
+  return x.defined() ? fmt::format("{} {} on {}", x.dtype(), x.shape(), x.device()) : "an undefined tensor";
 }
 
 /// Calls f.operator()<bits>() for checked bits.

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
@@ -10,21 +12,28 @@ namespace mica {
 namespace {
 
 // column − row, for the last two axes.
-Tensor diagonals(const Tensor& x, const char* op) {
+Tensor diagonals_of(const Tensor& x, const char* op) {
   check(x.dim() >= 2, "{}: expected at least 2 axes, got shape {}", op, x.shape());
   const Tensor rows = arange(static_cast<double>(x.size(-2)), int64, x.device());
   const Tensor columns = arange(static_cast<double>(x.size(-1)), int64, x.device());
   return sub(columns, unsqueeze(rows, 1));
 }
 
+// A diagonal beyond the corners as one just beyond them.
+double near_corners(const Tensor& x, std::int64_t diagonal) {
+  return static_cast<double>(std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1));
+}
+
 }  // namespace
 
 Tensor tril(const Tensor& x, std::int64_t diagonal) {
-  return masked_fill(x, gt(diagonals(x, "tril"), static_cast<double>(diagonal)), 0);
+  const Tensor diagonals = diagonals_of(x, "tril");
+  return masked_fill(x, gt(diagonals, near_corners(x, diagonal)), 0);
 }
 
 Tensor triu(const Tensor& x, std::int64_t diagonal) {
-  return masked_fill(x, lt(diagonals(x, "triu"), static_cast<double>(diagonal)), 0);
+  const Tensor diagonals = diagonals_of(x, "triu");
+  return masked_fill(x, lt(diagonals, near_corners(x, diagonal)), 0);
 }
 
 }  // namespace mica

@@ -125,7 +125,9 @@ struct Slice {
     Shape shape = x.shape();
     Strides strides = x.strides();
     shape[axis] = count;
-    strides[axis] *= step;
+    if (count > 1) {  // else the stride has no meaning, and might not fit
+      strides[axis] *= step;
+    }
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
   }
   Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, count, step}, dy); }
@@ -159,16 +161,15 @@ Tensor clone(const Tensor& x) { return apply(Clone{}, x); }
 Tensor reshape(const Tensor& x, const Shape& shape) {
   Shape to = shape;
   int unknown = -1;
-  std::int64_t known = 1;
   for (int axis = 0; axis < to.size(); ++axis) {
     check(to[axis] >= 0 || (to[axis] == -1 && unknown < 0),
           "reshape: expected sizes of at least 0 and at most one -1, got {}", shape);
     if (to[axis] == -1) {
       unknown = axis;
-    } else {
-      check(!__builtin_mul_overflow(known, to[axis], &known), "reshape: {} has too many elements", shape);
+      to[axis] = 1;
     }
   }
+  const std::int64_t known = numel_of(to);
   if (unknown >= 0) {
     check(known > 0 && x.numel() % known == 0, "reshape: cannot give {} elements of shape {} the shape {}", x.numel(),
           x.shape(), shape);
@@ -229,7 +230,8 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
   const std::int64_t size = x.shape()[at];
   const std::int64_t first = std::clamp<std::int64_t>(start < 0 ? start + size : start, 0, size);
   const std::int64_t last = std::clamp<std::int64_t>(end < 0 ? end + size : end, first, size);
-  return apply_view(Slice{at, first, (last - first + step - 1) / step, step, x.shape()}, x);
+  const std::int64_t count = (last - first) / step + ((last - first) % step > 0 ? 1 : 0);
+  return apply_view(Slice{at, first, count, step, x.shape()}, x);
 }
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
@@ -283,9 +285,13 @@ Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "split");
   check(size >= 1, "split: expected pieces of at least 1, got {}", size);
   Tensors pieces;
-  for (std::int64_t start = 0; start < std::max<std::int64_t>(x.shape()[at], 1); start += size) {
-    pieces.push_back(slice(x, at, start, start + size));
-  }
+  const std::int64_t length = x.shape()[at];
+  std::int64_t start = 0;
+  do {
+    const std::int64_t end = start + std::min(size, length - start);
+    pieces.push_back(slice(x, at, start, end));
+    start = end;
+  } while (start < length);
   return pieces;
 }
 

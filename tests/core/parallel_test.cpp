@@ -62,7 +62,24 @@ TEST_F(Parallel, ExceptionsReachTheCaller) {
 }
 
 TEST_F(Parallel, Errors) {
-  expect_error([] { set_num_threads(0); }, "expected at least 1 thread, got 0");
+  expect_error([] { set_num_threads(0); }, "expected from 1 to 1024 threads, got 0");
+  expect_error([] { set_num_threads(-1); }, "expected from 1 to 1024 threads, got -1");
+  expect_error([] { set_num_threads(2'000'000'000); }, "expected from 1 to 1024 threads, got 2000000000");
+  EXPECT_EQ(num_threads(), threads_);
+  set_num_threads(1024);
+  EXPECT_EQ(num_threads(), 1024);
+  expect_error([] { parallel_for(1, 1, nullptr); }, "parallel_for: expected a function to call, got an empty one");
+}
+
+TEST_F(Parallel, LongestRanges) {
+  set_num_threads(3);
+  std::atomic<std::int64_t> covered{0};
+  const auto body = [&](std::int64_t begin, std::int64_t end) { covered += end - begin; };
+  parallel_for(INT64_MAX, 1, body);
+  EXPECT_EQ(covered, INT64_MAX);
+  covered = 0;
+  parallel_for(INT64_MAX, INT64_MAX - 1, body);
+  EXPECT_EQ(covered, INT64_MAX);
 }
 
 }  // namespace

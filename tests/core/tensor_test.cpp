@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tests/support.h"
+#include <mica/autograd/hooks.h>
 #include <mica/core/copy.h>
 #include <mica/core/dispatch.h>
 

@@ -137,6 +137,9 @@ TEST(Generate, ReproducibleAndWithinTheContext) {
   EXPECT_TRUE(gpt.is_training());
   EXPECT_TRUE(gpt.drop.is_training());
   expect_close(nn::generate(gpt, prompt, 0), prompt, 0, 0);
+  expect_error([&] { nn::generate(gpt, prompt, std::int64_t{1} << 40); },
+               "generate: expected from 0 to 16777216 new tokens, got 1099511627776");
+  expect_error([&] { nn::generate(gpt, prompt, -1); }, "generate: expected from 0 to 16777216 new tokens, got -1");
   expect_error([&] { nn::generate(gpt, zeros({1, 0}, int64), 1); }, "expected tokens of shape (B, T), T >= 1");
 }
 

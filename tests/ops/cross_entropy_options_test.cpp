@@ -495,11 +495,17 @@ TEST(CrossEntropyInPlace, Errors) {
   const std::vector<float> before = to_vector<float>(leaf);
 
   expect_error([&] { cross_entropy(leaf, labels, in_place); },
-               "cross_entropy: the target of shape [3, 5] is a leaf that requires a gradient");
+               "cross_entropy: in_place writes the gradient over the logits, and these, of shape [3, 5], are a leaf");
   EXPECT_EQ(to_vector<float>(leaf), before);
+  expect_error([&] { cross_entropy(slice(leaf, 0, 0, 3), labels, in_place); }, "a leaf that requires a gradient");
+  expect_error([&] { cross_entropy(slice(leaf, 0, 0, 2), slice(labels, 0, 0, 2), in_place); }, "or a view of one");
+  expect_error([&] { cross_entropy(slice(clone(leaf), 1, 0, 4), labels, in_place); },
+               "without gaps, got shape [3, 4] and strides [5, 1]; pass contiguous(logits), or turn it off");
+  expect_error([&] { cross_entropy(leaf, labels, {.reduction = static_cast<Reduction>(9)}); },
+               "cross_entropy: expected the reduction none, mean or sum, got 9");
   const Tensor tall = randn({5, 3}).requires_grad_();
   expect_error([&] { cross_entropy(transpose(clone(tall), 0, 1), labels, in_place); },
-               "cross_entropy: expected row-major logits for in_place");
+               "which must be row-major without gaps, got shape");
   expect_error(
       [&] {
         cross_entropy(clone(leaf), rand({3, 5}).requires_grad_(), in_place);

@@ -440,6 +440,7 @@ TEST(Elementwise, Errors) {
   expect_error([&] { where(x > 0, x, x.to(float64)); }, "where: expected tensors of one dtype");
   expect_error([&] { logical_and(x, x); }, "logical_and: expected bool, got float32");
   expect_error([&] { exp(Tensor{}); }, "undefined");
+  expect_error([&] { gelu(x, static_cast<GeluApproximation>(2)); }, "gelu: expected the approximation none or tanh");
   for (const Device device : test_devices()) {
     if (device.is_cuda()) {
       expect_error(

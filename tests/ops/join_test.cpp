@@ -43,6 +43,9 @@ TEST(Join, Errors) {
   expect_error([&] { cat({a, zeros({2})}); }, "expected shape [2, 3] except for axis 0, got [2] as tensor 1");
   expect_error([&] { cat({a, zeros({2, 4})}); }, "got [2, 4] as tensor 1");
   expect_error([&] { cat({a, zeros({2, 3}, float64)}); }, "expected float32 on cpu, got float64");
+  const Tensor huge = expand(zeros({1}), {INT64_MAX});
+  expect_error([&] { cat({huge, huge}); }, "cat: the sizes of axis 0 of 2 tensors add up to more than 63 bits");
+  expect_error([&] { cat({huge, huge, zeros({3})}); }, "add up to more than 63 bits");
   expect_error([&] { cat({a}, 2); }, "cat: expected an axis in [-2, 2), got 2");
   expect_error([&] { stack({a, zeros({3})}); }, "stack: expected shape [2, 3], got [3]");
 }

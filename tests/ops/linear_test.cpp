@@ -392,6 +392,8 @@ TEST(Linear, Errors) {
   const Tensor x = ones({2, 4}), weight = ones({3, 4});
   expect_error([&] { linear(x, ones({4})); }, "linear: expected weight of shape (out, in), got [4]");
   expect_error([&] { linear(ones({2, 5}), weight); }, "linear: expected x of shape (…, 4), got [2, 5]");
+  expect_error([&] { linear(x, weight, {}, static_cast<Activation>(9)); },
+               "linear: expected one of the enumerators of Activation, got 9");
   expect_error([&] { linear(x, weight, ones({4})); }, "linear: expected bias of shape [3], got [4]");
   expect_error([&] { linear(x, ones({3, 4}, float64)); }, "one floating dtype, got float32 and float64");
   expect_error([&] { linear(x, weight, ones({3}, float64)); }, "linear: expected bias of float32 on cpu, got float64");

@@ -49,6 +49,14 @@ TEST(PackBits, Errors) {
   expect_error([&] { pack_bits(values, 5); }, "pack_bits: expected 8, 4, 2 or 1 bits, got 5");
   expect_error([&] { pack_bits(ones({3, 2}), 4); }, "pack_bits: dtype float32 is not supported");
   expect_error([&] { pack_bits(values, 4), pack_bits(ones({3}, int32), 4); }, "pack_bits: expected values of shape");
+  expect_error([&] { pack_bits({}, 4); }, "values of shape (K, N) on the cpu, got an undefined tensor");
+  expect_error([&] { pack_bits(ones({3}, int32), 4); }, "on the cpu, got int32 [3] on cpu");
+  expect_error([&] { unpack_bits({}, 4, 3); }, "expected an int32 matrix on the cpu, got an undefined tensor");
+  const Tensor packed = pack_bits(values, 4);
+  expect_error([&] { unpack_bits(packed, 4, -1); }, "unpack_bits: expected rows >= 0, got -1");
+  expect_error([&] { unpack_bits(packed, 4, INT64_MIN); }, "expected rows >= 0, got -9223372036854775808");
+  expect_error([&] { unpack_bits(packed, 4, INT64_MAX); },
+               "expected a matrix of shape [1152921504606846976, N] for 9223372036854775807 rows of 4 bits");
   expect_error([&] { unpack_bits(values, 4, 3); }, "unpack_bits: expected an int32 matrix");
   expect_error([&] { unpack_bits(pack_bits(values, 4), 4, 9); },
                "unpack_bits: expected a matrix of shape [2, N] for 9 rows of 4 bits, got [1, 2]");
@@ -199,6 +207,10 @@ TEST(Quantize, Errors) {
   const Tensor weight = ones({40, 3});
   expect_error([&] { quantize(weight, {.bits = 16}); }, "quantize: expected 8, 4, 2 or 1 bits, got 16");
   expect_error([&] { quantize(weight, {.group_size = 16}); }, "quantize: expected a group size of");
+  expect_error([&] { quantize(weight, {.mode = static_cast<Mode>(77)}); },
+               "quantize: expected one of the 5 quantization modes, got 77");
+  expect_error([&] { quantize(weight, {.scheme = static_cast<QuantizationScheme>(9)}); },
+               "quantize: expected the scheme asymmetric or symmetric, got 9");
   expect_error([&] { quantize(weight, {.mode = Mode::shift}); },
                "quantize: expected the mode scale_and_shift or fused_multiply_add");
   expect_error([&] { quantize(weight, {.scheme = QuantizationScheme::symmetric, .mode = Mode::fused_multiply_add}); },

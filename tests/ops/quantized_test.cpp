@@ -480,6 +480,13 @@ TEST(QuantizedMatmul, Empty) {
   }
 }
 
+TEST(QuantizedWeight, GroupsOfWhatDoesNotFit) {
+  EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = 32}.groups()), std::int64_t{1} << 58);
+  EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = kWholeColumn}.groups()), 1);
+  expect_error([] { QuantizedWeight{.rows = 4, .group_size = 0}.groups(); }, "expected a group size of 32, 64, 128");
+  expect_error([] { QuantizedWeight{.rows = -4}.groups(); }, "expected rows >= 0, got -4");
+}
+
 TEST(QuantizedMatmul, Errors) {
   const QuantizedWeight good = random_weight({70, 6}).q;
   const Tensor x = ones({2, 70});
@@ -500,7 +507,9 @@ TEST(QuantizedMatmul, Errors) {
       },
       "expected packed of shape [9, N] for 70 rows of 4 bits, got [8, 6]");
   refuse([](auto& q) { q.bits = 8; }, "expected packed of shape [18, N] for 70 rows of 8 bits, got [9, 6]");
-  refuse([](auto& q) { q.rows = -1; }, "expected packed of shape");
+  refuse([](auto& q) { q.rows = -1; }, "expected rows >= 0, got -1");
+  refuse([](auto& q) { q.rows = INT64_MAX; }, "expected packed of shape [1152921504606846976, N]");
+  refuse([](auto& q) { q.mode = static_cast<Mode>(77); }, "expected one of the 5 quantization modes, got 77");
   refuse([](auto& q) { q.scale = {}; }, "expected a scale in mode scale_and_shift");
   refuse([](auto& q) { q.scale = ones({6}); }, "expected scale of shape [2, 6], got [6]");
   refuse([](auto& q) { q.scale = ones({2, 6}, int32); }, "expected scale of a floating dtype on cpu, got int32 on cpu");

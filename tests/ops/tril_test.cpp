@@ -23,6 +23,14 @@ TEST(Tril, EveryDiagonal) {
       expect_close(triu(x, diagonal), upper, 0, 0);
     }
     expect_close(tril(ones({2, 2}, boolean, device)), {1, 0, 1, 1}, 0, 0);
+    for (const std::int64_t far : {std::int64_t{3}, std::int64_t{1} << 53, INT64_MAX}) {
+      const Tensor x = ones({2, 3}, float32, device);
+      expect_close(tril(x, far), x, 0, 0);
+      expect_close(triu(x, -far), x, 0, 0);
+      expect_close(tril(x, -far), zeros_like(x), 0, 0);
+      expect_close(triu(x, far), zeros_like(x), 0, 0);
+    }
+    expect_close(tril(ones({2, 3}, float32, device), INT64_MIN), zeros({2, 3}), 0, 0);
     EXPECT_EQ(tril(zeros({0, 3}, float32, device)).shape(), (Shape{0, 3}));
   }
 }

@@ -4,6 +4,7 @@
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -190,6 +191,35 @@ TEST(View, Errors) {
   expect_error([&] { split(x, {1, -1}); }, "split: expected sizes of at least 0, got -1");
   expect_error([&] { split(x, {1, 0}); }, "split: expected sizes that add up to");
   expect_error([&] { unsqueeze(x, 3); }, "unsqueeze: expected an axis in [-3, 3), got 3");
+}
+
+TEST(View, SliceByHugeSteps) {
+  const std::int64_t most = INT64_MAX;
+  for (const Device device : test_devices()) {
+    const Tensor x = arange(5, int64, device);
+    for (const std::int64_t step : {std::int64_t{5}, std::int64_t{1} << 62, most - 3, most}) {
+      expect_close(slice(x, 0, 0, 5, step), from_data({0.0}), 0, 0);
+      expect_close(slice(x, 0, 2, most, step), from_data({2.0}), 0, 0);
+      expect_close(slice(x, 0, INT64_MIN, most, step), from_data({0.0}), 0, 0);
+      EXPECT_EQ(slice(x, 0, 3, 3, step).numel(), 0);
+      expect_close(slice(reshape(x, {1, 5}), 1, 1, 5, step), full({1, 1}, 1), 0, 0);
+      expect_close(slice(expand(x, {3, 5}), 1, 1, 5, step), {1, 1, 1}, 0, 0);
+    }
+    expect_close(slice(x, 0, 0, 5, 4), {0, 4}, 0, 0);
+    const Tensor leaf = ones({2, 5}, float32, device).requires_grad_();
+    sum(slice(leaf, 1, 1, 5, most)).backward();
+    expect_close(leaf.grad(), {0, 1, 0, 0, 0, 0, 1, 0, 0, 0}, 0, 0);
+  }
+  const Tensor pieces = split(arange(5), most)[0];
+  expect_close(pieces, {0, 1, 2, 3, 4}, 0, 0);
+}
+
+TEST(View, ReshapeOfNothingToWhatHasNoStrides) {
+  const std::int64_t most = INT64_MAX;
+  for (const Shape& shape : {Shape{0, most, most}, Shape{most, most, 0}, Shape{-1, 0, most, most}}) {
+    expect_error([&] { reshape(zeros({0}), shape); }, "too many elements");
+  }
+  EXPECT_EQ(reshape(zeros({0}), {most, 0}).shape(), (Shape{most, 0}));
 }
 
 }  // namespace

@@ -334,9 +334,9 @@ TEST(Optimizer, RefusesStepsThatAreNotWholeNumbers) {
   refused(full({}, NAN), "nan");
   refused(full({}, INFINITY), "inf");
   refused(full({}, 1e300, float64), "1e+300");
-  refused(from_data<std::int64_t>({INT64_MAX}, {}), "9223372036854775807");
-  refused(from_data<std::int64_t>({INT64_MIN}, {}), "-9223372036854775808");
-  refused(from_data<std::int64_t>({(std::int64_t{1} << 53) + 1}, {}), "9007199254740993");
+  refused(from_data<std::int64_t>({INT64_MAX}, Shape{}), "9223372036854775807");
+  refused(from_data<std::int64_t>({INT64_MIN}, Shape{}), "-9223372036854775808");
+  refused(from_data<std::int64_t>({(std::int64_t{1} << 53) + 1}, Shape{}), "9007199254740993");
   EXPECT_TRUE(optimizer.state_dict().empty());
 
   optimizer.load_state_dict(with_step(full({}, 3, float32)));  // as PyTorch keeps it
