@@ -44,18 +44,17 @@ struct CudnnKernels {
   }
 };
 
-// Calls f with the kernels of `backend`. This is the one place that asks which were built in; false if those were not.
+// Calls f with the kernels of `backend`; false if the device or the build has none. This is the one place that asks for
+// cuDNN.
 template <class F>
 bool with_kernels(AttentionBackend backend, Device device, F&& f) {
   bool found = false;
   on_device(device, [&]<class D>(D tag) {
     if constexpr (std::is_same_v<D, Cuda>) {
-#if MICA_WITH_FLASH
       if (backend == AttentionBackend::flash) {
         f(FlashKernels{}, tag);
         found = true;
       }
-#endif
 #if MICA_WITH_CUDNN
       if (backend == AttentionBackend::cudnn) {
         f(CudnnKernels{}, tag);
