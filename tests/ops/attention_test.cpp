@@ -527,7 +527,7 @@ TEST(Attention, FusedKernelsAgreeWithTheDefinition) {
                                                c.queries, c.keys, c.width, c.causal, c.offset);
           // Weights and their gradients are rounded to 16 bits for the tensor cores.
           const double share = 4 * epsilon_of(dtype);
-          const double least = dtype == float16 ? 1e-4 : 1e-30;  // weights below 2⁻²⁴ are 0 there
+          const double least = dtype == float16 ? 2e-3 : 1e-30;  // steps of weights are 2⁻²⁴ near 0
           expect_sums(got[0], expected.y, share, what + " y", least);
           expect_sums(got[1], expected.dq, share, what + " dq", least);
           expect_sums(got[2], expected.dk, share, what + " dk", least);
