@@ -52,6 +52,14 @@ TEST(ClipGradNorm, ScalesToTheNorm) {
   }
 }
 
+TEST(ClipGradNorm, MayClipToNothing) {
+  for (const Device device : test_devices()) {
+    const Tensor x = with_grad(full({3}, 2, float64, device));
+    optim::clip_grad_norm_({x}, 0);
+    expect_close(x.grad(), {0, 0, 0}, 0, 0);
+  }
+}
+
 TEST(ClipGradNorm, LargeGradientsDoNotOverflow) {
   for (const Device device : test_devices()) {
     const Tensor x = with_grad(full({4}, 1e30, float32, device));
