@@ -112,8 +112,8 @@ TEST(GraphPicture, ATransformerBlock) {
   const auto drawn = parse(dot);
   // Whole picture: no leaf counts. ln_1 keeps mean and rstd of 32 rows (256 B); c_attn its input, 2·16·64·4 B = 8 KiB;
   // attention the 24 KiB that c_attn made, its result, 8 KiB, which is what c_proj keeps too, and the logarithms of its
-  // rows' sums, 2·4·16·4 B = 512 B; ln_2 its input and as much as ln_1; c_fc 8 KiB and what gelu is of, four times that;
-  // c_proj as much.
+  // rows' sums, 2·4·16·4 B = 512 B; ln_2 its input and as much as ln_1; c_fc 8 KiB and what gelu is of, four times
+  // that; c_proj as much.
   EXPECT_TRUE(contains(dot, "label=\"9 ops, saving 121 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
   const std::string block = "block", attn = "block > block.attn", mlp = "block > block.mlp";
   for (const auto& [frames, label] : std::vector<std::pair<std::string, std::string>>{

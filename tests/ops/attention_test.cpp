@@ -439,6 +439,35 @@ TEST(Attention, GradientsWithMasksAndGroups) {
   }
 }
 
+TEST(Attention, GradientsOfTheBlockedKernel) {
+  for (const AttentionOptions& plain : {AttentionOptions{}, AttentionOptions{.causal = true},
+                                        AttentionOptions{.causal = true, .causal_offset = 2, .scale = -0.6},
+                                        AttentionOptions{.causal = true, .causal_offset = -2}}) {
+    AttentionOptions options = plain;
+    options.backend = AttentionBackend::blocked;
+    const auto attention = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      return scaled_dot_product_attention(q, k, v, options);
+    };
+    // Values of another width, key heads that are shared, and more keys than a block has.
+    EXPECT_TRUE(autograd::gradcheck(
+        attention, {randn({2, 4, 3, 2}, float64), randn({2, 2, 5, 2}, float64), randn({2, 2, 5, 3}, float64)}));
+    EXPECT_TRUE(autograd::gradgradcheck(
+        attention, {randn({1, 2, 3, 2}, float64), randn({1, 1, 4, 2}, float64), randn({1, 1, 4, 2}, float64)}));
+    const Tensor q = randn({1, 2, 70, 5}, float64).requires_grad_(),
+                 k = randn({1, 1, 600, 5}, float64).requires_grad_();
+    const Tensor v = randn({1, 1, 600, 7}, float64).requires_grad_(), dy = randn({1, 2, 70, 7}, float64);
+    options.causal_offset = options.causal ? options.causal_offset + 60 : 0;
+    attention(q, k, v).backward(dy);
+    const double scale = options.scale.value_or(1 / std::sqrt(5.0));
+    const Reference expected =
+        reference(q, k, v, dy, {.causal = options.causal, .offset = options.causal_offset, .scale = scale});
+    expect_sums(attention(q, k, v), expected.y, 1e-12, "y");
+    expect_sums(q.grad(), expected.dq, 1e-12, "dq");
+    expect_sums(k.grad(), expected.dk, 1e-12, "dk");
+    expect_sums(v.grad(), expected.dv, 1e-12, "dv");
+  }
+}
+
 TEST(Attention, PackedIsTheSame) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, bfloat16}) {
