@@ -25,8 +25,9 @@ constexpr std::int64_t most_uncollected = 64;
 // Before a step is captured: in these, the optimizer makes its states and libraries choose their kernels.
 constexpr std::int64_t plain_steps = 3;
 
+// In float32: that of 16-bit logits would be rounded to 16 bits, which is too coarse to see progress.
 Tensor loss_of(CharacterModel& model, const io::Batch& batch) {
-  return cross_entropy(model.gpt(batch.inputs), batch.targets);
+  return cross_entropy(model.gpt(batch.inputs).to(float32), batch.targets);
 }
 
 std::size_t bytes_of(const StateDict& tensors) {
