@@ -46,8 +46,8 @@ if(MICA_PRECOMPILE)
                                          $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
                                          $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
   # Compiled with other options than the headers were.
-  set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_norm_cpu.cpp
-                              PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(ops/attention/fused_attention.cpp ops/layer_norm/layer_norm_cpu.cpp
+                              ops/rms_norm/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
