@@ -190,8 +190,9 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
         cuda::wait_products<1>();
         cuda::pin(weights);
         pin_all(dscores);
-        if (last >= 0) {
-          release<P>(&shared.empty[last]);
+        __syncwarp();
+        if (last >= 0 && lane == 0) {
+          cuda::arrive(&shared.empty[last]);
         }
         last = ring.stage;
 #pragma unroll
@@ -290,9 +291,9 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
         const int row = step * P::kRows;
         cuda::wait(&shared.empty[ring.stage], ring.parity ^ 1);
         cuda::arrive_expecting(full, 2 * P::kPassingBytes + static_cast<int>(sizeof(shared.stats[0])));
+        cuda::load_bytes(shared.stats[ring.stage], a.stats_of(b * a.heads + h, row), sizeof(shared.stats[0]), full);
         load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][0], &maps.q, row, h, b, full);
         load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][1], &maps.dout, row, h, b, full);
-        cuda::load_bytes(shared.stats[ring.stage], a.stats_of(b * a.heads + h, row), sizeof(shared.stats[0]), full);
       }
     }
   });
@@ -354,8 +355,9 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         cuda::pin(weights);
         pin_all(rounded);
         pin_all(dscores);
-        if (last >= 0) {
-          release<P>(&shared.empty[last]);
+        __syncwarp();
+        if (last >= 0 && lane == 0) {
+          cuda::arrive(&shared.empty[last]);
         }
         last = ring.stage;
 #pragma unroll
@@ -378,16 +380,15 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         cuda::pin(dv);
         if constexpr (P::kLean) {
           cuda::pin(weights);
-          cuda::begin_products();
+        }
+        cuda::begin_products();
+        if constexpr (P::kLean) {
           multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
           cuda::commit_products();
-          cuda::wait_products<0>();
-        } else {
-          cuda::begin_products();
-          add_product<T, P::kChunks, P::kRows>(dv, rounded, dout);
-          cuda::commit_products();
-          cuda::wait_products<1>();
         }
+        add_product<T, P::kChunks, P::kRows>(dv, rounded, dout);
+        cuda::commit_products();
+        cuda::wait_products<1>();
         cuda::pin(dweights);
 #pragma unroll
         for (int j = 0; j < P::kRows / 8; ++j) {
@@ -409,9 +410,6 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         pin_all(dscores);
         cuda::pin(dk);
         cuda::begin_products();
-        if constexpr (P::kLean) {
-          add_product<T, P::kChunks, P::kRows>(dv, rounded, dout);
-        }
         add_product<T, P::kChunks, P::kRows>(dk, dscores, q);
         cuda::commit_products();
         ring.advance();
@@ -505,7 +503,7 @@ void launch_backward(const Work& work) {
   const double read = kForKeys ? 4.0 * work.queries * work.group : 4.0 * work.keys / work.group;
   const char* const name = kForKeys ? "flash_key_gradient_sm90_kernel" : "flash_query_gradient_sm90_kernel";
   launch_persistent(backward_sm90_kernel<T, P, kForKeys>, name, P::kThreads, sizeof(typename P::Shared), heads, tiles,
-                    /*descending=*/!kForKeys, read * work.depth, work, maps);
+                    /*last_is_heavy=*/!kForKeys, read * work.depth, work, maps);
 }
 
 }  // namespace

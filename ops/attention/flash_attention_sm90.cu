@@ -357,7 +357,7 @@ void launch_forward(const Work& work) {
                          .v = map_of_keys(work, work.v, P::kKeys),
                          .out = map_of_queries(work, work.out, kConsumerRows)};
   launch_persistent(forward_sm90_kernel<T, P>, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared),
-                    work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*descending=*/true,
+                    work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
                     4.0 * work.keys * work.depth / work.group, work, maps);
 }
 

@@ -40,63 +40,75 @@ struct Ring {
   }
 };
 
-/// Which tiles a block works on: blocks of rows of (batch, head), the heavy ones first. Where all that the heads read
-/// does not fit into the L2 cache, they come in groups of as many heads as there are blocks.
+/// Which tiles a block works on: parts of (batch, head), of which those with the most work come first. A unit is what
+/// is given to a block at once: a tile, or two that together have as much work as any other two.
 struct Order {
-  int heads = 0;            // of all batches
-  int tiles = 0;            // of a head
-  int grouped_heads = 0;    // a multiple of the grid's size
-  bool descending = false;  // the last tiles are the heaviest
+  int heads;           // of all batches
+  int tiles;           // of a head
+  int units_of_head;   // 0: the first unit of all heads, then the second one of all; else head after head
+  bool paired;         // units are the tile with the most work and that with the least, and so on
+  bool last_is_heavy;  // the last tile of a head has the most work
 
   struct Place {
     int tile;
     int head;
   };
 
-  /// Calls f(place) for each tile of this block: there and back along the blocks, so that none always gets the heavier
-  /// ones.
+  /// Calls f(place) for each tile of this block: units go there and back along the blocks, so that none always gets the
+  /// heavier ones.
   template <class F>
   __device__ void each(const F& f) const {
     const int grid = static_cast<int>(gridDim.x);
-    const int grouped = grouped_heads * tiles;
-    const int rest = heads - grouped_heads;
-    int block = static_cast<int>(blockIdx.x);
+    const int block = static_cast<int>(blockIdx.x);
+    const int units = heads * (units_of_head > 0 ? units_of_head : tiles);
 #pragma unroll 1
-    for (int i = 0; i < heads * tiles; i += grid) {
-      // In a group, there is a round of blocks for each tile of a head.
-      const int of_rest = i + block - grouped;
-      const int tile = i < grouped ? i / grid % tiles : of_rest / rest;
-      const int head = i < grouped ? i / (grid * tiles) * grid + block : grouped_heads + of_rest % rest;
-      if (tile < tiles) {
-        f(Place{descending ? tiles - 1 - tile : tile, head});
+    for (int i = 0;; ++i) {  // nothing else is kept in registers
+      const int round = paired ? i / 2 : i;
+      const int unit = round * grid + (round % 2 == 0 ? block : grid - 1 - block);
+      if (unit >= units) {
+        return;
       }
-      block = grid - 1 - block;
+      const int head = units_of_head > 0 ? unit / units_of_head : unit % heads;
+      int rank = units_of_head > 0 ? unit % units_of_head : unit / heads;  // 0: the tile with the most work
+      if (paired && i % 2 == 1) {
+        if (rank == tiles - 1 - rank) {
+          continue;
+        }
+        rank = tiles - 1 - rank;
+      }
+      f(Place{last_is_heavy ? tiles - 1 - rank : rank, head});
     }
   }
 };
 
-/// `rows_bytes`: what one head reads again for each of its tiles.
-inline Order order_of(int heads, int tiles, bool descending, int grid, double rows_bytes) {
+/// `read_bytes`: what one head reads again for each of its tiles. As long as that of all heads stays in the L2 cache,
+/// all begin with the tiles that take longest, which leaves the least idle at the end. Otherwise one head is finished
+/// after the other, except where the softmax takes longer than the products anyway (measured).
+inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy, int grid, double read_bytes) {
   constexpr double kCache = 24e6;
-  Order order;
-  order.heads = heads;
-  order.tiles = tiles;
-  order.grouped_heads = heads * rows_bytes > kCache && heads / grid > 1 ? (heads / grid - 1) * grid : 0;
-  order.descending = descending;
-  return order;
+  constexpr int kRounds = 2;  // of units that are to be there for each block
+  const bool causal = work.offset < work.keys;
+  const int units = causal ? (tiles + 1) / 2 : tiles;
+  const bool by_heads = heads * read_bytes > kCache && std::int64_t{heads} * units >= std::int64_t{kRounds} * grid &&
+                        (!causal || work.depth > 64);
+  return {.heads = heads,
+          .tiles = tiles,
+          .units_of_head = by_heads ? units : 0,
+          .paired = by_heads && causal,
+          .last_is_heavy = last_is_heavy};
 }
 
 /// Launches kernel(work, maps, order) with a block for each multiprocessor, or for each tile if these are fewer.
 template <class Maps>
 void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
-                       int tiles, bool descending, double rows_bytes, const Work& work, const Maps& maps) {
+                       int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps) {
   const std::int64_t all = std::int64_t{heads} * tiles;
   check(all < std::int64_t{1} << 30, "attention: {} tiles of {} heads are too many", tiles, heads);
   const int grid = static_cast<int>(std::min<std::int64_t>(all, cuda::multiprocessor_count()));
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
               "cudaFuncSetAttribute");
   cuda::Launch(dim3(grid), dim3(threads), shared_bytes)
-      .run(kernel, name, work, maps, order_of(heads, tiles, descending, grid, rows_bytes));
+      .run(kernel, name, work, maps, order_of(work, heads, tiles, last_is_heavy, grid, read_bytes));
 }
 
 inline cuda::HeadsMapArgs heads_map_args(const Work& work, const Operand& x, int heads, int rows, int box_lines) {
