@@ -40,7 +40,7 @@ Result run(const std::function<Tensor(const Tensor&, const Tensor&)>& f, const T
 TEST(LinearCrossEntropy, EqualsThePairOfOps) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      const double tolerance = dtype == float64 ? 1e-11 : dtype == float32 ? 2e-5 : dtype == float16 ? 1e-2 : 5e-2;
+      const double tolerance = dtype == float64 ? 1e-11 : dtype == float32 ? 2e-5 : dtype == float16 ? 3e-2 : 5e-2;
       for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum}) {
         for (const std::int64_t classes : {11, 1037}) {
           const Tensor x = randn({5, 27, 8}, dtype, device);
