@@ -1,7 +1,6 @@
 #include <cuda_runtime_api.h>
 #include <cxxabi.h>
 #include <dlfcn.h>
-#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,13 @@
 #include <mica/core/cuda/device_trace.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define MICA_WITH_NVTX 1
+#else
+#define MICA_WITH_NVTX 0
+#endif
 
 #if __has_include(<cupti.h>)
 #include <cupti.h>
@@ -340,7 +346,12 @@ std::unique_ptr<DeviceTrace> start_device_trace() {
   return std::make_unique<EventTrace>();
 }
 
+#if MICA_WITH_NVTX
 void nvtx_push(const std::string& name) { (void)nvtxRangePushA(name.c_str()); }
 void nvtx_pop() { (void)nvtxRangePop(); }
+#else
+void nvtx_push(const std::string&) {}
+void nvtx_pop() {}
+#endif
 
 }  // namespace mica::cuda
