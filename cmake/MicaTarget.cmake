@@ -9,7 +9,8 @@ target_include_directories(mica PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/i
 target_include_directories(mica SYSTEM PRIVATE ${MICA_EIGEN_INCLUDE} ${MICA_JSON_INCLUDE})
 target_link_libraries(mica PUBLIC fmt::fmt PRIVATE Threads::Threads)
 target_compile_definitions(mica PUBLIC MICA_WITH_CUDA=${MICA_WITH_CUDA})
-set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+# No DEFINE_SYMBOL: objects are the same for a static and a shared library, so a compiler cache serves both.
+set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON DEFINE_SYMBOL "")
 
 if(OpenMP_CXX_FOUND)
   target_link_libraries(mica PRIVATE OpenMP::OpenMP_CXX)
