@@ -4,11 +4,11 @@
 
 namespace mica::autograd {
 
-/// `gradient` itself if its memory is nobody else's, row-major and without history; else such a copy.
+/// Returns `gradient` if no one else refers to its memory and it is row-major and has no history; else a copy that is.
 Tensor unshared(Tensor gradient);
 
-/// sum + gradient, recorded if anything is. Else the memory of `sum` is reused where nobody else can see it, or where
-/// `in_place` says that all who see it shall see the sum.
+/// Returns sum + gradient, recorded if recording is on. Otherwise adds into the memory of `sum` where no one else
+/// refers to it, or where `in_place` allows every owner of that memory to see the sum.
 Tensor add_gradients(Tensor sum, const Tensor& gradient, bool in_place = false);
 
 }  // namespace mica::autograd

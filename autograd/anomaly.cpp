@@ -11,7 +11,7 @@ namespace {
 // "NaN" or "Inf" if x has one, else null.
 const char* fault_of(const Tensor& x) { return x.defined() ? first_fault(x) : nullptr; }
 
-// What a tensor is that the node made or leads to.
+// Description of a tensor that the node produced or leads to.
 std::string output_of(const Node& node) {
   const std::shared_ptr<Slot> leaf = node.leaf();
   if (!leaf) {

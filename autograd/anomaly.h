@@ -4,18 +4,19 @@
 
 namespace mica::autograd {
 
-/// While it lives, this thread looks for the origin of NaN and infinite gradients: `autograd::DetectAnomaly guard;`.
+/// Finds the origin of NaN and infinite gradients on this thread until the end of scope: `autograd::DetectAnomaly
+/// guard;`.
 ///
-/// Each op that is recorded remembers from where it was called, and backward() and grad() look at every gradient on its
-/// way. The first that is not finite raises an Error that names the op whose backward made it from finite ones, for
-/// which input (with the parameter's name, if a module registered it), the module it ran in and the functions that
-/// called it; and whether something that the op had saved in forward was not finite already. Gradients that were given
-/// to backward(), returned by a hook or overflowed in a sum are told apart. Forward is not checked.
+/// Each recorded op remembers its call site, and backward() and grad() check every gradient. The first one that is not
+/// finite raises an Error. It names the op whose backward produced it from finite gradients, the input it is for (with
+/// the parameter's name, if a module registered it), the module, the call stack, and whether a tensor that the op saved
+/// in forward was already not finite. The message distinguishes gradients that were passed to backward(), returned by a
+/// hook, or overflowed in a sum. Forward is not checked.
 ///
-/// The guard has to be there in backward; ops recorded before it was are found too, but without their call site. It
-/// costs a walk up the stack for each op, and for each gradient two reductions and a wait for the device: it is for the
-/// search, not for training. Functions have their names and lines only as far as the program has them: build with
-/// -g, and link with -rdynamic where mica was built without libbacktrace.
+/// The guard must be active during backward. Ops recorded before it was created are reported too, without their call
+/// site. The cost is a stack walk per op and, per gradient, two reductions and a device synchronization: use it for
+/// debugging, not for training. Function names and lines need debug information: build with -g, and link with -rdynamic
+/// if mica was built without libbacktrace.
 class DetectAnomaly {
  public:
   explicit DetectAnomaly(bool on = true) : previous_(thread_state.detect_anomaly) { thread_state.detect_anomaly = on; }
@@ -27,7 +28,7 @@ class DetectAnomaly {
   bool previous_;
 };
 
-/// True while a DetectAnomaly lives on this thread.
+/// True while a DetectAnomaly guard is active on this thread.
 inline bool anomaly_enabled() { return thread_state.detect_anomaly; }
 
 }  // namespace mica::autograd

@@ -19,9 +19,9 @@ namespace mica::autograd {
 
 namespace {
 
-// What is known of one address. Inlined functions share one, innermost first.
+// Symbol information of one address. Inlined functions share an address, innermost first.
 struct Frame {
-  std::string function;  // mangled, if it has such a name; empty if unknown
+  std::string function;  // mangled where available; empty if unknown
   std::string file;      // empty without debug information
   int line = 0;
 };
@@ -31,9 +31,9 @@ struct Frame {
 void ignore_error(void*, const char*, int) {}
 
 std::vector<Frame> look_up(void* address) {
-  // It reads the program's debug information once and keeps it; there is no way to free it.
+  // Reads the program's debug information once and keeps it; libbacktrace cannot free it.
   static backtrace_state* const state = backtrace_create_state(nullptr, /*threaded=*/1, ignore_error, nullptr);
-  const std::uintptr_t pc = reinterpret_cast<std::uintptr_t>(address) - 1;  // inside of the call
+  const std::uintptr_t pc = reinterpret_cast<std::uintptr_t>(address) - 1;  // inside the call instruction
   std::vector<Frame> frames;
   backtrace_pcinfo(
       state, pc,
@@ -47,7 +47,7 @@ std::vector<Frame> look_up(void* address) {
   if (frames.empty()) {
     frames.emplace_back();
   }
-  // The symbol of the function that the others are inlined in has its namespaces, which debug information leaves out.
+  // The symbol of the outermost, not inlined function includes its namespaces, which debug information omits.
   backtrace_syminfo(
       state, pc,
       [](void* to, std::uintptr_t, const char* symbol, std::uintptr_t, std::uintptr_t) {
@@ -65,7 +65,7 @@ std::vector<Frame> look_up(void*) { return {Frame{}}; }
 
 #endif
 
-// Where libbacktrace is not there or does not know.
+// Fallback without libbacktrace, or if it finds nothing.
 void complete(Frame& frame, void* address) {
   Dl_info info{};
   if (!frame.function.empty() || dladdr(address, &info) == 0) {
@@ -89,10 +89,10 @@ std::string readable(const std::string& function) {
   return status == 0 ? demangled.get() : function;
 }
 
-// Whether a mangled name is in a namespace that is not the user's, be it a function or something local to one.
+// Whether a mangled name belongs to mica or the standard library: a function, or an entity local to one.
 bool is_in_library(std::string_view symbol) {
   if (!symbol.starts_with("_Z")) {
-    return symbol.starts_with("_") || symbol == "clone" || symbol == "start_thread";  // what runs before main
+    return symbol.starts_with("_") || symbol == "clone" || symbol == "start_thread";  // start-up code before main
   }
   symbol.remove_prefix(2);
   while (symbol.starts_with("Z")) {  // local to …
@@ -144,7 +144,7 @@ CallSite CallSite::here() {
 
 std::vector<std::string> CallSite::user_functions(std::size_t most) const {
   std::vector<std::string> result;
-  std::size_t unnamed = 0;  // mica's own may be among those, so more of them are shown
+  std::size_t unnamed = 0;  // some may be mica's, so more of them are shown
   for (void* const address : addresses_) {
     for (Frame& frame : look_up(address)) {
       complete(frame, address);

@@ -6,16 +6,16 @@
 
 namespace mica::autograd {
 
-/// From where something was called. Keeps return addresses only; what they mean is looked up when it is asked for.
+/// A call stack. Stores return addresses only; symbols are resolved on demand.
 class CallSite {
  public:
-  /// Here, as seen by the caller.
+  /// The stack of the caller.
   static CallSite here();
 
-  /// The user's functions, innermost first, at most `most`: those of mica and of the standard library are left out, and
-  /// so is what comes before main. Each is "function at file:line" where there is debug information and libbacktrace
-  /// (which comes with g++) was found at build time; else the function or, where nobody knows its name, the program
-  /// with an offset for addr2line. Of the latter there are up to twice as many, as some may be mica's.
+  /// The user's functions, innermost first, at most `most`. Frames of mica, of the standard library and above main are
+  /// omitted. A frame is "function at file:line" if the program has debug information and mica was built with
+  /// libbacktrace (which comes with g++); else the function name; else the program and an offset for addr2line. Frames
+  /// of this last kind may be mica's own, so up to twice as many are listed.
   std::vector<std::string> user_functions(std::size_t most = 6) const;
 
  private:

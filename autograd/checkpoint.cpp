@@ -12,7 +12,7 @@ namespace {
 using detail::CheckpointedCall;
 using Used = std::vector<SegmentWatch::Used>;
 
-// What the tensors inside of a segment are recorded as while it is watched.
+// Placeholder for the ops of a segment while a SegmentWatch observes them.
 class InsideSegment final : public Node {
  public:
   std::string name() const override { return "an op inside of a checkpoint"; }
@@ -23,7 +23,7 @@ class InsideSegment final : public Node {
   }
 };
 
-// In the part of backward that runs the program's code again.
+// Active while backward runs the program's function again.
 class Replaying {
  public:
   Replaying() : previous_(thread_state.segment) { thread_state.segment = nullptr; }
@@ -44,7 +44,7 @@ void note(Used& used, const Tensors& tensors) {
   }
 }
 
-// `when`: since when they must not have been modified in place.
+// `when`: words for the error, the time since which they must not have been modified in place.
 void check_unchanged(const Used& used, const char* when) {
   for (const auto& [tensor, version] : used) {
     if (const auto impl = tensor.lock()) {
@@ -61,7 +61,7 @@ class Checkpoint final : public Segment {
   Checkpoint(std::unique_ptr<CheckpointedCall> call, Used used, std::vector<PhiloxKey> keys)
       : call_(std::move(call)), used_(std::move(used)), keys_(std::move(keys)) {
     call_->keep_inputs_as_they_are();
-    note(used_, call_->inputs());  // the used ones may have been other handles, which may go
+    note(used_, call_->inputs());  // the handles that f used may be destroyed before backward
   }
 
   std::string name() const override { return "Checkpoint"; }
@@ -94,7 +94,8 @@ Tensors Checkpoint::call_again() const {
   return results;
 }
 
-// Where the gradient of output k has to go now. Throws unless the function returned the same as the first time.
+// The edge for the gradient of output k. Throws unless the function returned the same shape and dtype as the first
+// time.
 Edge Checkpoint::check_output(std::size_t k, const Tensor& result) const {
   const OutputInfo& first = outputs[k];
   check(result.defined() && result.shape() == first.shape && result.dtype() == first.dtype,
@@ -124,8 +125,8 @@ std::vector<std::pair<Edge, Tensor>> Checkpoint::replay(const Tensors& gradients
   return ends;
 }
 
-// Where two results, or a result and an input, show the same elements, only the function knows how a write to one would
-// change the other.
+// If two results, or a result and an input, share elements, only the function knows how a write to one affects the
+// other.
 void link_views(const Tensor& result, const Tensors& others) {
   for (const Tensor& other : others) {
     if (other.defined() && other.handle()->storage == result.handle()->storage) {
@@ -151,7 +152,7 @@ Tensors as_outputs(const Tensors& inner, const Tensors& inputs, const std::share
       results[k] = results[first];
       continue;
     }
-    results[k] = without_history(inner[k]);  // the function may have kept the other
+    results[k] = without_history(inner[k]);  // the function may have kept its handle
     set_history(results[k], node, static_cast<int>(k));
     link_views(results[k], seen);
     seen.push_back(results[k]);
@@ -187,7 +188,7 @@ namespace detail {
 
 Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call) {
   if (SegmentWatch::current() != nullptr) {
-    return (*call)();  // the outer checkpoint will come here again
+    return (*call)();  // the outer checkpoint's replay will get here again
   }
   const Tensors inputs = call->inputs();
   SegmentWatch segment;
@@ -203,7 +204,7 @@ Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call) {
   }
   used.insert(used.end(), segment.used.begin(), segment.used.end());
   check_unchanged(used, "by the function itself");
-  // Made after all that the function used, so that backward comes to it before that.
+  // Created after everything that the function used, so that backward reaches it first.
   const auto node = make_node<Checkpoint>(std::move(call), std::move(used), std::move(keys));
   node->edges = std::move(segment.edges);
   node->module = current_module();

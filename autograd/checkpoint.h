@@ -11,21 +11,21 @@ namespace mica::autograd {
 
 namespace detail {
 
-/// What a checkpoint keeps: a function and its inputs, apart from their types.
+/// The type-erased function and inputs of a checkpoint.
 class CheckpointedCall {
  public:
   virtual ~CheckpointedCall() = default;
   virtual Tensors operator()() const = 0;
   /// The tensors among the inputs.
   virtual Tensors inputs() const = 0;
-  /// Lets go of what the inputs become by later writes in place.
+  /// Replaces the inputs by handles that do not follow later in-place writes.
   virtual void keep_inputs_as_they_are() = 0;
 };
 
-/// Calls it for the first time. If that would have recorded something, makes it a part of the graph.
+/// Makes the first call. If it would have recorded something, adds a Segment to the graph.
 Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call);
 
-// For each input, of whatever type.
+// Overloads for inputs of any type; only tensors matter.
 inline void collect(Tensors& tensors, const Tensor& x) { tensors.push_back(x); }
 inline void collect(Tensors& tensors, const Tensors& x) { tensors.insert(tensors.end(), x.begin(), x.end()); }
 template <class T>
@@ -81,21 +81,21 @@ R from_tensors(Tensors tensors) {
 
 }  // namespace detail
 
-/// f(inputs…), recorded as one op that saves nothing but f and the inputs: what f computes on the way to its result is
-/// computed again when backward comes to it. Gradients are the same bits as those of f(inputs…) itself, also of
-/// parameters that f captures, with dropout (the same random numbers are drawn), for nested checkpoints, with grad()
-/// and with create_graph. Hooks of leaves, inputs and results run once; those that f registers on tensors it makes run
-/// when these are made again.
+/// Gradient checkpointing: computes f(inputs…) as one op that saves only f and the inputs. Backward calls f again to
+/// recompute its intermediate tensors. Gradients are bit-identical to those of f(inputs…), including those of
+/// parameters that f captures, with dropout (the same random numbers are drawn again), in nested checkpoints, with
+/// grad() and with create_graph. Hooks of leaves, inputs and results run once; hooks that f registers on its
+/// intermediate tensors run in the recomputation.
 ///
-/// f is kept with copies of the inputs until backward has run, and is called as const. It returns a Tensor, an array or
-/// a list of them; inputs may be of any type. It must do the same when it is called again, on this or another thread:
-/// what it captures by reference must still be there, and modules must be in the same mode. What can be found out of
-/// this is checked: tensors from outside that were modified in place since, outputs of another number, shape or dtype
-/// and another number of random tensors raise an Error in backward. Tensors that f makes must not leave it other than
-/// as results: backward through one raises. f may write in place to what it made, but if it writes to a tensor from
-/// outside, checkpoint itself raises. Results that are views of inputs or of one another cannot be written in place.
+/// f and copies of the inputs are kept until backward has run; f is called as const. It returns a Tensor, an array or a
+/// list of them; inputs may be of any type. f must compute the same again, on this or another thread: what it captures
+/// by reference must still exist, and modules must be in the same mode. backward throws an Error if a tensor from
+/// outside was modified in place since, or if the recomputation returns another number of outputs, another shape or
+/// dtype, or draws another number of random tensors. f must return every tensor that is used outside; backward through
+/// a leaked one throws. f may write in place to tensors that it created; if it writes to a tensor from outside,
+/// checkpoint throws. Results that are views of inputs or of each other cannot be written in place.
 ///
-/// While nothing is recorded, or if nothing that f uses requires a gradient, it is just a call.
+/// If recording is off, or if nothing that f uses requires a gradient, this just calls f.
 ///
 ///     Tensor y = autograd::checkpoint([&](const Tensor& x) { return block(x); }, x);
 template <class F, class... In>

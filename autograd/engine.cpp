@@ -17,7 +17,7 @@ namespace mica::autograd {
 
 namespace {
 
-/// The gradients on their way: for each node that some have reached, one for each of its outputs.
+/// Pending gradients: per node reached so far, one gradient for each of its outputs.
 class Frontier {
  public:
   bool empty() const { return order_.empty(); }
@@ -33,7 +33,7 @@ class Frontier {
     slot = slot.defined() ? add_gradients(std::move(slot), gradient) : std::move(gradient);
   }
 
-  /// The newest node: no other on its way can still send it a gradient.
+  /// The newest pending node: no other pending node can contribute to its gradients.
   std::pair<std::shared_ptr<Node>, Tensors> pop() {
     std::shared_ptr<Node> node = order_.top();
     order_.pop();
@@ -52,7 +52,7 @@ class Frontier {
   std::unordered_map<Node*, Tensors> gradients_;
 };
 
-// What a pass through the graph starts from.
+// The start of a backward pass.
 struct Root {
   Edge edge;
   Tensor gradient;
@@ -77,7 +77,7 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
   return {std::move(edge), gradient};
 }
 
-// Runs a node between its hooks and sends what comes of it on its way.
+// Runs a node's hooks and backward, and adds the results to the pending gradients.
 void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier) {
   node.run_prehooks(gradients);
   anomalies.prehooked(node, gradients);
@@ -102,12 +102,11 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
 }
 
-// Sends the gradients back through the graph, newest node first. visit(node, gradients) sees each node with the
-// complete gradients of its outputs, and says whether to go on through it. replayed() is told when new nodes came in
-// between.
+// Backpropagates through the graph, newest node first. visit(node, gradients) receives each node with its complete
+// output gradients and returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
 template <class Visit, class Replayed>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit, Replayed&& replayed) {
-  const InferenceMode ordinary(false);  // gradients outlive the mode that backward was called in
+  const InferenceMode ordinary(false);  // gradients outlive an inference mode around backward
   const InsideOp guard(!record);
   const Autocast off(std::nullopt);  // forward has chosen the dtypes
   GradientCheck anomalies;
@@ -134,11 +133,11 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
   }
 }
 
-// Which nodes a pass goes through to find the gradients of some: those from which edges lead to them.
+// The nodes on paths from the outputs to the wanted inputs.
 template <class Ends>
-class Ways {
+class PathFilter {
  public:
-  Ways(const std::vector<Root>& roots, const Ends& ends) : ends_(ends) {
+  PathFilter(const std::vector<Root>& roots, const Ends& ends) : ends_(ends) {
     std::vector<const Node*> found;
     for (const Root& root : roots) {
       find(root.edge.node.get(), leads_, found);
@@ -146,7 +145,7 @@ class Ways {
     explore(std::move(found), leads_);
   }
 
-  bool go_through(const Node& node) {
+  bool contains(const Node& node) {
     if (const auto at = leads_.find(&node); at != leads_.end()) {
       return at->second;
     }
@@ -158,8 +157,8 @@ class Ways {
     return replayed_.at(&node);
   }
 
-  /// Nodes that come in during the pass also go during the pass, and others may come in at their addresses.
-  void forget_replayed() { replayed_.clear(); }
+  /// Nodes added during the pass are also destroyed during the pass, and new ones may reuse their addresses.
+  void clear_replayed() { replayed_.clear(); }
 
  private:
   using Leads = std::unordered_map<const Node*, bool>;
@@ -170,14 +169,14 @@ class Ways {
     }
   }
 
-  // Fills in all that is behind `found`.
+  // Computes the entries of all nodes reachable from `found`.
   void explore(std::vector<const Node*> found, Leads& leads) {
     for (std::size_t i = 0; i < found.size(); ++i) {
       for (const Edge& edge : found[i]->edges) {
         find(edge.node.get(), leads, found);
       }
     }
-    // Oldest first: where a node's edges lead is known before it.
+    // Oldest first, so that the entries of a node's edges are known before its own.
     std::sort(found.begin(), found.end(), [](const Node* a, const Node* b) { return a->sequence() < b->sequence(); });
     for (const Node* node : found) {
       leads[node] = std::any_of(node->edges.begin(), node->edges.end(), [&](const Edge& edge) {
@@ -192,8 +191,8 @@ class Ways {
   }
 
   const Ends& ends_;
-  Leads leads_;     // of the graph as it was at the start
-  Leads replayed_;  // of what checkpoints recorded since
+  Leads leads_;     // of the graph at the start
+  Leads replayed_;  // of nodes that checkpoints recorded since
 };
 
 }  // namespace
@@ -224,7 +223,7 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
     inputs_at[ends[i].node.get()].push_back(i);
   }
   Tensors results(inputs.size());
-  Ways ways(roots, inputs_at);
+  PathFilter paths(roots, inputs_at);
   traverse(
       roots, options.retain_graph || options.create_graph, options.create_graph,
       [&](const Node& node, const Tensors& arrived) {
@@ -233,9 +232,9 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
             results[i] = arrived[ends[i].slot];
           }
         }
-        return ways.go_through(node);
+        return paths.contains(node);
       },
-      [&] { ways.forget_replayed(); });
+      [&] { paths.clear_replayed(); });
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check(results[i].defined() || options.allow_unused,
           "grad: the outputs do not depend on input {} of shape {}; pass {{.allow_unused = true}} for an undefined "

@@ -12,7 +12,7 @@ namespace mica::autograd {
 
 namespace {
 
-// Stands where the derivative of an op's backward should.
+// Node in place of a missing second derivative: its backward throws.
 class UnknownDerivative final : public Node {
  public:
   explicit UnknownDerivative(std::string op) : op_(std::move(op)) {}
@@ -27,8 +27,8 @@ class UnknownDerivative final : public Node {
   std::string op_;
 };
 
-// After an output of an op got its history: whether it shows elements of an input, which only that op explains. A view
-// op says afterwards that it is no such one.
+// After an output got its history: marks it as a custom view if it shares storage with an input. View ops register
+// their result with link_view() afterwards, which clears the mark.
 void link_to_inputs(const Tensor& output, const Tensor* const* inputs, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     if (inputs[i]->defined() && inputs[i]->handle()->storage == output.handle()->storage &&
@@ -42,7 +42,7 @@ void link_to_inputs(const Tensor& output, const Tensor* const* inputs, std::size
 
 void Context::save(const Tensor& tensor) {
   if (!needs_any_grad_) {
-    return;  // nobody will ask
+    return;  // needs_grad() is never called
   }
   Saved& saved = saved_.emplace_back();
   if (!tensor.defined()) {
@@ -95,8 +95,8 @@ void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* 
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    // This also brings a view of a tensor written in place up to date, while the nodes that takes are still older than
-    // the one that will use them.
+    // This also updates views whose base was written in place, while the nodes that this creates are still older than
+    // the node that will use them.
     if (inputs[i]->defined() && inputs[i]->requires_grad()) {
       ctx.needs_grad_.resize(count);
       ctx.needs_grad_[i] = true;
@@ -117,7 +117,7 @@ void FunctionBase::record(const std::shared_ptr<FunctionBase>& node, const Tenso
   ctx.node_ = node;
   for (Context::Saved& saved : ctx.saved_) {
     for (std::size_t k = 0; k < outputs.size(); ++k) {
-      // The record at that address may be another by now, but not one that shows the same storage.
+      // The address may have been reused for another record, but not for one with the same storage.
       if (saved.of != nullptr && saved.of == outputs[k].handle().get() &&
           saved.record.storage == outputs[k].handle()->storage) {
         saved.output = ctx.is_differentiable(outputs[k]) ? static_cast<int>(k) : -1;
@@ -202,7 +202,7 @@ Tensors FunctionBase::backward(Tensors gradients) {
   return results;
 }
 
-// The gradients depend on dy and on the inputs, but nobody knows how: to differentiate them is an error.
+// The derivative of these gradients is unknown: differentiating them is an error.
 Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
   const auto unknown = make_node<UnknownDerivative>(name());
   unknown->edges = edges;
@@ -216,7 +216,7 @@ Tensors FunctionBase::call_opaque_backward(Tensors gradients) {
     unknown->outputs.push_back(result.defined() ? OutputInfo{result.shape(), result.dtype(), result.device()}
                                                 : OutputInfo{});
     if (result.defined()) {
-      result = without_history(result);  // it may be dy, which has a history of its own
+      result = without_history(result);  // may be dy, which has its own history
       set_history(result, unknown, static_cast<int>(unknown->outputs.size()) - 1);
     }
   }

@@ -19,11 +19,11 @@
 
 namespace mica::autograd {
 
-/// What a Function keeps between forward and backward.
+/// State of a Function between forward and backward.
 class Context {
  public:
-  /// Keeps tensors for backward: inputs, outputs and intermediates alike; undefined ones stay undefined.
-  /// Inputs keep their place in the graph; outputs are kept without making a cycle. To be called once, in forward.
+  /// Saves inputs, outputs or intermediate tensors for backward; undefined tensors stay undefined. Inputs keep their
+  /// place in the graph; outputs are saved without a reference cycle. Call it once, in forward.
   template <class... T>
   requires(std::same_as<T, Tensor>&&...) void save_for_backward(const T&... tensors) {
     saved_.reserve(sizeof...(tensors));
@@ -35,37 +35,37 @@ class Context {
     }
   }
 
-  /// The saved tensors, in order: `auto [x, mean, rstd] = ctx.saved<3>();`. Throws if one was written in place since,
-  /// naming this op and the one that wrote.
+  /// The saved tensors, in order: `auto [x, mean, rstd] = ctx.saved<3>();`. Throws if one was modified in place since;
+  /// the error names this op and the one that wrote.
   template <std::size_t N>
   std::array<Tensor, N> saved() const {
     check(saved_.size() == N, "{}: backward asks for {} saved tensors, forward saved {}", *name_, N, saved_.size());
     return [this]<std::size_t... I>(std::index_sequence<I...>) { return std::array<Tensor, N>{unpack(I)...}; }
     (std::make_index_sequence<N>());
   }
-  /// All saved tensors, where their number is known only at run time.
+  /// All saved tensors, for a number known only at run time.
   Tensors saved_all() const;
 
-  /// True if somebody needs the gradient of tensor input `i`. False for all while nothing is recorded, so that
-  /// forward can skip what only backward would use.
+  /// True if the gradient of tensor input `i` is needed. False for all inputs while recording is off, so that forward
+  /// can skip what only backward uses.
   bool needs_grad(std::size_t i) const { return i < needs_grad_.size() && needs_grad_[i]; }
   bool needs_any_grad() const { return needs_any_grad_; }
 
-  /// Says, in forward, that no gradient flows through this output. Integer and boolean outputs need no mention.
+  /// Call in forward: no gradient flows through this output. Not needed for integer and boolean outputs.
   void mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
 
-  /// By default, backward gets zeros for an output that had no part in the loss; with false, an undefined tensor.
+  /// By default, backward gets zeros for an output that the loss does not depend on; with false, an undefined tensor.
   void set_materialize_grads(bool on) { materialize_grads_ = on; }
 
  private:
-  // A tensor as it was when it was saved: its record, not a handle to it. A handle would see a history that the tensor
-  // gets later by a write in place, and make a cycle with it. The slots in a graph never change their node, so one that
-  // holds only slots has no cycles.
+  // A snapshot of a tensor: a copy of its TensorImpl, not a handle. A handle would see the history that a later
+  // in-place write gives the tensor, and could form a cycle with it. The slots in a graph never change their node, so
+  // references to slots alone cannot form cycles.
   struct Saved {
     mica::detail::TensorImpl record;
-    const mica::detail::TensorImpl* of = nullptr;  // only to compare
+    const mica::detail::TensorImpl* of = nullptr;  // identity only
     std::uint32_t version = 0;
-    int output = -1;  // which output of this very node it is: kept without history, given it back by saved()
+    int output = -1;  // the node's own output with this index: saved without history, which saved() restores
 
     Tensor tensor() const {
       return of == nullptr ? Tensor{} : Tensor(std::make_shared<mica::detail::TensorImpl>(record));
@@ -82,14 +82,14 @@ class Context {
   std::vector<Tensor> non_differentiable_;
   bool needs_any_grad_ = false;
   bool materialize_grads_ = true;
-  bool is_traced_ = false;      // DetectAnomaly wants to know of this call
-  bool is_in_segment_ = false;  // it is recorded only later
-  std::weak_ptr<Node> node_;    // that this context lives in, once there is one
+  bool is_traced_ = false;      // DetectAnomaly is on
+  bool is_in_segment_ = false;  // in a checkpoint: recorded only when backward replays it
+  std::weak_ptr<Node> node_;    // the node that owns this context, once created
 
   friend class FunctionBase;
 };
 
-// The shapes in which forward may return and backward may return.
+// The return types allowed for forward and backward.
 namespace detail {
 
 inline Tensors as_tensors(Tensor x) {
@@ -117,7 +117,7 @@ concept TensorResult = requires(T x) {
   { as_tensors(std::move(x)) } -> std::same_as<Tensors>;
 };
 
-// A Function takes its tensors either one by one or, where their number varies, as one list.
+// A Function takes its tensors one by one or, if their number varies, as one list.
 template <class F, class... In>
 concept HasForward = requires(F f, Context& ctx, const In&... in) {
   { f.forward(ctx, in...) } -> TensorResult;
@@ -125,17 +125,17 @@ concept HasForward = requires(F f, Context& ctx, const In&... in) {
 
 }  // namespace detail
 
-/// A differentiable operation: `forward(Context&, tensors…)` and `backward(Context&, dy…)`, the attributes its
-/// members. forward returns a Tensor, an array or a list of them; nothing inside it is recorded. backward takes one
-/// gradient for each output (or a list of them) and returns one for each tensor input, undefined where
-/// `ctx.needs_grad(i)` is false. Undefined inputs stand for absent ones and get no gradient.
+/// A differentiable op: a struct with `forward(Context&, tensors…)` and `backward(Context&, dy…)`; its attributes are
+/// data members. forward returns a Tensor, an array or a list of them; nothing inside it is recorded. backward takes
+/// one gradient per output (or a list of them) and returns one per tensor input, undefined where `ctx.needs_grad(i)` is
+/// false. An undefined input is an absent one and gets no gradient.
 ///
-/// If backward computes what it returns by recorded ops alone, from dy and saved tensors, the Function may say so:
-/// `static constexpr bool composed = true;`. Then grad() with create_graph can differentiate it again.
+/// If backward consists of recorded ops on dy and saved tensors only, declare `static constexpr bool composed = true;`.
+/// grad() with create_graph can then differentiate it again.
 template <class F, class... In>
 concept Function = std::copyable<F> && detail::HasForward<F, In...>;
 
-/// The part of a recorded Function that does not depend on its type.
+/// The type-independent part of a recorded Function.
 class FunctionBase : public Node {
  public:
   explicit FunctionBase(Context&& ctx) : ctx_(std::move(ctx)) {}
@@ -145,18 +145,18 @@ class FunctionBase : public Node {
   void release() override;
   Tensors saved_tensors() const override;
 
-  /// Which inputs need a gradient, before forward runs.
+  /// Before forward: determines which inputs need a gradient.
   static void prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count);
-  /// After forward: ties outputs to the node and the node to the inputs' nodes.
+  /// After forward: connects the outputs to the node, and the node to the nodes of the inputs.
   static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
                      const Tensors& outputs);
-  /// Whether somebody wants to know of an op that is not recorded, and what tells them.
+  /// For ops that are not recorded: whether DetectAnomaly or a checkpoint observes them, and the notification.
   static bool is_watched(const Context& ctx) { return ctx.is_traced_ || ctx.is_in_segment_; }
   static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
-  /// Whether call_backward is made of recorded ops.
+  /// Whether call_backward consists of recorded ops.
   virtual bool composed() const = 0;
 
  private:
@@ -229,7 +229,7 @@ auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Call&&
 
 }  // namespace detail
 
-/// Runs the Function on the tensors and, if gradients are enabled and one of them asks for one, records it.
+/// Runs the Function on the tensors. Records it if gradients are enabled and an input requires one.
 template <class F, class... In>
 requires(std::same_as<In, Tensor>&&...) && Function<F, In...> auto apply(F function, const In&... inputs) {
   const std::array<const Tensor*, sizeof...(In)> pointers{&inputs...};

@@ -6,20 +6,22 @@ namespace mica::autograd {
 
 struct GradOptions {
   bool retain_graph = false;  ///< keep saved tensors, so that backward can run again
-  bool create_graph = false;  ///< record what computes the gradients, so that they have gradients; retains the graph
-  bool allow_unused = false;  ///< an input that the outputs do not depend on gets an undefined gradient, not an error
+  bool create_graph =
+      false;  ///< record the backward pass, so that the gradients can be differentiated; retains the graph
+  bool allow_unused =
+      false;  ///< return an undefined gradient for an input that the outputs do not depend on, instead of throwing
 };
 
-/// The gradients of Σ outputs[i] · gradients[i] with respect to `inputs`, leaves or results of ops alike, in order and
-/// of their shapes and dtypes. Nothing is added to any leaf's grad, and only the ops between inputs and outputs are run
-/// backward. `gradients`: one for each output, undefined or left out altogether for outputs of one element (then 1).
-/// Hooks of the tensors on the way see and replace gradients as in backward().
+/// The gradients of Σ outputs[i] · gradients[i] with respect to `inputs`, which may be leaves or results of ops; one
+/// per input, of its shape and dtype. No leaf's grad changes, and only the ops between inputs and outputs run backward.
+/// `gradients` has one tensor per output, or is empty; an undefined tensor, or an empty list, means 1 for an output of
+/// one element. Hooks of the tensors in between see and replace gradients as in backward().
 ///
-/// With create_graph, gradients of gradients go through every op whose backward is made of recorded ops (see Function).
-/// Through others they raise, once somebody asks for them, an error that names the op.
+/// With create_graph, the gradients can be differentiated through every op whose backward consists of recorded ops (see
+/// Function). Differentiating through another op throws an error that names it.
 ///
-/// Throws if an output has no graph, a gradient does not fit its output, an input does not require a gradient or,
-/// unless allow_unused, the outputs do not depend on it.
+/// Throws if an output has no graph, if a gradient does not match its output, if an input does not require a gradient
+/// or, unless allow_unused, if the outputs do not depend on it.
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients = {}, GradOptions options = {});
 
 }  // namespace mica::autograd

@@ -6,7 +6,7 @@
 
 namespace mica::autograd {
 
-// The modes are the calling thread's own: a new thread starts with recording on, whatever the one that started it does.
+// Modes are per thread: a new thread starts with recording on, whatever the mode of the thread that started it.
 
 /// True if ops on this thread are recorded.
 inline bool grad_enabled() { return thread_state.grad_enabled; }
@@ -28,20 +28,20 @@ class GradMode {
   bool previous_;
 };
 
-/// Nothing is recorded until the end of scope: `autograd::NoGrad guard;`.
+/// Turns recording off until the end of scope: `autograd::NoGrad guard;`.
 class NoGrad : public GradMode {
  public:
   NoGrad() : GradMode(false) {}
 };
 
-/// Ops are recorded again until the end of scope, inside NoGrad: `autograd::EnableGrad guard;`.
+/// Turns recording back on inside NoGrad until the end of scope: `autograd::EnableGrad guard;`.
 class EnableGrad : public GradMode {
  public:
   EnableGrad() : GradMode(true) {}
 };
 
-/// Nothing is recorded until the end of scope because it is part of an op or of a backward pass; not because the
-/// program asked for it. With `on` false: what runs now is the program's own again.
+/// Turns recording off until the end of scope for the inside of an op or of a backward pass, as opposed to a request by
+/// the program. With `on` false: marks code of the program that an op calls.
 class InsideOp : public GradMode {
  public:
   explicit InsideOp(bool on = true) : GradMode(!on), previous_(thread_state.inside_op) { thread_state.inside_op = on; }
@@ -51,15 +51,16 @@ class InsideOp : public GradMode {
   bool previous_;
 };
 
-/// True if recording is off and the program asked for that.
+/// True if recording is off at the program's request.
 inline bool grad_disabled_by_user() { return !thread_state.grad_enabled && !thread_state.inside_op; }
 
-/// Nothing is recorded until the end of scope, and tensors made meanwhile never count their writes in place: for
-/// programs that only evaluate. With `enabled` false: ordinary recording, also inside inference mode.
+/// Turns recording off until the end of scope; tensors created meanwhile do not count in-place writes. For programs
+/// that only evaluate. With `enabled` false: ordinary recording, also inside inference mode.
 ///
-/// Tensors made in the mode (`x.is_inference()`; their views too) can be read anywhere. Outside of it they cannot be
-/// written in place, ask for a gradient or be saved for backward, as nobody could find out that they changed: each is
-/// an error, and the way out is clone(x). Tensors made before can be written inside the mode, and count it.
+/// Tensors created in this mode (`x.is_inference()`), and their views, can be read anywhere. Outside of it, writing
+/// them in place, requiring a gradient of them or saving them for backward is an error, since a modification could not
+/// be detected; clone(x) makes an ordinary tensor. Tensors created before can be written inside the mode, and the write
+/// is counted.
 class InferenceMode {
  public:
   explicit InferenceMode(bool enabled = true);
@@ -76,14 +77,14 @@ class InferenceMode {
 
 namespace mica {
 
-/// Calls f and records nothing of what it does: `no_grad([&] { … })`.
+/// Calls f with recording off: `no_grad([&] { … })`.
 template <class F>
 decltype(auto) no_grad(F&& f) {
   const autograd::NoGrad guard;
   return std::forward<F>(f)();
 }
 
-/// Calls f and records what it does, also inside no_grad: `enable_grad([&] { … })`.
+/// Calls f with recording on, also inside no_grad: `enable_grad([&] { … })`.
 template <class F>
 decltype(auto) enable_grad(F&& f) {
   const autograd::EnableGrad guard;

@@ -16,7 +16,7 @@ namespace {
 
 using Call = std::function<Tensors(const Tensors&)>;
 
-// Inputs that are; and outputs that a gradient can be sent into.
+// Floating inputs, and outputs that a gradient can flow into.
 bool is_differentiated(const Tensor& x) { return x.defined() && is_floating(x.dtype()); }
 
 // The same values laid out with the axes reversed and a gap after every element.
@@ -27,7 +27,7 @@ Tensor with_gaps(const Tensor& x) {
     strides[axis] = step;
     step *= std::max<std::int64_t>(x.shape()[axis], 1);
   }
-  const Tensor base = full({step}, NAN, x.dtype(), x.device());  // a kernel that reads a gap shows it
+  const Tensor base = full({step}, NAN, x.dtype(), x.device());  // exposes kernels that read the gaps
   const Tensor result = as_strided(base, x.shape(), strides, 0);
   copy_into(result, x);
   return result;
@@ -39,7 +39,7 @@ Tensor copied(const Tensor& x) {
   return result;
 }
 
-// Fresh leaves with the inputs' values.
+// New leaves with the values of the inputs.
 Tensors leaves_of(const Tensors& inputs, bool gaps) {
   Tensors result;
   for (const Tensor& x : inputs) {
@@ -81,7 +81,7 @@ class Checker {
   }
 
  private:
-  // Every call draws the same random numbers, so that ops which use them can be checked.
+  // Every call draws the same random numbers, so that random ops can be checked.
   Tensors call(const Tensors& in) const {
     set_rng_state(state_);
     return f_(in);
@@ -202,7 +202,7 @@ bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions option
   }
   check(all.size() > inputs.size(), "gradgradcheck: no output of the function requires a gradient");
   const Call gradients = [&](const Tensors& in) {
-    const EnableGrad recorded;  // also while differences are taken
+    const EnableGrad recorded;  // also during finite differences
     Tensors leaves;
     for (const Tensor& x : in) {
       leaves.push_back(is_differentiated(x) && !x.requires_grad() ? x.detach().requires_grad_() : x);

@@ -10,8 +10,8 @@ struct GradcheckOptions {
   double step = 1e-6;  ///< of the central difference
   double atol = 1e-5;  ///< |analytic − numeric| ≤ atol + rtol · |numeric|
   double rtol = 1e-3;
-  bool noncontiguous = true;  ///< also with every input and gradient laid out with gaps
-  bool raise = true;          ///< throw Error with the element that is off, instead of returning false
+  bool noncontiguous = true;  ///< also check with non-contiguous inputs and gradients
+  bool raise = true;          ///< throw an Error that names the failing element, instead of returning false
 };
 
 namespace detail {
@@ -43,10 +43,10 @@ Tensors call_with(F& f, const Tensors& in) {
 
 /// Compares the gradients of `f` with central differences, in float64.
 ///
-/// `f` takes the inputs as up to four Tensors, or as one Tensors, and returns a Tensor, an array or a list of them.
-/// All floating inputs must be float64, on any device, and are differentiated; others are passed on. The gradient
-/// sent into each output is random, so nothing cancels as it would under a plain sum. Backward is run twice and must
-/// give the same bits.
+/// `f` takes the inputs as up to four Tensors, or as one Tensors, and returns a Tensor, an array or a list of them. All
+/// floating inputs must be float64, on any device, and are differentiated; others are passed through. The gradient of
+/// each output is random, so that errors do not cancel as in a plain sum. Backward runs twice and must give the same
+/// bits.
 ///
 /// Returns true, or throws Error naming input, element, analytic and numeric value (with options.raise false: returns
 /// false).
@@ -55,8 +55,8 @@ bool gradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
   return detail::gradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
 }
 
-/// gradcheck of the gradients of `f` with respect to its inputs, as functions of the inputs and of what is sent into
-/// the outputs: whether second derivatives are right. Arguments and result as gradcheck's.
+/// Checks second derivatives: gradcheck of the gradients of `f`, as functions of the inputs and of the output
+/// gradients. Arguments and result as for gradcheck.
 template <class F>
 bool gradgradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
   return detail::gradgradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);

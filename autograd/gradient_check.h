@@ -7,22 +7,22 @@
 
 namespace mica::autograd {
 
-/// What DetectAnomaly does during one backward pass: called at each step of a node, throws at the first gradient that
-/// is not finite. Where DetectAnomaly is off, nothing is done.
+/// DetectAnomaly's checks during one backward pass. Called at each step of a node; throws at the first gradient that is
+/// not finite. Does nothing while DetectAnomaly is off.
 class GradientCheck {
  public:
   GradientCheck();
 
-  /// A gradient to start from.
+  /// A gradient passed to backward() or grad().
   void given(const Tensor& gradient) const;
-  /// Those of a node's outputs, summed up, before its hooks see them.
+  /// The accumulated gradients of a node's outputs, before its hooks.
   void arrived(const Node& node, const Tensors& gradients);
-  /// After the hooks of its outputs, and after those before backward.
+  /// After the output hooks, and after the pre-hooks.
   void hooked(const Node& node, const Tensors& gradients);
   void prehooked(const Node& node, const Tensors& gradients);
-  /// Those that the node's backward returned for its inputs.
+  /// The input gradients that the node's backward returned.
   void made(Node& node, const Tensors& results);
-  /// After the hooks that follow.
+  /// After the post-hooks.
   void posthooked(const Node& node, const Tensors& results);
 
  private:

@@ -33,7 +33,7 @@ std::string bytes_text(std::size_t bytes) {
   return fmt::format("{} {}", digits, units[unit]);
 }
 
-// As a string of DOT's, in which `end` ends a line: "\\n" for one in the middle, "\\l" for one to the left.
+// Quoted for DOT; `end` is the line break: "\\n" for centered text, "\\l" for left-aligned.
 std::string quoted(const std::string& text, const char* end = "\\n") {
   std::string result = "\"";
   for (const char c : text) {
@@ -46,7 +46,7 @@ std::string quoted(const std::string& text, const char* end = "\\n") {
   return result + "\"";
 }
 
-// Every node that the root leads to, once, the nearest first.
+// Every node reachable from the root, once, nearest first.
 std::vector<const Node*> nodes_behind(const Node* root) {
   std::vector<const Node*> nodes{root};
   std::unordered_set<const Node*> seen{root};
@@ -78,7 +78,7 @@ std::vector<const Node*> in_order_of_forward(std::vector<const Node*> nodes) {
   return ordered;
 }
 
-// A frozen one, which the graph does not lead to.
+// A frozen leaf, which no edge leads to.
 bool is_parameter(const Tensor& x) {
   const Slot* const slot = find_slot(x);
   return slot != nullptr && slot->node == nullptr && slot->notes != nullptr && !slot->notes->name.empty();
@@ -86,7 +86,7 @@ bool is_parameter(const Tensor& x) {
 
 using Bytes = std::unordered_map<const Node*, std::size_t>;
 
-// What each of the nodes keeps that none before it does, and that is not a leaf's.
+// Bytes saved by each node, except those of leaves and those already counted at an earlier node.
 Bytes saved_bytes(const std::vector<const Node*>& nodes) {
   std::unordered_set<const Storage*> seen;
   for (const Node* node : nodes) {
@@ -111,7 +111,7 @@ std::string saves(std::size_t bytes) { return bytes == 0 ? "" : "\nsaves " + byt
 
 std::string shape_text(const OutputInfo& output) { return fmt::format("{} {}", output.shape, output.dtype); }
 
-// The module that a node is drawn in: of a leaf, the one that registered it.
+// The module that a node is drawn in; for a leaf, the module that registered it.
 std::shared_ptr<const ModuleName> module_of(const Node& node) {
   const std::shared_ptr<Slot> leaf = node.leaf();
   return leaf == nullptr ? node.module : leaf->notes ? leaf->notes->module : nullptr;
@@ -132,7 +132,7 @@ std::string label_of(const Node& node, std::size_t bytes) {
   return label + saves(bytes);
 }
 
-// Several that a gradient can come to.
+// Whether several outputs can receive a gradient.
 bool has_several_outputs(const Node& node) {
   return std::count_if(node.outputs.begin(), node.outputs.end(),
                        [](const OutputInfo& output) { return is_floating(output.dtype); }) > 1;
@@ -141,9 +141,9 @@ bool has_several_outputs(const Node& node) {
 // The frame of a module.
 struct Frame {
   const ModuleName* module = nullptr;  // null for the whole picture
-  std::size_t bytes = 0;               // that the ops inside keep
+  std::size_t bytes = 0;               // saved by the ops inside
   std::vector<const Node*> nodes;
-  std::vector<std::size_t> frames;  // by number
+  std::vector<std::size_t> frames;  // frame numbers
 };
 
 class Picture {
@@ -167,10 +167,10 @@ class Picture {
   }
 
   const Node* root_;
-  std::vector<const Node*> nodes_;  // all that there are
+  std::vector<const Node*> nodes_;  // all nodes
   Bytes bytes_;
   std::vector<const Node*> drawn_;                        // in order of forward
-  std::unordered_map<const Node*, std::size_t> numbers_;  // … and their places there
+  std::unordered_map<const Node*, std::size_t> numbers_;  // … and their positions there
   std::vector<Frame> frames_{Frame{}};                    // the first is the whole picture
   std::unordered_map<const ModuleName*, std::size_t> frame_numbers_{{nullptr, 0}};
   std::string text_;
@@ -193,7 +193,7 @@ Picture::Picture(const Node* root, GraphPictureOptions options) : root_(root), n
 
 std::size_t Picture::frame_of(const ModuleName* module) {
   if (module != nullptr && path_of(*module).empty() && type_of(*module).empty()) {
-    return 0;  // an outermost one without a Scope: there is nothing to call it
+    return 0;  // an outermost module without a Scope has no name
   }
   if (const auto at = frame_numbers_.find(module); at != frame_numbers_.end()) {
     return at->second;
@@ -206,7 +206,7 @@ std::size_t Picture::frame_of(const ModuleName* module) {
   return number;
 }
 
-// In the frames that the node lies in, as far as they are drawn.
+// Opens the frames around the node that are drawn.
 void Picture::count(const Node& node, std::size_t bytes) {
   for (const ModuleName* module = module_of(node).get(); module != nullptr; module = module->parent.get()) {
     if (const auto frame = frame_numbers_.find(module); frame != frame_numbers_.end()) {
@@ -239,7 +239,7 @@ void Picture::draw_frame(std::size_t number, int depth) {
 }
 
 void Picture::draw_edges() {
-  std::set<std::size_t> after_more;  // the drawn ones that use some that are not
+  std::set<std::size_t> after_more;  // drawn nodes that use nodes not drawn
   for (std::size_t to = 0; to < drawn_.size(); ++to) {
     for (const Edge& edge : drawn_[to]->edges) {
       if (edge.node == nullptr) {
@@ -262,7 +262,7 @@ void Picture::draw_edges() {
   }
 }
 
-// What the whole graph keeps and leads to.
+// Totals over the whole graph.
 std::string Picture::title() const {
   std::size_t saved = 0, leaves = 0, leaf_bytes = 0;
   for (const Node* node : nodes_) {

@@ -12,7 +12,7 @@ namespace mica::autograd {
 
 namespace detail {
 
-/// What a handle knows of the list that its hook is in.
+/// A HookHandle's view of the list that holds its hook.
 class RemovesHooks {
  public:
   virtual ~RemovesHooks() = default;
@@ -21,15 +21,15 @@ class RemovesHooks {
 
 }  // namespace detail
 
-/// What registering a hook returns, to take the hook away again. Letting go of a handle does nothing: the hook stays.
-/// A handle may outlive the tensor and the graph, and be copied; a default-constructed one stands for no hook.
+/// Returned by the registration of a hook; removes the hook on request. Destroying a handle does not remove the hook. A
+/// handle can be copied and may outlive the tensor and the graph; a default-constructed one refers to no hook.
 class HookHandle {
  public:
   HookHandle() = default;
   HookHandle(std::weak_ptr<detail::RemovesHooks> list, std::uint64_t id) : list_(std::move(list)), id_(id) {}
 
-  /// From now on the hook is not called, and what it captured is freed. Does nothing if it was removed before or if the
-  /// tensor is gone. Safe within a hook, also in the one that is removed, and on any thread.
+  /// Removes the hook and frees what it captured. Does nothing if it was already removed or if the tensor no longer
+  /// exists. Safe on any thread and inside a hook, including the one being removed.
   void remove() {
     if (const auto list = list_.lock()) {
       list->remove(id_);
@@ -42,7 +42,7 @@ class HookHandle {
   std::uint64_t id_ = 0;
 };
 
-/// Hooks in the order of registration. Costs two pointers until there is one.
+/// Hooks in the order of registration. Takes two pointers while empty.
 template <class F>
 class HookList {
  public:
@@ -53,11 +53,11 @@ class HookList {
     return {state_, state_->add(std::move(hook))};
   }
 
-  /// Calls visit(hook) for each hook that was there when this began and has not been removed when its turn comes. So a
-  /// hook registered by a hook is first called the next time.
+  /// Calls visit(hook) for each hook registered before this call and not removed by its turn. A hook that another hook
+  /// registers is called from the next time on.
   template <class Visit>
   void each(Visit&& visit) const {
-    if (const std::shared_ptr<State> state = state_) {  // stays while a hook drops the tensor
+    if (const std::shared_ptr<State> state = state_) {  // keeps the list alive if a hook destroys the tensor
       for (const auto& entry : state->entries()) {
         if (!entry->removed.load(std::memory_order_relaxed)) {
           visit(entry->hook);
@@ -77,7 +77,7 @@ class HookList {
     std::atomic<bool> removed{false};
   };
 
-  // Locked, as threads may share a leaf; never while a hook runs or what it captured is destroyed.
+  // Guarded by a mutex, since threads may share a leaf. The mutex is not held while a hook runs or is destroyed.
   class State final : public detail::RemovesHooks {
    public:
     std::uint64_t add(F hook) {
@@ -87,7 +87,7 @@ class HookList {
     }
 
     void remove(std::uint64_t id) override {
-      std::shared_ptr<Entry> gone;  // outlives the lock
+      std::shared_ptr<Entry> gone;  // destroyed after the lock is released
       const std::lock_guard lock(mutex_);
       for (auto at = entries_.begin(); at != entries_.end(); ++at) {
         if ((*at)->id == id) {

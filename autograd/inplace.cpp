@@ -10,7 +10,7 @@ namespace mica::autograd {
 
 namespace {
 
-// Which elements of a storage a tensor shows.
+// The elements of a storage that a tensor refers to.
 struct Layout {
   Shape shape;
   Strides strides;
@@ -19,8 +19,8 @@ struct Layout {
   static Layout of(const mica::detail::TensorImpl& x) { return {x.shape, x.strides, x.offset}; }
 };
 
-// A base and one of its views, and how to move between tensors of the one's shape and of the other's. Values that
-// belong to the base go into memory laid out as the base's, where the view's strides find them.
+// The geometry of a base and one of its views, to convert between tensors of either shape. Values for the base are
+// stored in the base's layout, so that the view's strides apply to them.
 struct Region {
   Layout base, part;
 
@@ -41,7 +41,7 @@ struct Region {
   }
 };
 
-// to += from, where elements of `to` may be one and the same along axes with a stride of 0.
+// to += from, where `to` may have axes with a stride of 0, whose elements coincide.
 void add_spread(const Tensor& to, const Tensor& from) {
   for (int axis = 0; axis < to.dim(); ++axis) {
     if (to.strides()[axis] == 0 && to.shape()[axis] != 1) {
@@ -59,7 +59,7 @@ void add_spread(const Tensor& to, const Tensor& from) {
   add_into(to, from);
 }
 
-// The part of a whole.
+// The part of a base that a view shows.
 struct ReadPart {
   static constexpr bool composed = true;
   Region region;
@@ -72,7 +72,7 @@ struct ReadPart {
   Tensor backward(Context&, const Tensor& dy) const;
 };
 
-// A whole of zeros but for the part: what ReadPart goes back by.
+// Zeros in the shape of the base, with the part filled in: the backward of ReadPart.
 struct PlacePart {
   static constexpr bool composed = true;
   Region region;
@@ -88,7 +88,7 @@ struct PlacePart {
 
 Tensor ReadPart::backward(Context&, const Tensor& dy) const { return apply(PlacePart{region}, dy); }
 
-// A whole with zeros for the part.
+// The base with zeros in place of the part.
 struct ErasePart {
   static constexpr bool composed = true;
   Region region;
@@ -101,7 +101,7 @@ struct ErasePart {
   Tensor backward(Context&, const Tensor& dy) const { return apply(ErasePart{region}, dy); }
 };
 
-// What a view of a base became when the base was written in place: its part of the base as it is now.
+// New history of a view after its base was written in place: the view's part of the new base.
 class ReadView final : public Node {
  public:
   explicit ReadView(Region region) : region_(region) {}
@@ -115,7 +115,8 @@ class ReadView final : public Node {
   Region region_;
 };
 
-// What a base became when one of its views was written in place: the old base (input 0) with that part (input 1).
+// New history of a base after one of its views was written in place: the old base (input 0), overwritten by the part
+// (input 1).
 class WriteView final : public Node {
  public:
   explicit WriteView(Region region) : region_(region) {}
@@ -146,7 +147,7 @@ void set_node(const Tensor& x, const Region& region, std::vector<Edge> edges) {
   set_history(x, node, 0);
 }
 
-// The tensor that `x` is a view of; undefined if it is none, or if set_data took one of the two elsewhere.
+// The base of `x`; undefined if x is not a view, or if set_data moved one of the two to another storage.
 Tensor base_of(const Tensor& x) {
   const auto& base = x.handle()->base;
   return base && base->storage == x.handle()->storage ? Tensor(base) : Tensor{};

@@ -9,7 +9,7 @@ namespace mica::autograd {
 
 namespace {
 
-/// What lies behind a loss.
+/// The graph behind a loss.
 class Behind {
  public:
   explicit Behind(const Tensor& loss) {
@@ -52,11 +52,11 @@ class Behind {
   /// Whether DetectAnomaly was on in forward.
   bool is_traced() const { return is_traced_; }
 
-  /// Whether the loss leads to the leaf, and whether ops that are known to have returned no gradient are in every way.
+  /// Whether the loss depends on the leaf, and whether every path contains an op known to have returned no gradient.
   bool leads_to(const Node* leaf) const { return leaf != nullptr && nodes_.contains(leaf); }
   bool is_stopped(const Node* leaf) const { return !reached_.at(leaf); }
 
-  /// The op that returned no gradient on a way to the leaf; null if that is not known. Goes up from the leaf.
+  /// The op on a path to the leaf that returned no gradient; null if unknown. Searches upwards from the leaf.
   std::string stop_before(const Node* leaf) const;
 
   const Cut* cut_of(const Slot* leaf) const {
@@ -79,12 +79,12 @@ class Behind {
 
   bool is_traced_ = false;
   std::unordered_set<const Node*> nodes_;
-  std::unordered_map<const Node*, bool> reached_;  // whether a gradient can have come so far
+  std::unordered_map<const Node*, bool> reached_;  // whether a gradient can have reached the node
   std::unordered_map<const Node*, std::pair<const Node*, std::size_t>> stopped_;
   std::unordered_map<const Slot*, std::shared_ptr<const Cut>> cuts_;
 };
 
-// All nodes from which edges lead to the leaf are behind the loss, so the stop is at one of them.
+// All nodes with edges to the leaf are in the loss's graph, so one of them stopped the gradient.
 std::string Behind::stop_before(const Node* leaf) const {
   std::unordered_multimap<const Node*, const Node*> users;
   for (const Node* const node : nodes_) {

@@ -13,10 +13,10 @@ void check_hook_result(const Tensor& result, const OutputInfo& expected) {
         expected.device, result.dtype(), result.shape(), result.device());
 }
 
-// Takes what a hook of a node returned, unless that is nothing. info(i): what gradient number i has to look like, or
-// null if nobody wants it.
+// Replaces gradients by what a hook returned, unless it returned an empty list. info(i): the expected properties of
+// gradient i, or null if it is not needed.
 template <class Info>
-void take(const Node& node, const char* kind, Tensors replaced, Tensors& gradients, Info&& info) {
+void replace_gradients(const Node& node, const char* kind, Tensors replaced, Tensors& gradients, Info&& info) {
   if (replaced.empty()) {
     return;
   }
@@ -88,7 +88,7 @@ void Node::run_output_hooks(Tensors& gradients) const {
 void Node::run_prehooks(Tensors& gradients) const {
   if (hooks_) {
     hooks_->before.each([&](const PreHook& hook) {
-      take(*this, "prehook", hook(gradients), gradients, [&](std::size_t i) { return &outputs[i]; });
+      replace_gradients(*this, "prehook", hook(gradients), gradients, [&](std::size_t i) { return &outputs[i]; });
     });
   }
 }
@@ -96,7 +96,7 @@ void Node::run_prehooks(Tensors& gradients) const {
 void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
   if (hooks_) {
     hooks_->after.each([&](const PostHook& hook) {
-      take(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
+      replace_gradients(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
         return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].slot];
       });
     });
@@ -106,8 +106,8 @@ void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
 namespace detail {
 
 void destroy(Node* node) {
-  // Destroying a node lets go of the nodes before it, which comes back here: those wait in `doomed` for the outermost
-  // call to reach them.
+  // Destroying a node releases its predecessors, which re-enters this function. They are queued in `doomed` for the
+  // outermost call.
   thread_local std::vector<Node*> doomed;
   thread_local bool busy = false;
   doomed.push_back(node);

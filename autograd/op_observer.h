@@ -7,29 +7,30 @@
 
 namespace mica::autograd {
 
-/// Is told of every op on one thread, forward and backward, while ThreadState::op_observer points to it. An op that
-/// calls others is told of first and ends last.
+/// Notified of every op on one thread, forward and backward, while ThreadState::op_observer points to it. Nested ops
+/// begin after and end before the op that calls them.
 class OpObserver {
  public:
   enum class Phase { forward, backward, other };
 
   virtual ~OpObserver() = default;
-  /// `op` may go after the call. `module` is where the op was called, in backward too; null outside of all modules.
+  /// `op` is valid during the call only. `module` is where the op was called, also in backward; null outside all
+  /// modules.
   virtual void begin(const std::string& op, Phase phase, const std::shared_ptr<ModuleName>& module) = 0;
-  /// Ends the op that began last and has not ended. Not to throw.
+  /// Ends the innermost open op. Must not throw.
   virtual void end() = 0;
 };
 
-/// An op that runs until the end of scope. Costs a branch while nobody observes.
+/// Reports an op from construction to the end of scope. Costs one branch without an observer.
 class ObservedOp {
  public:
-  /// A forward of the current module.
+  /// Forward of an op in the current module.
   explicit ObservedOp(const std::string& op) : observer_(thread_state.op_observer) {
     if (observer_ != nullptr) [[unlikely]] {
       begin_forward(op);
     }
   }
-  /// The backward of a recorded op.
+  /// Backward of a recorded op.
   template <class Node>
   requires requires(const Node& node) { node.module; }
   explicit ObservedOp(const Node& node) : observer_(thread_state.op_observer) {

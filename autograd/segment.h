@@ -10,21 +10,22 @@
 
 namespace mica::autograd {
 
-/// Ops that are recorded only when backward comes to them. One node stands for them until then. Its edges lead to all
-/// that they used from outside and that needs a gradient: the ends of the ops that are recorded later.
+/// A group of ops that are recorded only when backward reaches them; until then this node stands for them. Its edges
+/// lead to every tensor from outside that the ops use and that needs a gradient.
 class Segment : public Node {
  public:
-  /// Where the gradients of the outputs go on, and they: into the ops, recorded now. Their edges lead to where this
-  /// node's lead, so that everything goes on in the order that it would have had without the segment.
+  /// Records the ops now. Returns where backward continues: edges into them, with the gradients. Their edges lead to
+  /// the same nodes as this node's, so that backward proceeds in the same order as without the segment.
   virtual std::vector<std::pair<Edge, Tensor>> replay(const Tensors& gradients) = 0;
 
   Segment* as_segment() final { return this; }
 
-  /// A segment has no gradients of its own to give: the engine calls replay().
+  /// Never called: the engine calls replay() instead.
   Tensors backward(Tensors gradients) final;
 };
 
-/// While it lives, ops on this thread are not recorded, but what they would have been recorded with is noted.
+/// While it exists, ops on this thread are not recorded; it collects the tensors from outside that they would have been
+/// recorded with.
 class SegmentWatch {
  public:
   SegmentWatch();
@@ -32,27 +33,27 @@ class SegmentWatch {
   SegmentWatch(const SegmentWatch&) = delete;
   SegmentWatch& operator=(const SegmentWatch&) = delete;
 
-  /// That of this thread; null if there is none.
+  /// This thread's SegmentWatch, or null.
   static SegmentWatch* current() { return thread_state.segment; }
 
-  /// What an op of the segment uses.
+  /// Notes the inputs of an op of the segment.
   void note_uses(const Tensor* const* inputs, std::size_t count);
-  /// Gives `x`, which an op of the segment made, a place in the graph that leads nowhere.
+  /// Gives `x`, which an op of the segment produced, a placeholder as its place in the graph.
   void place(const Tensor& x);
-  /// Whether that is such a place.
+  /// Whether the edge leads to that placeholder.
   bool made(const Edge& edge) const { return edge.node == inside_; }
 
-  /// A tensor from outside that must not have changed when the segment is replayed.
+  /// A tensor from outside, which must not change before the replay.
   struct Used {
     std::weak_ptr<mica::detail::TensorImpl> tensor;
     std::uint32_t version;
   };
 
-  std::vector<Edge> edges;  // into the segment from outside, each once
+  std::vector<Edge> edges;  // to tensors from outside, each once
   std::vector<Used> used;
 
  private:
-  std::shared_ptr<Node> inside_;  // stands for all ops of the segment
+  std::shared_ptr<Node> inside_;  // the placeholder of all ops of the segment
   SegmentWatch* previous_;
   std::unordered_set<const mica::detail::TensorImpl*> seen_;
 };

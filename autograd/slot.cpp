@@ -8,7 +8,7 @@ namespace mica::autograd {
 
 namespace {
 
-/// The end of every path through the graph: adds what arrives to a leaf's grad.
+/// The end of every path through the graph: accumulates into a leaf's grad.
 class AccumulateGrad final : public Node {
  public:
   explicit AccumulateGrad(std::shared_ptr<Slot> slot, const Tensor& leaf)
@@ -34,7 +34,7 @@ class AccumulateGrad final : public Node {
       check(slot_->accumulator.lock().get() == this,
             "backward: set_data has replaced a leaf of {} {} on {} since the graph was made", outputs[0].dtype,
             outputs[0].shape, outputs[0].device);
-      // The grad outlives the graph and its owner may write it in place, so it must be nobody else's memory.
+      // The grad outlives the graph, and its owner may write it in place, so its memory must not be shared.
       slot_->grad = slot_->grad.defined() ? add_gradients(slot_->grad, gradient, /*in_place=*/true)
                                           : unshared(std::move(gradient));
     }
@@ -59,7 +59,7 @@ Slot& slot_of(const Tensor& x) {
 }
 
 std::mutex& lock_of(const Slot& slot) {
-  // A few for all, so that a slot has none of its own: those of two leaves are rarely the same.
+  // A few mutexes for all leaves instead of one per slot; two leaves rarely share one.
   static std::array<std::mutex, 64> locks;
   return locks[std::hash<const Slot*>()(&slot) / sizeof(Slot) % locks.size()];
 }

@@ -1,4 +1,4 @@
-// The members of Tensor that take part in autograd.
+// Tensor's autograd members.
 
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/engine.h>
@@ -71,7 +71,7 @@ void Tensor::set_data(const Tensor& data) const {
   const std::uint32_t next = version() + 1;
   if (autograd::Slot* slot = find_slot(*this)) {
     slot->grad = {};
-    slot->accumulator.reset();  // it checks for the old dtype and device
+    slot->accumulator.reset();  // it would check for the old dtype and device
   }
   detail::TensorImpl& own = impl();
   own.storage = data.handle()->storage;
@@ -100,7 +100,7 @@ autograd::HookHandle Tensor::register_post_accumulate_grad_hook(std::function<vo
   check(requires_grad() && is_leaf(),
         "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got {} of shape {}",
         is_leaf() ? "one that does not" : "a tensor that an op made", shape());
-  // The graph may outlive the leaf; then nobody can see its grad.
+  // The graph may outlive the leaf; its grad is then unreachable.
   return handle()->slot->after_accumulate.add([leaf = std::weak_ptr(handle()), hook = std::move(hook)] {
     if (auto impl = leaf.lock()) {
       hook(Tensor(std::move(impl)));

@@ -8,7 +8,8 @@ struct ModuleName;
 class SegmentWatch;
 class OpObserver;
 
-/// What the guards of this thread have set. Every op asks several of these, so they lie together and cost no call.
+/// State set by this thread's guards. Every op reads several of these, so they are kept together and read without a
+/// call.
 struct ThreadState {
   bool grad_enabled = true;                             // GradMode
   bool inside_op = false;                               // InsideOp

@@ -27,7 +27,7 @@ void add(Cuts& cuts, const Cuts& more) {
   }
 }
 
-// What the history of a tensor that is about to lose it leads to: leaves, now cut off at `cut`, and older cuts.
+// The leaves behind a tensor that is about to lose its history, now disconnected at `cut`, and older cuts.
 void add_behind(Cuts& cuts, const Edge& edge, const std::shared_ptr<const Cut>& cut) {
   std::vector<const Node*> found{edge.node.get()};
   std::unordered_set<const Node*> seen{edge.node.get()};

@@ -1,7 +1,6 @@
 #pragma once
 
-// What is remembered of ops and tensors only to explain things later. The first part of it costs nothing unless
-// DetectAnomaly is on.
+// Data about ops and tensors that is kept for error messages only. Recorded mostly under DetectAnomaly; otherwise free.
 
 #include <memory>
 #include <string>
@@ -17,38 +16,38 @@ namespace mica::autograd {
 class Node;
 struct Edge;
 
-/// Where history ended: a detach(), an op while recording was off, an output that has no derivative.
+/// Where a history was cut: a detach(), an op while recording was off, an output without a derivative.
 struct Cut {
   std::string what;
   std::shared_ptr<const ModuleName> module;
   CallSite call_site;
 };
 
-/// The leaves whose way to a tensor was cut, each with one place where. No more entries than leaves, however long a
-/// program keeps detaching.
+/// The leaves that were disconnected from a tensor, each with one cut. At most one entry per leaf, however often a
+/// program detaches.
 using Cuts = std::vector<std::pair<std::weak_ptr<Slot>, std::shared_ptr<const Cut>>>;
 
-/// Of a recorded op, while DetectAnomaly is on.
+/// Data of an op recorded under DetectAnomaly.
 struct Trace {
   CallSite call_site;
-  Cuts cuts;                   // that its inputs came with
-  std::vector<int> undefined;  // the inputs to which its last backward gave no gradient
+  Cuts cuts;                   // of its inputs
+  std::vector<int> undefined;  // the inputs for which its last backward returned no gradient
 };
 
-/// Of a tensor: a parameter's name, and what was cut off it while DetectAnomaly was on.
+/// Data of a tensor: a parameter's name, and the leaves disconnected from it under DetectAnomaly.
 struct Notes {
   std::string name;
   std::shared_ptr<const ModuleName> module;  // that registered it
   Cuts cuts;
 };
 
-/// The notes of `x`, made if it has none.
+/// The notes of `x`, created if it has none.
 Notes& notes_of(const Tensor& x);
 
-/// A leaf as messages call it: "h.0.mlp.c_fc.weight", or "" for one without a name.
+/// A leaf's name for messages: "h.0.mlp.c_fc.weight", or "" if it has none.
 std::string leaf_name(const Slot& leaf);
 
-/// Ends the message about an op: in which module it ran and from where it was called, as far as that is known.
+/// The end of a message about an op: its module and call stack, where known.
 std::string where(const Node& node);
 std::string where(const std::shared_ptr<const ModuleName>& module, const CallSite* call_site);
 
@@ -58,7 +57,7 @@ void trace_recorded(Node& node, const Tensor* const* inputs, std::size_t count, 
 void trace_unrecorded(const std::string& op, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
 /// After result = x.detach(), with DetectAnomaly on.
 void trace_detach(const Tensor& x, const Tensor& result);
-/// After a write in place to `x` that was not recorded: what was cut off `written`, another handle to its elements.
+/// After an in-place write to `x` that was not recorded; `written` is another handle to the same elements.
 void trace_write(const Tensor& x, const Tensor& written);
 
 }  // namespace mica::autograd

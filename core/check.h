@@ -14,14 +14,14 @@
 
 namespace mica {
 
-/// Every error that mica raises is an Error; its message starts with the name of the op that refused
-/// and says what was expected and what was given.
+/// The type of every error that mica throws. The message starts with the name of the op and says what was expected and
+/// what was given.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A device had too little free memory. Nothing was changed: free something and call again.
+/// An allocation failed. Nothing has changed: free some memory and call again.
 class OutOfMemory : public Error {
  public:
   using Error::Error;
@@ -43,7 +43,7 @@ void check(bool ok, fmt::format_string<Args...> message, Args&&... args) {
 
 namespace detail {
 
-/// Base of our fmt::formatters: writes text as it is; takes no format options.
+/// Base of mica's fmt::formatters: writes plain text, without format options.
 struct TextFormatter {
   constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
 

@@ -8,7 +8,7 @@ namespace mica {
 
 namespace {
 
-// Row-major to row-major, one dtype, between two devices. The GPU's side gives the stream.
+// Contiguous copy of one dtype between two devices, on the stream of the GPU.
 void transfer(const Tensor& dst, const Tensor& src) {
   on_device(src.device().is_cuda() ? src.device() : dst.device(), [&]<class D>(D device) {
     if constexpr (std::is_same_v<D, Cuda>) {
@@ -28,7 +28,7 @@ void copy_into(const Tensor& dst, const Tensor& src) {
     on_device(dst.device(), [&](auto device) { kernels::copy(device, dst, src); });
     return;
   }
-  // Convert on the source's device, so that only dst's bytes travel, and spread out on the destination's.
+  // Convert on the source device, so that only dst's bytes are transferred; apply strides on the destination device.
   Tensor ready = src;
   if (!src.is_contiguous() || src.dtype() != dst.dtype()) {
     ready = empty(src.shape(), dst.dtype(), src.device());

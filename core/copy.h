@@ -4,19 +4,19 @@
 
 namespace mica {
 
-// The moves that everything else is built on. None is recorded by autograd; ops/view and ops/cast are.
+// Basic data movement. Not recorded by autograd, unlike ops/view and ops/cast.
 
-/// Writes src into dst element by element, converting dtype and crossing devices where they differ. Shapes must be
-/// equal; any strides. Does not count as a write in place: for filling new tensors.
+/// Copies src into dst, converting the dtype and crossing devices if they differ. Shapes must be equal; any strides.
+/// Not counted as an in-place write: for filling new tensors.
 void copy_into(const Tensor& dst, const Tensor& src);
 
-/// x itself if row-major without gaps, else such a copy. No history.
+/// x itself if it is contiguous, else a contiguous copy. No history.
 Tensor contiguous_data(const Tensor& x);
 
-/// Writes `value`, converted to the tensor's dtype, everywhere. Does not count as a write in place.
+/// Sets every element to `value`, converted to the tensor's dtype. Not counted as an in-place write.
 void fill_data(const Tensor& x, double value);
 
-/// dst += src, for equal shapes, dtypes and devices. Does not count as a write in place.
+/// dst += src, for equal shapes, dtypes and devices. Not counted as an in-place write.
 void add_into(const Tensor& dst, const Tensor& src);
 
 }  // namespace mica

@@ -8,7 +8,7 @@ namespace mica::kernels {
 
 void copy(Cpu device, const Tensor& dst, const Tensor& src) {
   if (dst.dtype() == src.dtype() && dst.is_contiguous() && src.is_contiguous()) {
-    constexpr std::int64_t kGrain = 1 << 18;  // bytes that pay for another thread
+    constexpr std::int64_t kGrain = 1 << 18;  // bytes per thread, at least
     parallel_for(dst.bytes(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       std::memcpy(dst.raw_data() + begin, src.raw_data() + begin, end - begin);
     });

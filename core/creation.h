@@ -8,7 +8,7 @@
 
 namespace mica {
 
-/// Filled with 0, with 1, with `value`.
+/// A new tensor filled with 0, 1 or `value`.
 Tensor zeros(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor ones(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor full(const Shape& shape, double value, DType dtype = float32, Device device = Device::cpu());
@@ -26,7 +26,7 @@ Tensor randn(const Shape& shape, DType dtype = float32, Device device = Device::
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, DType dtype = int64,
                Device device = Device::cpu());
 
-/// Of the shape, dtype and device of `x`.
+/// A new tensor of the shape, dtype and device of `x`.
 Tensor empty_like(const Tensor& x);
 Tensor zeros_like(const Tensor& x);
 Tensor ones_like(const Tensor& x);
@@ -51,7 +51,7 @@ Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu())
   return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
 }
 
-/// A tensor on memory that the caller owns and keeps alive: row-major, at least as large as the shape, on `device`.
+/// Wraps row-major memory on `device` that the caller owns, keeps alive and made large enough for the shape.
 Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
 
 /// The elements in row-major order, converted to T, on the host.

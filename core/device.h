@@ -24,13 +24,13 @@ struct Device {
 /// "cpu" or "cuda:1".
 std::string to_string(Device device);
 
-/// How many CUDA devices this program can use: 0 where mica was built without CUDA or there is no driver.
+/// The number of usable CUDA devices; 0 if mica was built without CUDA or there is no driver.
 int cuda_device_count();
 
-/// True if there is a CUDA device to use.
+/// True if there is a usable CUDA device.
 inline bool cuda_available() { return cuda_device_count() > 0; }
 
-/// Waits until all work queued on the device is done. Nothing to wait for on the CPU.
+/// Waits until all work queued on the device is done. Does nothing on the CPU.
 void synchronize(Device device);
 
 }  // namespace mica

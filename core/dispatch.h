@@ -1,14 +1,14 @@
 #pragma once
 
-// From a run-time device or dtype to a compile-time one. This header is the only place that asks whether
-// CUDA was built in: without it, the Cuda overload of a kernel is never named, so it need not exist.
+// Dispatch from a run-time device or dtype to a compile-time one. Only this header depends on whether mica is built
+// with CUDA: without it, no Cuda overload of a kernel is referenced, so none has to exist.
 
 #include <mica/core/device.h>
 #include <mica/core/dtype.h>
 
 namespace mica {
 
-/// Tags that choose a kernel's overload.
+/// Tags that select a kernel's overload.
 struct Cpu {};
 struct Cuda {};
 
@@ -24,7 +24,7 @@ class DeviceGuard {
   [[maybe_unused]] int previous_ = -1;  // -1: nothing to restore
 };
 
-/// Calls f(Cpu{}) or, with the right GPU current, f(Cuda{}).
+/// Calls f(Cpu{}), or f(Cuda{}) with the GPU made current.
 template <class F>
 decltype(auto) on_device(Device device, F&& f) {
 #if MICA_WITH_CUDA
@@ -47,8 +47,7 @@ using IntegerTypes = Types<std::int64_t, std::int32_t, std::uint8_t>;
 using NumericTypes = Types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t>;
 using AllTypes = Types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>;
 
-/// Calls f.operator()<T>() with the element type T of `dtype`; throws if it is none of Ts.
-/// `op` names the caller in that error.
+/// Calls f.operator()<T>() with the element type T of `dtype`. Throws an error that starts with `op` if T is not in Ts.
 template <class... Ts, class F>
 void on_dtype(Types<Ts...>, DType dtype, const char* op, F&& f) {
   const bool found = ((dtype == dtype_of<Ts> && (f.template operator()<Ts>(), true)) || ...);

@@ -39,7 +39,7 @@ constexpr std::size_t size_of(DType dtype) {
 /// True for the dtypes that can carry a gradient.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bfloat16; }
 
-/// The dtype that sums over `dtype` are kept in: float32 for the 16-bit floats, else itself.
+/// The dtype in which values of `dtype` are accumulated: float32 for 16-bit floats, else itself.
 constexpr DType accumulate_dtype(DType dtype) {
   return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype;
 }
@@ -100,7 +100,7 @@ struct AccumulateOf<BFloat16> {
 template <class T>
 inline constexpr DType dtype_of = detail::DTypeOf<T>::value;
 
-/// The type that arithmetic on T is done in: float for Half and BFloat16, else T itself.
+/// The type in which arithmetic on T is done: float for Half and BFloat16, else T itself.
 template <class T>
 using Accumulate = typename detail::AccumulateOf<T>::type;
 

@@ -5,7 +5,7 @@
 
 namespace mica::detail {
 
-// Elements below which another thread costs more than it saves.
+// Elements per thread, at least: below, another thread costs more than it saves.
 inline constexpr std::int64_t kElementwiseGrain = 16384;
 
 template <int N>

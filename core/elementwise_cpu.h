@@ -38,14 +38,14 @@ struct InputRun {
   bool constant() const { return step == 0; }
 };
 
-// Loops over types that have no vectors stay as they are.
+// Loops over types without vector instructions are not vectorized.
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-// One run along the innermost axis. Strides of 0 and 1 are known to the compiler, so that it can vectorize; to that end
-// all of f must be inlined, however much there is of it.
+// One run along the innermost axis. Strides of 0 and 1 are compile-time constants, so that the compiler vectorizes;
+// this requires f to be inlined completely.
 template <class F, class Out, class... In>
 [[gnu::flatten]] void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride,
                                       const InputRun<In>&... in) {

@@ -4,8 +4,8 @@
 
 namespace mica {
 
-/// "NaN" if an element of floating `x` is one, else "Inf" if one is infinite, else null. Found on x's device; waits for
-/// it. It reduces, so it is defined in ops/reduce.
+/// "NaN" if floating `x` contains a NaN, else "Inf" if it contains an infinity, else null. Synchronizes with x's
+/// device. Defined in ops/reduce, since it is a reduction.
 const char* first_fault(const Tensor& x);
 
 }  // namespace mica

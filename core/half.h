@@ -1,7 +1,7 @@
 #pragma once
 
-// The two 16-bit floating types, one definition for host and device. They only store: arithmetic is done
-// in float, to which they convert implicitly; the way back rounds to nearest even and is explicit.
+// The two 16-bit floating types, for host and device. They are storage types: they convert implicitly to float, in
+// which arithmetic is done, and explicitly from float, rounding to nearest even.
 
 #include <bit>
 #include <cstdint>

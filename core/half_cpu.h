@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs of 16-bit floats to float and back, several at a time. Included by *_cpu.cpp only.
+// Vectorized conversion between 16-bit floats and float. Included by *_cpu.cpp only.
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// The elementary functions that element-wise kernels use, for float and double on both devices. On the CPU the float
-// versions are straight-line code without branches or calls, so that a loop over them vectorizes; they stay within
-// about 2 ulp (tests/core/math_test.cpp). Everything else goes to the platform's library.
+// Elementary functions for element-wise kernels, for float and double on both devices. The float versions for the CPU
+// have no branches or calls, so that loops over them vectorize; their error is about 2 ulp at most
+// (tests/core/math_test.cpp). The others call the platform's math library.
 
 #include <bit>
 #include <cmath>
@@ -23,7 +23,7 @@ MICA_HOST_DEVICE inline float pow(float x, float y) { return ::powf(x, y); }
 
 namespace detail {
 
-/// Σ coefficients[i] · xⁱ, which are given from the highest power down.
+/// Horner's scheme; coefficients from the highest power down.
 template <class... C>
 MICA_HOST_DEVICE inline float polynomial(float x, float highest, C... rest) {
   float sum = highest;
@@ -33,15 +33,15 @@ MICA_HOST_DEVICE inline float polynomial(float x, float highest, C... rest) {
 
 }  // namespace detail
 
-// eˣ = 2ⁿ · eʳ with n = round(x / ln 2), |r| ≤ ln 2 / 2. The coefficients here and below are least-maximum fits.
+// eˣ = 2ⁿ · eʳ with n = round(x / ln 2), |r| ≤ ln 2 / 2. The coefficients here and below are minimax fits.
 MICA_HOST_DEVICE inline float exp(float x) {
 #if defined(__CUDA_ARCH__)
   return ::expf(x);
 #else
-  // Beyond these the result is infinity or zero anyway; NaN fails both comparisons and stays.
+  // Beyond these bounds the result is infinity or zero; NaN fails both comparisons and is kept.
   x = x > 89.0f ? 89.0f : x;
   x = x < -104.0f ? -104.0f : x;
-  // Adding 1.5 · 2²³ rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 · 2²³ rounds to an integer, in the low bits of the mantissa.
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   const std::int32_t power = std::bit_cast<std::int32_t>(shifted) - 0x4b400000;
@@ -65,7 +65,7 @@ MICA_HOST_DEVICE inline float log(float x) {
   const bool subnormal = x < 1.17549435e-38f;
   const float scaled = subnormal ? x * 8388608.0f : x;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(scaled);
-  // The exponent, moved so that mantissas from √½ on count as the next power's.
+  // The exponent, for mantissas in [√½, √2).
   const std::int32_t e = static_cast<std::int32_t>(bits - 0x3f3504f3u) >> 23;
   const float m = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23));
   const float exponent = static_cast<float>(e) - (subnormal ? 23.0f : 0.0f);

@@ -15,11 +15,11 @@ namespace mica::memory {
 
 namespace {
 
-// One cache line, and the widest vector register.
+// A cache line, and the width of the widest vector register.
 constexpr std::size_t kAlignment = 64;
 
-// malloc gives large blocks back to the system, and touching fresh pages costs more than most ops. So blocks from here
-// on are kept when freed, as long as those kept are no more than kMostKept.
+// malloc returns large blocks to the system, and touching new pages costs more than most ops. So freed blocks of at
+// least this size are kept for reuse, up to kMostKept bytes.
 constexpr std::size_t kLeastPooled = std::size_t{64} << 10;
 constexpr std::size_t kMostKept = std::size_t{2} << 30;
 

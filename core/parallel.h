@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 
-// Before a loop whose iterations do not depend on each other, which the compiler cannot see: it may vectorize.
+// Placed before a loop whose iterations are independent, so that the compiler may vectorize it.
 #if defined(__clang__)
 #define MICA_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -12,13 +12,13 @@
 
 namespace mica {
 
-/// Threads that CPU kernels use: as many as the machine has cores, unless set_num_threads or OMP_NUM_THREADS say else.
+/// The number of threads for CPU kernels: the number of cores, unless set by set_num_threads or OMP_NUM_THREADS.
 int num_threads();
 /// Throws unless n ≥ 1.
 void set_num_threads(int n);
 
-/// Splits [0, n) into one range a thread, each of at least `grain` but for the last, and calls body(begin, end) for
-/// them at once. Inside another parallel_for it runs as one range. The first exception comes back to the caller.
+/// Splits [0, n) into one range per thread, each of at least `grain` except the last, and calls body(begin, end) for
+/// all of them in parallel. Nested calls run serially. Rethrows the first exception.
 void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
 }  // namespace mica

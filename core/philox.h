@@ -1,9 +1,8 @@
 #pragma once
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011): 128 random bits
-// as a function of a 64-bit key and a 128-bit counter. On CUDA it is cuRAND's device generator; on the CPU the same
-// function written out, with cuRAND's meaning of (seed, subsequence, offset). What is made of the bits is written once
-// for both.
+// as a function of a 64-bit key and a 128-bit counter. CUDA uses cuRAND's device generator; the CPU implements the same
+// function, with cuRAND's meaning of (seed, subsequence, offset). The conversion of bits to numbers is shared.
 
 #include <cmath>
 #include <cstdint>
@@ -60,8 +59,8 @@ MICA_HOST_DEVICE inline PhiloxBlock philox_block(PhiloxKey key, std::uint64_t su
 #endif
 }
 
-/// What one block gives: 4 floats or 2 doubles. Element i of a tensor is number i % kPerBlock of subsequence
-/// i / kPerBlock.
+/// Numbers from one block: 4 floats or 2 doubles. Element i of a tensor is number i % kPerBlock of subsequence i /
+/// kPerBlock.
 template <class T>
 struct PhiloxReals;
 
@@ -74,7 +73,7 @@ struct PhiloxReals<float> {
     return static_cast<float>(block.word[i]) * 0x1p-32f + 0x1p-33f;
   }
 
-  /// Box and Muller (1958). Not cuRAND's own, whose fast sine is off by thousands of ulp near its zeros.
+  /// Box and Muller (1958). Not curand_normal, whose fast sine has errors of thousands of ulp near its zeros.
   MICA_HOST_DEVICE static float normal(const PhiloxBlock& block, int i) {
     const float radius = sqrtf(-2.0f * logf(uniform(block, i & ~1)));
     const float angle = 6.2831853071795865f * uniform(block, i | 1);
@@ -99,7 +98,7 @@ struct PhiloxReals<double> {
   }
 };
 
-/// A uniform of (0, 1] as an element of [0, 1): 1 becomes 0, also where rounding to T made it.
+/// Maps a uniform number in (0, 1] to [0, 1): 1 becomes 0, also if rounding to T produced it.
 template <class T, class Real>
 MICA_HOST_DEVICE T half_open(Real uniform) {
   const T value = static_cast<T>(uniform);

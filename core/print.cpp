@@ -10,9 +10,9 @@ namespace mica {
 namespace {
 
 constexpr std::int64_t kEdgeItems = 3;     // shown at either end of a long axis
-constexpr std::int64_t kFullNumel = 1000;  // up to so many elements, all are shown
+constexpr std::int64_t kFullNumel = 1000;  // tensors up to this size are printed completely
 
-/// How all elements of one tensor are written.
+/// The number format shared by all elements of a tensor.
 class Format {
  public:
   Format(const std::vector<double>& values, DType dtype) : dtype_(dtype) {

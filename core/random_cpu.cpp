@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kGrain = 2048;  // blocks
 
-// Calls element(block, lane) for every element, a Philox block for each `per_block` of them.
+// Sets every element to element(block, lane), with one Philox block per `per_block` elements.
 template <class T, class Element>
 void fill_from_blocks(const Tensor& x, PhiloxKey key, int per_block, Element element) {
   check_host_key(key);

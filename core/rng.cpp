@@ -23,7 +23,7 @@ namespace {
 std::mutex mutex;
 PhiloxKey generator;
 
-// The innermost of this thread.
+// The innermost guards of this thread.
 thread_local RecordPhiloxKeys* record = nullptr;
 thread_local ReplayPhiloxKeys* replay = nullptr;
 
@@ -96,7 +96,7 @@ PhiloxKey rng_state() {
 
 void set_rng_state(PhiloxKey state) {
   if (replay != nullptr) {
-    return;  // what was drawn after this the first time is among the keys
+    return;  // the keys of the first time include those drawn after this
   }
   check_not_capturing("set_rng_state");
   const std::lock_guard lock(mutex);
@@ -110,7 +110,7 @@ RecordPhiloxKeys::~RecordPhiloxKeys() { record = outer_; }
 ReplayPhiloxKeys::ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys)
     : keys_(keys), outer_replay_(replay), outer_record_(record) {
   replay = this;
-  record = nullptr;  // what is drawn again is nothing new
+  record = nullptr;  // replayed keys are not recorded again
 }
 
 ReplayPhiloxKeys::~ReplayPhiloxKeys() {

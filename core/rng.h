@@ -6,8 +6,8 @@
 
 namespace mica {
 
-/// Where one random tensor starts in the stream of random numbers: element i of it is a function of
-/// (seed, offset, i) alone, the same on every device.
+/// Position of a random tensor in the random stream. Element i is a function of (seed, offset, i) alone, the same on
+/// every device.
 ///
 /// A key drawn while a CUDA graph is captured is relative: `start` points to seed and offset of the generator at the
 /// beginning of the replay, in the graph's device memory, and offset counts from there. philox_block() adds the two;
@@ -18,10 +18,10 @@ struct PhiloxKey {
   const std::uint64_t* start = nullptr;
 };
 
-/// Restarts the program's generator.
+/// Seeds the global generator.
 void manual_seed(std::uint64_t seed);
 
-/// The key for the next random tensor; moves the generator on. While this thread captures a CUDA graph, each replay
+/// The key for the next random tensor; advances the generator. While this thread captures a CUDA graph, each replay
 /// moves the generator on instead, by as much as the captured calls would have: replays draw the numbers that the same
 /// steps draw without a graph.
 PhiloxKey next_philox_key();
@@ -29,11 +29,11 @@ PhiloxKey next_philox_key();
 /// Throws if the key was drawn while a CUDA graph was captured: for ops on the CPU, which replays do not run.
 void check_host_key(const PhiloxKey& key);
 
-/// The generator as it stands, to store in a checkpoint, and the way back. Errors while a CUDA graph is captured.
+/// Get and set the generator's state, for checkpoints. Errors while a CUDA graph is captured.
 PhiloxKey rng_state();
 void set_rng_state(PhiloxKey state);
 
-/// Appends the keys that this thread draws, until the end of scope, to `keys`. The generator goes on as ever.
+/// Appends every key that this thread draws until the end of scope to `keys`. Does not affect the generator.
 class RecordPhiloxKeys {
  public:
   explicit RecordPhiloxKeys(std::vector<PhiloxKey>& keys);
@@ -48,9 +48,9 @@ class RecordPhiloxKeys {
   RecordPhiloxKeys* outer_;
 };
 
-/// Until the end of scope, this thread draws `keys`, in order, instead of new ones: the same random tensors again. The
-/// program's generator stays as it is, whatever is called, so that other threads do not notice. Drawing more keys than
-/// there are throws.
+/// Until the end of scope, this thread draws `keys` in order instead of new ones, which reproduces the same random
+/// tensors. The global generator is not touched, so other threads are unaffected. Drawing more keys than there are
+/// throws.
 class ReplayPhiloxKeys {
  public:
   explicit ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys);
@@ -58,7 +58,7 @@ class ReplayPhiloxKeys {
   ReplayPhiloxKeys(const ReplayPhiloxKeys&) = delete;
   ReplayPhiloxKeys& operator=(const ReplayPhiloxKeys&) = delete;
 
-  /// How many of the keys were not drawn so far.
+  /// The number of keys not drawn yet.
   std::size_t left() const { return keys_.size() - drawn_; }
 
  private:

@@ -15,7 +15,7 @@ namespace mica {
 /// The most axes a tensor can have.
 inline constexpr int kMaxRank = 8;
 
-/// A short list of int64 held in place: a shape, strides, or axes.
+/// A short list of int64 with inline storage: a shape, strides, or axes.
 class Dims {
  public:
   Dims() = default;

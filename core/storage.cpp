@@ -18,7 +18,7 @@ void set_storages_count_writes(bool on) { count_writes = on; }
 }  // namespace detail
 
 Storage::Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device), counts_writes_(count_writes) {
-  // The device is asked for even if there is nothing to allocate, so that a wrong one is an error in every case.
+  // The device is selected even if there is nothing to allocate, so that an invalid one is always an error.
   on_device(device, [&](auto d) {
     if (bytes > 0) {
       data_ = static_cast<std::byte*>(memory::allocate(d, bytes, &stream_));

@@ -8,12 +8,12 @@
 
 namespace mica {
 
-/// A block of memory on one device, freed with its last owner. Tensors that are views of each other share it.
+/// A block of memory on one device, freed with its last owner. Views share the storage of their base.
 class Storage {
  public:
-  /// Allocates uninitialized memory; throws OutOfMemory, which leaves everything as it was.
+  /// Allocates uninitialized memory. Throws OutOfMemory, with no effect.
   Storage(std::size_t bytes, Device device);
-  /// Memory that somebody else owns and keeps alive.
+  /// Wraps memory that is owned elsewhere and must stay alive.
   Storage(std::byte* data, std::size_t bytes, Device device);
   ~Storage();
   Storage(const Storage&) = delete;
@@ -23,20 +23,20 @@ class Storage {
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
-  /// Counts the writes in place. A tensor saved for backward remembers the count it was saved at.
+  /// The number of in-place writes. A tensor saved for backward stores it, to detect later writes.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
-  /// `writer` names who wrote, for errors; it must live as long as the program, as a literal does.
+  /// `writer` names the op, for errors; it must be a string with static lifetime, such as a literal.
   void bump_version(const char* writer) {
     if (counts_writes_) {
       version_.fetch_add(1, std::memory_order_relaxed);
       last_writer_.store(writer, std::memory_order_relaxed);
     }
   }
-  /// Who wrote in place last; null if nobody has.
+  /// The op that last wrote in place, or null.
   const char* last_writer() const { return last_writer_.load(std::memory_order_relaxed); }
-  /// False if it was made in inference mode: then writes are not counted, and no graph may rely on it.
+  /// False for storages created in inference mode: writes are not counted, and no graph may save them.
   bool counts_writes() const { return counts_writes_; }
-  /// Makes the count at least `version`.
+  /// Raises the count to at least `version`.
   void raise_version(std::uint32_t version, const char* writer) {
     last_writer_.store(writer, std::memory_order_relaxed);
     if (version_.load(std::memory_order_relaxed) < version) {
@@ -50,13 +50,13 @@ class Storage {
   Device device_;
   bool owned_ = true;
   const bool counts_writes_;
-  void* stream_ = nullptr;  // CUDA: the stream whose order the memory follows
+  void* stream_ = nullptr;  // CUDA: the stream that the memory was allocated on
   std::atomic<std::uint32_t> version_{0};
   std::atomic<const char*> last_writer_{nullptr};
 };
 
 namespace detail {
-/// Whether storages that this thread makes count writes; autograd::InferenceMode decides.
+/// Whether storages created on this thread count writes; set by autograd::InferenceMode.
 bool storages_count_writes();
 void set_storages_count_writes(bool on);
 }  // namespace detail

@@ -6,18 +6,17 @@
 
 namespace mica {
 
-/// What an element-wise kernel reads: a tensor, or one number that stands for all elements.
+/// An operand of an element-wise kernel: a tensor, or a scalar.
 struct Operand {
-  const Tensor* tensor = nullptr;  // null: the number
+  const Tensor* tensor = nullptr;  // null: use `scalar`
   double scalar = 0;
 
   Operand(const Tensor& x) : tensor(&x) {}
   Operand(double value) : scalar(value) {}
 };
 
-/// N tensors walked together, element by element, in row-major order of a common shape: the sizes and the strides
-/// (in elements) that remain after axes of length 1 are dropped and neighbors that lie end to end are merged.
-/// Contiguous tensors come out as one axis.
+/// The loop over N tensors in row-major order of a common shape. Holds the sizes and strides (in elements) after
+/// removing axes of length 1 and merging neighboring axes where possible; contiguous tensors become one axis.
 template <int N>
 struct StridedLoop {
   int rank = 0;
@@ -25,7 +24,7 @@ struct StridedLoop {
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::array<std::int64_t, kMaxRank>, N> strides{};
 
-  /// Every tensor must broadcast to `shape`. A null stands for one element, stretched everywhere.
+  /// Every tensor must broadcast to `shape`. Null is a scalar, with strides 0.
   StridedLoop(const Shape& shape, const std::array<const Tensor*, N>& tensors) : numel(numel_of(shape)) {
     for (int axis = 0; axis < shape.size(); ++axis) {
       if (shape[axis] == 1) {

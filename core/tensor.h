@@ -20,7 +20,7 @@ using Tensors = std::vector<Tensor>;
 namespace autograd {
 struct Slot;       // autograd/slot.h: a tensor's gradient and its place in the graph
 class Node;        // autograd/node.h: a recorded op
-class HookHandle;  // autograd/hooks.h: takes a hook away again
+class HookHandle;  // autograd/hooks.h: removes a hook
 }  // namespace autograd
 
 namespace detail {
@@ -32,9 +32,9 @@ struct TensorImpl {
   std::int64_t numel = 0;
   DType dtype = DType::float32;
   bool contiguous = true;                // row-major without gaps
-  std::uint32_t rewrites = 0;            // recorded writes in place to it or its views; in a view: those it knows of
-  std::shared_ptr<TensorImpl> base;      // in a view that autograd knows as one: what it is a view of, itself none
-  std::shared_ptr<autograd::Slot> slot;  // null until autograd has something to remember
+  std::uint32_t rewrites = 0;            // recorded in-place writes to it or its views; in a view: those it has seen
+  std::shared_ptr<TensorImpl> base;      // in a view registered with autograd: its base, which is not a view
+  std::shared_ptr<autograd::Slot> slot;  // autograd's data; null until needed
 };
 }  // namespace detail
 
@@ -42,11 +42,11 @@ struct BackwardOptions {
   bool retain_graph = false;  ///< keep saved tensors, so that backward can run again
 };
 
-/// A handle to an n-dimensional array. Copying a Tensor copies the handle: both see the same elements.
-/// A default-constructed Tensor is undefined: it has no elements and stands for "absent".
+/// A handle to an n-dimensional array. Copying a Tensor copies the handle: both refer to the same elements. A
+/// default-constructed Tensor is undefined and represents an absent tensor.
 ///
-/// What computes with tensors are free functions (`add`, `matmul`, `layer_norm`, …); the members
-/// here say what a tensor is, move it, and take part in autograd.
+/// Operations are free functions (`add`, `matmul`, `layer_norm`, …). Members give metadata and elements, convert, and
+/// take part in autograd.
 class Tensor {
  public:
   Tensor() = default;
@@ -65,8 +65,8 @@ class Tensor {
   bool is_contiguous() const { return impl().contiguous; }
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype()); }
 
-  /// Pointer to the first element, on the tensor's device. T must be the tensor's dtype.
-  /// Writing through it is not seen by autograd: call bump_version() after.
+  /// Pointer to the first element, on the tensor's device. T must match the tensor's dtype. Autograd does not see
+  /// writes through it: call bump_version() afterwards.
   template <class T>
   T* data() const {
     check(dtype_of<T> == dtype(), "data: asked for {} elements of a tensor of {}", dtype_of<T>, dtype());
@@ -79,60 +79,61 @@ class Tensor {
   }
   std::byte* raw_data() const { return impl().storage->data() + impl().offset * size_of(dtype()); }
 
-  /// The value of a tensor of one element, of any dtype and device.
+  /// The value of a tensor with one element, of any dtype and device.
   double item() const;
 
-  /// A copy on another device or of another dtype; itself where nothing changes. Differentiable.
+  /// A copy on another device or of another dtype; this tensor if neither changes. Differentiable.
   Tensor to(Device device) const;
   Tensor to(DType dtype) const;
   Tensor to(Device device, DType dtype) const;
 
-  /// Writes in place so far, to this tensor or to one that shares its storage; always 0 if is_inference().
+  /// The number of in-place writes to this tensor's storage; always 0 if is_inference().
   std::uint32_t version() const { return impl().storage->version(); }
-  /// Counts one; errors about what was saved before name the writer, which must be a literal or live as long.
+  /// Counts one in-place write. `writer` appears in errors about tensors saved before; it must have static lifetime.
   void bump_version(const char* writer = "bump_version") const { impl().storage->bump_version(writer); }
-  /// True if the elements were allocated in inference mode (autograd/grad_mode.h).
+  /// True if the storage was allocated in inference mode (autograd/grad_mode.h).
   bool is_inference() const { return !impl().storage->counts_writes(); }
 
   // Autograd. Defined in autograd/tensor.cpp.
 
-  /// True if operations on this tensor are recorded (while gradients are enabled).
+  /// True if ops on this tensor are recorded (while gradients are enabled).
   bool requires_grad() const;
-  /// Makes a leaf ask for a gradient (or not). Throws for dtypes that are not floating, for computed tensors and,
-  /// outside of inference mode, for tensors made in it.
+  /// Sets whether a leaf requires a gradient. Throws for dtypes that are not floating, for computed tensors and,
+  /// outside inference mode, for tensors created in it.
   const Tensor& requires_grad_(bool on = true) const;
-  /// True if no recorded op made this tensor.
+  /// True if this tensor is not the result of a recorded op.
   bool is_leaf() const;
-  /// The gradient that backward() has accumulated into this leaf; undefined where there is none.
+  /// The gradient that backward() has accumulated into this leaf; undefined if there is none.
   Tensor grad() const;
-  /// Replaces the gradient; an undefined tensor removes it. If `grad` has a history, it is left behind, as it may lead
-  /// back to this tensor. Throws unless shape, dtype and device are this tensor's.
+  /// Replaces the gradient; an undefined tensor removes it. A history of `grad` is dropped, since it could lead back to
+  /// this tensor. Throws unless shape, dtype and device match.
   void set_grad(const Tensor& grad) const;
-  /// Adds to each leaf's grad the gradient of this tensor, times `gradient` (which a scalar may leave out).
+  /// Adds the gradient of this tensor with respect to each leaf, weighted by `gradient`, to the leaf's grad. A tensor
+  /// of one element needs no `gradient`.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
-  /// The same elements without history, and without learning of histories that either gets later. Shares storage and
-  /// version, so a write in place to one is seen in the other and found out by what saved it.
+  /// A tensor without history that shares storage and version: an in-place write to one changes the other, and backward
+  /// detects it. Later histories are not shared.
   Tensor detach() const;
-  /// Makes this leaf, and so every handle to it, refer to the elements of `data`, of any dtype and device but of its
-  /// shape: how a parameter moves while all who hold it follow. Keeps requires_grad and hooks, removes the gradient;
-  /// a graph that saved the old elements raises in its backward.
+  /// Makes this leaf, and so every handle to it, refer to the elements of `data`, which must have its shape but may
+  /// have another dtype and device. This is how a module moves its parameters. Keeps requires_grad and hooks, removes
+  /// the gradient; the backward of a graph that saved the old elements throws.
   void set_data(const Tensor& data) const;
-  /// The recorded op that made this tensor, for hooks of its own; null for leaves.
+  /// The recorded op that produced this tensor; null for leaves.
   std::shared_ptr<autograd::Node> grad_fn() const;
 
-  // Hooks run in the order of registration, in the thread that called backward(), with recording off (on, in grad()
-  // with create_graph). An exception in one ends the backward and reaches its caller. What a hook registers is called
-  // from the next backward on; what it removes is not called any more. They may be removed on any thread, but not
-  // registered while another thread goes backward through this tensor. The gradient they see may be somebody else's
-  // memory and must not be written. The tensor keeps its hooks, and so what they captured: one that captures its own
-  // tensor, or one computed from it, keeps itself alive; capture a detach() or remove the hook.
+  // Hooks run in the order of registration, on the thread that called backward(), with recording off (on, in grad()
+  // with create_graph). An exception in a hook ends the backward and propagates to its caller. A hook registered by a
+  // hook is called from the next backward on. Hooks may be removed on any thread, but not registered while another
+  // thread runs backward through this tensor. The gradient passed to a hook may be shared and must not be written. The
+  // tensor owns its hooks and what they capture: a hook that captures its own tensor, or one computed from it, creates
+  // a reference cycle. Capture a detach(), or remove the hook.
 
-  /// Calls `hook` with this tensor's gradient when backward has it complete. A defined result replaces it, and must be
-  /// of its shape, dtype and device. Throws if no gradient is required. A hook belongs to the tensor's present value:
-  /// if a write in place is recorded later, it sees the gradient of what was there before.
+  /// Calls `hook` with this tensor's gradient once it is complete. A defined result replaces it and must have its
+  /// shape, dtype and device. Throws if this tensor does not require a gradient. The hook belongs to the tensor's
+  /// current value: after a recorded in-place write, it still receives the gradient of the old value.
   autograd::HookHandle register_hook(std::function<Tensor(const Tensor& gradient)> hook) const;
-  /// Calls `hook` with this leaf when a backward has added to its grad. It may use the grad up: step an optimizer, then
-  /// remove it. Throws unless this is a leaf that requires a gradient.
+  /// Calls `hook` with this leaf after backward has accumulated into its grad. The hook may consume the grad: step an
+  /// optimizer, then remove it. Throws unless this is a leaf that requires a gradient.
   autograd::HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
 
   /// True if both are handles to the same tensor.
@@ -152,14 +153,14 @@ class Tensor {
 /// A new uninitialized row-major tensor.
 Tensor empty(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 
-/// Another look at a tensor's storage: same dtype, no copy, no history. Strides and offset in elements;
-/// the offset counts from the start of the storage. The caller answers for staying inside it.
+/// A view of a tensor's storage: same dtype, no copy, no history. Strides and offset are in elements; the offset counts
+/// from the start of the storage. Bounds are not checked.
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset);
 
-/// `x` spread over `shape` by strides of 0 on stretched axes: no copy, no history.
+/// `x` broadcast to `shape` with strides of 0: no copy, no history.
 Tensor broadcast_view(const Tensor& x, const Shape& shape);
 
-/// Values, shape, dtype, device and whether it carries a gradient; long axes are abbreviated.
+/// Values, shape, dtype, device and whether it requires a gradient; long axes are abbreviated.
 std::string to_string(const Tensor& x);
 std::ostream& operator<<(std::ostream& out, const Tensor& x);
 

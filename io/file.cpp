@@ -14,7 +14,7 @@ namespace mica::io {
 
 namespace {
 
-// Less than what one call to read or write may move.
+// Below the limit of one call to read or write.
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
 
 std::string error_text(int number) { return std::generic_category().message(number); }
@@ -101,8 +101,8 @@ void AtomicFile::commit() {
     fail_to("write");
   }
   temporary_.clear();
-  // From here on nothing may throw. The new name is safe from a power cut once the directory is on the disk too; not
-  // every file system can say so.
+  // From here on nothing may throw. The rename is durable once the directory is flushed too; not every file system
+  // supports that.
   if (const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); directory >= 0) {
     ::fsync(directory);
     ::close(directory);

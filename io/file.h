@@ -1,6 +1,6 @@
 #pragma once
 
-// Files as save and load need them: reads and writes that are whole or an Error, and replacing a file in one step.
+// File access for save and load: complete reads and writes or an Error, and atomic replacement of a file.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +28,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// A file written beside `path` that takes its place on commit(), once everything is on the disk. Without a commit
-/// it leaves nothing behind.
+/// A temporary file beside `path` that replaces it on commit(), after everything is flushed to disk. Without commit()
+/// it is removed.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);

@@ -21,7 +21,7 @@ namespace {
 
 std::string error_text(int number) { return std::generic_category().message(number); }
 
-// A file without a name, for what goes into a program and comes out of it.
+// An unnamed temporary file, for the input and output of a program.
 class ScratchFile {
  public:
   ScratchFile() : file_(std::tmpfile()) {
@@ -53,13 +53,13 @@ class ScratchFile {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-/// What a program comes to that is given `input`.
+/// The outcome of running a program on `input`.
 struct Run {
-  int status = 0;  // as of waitpid
+  int status = 0;  // from waitpid
   std::string output, errors;
 };
 
-// Runs a program that is found in PATH, without a shell. Throws if there is none of that name.
+// Runs a program from PATH, without a shell. Throws if it does not exist.
 Run run_program(std::array<const char*, 3> arguments, const std::string& input) {
   ScratchFile in, out, err;
   in.write(input);
@@ -102,7 +102,7 @@ void write_graph(const Tensor& output, const std::filesystem::path& path, autogr
   check(extension == ".dot" || extension == ".svg", "write_graph: expected a name that ends in .dot or .svg, got {}",
         path.string());
   const std::string dot = autograd::to_dot(output, options);
-  AtomicFile file(path);  // before dot has worked in vain
+  AtomicFile file(path);  // fails before dot runs if the file cannot be written
   const std::string picture = extension == ".dot" ? dot : svg_of(dot);
   file.write(picture.data(), picture.size());
   file.commit();

@@ -99,7 +99,7 @@ class HeaderReader {
     }
   }
 
-  // JSON lets a name appear twice and would keep one of the two.
+  // JSON allows duplicate names, and the parser would keep one of the two.
   Json parse(const std::string& text) const {
     std::vector<std::set<std::string>> keys;
     const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -157,7 +157,7 @@ class HeaderReader {
               "the shape of \"{}\" has an entry that is not a size", name);
       entry.shape.push_back(static_cast<std::int64_t>(size.get<std::uint64_t>()));
       is_empty = is_empty || entry.shape.back() == 0;
-      // Axes of length 0 are left out, so that the strides of an empty tensor do not overflow either.
+      // Axes of length 0 are ignored, so that the strides of an empty tensor cannot overflow.
       require(!__builtin_mul_overflow(bytes, std::max<std::int64_t>(entry.shape.back(), 1), &bytes),
               "the shape {} of \"{}\" has too many elements", shape.dump(), name);
     }
@@ -174,7 +174,7 @@ class HeaderReader {
     return entry;
   }
 
-  // Every byte of the data belongs to just one tensor.
+  // Every byte of the data must belong to exactly one tensor.
   void check_coverage(Header& header) const {
     std::sort(header.entries.begin(), header.entries.end(),
               [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
@@ -218,7 +218,7 @@ std::string header_text(const std::filesystem::path& path, const std::vector<Sta
     fail("save: cannot write {}: a name or the metadata is not valid UTF-8", path.string());
   }
   text += "}";
-  // The data begin at a multiple of 8, so that a reader may map them into memory.
+  // The data begin at a multiple of 8, so that readers can map the file into memory.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   check(text.size() <= kLongestHeader, "save: cannot write {}: its header would have {} bytes, at most {} are allowed",
         path.string(), text.size(), kLongestHeader);
@@ -234,7 +234,7 @@ void save(const std::filesystem::path& path, const StateDict& tensors, const Met
     check(at->first != kMetadataKey, "save: a tensor cannot be named {}", kMetadataKey);
     order.push_back(at);
   }
-  // Wide elements first: then each tensor is aligned for its dtype.
+  // Wide elements first, so that each tensor is aligned for its dtype.
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return size_of(a->second.dtype()) > size_of(b->second.dtype());
   });

@@ -8,21 +8,21 @@
 
 namespace mica::io {
 
-/// Free text by name that a safetensors file carries beside its tensors.
+/// The metadata of a safetensors file: strings by name.
 using Metadata = std::map<std::string, std::string>;
 
 /// Writes tensors as a safetensors file (https://huggingface.co/docs/safetensors): 8 bytes with the length of the
-/// header, the header in JSON, the elements row-major in little-endian order. Any device, dtype and strides.
+/// header, the header in JSON, the elements in row-major and little-endian order. Any device, dtype and strides.
 ///
-/// An existing file is replaced only when the new one is wholly on the disk; on an error it stays as it was. Throws
-/// Error naming the file.
+/// An existing file is replaced only after the new one is completely on disk; after an error it is unchanged. Throws an
+/// Error that names the file.
 void save(const std::filesystem::path& path, const StateDict& tensors, const Metadata& metadata = {});
 
-/// Reads all tensors of a safetensors file. Throws Error naming the file and what is wrong with it: everything the
-/// header says is checked against the file before memory is asked for.
+/// Reads all tensors of a safetensors file. Throws an Error that names the file and the problem. The whole header is
+/// validated against the file before memory is allocated.
 StateDict load(const std::filesystem::path& path, Device device = Device::cpu());
 
-/// The free text alone. Checks the header as load does.
+/// Reads the metadata only. Validates the header as load does.
 Metadata load_metadata(const std::filesystem::path& path);
 
 }  // namespace mica::io

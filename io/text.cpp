@@ -10,7 +10,7 @@ namespace {
 
 constexpr char32_t largest_character = 0x10FFFF;
 
-// Reads one character at `at` and moves on; false where the bytes are not UTF-8.
+// Decodes the character at `at` and advances; false for invalid UTF-8.
 bool next_character(std::string_view text, std::size_t& at, char32_t& character) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -149,7 +149,7 @@ RandomWindows::RandomWindows(std::span<const std::int32_t> tokens, std::int64_t 
 }
 
 void RandomWindows::start_epoch() {
-  // The engine is the same everywhere; the standard's distributions and shuffle are not.
+  // The engine is portable; the standard's distributions and shuffle are not.
   const auto below = [this](std::int64_t n) {
     return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n));
   };

@@ -6,7 +6,7 @@
 
 namespace mica::nn {
 
-// The activations as modules, for Sequential. Elsewhere the functions (mica::relu, mica::gelu, …) are shorter.
+// Activations as modules, for Sequential. Elsewhere use the functions (mica::relu, mica::gelu, …).
 
 struct ReLU : Module {
   Tensor operator()(const Tensor& x) const {
@@ -42,7 +42,7 @@ struct SiLU : Module {
   }
 };
 
-/// Of x (…, 2 n), a gate and what it lets through side by side: gelu(gate) · up, (…, n).
+/// gelu(gate) · up for x = [gate | up] of shape (…, 2 n); the result is (…, n).
 struct GEGLU : Module {
   explicit GEGLU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
   Tensor operator()(const Tensor& x) const {

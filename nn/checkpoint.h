@@ -5,8 +5,8 @@
 
 namespace mica::nn {
 
-/// module(inputs…), whose inside is not kept but computed again when backward comes to it: see autograd::checkpoint.
-/// The module may be moved until then; if it is gone, backward raises.
+/// Computes module(inputs…) without saving intermediate tensors; backward recomputes them. See autograd::checkpoint.
+/// The module may be moved before backward; if it was destroyed, backward throws.
 ///
 ///     for (const TransformerBlock& block : h) {
 ///       x = nn::checkpoint(block, x);
@@ -14,7 +14,7 @@ namespace mica::nn {
 template <std::derived_from<Module> M, class... In>
 requires std::is_invocable_v<const M&, const In&...>
 auto checkpoint(const M& module, const In&... inputs) {
-  const Scope scope(module);  // pictures draw the checkpoint in its frame
+  const Scope scope(module);  // draws the checkpoint in the module's frame
   return autograd::checkpoint(
       [module = ModuleReference<M>(module)](const In&... again) { return module.get()(again...); }, inputs...);
 }

@@ -38,7 +38,7 @@ class ModuleList : public Module {
   std::vector<M> modules_;
 };
 
-/// Layers one after the other, named "0", "1", …: modules, or any functions from a Tensor to a Tensor.
+/// Layers applied in order, named "0", "1", …: modules, or any functions from a Tensor to a Tensor.
 ///
 ///     nn::Sequential mlp{nn::Linear{784, 256}, nn::ReLU{}, nn::Linear{256, 10}};
 class Sequential : public Module {

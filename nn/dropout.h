@@ -4,8 +4,8 @@
 
 namespace mica::nn {
 
-/// In training, sets each element to 0 with probability p and scales the others by 1 / (1 − p); after eval(), gives
-/// x back: see mica::dropout.
+/// In training mode, sets each element to 0 with probability p and scales the others by 1 / (1 − p); in evaluation
+/// mode, returns x. See mica::dropout.
 class Dropout : public Module {
  public:
   explicit Dropout(double p = 0.5);

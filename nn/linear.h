@@ -15,10 +15,10 @@ struct LinearOptions {
 class Linear : public Module {
  public:
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
-  /// Takes existing tensors: a weight that another module has registered is tied to it.
+  /// Uses existing tensors. A weight that another module has registered is shared with it.
   explicit Linear(const Tensor& weight, const Tensor& bias = {});
 
-  /// Of its result, the activation, in the same kernel where there is one: fc(x, Activation::relu).
+  /// Applies `activation`, fused where possible: fc(x, Activation::relu).
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
 
   Tensor weight;

@@ -5,9 +5,9 @@
 
 namespace mica::nn {
 
-/// The loss of classifying rows of logits (…, V), as a module that keeps the options: see mica::cross_entropy.
+/// The classification loss of logits (…, V), as a module that stores the options: see mica::cross_entropy.
 ///
-/// The classes' weights, where there are some, are a buffer: they move with the module and are saved with it.
+/// Class weights, if given, are a buffer: they are moved and saved with the module.
 class CrossEntropyLoss : public Module {
  public:
   explicit CrossEntropyLoss(const CrossEntropyOptions& options = {});

@@ -14,16 +14,16 @@ struct QuantizedLinearOptions {
 /// y = x · W + bias, for x (…, in) and a quantized weight W (in, out): see mica::quantized_matmul. The bias is added
 /// after y's rounding.
 ///
-/// The weight is constant: its tensors are buffers, "packed", "scale" and "zero" in a state_dict, of which only those
-/// are there that its mode has. The bias is a parameter. What is no tensor (bits, group size, mode) is not in a
-/// state_dict: build the module with the same options before loading one.
+/// The weight is constant: its tensors are buffers, named "packed", "scale" and "zero" in a state_dict as far as its
+/// mode has them. The bias is a parameter. Bits, group size and mode are not part of a state_dict: construct the module
+/// with the same options before loading one.
 class QuantizedLinear : public Module {
  public:
-  /// Weights of 0, to be loaded.
+  /// All weights are 0, to be replaced by load_state_dict().
   QuantizedLinear(std::int64_t in, std::int64_t out, QuantizedLinearOptions options = {});
-  /// Takes existing tensors; a bias (out), or none.
+  /// Uses existing tensors; bias (out) is optional.
   explicit QuantizedLinear(QuantizedWeight weight, const Tensor& bias = {});
-  /// A copy of `linear` with its weight rounded: see mica::quantize.
+  /// A copy of `linear` with its weight quantized: see mica::quantize.
   static QuantizedLinear from(const Linear& linear, QuantizeOptions options = {});
 
   Tensor operator()(const Tensor& x) const;

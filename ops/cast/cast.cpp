@@ -1,4 +1,4 @@
-// Tensor::to. It is an op, so it stands here and not in core.
+// Tensor::to. It is here and not in core because it is a differentiable op.
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
@@ -11,7 +11,7 @@ struct Cast {
   static constexpr bool composed = true;
   Device device;
   DType dtype;
-  // Where x came from, for the way back.
+  // The source dtype and device, for backward.
   Device from_device;
   DType from_dtype;
 

@@ -21,7 +21,7 @@ struct DropoutElements {
     on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
     return y;
   }
-  // Linear in x, so that backward is the same function of dy.
+  // Linear in x, so backward is the same function, applied to dy.
   Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
 };
 

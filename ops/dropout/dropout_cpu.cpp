@@ -7,7 +7,7 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kBlocks = 16;  // at a time, so that the rounds vectorize
+constexpr std::int64_t kBlocks = 16;  // Philox blocks at a time, so that the rounds vectorize
 constexpr std::int64_t kElements = 4 * kBlocks;
 constexpr std::int64_t kGrain = 128;  // of kElements
 

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread for each Philox block, which is four neighboring elements; `aligned` says that they move in one access.
+// One thread per Philox block, that is, per four neighboring elements. `aligned`: they are loaded and stored in one
+// access.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(T* y, const T* x, std::int64_t n, bool aligned, PhiloxKey key, std::uint32_t threshold,

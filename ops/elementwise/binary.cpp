@@ -44,7 +44,7 @@ Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
   return gradient.shape() == shape ? gradient : sum_to(gradient, shape);
 }
 
-// The shapes that gradients of a and b go back to.
+// The shapes of a and b, to which gradients are reduced.
 struct Shapes {
   Shape a, b;
 
@@ -114,7 +114,7 @@ struct Mul {
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
-    // What the other does not need may be written in place.
+    // A gradient that the other input does not need may be reused in place.
     ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
     return compute(functions::Mul{}, a, b);
   }
@@ -172,8 +172,8 @@ struct DivNumber {
   }
 };
 
-// dy times the derivative of F by one of its arguments, by a kernel. An argument that is a number comes as an undefined
-// tensor.
+// dy times the partial derivative of F with respect to one argument, by a kernel. A numeric argument is passed as an
+// undefined tensor.
 template <class F>
 struct FusedGradient {
   static constexpr bool composed = true;
@@ -206,12 +206,12 @@ struct FusedGradient {
   }
 
  private:
-  // t times the derivative of that derivative.
+  // t times the second derivative.
   Tensor second(kernels::Argument then, const Tensor& t, const Tensor& a, const Tensor& b) const {
     const bool by_a = then == kernels::Argument::a;
     const Tensor& of = by_a ? a : b;
     if constexpr (!std::is_same_v<F, functions::Pow>) {
-      return zeros_like(of);  // they are straight
+      return zeros_like(of);  // piecewise linear, so the second derivative is 0
     } else {
       if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
         const Tensor base = a.defined() ? a : full({}, number, t.dtype(), t.device());
@@ -220,7 +220,7 @@ struct FusedGradient {
       }
       // b aᵇ⁻¹ by a, or by b (which adds aᵇ⁻¹), or aᵇ ln a by a (the same): all are b times a derivative of aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
-      // Both are tensors here: a number as base went the way above, one as exponent makes a function of one argument.
+      // Both are tensors here: a numeric base was handled above, and a numeric exponent is a function of one argument.
       const Tensor lower = b - 1;
       Tensor result = autograd::apply(FusedGradient{other, number}, t * b, a, lower);
       if (other == kernels::Argument::b) {

@@ -4,10 +4,10 @@
 
 namespace mica {
 
-// Element by element between two tensors of one dtype and device, whose shapes broadcast (NumPy's rule), or between a
-// tensor and a number. Nothing is promoted: other dtypes or devices throw. A number beside an integer tensor must be an
-// integer that its dtype can hold; beside a 16-bit float it is taken as float32. All are differentiable; a gradient is
-// summed over the axes that were broadcast.
+// Element-wise ops on two tensors of one dtype and device, whose shapes broadcast (NumPy's rules), or on a tensor and a
+// number. There is no type promotion: different dtypes or devices throw. A number combined with an integer tensor must
+// be an integer that its dtype can hold; with a 16-bit float it is a float32. All are differentiable; gradients are
+// summed over broadcast axes.
 
 /// For all dtypes but bool.
 Tensor add(const Tensor& a, const Tensor& b);

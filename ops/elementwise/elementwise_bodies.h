@@ -1,7 +1,7 @@
 #pragma once
 
-// The kernels' bodies, the same on every device. A source file includes the loop of its device, elementwise(), before
-// this, and instantiates what it is named for.
+// Kernel bodies shared by both devices. A source file includes its device's elementwise() before this header and
+// instantiates the kernels that it is named after.
 
 #include <variant>
 

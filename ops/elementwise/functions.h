@@ -1,7 +1,7 @@
 #pragma once
 
-// The element-wise functions, each with its derivative, written once for both devices. T is the type that arithmetic
-// is done in: float for 16-bit floats. Conventions at kinks are PyTorch's.
+// The element-wise functions and their derivatives, shared by both devices. T is the type of arithmetic: float for
+// 16-bit floats. Subgradients at kinks are PyTorch's.
 
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
@@ -293,7 +293,7 @@ struct Pow {
   }
 };
 
-// A NaN in either argument comes out and gives the gradient to both; a tie gives half of it to each.
+// A NaN in either argument propagates, and both get the gradient; in a tie each gets half of it.
 struct Maximum {
   static constexpr const char* name = "maximum";
   using Dtypes = NumericTypes;
@@ -328,7 +328,7 @@ struct Minimum {
   }
 };
 
-// Of two arguments, giving bool. > and ≥ are these with the arguments exchanged.
+// Comparisons. > and ≥ are < and ≤ with exchanged arguments.
 
 struct Equal {
   template <class T>
@@ -358,7 +358,7 @@ struct LessEqual {
   }
 };
 
-// On bool.
+// Logical functions on bool.
 
 struct And {
   MICA_HOST_DEVICE bool operator()(bool a, bool b) const { return a && b; }
@@ -379,7 +379,7 @@ struct Select {
   }
 };
 
-// Gradients: dy times a derivative.
+// Gradients: dy times the derivative.
 
 template <class F>
 struct Backward {

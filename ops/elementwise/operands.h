@@ -1,16 +1,16 @@
 #pragma once
 
-// What the public element-wise ops check before they run.
+// Argument checks shared by the public element-wise ops.
 
 #include <mica/core/number.h>
 #include <mica/core/tensor.h>
 
 namespace mica::detail {
 
-/// The shape both broadcast to; throws unless dtype and device are the same.
+/// The broadcast shape of both. Throws unless dtypes and devices are equal.
 Shape common_shape(const Tensor& a, const Tensor& b, const char* op);
 
-/// The number as an element of `dtype` has it.
+/// The number rounded to `dtype`.
 double rounded(double value, DType dtype);
 
 }  // namespace mica::detail

@@ -9,7 +9,7 @@ namespace mica {
 
 namespace {
 
-// t · d(derivative(v))/dv of each function, by recorded ops: where second derivatives come from.
+// t · d(derivative(v))/dv of each function, by recorded ops: the second derivatives.
 
 Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
 Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / (x * x)); }
@@ -84,7 +84,7 @@ struct Unary {
   }
 };
 
-// One type an op, so that errors name it.
+// One type per op, so that errors name it.
 struct Exp : Unary<functions::Exp> {};
 struct Log : Unary<functions::Log> {};
 struct Sqrt : Unary<functions::Sqrt> {};

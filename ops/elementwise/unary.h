@@ -4,8 +4,8 @@
 
 namespace mica {
 
-// Element by element, for float64, float32, float16 and bfloat16; the result has x's shape and dtype. Arithmetic on
-// 16-bit floats is done in float32. Another dtype throws. All are differentiable.
+// Element-wise functions for float64, float32, float16 and bfloat16; other dtypes throw. The result has x's shape and
+// dtype. Arithmetic on 16-bit floats is done in float32. All are differentiable.
 
 /// -x. Also for int64 and int32.
 Tensor neg(const Tensor& x);
@@ -26,14 +26,14 @@ Tensor erf(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 /// max(x, 0); its derivative at 0 is 0.
 Tensor relu(const Tensor& x);
-/// x where it is positive, else x · slope; its derivative at 0 is the slope.
+/// x if x > 0, else x · slope; its derivative at 0 is the slope.
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 /// x · sigmoid(x).
 Tensor silu(const Tensor& x);
 /// |x|; its derivative at 0 is 0.
 Tensor abs(const Tensor& x);
-/// min(max(x, low), high); the derivative is 1 in [low, high], bounds included, and 0 outside. Throws unless
-/// low ≤ high. Infinities stand for no bound.
+/// min(max(x, low), high); the derivative is 1 in [low, high], bounds included, and 0 outside. Throws unless low ≤
+/// high. Use an infinity for no bound.
 Tensor clamp(const Tensor& x, double low, double high);
 
 enum class GeluApproximation { none, tanh };

@@ -4,8 +4,7 @@
 
 namespace mica::detail {
 
-/// dy · f′, where v is f's result if f.from_output says so, else its argument: the backward of every f, as an op for
-/// those that have f inside them.
+/// dy · f′ as a differentiable op, for ops that contain f. v is f's result if f.from_output, else its argument.
 Tensor unary_gradient(const kernels::UnaryFunction& f, const Tensor& dy, const Tensor& v);
 
 }  // namespace mica::detail

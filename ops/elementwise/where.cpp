@@ -46,7 +46,7 @@ struct Where {
   }
 };
 
-// `number` stands where the condition is `when`, x elsewhere.
+// `number` where the condition equals `when`, else x.
 struct WhereNumber {
   static constexpr bool composed = true;
   double number;

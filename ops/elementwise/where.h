@@ -10,7 +10,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Tensor& a, double b);
 Tensor where(const Tensor& condition, double a, const Tensor& b);
 
-/// x with `value` where the bool tensor `mask`, which broadcasts to x's shape, is true. Differentiable in x.
+/// `value` where the bool tensor `mask`, which broadcasts to x's shape, is true, else x. Differentiable in x.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
 }  // namespace mica

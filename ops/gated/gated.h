@@ -5,14 +5,14 @@
 
 namespace mica {
 
-// Gated activations of a feed-forward layer, in one pass over their inputs (Shazeer: GLU Variants Improve Transformer,
-// 2020, arXiv:2002.05202). Derivation and kernels: README.md beside this file.
+// Fused gated activations for feed-forward layers (Shazeer: GLU Variants Improve Transformer, 2020, arXiv:2002.05202).
+// Derivation and kernels: README.md beside this file.
 //
-// gate and up are of one shape, one device and one floating dtype; any strides, any size, no elements included. Or they
-// are halves of one tensor x along its last axis, [gate | up], as one linear layer makes both: x is (…, 2 n) and the
-// result (…, n). The result is row-major, of their dtype, and differentiable any number of times; arithmetic on 16-bit
-// floats is done in float32 and rounded once. Throws Error before anything is computed if a shape, dtype or device does
-// not fit.
+// gate and up have one shape, floating dtype and device, and any strides and size, including no elements. With one
+// argument, they are the halves of x along its last axis, [gate | up], as a single linear layer produces them: x is (…,
+// 2 n) and the result (…, n). The result is row-major, has their dtype, and is differentiable any number of times.
+// Arithmetic on 16-bit floats is done in float32 and rounded once. Throws Error before anything is computed if a shape,
+// dtype or device does not fit.
 
 /// gelu(gate) · up, with GELU as in mica::gelu.
 Tensor geglu(const Tensor& gate, const Tensor& up, GeluApproximation approximation = GeluApproximation::none);

@@ -40,7 +40,7 @@ void check_source(const Tensor& x, const Tensor& y, const char* op) {
         x.shape(), y.shape());
 }
 
-// A copy of the elements with the place of `x` in the graph: to save for backward what is about to be overwritten.
+// A copy of the elements of `x` with its place in the graph, to save for backward what is about to be overwritten.
 Tensor snapshot(const Tensor& x) {
   const Tensor copy = empty_like(x);
   copy_into(copy, x);
@@ -48,8 +48,8 @@ Tensor snapshot(const Tensor& x) {
   return copy;
 }
 
-// The ops. Each forward writes its first input, whose gradient is that of the old elements, and returns another handle
-// to it, as a Function must.
+// The ops. Each forward writes its first input and returns a new handle to it, since a Function must not return an
+// input. The gradient of that input is the gradient of the old elements.
 
 struct Fill_ {
   static constexpr bool composed = true;

@@ -4,19 +4,19 @@
 
 namespace mica {
 
-// Writes into a tensor that is there already, and returns it. Each element of the target must have a place of its own:
-// an expanded tensor throws.
+// In-place ops: they write into an existing tensor and return it. The target must not have overlapping elements: an
+// expanded tensor throws.
 //
-// Autograd records these as it does other ops, if the target or the source requires a gradient: afterwards the target
-// stands for the new value, with a gradient for the old one and for the source. If it is a view, so do the tensor it is
-// a view of and that one's other views; but views made in no_grad or by detach() are tensors of their own to autograd.
-// While recording, a leaf that requires a gradient, or a view of one, is no target: that throws, and no_grad is how to
-// change it. The version is counted up, so that a backward which saved the old elements throws instead of using the
-// new.
+// Autograd records them like other ops, if the target or the source requires a gradient. The target then has the
+// history of the new value, through which gradients flow to the old value and to the source. If the target is a view,
+// this includes its base and the base's other views; views created in no_grad or by detach() are independent tensors
+// for autograd. While recording, writing to a leaf that requires a gradient, or to a view of one, throws; use no_grad
+// to modify it. Each write increments the version, so that a backward that saved the old elements throws instead of
+// using the new ones.
 
-/// x = value everywhere, converted to x's dtype. A number must be one that an integer dtype can hold.
+/// Sets every element of x to `value`, converted to x's dtype. For an integer dtype, the value must be representable.
 const Tensor& fill_(const Tensor& x, double value);
-/// x = 0 everywhere.
+/// Sets every element of x to 0.
 const Tensor& zero_(const Tensor& x);
 
 /// x = source, which broadcasts to x's shape and may have another dtype and device.

@@ -4,11 +4,12 @@
 
 namespace mica {
 
-/// The tensors one after another along an axis that they already have. At least one; equal dtypes, devices and shapes,
-/// the axis aside. Differentiable.
+/// Concatenates tensors along an existing axis. At least one tensor; equal dtypes and devices, and equal shapes except
+/// along the axis. Differentiable.
 Tensor cat(const Tensors& tensors, std::int64_t axis = 0);
 
-/// The tensors side by side along a new axis, number `axis` of the result. At least one; all alike. Differentiable.
+/// Stacks tensors along a new axis, number `axis` of the result. At least one tensor; equal shapes, dtypes and devices.
+/// Differentiable.
 Tensor stack(const Tensors& tensors, std::int64_t axis = 0);
 
 }  // namespace mica

@@ -13,7 +13,7 @@ namespace mica {
 
 namespace {
 
-/// The shapes of a reduction's result: with the reduced axes of length 1, and as the caller wants it.
+/// The shapes of a reduction's result: with reduced axes of length 1, and as requested by the caller.
 struct Shapes {
   Shape kept;
   Shape result;
@@ -45,14 +45,14 @@ void check_floating(const Tensor& x, const char* op) {
   check(is_floating(x.dtype()), "{}: expected a floating dtype, got {}", op, x.dtype());
 }
 
-/// A row-major tensor seen in another shape of as many elements; no history.
+/// A contiguous tensor viewed in another shape with the same number of elements; no history.
 Tensor seen_as(const Tensor& x, const Shape& shape) {
   return as_strided(x, shape, contiguous_strides(shape), x.handle()->offset);
 }
 
 Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return seen_as(contiguous_data(dy), shapes.kept); }
 
-/// Scratch and results that only backward uses, with the reduced axes of length 1.
+/// Scratch, and results used by backward only; reduced axes have length 1.
 Tensor statistic_of(const Tensor& x, const Shapes& shapes) {
   return empty(shapes.kept, accumulate_dtype(x.dtype()), x.device());
 }
@@ -84,16 +84,17 @@ struct Mean {
     return scaled_sum(x, shapes, static_cast<double>(shapes.count));
   }
   Tensor backward(autograd::Context&, const Tensor& dy) const {
-    // The mean over no axes of dy, with the same divisor, is dy / count.
+    // A mean over no axes, with the same divisor, computes dy / count.
     const Shapes same{.kept = dy.shape(), .result = dy.shape(), .count = shapes.count};
     return expand(reshape(autograd::apply(Mean{dy.shape(), same}, dy), shapes.kept), in);
   }
 };
 
-// Σ over what was reduced, recorded: x's shape to the result's.
+// Recorded Σ over the reduced axes, from x's shape to the result's.
 Tensor reduce_like(const Tensor& x, const Shapes& shapes) { return autograd::apply(Sum{x.shape(), shapes}, x); }
 
-// What a gradient is at dy = 1. Each is dy times that, so the way back to dy is a product with it and a sum.
+// The gradients are linear in dy. These are their values at dy = 1; the gradient with respect to dy is a product with
+// them and a sum.
 template <class Gradient, class... Saved>
 Tensor slope(const Gradient& gradient, const Tensor& ddx, const Saved&... saved) {
   return autograd::apply(gradient, ones(gradient.shapes.result, ddx.dtype(), ddx.device()), saved...);
@@ -194,7 +195,7 @@ struct LogSumExp {
   }
 };
 
-// dx = dy where x is the extreme, shared out among equals.
+// dx = dy where x is the extreme, divided evenly among equal elements.
 struct ExtremeGradient {
   static constexpr bool composed = true;
   Shapes shapes;
@@ -236,7 +237,7 @@ struct Extreme {
   }
 };
 
-/// dy at the places that `where` says along an axis, 0 elsewhere.
+/// dy at the positions `where` along an axis, 0 elsewhere.
 struct PlaceAlongAxis {
   static constexpr bool composed = true;
   Shape in;
@@ -260,7 +261,7 @@ struct PlaceAlongAxis {
   }
 };
 
-/// The extreme along one axis and where it is.
+/// The extreme along one axis, and its position.
 struct ExtremeAlongAxis {
   static constexpr bool composed = true;
   Shape in;

@@ -4,14 +4,14 @@
 
 namespace mica {
 
-// Reductions. `axes` may be negative and in any order, each axis once; none given means all of them. A reduced axis
-// goes away or, with keepdim, stays with length 1. All are deterministic: what an element of the result is depends on
-// its own inputs only, not on the number of threads or the size of the grid.
+// Reductions. `axes` may be negative and in any order, without duplicates; an empty list means all axes. Reduced axes
+// are removed or, with keepdim, kept with length 1. All reductions are deterministic: an element of the result depends
+// only on its own inputs, not on the number of threads or the size of the grid.
 
-/// Σ x over the axes; 0 over nothing. Sums of integers and booleans are int64; 16-bit floats are summed in float32.
+/// Σ x over the axes; an empty sum is 0. Sums of integers and booleans are int64; 16-bit floats are summed in float32.
 Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
-/// Σ x / n over the axes, for floating x; NaN over nothing.
+/// Σ x / n over the axes, for floating x; an empty mean is NaN.
 Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 /// Σ (x - mean(x))² / max(n - correction, 0) over the axes, for floating x, in two passes. With correction 1 it is the

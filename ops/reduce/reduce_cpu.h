@@ -1,10 +1,10 @@
 #pragma once
 
-// The reduction on the CPU. Included by *_cpu.cpp only.
+// Reductions on the CPU. Included by *_cpu.cpp only.
 //
-// The order in which a result's elements are added is fixed by the lengths and strides of the reduced axes alone:
-// leaves of a bounded number of elements, joined pairwise into groups, joined pairwise into the result. Threads share
-// out groups, so their number cannot be seen in the result, and errors grow with the logarithm of the length.
+// The order of summation depends only on the lengths and strides of the reduced axes: leaves with a bounded number of
+// elements are combined pairwise into groups, and groups pairwise into the result. Threads take whole groups, so their
+// number does not affect the result, and the error grows with the logarithm of the length.
 
 #include <algorithm>
 #include <array>
@@ -18,9 +18,9 @@ namespace mica::kernels {
 
 namespace detail {
 
-inline constexpr std::int64_t kReduceGrain = 16384;  // elements below which another thread does not pay
+inline constexpr std::int64_t kReduceGrain = 16384;  // elements per thread, at least
 
-/// Joins a sequence of partial results in a balanced tree, however long the sequence is.
+/// Combines a sequence of partial results, of any length, in a balanced tree.
 template <class Op>
 class Cascade {
  public:
@@ -51,9 +51,9 @@ class Cascade {
   std::uint64_t count_ = 0;
 };
 
-/// One leaf: n elements, `stride` apart, the first at position `first`. Unit strides are told to the compiler, so that
-/// it can vectorize. It is not inlined, nor are joins of tiles: that would take the compiler half as long again, for
-/// nothing.
+/// Reduces one leaf: n elements, `stride` apart, the first at position `first`. kUnit: the stride is known to be 1, so
+/// that the loop vectorizes. Not inlined, like the combination of tiles: inlining takes 50 % more compile time and
+/// gains nothing.
 template <class T, class Op, bool kUnit>
 [[gnu::noinline]] typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride,
                                                typename Op::Value shift, std::int64_t first) {
@@ -89,7 +89,7 @@ template <class T, class Op, bool kUnit>
   return result;
 }
 
-/// Each result from its own elements, one after the other: for results whose elements lie side by side.
+/// Reduces one result after the other, for results whose elements are adjacent in memory.
 template <class T, class Op, class Shift>
 void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
   using Acc = typename Op::Acc;
@@ -102,7 +102,7 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* 
   const std::int64_t group = std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run.size, 1, kLeaf), 1);
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
-  // The group's leaves, joined.
+  // Reduces the leaves of a group.
   const auto reduce_group = [&](std::int64_t which, std::int64_t in, Value row_shift) {
     Cascade<Op> cascade(op);
     const std::int64_t end = std::min(leaves, (which + 1) * group);
@@ -148,7 +148,7 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* 
   }
 }
 
-/// A reduction of many columns at once.
+/// A reduction of a tile of columns.
 template <class Op>
 struct TileOp {
   static constexpr std::int64_t kTile = 256;  // columns
@@ -171,8 +171,8 @@ struct TileOp {
   }
 };
 
-/// Tiles of columns of results at once, down the rows: for results that lie side by side while their elements do not.
-/// The innermost kept axis has stride 1 in x.
+/// Reduces tiles of columns row by row, for results that are adjacent in memory while their elements are not. The
+/// innermost kept axis has stride 1 in x.
 template <class T, class Op, class Shift>
 void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
   using Value = typename Op::Value;
@@ -190,7 +190,7 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
   const std::int64_t tiles = (columns.size + kTile - 1) / kTile;
   const std::int64_t outer = plan.kept.numel / columns.size;
 
-  // Rows [begin, end) of `width` columns from `base` on.
+  // Reduces rows [begin, end) of `width` columns, starting at `base`.
   const auto reduce_leaf_of = [&](const T* base, std::int64_t begin, std::int64_t end, std::int64_t width,
                                   const Shifts& shifts) {
     Tile tile = TileOp<Op>::identity();
@@ -273,7 +273,7 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
 
 }  // namespace detail
 
-/// y = op over the axes of x that have length 1 in y. `shift`, if the op has one, has y's shape and is row-major.
+/// y = op over the axes of x that have length 1 in y. `shift`, if the op uses one, is row-major and has y's shape.
 template <class T, class Op, class Shift = typename Op::Value>
 void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shift* shift = nullptr) {
   if (y.numel() == 0) {

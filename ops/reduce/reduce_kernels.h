@@ -5,8 +5,8 @@
 
 namespace mica::kernels {
 
-// In all of these x and dx have any strides. Results (y, values, indices) and scratch are row-major and have x's shape
-// but for the reduced axes, which have length 1; dy has that shape and any strides. Scratch has the accumulate dtype.
+// x and dx have any strides. Results (y, values, indices) and scratch are row-major, with x's shape except for reduced
+// axes, which have length 1; dy has that shape and any strides. Scratch has the accumulate dtype.
 
 /// y = Σ x / divisor. y has x's dtype if that is floating, else int64 (and divisor is 1).
 struct Sum {
@@ -22,8 +22,8 @@ struct Var {
   const Tensor& x;
   double count;
   double divisor;
-  const Tensor& first;  // one of the elements of each result, in x's dtype
-  const Tensor& mean;   // scratch, which the backward wants
+  const Tensor& first;  // any element of each row, in x's dtype
+  const Tensor& mean;   // scratch; saved for backward
   const Tensor& y;
 };
 void var(Cpu, const Var& args);

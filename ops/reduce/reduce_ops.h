@@ -1,8 +1,8 @@
 #pragma once
 
-// What is done to the elements of a reduction, written once for both devices. A reduction starts from identity(), takes
-// in the i-th element of a result by map(x, shift, i), joins partial results by combine() and ends with finish(). Those
-// in two passes carry a `shift` for each result, found by the first pass. Elements of type T are seen as Value.
+// The element functions of reductions, shared by both devices. A reduction starts with identity(), maps element i of a
+// row with map(x, shift, i), merges partial results with combine() and ends with finish(). Two-pass reductions have a
+// `shift` per result, computed by the first pass. Elements of type T are converted to Value.
 
 #include <cmath>
 #include <cstdint>
@@ -36,7 +36,7 @@ struct SumOp {
   }
 };
 
-/// The mean; the shift is any one of the elements, which keeps the sum small where the mean is large.
+/// The mean. The shift is any element of the row; it keeps the sum small if the mean is large.
 template <class T>
 struct MeanOp {
   using Value = Accumulate<T>;
@@ -68,7 +68,7 @@ struct VarOp {
   MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum / divisor; }
 };
 
-/// log Σ exp(x); the shift is the largest x. Where that is infinite, exp needs no help: it gives 0 or infinity.
+/// log Σ exp(x); the shift is the largest x. If that is infinite no shift is needed: exp gives 0 or infinity.
 template <class T>
 struct LogSumExpOp {
   using Value = Accumulate<T>;
@@ -160,7 +160,7 @@ struct LogSumExpGradient {
   }
 };
 
-/// Shared evenly by all that are the extreme.
+/// Divided evenly among all elements equal to the extreme.
 template <class V>
 struct ExtremeGradient {
   MICA_HOST_DEVICE V operator()(V x, V extreme, V count, V dy) const {
@@ -168,7 +168,7 @@ struct ExtremeGradient {
   }
 };
 
-/// All to the element at `index`.
+/// The whole gradient to the element at `index`.
 template <class V>
 struct PlaceGradient {
   MICA_HOST_DEVICE V operator()(std::int64_t position, std::int64_t index, V dy) const {

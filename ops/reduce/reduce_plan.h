@@ -9,9 +9,9 @@
 
 namespace mica::kernels {
 
-/// The axes of a reduction from x to y, told apart: those kept and those reduced. Each list runs from the largest
-/// stride to the smallest, without axes of length 1, and neighbors that lie end to end are merged; it has at least one
-/// axis. y is row-major, with length 1 where x is reduced.
+/// The kept and the reduced axes of a reduction from x to y. Each list is sorted by descending stride, omits axes of
+/// length 1, merges adjacent axes where possible, and has at least one axis. y is row-major, with length 1 along
+/// reduced axes.
 struct ReducePlan {
   struct Axis {
     std::int64_t size = 1;
@@ -44,7 +44,7 @@ struct ReducePlan {
 
  private:
   static void simplify(Axes& axes) {
-    // A stride of 0 counts as large: the axes inside it are then walked in the order of memory.
+    // A stride of 0 sorts as the largest, so that the other axes are traversed in memory order.
     const auto stride = [](const Axis& a) { return a.in == 0 ? std::numeric_limits<std::int64_t>::max() : a.in; };
     std::stable_sort(axes.axis.begin(), axes.axis.begin() + axes.rank,
                      [&](const Axis& a, const Axis& b) { return stride(a) > stride(b); });
@@ -67,7 +67,7 @@ struct ReducePlan {
   }
 };
 
-/// The offsets in x and y of element `index` of the axes, the `skip` innermost of them left out.
+/// The offsets in x and y of element `index` of the axes, without the `skip` innermost ones.
 struct ReduceOffsets {
   std::int64_t in = 0;
   std::int64_t out = 0;

@@ -16,8 +16,8 @@ using autograd::Context;
 
 std::int64_t offset_of(const Tensor& x) { return x.handle()->offset; }
 
-// The strides that show x under `shape` without a copy, if there are any: each run of axes of x that lie end to end may
-// be cut up anew, but no axis of the result may reach across two runs.
+// The strides of a view of x with `shape`, if one exists. Within a run of axes of x that are contiguous in memory, the
+// axes can be split anew, but no axis of the result can span two runs.
 std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) {
     return contiguous_strides(shape);
@@ -47,7 +47,7 @@ std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   return strides;
 }
 
-// A view op's result, linked to what it is a view of so that recorded writes in place to one reach the other.
+// The result of a view op, registered as a view so that recorded in-place writes to one update the other.
 template <class F>
 Tensor apply_view(F op, const Tensor& x) {
   const Tensor result = apply(std::move(op), x);
@@ -104,7 +104,7 @@ struct Permute {
   }
 };
 
-// A part of x laid into zeros: the gradient of slice and select, and so differentiable itself.
+// Zeros with x written into a part of them: the gradient of slice and select; differentiable itself.
 struct SlicePlace {
   static constexpr bool composed = true;
   Shape shape;
