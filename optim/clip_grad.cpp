@@ -64,13 +64,18 @@ Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if
     work.scaled.finish(work.counted.device);
     counted.push_back(&work.counted);
   }
-  const Tensor norm = grad_norm(counted, max_norm);
+  start_norm(counted, max_norm);
+  for (const DeviceGradients* work : counted) {
+    on_device(work->device, [&](auto d) { kernels::grad_norm(d, work->norm); });
+  }
+  const Tensor norm = works.front().counted.norm.norm;
   if (error_if_nonfinite) {
     const double value = norm.item();
     check(std::isfinite(value), "clip_grad_norm_: the norm of the gradients is {}", value);
   }
   for (const Clipped& work : works) {
-    on_device(work.counted.device, [&](auto d) { kernels::scale_gradients(d, work.scaled, work.counted.control); });
+    on_device(work.counted.device,
+              [&](auto d) { kernels::scale_gradients(d, work.scaled, work.counted.norm.control); });
     for (const auto& [to, from] : work.copies) {
       copy_into(to, from);
     }

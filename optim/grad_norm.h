@@ -3,20 +3,19 @@
 #include <vector>
 
 #include <mica/core/tensor.h>
-#include <mica/optim/multi_tensor.h>
+#include <mica/optim/step_kernels.h>
 
 namespace mica::optim {
 
-/// Gradients of one device, and what their norm decides there.
+/// Gradients of one device, and their norm there.
 struct DeviceGradients {
   Device device;
   kernels::MultiTensorList list{};
-  Tensor control{};  // a kernels::StepControl, made by grad_norm
+  kernels::GradNorm norm{};
 };
 
-/// The norm of all gradients of all devices, clipped to `max_norm`, and each device's control. `scaler` is the state of
-/// a GradScaler, or undefined: see kernels::GradNorm. Returns a float64 scalar on the first device. With several
-/// devices the host waits for them.
-Tensor grad_norm(const std::vector<DeviceGradients*>& works, double max_norm, const Tensor& scaler = {});
+/// Sums the squares of all gradients and gives each device what it needs to finish the norm: see kernels::GradNorm.
+/// `scaler` is the state of a GradScaler, or undefined. With several devices the host waits for them.
+void start_norm(const std::vector<DeviceGradients*>& works, double max_norm, const Tensor& scaler = {});
 
 }  // namespace mica::optim

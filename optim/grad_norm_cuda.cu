@@ -1,6 +1,4 @@
-#include <cub/block/block_reduce.cuh>
-
-#include <mica/optim/grad_norm_kernels.h>
+#include <mica/optim/grad_norm.cuh>
 #include <mica/optim/multi_tensor.cuh>
 
 namespace mica::kernels {
@@ -8,7 +6,6 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kThreads = mica::detail::kMultiTensorThreads;
-constexpr int kFinishThreads = 512;
 
 // sums[c] = Σ g² over chunk c, one block a chunk. A thread takes packs of 16 bytes in strides of the block; where the
 // gradient is not aligned, the same elements one by one.
@@ -18,8 +15,10 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChunk = static_cast<int>(MultiTensorList::kChunk);
   using Pack = mica::detail::UpdatePack<T, kVector>;
+  cuda::wait_for_previous_kernel();
   const std::int64_t chunk = first_chunk + blockIdx.x;
-  const MultiTensorEntry& entry = mica::detail::entry_of_chunk(first, entries, chunk);
+  const MultiTensorEntry& entry =
+      mica::detail::entry_of(first, entries, chunk, [](const MultiTensorEntry& e) { return e.first_chunk; });
   const std::int64_t start = (chunk - entry.first_chunk) * kChunk;
   const int n = entry.numel - start < kChunk ? static_cast<int>(entry.numel - start) : kChunk;
   const T* const x = static_cast<const T*>(entry.grad) + start;
@@ -75,19 +74,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// By one block.
-__global__ void __launch_bounds__(kFinishThreads) grad_norm_kernel(const double* sums, std::int64_t n, double max_norm,
-                                                                   double* scaler, double* norm, StepControl* control) {
-  double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < n; i += kFinishThreads) {
-    sum += sums[i];
-  }
-  using Reduce = cub::BlockReduce<double, kFinishThreads>;
-  __shared__ typename Reduce::TempStorage storage;
-  sum = Reduce(storage).Sum(sum);
-  if (threadIdx.x == 0) {
-    finish_grad_norm(sum, max_norm, scaler, norm, control);
-  }
+__global__ void __launch_bounds__(kNormThreads) grad_norm_kernel(GradNormPointers args) {
+  cuda::wait_for_previous_kernel();
+  finish_grad_norm_in_block(args);
 }
 
 template <class A>
@@ -103,18 +92,16 @@ void sums_of_squares(Cuda, const MultiTensorList& list, const Tensor& sums) {
       continue;
     }
     on_dtype(FloatTypes{}, part.dtype, "sums_of_squares", [&]<class T>() {
-      sum_of_squares_kernel<T><<<static_cast<unsigned>(part.chunks), kThreads, 0, cuda::current_stream()>>>(
-          list.table() + part.first_entry, part.entries, part.first_chunk, sums.data<double>());
-      cuda::check_launch("sum_of_squares_kernel");
+      cuda::Launch(static_cast<unsigned>(part.chunks), kThreads)
+          .dependent()
+          .run(sum_of_squares_kernel<T>, "sum_of_squares_kernel", list.table() + part.first_entry, part.entries,
+               part.first_chunk, sums.data<double>());
     });
   }
 }
 
 void grad_norm(Cuda, const GradNorm& args) {
-  grad_norm_kernel<<<1, kFinishThreads, 0, cuda::current_stream()>>>(
-      args.sums.data<double>(), args.sums.numel(), args.max_norm, args.scaler.data_or_null<double>(),
-      args.norm.data<double>(), reinterpret_cast<StepControl*>(args.control.data<double>()));
-  cuda::check_launch("grad_norm_kernel");
+  cuda::Launch(1, kNormThreads).dependent().run(grad_norm_kernel, "grad_norm_kernel", GradNormPointers(args));
 }
 
 void scale_gradients(Cuda device, const MultiTensorList& list, const Tensor& control) {

@@ -11,21 +11,7 @@ namespace mica::kernels {
 void sums_of_squares(Cpu, const MultiTensorList& list, const Tensor& sums);
 void sums_of_squares(Cuda, const MultiTensorList& list, const Tensor& sums);
 
-/// The norm of all gradients and what follows from it. With a loss scale s (1 without one):
-///
-///     norm   = (Σ sums)^½ / s
-///     factor = min(1, max_norm / (norm + 1e-6)) / s
-///     skip   = there is a loss scale, and the norm is not finite
-///
-/// A norm of NaN makes the factor NaN.
-struct GradNorm {
-  Tensor sums;      // (n) float64
-  double max_norm;  // infinity for none
-  Tensor scaler;    // (3) float64: the loss scale; a count that is not used here; set to 1 if skip. Undefined for none
-  Tensor norm;      // () float64, out
-  Tensor control;   // a StepControl, out
-};
-
+/// Finishes the norm.
 void grad_norm(Cpu, const GradNorm& args);
 void grad_norm(Cuda, const GradNorm& args);
 

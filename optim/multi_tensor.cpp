@@ -26,6 +26,8 @@ void MultiTensorList::finish(Device device) {
     part.entries = static_cast<std::int64_t>(by_part_[i].size());
     for (MultiTensorEntry& entry : by_part_[i]) {
       entry.first_chunk = chunks_;
+      entry.first_block = part.blocks;
+      part.blocks += (entry.numel + block(part.dtype) - 1) / block(part.dtype);
       chunks_ += (entry.numel + kChunk - 1) / kChunk;
       entries_.push_back(entry);
     }

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include <mica/core/creation.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/core/dispatch.h>
+#include <mica/optim/grad_norm.cuh>
 #include <mica/optim/step_kernels.h>
 
 namespace mica {
@@ -17,17 +18,19 @@ namespace detail {
 
 inline constexpr int kMultiTensorThreads = 256;
 
-/// The entry that `chunk` belongs to, for all threads of a block. A block barrier.
-__device__ inline const kernels::MultiTensorEntry& entry_of_chunk(const kernels::MultiTensorEntry* first,
-                                                                  std::int64_t entries, std::int64_t chunk) {
+/// The entry that `chunk` of its part belongs to, for all threads of a block, where `first_of(entry)` is an entry's
+/// first chunk. Passes a block barrier.
+template <class FirstOf>
+__device__ const kernels::MultiTensorEntry& entry_of(const kernels::MultiTensorEntry* first, std::int64_t entries,
+                                                     std::int64_t chunk, const FirstOf& first_of) {
   int not_after = 0;  // entries that begin at this chunk or before; the last of them has it
   for (std::int64_t i = threadIdx.x; i - threadIdx.x < entries; i += kMultiTensorThreads) {
-    not_after += __syncthreads_count(i < entries && first[i].first_chunk <= chunk);
+    not_after += __syncthreads_count(i < entries && first_of(first[i]) <= chunk);
   }
   return first[not_after - 1];
 }
 
-// Elements that a thread moves at once: 16 bytes of the accumulation type.
+// Elements that a thread updates: 16 bytes of the accumulation type, so that a block of threads is one of the list's.
 template <class T>
 inline constexpr int kUpdateVector = 16 / static_cast<int>(sizeof(Accumulate<T>));
 
@@ -36,48 +39,25 @@ struct alignas(sizeof(T) * kSize) UpdatePack {
   T value[kSize];
 };
 
-// Loads and stores of what is not used again before much else has passed through the cache.
-template <class Pack>
-__device__ Pack load_streaming(const Pack* at) {
-  if constexpr (sizeof(Pack) == 16) {
-    const float4 bits = __ldcs(reinterpret_cast<const float4*>(at));
-    return reinterpret_cast<const Pack&>(bits);
-  } else {
-    static_assert(sizeof(Pack) == 8);
-    const float2 bits = __ldcs(reinterpret_cast<const float2*>(at));
-    return reinterpret_cast<const Pack&>(bits);
-  }
-}
-
-template <class Pack>
-__device__ void store_streaming(Pack* at, const Pack& pack) {
-  if constexpr (sizeof(Pack) == 16) {
-    __stcs(reinterpret_cast<float4*>(at), reinterpret_cast<const float4&>(pack));
-  } else {
-    static_assert(sizeof(Pack) == 8);
-    __stcs(reinterpret_cast<float2*>(at), reinterpret_cast<const float2&>(pack));
-  }
-}
-
 template <class T>
 __device__ bool has_alignment(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0;
 }
 
-// One block a chunk. The chunks go backward: when the norm was computed before, the gradients it read last are still in
-// the L2 cache.
+// One pack a thread. At any time the blocks that run work on neighboring memory, which DRAM likes: loops over longer
+// chunks, blocks that stay, and hints to the caches all took more time (an H200 moves 4.15 TB/s this way).
 template <class T, class Rule, bool kMaster, int kStates, class RuleOf>
 __global__ void __launch_bounds__(kMultiTensorThreads)
-    update_kernel(const kernels::MultiTensorEntry* first, std::int64_t entries, std::int64_t first_chunk,
-                  RuleOf rule_of, const kernels::StepControl* control) {
+    update_kernel(const kernels::MultiTensorEntry* first, std::int64_t entries, RuleOf rule_of,
+                  const kernels::StepControl* control) {
   using A = Accumulate<T>;
   constexpr int kVector = kUpdateVector<T>;
-  constexpr int kUnroll = 2;
   constexpr int kArrays = kStates + kMaster;
-  constexpr int kChunk = static_cast<int>(kernels::MultiTensorList::kChunk);
+  constexpr int kLength = kArrays > 0 ? kArrays : 1;
   using ValuePack = UpdatePack<T, kVector>;
   using StatePack = UpdatePack<A, kVector>;
 
+  cuda::wait_for_previous_kernel();
   A factor = 1;
   if (control != nullptr) {
     if (control->skip != 0) {
@@ -90,22 +70,25 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
       return;
     }
   }
-  const std::int64_t chunk = first_chunk + (gridDim.x - 1 - blockIdx.x);
-  const kernels::MultiTensorEntry& entry = entry_of_chunk(first, entries, chunk);
+  const kernels::MultiTensorEntry& entry =
+      entry_of(first, entries, blockIdx.x, [](const kernels::MultiTensorEntry& e) { return e.first_block; });
+  const std::int64_t at = ((blockIdx.x - entry.first_block) * kMultiTensorThreads + threadIdx.x) * kVector;
+  const int n = static_cast<int>(entry.numel - at < kVector ? entry.numel - at : kVector);
+  if (n <= 0) {
+    return;
+  }
   const Rule rule = rule_of(entry);
-  const std::int64_t start = (chunk - entry.first_chunk) * kChunk;
-  const int n = entry.numel - start < kChunk ? static_cast<int>(entry.numel - start) : kChunk;
-  T* const param = static_cast<T*>(entry.param) + start;
-  const T* const grad = static_cast<const T*>(entry.grad) + start;
-  A* states[kArrays > 0 ? kArrays : 1];
-  bool aligned = has_alignment<ValuePack>(param) && has_alignment<ValuePack>(grad);
+  T* const param = static_cast<T*>(entry.param) + at;
+  const T* const grad = static_cast<const T*>(entry.grad) + at;
+  A* states[kLength];
+  bool packed = n == kVector && has_alignment<ValuePack>(param) && has_alignment<ValuePack>(grad);
 #pragma unroll
   for (int k = 0; k < kArrays; ++k) {
-    states[k] = static_cast<A*>(entry.states[k]) + start;
-    aligned = aligned && has_alignment<StatePack>(states[k]);
+    states[k] = static_cast<A*>(entry.states[k]) + at;
+    packed = packed && has_alignment<StatePack>(states[k]);
   }
 
-  const auto update = [&](T& p, T g, A(&s)[kArrays > 0 ? kArrays : 1]) {
+  const auto update = [&](T& p, T g, A(&s)[kLength]) {
     A value;
     if constexpr (kMaster) {
       value = s[kStates];
@@ -126,74 +109,65 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
     p = static_cast<T>(value);
   };
 
-  const int packs = aligned ? n / kVector : 0;
-  for (int i = threadIdx.x; i < packs; i += kUnroll * kMultiTensorThreads) {
-    ValuePack p[kUnroll];
-    ValuePack g[kUnroll];
-    StatePack s[kUnroll][kArrays > 0 ? kArrays : 1];
+  if (packed) {
+    ValuePack p;
+    StatePack s[kLength];
+    const ValuePack g = *reinterpret_cast<const ValuePack*>(grad);
+    if constexpr (!kMaster) {
+      p = *reinterpret_cast<const ValuePack*>(param);
+    }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = i + u * kMultiTensorThreads;
-      if (at < packs) {
-        g[u] = load_streaming(reinterpret_cast<const ValuePack*>(grad) + at);
-        if constexpr (!kMaster) {
-          p[u] = reinterpret_cast<const ValuePack*>(param)[at];
-        }
+    for (int k = 0; k < kArrays; ++k) {
+      s[k] = *reinterpret_cast<const StatePack*>(states[k]);
+    }
 #pragma unroll
-        for (int k = 0; k < kArrays; ++k) {
-          s[u][k] = load_streaming(reinterpret_cast<const StatePack*>(states[k]) + at);
-        }
+    for (int e = 0; e < kVector; ++e) {
+      A element[kLength];
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k) {
+        element[k] = s[k].value[e];
+      }
+      update(p.value[e], g.value[e], element);
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k) {
+        s[k].value[e] = element[k];
       }
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int at = i + u * kMultiTensorThreads;
-      if (at < packs) {
+    for (int k = 0; k < kArrays; ++k) {
+      *reinterpret_cast<StatePack*>(states[k]) = s[k];
+    }
+    *reinterpret_cast<ValuePack*>(param) = p;
+  } else {
+    for (int i = 0; i < n; ++i) {
+      A element[kLength];
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          A element[kArrays > 0 ? kArrays : 1];
-#pragma unroll
-          for (int k = 0; k < kArrays; ++k) {
-            element[k] = s[u][k].value[e];
-          }
-          update(p[u].value[e], g[u].value[e], element);
-#pragma unroll
-          for (int k = 0; k < kArrays; ++k) {
-            s[u][k].value[e] = element[k];
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < kArrays; ++k) {
-          store_streaming(reinterpret_cast<StatePack*>(states[k]) + at, s[u][k]);
-        }
-        reinterpret_cast<ValuePack*>(param)[at] = p[u];
+      for (int k = 0; k < kArrays; ++k) {
+        element[k] = states[k][i];
       }
-    }
-  }
-  for (int i = packs * kVector + static_cast<int>(threadIdx.x); i < n; i += kMultiTensorThreads) {
-    A element[kArrays > 0 ? kArrays : 1];
+      update(param[i], grad[i], element);
 #pragma unroll
-    for (int k = 0; k < kArrays; ++k) {
-      element[k] = states[k][i];
-    }
-    update(param[i], grad[i], element);
-#pragma unroll
-    for (int k = 0; k < kArrays; ++k) {
-      states[k][i] = element[k];
+      for (int k = 0; k < kArrays; ++k) {
+        states[k][i] = element[k];
+      }
     }
   }
 }
 
-// Counts the step of each entry and makes its rule.
+// Finishes the norm if there are sums; counts the step of each entry and makes its rule. By one block.
 template <template <class> class Rule>
-__global__ void make_rules_kernel(const kernels::MultiTensorEntry* table, std::int64_t entries, const double* scalars,
-                                  std::int64_t* steps, Rule<double>* rules, const kernels::StepControl* control) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= entries || (control != nullptr && control->skip != 0)) {
+__global__ void __launch_bounds__(kernels::kNormThreads)
+    make_rules_kernel(const kernels::MultiTensorEntry* table, std::int64_t entries, const double* scalars,
+                      std::int64_t* steps, Rule<double>* rules, kernels::GradNormPointers norm) {
+  cuda::wait_for_previous_kernel();
+  kernels::finish_grad_norm_in_block(norm);
+  if (norm.control != nullptr && norm.control->skip != 0) {
     return;
   }
-  const int slot = table[i].slot;
-  rules[slot] = Rule<double>::at_step(scalars + table[i].group * Rule<double>::kScalars, ++steps[slot]);
+  for (std::int64_t i = threadIdx.x; i < entries; i += kernels::kNormThreads) {
+    const int slot = table[i].slot;
+    rules[slot] = Rule<double>::at_step(scalars + table[i].group * Rule<double>::kScalars, ++steps[slot]);
+  }
 }
 
 template <template <class> class Rule, class A>
@@ -210,31 +184,33 @@ struct RuleFromTable {
 template <template <class> class Rule, class T, bool kMaster, int kStates, class RuleOf>
 void update_part(Cuda, const char* name, const kernels::MultiTensorList& list, const kernels::MultiTensorPart& part,
                  const Tensor& control, const RuleOf& rule_of) {
-  if (part.chunks > 0) {
-    detail::update_kernel<T, Rule<Accumulate<T>>, kMaster, kStates>
-        <<<static_cast<unsigned>(part.chunks), detail::kMultiTensorThreads, 0, cuda::current_stream()>>>(
-            list.table() + part.first_entry, part.entries, part.first_chunk, rule_of,
-            reinterpret_cast<const kernels::StepControl*>(control.data_or_null<double>()));
-    cuda::check_launch(name);
+  if (part.blocks == 0) {
+    return;
   }
+  check(part.blocks <= INT32_MAX, "{}: {} parameters of {} in one step are too many", name,
+        part.blocks * kernels::MultiTensorList::block(part.dtype), part.dtype);
+  cuda::Launch(static_cast<unsigned>(part.blocks), detail::kMultiTensorThreads)
+      .dependent()
+      .run(detail::update_kernel<T, Rule<Accumulate<T>>, kMaster, kStates, RuleOf>, name,
+           list.table() + part.first_entry, part.entries, rule_of,
+           reinterpret_cast<const kernels::StepControl*>(control.data_or_null<double>()));
 }
 
-/// One step of an optimizer: counts it, makes the rules and applies them. The host reads nothing of it.
+/// One step of an optimizer: finishes the norm, counts the step, makes the rules and applies them. The host reads
+/// nothing of it.
 template <template <class> class Rule>
 void optimizer_step(Cuda device, const char* name, const kernels::OptimizerStep& step) {
   constexpr std::int64_t kRuleDoubles = sizeof(Rule<double>) / sizeof(double);
-  constexpr int kThreads = 128;
-  const std::int64_t entries = step.list.entries();
   const Tensor rules = empty({step.steps.numel(), kRuleDoubles}, float64, step.steps.device());
   auto* const rules_data = reinterpret_cast<Rule<double>*>(rules.data<double>());
-  detail::make_rules_kernel<Rule>
-      <<<static_cast<unsigned>((entries + kThreads - 1) / kThreads), kThreads, 0, cuda::current_stream()>>>(
-          step.list.table(), entries, step.scalars.data<double>(), step.steps.data<std::int64_t>(), rules_data,
-          reinterpret_cast<const kernels::StepControl*>(step.control.data_or_null<double>()));
-  cuda::check_launch("make_rules_kernel");
+  cuda::Launch(1, kernels::kNormThreads)
+      .dependent()
+      .run(detail::make_rules_kernel<Rule>, "make_rules_kernel", step.list.table(), step.list.entries(),
+           step.scalars.data<double>(), step.steps.data<std::int64_t>(), rules_data,
+           kernels::GradNormPointers(step.norm));
   for (const kernels::MultiTensorPart& part : step.list.parts()) {
     kernels::on_part<Rule>(name, part, [&]<class T, bool kMaster, int kStates>() {
-      update_part<Rule, T, kMaster, kStates>(device, name, step.list, part, step.control,
+      update_part<Rule, T, kMaster, kStates>(device, name, step.list, part, step.norm.control,
                                              detail::RuleFromTable<Rule, Accumulate<T>>{rules_data});
     });
   }

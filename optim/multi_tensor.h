@@ -18,6 +18,7 @@ struct MultiTensorEntry {
   void* states[kMostStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
   std::int64_t numel = 0;
   std::int64_t first_chunk = 0;  // number of chunks of all entries before
+  std::int64_t first_block = 0;  // number of blocks of the part's entries before
   std::int32_t slot = 0;         // number of the parameter in the optimizer
   std::int32_t group = 0;
 };
@@ -32,19 +33,22 @@ struct MultiTensorPart {
   std::int64_t entries = 0;
   std::int64_t first_chunk = 0;
   std::int64_t chunks = 0;
+  std::int64_t blocks = 0;
 
   bool has_kind_of(const MultiTensorPart& other) const {
     return dtype == other.dtype && states == other.states && master == other.master;
   }
 };
 
-/// Tensors of one device, cut into chunks. The order of the entries, and with it that of sums over chunks, follows from
-/// the order of add() and the kinds alone.
+/// Tensors of one device, cut into chunks, over which sums go, and into smaller blocks, which are updated at once. The
+/// order of the entries, and with it that of sums over chunks, follows from the order of add() and the kinds alone.
 class MultiTensorList {
  public:
   static constexpr std::int64_t kChunk = 16384;  // elements
+  /// Elements of a block: 4 KiB of the accumulation dtype.
+  static std::int64_t block(DType dtype) { return 4096 / static_cast<std::int64_t>(size_of(accumulate_dtype(dtype))); }
 
-  /// `kind` has the first three members set. Ignores the entry's first_chunk.
+  /// `kind` has the first three members set. Ignores the entry's first_chunk and first_block.
   void add(const MultiTensorPart& kind, const MultiTensorEntry& entry);
   /// Cuts into chunks and makes the entries readable on `device`. To be called once, after the last add().
   void finish(Device device);

@@ -9,7 +9,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
-#include <mica/optim/step_kernels.h>
+#include <mica/optim/grad_norm_kernels.h>
 
 namespace mica {
 
@@ -45,41 +45,39 @@ template <template <class> class Rule, class T, bool kMaster, int kStates, class
 void update_part(Cpu, const kernels::MultiTensorList& list, const kernels::MultiTensorPart& part, double factor,
                  const RuleOf& rule_of) {
   using A = Accumulate<T>;
+  const std::int64_t block = kernels::MultiTensorList::block(part.dtype);
   const kernels::MultiTensorEntry* const first = list.table() + part.first_entry;
-  std::vector<std::int64_t> ends;  // of the entries, in elements
-  std::int64_t total = 0;
-  for (std::int64_t i = 0; i < part.entries; ++i) {
-    ends.push_back(total += first[i].numel);
-  }
-  parallel_for(total, detail::kUpdateGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
-    for (; begin < end; ++i) {
-      const kernels::MultiTensorEntry& entry = first[i];
-      const std::int64_t start = ends[i] - entry.numel;
-      const std::int64_t stop = std::min(end, ends[i]);
-      const Rule<A> rule = rule_of(entry);
-      const auto state = [&](int k) { return static_cast<A*>(entry.states[k]); };
+  parallel_for(part.blocks, detail::kUpdateGrain / block, [&](std::int64_t begin, std::int64_t end) {
+    const kernels::MultiTensorEntry* at = std::upper_bound(
+        first, first + part.entries, begin,
+        [](std::int64_t number, const kernels::MultiTensorEntry& entry) { return number < entry.first_block; });
+    for (--at; at != first + part.entries && at->first_block < end; ++at) {
+      const std::int64_t start = std::max<std::int64_t>(begin - at->first_block, 0) * block;
+      const std::int64_t stop = std::min(at->numel, (end - at->first_block) * block);
+      const Rule<A> rule = rule_of(*at);
+      const auto state = [&](int k) { return static_cast<A*>(at->states[k]); };
       [&]<int... k>(std::integer_sequence<int, k...>) {
-        detail::update_run<kMaster>(rule, static_cast<A>(factor), begin - start, stop - start,
-                                    static_cast<T*>(entry.param), static_cast<const T*>(entry.grad),
-                                    kMaster ? state(kStates) : nullptr, state(k)...);
+        detail::update_run<kMaster>(rule, static_cast<A>(factor), start, stop, static_cast<T*>(at->param),
+                                    static_cast<const T*>(at->grad), kMaster ? state(kStates) : nullptr, state(k)...);
       }
       (std::make_integer_sequence<int, kStates>());
-      begin = stop;
     }
   });
 }
 
-/// One step of an optimizer: counts it, makes the rules and applies them.
+/// One step of an optimizer: finishes the norm, counts the step, makes the rules and applies them.
 template <template <class> class Rule>
 void optimizer_step(Cpu device, const char* name, const kernels::OptimizerStep& step) {
-  const auto* const control = reinterpret_cast<const kernels::StepControl*>(step.control.data_or_null<double>());
+  std::vector<Rule<double>> rules(step.steps.numel());
+  if (step.norm.sums.defined()) {
+    kernels::grad_norm(device, step.norm);
+  }
+  const auto* const control = reinterpret_cast<const kernels::StepControl*>(step.norm.control.data_or_null<double>());
   if (control != nullptr && control->skip != 0) {
     return;
   }
   std::int64_t* const steps = step.steps.data<std::int64_t>();
   const double* const scalars = step.scalars.data<double>();
-  std::vector<Rule<double>> rules(step.steps.numel());
   for (std::int64_t i = 0; i < step.list.entries(); ++i) {
     const kernels::MultiTensorEntry& entry = step.list.table()[i];
     rules[entry.slot] = Rule<double>::at_step(scalars + entry.group * Rule<double>::kScalars, ++steps[entry.slot]);

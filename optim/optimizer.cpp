@@ -265,14 +265,13 @@ Tensor Optimizer::step(const StepOptions& options) {
   if (works.empty()) {
     return wants_norm ? zeros({}, float64) : Tensor{};
   }
-  Tensor norm;
+  const Tensor scaler = options.scaler != nullptr ? options.scaler->state() : Tensor{};
   if (wants_norm) {
     std::vector<DeviceGradients*> gradients;
     for (Work& work : works) {
       gradients.push_back(&work);
     }
-    norm = grad_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()),
-                     options.scaler != nullptr ? options.scaler->state() : Tensor{});
+    start_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()), scaler);
   }
   for (Work& work : works) {
     const OnDevice on = counts_on(work.device);
@@ -286,7 +285,7 @@ Tensor Optimizer::step(const StepOptions& options) {
         parameter.bump_version("an optimizer's step");
       }
     });
-    run(work.device, {.list = work.list, .steps = on.steps, .scalars = on.scalars, .control = work.control});
+    run(work.device, {.list = work.list, .steps = on.steps, .scalars = on.scalars, .norm = work.norm});
     for (const auto& [to, from] : work.copies) {
       copy_into(to, from);
     }
@@ -302,7 +301,11 @@ Tensor Optimizer::step(const StepOptions& options) {
       slot.version = slot.parameter.version();
     }
   }
-  return norm;
+  const kernels::GradNorm& norm = works.front().norm;
+  if (scaler.defined() && !norm.scaler.is_same(scaler)) {
+    copy_into(scaler, norm.scaler);
+  }
+  return norm.norm;
 }
 
 void Optimizer::zero_grad() {

@@ -10,12 +10,27 @@
 
 namespace mica::kernels {
 
+/// The norm of all gradients and what follows from it. With a loss scale s (1 without one):
+///
+///     norm   = (Σ sums)^½ / s
+///     factor = min(1, max_norm / (norm + 1e-6)) / s
+///     skip   = there is a loss scale, and the norm is not finite
+///
+/// A norm of NaN makes the factor NaN.
+struct GradNorm {
+  Tensor sums;      // (n) float64
+  double max_norm;  // infinity for none
+  Tensor scaler;    // (3) float64: the loss scale; a count that is not used here; set to 1 if skip. Undefined for none
+  Tensor norm;      // () float64, out
+  Tensor control;   // a StepControl, out
+};
+
 /// One step for many parameters of one device.
 struct OptimizerStep {
   const MultiTensorList& list;
   Tensor steps;    // (slots) int64: the steps that each parameter has made; those in the list make one more
   Tensor scalars;  // (groups, Rule::kScalars) float64: the groups' options, as Rule::at_step reads them
-  Tensor control;  // a StepControl; undefined for factor 1 and no skip
+  GradNorm norm;   // to finish before the step, which does what its control says; with no tensors: factor 1, no skip
 };
 
 /// Calls f.operator()<T, kMaster, kStates>() for a part's dtype, kind and number of states, which must be one that
