@@ -274,7 +274,8 @@ TEST(Hooks, EmptyFunctionsAreRefused) {
   expect_error([&] { y.grad_fn()->register_hook(nullptr); }, "register_hook: " + text);
   expect_error([&] { y.grad_fn()->register_output_hook(0, nullptr); }, "register_output_hook: " + text);
   const auto same = [](const Tensor& gradient) { return gradient; };
-  expect_error([&] { y.grad_fn()->register_output_hook(1, same); }, "MulNumber: register_output_hook: there is no output 1");
+  expect_error([&] { y.grad_fn()->register_output_hook(1, same); },
+               "MulNumber: register_output_hook: there is no output 1");
   expect_error([&] { y.grad_fn()->register_output_hook(-1, same); }, "there is no output -1");
   y.backward(ones({2}));  // nothing of it was kept
   expect_close(x.grad(), {2, 2}, 0, 0);
