@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <mica/core/cuda/launch_record.h>
+#include <mica/core/random_kernels.h>
 #include <mica/core/rng.h>
 #include <mica/mica.h>
 
@@ -32,7 +33,7 @@ class SmallCase : public testing::Test {
   void TearDown() override {
     std::string names;
     for (const std::string& name : kernels_) {
-      names += (names.empty() ? "" : " ") + name;
+      names += (names.empty() ? "" : ";") + name;
     }
     RecordProperty("kernels", names);
   }
@@ -124,6 +125,16 @@ TEST_F(SmallCase, Random) {
       return Tensors{randn({1003}, dtype, device), rand({1003}, dtype, device)};
     });
   }
+  compare("store_key", 0, [](Device device) {
+    const Tensor state = from_data<std::int64_t>({5, 8}).to(device);
+#if MICA_WITH_CUDA
+    if (device.is_cuda()) {
+      fill_(state, 0);
+      kernels::store_key(Cuda{}, state, {.seed = 5, .offset = 8});
+    }
+#endif
+    return Tensors{state};
+  });
   compare("randint", 0, [](Device device) {
     manual_seed(3);
     return Tensors{randint(1, 100, {1003}, int64, device)};
@@ -284,11 +295,16 @@ TEST_F(SmallCase, QuantizedMatmul) {
 
 TEST_F(SmallCase, Attention) {
   // 16-bit and float32, rows of keys that a warp holds and longer ones, with and without a mask.
-  for (const auto& [dtype, keys] : {std::pair{float32, 40}, std::pair{float32, 1100}, std::pair{bfloat16, 96}}) {
+  struct Case {
+    DType dtype;
+    std::int64_t keys, depth;
+  };
+  for (const auto& [dtype, keys, depth] :
+       {Case{float32, 40, 64}, Case{float32, 1100, 64}, Case{bfloat16, 96, 64}, Case{float16, 96, 72}}) {
     for (const bool causal : {false, true}) {
       compare_with_gradients(
-          fmt::format("{} with {} keys", dtype, keys), 2 * tolerance_of(dtype),
-          {randn({1, 2, 40, 64}, dtype), randn({1, 2, keys, 64}, dtype), randn({1, 2, keys, 64}, dtype)},
+          fmt::format("{} with {} keys of {}", dtype, keys, depth), 2 * tolerance_of(dtype),
+          {randn({1, 2, 40, depth}, dtype), randn({1, 2, keys, depth}, dtype), randn({1, 2, keys, depth}, dtype)},
           [&](const Tensors& in) { return scaled_dot_product_attention(in[0], in[1], in[2], {.causal = causal}); });
     }
   }
@@ -312,6 +328,15 @@ TEST_F(SmallCase, Optimizers) {
     };
     compare("AdamW", tolerance_of(dtype), [&](Device device) {
       return train(device, [](const Tensors& p) { return optim::AdamW(p, {.lr = 0.1}); });
+    });
+    compare("AdamW with a GradScaler", tolerance_of(dtype), [&](Device device) {
+      const Tensor p = clone(start[0]).to(device).detach().requires_grad_();
+      optim::AdamW optimizer({p}, {.lr = 0.1});
+      optim::GradScaler scaler({.init_scale = 16});
+      scaler.scale(sum(p * p)).backward();
+      optimizer.step({.max_grad_norm = 1.0, .scaler = &scaler});
+      scaler.update();
+      return Tensors{p};
     });
     compare("SGD", tolerance_of(dtype), [&](Device device) {
       return train(device, [](const Tensors& p) { return optim::SGD(p, {.lr = 0.1, .momentum = 0.9}); });
