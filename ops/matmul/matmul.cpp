@@ -9,7 +9,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary_ops.h>
 #include <mica/ops/matmul/matmul.h>
-#include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/matmul/matmul_steps.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -17,29 +17,13 @@ namespace mica {
 
 namespace {
 
-std::atomic<MatmulPrecision> float32_precision = MatmulPrecision::float32;
+using detail::gradients_of_sums;
+using detail::multiply;
+using detail::row_count;
+using detail::rows_of;
 
-// kernels::matmul for operands and sizes of every kind.
-void multiply(kernels::MatmulArgs args) {
-  if (args.out.numel() == 0) {
-    return;
-  }
-  const Device device = args.out.device();
-  if (args.a.size(-1) > 0) {
-    args.a = kernels::readable(args.a);
-    args.b = kernels::readable(args.b);
-    args.bias = args.bias.defined() ? contiguous_data(args.bias) : args.bias;
-    on_device(device, [&](auto on) { kernels::matmul(on, args); });
-    return;
-  }
-  const Tensor& sums = args.sums.defined() ? args.sums : args.out;
-  if (args.bias.defined()) {
-    copy_into(sums, broadcast_view(args.bias, sums.shape()));
-  } else {
-    fill_data(sums, 0);
-  }
-  on_device(device, [&](auto on) { kernels::activate(on, args.activation, sums, args.out); });
-}
+std::atomic<MatmulPrecision> float32_precision = MatmulPrecision::float32;
+std::atomic<MatmulTuning> tuning = MatmulTuning::heuristic;
 
 // (…, M, K) · (…, K, N), both of at least two axes.
 struct Matmul {
@@ -92,7 +76,7 @@ struct Linear {
     ctx.save_for_backward(ctx.needs_grad(1) ? x : Tensor{}, ctx.needs_grad(0) ? weight : Tensor{},
                           activation == Activation::none ? Tensor{} : outputs.back());
 
-    const std::int64_t rows = numel_of(shape.slice(0, shape.size() - 1));
+    const std::int64_t rows = row_count(shape);
     multiply({.a = rows_of(x, rows),
               .b = transpose(weight, 0, 1),
               .bias = bias,
@@ -110,11 +94,13 @@ struct Linear {
       return Tensors(3);
     }
     const std::int64_t in = x_shape.back();
-    const std::int64_t rows = numel_of(x_shape.slice(0, x_shape.size() - 1));
+    const std::int64_t rows = row_count(x_shape);
     Tensor dz;
     Tensor dbias;
     if (ctx.needs_grad(2) && !dsums.defined() && dy.numel() > 0 && !autograd::grad_enabled()) {
-      std::tie(dz, dbias) = gradients_of_sums(contiguous_data(dy), v, rows);
+      const bool has_function = activation != Activation::none;
+      std::tie(dz, dbias) =
+          gradients_of_sums(activation, rows_of(contiguous_data(dy), rows), has_function ? rows_of(v, rows) : Tensor{});
     } else {
       const bool has_function = activation != Activation::none;
       dz = dy.defined() && has_function ? detail::unary_gradient(kernels::function_of(activation), dy, v) : dy;
@@ -124,29 +110,6 @@ struct Linear {
     }
     return {ctx.needs_grad(0) ? reshape(matmul(dz, weight), x_shape) : Tensor{},
             ctx.needs_grad(1) ? matmul(transpose(dz, 0, 1), reshape(x, {rows, in})) : Tensor{}, dbias};
-  }
-
- private:
-  // Of z and of the bias, in one pass; nothing is recorded.
-  std::pair<Tensor, Tensor> gradients_of_sums(const Tensor& dy, const Tensor& v, std::int64_t rows) const {
-    const Tensor dy_rows = rows_of(dy, rows);
-    const bool has_function = activation != Activation::none;
-    const Tensor dz = has_function ? empty_like(dy_rows) : dy_rows;
-    const Tensor dbias = empty({dz.size(1)}, dz.dtype(), dz.device());
-    const kernels::ActivationBackward args{
-        .activation = activation, .dy = dy_rows, .v = has_function ? rows_of(v, rows) : v, .dz = dz, .dbias = dbias};
-    on_device(dz.device(), [&](auto device) { kernels::activation_backward(device, args); });
-    return {dz, dbias};
-  }
-
-  // (…, n) as (rows, n): without a copy also where x is a matrix that a product can read.
-  static Tensor rows_of(const Tensor& x, std::int64_t rows) {
-    if (x.dim() == 2) {
-      return x;
-    }
-    const Tensor packed = contiguous_data(x);
-    const std::int64_t columns = x.size(-1);
-    return as_strided(packed, {rows, columns}, {columns, 1}, packed.handle()->offset);
   }
 };
 
@@ -160,6 +123,17 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
   float32_precision = precision;
 }
 MatmulPrecision float32_matmul_precision() { return float32_precision; }
+
+void set_matmul_tuning(MatmulTuning chosen) { tuning = chosen; }
+MatmulTuning matmul_tuning() { return tuning; }
+
+std::string matmul_algorithms(Device device) {
+  return on_device(device, [](auto on) { return kernels::timed_algorithms(on); });
+}
+
+void set_matmul_algorithms(std::string_view text, Device device) {
+  on_device(device, [&](auto on) { kernels::set_timed_algorithms(on, text); });
+}
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   if (autograd::autocast_narrows(a, b)) {

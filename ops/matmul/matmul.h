@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include <mica/core/tensor.h>
 
 namespace mica {
@@ -40,5 +43,27 @@ enum class MatmulPrecision { float32, tf32 };
 /// ::float32 at the start.
 void set_float32_matmul_precision(MatmulPrecision precision);
 MatmulPrecision float32_matmul_precision();
+
+/// How cuBLASLt's algorithm for a product on CUDA is chosen, once for each shape, layout, dtype and epilogue.
+///
+/// ::heuristic takes the first that cuBLASLt's heuristics name. It depends on the product alone, so that every run of a
+/// program gives the same bits. ::timed runs their first candidates on the operands at hand, when a product comes for
+/// the first time, and takes the fastest: on an H200 some products take up to 20 % less time. The choice depends on
+/// the clock, and another run may choose otherwise and round otherwise. To repeat bits, keep matmul_algorithms() in a
+/// file and give it to set_matmul_algorithms() in the next run.
+///
+/// While a stream is captured into a CUDA graph nothing can be timed, and products that were not timed before use the
+/// heuristics.
+enum class MatmulTuning { heuristic, timed };
+
+/// Sets it for the whole program. It is ::heuristic at the start.
+void set_matmul_tuning(MatmulTuning tuning);
+MatmulTuning matmul_tuning();
+
+/// The algorithms that were timed so far for a GPU, as lines of text; of the CPU, an empty one.
+std::string matmul_algorithms(Device device);
+/// Takes algorithms from such text; with ::timed, their products are not timed again. Throws Error if the text is
+/// damaged, or made on another kind of GPU or by another version of cuBLASLt, and then changes nothing.
+void set_matmul_algorithms(std::string_view text, Device device);
 
 }  // namespace mica

@@ -101,6 +101,15 @@ void activation_backward(Cpu, const ActivationBackward& args) {
   sum(Cpu{}, Sum{.x = has_function ? args.dz : args.dy, .divisor = 1, .y = sums});
 }
 
+void matmul_activation_backward(Cpu, const MatmulActivationBackward& args) {
+  matmul_activation_backward_in_steps(Cpu{}, args);
+}
+
+std::string timed_algorithms(Cpu) { return {}; }
+void set_timed_algorithms(Cpu, std::string_view text) {
+  check(text.empty(), "set_matmul_algorithms: expected a GPU, as only they have algorithms to choose from");
+}
+
 void matmul_add(Cpu, const MatmulAddArgs& args) {
   on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });
 }

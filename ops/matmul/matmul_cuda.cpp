@@ -4,7 +4,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/cuda/cublas.h>
-#include <mica/ops/matmul/epilogue_cuda.h>
+#include <mica/ops/matmul/cublaslt_cuda.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 
 namespace mica::kernels {
@@ -110,6 +110,12 @@ bool rounds_before_bias(const MatmulArgs& args) {
 
 void matmul_add(Cuda, const MatmulAddArgs& args) {
   on_dtype(FloatTypes{}, args.a.dtype(), "matmul", [&]<class T>() { multiply_add<T>(args); });
+}
+
+void matmul_activation_backward(Cuda, const MatmulActivationBackward& args) {
+  if (!matmul_activation_backward_in_one_kernel(args)) {
+    matmul_activation_backward_in_steps(Cuda{}, args);
+  }
 }
 
 void matmul(Cuda, const MatmulArgs& args) {

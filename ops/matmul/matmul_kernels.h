@@ -58,6 +58,40 @@ struct ActivationBackward {
 void activation_backward(Cpu, const ActivationBackward& args);
 void activation_backward(Cuda, const ActivationBackward& args);
 
+/// out = (a · b) · f′, element by element, and dbias = the sum of out's rows: the gradient of a linear layer with its
+/// activation, from that of the layer after it. All of one floating dtype; M, N and K are not 0.
+struct MatmulActivationBackward {
+  Tensor a;               // (M, K), readable
+  Tensor b;               // (K, N), readable
+  Activation activation;  // f
+  Tensor v;               // (M, N) contiguous, as ActivationBackward's
+  Tensor out;             // (M, N) contiguous
+  Tensor dbias;           // (N) contiguous, or undefined
+};
+
+void matmul_activation_backward(Cpu, const MatmulActivationBackward& args);
+void matmul_activation_backward(Cuda, const MatmulActivationBackward& args);
+
+/// The same by a product and a pass over it.
+template <class On>
+void matmul_activation_backward_in_steps(On device, const MatmulActivationBackward& args) {
+  const bool has_function = args.activation != Activation::none;
+  const Tensor product = has_function ? empty(args.out.shape(), args.out.dtype(), args.out.device()) : args.out;
+  matmul(device, {.a = args.a, .b = args.b, .bias = {}, .out = product});
+  if (args.dbias.defined()) {
+    activation_backward(
+        device, {.activation = args.activation, .dy = product, .v = args.v, .dz = args.out, .dbias = args.dbias});
+  } else if (has_function) {
+    unary_backward(device, function_of(args.activation), args.out, product, args.v);
+  }
+}
+
+/// The current device's algorithms of MatmulTuning::timed as text, and back.
+std::string timed_algorithms(Cpu);
+std::string timed_algorithms(Cuda);
+void set_timed_algorithms(Cpu, std::string_view text);
+void set_timed_algorithms(Cuda, std::string_view text);
+
 /// sum += a · b, of one floating dtype; M, N and K are not 0.
 struct MatmulAddArgs {
   Tensor a;    // (M, K), readable

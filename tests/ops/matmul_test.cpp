@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/ops/matrix_layouts.h"
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
@@ -370,6 +372,54 @@ TEST(Matmul, Errors) {
   if (cuda_available()) {
     expect_error([&] { matmul(a, ones({3, 2}, float32, Device::cuda())); }, "matmul: expected one device, got cpu and");
   }
+}
+
+// With MatmulTuning::timed until the end of scope.
+struct Timed {
+  Timed() { set_matmul_tuning(MatmulTuning::timed); }
+  ~Timed() { set_matmul_tuning(MatmulTuning::heuristic); }
+};
+
+TEST(MatmulTuning, TimedProductsAreRightAndRepeat) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  const Device device = Device::cuda();
+  for (const DType dtype : {bfloat16, float16}) {
+    const Tensor x = randn({512, 256}, dtype, device), weight = randn({384, 256}, dtype, device);
+    const Tensor bias = randn({384}, dtype, device);
+    for (const Activation f : {Activation::none, Activation::gelu_tanh}) {
+      const Tensor expected = linear(x, weight, bias, f);
+      const Timed guard;
+      const Tensor first = linear(x, weight, bias, f), again = linear(x, weight, bias, f);
+      const double bound = dtype == bfloat16 ? 2e-2 : 3e-3;
+      expect_close(first, expected, bound, bound);
+      expect_close(again, first, 0, 0);
+    }
+    const Tensor plain = matmul(x, transpose(weight, 0, 1));
+    const Timed guard;
+    expect_close(matmul(x, transpose(weight, 0, 1)), plain, 2e-2, 2e-2);
+  }
+  const std::string text = matmul_algorithms(device);
+  EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 7);
+  set_matmul_algorithms(text, device);
+  EXPECT_EQ(matmul_algorithms(device), text);
+  expect_error([&] { set_matmul_algorithms("other" + text, device); }, "expected text that begins with \"cuBLASLt");
+  expect_error([&] { set_matmul_algorithms(text + "1 2 3\n", device); }, "a line is damaged: \"1 2 3\"");
+  expect_error([&] { set_matmul_algorithms(text.substr(0, text.rfind(' ')), device); }, "a line is damaged");
+  EXPECT_EQ(matmul_algorithms(device), text);
+}
+
+TEST(MatmulTuning, TheCpuHasNothingToChoose) {
+  const Timed guard;
+  EXPECT_EQ(matmul_tuning(), MatmulTuning::timed);
+  const Tensor a = randn({9, 5}), b = randn({5, 4});
+  const Tensor y = matmul(a, b);
+  set_matmul_tuning(MatmulTuning::heuristic);
+  expect_close(matmul(a, b), y, 0, 0);
+  EXPECT_EQ(matmul_algorithms(Device::cpu()), "");
+  set_matmul_algorithms("", Device::cpu());
+  expect_error([] { set_matmul_algorithms("x", Device::cpu()); }, "expected a GPU");
 }
 
 }  // namespace

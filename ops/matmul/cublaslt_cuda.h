@@ -12,6 +12,9 @@ namespace mica::kernels {
 /// do but a product.
 bool matmul_in_one_kernel(const MatmulArgs& args);
 
+/// Likewise.
+bool matmul_activation_backward_in_one_kernel(const MatmulActivationBackward& args);
+
 /// What cuBLAS calls a floating dtype.
 constexpr cudaDataType_t cuda_type(DType dtype) {
   switch (dtype) {
