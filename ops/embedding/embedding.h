@@ -10,8 +10,8 @@ namespace mica {
 /// weight's dtype. On the CPU an index out of range is an error that names it; on CUDA, where looking would mean
 /// waiting, its row is NaN and takes no gradient.
 ///
-/// The gradient of a row is the sum of the gradients of its uses, in the order of the indices, in float32 for 16-bit
-/// weights.
+/// The gradient of a row is the sum of the gradients of its uses, in float32 for 16-bit weights and in an order that
+/// follows from the indices alone.
 Tensor embedding(const Tensor& weight, const Tensor& indices);
 
 }  // namespace mica

@@ -2,15 +2,21 @@
 
 #include <algorithm>
 #include <bit>
+#include <climits>
 
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/embedding/embedding_kernels.h>
+#include <mica/ops/rows/rows_cuda.cuh>
 
 namespace mica::kernels {
 
 namespace {
+
+using rows::load;
+using rows::Pack;
+using rows::store;
 
 constexpr int kThreads = 256;
 
@@ -18,76 +24,138 @@ int blocks_for(std::int64_t n) {
   return static_cast<int>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 1 << 20));
 }
 
-// y[i, c] = weight[indices[i], c]
-template <class T>
+// y[i, c] = weight[indices[i], c], V columns a thread.
+template <class T, int V>
 __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* indices, T* y, std::int64_t n,
-                                         std::int64_t rows, std::int64_t width) {
+                                         std::int64_t rows, std::int64_t packs) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n * width; at += step) {
-    const std::int64_t row = indices[at / width];
-    const bool known = row >= 0 && row < rows;
-    y[at] = known ? weight[row * width + at % width] : static_cast<T>(static_cast<Accumulate<T>>(NAN));
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n * packs; at += step) {
+    const std::int64_t i = at / packs;
+    const std::int64_t row = indices[i];
+    Pack<T, V> pack;
+    if (row >= 0 && row < rows) {
+      pack = load<V>(weight + (row * packs + at - i * packs) * V);
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        pack.at[j] = static_cast<T>(static_cast<Accumulate<T>>(NAN));
+      }
+    }
+    store(y + at * V, pack);
   }
 }
 
 // keys[i] = indices[i], with `rows` standing for what is out of range; positions[i] = i.
-__global__ void embedding_keys_kernel(const std::int64_t* indices, std::int64_t n, std::int64_t rows,
-                                      std::uint64_t* keys, std::int64_t* positions) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+__global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::int64_t rows, std::uint32_t* keys,
+                                      std::uint32_t* positions) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     const std::int64_t row = indices[i];
-    keys[i] = static_cast<std::uint64_t>(row >= 0 && row < rows ? row : rows);
-    positions[i] = i;
+    keys[i] = static_cast<std::uint32_t>(row >= 0 && row < rows ? row : rows);
+    positions[i] = static_cast<std::uint32_t>(i);
   }
 }
 
-__device__ std::int64_t lower_bound(const std::uint64_t* keys, std::int64_t n, std::uint64_t key) {
-  std::int64_t low = 0;
-  std::int64_t high = n;
-  while (low < high) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (keys[middle] < key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
+// dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block adds up a segment of
+// kSegment keys, V columns a thread. A run that lies in one segment is written at once. Of one that does not, each
+// segment keeps a partial sum: as its head, if the run began earlier, else as its tail. A second kernel adds those.
+constexpr int kSegment = 16;
+constexpr int kColumnThreads = 128;
 
-constexpr int kColumns = 32;  // of one block
-constexpr int kGroups = 8;    // threads that share a column's sum
-
-// dweight[r, c] = sum of dy[i, c] over the i with indices[i] == r: a run of the sorted keys. Thread (x, y) of a block
-// adds every eighth use of row r to column x; the eight sums are added in order.
 template <class T>
-__global__ void embedding_backward_kernel(const T* dy, const std::uint64_t* keys, const std::int64_t* positions,
-                                          T* dweight, std::int64_t n, std::int64_t rows, std::int64_t width) {
-  using Sum = Accumulate<T>;
-  __shared__ Sum sums[kGroups][kColumns];
-  const std::int64_t column_blocks = (width + kColumns - 1) / kColumns;
-  for (std::int64_t task = blockIdx.x; task < rows * column_blocks; task += gridDim.x) {
-    const std::int64_t row = task / column_blocks;
-    const std::int64_t column = task % column_blocks * kColumns + threadIdx.x;
-    const std::int64_t begin = lower_bound(keys, n, static_cast<std::uint64_t>(row));
-    const std::int64_t end = lower_bound(keys, n, static_cast<std::uint64_t>(row) + 1);
-    Sum sum{0};
-    if (column < width) {
-      for (std::int64_t i = begin + threadIdx.y; i < end; i += kGroups) {
-        sum += static_cast<Sum>(dy[positions[i] * width + column]);
+struct Gradient {
+  const T* dy;
+  const std::uint32_t* keys;       // sorted
+  const std::uint32_t* positions;  // of the keys before they were sorted; equal keys in order
+  T* dweight;
+  Accumulate<T>* partial;  // (segments, 2, width): head and tail
+  int n;
+  std::uint32_t rows;
+  std::int64_t width;
+
+  __device__ std::int64_t end_of(int segment) const { return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment); }
+  __device__ std::uint32_t last_key(int segment) const { return keys[end_of(segment) - 1]; }
+  __device__ bool continues(int segment) const {  // its last run goes on in the next
+    const std::int64_t next = end_of(segment);
+    return next < n && keys[next] == keys[next - 1];
+  }
+  __device__ Accumulate<T>* sums(int segment, int tail) const { return partial + (2LL * segment + tail) * width; }
+};
+
+template <class T, int V>
+__global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Gradient<T> g) {
+  using S = Accumulate<T>;
+  const std::int64_t column = (std::int64_t{blockIdx.y} * kColumnThreads + threadIdx.x) * V;
+  if (column >= g.width) {
+    return;
+  }
+  const int segment = blockIdx.x;
+  const int first = segment * kSegment;
+  const int count = min(kSegment, g.n - first);
+  // Everything is on its way before the first sum.
+  std::uint32_t keys[kSegment];
+  Pack<T, V> packs[kSegment];
+#pragma unroll
+  for (int k = 0; k < kSegment; ++k) {
+    if (k < count) {
+      keys[k] = g.keys[first + k];
+      packs[k] = load<V>(g.dy + g.positions[first + k] * g.width + column);
+    }
+  }
+  bool is_head = segment > 0 && g.continues(segment - 1);
+  const bool goes_on = g.continues(segment);
+  S sums[V] = {};
+#pragma unroll
+  for (int k = 0; k < kSegment; ++k) {
+    if (k >= count) {
+      break;
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      sums[j] += static_cast<S>(packs[k].at[j]);
+    }
+    const bool last = k + 1 == count;
+    if (!last && keys[k + 1 < kSegment ? k + 1 : k] == keys[k]) {
+      continue;
+    }
+    if (keys[k] < g.rows) {
+      if (is_head || (last && goes_on)) {
+        S* const to = g.sums(segment, is_head ? 0 : 1) + column;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          to[j] = sums[j];
+        }
+      } else {
+        store(g.dweight + keys[k] * g.width + column, rows::pack_of<T>(sums));
       }
     }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < width) {
-      for (int group = 1; group < kGroups; ++group) {
-        sum += sums[group][threadIdx.x];
-      }
-      dweight[row * width + column] = static_cast<T>(sum);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      sums[j] = 0;
     }
-    __syncthreads();
+    is_head = false;
   }
 }
+
+// Adds up the run that begins in a block's segment and goes on in others.
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads) embedding_runs_kernel(Gradient<T> g) {
+  const int segment = blockIdx.x;
+  const std::uint32_t key = g.last_key(segment);
+  const bool began_earlier = segment > 0 && g.last_key(segment - 1) == key;
+  const std::int64_t column = std::int64_t{blockIdx.y} * kColumnThreads + threadIdx.x;
+  if (began_earlier || !g.continues(segment) || key >= g.rows || column >= g.width) {
+    return;
+  }
+  Accumulate<T> sum = g.sums(segment, 1)[column];
+  int s = segment;
+  do {
+    ++s;
+    sum += g.sums(s, 0)[column];
+  } while (g.last_key(s) == key && g.continues(s));
+  g.dweight[key * g.width + column] = static_cast<T>(sum);
+}
+
+unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
 
 }  // namespace
 
@@ -96,10 +164,17 @@ void embedding_forward(Cuda, const EmbeddingForward& args) {
     return;
   }
   on_dtype(FloatTypes{}, args.weight.dtype(), "embedding", [&]<class T>() {
-    embedding_forward_kernel<<<blocks_for(args.y.numel()), kThreads, 0, cuda::current_stream()>>>(
-        args.weight.data<T>(), args.indices.data<std::int64_t>(), args.y.data<T>(), args.indices.numel(),
-        args.weight.shape()[0], args.weight.shape()[1]);
-    cuda::check_launch("embedding_forward_kernel");
+    const std::int64_t width = args.weight.shape()[1];
+    const T* const weight = args.weight.data<T>();
+    T* const y = args.y.data<T>();
+    rows::with_pack_size<T>(
+        width,
+        [&]<int V>(std::integral_constant<int, V>) {
+          embedding_forward_kernel<T, V><<<blocks_for(args.y.numel() / V), kThreads, 0, cuda::current_stream()>>>(
+              weight, args.indices.data<std::int64_t>(), y, args.indices.numel(), args.weight.shape()[0], width / V);
+          cuda::check_launch("embedding_forward_kernel");
+        },
+        weight, y);
   });
 }
 
@@ -109,37 +184,60 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   }
   const cudaStream_t stream = cuda::current_stream();
   const Device device = args.dweight.device();
-  const std::int64_t n = args.indices.numel();
+  const std::int64_t count = args.indices.numel();
   const std::int64_t rows = args.dweight.shape()[0];
   const std::int64_t width = args.dweight.shape()[1];
+  check(count <= INT_MAX && rows <= INT_MAX,
+        "embedding: expected at most {} indices and rows for a gradient on CUDA, got {} and {}", INT_MAX, count, rows);
+  cuda::check(cudaMemsetAsync(args.dweight.raw_data(), 0, args.dweight.bytes(), stream), "cudaMemsetAsync");
+  if (count == 0) {
+    return;
+  }
+  const int n = static_cast<int>(count);
 
   // A stable sort by row keeps the uses of each row in their order, so the sums are the same on every run.
-  const Tensor keys = empty({2, n}, int64, device);
-  const Tensor positions = empty({2, n}, int64, device);
-  auto* keys_in = reinterpret_cast<std::uint64_t*>(keys.data<std::int64_t>());
-  auto* positions_in = positions.data<std::int64_t>();
-  if (n > 0) {
-    embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys_in,
-                                                                  positions_in);
-    cuda::check_launch("embedding_keys_kernel");
-    const int bits = std::bit_width(static_cast<std::uint64_t>(rows));
-    std::size_t bytes = 0;
-    const auto sort = [&](void* scratch) {
-      cuda::check(cub::DeviceRadixSort::SortPairs(scratch, bytes, keys_in, keys_in + n, positions_in, positions_in + n,
-                                                  n, 0, bits, stream),
-                  "cub::DeviceRadixSort::SortPairs");
-    };
-    sort(nullptr);
-    const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
-    sort(scratch.raw_data());
-    cuda::check_launch("cub::DeviceRadixSort::SortPairs");
-  }
+  const Tensor buffers = empty({4, n}, int32, device);
+  auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
+  std::uint32_t* const positions = keys + 2LL * n;
+  embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys,
+                                                                positions);
+  cuda::check_launch("embedding_keys_kernel");
+  const int bits = std::bit_width(static_cast<std::uint64_t>(rows));
+  std::size_t bytes = 0;
+  const auto sort = [&](void* scratch) {
+    cuda::check(
+        cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, keys + n, positions, positions + n, n, 0, bits, stream),
+        "cub::DeviceRadixSort::SortPairs");
+  };
+  sort(nullptr);
+  const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
+  sort(scratch.raw_data());
+
   on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
-    const std::int64_t tasks = rows * ((width + kColumns - 1) / kColumns);
-    const int blocks = static_cast<int>(std::min<std::int64_t>(tasks, 1 << 20));
-    embedding_backward_kernel<<<blocks, dim3(kColumns, kGroups), 0, stream>>>(
-        args.dy.data<T>(), keys_in + n, positions_in + n, args.dweight.data<T>(), n, rows, width);
-    cuda::check_launch("embedding_backward_kernel");
+    using S = Accumulate<T>;
+    const unsigned segments = parts(n, kSegment);
+    const Tensor partial = empty({segments, 2, width}, dtype_of<S>, device);
+    const Gradient<T> gradient{.dy = args.dy.data<T>(),
+                               .keys = keys + n,
+                               .positions = positions + n,
+                               .dweight = args.dweight.data<T>(),
+                               .partial = partial.data<S>(),
+                               .n = n,
+                               .rows = static_cast<std::uint32_t>(rows),
+                               .width = width};
+    rows::with_pack_size<T>(
+        width,
+        [&]<int V>(std::integral_constant<int, V>) {
+          const dim3 grid(segments, parts(width, kColumnThreads * V));
+          embedding_segments_kernel<T, V><<<grid, kColumnThreads, 0, stream>>>(gradient);
+          cuda::check_launch("embedding_segments_kernel");
+        },
+        gradient.dy, gradient.dweight);
+    if (segments > 1) {
+      const dim3 grid(segments - 1, parts(width, kColumnThreads));
+      embedding_runs_kernel<T><<<grid, kColumnThreads, 0, stream>>>(gradient);
+      cuda::check_launch("embedding_runs_kernel");
+    }
   });
 }
 

@@ -43,6 +43,41 @@ TEST(Embedding, GradientSumsInFloat32) {
   }
 }
 
+// Rows used never, once and thousands of times, in any order, some out of range: whole numbers, so sums are exact.
+TEST(Embedding, GradientOfManyUses) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      for (const std::int64_t width : {1, 8, 33, 1100}) {
+        for (const std::int64_t count : {1, 15, 16, 17, 32, 33, 500, 3001}) {
+          constexpr std::int64_t kRows = 7;
+          std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
+          for (std::int64_t i = 0; i < count; ++i) {
+            indices[static_cast<std::size_t>(i)] = i % 97 == 5 ? 1 : i % 41 == 7 ? 5 : i < count / 3 ? 2 : 4;
+          }
+          if (device.is_cuda() && count > 20) {
+            std::fill_n(indices.begin(), 18, -1);
+            indices.back() = kRows;
+          }
+          const Tensor weight = zeros({kRows, width}, dtype, device).requires_grad_();
+          const Tensor y = embedding(weight, from_data(indices, {count}, device));
+          const Tensor dy = randint(-1, 2, y.shape(), int64, device).to(dtype);
+          y.backward(dy);
+          const std::vector<double> d = to_vector<double>(dy);
+          std::vector<double> expected(kRows * width);
+          for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t row = indices[static_cast<std::size_t>(i)];
+            for (std::int64_t c = 0; c < width && row >= 0 && row < kRows; ++c) {
+              expected[static_cast<std::size_t>(row * width + c)] += d[static_cast<std::size_t>(i * width + c)];
+            }
+          }
+          SCOPED_TRACE(fmt::format("{} {} uses of width {} on {}", dtype, count, width, device));
+          expect_close(weight.grad(), expected, 0, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(Embedding, UnusedRowsAndNoIndices) {
   for (const Device device : test_devices()) {
     const Tensor weight = randn({3, 4}, float32, device).requires_grad_();
