@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,6 +48,21 @@ void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) cons
     at += count;
     bytes -= static_cast<std::uint64_t>(count);
     offset += static_cast<std::uint64_t>(count);
+  }
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  const InputFile file(path);
+  if (file.size() > 0) {  // nothing cannot be mapped
+    void* const data = ::mmap(nullptr, file.size(), PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
+    check(data != MAP_FAILED, "load: cannot map {}: {}", path.string(), error_text(errno));
+    bytes_ = {static_cast<const std::byte*>(data), file.size()};
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) {
+    ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   }
 }
 

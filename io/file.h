@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 
 namespace mica::io {
@@ -19,6 +20,7 @@ class InputFile {
 
   const std::filesystem::path& path() const { return path_; }
   std::uint64_t size() const { return size_; }
+  int descriptor() const { return descriptor_; }
   /// Reads `bytes` bytes from position `offset`.
   void read(void* data, std::uint64_t bytes, std::uint64_t offset) const;
 
@@ -26,6 +28,22 @@ class InputFile {
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::uint64_t size_ = 0;
+};
+
+/// A regular file mapped into memory for reading: pages are loaded when they are read.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::filesystem::path path_;
+  std::span<const std::byte> bytes_;
 };
 
 /// A temporary file beside `path` that replaces it on commit(), after everything is flushed to disk. Without commit()

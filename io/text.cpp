@@ -46,19 +46,21 @@ struct Windows {
   Windows(std::int64_t count, std::int64_t context)
       : inputs(empty({count, context}, int64)), targets(empty({count, context}, int64)) {}
 
-  void set(std::int64_t row, std::span<const std::int32_t> tokens, std::int64_t start) const {
+  void set(std::int64_t row, const TokenView& tokens, std::int64_t start) const {
     const std::int64_t context = inputs.size(1);
-    const std::int32_t* const window = tokens.data() + start;
-    std::copy_n(window, context, inputs.data<std::int64_t>() + row * context);
-    std::copy_n(window + 1, context, targets.data<std::int64_t>() + row * context);
+    const auto row_of = [&](const Tensor& x) {
+      return std::span(x.data<std::int64_t>() + row * context, static_cast<std::size_t>(context));
+    };
+    tokens.read(start, row_of(inputs));
+    tokens.read(start + 1, row_of(targets));
   }
   Batch on(Device device) const { return {inputs.to(device), targets.to(device)}; }
 };
 
-void check_length(const char* name, std::span<const std::int32_t> tokens, std::int64_t context) {
+void check_length(const char* name, const TokenView& tokens, std::int64_t context) {
   check(context >= 1, "{}: expected a context of at least 1, got {}", name, context);
-  check(static_cast<std::int64_t>(tokens.size()) > context, "{}: expected more tokens than the context of {}, got {}",
-        name, context, tokens.size());
+  check(tokens.size() > context, "{}: expected more tokens than the context of {}, got {}", name, context,
+        tokens.size());
 }
 
 }  // namespace
@@ -143,7 +145,7 @@ std::string CharTokenizer::decode(std::span<const std::int32_t> tokens) const {
   return to_utf8(characters);
 }
 
-RandomWindows::RandomWindows(std::span<const std::int32_t> tokens, std::int64_t context, std::uint64_t seed)
+RandomWindows::RandomWindows(const TokenView& tokens, std::int64_t context, std::uint64_t seed)
     : tokens_(tokens), context_(context), engine_(seed) {
   check_length("RandomWindows", tokens, context);
 }
@@ -153,7 +155,7 @@ void RandomWindows::start_epoch() {
   const auto below = [this](std::int64_t n) {
     return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n));
   };
-  const auto places = static_cast<std::int64_t>(tokens_.size()) - context_;
+  const auto places = tokens_.size() - context_;
   for (std::int64_t start = below(std::min(context_, places)); start < places; start += context_) {
     starts_.push_back(start);
   }
@@ -175,12 +177,12 @@ Batch RandomWindows::next(std::int64_t batch, Device device) {
   return windows.on(device);
 }
 
-std::vector<Batch> even_windows(std::span<const std::int32_t> tokens, std::int64_t context, std::int64_t batch,
-                                std::int64_t most, Device device) {
+std::vector<Batch> even_windows(const TokenView& tokens, std::int64_t context, std::int64_t batch, std::int64_t most,
+                                Device device) {
   check_length("even_windows", tokens, context);
   check(batch >= 1 && most >= 1, "even_windows: expected batches and windows of at least 1, got {} and {}", batch,
         most);
-  const std::int64_t all = (static_cast<std::int64_t>(tokens.size()) - 1) / context;
+  const std::int64_t all = (tokens.size() - 1) / context;
   const std::int64_t count = std::min(all, most);
   std::vector<Batch> batches;
   for (std::int64_t first = 0; first < count;) {

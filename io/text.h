@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <mica/core/tensor.h>
+#include <mica/io/tokens.h>
 
 namespace mica::io {
 
@@ -59,8 +60,8 @@ struct Batch {
 /// device, and are independent of the global generator.
 class RandomWindows {
  public:
-  /// Throws an Error unless there are more tokens than the context length. Keeps a view of `tokens`, not a copy.
-  RandomWindows(std::span<const std::int32_t> tokens, std::int64_t context, std::uint64_t seed);
+  /// Throws an Error unless there are more tokens than the context length. Keeps the view, not a copy.
+  RandomWindows(const TokenView& tokens, std::int64_t context, std::uint64_t seed);
 
   Batch next(std::int64_t batch, Device device = Device::cpu());
 
@@ -68,7 +69,7 @@ class RandomWindows {
   /// Cuts the sequence from a random offset and shuffles the windows.
   void start_epoch();
 
-  std::span<const std::int32_t> tokens_;
+  TokenView tokens_;
   std::int64_t context_;
   std::vector<std::int64_t> starts_;  // of the remaining windows, the next one last
   std::mt19937_64 engine_;
@@ -76,7 +77,7 @@ class RandomWindows {
 
 /// Adjacent windows over a token sequence, for validation: all that fit, or `most` of them evenly spaced. Returned in
 /// batches of at most `batch` windows.
-std::vector<Batch> even_windows(std::span<const std::int32_t> tokens, std::int64_t context, std::int64_t batch,
-                                std::int64_t most, Device device = Device::cpu());
+std::vector<Batch> even_windows(const TokenView& tokens, std::int64_t context, std::int64_t batch, std::int64_t most,
+                                Device device = Device::cpu());
 
 }  // namespace mica::io

@@ -1,0 +1,66 @@
+#pragma once
+
+// Sequences of tokens for language models, in memory or in files that may be larger than it.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include <mica/io/file.h>
+
+namespace mica::io {
+
+/// A view of tokens that somebody else keeps: a list in memory, or a TokenFile.
+class TokenView {
+ public:
+  TokenView(std::span<const std::int32_t> tokens);
+  TokenView(const std::vector<std::int32_t>& tokens) : TokenView(std::span<const std::int32_t>(tokens)) {}
+  /// Little-endian unsigned integers of 2 or 4 bytes, at any address.
+  TokenView(const std::byte* data, std::int64_t size, int bytes_per_token);
+
+  std::int64_t size() const { return size_; }
+
+  /// Tokens begin … end − 1. Throws Error unless 0 ≤ begin ≤ end ≤ size().
+  TokenView part(std::int64_t begin, std::int64_t end) const;
+
+  /// The same tokens; read() throws Error for those that are not below `vocab`, which a GPU could not report.
+  TokenView below(std::int64_t vocab) const;
+
+  /// Copies tokens begin, begin + 1, … until `to` is full. Throws Error if there are too few.
+  void read(std::int64_t begin, std::span<std::int64_t> to) const;
+
+ private:
+  const std::byte* data_;
+  std::int64_t size_;
+  int bytes_per_token_;
+  std::int64_t vocab_ = 0;   // 0: not checked
+  std::int64_t offset_ = 0;  // of the first token in what this is a part of
+};
+
+/// A file of tokens, mapped into memory, so that only what is read takes any. Two formats, told apart by their first 4
+/// bytes, both little-endian:
+///
+/// - uint16 and nothing else, as nanoGPT writes them;
+/// - a header of 256 int32, as llm.c writes it (dev/data/data_common.py): magic number, version, number of tokens; then
+///   uint16 (magic 20240520, version 1) or uint32 (magic 20240801, version 7).
+///
+/// Throws Error naming the file if it is empty or what the header says does not fit it. The file must not become
+/// shorter while it is mapped: a read beyond its end would end the program.
+class TokenFile {
+ public:
+  explicit TokenFile(const std::filesystem::path& path);
+
+  /// Valid as long as this object.
+  const TokenView& tokens() const { return tokens_; }
+  /// Of one token in the file: 2 or 4.
+  int bytes_per_token() const { return bytes_per_token_; }
+
+ private:
+  MappedFile file_;
+  int bytes_per_token_;
+  TokenView tokens_;
+};
+
+}  // namespace mica::io
