@@ -3,6 +3,7 @@
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 
@@ -20,6 +21,21 @@ const GPTConfig& checked(const GPTConfig& c) {
 }
 
 }  // namespace
+
+GPTConfig gpt2_config(std::string_view size) {
+  struct Size {
+    std::string_view name;
+    std::int64_t layers, heads, width;
+  };
+  constexpr Size kSizes[] = {
+      {"124m", 12, 12, 768}, {"350m", 24, 16, 1024}, {"774m", 36, 20, 1280}, {"1558m", 48, 25, 1600}};
+  for (const Size& s : kSizes) {
+    if (s.name == size) {
+      return {.vocab = 50304, .layers = s.layers, .heads = s.heads, .width = s.width};
+    }
+  }
+  fail("gpt2_config: expected 124m, 350m, 774m or 1558m, got {}", size);
+}
 
 GPT::GPT(const GPTConfig& config)
     : config(checked(config)),
@@ -47,16 +63,25 @@ Tensor GPT::features(const Tensor& tokens) const {
   check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
   const std::int64_t length = tokens.size(1);
   check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
-  Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
+  const Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
+  ResidualAndBranch stream{x, {}};
   for (const TransformerBlock& block : h) {
-    x = config.checkpoint ? nn::checkpoint(block, x) : block(x);
+    const auto& [residual, branch] = stream;
+    stream = config.checkpoint ? nn::checkpoint(block, residual, branch) : block(residual, branch);
   }
-  return ln_f(x);
+  const auto& [residual, branch] = stream;
+  return branch.defined() ? ln_f(branch, residual).y : ln_f(residual);
 }
 
 Tensor GPT::operator()(const Tensor& tokens) const {
   const Scope scope(*this);
   return lm_head(features(tokens));
+}
+
+Tensor GPT::loss(const Tensor& tokens, const Tensor& targets) const {
+  const Scope scope(*this);
+  const Tensor logits = lm_head(features(tokens));
+  return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
 }
 
 Tensor GPT::next_token_logits(const Tensor& tokens) const {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include <mica/nn/containers.h>
 #include <mica/nn/embedding.h>
 #include <mica/nn/transformer.h>
@@ -20,6 +22,10 @@ struct GPTConfig {
                             ///< bits, more time, less memory (see nn::checkpoint); may be changed at any time
 };
 
+/// GPT-2's four sizes, by their number of parameters: "124m", "350m", "774m" and "1558m". The vocabulary is padded to
+/// 50304, a multiple of 128, which products are faster with; no text has the last 47 tokens.
+GPTConfig gpt2_config(std::string_view size);
+
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
 /// and a head that shares its weight with the token embedding.
 ///
@@ -32,6 +38,10 @@ class GPT : public Module {
 
   /// Tokens (B, T), int64 or int32, T at most the context, to logits (B, T, vocab).
   Tensor operator()(const Tensor& tokens) const;
+  /// The mean cross entropy of predicting `targets` (B, T), the tokens that come next, as labels of
+  /// mica::cross_entropy. While training, the logits become their own gradient (in_place), except in float16, where
+  /// that would underflow.
+  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
   /// The logits of what follows the last token only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 

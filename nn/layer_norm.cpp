@@ -21,4 +21,9 @@ Tensor LayerNorm::operator()(const Tensor& x) const {
   return layer_norm(x, normalized_shape, weight, bias, eps);
 }
 
+AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual) const {
+  const Scope scope(*this);
+  return add_layer_norm(x, residual, normalized_shape, weight, bias, {.eps = eps});
+}
+
 }  // namespace mica::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mica/nn/module.h>
+#include <mica/ops/add_layer_norm/add_layer_norm.h>
 
 namespace mica::nn {
 
@@ -19,6 +20,8 @@ class LayerNorm : public Module {
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {}) : LayerNorm(Shape{size}, options) {}
 
   Tensor operator()(const Tensor& x) const;
+  /// residual + x and the norm of that sum, in one pass: see mica::add_layer_norm.
+  AddLayerNormResult operator()(const Tensor& x, const Tensor& residual) const;
 
   Shape normalized_shape;
   double eps;

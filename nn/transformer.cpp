@@ -1,5 +1,6 @@
 #include <mica/nn/transformer.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/matmul/mlp.h>
 
 namespace mica::nn {
 
@@ -21,7 +22,9 @@ Mlp::Mlp(std::int64_t width, Options options)
 Tensor Mlp::operator()(const Tensor& x) const {
   const Scope scope(*this);
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
-  return dropout(c_proj(c_fc(x, by_tanh ? Activation::gelu_tanh : Activation::gelu)));
+  // Both layers in one op: its backward goes through gelu in the product with c_proj's weight.
+  return dropout(mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias,
+                           by_tanh ? Activation::gelu_tanh : Activation::gelu));
 }
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
@@ -36,8 +39,15 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
   const Scope scope(*this);
-  const Tensor y = x + attn(ln_1(x));
-  return y + mlp(ln_2(y));
+  const auto [residual, branch] = (*this)(x, {});
+  return residual + branch;
+}
+
+ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch) const {
+  const Scope scope(*this);
+  const auto [x, x_normed] = branch.defined() ? ln_1(branch, residual) : AddLayerNormResult{residual, ln_1(residual)};
+  const auto [y, y_normed] = ln_2(attn(x_normed), x);
+  return {y, mlp(y_normed)};
 }
 
 }  // namespace mica::nn

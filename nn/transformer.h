@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include <mica/nn/attention.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/nn/module.h>
@@ -34,6 +36,10 @@ struct TransformerBlockOptions {
   GeluApproximation gelu = GeluApproximation::tanh;
 };
 
+/// The stream between two blocks: residual, and a branch that is still to be added to it. The norm that follows takes
+/// the sum and normalizes it in one pass.
+using ResidualAndBranch = std::array<Tensor, 2>;
+
 /// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
 ///
 ///     x ← x + attn(ln_1(x))
@@ -43,6 +49,8 @@ class TransformerBlock : public Module {
   TransformerBlock(std::int64_t width, TransformerBlockOptions options);
 
   Tensor operator()(const Tensor& x) const;
+  /// The same for x = residual + branch (undefined: 0), with the last sum left to what follows.
+  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch) const;
 
   LayerNorm ln_1;
   MultiheadAttention attn;

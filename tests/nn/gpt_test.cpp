@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 
+#include <mica/autograd/grad_mode.h>
 #include <mica/core/rng.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/generate.h>
@@ -74,6 +75,52 @@ TEST(GPT, LooksBackOnly) {
   EXPECT_EQ(logits.shape(), (Shape{2, 6, 7}));
   expect_close(gpt(slice(tokens, 1, 0, 4)), slice(logits, 1, 0, 4), 1e-5, 1e-6);
   expect_close(gpt.next_token_logits(tokens), select(logits, 1, 5), 1e-5, 1e-6);
+}
+
+TEST(GPT, LossIsTheCrossEntropyOfItsLogits) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float16, bfloat16}) {
+      manual_seed(6);
+      nn::GPT gpt{kTiny};
+      gpt.to(device, dtype);
+      const Tensor tokens = randint(0, 7, {3, 6}).to(device), targets = randint(0, 7, {3, 6}).to(device);
+      const Tensor expected = cross_entropy(gpt(tokens), targets);
+      expected.backward();
+      std::vector<std::vector<double>> gradients;
+      for (const Tensor& parameter : gpt.parameters()) {
+        gradients.push_back(to_vector<double>(parameter.grad()));
+      }
+      gpt.zero_grad();
+      const Tensor loss = gpt.loss(tokens, targets);
+      expect_close(loss, expected, 0, 0);
+      loss.backward();
+      const double tolerance = dtype == float32 ? 1e-5 : dtype == float16 ? 1e-2 : 5e-2;
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        double largest = 0;
+        for (const double value : gradients[i]) {
+          largest = std::max(largest, std::abs(value));
+        }
+        expect_close(gpt.parameters()[i].grad(), gradients[i], 0, tolerance * largest);
+      }
+      const autograd::NoGrad no_grad;
+      expect_close(gpt.loss(tokens, targets), expected, 0, 0);
+    }
+  }
+}
+
+TEST(GPT, SizesOfGPT2) {
+  // With 50257 tokens, as published.
+  const std::pair<const char*, std::int64_t> sizes[] = {
+      {"124m", 124439808}, {"350m", 354823168}, {"774m", 774030080}, {"1558m", 1557611200}};
+  for (const auto& [name, parameters] : sizes) {
+    const nn::GPTConfig c = nn::gpt2_config(name);
+    const std::int64_t block = 12 * c.width * c.width + 13 * c.width;
+    EXPECT_EQ((50257 + c.context + 2) * c.width + c.layers * block, parameters) << name;
+    EXPECT_EQ(c.width % c.heads, 0);
+    EXPECT_EQ(c.vocab, 50304);
+    EXPECT_TRUE(c.bias);
+  }
+  expect_error([] { nn::gpt2_config("124M"); }, "expected 124m, 350m, 774m or 1558m, got 124M");
 }
 
 TEST(GPT, Errors) {

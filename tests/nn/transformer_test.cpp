@@ -2,6 +2,7 @@
 
 #include <mica/core/rng.h>
 #include <mica/nn/transformer.h>
+#include <mica/ops/elementwise/binary.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -102,6 +103,21 @@ TEST(TransformerBlock, NamesGradientsAndOptions) {
   EXPECT_EQ(names_of(no_bias.named_parameters()), (Names{"ln_1.weight", "attn.c_attn.weight", "attn.c_proj.weight",
                                                          "ln_2.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}));
   check_gradients(no_bias, randn({1, 3, 4}));
+}
+
+TEST(TransformerBlock, AddsABranchThatIsStillApart) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, bfloat16}) {
+      manual_seed(6);
+      nn::TransformerBlock block{16, {.heads = 2}};
+      block.to(device, dtype);
+      const Tensor residual = randn({2, 3, 16}, dtype, device), branch = randn({2, 3, 16}, dtype, device);
+      const auto [sum, last] = block(residual, branch);
+      const Tensor expected = block(residual + branch);
+      const double tolerance = dtype == float32 ? 1e-5 : 2e-2;  // the norms round elsewhere
+      expect_close(sum + last, expected, tolerance, tolerance);
+    }
+  }
 }
 
 TEST(TransformerBlock, ResidualsPassThrough) {
