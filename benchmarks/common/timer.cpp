@@ -15,13 +15,13 @@ double wall_us(const Work& work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
+}  // namespace
+
 double median(std::vector<double> values) {
   const auto middle = values.begin() + values.size() / 2;
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-
-}  // namespace
 
 std::vector<double> times_us(mica::Cpu, int repeats, const Work& work) {
   for (int i = 0; i < kWarmup; ++i) {
@@ -29,6 +29,12 @@ std::vector<double> times_us(mica::Cpu, int repeats, const Work& work) {
   }
   std::vector<double> times(repeats);
   std::generate(times.begin(), times.end(), [&] { return wall_us(work); });
+  return times;
+}
+
+std::vector<double> step_times_ms(mica::Cpu, int repeats, const Work& work) {
+  std::vector<double> times(repeats);
+  std::generate(times.begin(), times.end(), [&] { return wall_us(work) / 1e3; });
   return times;
 }
 

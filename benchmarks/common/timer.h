@@ -15,7 +15,14 @@ using Work = std::function<void()>;
 std::vector<double> times_us(mica::Cpu, int repeats, const Work& work);
 std::vector<double> times_us(mica::Cuda, int repeats, const Work& work);
 
-/// The median of the above.
+/// Milliseconds from the end of each of `repeats` calls of `work` to the end of the next, one right after the other, as
+/// in a training loop: nothing is flushed, and the host waits for nothing but what `work` waits for.
+std::vector<double> step_times_ms(mica::Cpu, int repeats, const Work& work);
+std::vector<double> step_times_ms(mica::Cuda, int repeats, const Work& work);
+
+double median(std::vector<double> values);
+
+/// The median of times_us.
 double median_us(mica::Device device, int repeats, const Work& work);
 
 /// Microseconds of the host that one call of `work` takes, without what it queues on a GPU: the median of `repeats`

@@ -60,4 +60,18 @@ std::vector<double> times_us(mica::Cuda, int repeats, const Work& work) {
   return times;
 }
 
+std::vector<double> step_times_ms(mica::Cuda, int repeats, const Work& work) {
+  std::vector<Event> ends(static_cast<std::size_t>(repeats) + 1);
+  ends[0].record();
+  for (int i = 0; i < repeats; ++i) {
+    work();
+    ends[static_cast<std::size_t>(i) + 1].record();
+  }
+  std::vector<double> times;
+  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+    times.push_back(Event::us_between(ends[i], ends[i + 1]) / 1e3);
+  }
+  return times;
+}
+
 }  // namespace benchmarks
