@@ -106,19 +106,20 @@ struct VarGradient {
   Shapes shapes;
   double divisor;
 
-  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& mean) const {
+  Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& first,
+                 const Tensor& offset) const {
     const Tensor dx = empty_like(x);
     const Tensor kept = kept_of(dy, shapes);
-    const kernels::VarBackward args{.x = x, .mean = mean, .dy = kept, .divisor = divisor, .dx = dx};
+    const kernels::VarBackward args{.x = x, .first = first, .offset = offset, .dy = kept, .divisor = divisor, .dx = dx};
     on_device(x.device(), [&](auto device) { kernels::var_backward(device, args); });
-    ctx.save_for_backward(dy, x, mean);
+    ctx.save_for_backward(dy, x, first, offset);
     return dx;
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
-    const auto [dy, x, mean] = ctx.saved<3>();
-    Tensors gradients(3);
+    const auto [dy, x, first, offset] = ctx.saved<4>();
+    Tensors gradients(4);
     if (ctx.needs_grad(0)) {
-      gradients[0] = reduce_like(ddx * slope(*this, ddx, x, mean), shapes);
+      gradients[0] = reduce_like(ddx * slope(*this, ddx, x, first, offset), shapes);
     }
     if (ctx.needs_grad(1)) {
       const Shapes kept{.kept = shapes.kept, .result = shapes.kept, .count = shapes.count};
@@ -135,21 +136,21 @@ struct Var {
   double divisor;
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
-    const Tensor mean = statistic_of(x, shapes);
+    const Tensor offset = statistic_of(x, shapes);
     const Tensor y = empty(shapes.result, x.dtype(), x.device());
     const Tensor kept = seen_as(y, shapes.kept);
     const Tensor first = empty(shapes.kept, x.dtype(), x.device());
     copy_into(first,
               shapes.count > 0 ? as_strided(x, shapes.kept, x.strides(), x.handle()->offset) : full_like(first, 0));
     const auto count = static_cast<double>(shapes.count);
-    const kernels::Var args{.x = x, .count = count, .divisor = divisor, .first = first, .mean = mean, .y = kept};
+    const kernels::Var args{.x = x, .count = count, .divisor = divisor, .first = first, .offset = offset, .y = kept};
     on_device(x.device(), [&](auto device) { kernels::var(device, args); });
-    ctx.save_for_backward(x, mean);
+    ctx.save_for_backward(x, first, offset);
     return y;
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [x, mean] = ctx.saved<2>();
-    return autograd::apply(VarGradient{shapes, divisor}, dy, x, mean);
+    const auto [x, first, offset] = ctx.saved<3>();
+    return autograd::apply(VarGradient{shapes, divisor}, dy, x, first, offset);
   }
 };
 

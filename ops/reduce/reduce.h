@@ -8,7 +8,8 @@ namespace mica {
 // are removed or, with keepdim, kept with length 1. All reductions are deterministic: an element of the result depends
 // only on its own inputs, not on the number of threads or the size of the grid.
 
-/// Σ x over the axes; an empty sum is 0. Sums of integers and booleans are int64; 16-bit floats are summed in float32.
+/// Σ x over the axes; an empty sum is 0. Sums of integers and booleans are int64 and wrap around; 16-bit floats are
+/// summed in float32.
 Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 /// Σ x / n over the axes, for floating x; an empty mean is NaN.

@@ -8,8 +8,8 @@ namespace mica::kernels {
 void var_backward(Cuda device, const VarBackward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "var", [&]<class T>() {
     using V = Accumulate<T>;
-    elementwise<T, T, V, T>(device, VarGradient<V>{static_cast<V>(2 / args.divisor)}, args.dx, args.x, args.mean,
-                            args.dy);
+    elementwise<T, T, T, V, T>(device, VarGradient<V>{static_cast<V>(2 / args.divisor)}, args.dx, args.x, args.first,
+                               args.offset, args.dy);
   });
 }
 

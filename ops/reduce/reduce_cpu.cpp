@@ -15,16 +15,17 @@ void sum(Cpu device, const Sum& args) {
 void var(Cpu device, const Var& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "var", [&]<class T>() {
     using V = Accumulate<T>;
-    reduce<T>(device, MeanOp<T>{static_cast<V>(args.count)}, args.x, args.mean, args.first.data<T>());
-    reduce<T>(device, VarOp<T>{static_cast<V>(args.divisor)}, args.x, args.y, args.mean.data<V>());
+    reduce<T>(device, MeanOffsetOp<T>{static_cast<V>(args.count)}, args.x, args.offset, args.first.data<T>());
+    reduce<T>(device, VarOp<T>{static_cast<V>(args.divisor)}, args.x, args.y,
+              Centers<T>{args.first.data<T>(), args.offset.data<V>()});
   });
 }
 
 void var_backward(Cpu device, const VarBackward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "var", [&]<class T>() {
     using V = Accumulate<T>;
-    elementwise<T, T, V, T>(device, VarGradient<V>{static_cast<V>(2 / args.divisor)}, args.dx, args.x, args.mean,
-                            args.dy);
+    elementwise<T, T, T, V, T>(device, VarGradient<V>{static_cast<V>(2 / args.divisor)}, args.dx, args.x, args.first,
+                               args.offset, args.dy);
   });
 }
 

@@ -56,7 +56,7 @@ class Cascade {
 /// gains nothing.
 template <class T, class Op, bool kUnit>
 [[gnu::noinline]] typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t n, std::int64_t stride,
-                                               typename Op::Value shift, std::int64_t first) {
+                                               ShiftOf<Op> shift, std::int64_t first) {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   const auto at = [&](std::int64_t i) {
@@ -90,10 +90,10 @@ template <class T, class Op, bool kUnit>
 }
 
 /// Reduces one result after the other, for results whose elements are adjacent in memory.
-template <class T, class Op, class Shift>
-void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
+template <class T, class Op, class Shifts>
+void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shifts& shifts, typename Op::Out* y) {
   using Acc = typename Op::Acc;
-  using Value = typename Op::Value;
+  using Shift = ShiftOf<Op>;
   constexpr std::int64_t kLeaf = 4096;
   constexpr std::int64_t kGroup = 65536;
   const ReducePlan::Axis& run = plan.reduced.inner();
@@ -103,7 +103,7 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* 
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
   // Reduces the leaves of a group.
-  const auto reduce_group = [&](std::int64_t which, std::int64_t in, Value row_shift) {
+  const auto reduce_group = [&](std::int64_t which, std::int64_t in, Shift row_shift) {
     Cascade<Op> cascade(op);
     const std::int64_t end = std::min(leaves, (which + 1) * group);
     for (std::int64_t leaf = which * group; leaf < end; ++leaf) {
@@ -117,7 +117,13 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* 
     }
     return cascade.result();
   };
-  const auto shift_at = [&](std::int64_t out) { return Op::kShifted ? static_cast<Value>(shift[out]) : Value{}; };
+  const auto shift_at = [&](std::int64_t out) {
+    if constexpr (Op::kShifted) {
+      return static_cast<Shift>(shifts[out]);
+    } else {
+      return Shift{};
+    }
+  };
 
   const std::int64_t rows = plan.kept.numel;
   if (groups == 1) {
@@ -125,7 +131,7 @@ void reduce_rows(const Op& op, const ReducePlan& plan, const T* x, const Shift* 
     parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         const ReduceOffsets at(plan.kept, row);
-        const Value row_shift = shift_at(at.out);
+        const Shift row_shift = shift_at(at.out);
         y[at.out] = static_cast<typename Op::Out>(op.finish(reduce_group(0, at.in, row_shift), row_shift));
       }
     });
@@ -173,14 +179,14 @@ struct TileOp {
 
 /// Reduces tiles of columns row by row, for results that are adjacent in memory while their elements are not. The
 /// innermost kept axis has stride 1 in x.
-template <class T, class Op, class Shift>
-void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y) {
+template <class T, class Op, class Shifts>
+void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shifts& all_shifts, typename Op::Out* y) {
   using Value = typename Op::Value;
   constexpr std::int64_t kTile = TileOp<Op>::kTile;
   constexpr std::int64_t kLeaf = 32;  // rows
   constexpr std::int64_t kMaxGroups = 64;
   using Tile = typename TileOp<Op>::Acc;
-  using Shifts = std::array<Value, kTile>;
+  using TileShifts = std::array<ShiftOf<Op>, kTile>;
 
   const ReducePlan::Axis columns = plan.kept.inner();
   const TileOp<Op> tile_op{op, std::min(kTile, columns.size)};
@@ -192,7 +198,7 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
 
   // Reduces rows [begin, end) of `width` columns, starting at `base`.
   const auto reduce_leaf_of = [&](const T* base, std::int64_t begin, std::int64_t end, std::int64_t width,
-                                  const Shifts& shifts) {
+                                  const TileShifts& shifts) {
     Tile tile = TileOp<Op>::identity();
     const auto value = [&](const T* from, std::int64_t i, std::int64_t position) {
       return op.map(static_cast<Value>(from[i]), shifts[i], position);
@@ -224,16 +230,16 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
     return Place{at.in + first, at.out + first * columns.out, std::min(kTile, columns.size - first)};
   };
   const auto shifts_at = [&](const Place& place) {
-    Shifts shifts{};
+    TileShifts shifts{};
     if constexpr (Op::kShifted) {
       for (std::int64_t i = 0; i < place.width; ++i) {
-        shifts[i] = static_cast<Value>(shift[place.out + i * columns.out]);
+        shifts[i] = static_cast<ShiftOf<Op>>(all_shifts[place.out + i * columns.out]);
       }
     }
     return shifts;
   };
   const auto write = [&](const Place& place, const Tile& tile) {
-    const Shifts shifts = shifts_at(place);
+    const TileShifts shifts = shifts_at(place);
     for (std::int64_t i = 0; i < place.width; ++i) {
       y[place.out + i * columns.out] = static_cast<typename Op::Out>(op.finish(tile[i], shifts[i]));
     }
@@ -246,7 +252,7 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    const Place place = place_of(i / groups);
-                   const Shifts shifts = shifts_at(place);
+                   const TileShifts shifts = shifts_at(place);
                    const std::int64_t first = i % groups * group;
                    const std::int64_t last = std::min(rows, first + group);
                    Cascade<TileOp<Op>> cascade(tile_op);
@@ -273,9 +279,10 @@ void reduce_columns(const Op& op, const ReducePlan& plan, const T* x, const Shif
 
 }  // namespace detail
 
-/// y = op over the axes of x that have length 1 in y. `shift`, if the op uses one, is row-major and has y's shape.
-template <class T, class Op, class Shift = typename Op::Value>
-void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shift* shift = nullptr) {
+/// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
+/// row-major order.
+template <class T, class Op, class Shifts = const typename Op::Value*>
+void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() == 0) {
     return;
   }
@@ -283,9 +290,9 @@ void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shift* sh
   using Out = typename Op::Out;
   const bool side_by_side = plan.kept.inner().in == 1 && plan.kept.inner().size >= 8;
   if (side_by_side && plan.reduced.inner().in != 1) {
-    detail::reduce_columns(op, plan, x.data<T>(), shift, y.data<Out>());
+    detail::reduce_columns(op, plan, x.data<T>(), shifts, y.data<Out>());
   } else {
-    detail::reduce_rows(op, plan, x.data<T>(), shift, y.data<Out>());
+    detail::reduce_rows(op, plan, x.data<T>(), shifts, y.data<Out>());
   }
 }
 

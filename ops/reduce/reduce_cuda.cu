@@ -14,8 +14,9 @@ void sum(Cuda device, const Sum& args) {
 void var(Cuda device, const Var& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "var", [&]<class T>() {
     using V = Accumulate<T>;
-    reduce<T>(device, MeanOp<T>{static_cast<V>(args.count)}, args.x, args.mean, args.first.data<T>());
-    reduce<T>(device, VarOp<T>{static_cast<V>(args.divisor)}, args.x, args.y, args.mean.data<V>());
+    reduce<T>(device, MeanOffsetOp<T>{static_cast<V>(args.count)}, args.x, args.offset, args.first.data<T>());
+    reduce<T>(device, VarOp<T>{static_cast<V>(args.divisor)}, args.x, args.y,
+              Centers<T>{args.first.data<T>(), args.offset.data<V>()});
   });
 }
 

@@ -37,7 +37,7 @@ struct JoinOp {
   using Value = typename Op::Acc;
   using Acc = typename Op::Acc;
   using Out = typename Op::Out;
-  using Shift = typename Op::Value;  // what the shift is seen as, which here differs from Value
+  using Shift = ShiftOf<Op>;  // which here differs from Value
   static constexpr bool kShifted = Op::kShifted;
 
   Op op;
@@ -51,31 +51,25 @@ struct JoinOp {
 template <class Op>
 struct JoinOf {
   using type = JoinOp<Op>;
-  using Shift = typename Op::Value;
   static type of(const Op& op) { return {op}; }
 };
 template <class Op>
 struct JoinOf<JoinOp<Op>> {
   using type = JoinOp<Op>;
-  using Shift = typename Op::Value;
   static type of(const type& op) { return op; }
 };
 
-/// What the shift of Op is seen as.
-template <class Op>
-using ShiftOf = typename JoinOf<Op>::Shift;
-
 /// Where results go: finished to y or, where a second pass follows, unfinished to partials.
-template <class Op, class Shift>
+template <class Op, class Shifts>
 struct Target {
   using Acc = typename Op::Acc;
-  const Shift* shift;
+  Shifts shifts;
   typename Op::Out* y;
   Acc* partials;  // null where there is no second pass
 
   __device__ ShiftOf<Op> shift_at(std::int64_t out) const {
     if constexpr (Op::kShifted) {
-      return static_cast<ShiftOf<Op>>(shift[out]);
+      return static_cast<ShiftOf<Op>>(shifts[out]);
     } else {
       return ShiftOf<Op>{};
     }
@@ -153,9 +147,9 @@ __device__ typename Op::Acc join_lanes(const Op& op, typename Op::Acc acc, int l
   return acc;
 }
 
-template <class T, class Op, class Shift>
+template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
-    reduce_short_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target, int lanes) {
+    reduce_short_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int lanes) {
   const int rows_per_block = kThreads / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
@@ -176,9 +170,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, class Op, class Shift>
+template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
-    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target, std::int64_t pieces) {
+    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, std::int64_t pieces) {
   using Acc = typename Op::Acc;
   __shared__ Acc warps[kThreads / 32];
   for (std::int64_t block = blockIdx.x; block < plan.kept.numel * pieces; block += gridDim.x) {
@@ -203,9 +197,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// width: columns of a block, a power of two up to 32. The innermost kept axis is the one of the columns.
-template <class T, class Op, class Shift>
-__global__ void __launch_bounds__(kThreads) reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shift> target,
-                                                           int width, std::int64_t piece_rows, std::int64_t pieces) {
+template <class T, class Op, class Shifts>
+__global__ void __launch_bounds__(kThreads)
+    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
+                   std::int64_t pieces) {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   __shared__ Acc shared[kThreads];
@@ -269,13 +264,13 @@ inline int power_of_two_from(std::int64_t n) {
   return power;
 }
 
-template <class T, class Op, class Shift>
-void launch(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y, Device device);
+template <class T, class Op, class Shifts>
+void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device);
 
 /// The second pass, over `pieces` partial results of each result: `step` apart, those of the next result `next` apart.
-template <class Op, class Shift>
+template <class Op, class Shifts>
 void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t pieces, std::int64_t step,
-          std::int64_t next, const Shift* shift, typename Op::Out* y, Device device) {
+          std::int64_t next, Shifts shifts, typename Op::Out* y, Device device) {
   for (int i = plan.kept.rank - 1; i >= 0; --i) {  // partials are in row-major order of the plan's kept axes
     plan.kept.axis[i].in = next;
     next *= plan.kept.axis[i].size;
@@ -284,17 +279,17 @@ void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::
   plan.reduced.rank = 1;
   plan.reduced.numel = pieces;
   plan.reduced.axis[0] = {pieces, step, 0};
-  launch(JoinOf<Op>::of(op), plan, partials, shift, y, device);
+  launch(JoinOf<Op>::of(op), plan, partials, shifts, y, device);
 }
 
-template <class T, class Op, class Shift>
-void launch(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift, typename Op::Out* y, Device device) {
+template <class T, class Op, class Shifts>
+void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device) {
   using Acc = typename Op::Acc;
   const cudaStream_t stream = cuda::current_stream();
   const std::int64_t results = plan.kept.numel;
   const std::int64_t n = plan.reduced.numel;
   const ReducePlan::Axis columns = plan.kept.inner();
-  Target<Op, Shift> target{shift, y, nullptr};
+  Target<Op, Shifts> target{shifts, y, nullptr};
   Tensor partials;
   const auto two_passes = [&](std::int64_t pieces) {
     partials = empty({results, pieces}, dtype_of<Acc>, device);
@@ -312,38 +307,39 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, const Shift* shift
     }
     const std::int64_t tiles = (columns.size + width - 1) / width;
     const std::int64_t blocks = results / columns.size * tiles * (whole ? 1 : pieces);
-    reduce_columns<T, Op, Shift><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
-                                                                           whole ? n : piece_rows, whole ? 1 : pieces);
+    reduce_columns<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
+                                                                            whole ? n : piece_rows, whole ? 1 : pieces);
     cuda::check_launch("reduce_columns");
     if (!whole) {
-      join(op, plan, target.partials, pieces, results, 1, shift, y, device);
+      join(op, plan, target.partials, pieces, results, 1, shifts, y, device);
     }
   } else if (n <= kShortRow) {
     const int lanes = std::min(power_of_two_from((n + Pack<T>::kSize - 1) / Pack<T>::kSize), 32);
     const std::int64_t rows_per_block = kThreads / lanes;
     const std::int64_t blocks = (results + rows_per_block - 1) / rows_per_block;
-    reduce_short_rows<T, Op, Shift><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
+    reduce_short_rows<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
     cuda::check_launch("reduce_short_rows");
   } else {
     const std::int64_t pieces = (n + kPiece - 1) / kPiece;
     if (pieces > 1) {
       two_passes(pieces);
     }
-    reduce_long_rows<T, Op, Shift><<<grid_of(results * pieces), kThreads, 0, stream>>>(op, plan, x, target, pieces);
+    reduce_long_rows<T, Op, Shifts><<<grid_of(results * pieces), kThreads, 0, stream>>>(op, plan, x, target, pieces);
     cuda::check_launch("reduce_long_rows");
     if (pieces > 1) {
-      join(op, plan, target.partials, pieces, 1, pieces, shift, y, device);
+      join(op, plan, target.partials, pieces, 1, pieces, shifts, y, device);
     }
   }
 }
 
 }  // namespace reduce_detail
 
-/// y = op over the axes of x that have length 1 in y. `shift`, if the op has one, has y's shape and is row-major.
-template <class T, class Op, class Shift = typename Op::Value>
-void reduce(Cuda, const Op& op, const Tensor& x, const Tensor& y, const Shift* shift = nullptr) {
+/// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
+/// row-major order.
+template <class T, class Op, class Shifts = const typename Op::Value*>
+void reduce(Cuda, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() > 0) {
-    reduce_detail::launch(op, ReducePlan(x, y), static_cast<const T*>(x.data<T>()), shift, y.data<typename Op::Out>(),
+    reduce_detail::launch(op, ReducePlan(x, y), static_cast<const T*>(x.data<T>()), shifts, y.data<typename Op::Out>(),
                           x.device());
   }
 }

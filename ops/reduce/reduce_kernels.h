@@ -17,13 +17,13 @@ struct Sum {
 void sum(Cpu, const Sum& args);
 void sum(Cuda, const Sum& args);
 
-/// mean = Σ x / count, y = Σ (x - mean)² / divisor
+/// mean = Σ x / count = first + offset, y = Σ (x - mean)² / divisor
 struct Var {
   const Tensor& x;
   double count;
   double divisor;
-  const Tensor& first;  // any element of each row, in x's dtype
-  const Tensor& mean;   // scratch; saved for backward
+  const Tensor& first;   // any element of each row, in x's dtype
+  const Tensor& offset;  // scratch; saved for backward
   const Tensor& y;
 };
 void var(Cpu, const Var& args);
@@ -32,7 +32,8 @@ void var(Cuda, const Var& args);
 /// dx = 2 dy (x - mean) / divisor
 struct VarBackward {
   const Tensor& x;
-  const Tensor& mean;
+  const Tensor& first;
+  const Tensor& offset;
   const Tensor& dy;
   double divisor;
   const Tensor& dx;

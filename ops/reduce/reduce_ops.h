@@ -2,7 +2,8 @@
 
 // The element functions of reductions, shared by both devices. A reduction starts with identity(), maps element i of a
 // row with map(x, shift, i), merges partial results with combine() and ends with finish(). Two-pass reductions have a
-// `shift` per result, computed by the first pass. Elements of type T are converted to Value.
+// `shift` per result, computed by the first pass: a Value, unless the op has a type Shift. Elements of type T are
+// converted to Value.
 
 #include <cmath>
 #include <cstdint>
@@ -11,10 +12,11 @@
 
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
+#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 
-/// Σ x / divisor; integers and booleans sum to int64.
+/// Σ x / divisor; integers and booleans sum to int64, wrapping around.
 template <class T>
 struct SumOp {
   using Value = std::conditional_t<std::is_integral_v<T>, std::int64_t, Accumulate<T>>;
@@ -26,7 +28,7 @@ struct SumOp {
 
   MICA_HOST_DEVICE static Acc identity() { return 0; }
   MICA_HOST_DEVICE Acc map(Value x, Value, std::int64_t) const { return x; }
-  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return wrapping_add(a, b); }
   MICA_HOST_DEVICE Acc finish(Acc sum, Value) const {
     if constexpr (std::is_integral_v<T>) {
       return sum;
@@ -36,9 +38,9 @@ struct SumOp {
   }
 };
 
-/// The mean. The shift is any element of the row; it keeps the sum small if the mean is large.
+/// The mean minus the shift, which is any element of the row: the sum stays small even if the mean is large.
 template <class T>
-struct MeanOp {
+struct MeanOffsetOp {
   using Value = Accumulate<T>;
   using Acc = Value;
   using Out = Value;
@@ -49,13 +51,39 @@ struct MeanOp {
   MICA_HOST_DEVICE static Acc identity() { return 0; }
   MICA_HOST_DEVICE Acc map(Value x, Value shift, std::int64_t) const { return x - shift; }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
-  MICA_HOST_DEVICE Acc finish(Acc sum, Value shift) const { return shift + sum / count; }
+  MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum / count; }
+};
+
+/// A mean, first + offset, kept in two parts: rounded to one V, it would be off by up to half a unit in its last place,
+/// which for a mean of 1e6 and a spread of 1 is a lot.
+template <class V>
+struct Center {
+  V first;
+  V offset;
+
+  MICA_HOST_DEVICE V distance(V x) const { return (x - first) - offset; }
+};
+
+/// What MeanOffsetOp found, and the elements that it was shifted by.
+template <class T>
+struct Centers {
+  const T* first;
+  const Accumulate<T>* offset;
+
+  MICA_HOST_DEVICE Center<Accumulate<T>> operator[](std::int64_t i) const {
+    using V = Accumulate<T>;
+    constexpr V kInf = std::numeric_limits<V>::infinity();
+    // Where differences overflow, every distance is infinite, not NaN.
+    const bool overflow = (offset[i] == kInf) | (offset[i] == -kInf);
+    return {overflow ? V{0} : static_cast<V>(first[i]), offset[i]};
+  }
 };
 
 /// Σ (x - mean)² / divisor; the shift is the mean.
 template <class T>
 struct VarOp {
   using Value = Accumulate<T>;
+  using Shift = Center<Value>;
   using Acc = Value;
   using Out = T;
   static constexpr bool kShifted = true;
@@ -63,9 +91,9 @@ struct VarOp {
   Value divisor;
 
   MICA_HOST_DEVICE static Acc identity() { return 0; }
-  MICA_HOST_DEVICE Acc map(Value x, Value mean, std::int64_t) const { return (x - mean) * (x - mean); }
+  MICA_HOST_DEVICE Acc map(Value x, Shift mean, std::int64_t) const { return mean.distance(x) * mean.distance(x); }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
-  MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum / divisor; }
+  MICA_HOST_DEVICE Acc finish(Acc sum, Shift) const { return sum / divisor; }
 };
 
 /// log Σ exp(x); the shift is the largest x. If that is infinite no shift is needed: exp gives 0 or infinity.
@@ -149,7 +177,9 @@ struct CountOp {
 template <class V>
 struct VarGradient {
   V scale;
-  MICA_HOST_DEVICE V operator()(V x, V mean, V dy) const { return dy * scale * (x - mean); }
+  MICA_HOST_DEVICE V operator()(V x, V first, V offset, V dy) const {
+    return dy * scale * Center<V>{first, offset}.distance(x);
+  }
 };
 
 /// d logsumexp / dx = exp(x - y); 0 where y is -inf

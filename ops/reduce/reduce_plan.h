@@ -87,4 +87,20 @@ struct ReduceOffsets {
   }
 };
 
+namespace detail {
+template <class Op>
+struct ShiftTypeOf {
+  using type = typename Op::Value;
+};
+template <class Op>
+requires requires { typename Op::Shift; }
+struct ShiftTypeOf<Op> {
+  using type = typename Op::Shift;
+};
+}  // namespace detail
+
+/// What Op sees its shift as: Op::Shift if there is such a type, else Op::Value.
+template <class Op>
+using ShiftOf = typename detail::ShiftTypeOf<Op>::type;
+
 }  // namespace mica::kernels

@@ -11,6 +11,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -271,6 +272,47 @@ TEST(Reduce, VarOfLargeMeanIsAccurate) {
     expect_close(var(x, {0}), reference(x, {0}, expected), 2e-6, 0);
     expect_close(var(x, {1}), reference(x, {1}, expected), 2e-6, 0);
     expect_close(var(x), reference(x, {}, expected), 2e-6, 0);
+  }
+}
+
+TEST(Reduce, VarOfVeryLargeMean) {
+  // A mean of 1e6 rounded to float32 is off by up to 0.03, and the squares of the distances from it by 1e-3.
+  for (const Device device : test_devices()) {
+    for (const Shape& shape : {Shape{40, 70}, Shape{3, 5000}, Shape{3000, 3}, Shape{2, 70'000}}) {
+      const Tensor x = add(randn(shape, float64, device), 1e6).to(float32);
+      const Tensor dy = randn({shape[0]}, float32, device);
+      const std::vector<double> values = to_vector<double>(x);
+      const auto expected = [](const std::vector<double>& v) { return plain_var(v, 1); };
+      for (const int axis : {0, 1}) {
+        expect_close(var(x, {axis}), reference(x, {axis}, expected), 2e-6, 0, to_string(shape));
+      }
+      expect_close(var(x), reference(x, {}, expected), 2e-6, 0, to_string(shape));
+
+      const Tensor leaf = x.detach().requires_grad_();
+      var(leaf, {1}).backward(dy);
+      std::vector<double> gradient;
+      for (std::int64_t row = 0; row < shape[0]; ++row) {
+        const std::vector<double> v(values.begin() + row * shape[1], values.begin() + (row + 1) * shape[1]);
+        const double mean = plain_mean(v);
+        for (const double element : v) {
+          gradient.push_back(2 * to_vector<double>(dy)[row] * (element - mean) / static_cast<double>(shape[1] - 1));
+        }
+      }
+      const double largest = 4 * 4 * 4.0 / static_cast<double>(shape[1] - 1);
+      expect_close(leaf.grad(), gradient, 1e-6, 1e-6 * largest, to_string(shape));
+    }
+    EXPECT_TRUE(std::isnan(var(from_data<float>({1, INFINITY}, device)).item()));
+    EXPECT_TRUE(std::isnan(var(from_data<float>({NAN, 1}, device)).item()));
+    EXPECT_EQ(var(from_data<float>({3e38f, -3e38f}, device)).item(), INFINITY);
+    EXPECT_EQ(var(full({5}, 3e38, float32, device)).item(), 0);
+  }
+}
+
+TEST(Reduce, SumsOfIntegersWrapAround) {
+  for (const Device device : test_devices()) {
+    const Tensor x = full({3}, 0x1p62, int64, device);
+    EXPECT_EQ(to_vector<std::int64_t>(sum(x))[0], INT64_MIN + (std::int64_t{1} << 62));
+    EXPECT_EQ(to_vector<std::int64_t>(sum(full({2}, -0x1p63, int64, device)))[0], 0);
   }
 }
 
