@@ -3,6 +3,7 @@
 #include <mica/core/copy_kernels.h>
 #include <mica/core/elementwise_cpu.h>
 #include <mica/core/parallel.h>
+#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 
@@ -33,7 +34,7 @@ void fill(Cpu device, const Tensor& x, double value) {
 void add_into(Cpu device, const Tensor& dst, const Tensor& src) {
   on_dtype(NumericTypes{}, dst.dtype(), "add_into", [&]<class T>() {
     elementwise<T, T, T>(
-        device, [](auto a, auto b) { return a + b; }, dst, dst, src);
+        device, [](auto a, auto b) { return wrapping_add(a, b); }, dst, dst, src);
   });
 }
 

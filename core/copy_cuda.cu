@@ -1,5 +1,8 @@
+#include <cmath>
+
 #include <mica/core/copy_kernels.h>
 #include <mica/core/cuda/elementwise.cuh>
+#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 
@@ -74,7 +77,7 @@ struct Constant {
 struct Sum {
   template <class T>
   __device__ T operator()(T a, T b) const {
-    return a + b;
+    return wrapping_add(a, b);
   }
 };
 
@@ -114,7 +117,8 @@ void copy(Cuda, const Tensor& dst, const Tensor& src) {
 }
 
 void fill(Cuda device, const Tensor& x, double value) {
-  if (value == 0 && x.is_contiguous() && x.numel() > 0) {  // 0 is all zero bits in every dtype
+  // 0, but not -0, is all zero bits in every dtype.
+  if (value == 0 && !std::signbit(value) && x.is_contiguous() && x.numel() > 0) {
     cuda::check(cudaMemsetAsync(x.raw_data(), 0, x.bytes(), cuda::current_stream()), "cudaMemsetAsync");
     return;
   }

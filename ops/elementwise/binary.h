@@ -9,7 +9,7 @@ namespace mica {
 // be an integer that its dtype can hold; with a 16-bit float it is a float32. All are differentiable; gradients are
 // summed over broadcast axes.
 
-/// For all dtypes but bool.
+/// For all dtypes but bool. Integers wrap around, two's complement, as in PyTorch: in int32, 2³¹ − 1 plus 1 is −2³¹.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, double b);
 Tensor add(double a, const Tensor& b);

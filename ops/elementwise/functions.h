@@ -5,6 +5,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
+#include <mica/core/wrap.h>
 
 namespace mica::functions {
 
@@ -245,7 +246,7 @@ struct Add {
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
-    return a + b;
+    return wrapping_add(a, b);
   }
 };
 
@@ -254,7 +255,7 @@ struct Sub {
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
-    return a - b;
+    return wrapping_sub(a, b);
   }
 };
 
@@ -263,7 +264,7 @@ struct Mul {
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
-    return a * b;
+    return wrapping_mul(a, b);
   }
 };
 

@@ -7,7 +7,7 @@ namespace mica {
 // Element-wise functions for float64, float32, float16 and bfloat16; other dtypes throw. The result has x's shape and
 // dtype. Arithmetic on 16-bit floats is done in float32. All are differentiable.
 
-/// -x. Also for int64 and int32.
+/// -x. Also for int64 and int32, whose lowest value is its own negative (it wraps around).
 Tensor neg(const Tensor& x);
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 

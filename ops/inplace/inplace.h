@@ -23,10 +23,10 @@ const Tensor& zero_(const Tensor& x);
 const Tensor& copy_(const Tensor& x, const Tensor& source);
 
 /// x += alpha · y; y broadcasts to x's shape and shares its dtype (any but bool) and device. `alpha` must be an integer
-/// for integer dtypes.
+/// for integer dtypes, which wrap around.
 const Tensor& add_(const Tensor& x, const Tensor& y, double alpha = 1);
 
-/// x *= y; y as in add_, or a number.
+/// x *= y; y as in add_, or a number. Integers wrap around.
 const Tensor& mul_(const Tensor& x, const Tensor& y);
 const Tensor& mul_(const Tensor& x, double y);
 

@@ -2,6 +2,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/strided.h>
+#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 
@@ -17,7 +18,7 @@ void mul_in_place(Cuda, const Tensor& x, const Operand& y);
 template <class T>
 struct AddScaled {
   T alpha;
-  MICA_HOST_DEVICE T operator()(T x, T y) const { return x + alpha * y; }
+  MICA_HOST_DEVICE T operator()(T x, T y) const { return wrapping_add(x, wrapping_mul(alpha, y)); }
 };
 
 }  // namespace mica::kernels

@@ -452,4 +452,33 @@ TEST(Elementwise, Errors) {
   }
 }
 
+TEST(Binary, IntegersWrapAround) {
+  const auto same = [](const Tensor& got, const auto& expected) {
+    using T = typename std::decay_t<decltype(expected)>::value_type;
+    EXPECT_EQ(to_vector<T>(got), expected);
+  };
+  for (const Device device : test_devices()) {
+    using Longs = std::vector<std::int64_t>;
+    const Tensor x = from_data<std::int64_t>({INT64_MAX, INT64_MIN, std::int64_t{3'037'000'500}}, device);
+    same(x + x, Longs{-2, 0, 6'074'001'000});
+    same(x + 1, Longs{INT64_MIN, INT64_MIN + 1, 3'037'000'501});
+    same(x - from_data<std::int64_t>({-1, 1, 0}, device), Longs{INT64_MIN, INT64_MAX, 3'037'000'500});
+    same(-1 - x, Longs{INT64_MIN, INT64_MAX, -3'037'000'501});
+    same(x * x, Longs{1, 0, -9'223'372'036'709'301'616});
+    same(x * 2, Longs{-2, 0, 6'074'001'000});
+    same(neg(x), Longs{-INT64_MAX, INT64_MIN, -3'037'000'500});
+
+    using Ints = std::vector<std::int32_t>;
+    const Tensor y = from_data<std::int32_t>({INT32_MAX, INT32_MIN, 65'536}, device);
+    same(y + y, Ints{-2, 0, 131'072});
+    same(y - 1, Ints{INT32_MAX - 1, INT32_MAX, 65'535});
+    same(y * y, Ints{1, 0, 0});
+    same(neg(y), Ints{-INT32_MAX, INT32_MIN, -65'536});
+    const Tensor z = from_data<std::uint8_t>({200, 255}, device);
+    same(z + z, std::vector<std::uint8_t>{144, 254});
+    same(z * z, std::vector<std::uint8_t>{64, 1});
+    same(0 - z, std::vector<std::uint8_t>{56, 1});
+  }
+}
+
 }  // namespace

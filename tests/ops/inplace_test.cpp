@@ -109,4 +109,34 @@ TEST(InPlace, Errors) {
   expect_error([&] { fill_(expand(ones({3}), {2, 3}), 0); }, "fill_: expected a target whose elements have places");
 }
 
+TEST(InPlace, IntegersWrapAround) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data<std::int64_t>({INT64_MAX, INT64_MIN}, device);
+    add_(x, from_data<std::int64_t>({1, -1}, device));
+    EXPECT_EQ(to_vector<std::int64_t>(x), (std::vector<std::int64_t>{INT64_MIN, INT64_MAX}));
+    mul_(x, 2);
+    EXPECT_EQ(to_vector<std::int64_t>(x), (std::vector<std::int64_t>{0, -2}));
+    const Tensor y = from_data<std::int32_t>({INT32_MAX, 3}, device);
+    add_(y, y, 3);
+    EXPECT_EQ(to_vector<std::int32_t>(y), (std::vector<std::int32_t>{-4, 12}));
+    mul_(y, from_data<std::int32_t>({INT32_MIN, 1 << 30}, device));
+    EXPECT_EQ(to_vector<std::int32_t>(y), (std::vector<std::int32_t>{0, 0}));
+  }
+}
+
+TEST(InPlace, UndefinedTargetsAndSources) {
+  const Tensor none;
+  const Tensor x = ones({2});
+  expect_error([&] { fill_(none, 1); }, "fill_: expected a defined target");
+  expect_error([&] { zero_(none); }, "zero_: expected a defined target");
+  expect_error([&] { copy_(none, x); }, "copy_: expected a defined target");
+  expect_error([&] { add_(none, x); }, "add_: expected a defined target");
+  expect_error([&] { mul_(none, x); }, "mul_: expected a defined target");
+  expect_error([&] { mul_(none, 2); }, "mul_: expected a defined target");
+  expect_error([&] { copy_(x, none); }, "undefined");
+  expect_error([&] { add_(x, none); }, "undefined");
+  expect_error([&] { mul_(x, none); }, "undefined");
+  expect_close(x, {1, 1}, 0, 0);
+}
+
 }  // namespace
