@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <mica/autograd/function.h>
+#include <mica/core/callable.h>
 
 namespace mica::autograd {
 
@@ -103,6 +104,7 @@ requires std::is_invocable_v<const F&, const In&...>
 auto checkpoint(F f, const In&... inputs) {
   using Result = std::remove_cvref_t<std::invoke_result_t<const F&, const In&...>>;
   static_assert(detail::TensorResult<Result>, "checkpoint: f must return a Tensor, an array or a list of them");
+  check_callable(f, "checkpoint");
   if (!grad_enabled()) {
     return Result(std::invoke(std::as_const(f), inputs...));
   }

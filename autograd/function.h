@@ -192,18 +192,28 @@ class FunctionNode final : public FunctionBase {
 
   Tensors unpack(Context& ctx, const Tensors& g) {
     if constexpr (requires { function_.backward(ctx, g[0]); }) {
-      return as_tensors(function_.backward(ctx, g.at(0)));
+      expect_outputs(1, g);
+      return as_tensors(function_.backward(ctx, g[0]));
     } else if constexpr (requires { function_.backward(ctx, g[0], g[0]); }) {
-      return as_tensors(function_.backward(ctx, g.at(0), g.at(1)));
+      expect_outputs(2, g);
+      return as_tensors(function_.backward(ctx, g[0], g[1]));
     } else if constexpr (requires { function_.backward(ctx, g[0], g[0], g[0]); }) {
-      return as_tensors(function_.backward(ctx, g.at(0), g.at(1), g.at(2)));
+      expect_outputs(3, g);
+      return as_tensors(function_.backward(ctx, g[0], g[1], g[2]));
     } else {
       static_assert(
           requires { function_.backward(ctx, g[0], g[0], g[0], g[0]); },
           "backward must take (Context&, const Tensor& dy…), one for each of up to four outputs, or "
           "(Context&, const Tensors&)");
-      return as_tensors(function_.backward(ctx, g.at(0), g.at(1), g.at(2), g.at(3)));
+      expect_outputs(4, g);
+      return as_tensors(function_.backward(ctx, g[0], g[1], g[2], g[3]));
     }
+  }
+
+  // A backward may leave out the last outputs, but not ask for more than there are.
+  void expect_outputs(std::size_t asked, const Tensors& g) const {
+    check(asked <= g.size(), "{}: backward takes the gradients of {} outputs, forward returned {}", name(), asked,
+          g.size());
   }
 
   F function_;

@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include <mica/core/callable.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -25,18 +26,23 @@ Tensors results(std::array<Tensor, N> x) {
   return Tensors(x.begin(), x.end());
 }
 
+inline const Tensor& input(const Tensors& in, std::size_t i) {
+  check(i < in.size(), "gradcheck: the function takes more than the {} inputs given", in.size());
+  return in[i];
+}
+
 template <class F>
 Tensors call_with(F& f, const Tensors& in) {
   if constexpr (std::is_invocable_v<F&, const Tensors&>) {
     return results(f(in));
   } else if constexpr (std::is_invocable_v<F&, const Tensor&>) {
-    return results(f(in.at(0)));
+    return results(f(input(in, 0)));
   } else if constexpr (std::is_invocable_v<F&, const Tensor&, const Tensor&>) {
-    return results(f(in.at(0), in.at(1)));
+    return results(f(input(in, 0), input(in, 1)));
   } else if constexpr (std::is_invocable_v<F&, const Tensor&, const Tensor&, const Tensor&>) {
-    return results(f(in.at(0), in.at(1), in.at(2)));
+    return results(f(input(in, 0), input(in, 1), input(in, 2)));
   } else {
-    return results(f(in.at(0), in.at(1), in.at(2), in.at(3)));
+    return results(f(input(in, 0), input(in, 1), input(in, 2), input(in, 3)));
   }
 }
 }  // namespace detail
@@ -52,6 +58,7 @@ Tensors call_with(F& f, const Tensors& in) {
 /// false).
 template <class F>
 bool gradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
+  check_callable(f, "gradcheck");
   return detail::gradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
 }
 
@@ -59,6 +66,7 @@ bool gradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
 /// gradients. Arguments and result as for gradcheck.
 template <class F>
 bool gradgradcheck(F&& f, const Tensors& inputs, GradcheckOptions options = {}) {
+  check_callable(f, "gradgradcheck");
   return detail::gradgradcheck([&f](const Tensors& in) { return detail::call_with(f, in); }, inputs, options);
 }
 

@@ -8,12 +8,12 @@
 
 namespace mica {
 
-/// A new tensor filled with 0, 1 or `value`.
+/// A new tensor filled with 0, 1 or `value`. Throws if an integer dtype or bool cannot hold the value.
 Tensor zeros(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor ones(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor full(const Shape& shape, double value, DType dtype = float32, Device device = Device::cpu());
 
-/// start, start + step, … up to but not including end.
+/// start, start + step, … up to but not including end. Throws if an integer dtype or bool cannot hold all of them.
 Tensor arange(double start, double end, double step = 1, DType dtype = int64, Device device = Device::cpu());
 inline Tensor arange(double end, DType dtype = int64, Device device = Device::cpu()) {
   return arange(0, end, 1, dtype, device);

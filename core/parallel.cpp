@@ -14,9 +14,6 @@ namespace mica {
 
 namespace {
 
-// OpenMP ends the program if it cannot start the threads asked for.
-constexpr int kMaxThreads = 1024;
-
 int default_threads() {
 #ifdef _OPENMP
   return std::min(omp_get_max_threads(), kMaxThreads);

@@ -12,9 +12,12 @@
 
 namespace mica {
 
+/// The most threads that set_num_threads accepts. OpenMP ends the program if it cannot start the threads asked for.
+inline constexpr int kMaxThreads = 1024;
+
 /// The number of threads for CPU kernels: the number of cores, unless set by set_num_threads or OMP_NUM_THREADS.
 int num_threads();
-/// Throws unless n ≥ 1.
+/// Throws unless 1 ≤ n ≤ kMaxThreads.
 void set_num_threads(int n);
 
 /// Splits [0, n) into one range per thread, each of at least `grain` except the last, and calls body(begin, end) for

@@ -36,10 +36,12 @@ class Dims {
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  std::int64_t operator[](int i) const { return values_[i]; }
-  std::int64_t& operator[](int i) { return values_[i]; }
-  std::int64_t back() const { return values_[size_ - 1]; }
-  std::int64_t& back() { return values_[size_ - 1]; }
+  /// Throws unless 0 <= i < size().
+  std::int64_t operator[](int i) const { return values_[checked(i)]; }
+  std::int64_t& operator[](int i) { return values_[checked(i)]; }
+  /// The last entry. Throws if there is none.
+  std::int64_t back() const { return values_[checked(size_ - 1)]; }
+  std::int64_t& back() { return values_[checked(size_ - 1)]; }
   const std::int64_t* begin() const { return values_.data(); }
   const std::int64_t* end() const { return values_.data() + size_; }
   std::int64_t* begin() { return values_.data(); }
@@ -49,23 +51,37 @@ class Dims {
     check(size_ < kMaxRank, "shape: expected at most {} axes", kMaxRank);
     values_[size_++] = value;
   }
-  void pop_back() { --size_; }
+  void pop_back() { size_ = checked(size_ - 1); }
+  /// Puts `value` before entry `at`, or at the end where at == size().
   void insert(int at, std::int64_t value) {
+    check(at >= 0 && at <= size_, "shape: cannot insert at position {} of {} axes", at, size_);
     push_back(value);
     std::rotate(begin() + at, end() - 1, end());
   }
   void erase(int at) {
-    std::copy(begin() + at + 1, end(), begin() + at);
+    std::copy(begin() + checked(at) + 1, end(), begin() + at);
     --size_;
   }
 
   /// The entries from `from` up to `to` (or the end).
-  Dims slice(int from, int to) const { return std::span(begin() + from, begin() + to); }
+  Dims slice(int from, int to) const {
+    check(from >= 0 && from <= to && to <= size_, "shape: there are no axes {} to {} among {}", from, to, size_);
+    return std::span(begin() + from, begin() + to);
+  }
   Dims slice(int from) const { return slice(from, size_); }
 
   friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
  private:
+  int checked(int i) const {
+    if (static_cast<unsigned>(i) >= static_cast<unsigned>(size_)) [[unlikely]] {
+      fail_index(i, size_);
+    }
+    return i;
+  }
+  // Out of line, so that the check adds one comparison to the callers and nothing else.
+  [[noreturn]] static void fail_index(int i, int size);
+
   std::array<std::int64_t, kMaxRank> values_{};
   int size_ = 0;
 };
@@ -73,7 +89,8 @@ class Dims {
 using Shape = Dims;
 using Strides = Dims;
 
-/// The number of elements; 1 for the empty shape of a scalar. Throws if it does not fit 63 bits.
+/// The number of elements; 1 for the empty shape of a scalar. Throws if the product of the sizes, those of 0 left out,
+/// does not fit 63 bits: then a stride would not either.
 std::int64_t numel_of(const Shape& shape);
 
 /// The strides, in elements, of a row-major tensor without gaps.

@@ -129,11 +129,11 @@ class Tensor {
   // a reference cycle. Capture a detach(), or remove the hook.
 
   /// Calls `hook` with this tensor's gradient once it is complete. A defined result replaces it and must have its
-  /// shape, dtype and device. Throws if this tensor does not require a gradient. The hook belongs to the tensor's
-  /// current value: after a recorded in-place write, it still receives the gradient of the old value.
+  /// shape, dtype and device. Throws if this tensor does not require a gradient or `hook` is empty. The hook belongs to
+  /// the tensor's current value: after a recorded in-place write, it still receives the gradient of the old value.
   autograd::HookHandle register_hook(std::function<Tensor(const Tensor& gradient)> hook) const;
   /// Calls `hook` with this leaf after backward has accumulated into its grad. The hook may consume the grad: step an
-  /// optimizer, then remove it. Throws unless this is a leaf that requires a gradient.
+  /// optimizer, then remove it. Throws unless this is a leaf that requires a gradient, and if `hook` is empty.
   autograd::HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
 
   /// True if both are handles to the same tensor.
@@ -154,7 +154,8 @@ class Tensor {
 Tensor empty(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 
 /// A view of a tensor's storage: same dtype, no copy, no history. Strides and offset are in elements; the offset counts
-/// from the start of the storage. Bounds are not checked.
+/// from the start of the storage. Throws unless there is a stride for each axis. Bounds are
+/// not checked.
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset);
 
 /// `x` broadcast to `shape` with strides of 0: no copy, no history.

@@ -72,7 +72,8 @@ class Module {
 
   /// Copies the tensors of `state` into parameters and buffers, converting dtype and device. Throws one Error that
   /// lists what is missing, unexpected and of another shape, and then writes nothing; with `strict` false only shapes
-  /// must fit. Of the names of one tensor, one is enough; if several are given, their values must be equal.
+  /// must fit. Of the names of one tensor, one is enough; if several are given, their values must be equal. Values may
+  /// be views of the module's own tensors: all are read as they were before the call.
   void load_state_dict(const StateDict& state, bool strict = true);
 
   /// Removes the gradients of all parameters.

@@ -1,6 +1,7 @@
 #include <thread>
 
 #include "tests/support.h"
+#include <mica/autograd/checkpoint.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
@@ -424,6 +425,16 @@ TEST(Autograd, WrongBackwardIsNamed) {
   EXPECT_FALSE(x.grad().defined());
 }
 
+TEST(Autograd, BackwardMayNotAskForMoreThanForwardReturned) {
+  struct Greedy {
+    Tensor forward(Context&, const Tensor& x) const { return sum_of(x, x); }
+    Tensor backward(Context&, const Tensor& dy, const Tensor&) const { return dy; }
+  };
+  const Tensor x = scalar(1).requires_grad_();
+  expect_error([&] { autograd::apply(Greedy{}, x).backward(); },
+               "Greedy: backward takes the gradients of 2 outputs, forward returned 1");
+}
+
 TEST(Autograd, ForwardMayNotReturnItsInput) {
   struct Same {
     Tensor forward(Context&, const Tensor& x) const { return x; }
@@ -495,6 +506,16 @@ TEST(Gradcheck, FindsWrongGradients) {
   expect_error([&] { autograd::gradcheck(off, {x}); }, "input 0 of shape [4], element 2");
   EXPECT_FALSE(autograd::gradcheck(off, {x}, {.raise = false}));
   expect_error([&] { autograd::gradcheck(square, {ones({2})}); }, "input 0 is float32");
+}
+
+TEST(Gradcheck, FunctionsThatCannotBeCalled) {
+  const Tensor x = ones({2}, float64);
+  const std::function<Tensor(const Tensor&)> none;
+  expect_error([&] { autograd::gradcheck(none, {x}); }, "gradcheck: expected a function to call, got an empty one");
+  expect_error([&] { autograd::gradgradcheck(none, {x}); }, "expected a function to call, got an empty one");
+  const auto two = [](const Tensor& a, const Tensor& b) { return sum_of(a, b); };
+  expect_error([&] { autograd::gradcheck(two, {x}); }, "the function takes more than the 1 inputs given");
+  expect_error([&] { autograd::checkpoint(none, x); }, "checkpoint: expected a function to call, got an empty one");
 }
 
 TEST(Gradcheck, FindsIgnoredStrides) {

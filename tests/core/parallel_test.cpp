@@ -66,8 +66,8 @@ TEST_F(Parallel, Errors) {
   expect_error([] { set_num_threads(-1); }, "expected from 1 to 1024 threads, got -1");
   expect_error([] { set_num_threads(2'000'000'000); }, "expected from 1 to 1024 threads, got 2000000000");
   EXPECT_EQ(num_threads(), threads_);
-  set_num_threads(1024);
-  EXPECT_EQ(num_threads(), 1024);
+  set_num_threads(kMaxThreads);
+  EXPECT_EQ(num_threads(), kMaxThreads);
   expect_error([] { parallel_for(1, 1, nullptr); }, "parallel_for: expected a function to call, got an empty one");
 }
 

@@ -35,6 +35,36 @@ TEST(Shape, EmptyOnesWhoseStridesDoNotFit) {
   expect_error([&] { zeros({most}); }, "too many bytes");
 }
 
+TEST(Shape, PositionsThatDoNotExist) {
+  Dims dims{4, 5};
+  const Dims none;
+  expect_error([&] { dims[2]; }, "there is no axis 2 among 2");
+  expect_error([&] { dims[-1] = 3; }, "there is no axis -1 among 2");
+  expect_error([&] { std::as_const(dims)[2]; }, "there is no axis 2 among 2");
+  expect_error([&] { zeros({2, 3}).shape()[10]; }, "there is no axis 10 among 2");
+  expect_error([&] { zeros({}).shape().back(); }, "there is no axis -1 among 0");
+  expect_error([&] { none.back(); }, "there is no axis -1 among 0");
+  expect_error([&] { Dims{}.pop_back(); }, "there is no axis -1 among 0");
+  expect_error([&] { dims.erase(5); }, "there is no axis 5 among 2");
+  expect_error([&] { dims.erase(-1); }, "there is no axis -1 among 2");
+  expect_error([&] { dims.insert(3, 1); }, "cannot insert at position 3 of 2 axes");
+  expect_error([&] { dims.insert(-1, 1); }, "cannot insert at position -1 of 2 axes");
+  expect_error([&] { dims.slice(1, 3); }, "there are no axes 1 to 3 among 2");
+  expect_error([&] { dims.slice(2, 1); }, "there are no axes 2 to 1 among 2");
+  expect_error([&] { dims.slice(-1, 1); }, "there are no axes -1 to 1 among 2");
+  EXPECT_EQ(dims, (Dims{4, 5}));
+
+  dims.insert(2, 6);
+  dims.insert(0, 3);
+  EXPECT_EQ(dims, (Dims{3, 4, 5, 6}));
+  dims.erase(1);
+  dims.pop_back();
+  EXPECT_EQ(dims, (Dims{3, 5}));
+  EXPECT_EQ(dims.slice(2), Dims{});
+  expect_error([] { normalize_axis(0, 0, "softmax"); },
+               "softmax: expected a tensor with axes, got a scalar and axis 0");
+}
+
 TEST(Tensor, CreationOnEveryDeviceAndDtype) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
