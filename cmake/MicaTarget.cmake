@@ -65,6 +65,10 @@ if(MICA_SANITIZE)
   target_link_options(mica PUBLIC -fsanitize=${MICA_SANITIZE})
 endif()
 
+if(MICA_FUZZ)
+  target_compile_options(mica PRIVATE $<${mica_cxx}:-fsanitize=fuzzer-no-link>)
+endif()
+
 if(MICA_WITH_CUDA)
   target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
   # Only one file asks.

@@ -1,0 +1,22 @@
+// Any bytes as a safetensors file: loaded, or refused by an Error.
+
+#include "tests/fuzz/memory_file.h"
+#include <mica/io/safetensors.h>
+
+using namespace mica;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const fuzz::MemoryFile file(data, size);
+  try {
+    const StateDict tensors = io::load(file.path());
+    std::size_t bytes = 0;
+    for (const auto& [name, tensor] : tensors) {
+      fuzz::expect(tensor.defined() && tensor.is_contiguous());
+      bytes += tensor.bytes();
+    }
+    fuzz::expect(bytes <= size);  // no tensor has what the file does not
+    (void)io::load_metadata(file.path());
+  } catch (const Error&) {
+  }
+  return 0;
+}
