@@ -72,7 +72,9 @@ struct Gradient {
   std::uint32_t rows;
   std::int64_t width;
 
-  __device__ std::int64_t end_of(int segment) const { return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment); }
+  __device__ std::int64_t end_of(int segment) const {
+    return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment);
+  }
   __device__ std::uint32_t last_key(int segment) const { return keys[end_of(segment) - 1]; }
   __device__ bool continues(int segment) const {  // its last run goes on in the next
     const std::int64_t next = end_of(segment);
