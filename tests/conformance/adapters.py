@@ -355,17 +355,24 @@ def cast_to(dtype):
     return cast
 
 
+def refused_unless_held(dtype, value):
+    held = {torch.bool: value in (0, 1), torch.uint8: 0 <= value <= 255}.get(dtype, True)
+    return "" if held else NOT_HELD
+
+
 def like(x, args, kwargs):
     values = arguments(args, kwargs, "value", "dtype", "device")
     need(values.get("dtype", x.dtype) == x.dtype, "no argument dtype")
-    return Call([x], {"value": values["value"]} if "value" in values else {})
+    return Call([x], {"value": values["value"]} if "value" in values else {},
+                refused=refused_unless_held(x.dtype, values.get("value", 0)))
 
 
 def created(shape, args, kwargs):
     values = arguments(args, kwargs, "value", "dtype", "device")
     need("dtype" in values, "the default dtype")
     return Call([], {"shape": list(shape), "dtype": values["dtype"]} |
-                ({"value": values["value"]} if "value" in values else {}))
+                ({"value": values["value"]} if "value" in values else {}),
+                refused=refused_unless_held(values["dtype"], values.get("value", 0)))
 
 
 def arange(first, args, kwargs):
