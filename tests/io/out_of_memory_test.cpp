@@ -41,6 +41,14 @@ std::atomic<std::int64_t> news_left{-1};  // until one fails; −1: none will
   }
   throw std::bad_alloc();
 }
+// A sanitizer's own would not know that ours frees its memory.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
 [[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 
