@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -61,6 +64,102 @@ struct Header {
   std::uint64_t data_start = 0;
 };
 
+/// The value of a name in the description of a tensor, or in the metadata.
+struct Field {
+  std::optional<std::string> text;                    // of a string
+  std::optional<std::vector<std::uint64_t>> numbers;  // of a list
+  bool only_numbers = true;                           // whether that list has nothing else
+};
+
+/// A name of the header, with its fields if it is an object.
+struct Member {
+  std::string name;
+  std::optional<std::map<std::string, Field>> fields{};
+};
+
+/// Collects the header from the parser's events. Not as an nlohmann::json: that allocates in its destructor, which ends
+/// the program if memory runs out. `refuse` is called with what is wrong, and throws.
+template <class Refuse>
+class HeaderEvents final : public nlohmann::json_sax<Json> {
+ public:
+  explicit HeaderEvents(const Refuse& refuse) : refuse_(refuse) {}
+
+  std::vector<Member> members() && { return std::move(members_); }
+
+  bool start_object(std::size_t) override {
+    if (depth_ >= 2) {
+      refuse_("its header is nested too deeply");
+    }
+    if (depth_ == 1) {
+      members_.back().fields.emplace();
+    }
+    ++depth_;
+    return true;
+  }
+  bool key(std::string& name) override {
+    bool is_new = false;
+    if (depth_ == 1) {
+      is_new = names_.insert(name).second;
+      members_.push_back({.name = name});
+    } else {
+      std::tie(field_, is_new) = members_.back().fields->try_emplace(name);
+    }
+    if (!is_new) {  // which JSON allows
+      refuse_(fmt::format("the name \"{}\" appears twice", name));
+    }
+    return true;
+  }
+  bool end_object() override { return --depth_, true; }
+  bool start_array(std::size_t) override {
+    if (depth_ >= 3) {
+      refuse_("its header is nested too deeply");
+    }
+    if (Field* const field = current(2)) {
+      field->numbers.emplace();
+    }
+    ++depth_;
+    return true;
+  }
+  bool end_array() override { return --depth_, true; }
+
+  bool string(std::string& text) override {
+    if (Field* const field = current(2)) {
+      field->text = text;
+    }
+    return other();
+  }
+  bool number_unsigned(std::uint64_t number) override {
+    if (Field* const field = current(3)) {
+      field->numbers->push_back(number);
+    }
+    return true;
+  }
+  bool null() override { return other(); }
+  bool boolean(bool) override { return other(); }
+  bool number_integer(std::int64_t) override { return other(); }  // negative
+  bool number_float(double, const std::string&) override { return other(); }
+  bool binary(Json::binary_t&) override { return other(); }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override { return false; }
+
+ private:
+  // The field that a value at this depth belongs to, if it does to one.
+  Field* current(int depth) {
+    return depth_ == depth && members_.back().fields.has_value() ? &field_->second : nullptr;
+  }
+  bool other() {
+    if (Field* const field = current(3)) {
+      field->only_numbers = false;
+    }
+    return true;
+  }
+
+  const Refuse& refuse_;
+  int depth_ = 0;
+  std::set<std::string> names_;
+  std::vector<Member> members_;
+  std::map<std::string, Field>::iterator field_;
+};
+
 /// Reads and checks the header of one file.
 class HeaderReader {
  public:
@@ -78,12 +177,11 @@ class HeaderReader {
 
     Header header;
     header.data_start = kLengthBytes + length;
-    const Json json = parse(text);
-    for (const auto& [name, value] : json.items()) {
-      if (name == kMetadataKey) {
-        header.metadata = metadata_of(value);
+    for (const Member& member : parse(text)) {
+      if (member.name == kMetadataKey) {
+        header.metadata = metadata_of(member);
       } else {
-        header.entries.push_back(entry_of(name, value));
+        header.entries.push_back(entry_of(member));
       }
     }
     check_coverage(header);
@@ -99,78 +197,65 @@ class HeaderReader {
     }
   }
 
-  // JSON allows duplicate names, and the parser would keep one of the two.
-  Json parse(const std::string& text) const {
-    std::vector<std::set<std::string>> keys;
-    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-      if (event == Json::parse_event_t::object_start) {
-        require(depth < 2, "its header is nested too deeply");
-        keys.emplace_back();
-      } else if (event == Json::parse_event_t::object_end) {
-        keys.pop_back();
-      } else if (event == Json::parse_event_t::array_start) {
-        require(depth < 3, "its header is nested too deeply");
-      } else if (event == Json::parse_event_t::key) {
-        const auto& key = parsed.get_ref<const std::string&>();
-        require(keys.back().insert(key).second, "the name \"{}\" appears twice", key);
-      }
-      return true;
-    };
-    try {
-      return Json::parse(text, watch);
-    } catch (const Json::exception&) {
-      require(false, "its header is not valid JSON");
-      throw;
-    }
+  std::vector<Member> parse(const std::string& text) const {
+    const auto refuse = [&](const std::string& why) { require(false, "{}", why); };
+    HeaderEvents events(refuse);
+    require(Json::sax_parse(text, &events), "its header is not valid JSON");
+    return std::move(events).members();
   }
 
-  Metadata metadata_of(const Json& json) const {
-    require(json.is_object(), "{} is not an object", kMetadataKey);
+  Metadata metadata_of(const Member& member) const {
+    require(member.fields.has_value(), "{} is not an object", kMetadataKey);
     Metadata metadata;
-    for (const auto& [name, value] : json.items()) {
-      require(value.is_string(), "the metadata \"{}\" is not a string", name);
-      metadata.emplace(name, value.get<std::string>());
+    for (const auto& [name, field] : *member.fields) {
+      require(field.text.has_value(), "the metadata \"{}\" is not a string", name);
+      metadata.emplace(name, *field.text);
     }
     return metadata;
   }
 
-  Entry entry_of(const std::string& name, const Json& json) const {
-    require(json.is_object() && json.size() == 3 && json.contains("dtype") && json.contains("shape") &&
-                json.contains("data_offsets"),
+  Entry entry_of(const Member& member) const {
+    const std::string& name = member.name;
+    const auto field = [&](const char* key) -> const Field* {
+      const auto at = member.fields->find(key);
+      return at == member.fields->end() ? nullptr : &at->second;
+    };
+    const bool has_three = member.fields.has_value() && member.fields->size() == 3;
+    const Field* const dtype = has_three ? field("dtype") : nullptr;
+    const Field* const shape = has_three ? field("shape") : nullptr;
+    const Field* const offsets = has_three ? field("data_offsets") : nullptr;
+    require(dtype != nullptr && shape != nullptr && offsets != nullptr,
             "tensor \"{}\" does not have just dtype, shape and data_offsets", name);
     Entry entry;
     entry.name = name;
 
-    const Json& dtype = json["dtype"];
-    require(dtype.is_string(), "the dtype of \"{}\" is not a string", name);
-    const std::optional<DType> known = dtype_named(dtype.get_ref<const std::string&>());
-    require(known.has_value(), "the dtype {} of \"{}\" is not supported", dtype.get_ref<const std::string&>(), name);
+    require(dtype->text.has_value(), "the dtype of \"{}\" is not a string", name);
+    const std::optional<DType> known = dtype_named(*dtype->text);
+    require(known.has_value(), "the dtype {} of \"{}\" is not supported", *dtype->text, name);
     entry.dtype = *known;
 
-    const Json& shape = json["shape"];
-    require(shape.is_array() && shape.size() <= kMaxRank, "the shape of \"{}\" is not a list of at most {} sizes", name,
-            kMaxRank);
+    require(shape->numbers.has_value() && shape->numbers->size() <= kMaxRank,
+            "the shape of \"{}\" is not a list of at most {} sizes", name, kMaxRank);
+    require(shape->only_numbers, "the shape of \"{}\" has an entry that is not a size", name);
     std::int64_t bytes = static_cast<std::int64_t>(size_of(entry.dtype));
     bool is_empty = false;
-    for (const Json& size : shape) {
-      require(size.is_number_unsigned() && size.get<std::uint64_t>() <= INT64_MAX,
-              "the shape of \"{}\" has an entry that is not a size", name);
-      entry.shape.push_back(static_cast<std::int64_t>(size.get<std::uint64_t>()));
-      is_empty = is_empty || entry.shape.back() == 0;
+    for (const std::uint64_t size : *shape->numbers) {
+      require(size <= INT64_MAX, "the shape of \"{}\" has an entry that is not a size", name);
+      entry.shape.push_back(static_cast<std::int64_t>(size));
+      is_empty = is_empty || size == 0;
       // Axes of length 0 are ignored, so that the strides of an empty tensor cannot overflow.
       require(!__builtin_mul_overflow(bytes, std::max<std::int64_t>(entry.shape.back(), 1), &bytes),
-              "the shape {} of \"{}\" has too many elements", shape.dump(), name);
+              "the shape [{}] of \"{}\" has too many elements", fmt::join(*shape->numbers, ","), name);
     }
 
-    const Json& offsets = json["data_offsets"];
-    require(
-        offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() && offsets[1].is_number_unsigned(),
-        "the data_offsets of \"{}\" are not two positions", name);
-    entry.begin = offsets[0].get<std::uint64_t>();
-    entry.end = offsets[1].get<std::uint64_t>();
+    require(offsets->numbers.has_value() && offsets->only_numbers && offsets->numbers->size() == 2,
+            "the data_offsets of \"{}\" are not two positions", name);
+    entry.begin = offsets->numbers->front();
+    entry.end = offsets->numbers->back();
     const std::uint64_t expected = is_empty ? 0 : static_cast<std::uint64_t>(bytes);
     require(entry.begin <= entry.end && entry.end - entry.begin == expected,
-            "the data_offsets {} of \"{}\" do not hold {} of {}", offsets.dump(), name, entry.shape, entry.dtype);
+            "the data_offsets [{}] of \"{}\" do not hold {} of {}", fmt::join(*offsets->numbers, ","), name,
+            entry.shape, entry.dtype);
     return entry;
   }
 
