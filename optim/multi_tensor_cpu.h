@@ -4,6 +4,7 @@
 // Included by *_cpu.cpp only.
 
 #include <algorithm>
+#include <functional>
 #include <type_traits>
 #include <vector>
 
@@ -47,7 +48,7 @@ void update_part(Cpu, const kernels::MultiTensorList& list, const kernels::Multi
   using A = Accumulate<T>;
   const std::int64_t block = kernels::MultiTensorList::block(part.dtype);
   const kernels::MultiTensorEntry* const first = list.table() + part.first_entry;
-  parallel_for(part.blocks, detail::kUpdateGrain / block, [&](std::int64_t begin, std::int64_t end) {
+  const auto update = [&](std::int64_t begin, std::int64_t end) {
     const kernels::MultiTensorEntry* at = std::upper_bound(
         first, first + part.entries, begin,
         [](std::int64_t number, const kernels::MultiTensorEntry& entry) { return number < entry.first_block; });
@@ -62,7 +63,9 @@ void update_part(Cpu, const kernels::MultiTensorList& list, const kernels::Multi
       }
       (std::make_integer_sequence<int, kStates>());
     }
-  });
+  };
+  // By reference: a copy would be an allocation that can fail when other parts are updated and steps are counted.
+  parallel_for(part.blocks, detail::kUpdateGrain / block, std::cref(update));
 }
 
 /// One step of an optimizer: finishes the norm, counts the step, makes the rules and applies them.
