@@ -66,7 +66,8 @@ struct Chunks {
     Tensor dx;
     Tensor dweight;
   };
-  // Of Σ losses · dloss / denominator, either of which may be undefined for 1; dx and dweight where they are wanted.
+  // Of Σ losses · dloss / denominator, either of which may be undefined for 1; dx and dweight where they are wanted,
+  // and dweight of the dtype that it is summed in.
   Gradients gradients(const Tensor& dloss, const Tensor& denominator, bool want_dx, bool want_dweight) const {
     Gradients result{
         .losses = empty_losses(),
@@ -91,9 +92,6 @@ struct Chunks {
         }
       });
     });
-    if (want_dweight && result.dweight.dtype() != weight.dtype()) {
-      result.dweight = result.dweight.to(weight.dtype());
-    }
     return result;
   }
 
@@ -132,17 +130,24 @@ struct LinearCrossEntropy {
     const Chunks chunks = chunks_of(x, weight, targets, class_weight);
     const Tensor denominator = detail::mean_denominator(options, chunks.targets, class_weight, x.dtype());
     Chunks::Gradients known;
+    // In float16 the gradients of a mean are below the smallest normal number until backward multiplies them by a loss
+    // scale. There they are kept as those of a sum, and divided as they are multiplied.
+    const bool divide_later = x.dtype() == float16;
     if (options.reduction == Reduction::none || !ctx.needs_any_grad()) {
       known.losses = chunks.losses();
     } else {
-      known = chunks.gradients({}, denominator, ctx.needs_grad(0), ctx.needs_grad(1));
+      known = chunks.gradients({}, divide_later ? Tensor{} : denominator, ctx.needs_grad(0), ctx.needs_grad(1));
+      if (known.dweight.defined() && !divide_later) {
+        known.dweight = known.dweight.to(weight.dtype());
+      }
     }
-    ctx.save_for_backward(x, weight, targets, class_weight, known.dx, known.dweight);
+    ctx.save_for_backward(x, weight, targets, class_weight, known.dx, known.dweight,
+                          divide_later ? denominator : Tensor{});
     return detail::reduced(options, known.losses, denominator, x.shape().slice(0, x.dim() - 1), x.dtype());
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
-    const auto [x, weight, targets, class_weight, dx, dweight] = ctx.saved<6>();
+    const auto [x, weight, targets, class_weight, dx, dweight, denominator] = ctx.saved<7>();
     if (autograd::grad_enabled()) {
       return by_recorded_ops(ctx, dloss, x, weight, targets, class_weight);
     }
@@ -152,10 +157,16 @@ struct LinearCrossEntropy {
       const Tensor scale = detail::packed(dloss, {chunks.rows()});
       const auto now = chunks.gradients(scale, {}, ctx.needs_grad(0), ctx.needs_grad(1));
       gradients[0] = now.dx;
-      gradients[1] = now.dweight;
+      gradients[1] = now.dweight.defined() ? now.dweight.to(weight.dtype()) : Tensor{};
     } else {
-      gradients[0] = dx.defined() ? dx * dloss : Tensor{};
-      gradients[1] = dweight.defined() ? dweight * dloss : Tensor{};
+      const bool is_float16 = x.dtype() == float16;
+      const Tensor wide = is_float16 ? dloss.to(float32) : dloss;
+      const Tensor factor = denominator.defined() ? wide / reshape(denominator, {}) : wide;
+      const auto scaled = [&](const Tensor& known) {
+        return known.defined() ? (known.to(factor.dtype()) * factor).to(x.dtype()) : known;
+      };
+      gradients[0] = scaled(dx);
+      gradients[1] = scaled(dweight);
     }
     if (gradients[0].defined()) {
       gradients[0] = reshape(gradients[0], x.shape());
