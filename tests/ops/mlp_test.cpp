@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/ops/matrix_layouts.h"
+#include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/matmul/mlp.h>
 #include <mica/ops/view/view.h>
 
@@ -83,8 +85,12 @@ TEST(Mlp, IsTwoLinearLayers) {
             const Tensors exact = run(by_two_layers, wide_inputs, f, dy.to(float64));
             ASSERT_EQ(got.size(), exact.size());
             for (std::size_t i = 0; i < got.size(); ++i) {
-              // About as far from the truth as the pair, which rounds elsewhere.
-              EXPECT_LE(distance(got[i], exact[i]), 1.5 * distance(pair[i], exact[i]) + 1e-14) << "result " << i;
+              // About as far from the truth as the pair, which rounds elsewhere. But cuBLAS adds up the gradient of
+              // bias1 from rounded terms, in parts that it rounds again: four roundings to the pair's two.
+              const bool by_cublas =
+                  i == 3 && biases && device.is_cuda() && size_of(dtype) == 2 && f == Activation::gelu_tanh;
+              EXPECT_LE(distance(got[i], exact[i]), (by_cublas ? 1.42 : 1.1) * distance(pair[i], exact[i]) + 1e-14)
+                  << "result " << i;
             }
           }
         }
@@ -125,11 +131,24 @@ TEST(Mlp, OnlyTheGradientsAskedFor) {
       const Tensors inputs = random_layer(5, 8, float32, device);
       const Tensor dy = randn(inputs[0].shape(), float32, device);
       const Tensors all = run(mlp, inputs, f, dy);
+      // |f(z)| ≤ |z| and |f'| ≤ 1.13, so that without f the sums of absolute values are as large, nearly.
+      Tensors magnitudes;
+      for (const Tensor& input : inputs) {
+        magnitudes.push_back(abs(input).to(float64));
+      }
+      const Tensors terms = run(mlp, magnitudes, Activation::none, abs(dy).to(float64));
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         Tensors some = inputs;
         some[i] = inputs[i].detach().requires_grad_();
         mlp(some[0], some[1], some[2], some[3], some[4], f).backward(dy);
-        expect_close(some[i].grad(), all[i + 1], 1e-5, 1e-5);  // not the same kernels
+        if (device.is_cpu()) {
+          EXPECT_TRUE(same_bits(some[i].grad(), all[i + 1])) << i;
+          continue;
+        }
+        // cuBLAS takes another kernel where z or a bias gradient is not asked for. Each of the two is off by rounding:
+        // about √n · ε/2 of the terms' absolute sum, n being the number of terms on the longest way, 8 + 32 + 8.
+        expect_rows_close(some[i].grad(), to_vector<double>(all[i + 1]), to_vector<double>(terms[i + 1]), 1,
+                          7 * epsilon_of(float32), fmt::format("input {}", i));
       }
     }
   }
