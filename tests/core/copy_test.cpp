@@ -5,7 +5,9 @@
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
+#include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -133,6 +135,30 @@ TEST(AddInto, AllDtypesAndLayouts) {
         add_into(x, y);
         expect_close(x, std::vector<double>(120, 7), 0, 0);
       }
+    }
+  }
+}
+
+// Large enough for several threads, each of which has a part of its own.
+TEST(Copy, ByThreads) {
+  const int threads = num_threads();
+  set_num_threads(4);
+  std::vector<float> values(std::size_t{1} << 20);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(i);
+  }
+  const Tensor x = from_data<float>(values, {1024, 1024});
+  const Tensor same = empty({1024, 1024}), wide = empty({1024, 1024}, float64), turned = empty({1024, 1024});
+  copy_into(same, x);
+  copy_into(wide, x);
+  copy_into(turned, transpose(x, 0, 1));
+  set_num_threads(threads);
+  EXPECT_EQ(to_vector<float>(same), values);
+  EXPECT_EQ(to_vector<float>(wide), values);
+  const std::vector<float> columns = to_vector<float>(turned);
+  for (std::size_t row = 0; row < 1024; ++row) {
+    for (std::size_t column = 0; column < 1024; column += 31) {
+      ASSERT_EQ(columns[row * 1024 + column], values[column * 1024 + row]);
     }
   }
 }

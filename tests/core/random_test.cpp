@@ -157,4 +157,33 @@ TEST(Random, Errors) {
   expect_error([] { randint(0, 257, {2}, uint8); }, "randint: expected low < high within uint8");
 }
 
+// The 64 bits of an element are two words of its own of a Philox block, the second above the first.
+TEST(Random, IntegersUseAllTheirBits) {
+  for (const Device device : test_devices()) {
+    const std::vector<std::int64_t> values = to_vector<std::int64_t>(randint(0, INT64_MAX, {4000}, int64, device));
+    EXPECT_EQ(std::set<std::int64_t>(values.begin(), values.end()).size(), values.size());
+    for (int bit = 0; bit < 63; ++bit) {
+      int ones = 0;
+      int as_the_next = 0;
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto of = [&](std::int64_t value) { return (value >> bit & 1) != 0; };
+        ones += of(values[i]);
+        as_the_next += of(values[i]) == of(values[(i + 1) % values.size()]);
+      }
+      // Six standard deviations of 4000 throws of a coin.
+      EXPECT_NEAR(ones, 2000, 190) << "bit " << bit;
+      EXPECT_NEAR(as_the_next, 2000, 190) << "bit " << bit;
+    }
+  }
+}
+
+// Of word 0, the least: log and the like want more than 0.
+TEST(Random, UniformsAreAboveZero) {
+  const PhiloxBlock none{{0, 0, 0, 0}}, all{{~0u, ~0u, ~0u, ~0u}};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(PhiloxReals<float>::uniform(none, i), 0x1p-33f);
+    EXPECT_EQ(PhiloxReals<float>::uniform(all, i), 1.0f);
+  }
+}
+
 }  // namespace

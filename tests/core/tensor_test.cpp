@@ -243,6 +243,13 @@ TEST(Tensor, Printing) {
   EXPECT_EQ(to_string(zeros({0, 2})), "[]\ntensor of float32 [0, 2] on cpu");
   EXPECT_EQ(to_string(Tensor{}), "tensor(undefined)");
   EXPECT_EQ(to_string(arange(2000)), "[   0,    1,    2, ..., 1997, 1998, 1999]\ntensor of int64 [2000] on cpu");
+  // 1000 elements are shown whole; of more, three at each end of an axis that has more than six.
+  EXPECT_EQ(to_string(zeros({1000}, uint8)).find("..."), std::string::npos);
+  const std::string long_rows = to_string(zeros({167, 6}, uint8));
+  EXPECT_EQ(long_rows,
+            "[[0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0],\n ...,\n"
+            " [0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0]]\ntensor of uint8 [167, 6] on cpu");
+  EXPECT_NE(to_string(zeros({7, 167}, uint8)).find("...,\n"), std::string::npos);
   std::ostringstream out;
   out << from_data<float>({1e-9f});
   EXPECT_EQ(out.str(), "[1.0000e-09]\ntensor of float32 [1] on cpu");
@@ -275,6 +282,32 @@ TEST(Half, ConvertsAsIeeeSays) {
   EXPECT_EQ(static_cast<float>(Half(0x1.8p-25f)), 0x1p-24f);
   EXPECT_EQ(static_cast<float>(BFloat16(257.0f)), 256.0f);
   EXPECT_EQ(static_cast<float>(BFloat16(259.0f)), 260.0f);
+}
+
+// The conversions of many elements, which have loops of their own, beside those of one.
+TEST(Half, ManyAtOnce) {
+  for (const std::int64_t n : {1, 7, 8, 9, 37}) {
+    std::vector<float> values(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = 0.1f * static_cast<float>(i) - 1.7f;
+    }
+    const auto check_one = [&]<class T>(T, DType dtype) {
+      const Tensor narrow = from_data<float>(values, {n}).to(dtype);
+      const std::vector<float> back = to_vector<float>(narrow), wide = to_vector<float>(narrow.to(float32));
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(back[i], static_cast<float>(T(values[i]))) << i << " of " << n << " in " << name_of(dtype);
+        EXPECT_EQ(wide[i], back[i]) << i << " of " << n << " in " << name_of(dtype);
+      }
+    };
+    check_one(Half(0.0f), float16);
+    check_one(BFloat16(0.0f), bfloat16);
+  }
+}
+
+TEST(Tensor, EmptyOnesAreContiguousWhateverTheirStrides) {
+  const Tensor x = as_strided(zeros({4, 3}), {0, 3}, {1, 7}, 0);
+  EXPECT_TRUE(x.is_contiguous());
+  EXPECT_FALSE(as_strided(zeros({4, 3}), {2, 2}, {1, 3}, 0).is_contiguous());
 }
 
 }  // namespace

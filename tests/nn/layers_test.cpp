@@ -5,8 +5,12 @@
 #include <mica/core/rng.h>
 #include <mica/nn/containers.h>
 #include <mica/nn/embedding.h>
+#include <mica/nn/init.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/nn/linear.h>
+#include <mica/nn/rms_norm.h>
+#include <mica/nn/transformer.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 
 using namespace mica;
@@ -160,6 +164,64 @@ TEST(ModuleList, GrowsAsAChild) {
   }
   expect_error([&] { net.layers[12]; }, "ModuleList: there is no module 12 among 12");
   expect_error([&] { std::as_const(net.layers)[12]; }, "there is no module 12 among 12");
+}
+
+TEST(LayerNormModule, Errors) {
+  EXPECT_EQ(nn::LayerNorm({3}, {.eps = 0}).eps, 0);
+  expect_error([] { nn::LayerNorm({3}, {.eps = -1e-9}); }, "LayerNorm: expected eps >= 0, got -1e-09");
+  expect_error([] { nn::LayerNorm(Shape{}); }, "LayerNorm: expected at least one axis to normalize over");
+}
+
+TEST(RMSNormModule, ValuesAndNames) {
+  const nn::RMSNorm norm({2});
+  EXPECT_EQ(names_of(norm.named_parameters()), (Names{"weight"}));
+  EXPECT_EQ(norm.eps, 1e-6);
+  expect_close(norm.weight, {1, 1}, 0, 0);
+  nn::init::constant_(norm.weight.detach(), 3);
+  // 3 x / sqrt(mean x² + eps): eps is what matters in the second row.
+  const double tiny = 1e-3 / std::sqrt(1e-6 + 1e-6);
+  expect_close(norm(from_data<float>({3, 4, 1e-3f, 1e-3f}, {2, 2})),
+               {9 / std::sqrt(12.5), 12 / std::sqrt(12.5), 3 * tiny, 3 * tiny}, 1e-5, 0);
+  const nn::RMSNorm plain({2}, {.elementwise_affine = false});
+  EXPECT_TRUE(plain.named_parameters().empty());
+  EXPECT_FALSE(plain.weight.defined());
+  expect_close(plain(from_data<float>({3, 4})), {3 / std::sqrt(12.5), 4 / std::sqrt(12.5)}, 1e-5, 0);
+}
+
+TEST(RMSNormModule, GradientsAndErrors) {
+  nn::RMSNorm norm({3});
+  check_gradients(norm, randn({4, 3}));
+  compare_devices(norm, randn({4, 3}));
+  EXPECT_EQ(nn::RMSNorm({3}, {.eps = 0}).eps, 0);
+  expect_error([] { nn::RMSNorm({3}, {.eps = -1e-9}); }, "RMSNorm: expected eps >= 0, got -1e-09");
+  expect_error([] { nn::RMSNorm(Shape{}); }, "RMSNorm: expected at least one axis to normalize over");
+}
+
+TEST(Layers, TheSmallestAndTheLargest) {
+  EXPECT_EQ(nn::Embedding(1, 1).weight.shape(), (Shape{1, 1}));
+  expect_error([] { nn::Embedding(0, 1); }, "Embedding: expected count >= 1 and width >= 1, got 0 and 1");
+  expect_error([] { nn::Embedding(1, 0); }, "Embedding: expected count >= 1 and width >= 1, got 1 and 0");
+  EXPECT_EQ(nn::MultiheadAttention(1, {.heads = 1}).c_attn.weight.shape(), (Shape{3, 1}));
+  expect_error([] { nn::MultiheadAttention(0, {.heads = 1}); }, "expected heads to divide width, got width 0");
+  expect_error([] { nn::MultiheadAttention(2, {.heads = 0}); },
+               "expected heads to divide width, got width 2 and heads 0");
+  EXPECT_EQ(nn::Mlp(1, {}).c_fc.weight.shape(), (Shape{4, 1}));
+  expect_error([] { nn::Mlp(0, {}); }, "Mlp: expected a width from 1 to");
+  expect_error([] { nn::Mlp(INT64_MAX / 4 + 1, {}); }, "Mlp: expected a width from 1 to 2305843009213693951");
+}
+
+// What a graph has kept must not be overwritten without a word.
+TEST(Init, CountsAsAWrite) {
+  for (const auto& fill : std::vector<std::function<void(const Tensor&)>>{
+           [](const Tensor& x) { nn::init::constant_(x, 2); }, [](const Tensor& x) { nn::init::normal_(x); },
+           [](const Tensor& x) { nn::init::uniform_(x, -1, 1); }}) {
+    const Tensor x = ones({2}).requires_grad_(), w = ones({2});
+    const Tensor y = x * w;
+    const std::uint32_t before = w.version();
+    fill(w);
+    EXPECT_EQ(w.version(), before + 1);
+    expect_error([&] { y.backward(ones({2})); }, "in place");
+  }
 }
 
 }  // namespace

@@ -37,4 +37,10 @@ TEST(CosineSchedule, LongestOnes) {
   EXPECT_DOUBLE_EQ(schedule.lr(most), 0);
 }
 
+TEST(CosineSchedule, Defaults) {
+  const optim::CosineSchedule schedule;
+  EXPECT_EQ(schedule.lr(0), 1e-3);  // no warm-up, and the fall ends with the first step
+  EXPECT_EQ(schedule.lr(1), 0);
+}
+
 }  // namespace
