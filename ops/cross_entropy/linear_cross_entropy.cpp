@@ -159,11 +159,11 @@ struct LinearCrossEntropy {
       gradients[0] = now.dx;
       gradients[1] = now.dweight.defined() ? now.dweight.to(weight.dtype()) : Tensor{};
     } else {
-      const bool is_float16 = x.dtype() == float16;
-      const Tensor wide = is_float16 ? dloss.to(float32) : dloss;
+      const DType dtype = x.dtype();
+      const Tensor wide = dtype == float16 ? dloss.to(float32) : dloss;
       const Tensor factor = denominator.defined() ? wide / reshape(denominator, {}) : wide;
       const auto scaled = [&](const Tensor& known) {
-        return known.defined() ? (known.to(factor.dtype()) * factor).to(x.dtype()) : known;
+        return known.defined() ? (known.to(factor.dtype()) * factor).to(dtype) : known;
       };
       gradients[0] = scaled(dx);
       gradients[1] = scaled(dweight);
