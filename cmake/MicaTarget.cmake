@@ -50,10 +50,16 @@ if(MICA_PRECOMPILE)
   set_source_files_properties(ops/attention/fused_attention.cpp ops/layer_norm/layer_norm_cpu.cpp
                               ops/rms_norm/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
+# Instructions that the file's callers look for at run time.
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
+if(MICA_HAS_AMX)
+  set_source_files_properties(ops/matmul/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+                              "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
+endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
   # Compilers that do not know the CPU halve its vectors.
-  include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-mprefer-vector-width=512 MICA_HAS_VECTOR_WIDTH)
   if(MICA_HAS_VECTOR_WIDTH)
     target_compile_options(mica PRIVATE $<${mica_cxx}:-mprefer-vector-width=512>)

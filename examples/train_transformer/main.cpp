@@ -119,7 +119,7 @@ Data read_data(const Options& options) {
 
 DType dtype_named(const std::string& name, Device device) {
   if (name == "auto") {
-    return device.is_cuda() ? bfloat16 : float32;
+    return has_fast_bfloat16(device) ? bfloat16 : float32;
   }
   return name == "float16" ? float16 : name == "bfloat16" ? bfloat16 : float32;
 }

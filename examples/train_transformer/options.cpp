@@ -27,7 +27,7 @@ const std::map<std::string, Recipe> recipes{
       .clip = 1,
       .eval_every = 250,
       .sample = 600,
-      .dtype = "float32"}},
+      .dtype = "auto"}},
     // The two character-level recipes of nanoGPT.
     {"shakespeare-cpu",
      {.steps = 2000,
@@ -44,7 +44,7 @@ const std::map<std::string, Recipe> recipes{
       .clip = 1,
       .eval_every = 250,
       .sample = 500,
-      .dtype = "float32"}},
+      .dtype = "auto"}},
     {"shakespeare-gpu",
      {.steps = 5000,
       .batch = 64,
@@ -119,8 +119,9 @@ CommandLine::CommandLine()
   app.add_flag("--tf32", tf32_, "Multiply in TF32 on a GPU: faster, with three digits of each factor instead of seven");
   app.add_option(
          "--dtype", dtype_,
-         "Of weights and activations: float32, float16, bfloat16, or auto, which is bfloat16 on a GPU and float32 "
-         "on the CPU. 16-bit weights have float32 copies in the optimizer")
+         "Of weights and activations: float32, float16, bfloat16, or auto, which is bfloat16 where the device has "
+         "instructions for it (GPUs, CPUs with AMX) and float32 elsewhere. 16-bit weights have float32 copies in the "
+         "optimizer")
       ->check(CLI::IsMember({"auto", "float32", "float16", "bfloat16"}));
   app.add_option("--accumulate", accumulate_, "Batches whose gradients are added up in a step")->check(at_least(1));
   app.add_flag(

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/attention/attention_rows_cpu.h>
 #include <mica/ops/attention/fused_attention_kernels.h>
@@ -46,31 +47,61 @@ template <class S>
 struct Workspace {
   gemm::Scratch<S> gemm;
   gemm::Buffer<S> zeros, converted, scores, dscores, product, sums, dk, dv;
+  gemm::Buffer<BFloat16> high, low;
   Row<S> row = Row<S>(kKeys), other = Row<S>(kKeys);
 };
 
-// out (m, n) = a (m, depth) · b (depth, n).
-template <class S, class A, class B>
-void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<A> a, gemm::Matrix<B> b, S* out,
-              Workspace<S>& space) {
+template <class S>
+const S* zeros(std::int64_t n, Workspace<S>& space) {
   space.zeros.assign((n + gemm::Tile<S>::kColumns - 1) / gemm::Tile<S>::kColumns * gemm::Tile<S>::kColumns, S{0});
-  if constexpr (std::is_same_v<A, B>) {
-    gemm::multiply<S, A, S>(m, n, depth, a, b, space.zeros.data(), out, space.gemm);
-  } else {
-    // Weights in S times rows in 16 bits: the rows are converted first.
-    S* const converted = gemm::grown(space.converted, depth * n);
-    for (std::int64_t k = 0; k < depth; ++k) {
-      for (std::int64_t j = 0; j < n; ++j) {
-        converted[k * n + j] = static_cast<S>(b.data[k * b.row + j * b.column]);
+  return space.zeros.data();
+}
+
+// out (m, n) = a (m, depth) · b (depth, n).
+template <class S, class T>
+void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<T> a, gemm::Matrix<T> b, S* out,
+              Workspace<S>& space) {
+  gemm::multiply<S, T, S>(m, n, depth, a, b, zeros(n, space), out, space.gemm);
+}
+
+// The same, of weights or their gradients (dense or transposed) and rows of a tensor in 16 bits.
+template <class T>
+requires(sizeof(T) == 2) void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<float> a,
+                                       gemm::Matrix<T> b, float* out, Workspace<float>& space) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (gemm::bfloat16_unit() != gemm::Bfloat16Unit::none) {
+      // As the sum of two bfloat16, the weights keep 16 bits.
+      BFloat16* const high = gemm::grown(space.high, m * depth);
+      BFloat16* const low = gemm::grown(space.low, m * depth);
+      MICA_INDEPENDENT
+      for (std::int64_t i = 0; i < m * depth; ++i) {
+        high[i] = BFloat16(a.data[i]);
+        low[i] = BFloat16(a.data[i] - static_cast<float>(high[i]));
       }
+      gemm::multiply_bfloat16(m, n, depth, {high, a.row, a.column}, b, zeros(n, space), out);
+      gemm::add_product_bfloat16(m, n, depth, {low, a.row, a.column}, b, out);
+      return;
     }
-    gemm::multiply<S, S, S>(m, n, depth, a, {converted, n, 1}, space.zeros.data(), out, space.gemm);
   }
+  float* const converted = gemm::grown(space.converted, depth * n);
+  for (std::int64_t k = 0; k < depth; ++k) {
+    widen(b.data + k * b.row, n, converted + k * n);
+  }
+  multiply(m, n, depth, a, gemm::Matrix<float>{converted, n, 1}, out, space);
 }
 
 template <class S>
 void add(S* sum, const S* term, std::int64_t n) {
   std::transform(sum, sum + n, term, sum, std::plus<S>());
+}
+
+template <class S, class T>
+void store(const S* from, std::int64_t n, T* to) {
+  if constexpr (std::is_same_v<S, T>) {
+    std::copy_n(from, n, to);
+  } else {
+    narrow(from, n, to);
+  }
 }
 
 // Which keys a query sees: the first ones, so many.
@@ -106,7 +137,7 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   const std::int64_t last_key = visible(first + rows - 1);
   for (std::int64_t key = 0; key < last_key; key += kKeys) {
     const std::int64_t keys = std::min(kKeys, last_key - key);
-    multiply<S>(rows, keys, width, q.rows(first), k.columns(key), scores, space);
+    multiply(rows, keys, width, q.rows(first), k.columns(key), scores, space);
     for (std::int64_t i = 0; i < rows; ++i) {
       S* const weights = scores + i * keys;
       const std::int64_t seen = std::clamp<std::int64_t>(visible(first + i) - key, 0, keys);
@@ -130,14 +161,15 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
                        [shrink](S sum) { return sum * shrink; });
       }
     }
-    multiply<S>(rows, values, keys, gemm::Matrix<S>{scores, keys, 1}, v.rows(key), product, space);
+    multiply(rows, values, keys, gemm::Matrix<S>{scores, keys, 1}, v.rows(key), product, space);
     add(sums, product, rows * values);
   }
   S* const lse = args.lse.data<S>() + (batch * args.q.size(1) + head) * args.q.size(2) + first;
   for (std::int64_t i = 0; i < rows; ++i) {
     const S share = total[i] == 0 ? S{0} : 1 / total[i];
-    std::transform(sums + i * values, sums + (i + 1) * values, out.row(first + i),
-                   [share](S sum) { return static_cast<T>(sum * share); });
+    std::transform(sums + i * values, sums + (i + 1) * values, sums + i * values,
+                   [share](S sum) { return sum * share; });
+    store(sums + i * values, values, out.row(first + i));
     lse[i] = total[i] == 0 ? kNever : most[i] + std::log(total[i]);
   }
 }
@@ -168,8 +200,8 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
       // Weights and their gradients for a block of keys; `each` gets those of every row, and writes back what it is to
       // be.
       const auto for_rows = [&](std::int64_t key, std::int64_t keys, auto each) {
-        multiply<S>(rows, keys, width, q.rows(first), k.columns(key), weights, space);
-        multiply<S>(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
+        multiply(rows, keys, width, q.rows(first), k.columns(key), weights, space);
+        multiply(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
         for (std::int64_t i = 0; i < rows; ++i) {
           S* const p = weights + i * keys;
           S* const dp = dscores + i * keys;
@@ -188,6 +220,9 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
           std::fill(dp + seen, dp + keys, S{0});
         }
       };
+      // With one block of keys, the loop below has whole rows.
+      const bool one_block = last_key <= kKeys;
+      const bool sum_here = one_block && !std::is_same_v<S, T>;
       // Σ dweights · weights of a row. It is Σ dout · out too, but not where out was rounded to 16 bits.
       std::array<S, kQueries> mean{};
       if constexpr (std::is_same_v<S, T>) {
@@ -195,7 +230,7 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
           mean[i] = std::inner_product(out.row(first + i), out.row(first + i) + values, dout.row(first + i), S{0});
         }
       } else {
-        for (std::int64_t key = 0; key < last_key; key += kKeys) {
+        for (std::int64_t key = 0; !one_block && key < last_key; key += kKeys) {
           for_rows(key, std::min(kKeys, last_key - key),
                    [&](std::int64_t i, Head<S> x, Head<S> dx) { mean[i] += (x * dx).sum(); });
         }
@@ -203,24 +238,26 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
       std::fill(dq_sums, dq_sums + rows * width, S{0});
       for (std::int64_t key = 0; key < last_key; key += kKeys) {
         const std::int64_t keys = std::min(kKeys, last_key - key);
-        for_rows(key, keys, [&](std::int64_t i, Head<S> x, Head<S> dx) { dx = scale * x * (dx - mean[i]); });
-        multiply<S>(keys, values, rows, transposed(weights, keys), dout.rows(first), product, space);
+        for_rows(key, keys, [&](std::int64_t i, Head<S> x, Head<S> dx) {
+          const S row_mean = sum_here ? (x * dx).sum() : mean[i];
+          dx = scale * x * (dx - row_mean);
+        });
+        multiply(keys, values, rows, transposed(weights, keys), dout.rows(first), product, space);
         add(dv + key * values, product, keys * values);
-        multiply<S>(keys, width, rows, transposed(dscores, keys), q.rows(first), product, space);
+        multiply(keys, width, rows, transposed(dscores, keys), q.rows(first), product, space);
         add(dk + key * width, product, keys * width);
-        multiply<S>(rows, width, keys, gemm::Matrix<S>{dscores, keys, 1}, k.rows(key), product, space);
+        multiply(rows, width, keys, gemm::Matrix<S>{dscores, keys, 1}, k.rows(key), product, space);
         add(dq_sums, product, rows * width);
       }
       for (std::int64_t i = 0; i < rows; ++i) {
-        std::transform(dq_sums + i * width, dq_sums + (i + 1) * width, dq.row(first + i),
-                       [](S sum) { return static_cast<T>(sum); });
+        store(dq_sums + i * width, width, dq.row(first + i));
       }
     }
   }
   const HeadRows<T> dk_out(args.dk, batch, key_head), dv_out(args.dv, batch, key_head);
   for (std::int64_t j = 0; j < visible.keys; ++j) {
-    std::transform(dk + j * width, dk + (j + 1) * width, dk_out.row(j), [](S sum) { return static_cast<T>(sum); });
-    std::transform(dv + j * values, dv + (j + 1) * values, dv_out.row(j), [](S sum) { return static_cast<T>(sum); });
+    store(dk + j * width, width, dk_out.row(j));
+    store(dv + j * values, values, dv_out.row(j));
   }
 }
 

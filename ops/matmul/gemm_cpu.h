@@ -17,18 +17,12 @@
 
 #include <mica/core/dtype.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/matmul/bfloat16_gemm.h>
+#include <mica/ops/matmul/gemm_matrix.h>
 
 namespace mica::gemm {
 
 namespace packets = Eigen::internal;
-
-/// A matrix in memory, read through its strides, of which one is 1.
-template <class T>
-struct Matrix {
-  const T* data = nullptr;
-  std::int64_t row = 0;     // elements from one row to the next
-  std::int64_t column = 0;  // … and from one column to the next
-};
 
 // Sizes of a tile of the output, which fills the registers: kRows rows of kColumns.
 template <class S>
@@ -305,6 +299,12 @@ S* grown(Buffer<S>& buffer, std::int64_t n) {
 template <class S, class T, class Out>
 void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, Matrix<T> b, const S* start, Out* out,
               Scratch<S>& scratch) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (bfloat16_unit() != Bfloat16Unit::none) {
+      multiply_bfloat16(m, n, depth, a, b, start, out);
+      return;
+    }
+  }
   using Size = Tile<S>;
   const auto tiles = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; };
   const bool direct = a_is_direct<S>(a);

@@ -127,6 +127,10 @@ MatmulPrecision float32_matmul_precision() { return float32_precision; }
 void set_matmul_tuning(MatmulTuning chosen) { tuning = chosen; }
 MatmulTuning matmul_tuning() { return tuning; }
 
+bool has_fast_bfloat16(Device device) {
+  return on_device(device, [](auto on) { return kernels::has_fast_bfloat16(on); });
+}
+
 std::string matmul_algorithms(Device device) {
   return on_device(device, [](auto on) { return kernels::timed_algorithms(on); });
 }

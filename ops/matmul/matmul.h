@@ -34,6 +34,12 @@ enum class Activation { none, relu, leaky_relu, gelu, gelu_tanh };
 /// weight as transpose(b, 0, 1), without a copy.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Activation activation = Activation::none);
 
+/// Whether the device has instructions for products of bfloat16, so that they take less time than those of float32:
+/// GPUs have; of CPUs those with AVX512-BF16 (twice the rate) or AMX-BF16 (16 times), where the operating system allows
+/// their use and the compiler knew them. Their products count denormal elements as zero. Throws if there is no such
+/// device.
+bool has_fast_bfloat16(Device device);
+
 /// How products of float32 on CUDA are computed. With ::tf32, tensor cores multiply operands that are rounded to 10
 /// bits after the point (relative errors of 5e-4 instead of 6e-8) and sum in float32, several times as fast. The
 /// exponent keeps its range. Other dtypes, other ops and the CPU do not change.

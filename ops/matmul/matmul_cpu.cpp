@@ -105,6 +105,8 @@ void matmul_activation_backward(Cpu, const MatmulActivationBackward& args) {
   matmul_activation_backward_in_steps(Cpu{}, args);
 }
 
+bool has_fast_bfloat16(Cpu) { return gemm::bfloat16_unit() != gemm::Bfloat16Unit::none; }
+
 std::string timed_algorithms(Cpu) { return {}; }
 void set_timed_algorithms(Cpu, std::string_view text) {
   check(text.empty(), "set_matmul_algorithms: expected a GPU, as only they have algorithms to choose from");

@@ -138,4 +138,6 @@ void matmul(Cuda, const MatmulArgs& args) {
   activate(Cuda{}, args.activation, sums, args.out);
 }
 
+bool has_fast_bfloat16(Cuda) { return true; }
+
 }  // namespace mica::kernels

@@ -86,6 +86,9 @@ void matmul_activation_backward_in_steps(On device, const MatmulActivationBackwa
   }
 }
 
+bool has_fast_bfloat16(Cpu);
+bool has_fast_bfloat16(Cuda);
+
 /// The current device's algorithms of MatmulTuning::timed as text, and back.
 std::string timed_algorithms(Cpu);
 std::string timed_algorithms(Cuda);

@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include <mica/core/half_cpu.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/matmul/bfloat16_gemm.h>
+
+namespace mica::gemm {
+
+namespace {
+
+constexpr int kBlock = 2 * kTileVectors;  // rows and columns of the output that are summed at a time
+
+// Elements of a packed operand at a time; elements of a's rows that stay in the second-level cache while all of b
+// passes by.
+constexpr std::int64_t kPackedElements = std::int64_t{1} << 22;
+constexpr std::int64_t kCachedElements = std::int64_t{1} << 18;
+// Work for one thread below which another costs more than it saves: elements to pack, multiplications.
+constexpr std::int64_t kPackGrain = std::int64_t{1} << 16;
+constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 21;
+
+/// Memory that a thread keeps from product to product, on cache lines.
+class Scratch {
+ public:
+  BFloat16* elements(std::int64_t n) {
+    if (n > size_) {
+      data_.reset();
+      size_ = 0;
+      data_.reset(static_cast<BFloat16*>(std::aligned_alloc(64, static_cast<std::size_t>(2 * n + 63) / 64 * 64)));
+      if (data_ == nullptr) {
+        throw std::bad_alloc();
+      }
+      size_ = n;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(BFloat16* data) const { std::free(data); }
+  };
+  std::unique_ptr<BFloat16, Free> data_;
+  std::int64_t size_ = 0;
+};
+
+std::int64_t ceil_div(std::int64_t n, std::int64_t d) { return (n + d - 1) / d; }
+
+/// One operand, tile by tile.
+struct Operand {
+  const BFloat16* data;
+  std::int64_t row;   // elements from one vector of a tile to the next
+  std::int64_t next;  // … from one tile to the next along the depth
+  std::int64_t tile;  // … from one tile to the next across it
+};
+
+/// Packs `count` vectors: rows of a or, as pairs, columns of b.
+Operand packed(const Vectors& all, std::int64_t count, bool as_pairs, Scratch& scratch) {
+  const std::int64_t tile = ceil_div(all.depth, kTileDepth) * kTileElements;
+  const std::int64_t tiles = ceil_div(count, kTileVectors);
+  BFloat16* const out = scratch.elements(tiles * tile);
+  parallel_for(tiles, kPackGrain / tile + 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      Vectors some = all;
+      some.data += t * kTileVectors * all.stride;
+      some.count = static_cast<int>(std::min<std::int64_t>(kTileVectors, count - t * kTileVectors));
+      pack_tiles(some, as_pairs, out + t * tile);
+    }
+  });
+  return {out, kTileDepth, kTileElements, tile};
+}
+
+/// Whether whole tiles of rows can be read where they lie, and the rows of one do not fall into one place of the cache.
+bool is_direct(Matrix<BFloat16> a, std::int64_t rows, std::int64_t depth) {
+  return a.column == 1 && rows % kTileVectors == 0 && depth % kTileDepth == 0 && 2 * a.row % 4096 != 0;
+}
+
+template <class Out>
+struct Product {
+  std::int64_t rows, columns, depth;
+  Operand a, b;
+  const float* start;  // nullptr: add to out
+  Out* out;
+  std::int64_t leading;
+
+  void run() const {
+    const std::int64_t row_blocks = ceil_div(rows, kBlock);
+    const std::int64_t column_blocks = ceil_div(columns, kBlock);
+    const std::int64_t cached = std::clamp<std::int64_t>(kCachedElements / (kBlock * depth), 1, row_blocks);
+    const std::int64_t grain = kMultiplyGrain / (kBlock * kBlock * depth) + 1;
+    parallel_for(row_blocks * column_blocks, grain, [&](std::int64_t begin, std::int64_t end) {
+      const TileSession session;
+      // Groups of row blocks; in each of them the columns, for each of those the rows.
+      for (; begin < end; ++begin) {
+        const std::int64_t first = begin / (cached * column_blocks) * cached;
+        const std::int64_t count = std::min(cached, row_blocks - first);
+        const std::int64_t within = begin - first * column_blocks;
+        multiply(session, first + within % count, within / count);
+      }
+    });
+  }
+
+  void multiply(const TileSession& session, std::int64_t i, std::int64_t j) const {
+    const std::int64_t valid_rows = std::min<std::int64_t>(kBlock, rows - i * kBlock);
+    const std::int64_t valid_columns = std::min<std::int64_t>(kBlock, columns - j * kBlock);
+    Out* const to = out + i * kBlock * leading + j * kBlock;
+    alignas(64) std::array<float, kBlock> first{};
+    if (start != nullptr) {
+      std::copy_n(start + j * kBlock, valid_columns, first.data());
+    }
+    TileBlock block{.row_tiles = static_cast<int>(ceil_div(valid_rows, kTileVectors)),
+                    .column_tiles = static_cast<int>(ceil_div(valid_columns, kTileVectors)),
+                    .depth_tiles = ceil_div(depth, kTileDepth),
+                    .a = a.data + 2 * i * a.tile,
+                    .a_row = a.row,
+                    .a_next = a.next,
+                    .a_row_tile = a.tile,
+                    .b = b.data + 2 * j * b.tile,
+                    .b_column_tile = b.tile,
+                    .start = start != nullptr ? first.data() : nullptr,
+                    .out = nullptr,
+                    .leading = kBlock};
+    if constexpr (std::is_same_v<Out, float>) {
+      if (valid_rows % kTileVectors == 0 && valid_columns % kTileVectors == 0) {
+        block.out = to;
+        block.leading = leading;
+        multiply_tiles(session, block);
+        return;
+      }
+    }
+    alignas(64) std::array<float, kBlock * kBlock> sums;
+    block.out = sums.data();
+    if constexpr (std::is_same_v<Out, float>) {
+      for (std::int64_t r = 0; start == nullptr && r < valid_rows; ++r) {
+        std::copy_n(to + r * leading, valid_columns, sums.data() + r * kBlock);
+      }
+    }
+    multiply_tiles(session, block);
+    for (std::int64_t r = 0; r < valid_rows; ++r) {
+      const float* const from = sums.data() + r * kBlock;
+      if constexpr (std::is_same_v<Out, float>) {
+        std::copy_n(from, valid_columns, to + r * leading);
+      } else {
+        narrow(from, valid_columns, to + r * leading);
+      }
+    }
+  }
+};
+
+template <class Out>
+void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
+              const float* start, Out* out) {
+  static thread_local Scratch a_scratch, b_scratch;
+  const std::int64_t padded_depth = ceil_div(depth, kTileDepth) * kTileDepth;
+  const std::int64_t most = std::max<std::int64_t>(kPackedElements / padded_depth / kBlock, 1) * kBlock;
+  const bool direct = is_direct(a, m, depth);
+  const std::int64_t most_rows = direct ? m : most;
+  for (std::int64_t i = 0; i < m; i += most_rows) {
+    const std::int64_t rows = std::min(most_rows, m - i);
+    const Operand left =
+        direct ? Operand{a.data, a.row, kTileDepth, kTileVectors * a.row}
+               : packed({a.data + i * a.row, a.row, a.column, kTileVectors, depth}, rows, false, a_scratch);
+    for (std::int64_t j = 0; j < n; j += most) {
+      const std::int64_t columns = std::min(most, n - j);
+      const Operand right =
+          packed({b.data + j * b.column, b.column, b.row, kTileVectors, depth}, columns, true, b_scratch);
+      Product<Out>{.rows = rows,
+                   .columns = columns,
+                   .depth = depth,
+                   .a = left,
+                   .b = right,
+                   .start = start != nullptr ? start + j : nullptr,
+                   .out = out + i * n + j,
+                   .leading = n}
+          .run();
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
+                       const float* start, float* out) {
+  multiply(m, n, depth, a, b, start, out);
+}
+
+void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
+                       const float* start, BFloat16* out) {
+  multiply(m, n, depth, a, b, start, out);
+}
+
+void add_product_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
+                          float* out) {
+  multiply(m, n, depth, a, b, static_cast<const float*>(nullptr), out);
+}
+
+}  // namespace mica::gemm

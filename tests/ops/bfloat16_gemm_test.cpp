@@ -1,0 +1,138 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/support.h"
+#include <mica/core/creation.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/matmul/bfloat16_gemm.h>
+#include <mica/ops/matmul/matmul.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+using gemm::Bfloat16Unit;
+
+namespace {
+
+/// One of the CPU's units, for the time of a test.
+class OnEachUnit : public ::testing::TestWithParam<Bfloat16Unit> {
+ protected:
+  void SetUp() override {
+    gemm::limit_bfloat16_unit(GetParam());
+    if (gemm::bfloat16_unit() != GetParam()) {
+      GTEST_SKIP() << "this CPU does not have it";
+    }
+  }
+  void TearDown() override { gemm::limit_bfloat16_unit(Bfloat16Unit::amx); }
+};
+
+/// A matrix of small integers, whose products and sums are exact, in some layout.
+struct Operand {
+  std::vector<BFloat16> data;
+  gemm::Matrix<BFloat16> matrix;
+
+  Operand(std::int64_t rows, std::int64_t columns, bool transposed, std::int64_t gap, std::mt19937& random)
+      : data((rows + gap) * (columns + gap) + 1) {
+    for (BFloat16& x : data) {
+      x = BFloat16(static_cast<float>(static_cast<int>(random() % 9) - 4));
+    }
+    // Odd addresses, so that nothing is on a cache line by chance.
+    matrix = {data.data() + 1, transposed ? 1 : columns + gap, transposed ? rows + gap : 1};
+  }
+  double at(std::int64_t i, std::int64_t j) const { return matrix.data[i * matrix.row + j * matrix.column]; }
+};
+
+struct Sizes {
+  std::int64_t m, n, depth;
+};
+
+const std::vector<Sizes> kSizes{{1, 1, 1},    {16, 16, 32},  {32, 32, 64},  {48, 80, 96},   {17, 15, 33},
+                                {33, 65, 31}, {16, 48, 130}, {64, 32, 160}, {100, 70, 257}, {7, 129, 512}};
+
+}  // namespace
+
+TEST_P(OnEachUnit, MultipliesEveryLayoutExactly) {
+  std::mt19937 random(1);
+  for (const auto& [m, n, depth] : kSizes) {
+    for (const int layout : {0, 1, 2, 3}) {
+      for (const std::int64_t gap : {0, 3, 32}) {
+        const Operand a(m, depth, (layout & 1) != 0, gap, random), b(depth, n, (layout & 2) != 0, gap, random);
+        std::vector<float> start(n);
+        std::generate(start.begin(), start.end(), [&] { return static_cast<float>(random() % 100); });
+        std::vector<float> sums(m * n, -1);
+        std::vector<BFloat16> rounded(m * n);
+        gemm::multiply_bfloat16(m, n, depth, a.matrix, b.matrix, start.data(), sums.data());
+        gemm::multiply_bfloat16(m, n, depth, a.matrix, b.matrix, start.data(), rounded.data());
+        std::vector<float> twice = sums;
+        gemm::add_product_bfloat16(m, n, depth, a.matrix, b.matrix, twice.data());
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) {
+            double product = 0;
+            for (std::int64_t k = 0; k < depth; ++k) {
+              product += a.at(i, k) * b.at(k, j);
+            }
+            const auto sum = static_cast<float>(start[j] + product);
+            const std::string where =
+                fmt::format("{}x{}x{}, layout {}, gap {}, at {}, {}", m, n, depth, layout, gap, i, j);
+            ASSERT_EQ(sums[i * n + j], sum) << where;
+            ASSERT_EQ(rounded[i * n + j].bits, BFloat16(sum).bits) << where;
+            ASSERT_EQ(twice[i * n + j], static_cast<float>(sum + product)) << where;
+          }
+        }
+      }
+    }
+  }
+}
+
+// More elements than are packed at a time, in each direction.
+TEST_P(OnEachUnit, MultipliesLongAndWideMatrices) {
+  std::mt19937 random(2);
+  const std::int64_t depth = 70000;  // 2 panels of 32 x 70000 are more than 2²²
+  const Operand a(65, depth, true, 0, random), b(depth, 65, false, 0, random);
+  const std::vector<float> start(65, 0);
+  std::vector<float> sums(65 * 65);
+  gemm::multiply_bfloat16(65, 65, depth, a.matrix, b.matrix, start.data(), sums.data());
+  for (const std::int64_t i : {0, 31, 32, 63, 64}) {
+    for (const std::int64_t j : {0, 31, 32, 63, 64}) {
+      double product = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        product += a.at(i, k) * b.at(k, j);
+      }
+      EXPECT_EQ(sums[i * 65 + j], product) << i << ", " << j;
+    }
+  }
+}
+
+TEST_P(OnEachUnit, KeepsInfinityAndNan) {
+  for (const float special : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    Tensor a = full({40, 70}, 1, DType::bfloat16);
+    a.data<BFloat16>()[3 * 70 + 69] = BFloat16(special);
+    const std::vector<double> y = to_vector<double>(matmul(a, full({70, 20}, 1, DType::bfloat16)));
+    for (int i = 0; i < 40 * 20; ++i) {
+      if (i / 20 == 3) {
+        EXPECT_FALSE(std::isfinite(y[i])) << i;
+      } else {
+        EXPECT_EQ(y[i], 70) << i;
+      }
+    }
+  }
+}
+
+TEST_P(OnEachUnit, ThreadsDoNotChangeTheBits) {
+  const int threads = num_threads();
+  const Tensor a = randn({200, 300}, DType::bfloat16), b = randn({300, 150}, DType::bfloat16);
+  set_num_threads(1);
+  const std::vector<double> one = to_vector<double>(matmul(a, b));
+  set_num_threads(4);
+  const std::vector<double> four = to_vector<double>(matmul(a, b));
+  set_num_threads(threads);
+  EXPECT_EQ(one, four);
+}
+
+INSTANTIATE_TEST_SUITE_P(Bfloat16Gemm, OnEachUnit, ::testing::Values(Bfloat16Unit::avx512, Bfloat16Unit::amx),
+                         [](const auto& info) { return info.param == Bfloat16Unit::amx ? "Amx" : "Avx512"; });
