@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <mica/core/device.h>
+#include <mica/ops/matmul/matmul.h>
 
 namespace fs = std::filesystem;
 
@@ -68,7 +69,8 @@ class Cli : public testing::Test {
   /// A run of a second or less.
   Outcome train(const std::string& more) const {
     return run(
-        "train_transformer --data text.txt --device cpu --steps 12 --batch 4 --context 16 --layers 1 --heads 2 "
+        "train_transformer --data text.txt --device cpu --dtype float32 --steps 12 --batch 4 --context 16 --layers 1 "
+        "--heads 2 "
         "--width 16 --eval-every 5 --threads 1 --sample 20 " +
         more);
   }
@@ -181,6 +183,9 @@ TEST_F(Cli, TrainsInSixteenBits) {
     EXPECT_NEAR(metrics("half").back().at("val_loss").get<double>(), whole, 0.1) << dtype;
     EXPECT_EQ(run("generate --model half --tokens 5 --device cpu").status, 0);
   }
+  const std::string expected = mica::has_fast_bfloat16(mica::Device::cpu()) ? "in bfloat16" : "in float32";
+  const Outcome chosen = train("--out auto --dtype auto");
+  EXPECT_NE(chosen.out.find(expected), std::string::npos) << chosen.out;
 }
 
 TEST_F(Cli, ProfilesSomeSteps) {

@@ -92,7 +92,7 @@ Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
       }
       for (std::int64_t j = 0; j < seen; ++j) {
         const double dscore = options.scale * p[j] * (dp[j] - mean);
-        const double size = std::max(options.scale * p[j] * (dp_size[j] + mean_size), options.least);
+        const double size = std::max(std::abs(options.scale) * p[j] * (dp_size[j] + mean_size), options.least);
         for (std::int64_t d = 0; d < width; ++d) {
           const double key = ks[(first + j) * width + d];
           r.dq.add(row * width + d, dscore * key, size * key);
