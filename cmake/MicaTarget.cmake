@@ -92,6 +92,12 @@ if(MICA_WITH_CUDA)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
   set_source_files_properties(optim/adamw_cuda.cu optim/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  if(MICA_DEVICE_SYNTAX_ONLY)
+    set(mica_parsed_sources ${mica_cuda_sources})
+    list(FILTER mica_parsed_sources INCLUDE REGEX "${MICA_DEVICE_SYNTAX_ONLY}")
+    list(FILTER mica_parsed_sources INCLUDE REGEX "\\.cu$")
+    set_property(SOURCE ${mica_parsed_sources} APPEND PROPERTY COMPILE_OPTIONS "-fdevice-syntax-only")
+  endif()
   if(MICA_PTXAS_VERBOSE)
     target_compile_options(mica PRIVATE $<${mica_cuda}:-Xptxas=-v>)
   endif()
