@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "tests/support.h"
+#include <mica/core/copy.h>
 #include <mica/mica.h>
 
 using namespace mica;
@@ -484,6 +485,33 @@ TEST(CreateGraph, OpaqueOpsKnowTheirInputsWhateverTheySaved) {
   const Tensor dx = autograd::grad({y}, {x}, {ones_like(y)}, {.create_graph = true}).at(0);
   expect_error([&] { autograd::grad({sum(dx)}, {x}, {}, {.allow_unused = true}); },
                "OpaqueCopy: its gradient cannot be differentiated again");
+}
+
+// y = 2 x, whose gradient is wrong in one element, or for one of the inputs.
+struct WrongInOne {
+  std::int64_t element;
+  Tensor forward(autograd::Context&, const Tensor& x) const { return x * 2; }
+  Tensor backward(autograd::Context&, const Tensor& dy) const {
+    const Tensor dx = dy * 2;
+    fill_data(as_strided(dx, {1}, {1}, element), 3);
+    return dx;
+  }
+};
+
+TEST(Gradcheck, SeesEachElementOfEachInput) {
+  const Tensor x = randn({3}, float64);
+  for (const std::int64_t element : {0, 1, 2}) {
+    const auto f = [&](const Tensor& a) { return autograd::apply(WrongInOne{element}, a); };
+    expect_error([&] { autograd::gradcheck(f, {x}); },
+                 fmt::format("gradcheck: input 0 of shape [3], element {}", element));
+    const auto second = [&](const Tensor& a, const Tensor& b) { return a * a + f(b); };
+    expect_error(
+        [&] {
+          autograd::gradcheck(second, {x, x});
+        },
+        fmt::format("gradcheck: input 1 of shape [3], element {}", element));
+    EXPECT_FALSE(autograd::gradcheck(f, {x}, {.raise = false}));
+  }
 }
 
 }  // namespace

@@ -128,4 +128,23 @@ TEST(Profiler, EndsWhereItEnds) {
   EXPECT_EQ(total(inside, "a range", "").calls, 1);
 }
 
+TEST(Profiler, TableIsOfOneStep) {
+  const Tensor x = ones({4});
+  Profiler profiler(ProfilerOptions{.device = false});
+  for (int step = 0; step < 4; ++step) {
+    for (int call = 0; call < 3; ++call) {
+      add(x, x);
+    }
+    profiler.step();
+  }
+  profiler.stop();
+  const std::string table = profiler.table();
+  EXPECT_TRUE(table.starts_with(fmt::format("4 steps, {:.3f} ms each\n", profiler.wall_ms() / 4))) << table;
+  const std::size_t row = table.find("\nAdd ");
+  ASSERT_NE(row, std::string::npos) << table;
+  EXPECT_NE(table.substr(row, 60).find(" 3.0 "), std::string::npos) << table;  // calls of one step
+  EXPECT_EQ(profiler.table(0).find("\nAdd "), std::string::npos);
+  EXPECT_EQ(ProfiledOp{}.bytes_kept, 0);
+}
+
 }  // namespace

@@ -5,6 +5,7 @@
 #include "tests/support.h"
 #include <mica/autograd/hooks.h>
 #include <mica/core/copy.h>
+#include <mica/core/device_info.h>
 #include <mica/core/dispatch.h>
 
 using namespace mica;
@@ -121,6 +122,9 @@ TEST(Tensor, FromBlobSharesMemory) {
   expect_error([] { from_blob(nullptr, {1}, float32); }, "got a null pointer");
   expect_error([&] { from_blob(values.data(), {INT64_MAX}, float32); },
                "from_blob: [9223372036854775807] of float32 has");
+  // As many bytes as an offset can count, and one element more.
+  EXPECT_EQ(from_blob(values.data(), {INT64_MAX / 4}, float32).numel(), INT64_MAX / 4);
+  expect_error([&] { from_blob(values.data(), {INT64_MAX / 4 + 1}, float32); }, "has too many bytes");
   expect_error([&] { from_blob(values.data(), {1}, static_cast<DType>(77)); },
                "from_blob: expected a dtype, got number 77");
   expect_error([] { empty({1}, static_cast<DType>(77)); }, "empty: expected a dtype, got number 77");
@@ -181,9 +185,14 @@ TEST(Tensor, StridesForEachAxis) {
 }
 
 TEST(Tensor, NoSuchDevice) {
-  const std::string text = cuda_available() ? "there is no device cuda:99" : "";
-  expect_error([] { zeros({2}, float32, Device::cuda(99)); }, text);
+  constexpr const char* kText = "there is no device cuda:99";
+  expect_error([] { zeros({2}, float32, Device::cuda(99)); }, kText);
   expect_error([] { empty({0}, float32, Device::cuda(99)); }, "cuda:99");
+  expect_error([] { device_name(Device::cuda(99)); }, kText);
+  expect_error([] { DeviceGuard guard(Device::cuda(99)); }, kText);
+  expect_error([] { synchronize(Device::cuda(99)); }, kText);
+  EXPECT_EQ(device_name(Device::cpu()), "cpu");
+  synchronize(Device::cpu());
 }
 
 TEST(Tensor, OutOfMemoryIsRecoverable) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/philox.h>
 #include <mica/core/rng.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/generate.h>
@@ -226,6 +227,23 @@ TEST(Sampler, RowsAreIndependentAndErrorsAreClear) {
   expect_error([&] { sampler(from_data<double>({0.0, NAN}, {1, 2})); }, "row 0 of the logits is not finite");
   expect_error([&] { sampler(full({1, 2}, -INFINITY)); }, "row 0 of the logits is not finite");
   expect_error([&] { sampler(ones({3})); }, "expected logits of shape (B, vocab), got [3]");
+}
+
+// Draw n of row r is the n-th block of Philox's subsequence r: of tokens that are all as likely, the one in whose share
+// of [0, 1] the first number of that block lies.
+TEST(Sampler, IsPhiloxFromTheSeedOn) {
+  const Tensor logits = zeros({3, 1000});
+  for (const bool seeded : {false, true}) {
+    nn::Sampler sampler(seeded ? nn::SamplingOptions{.seed = 7} : nn::SamplingOptions{});
+    for (std::uint64_t draw = 0; draw < 3; ++draw) {
+      std::vector<std::int64_t> expected;
+      for (std::uint64_t row = 0; row < 3; ++row) {
+        const PhiloxBlock block = philox_block({.seed = seeded ? 7u : 0u, .offset = 4 * draw}, row);
+        expected.push_back(static_cast<std::int64_t>(std::ceil(1000 * PhiloxReals<double>::uniform(block, 0))) - 1);
+      }
+      EXPECT_EQ(sampler(logits), expected) << "draw " << draw;
+    }
+  }
 }
 
 }  // namespace

@@ -243,4 +243,25 @@ TEST(GradScaler, RefusesBadArguments) {
   expect_error([&] { scaler.scale(ones({}, int64)); }, "expected a floating loss, got one of int64");
 }
 
+// The scale stays a float32 that is finite and normal, and the bounds themselves are reached.
+TEST(GradScaler, ScaleStaysInRange) {
+  for (const Device device : test_devices()) {
+    const auto scale_after = [&](optim::GradScaler& scaler, double gradient) {
+      const Tensor x = ones({1}, float32, device).requires_grad_();
+      optim::SGD optimizer({x}, {.lr = 0});
+      x.set_grad(full({1}, gradient, float32, device));
+      optimizer.step({.scaler = &scaler});
+      scaler.update();
+      return scaler.scale();
+    };
+    optim::GradScaler up({.init_scale = 0x1p126, .growth_interval = 1});
+    EXPECT_EQ(scale_after(up, 1), 0x1p127);
+    EXPECT_EQ(scale_after(up, 1), 0x1p127);
+    optim::GradScaler down({.init_scale = 0x1p-125, .growth_interval = 1});
+    EXPECT_EQ(scale_after(down, INFINITY), 0x1p-126);
+    EXPECT_EQ(scale_after(down, INFINITY), 0x1p-126);
+    EXPECT_EQ(scale_after(down, 1), 0x1p-125);
+  }
+}
+
 }  // namespace
