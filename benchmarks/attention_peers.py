@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gpu_peers
-from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, pointers, relative_error
+from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers, relative_error
 
 # (B, H, T, D): GPT-2 124M, 1.5B, wide heads, long rows, a model of characters
 SHAPES = [(32, 12, 1024, 64), (8, 25, 1024, 64), (16, 16, 1024, 128), (4, 16, 4096, 64), (4, 16, 4096, 128),
@@ -25,13 +25,13 @@ MICA = {"mica": 0, "mica on cuDNN": 1}
 TORCH = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
          "torch math": SDPBackend.MATH}
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2}
-FUNCTIONS = {"mica_attention_forward": [POINTER] * 3 + [INT64] * 4 + [INT] * 3,
-             "mica_attention_backward": [POINTER] * 5 + [INT64] * 4 + [INT] * 3}
+FUNCTIONS = {"mica_attention_forward": [POINTER] * 3 + [INT64] * 4 + [INT, DOUBLE] + [INT] * 2,
+             "mica_attention_backward": [POINTER] * 5 + [INT64] * 4 + [INT, DOUBLE] + [INT] * 2}
 
 
 class Case:
-    def __init__(self, kind, b, h, t, d, causal):
-        self.kind, self.shape, self.causal = kind, (b, h, t, d), causal
+    def __init__(self, kind, b, h, t, d, causal, dropout):
+        self.kind, self.shape, self.causal, self.dropout = kind, (b, h, t, d), causal, dropout
         dtype = DTYPES[kind]
         self.qkv = torch.randn(b, t, 3 * h * d, device="cuda").to(dtype)
         self.dy = torch.randn(b, t, h * d, device="cuda").to(dtype)
@@ -66,7 +66,7 @@ class Case:
 
 
 def mica_runs(case, library, backend):
-    sizes = [*case.shape, int(case.causal), backend, CODES[case.qkv.dtype]]
+    sizes = [*case.shape, int(case.causal), case.dropout, backend, CODES[case.qkv.dtype]]
 
     def forward():
         library.call("mica_attention_forward", *pointers(case.qkv, case.y, case.lse), *sizes)
@@ -83,7 +83,7 @@ def torch_runs(case, backend):
 
     def forward():
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(*leaves, is_causal=case.causal)
+            return F.scaled_dot_product_attention(*leaves, is_causal=case.causal, dropout_p=case.dropout)
     y = forward()
 
     def backward():
@@ -107,22 +107,24 @@ def rows(args, library, clock):
     for kind in args.dtypes:
         for b, h, t, d in (SHAPES[i] for i in args.shapes or range(len(SHAPES))):
             for causal in (True, False):
-                case = Case(kind, b, h, t, d, causal)
+                case = Case(kind, b, h, t, d, causal, args.dropout)
                 names = [name for name in args.by if name != "torch math" or t <= 1024]
-                expected = case.reference()
+                # With dropout each draws its own weights, so there is nothing to compare with.
+                expected = case.reference() if args.dropout == 0 else (None, None)
                 torch.cuda.empty_cache()
                 for name, *passes in contestants(case, library, names):
                     case.poison()
                     for which, (run, result), wanted in zip(("forward", "backward"), passes, expected):
                         got = result().clone()
-                        error = relative_error(got, wanted)
+                        error = relative_error(got, wanted) if wanted is not None else None
                         repeats = all(torch.equal(got, result()) for _ in range(2))
                         us = clock.median_us(run)
                         flops = (4 if which == "forward" else 10) * b * h * t * t * d / (2 if causal else 1)
                         yield {"op": f"attention_{which}", "dtype": kind, "b": b, "h": h, "t": t, "d": d,
-                               "causal": causal, "by": name, "us": round(us, 2),
+                               "causal": causal, "dropout": args.dropout, "by": name, "us": round(us, 2),
                                "tflops": round(flops / us / 1e6, 1), "relative_error": error, "repeats": repeats,
-                               "correct": error < TOLERANCE[kind] and (repeats or not name.startswith("mica"))}
+                               "correct": (error is None or error < TOLERANCE[kind]) and
+                                          (repeats or not name.startswith("mica"))}
                 del case, expected
                 torch.cuda.empty_cache()
 
@@ -130,13 +132,15 @@ def rows(args, library, clock):
 def add_options(parser):
     parser.add_argument("--dtypes", nargs="*", choices=list(TOLERANCE), default=["bfloat16"])
     parser.add_argument("--by", nargs="*", choices=[*MICA, *TORCH], default=[*MICA, *TORCH])
+    parser.add_argument("--dropout", type=float, default=0, help="of the weights; results are then not compared")
     parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES")
 
 
 def describe(row):
+    error = "" if row["relative_error"] is None else f"  error {row['relative_error']:.1e}"
     return (f"{row['op']:18} {row['dtype']:9} {row['b']:3} x {row['h']:2} x {row['t']:5} x {row['d']:4}"
             f" {'causal' if row['causal'] else 'full':7}{row['by']:14}{row['us']:9.2f} us {row['tflops']:7.1f} TFLOP/s"
-            f"  error {row['relative_error']:.1e}{'' if row['repeats'] else '  bits vary'}")
+            f"{error}{'' if row['repeats'] else '  bits vary'}")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,12 @@ DType dtype_from(int code) {
   return kDtypes[code];
 }
 
+// Forward and backward drop the same weights.
+WeightDropout weight_dropout(double p) {
+  check(p >= 0 && p < 1, "expected dropout in [0, 1), got {}", p);
+  return {.key = {.seed = 1, .offset = 0}, .threshold = WeightDropout::threshold_of(p)};
+}
+
 struct Dtypes {
   DType type;
   DType weight_type;
@@ -593,7 +599,7 @@ int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t 
 }
 
 int mica_attention_forward(const void* qkv, void* y, float* lse, int64_t B, int64_t H, int64_t T, int64_t D, int causal,
-                           int backend, int dtype, void* stream) {
+                           double dropout, int backend, int dtype, void* stream) {
   return guarded(stream, [&] {
     const DType type = dtype_from(dtype);
     check(B >= 1 && H >= 1 && T >= 1 && D >= 1, "expected sizes of at least 1");
@@ -606,12 +612,14 @@ int mica_attention_forward(const void* qkv, void* y, float* lse, int64_t B, int6
                                           .out = wrap_heads(y, 0, 1, B, H, T, D, type),
                                           .lse = wrap(lse, {B, H, T}, float32, current_device()),
                                           .scale = 1 / std::sqrt(static_cast<double>(D)),
-                                          .causal = causal != 0}});
+                                          .causal = causal != 0,
+                                          .dropout = weight_dropout(dropout)}});
   });
 }
 
 int mica_attention_backward(const void* qkv, const void* y, const float* lse, const void* dy, void* dqkv, int64_t B,
-                            int64_t H, int64_t T, int64_t D, int causal, int backend, int dtype, void* stream) {
+                            int64_t H, int64_t T, int64_t D, int causal, double dropout, int backend, int dtype,
+                            void* stream) {
   return guarded(stream, [&] {
     const DType type = dtype_from(dtype);
     check(B >= 1 && H >= 1 && T >= 1 && D >= 1, "expected sizes of at least 1");
@@ -628,6 +636,7 @@ int mica_attention_backward(const void* qkv, const void* y, const float* lse, co
                                                                  .dk = part(dqkv, 1),
                                                                  .dv = part(dqkv, 2),
                                                                  .scale = 1 / std::sqrt(static_cast<double>(D)),
-                                                                 .causal = causal != 0});
+                                                                 .causal = causal != 0,
+                                                                 .dropout = weight_dropout(dropout)});
   });
 }

@@ -124,14 +124,15 @@ int mica_tiled_matmul(const void* a, const void* b, void* c, int64_t M, int64_t 
                       int transpose_a, int transpose_b, int activation, int dtype, void* stream);
 
 /* Self-attention of qkv (B, T, 3 * H * D), queries, keys and values side by side: y (B, T, H * D), and lse (B, H, T),
- * the logarithms of the rows' sums. Not 0, `causal` lets position t see those up to t. backend: 0 mica's own kernel, 1
- * cuDNN. Fails if that one was not built. */
+ * the logarithms of the rows' sums. Not 0, `causal` lets position t see those up to t. `dropout`, in [0, 1), of the
+ * weights, always the same ones. backend: 0 mica's own kernel, 1 cuDNN. Fails if that one was not built. */
 int mica_attention_forward(const void* qkv, void* y, float* lse, int64_t B, int64_t H, int64_t T, int64_t D, int causal,
-                           int backend, int dtype, void* stream);
+                           double dropout, int backend, int dtype, void* stream);
 
 /* The gradient dqkv (B, T, 3 * H * D) of the above. */
 int mica_attention_backward(const void* qkv, const void* y, const float* lse, const void* dy, void* dqkv, int64_t B,
-                            int64_t H, int64_t T, int64_t D, int causal, int backend, int dtype, void* stream);
+                            int64_t H, int64_t T, int64_t D, int causal, double dropout, int backend, int dtype,
+                            void* stream);
 
 #ifdef __cplusplus
 }

@@ -74,8 +74,9 @@ detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) 
   return {.scale = options.scale.value_or(1 / std::sqrt(width)),
           .causal = options.causal,
           .causal_offset = options.causal ? options.causal_offset : 0,
-          .dropout = options.dropout,
-          .dropout_key = options.dropout > 0 ? next_philox_key() : PhiloxKey{}};
+          .dropout = options.dropout > 0
+                         ? WeightDropout{next_philox_key(), WeightDropout::threshold_of(options.dropout)}
+                         : WeightDropout{}};
 }
 
 // The kernel that takes it; nothing means composed.
@@ -92,7 +93,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
                                  .width = q.size(-1),
                                  .value_width = v.size(-1),
                                  .masked = options.mask.defined(),
-                                 .dropout = options.dropout,
+                                 .drops = options.dropout > 0,
                                  .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
   for (const AttentionBackend backend : plan_attention(problem)) {
     if (options.backend != AttentionBackend::automatic && options.backend != backend) {

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include <mica/core/parallel.h>
+#include <mica/ops/attention/attention_dropout_cpu.h>
 #include <mica/ops/attention/attention_kernels.h>
 #include <mica/ops/attention/attention_rows_cpu.h>
 
@@ -86,6 +88,32 @@ void backward(const AttentionWeightsBackward& args) {
               });
 }
 
+template <class T>
+void drop(const AttentionDropout& args) {
+  using S = Accumulate<T>;
+  constexpr std::int64_t kBlock = detail::kDropoutBlock;
+  const std::int64_t queries = args.x.size(-2), keys = args.x.size(-1);
+  const std::int64_t row_blocks = (queries + kBlock - 1) / kBlock, stride = (keys + kBlock - 1) / kBlock * kBlock;
+  const T* const x = args.x.data<T>();
+  T* const y = args.y.data<T>();
+  const S scale = static_cast<S>(args.dropout.scale());
+  check_host_key(args.dropout.key);
+  parallel_for(args.x.numel() / (queries * keys) * row_blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::uint8_t> kept(static_cast<std::size_t>(kBlock * stride));
+    for (std::int64_t i = begin; i < end; ++i) {
+      draw_kept_rows(args.dropout, i, 0, keys, kept.data(), stride);
+      const std::int64_t first = i % row_blocks * kBlock;
+      for (std::int64_t row = 0; row < std::min(kBlock, queries - first); ++row) {
+        const std::int64_t at = (i / row_blocks * queries + first + row) * keys;
+        for (std::int64_t key = 0; key < keys; ++key) {
+          const S value = static_cast<S>(x[at + key]) * scale;
+          y[at + key] = static_cast<T>(kept[static_cast<std::size_t>(row * stride + key)] != 0 ? value : S{0});
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void attention_weights_forward(Cpu, const AttentionWeightsForward& args) {
@@ -94,6 +122,10 @@ void attention_weights_forward(Cpu, const AttentionWeightsForward& args) {
 
 void attention_weights_backward(Cpu, const AttentionWeightsBackward& args) {
   on_dtype(FloatTypes{}, args.weights.dtype(), "attention_weights", [&]<class T>() { backward<T>(args); });
+}
+
+void attention_dropout(Cpu, const AttentionDropout& args) {
+  on_dtype(FloatTypes{}, args.x.dtype(), "attention_dropout", [&]<class T>() { drop<T>(args); });
 }
 
 }  // namespace mica::kernels

@@ -200,6 +200,33 @@ __global__ void __launch_bounds__(kLongThreads)
   }
 }
 
+// A thread a group of elements that are drawn together; 16 of them make a block of 16 queries and 16 keys.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    dropout_kernel(T* y, const T* __restrict__ x, std::int64_t queries, std::int64_t keys, std::int64_t groups,
+                   WeightDropout dropout, Accumulate<T> scale) {
+  constexpr int kBlock = detail::kDropoutBlock;
+  const std::int64_t group = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (group >= groups) {
+    return;
+  }
+  const std::int64_t row_blocks = (queries + kBlock - 1) / kBlock, key_blocks = (keys + kBlock - 1) / kBlock;
+  const int u = group / 4 % 4, v = group % 4;
+  const std::int64_t key_block = group / 16 % key_blocks;
+  const std::int64_t row_of_blocks = group / 16 / key_blocks;
+  const std::uint32_t kept = detail::kept_of_dropout_group(
+      detail::draw_dropout_group(absolute_key(dropout.key), row_of_blocks, key_block, u, v), dropout.threshold);
+  const std::int64_t matrix = row_of_blocks / row_blocks * queries * keys;
+  for (int place = 0; place < 16; ++place) {
+    const std::int64_t query = row_of_blocks % row_blocks * kBlock + detail::query_of_dropout_group(u, place);
+    const std::int64_t key = key_block * kBlock + detail::key_of_dropout_group(v, place);
+    if (query < queries && key < keys) {
+      const std::int64_t at = matrix + query * keys + key;
+      y[at] = static_cast<T>((kept >> place & 1) != 0 ? static_cast<Accumulate<T>>(x[at]) * scale : Accumulate<T>{0});
+    }
+  }
+}
+
 template <class Args>
 Rows rows_of(const Tensor& x, const Args& args) {
   return {.count = x.numel() / x.size(-1),
@@ -261,6 +288,20 @@ void attention_weights_backward(Cuda, const AttentionWeightsBackward& args) {
       }
       cuda::check_launch("attention_weights_backward");
     });
+  });
+}
+
+void attention_dropout(Cuda, const AttentionDropout& args) {
+  constexpr std::int64_t kBlock = detail::kDropoutBlock;
+  const std::int64_t queries = args.x.size(-2), keys = args.x.size(-1);
+  const std::int64_t groups =
+      args.x.numel() / (queries * keys) * ((queries + kBlock - 1) / kBlock) * ((keys + kBlock - 1) / kBlock) * 16;
+  on_dtype(FloatTypes{}, args.x.dtype(), "attention_dropout", [&]<class T>() {
+    const auto blocks = static_cast<unsigned>((groups + kThreads - 1) / kThreads);
+    dropout_kernel<T><<<blocks, kThreads, 0, cuda::current_stream()>>>(
+        args.y.data<T>(), args.x.data<T>(), queries, keys, groups, args.dropout,
+        static_cast<Accumulate<T>>(args.dropout.scale()));
+    cuda::check_launch("attention_dropout");
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/attention/attention_dropout.h>
 
 namespace mica::kernels {
 
@@ -28,9 +29,19 @@ struct AttentionWeightsBackward {
   std::int64_t causal_offset;
 };
 
+/// y = x · scale where the weight in this place is kept, else 0. Both (…, T, S), contiguous, of one floating dtype and
+/// not empty.
+struct AttentionDropout {
+  const Tensor& y;
+  const Tensor& x;
+  WeightDropout dropout;
+};
+
 void attention_weights_forward(Cpu, const AttentionWeightsForward& args);
 void attention_weights_forward(Cuda, const AttentionWeightsForward& args);
 void attention_weights_backward(Cpu, const AttentionWeightsBackward& args);
 void attention_weights_backward(Cuda, const AttentionWeightsBackward& args);
+void attention_dropout(Cpu, const AttentionDropout& args);
+void attention_dropout(Cuda, const AttentionDropout& args);
 
 }  // namespace mica::kernels

@@ -22,8 +22,8 @@ struct AttentionProblem {
   std::int64_t width = 0;        // D
   std::int64_t value_width = 0;  // Dv
   bool masked = false;           // by a tensor
-  double dropout = 0;
-  bool empty = false;  // no element in q, k or v
+  bool drops = false;            // some of the weights
+  bool empty = false;            // no element in q, k or v
 };
 
 /// The implementations that take it, best first. `composed` is always among them. Whether cuDNN and the flash kernel

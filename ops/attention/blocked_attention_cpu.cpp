@@ -11,6 +11,7 @@
 
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/attention/attention_dropout_cpu.h>
 #include <mica/ops/attention/attention_rows_cpu.h>
 #include <mica/ops/attention/fused_attention_kernels.h>
 #include <mica/ops/matmul/gemm_cpu.h>
@@ -49,7 +50,27 @@ struct Workspace {
   gemm::Buffer<S> zeros, converted, scores, dscores, product, sums, dk, dv;
   gemm::Buffer<BFloat16> high, low;
   Row<S> row = Row<S>(kKeys), other = Row<S>(kKeys);
+  std::vector<std::uint8_t> kept = std::vector<std::uint8_t>(kQueries * kKeys);  // by dropout
 };
+
+// Which weights of `rows` queries from `first` on and `keys` keys from `key` on dropout keeps, kKeys to a row.
+template <class S>
+void draw(const WeightDropout& dropout, std::int64_t head, std::int64_t queries, std::int64_t first, std::int64_t rows,
+          std::int64_t key, std::int64_t keys, Workspace<S>& space) {
+  constexpr std::int64_t kBlock = detail::kDropoutBlock;
+  static_assert(kQueries % kBlock == 0 && kKeys % kBlock == 0);
+  const std::int64_t blocks = (queries + kBlock - 1) / kBlock;
+  for (std::int64_t row = 0; row < rows; row += kBlock) {
+    draw_kept_rows(dropout, head * blocks + (first + row) / kBlock, key, keys, space.kept.data() + row * kKeys, kKeys);
+  }
+}
+
+// Times the scale, or 0 where not kept.
+template <class S>
+void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
+  std::transform(values, values + n, kept, values,
+                 [scale](S value, std::uint8_t keep) { return keep != 0 ? value * scale : S{0}; });
+}
 
 template <class S>
 const S* zeros(std::int64_t n, Workspace<S>& space) {
@@ -127,6 +148,8 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   const HeadRows<T> out(args.out, batch, head);
   const Visible visible{args.k.size(2), args.causal, args.causal_offset};
   const S scale = static_cast<S>(args.scale);
+  const bool drops = args.dropout.drops();
+  const S drop_scale = static_cast<S>(args.dropout.scale());
   S* const scores = gemm::grown(space.scores, rows * kKeys);
   S* const product = gemm::grown(space.product, rows * values);
   S* const sums = gemm::grown(space.sums, rows * values);
@@ -138,6 +161,9 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   for (std::int64_t key = 0; key < last_key; key += kKeys) {
     const std::int64_t keys = std::min(kKeys, last_key - key);
     multiply(rows, keys, width, q.rows(first), k.columns(key), scores, space);
+    if (drops) {
+      draw(args.dropout, batch * args.q.size(1) + head, args.q.size(2), first, rows, key, keys, space);
+    }
     for (std::int64_t i = 0; i < rows; ++i) {
       S* const weights = scores + i * keys;
       const std::int64_t seen = std::clamp<std::int64_t>(visible(first + i) - key, 0, keys);
@@ -156,6 +182,9 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
       total[i] = total[i] * shrink + x.sum();
       most[i] = larger;
       std::copy_n(space.row.data(), seen, weights);
+      if (drops) {
+        drop(weights, space.kept.data() + i * kKeys, seen, drop_scale);
+      }
       if (key > 0) {
         std::transform(sums + i * values, sums + (i + 1) * values, sums + i * values,
                        [shrink](S sum) { return sum * shrink; });
@@ -182,6 +211,8 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
   const HeadRows<T> k(args.k, batch, key_head), v(args.v, batch, key_head);
   const Visible visible{args.k.size(2), args.causal, args.causal_offset};
   const S scale = static_cast<S>(args.scale);
+  const bool drops = args.dropout.drops();
+  const S drop_scale = static_cast<S>(args.dropout.scale());
   S* const dk = gemm::grown(space.dk, visible.keys * width);
   S* const dv = gemm::grown(space.dv, visible.keys * values);
   std::fill(dk, dk + visible.keys * width, S{0});
@@ -202,12 +233,19 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
       const auto for_rows = [&](std::int64_t key, std::int64_t keys, auto each) {
         multiply(rows, keys, width, q.rows(first), k.columns(key), weights, space);
         multiply(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
+        if (drops) {
+          draw(args.dropout, batch * args.q.size(1) + head, queries, first, rows, key, keys, space);
+        }
         for (std::int64_t i = 0; i < rows; ++i) {
           S* const p = weights + i * keys;
           S* const dp = dscores + i * keys;
           const bool sees = lse[first + i] != -std::numeric_limits<S>::infinity();
           const std::int64_t seen = sees ? std::clamp<std::int64_t>(visible(first + i) - key, 0, keys) : 0;
+          const std::uint8_t* const kept = space.kept.data() + i * kKeys;
           if (seen > 0) {
+            if (drops) {
+              drop(dp, kept, seen, drop_scale);
+            }
             Head<S> x = load(p, seen, scale, S{0}, space.row);
             Head<S> dx = load(dp, seen, S{1}, S{0}, space.other);
             x = (x - lse[first + i]).exp();
@@ -215,6 +253,9 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
             each(i, x, dx);
             std::copy_n(space.row.data(), seen, p);
             std::copy_n(space.other.data(), seen, dp);
+            if (drops) {
+              drop(p, kept, seen, drop_scale);
+            }
           }
           std::fill(p + seen, p + keys, S{0});
           std::fill(dp + seen, dp + keys, S{0});
@@ -264,6 +305,7 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
 }  // namespace
 
 void blocked_attention_forward(Cpu, const FusedAttention& args) {
+  check_host_key(args.dropout.key);
   const std::int64_t heads = args.q.size(1);
   const std::int64_t blocks = (args.q.size(2) + kQueries - 1) / kQueries;
   on_dtype(FloatTypes{}, args.q.dtype(), "attention", [&]<class T>() {

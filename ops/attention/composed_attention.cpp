@@ -4,7 +4,6 @@
 #include <mica/core/copy.h>
 #include <mica/ops/attention/attention_kernels.h>
 #include <mica/ops/attention/composed_attention_ops.h>
-#include <mica/ops/dropout/dropout.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
@@ -76,6 +75,23 @@ struct AttentionWeights {
   }
 };
 
+// The same elements are dropped for the same key.
+struct DropWeights {
+  static constexpr bool composed = true;
+  WeightDropout dropout;
+
+  Tensor forward(autograd::Context&, const Tensor& x) const {
+    const Tensor y = empty(x.shape(), x.dtype(), x.device());
+    if (y.numel() > 0) {
+      const Tensor packed = contiguous_data(x);
+      const kernels::AttentionDropout args{.y = y, .x = packed, .dropout = dropout};
+      on_device(x.device(), [&](auto device) { kernels::attention_dropout(device, args); });
+    }
+    return y;
+  }
+  Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
+};
+
 // Products of query heads with the key head that they share: (…, Hkv, H / Hkv · T, n) instead of (…, H, T, n).
 class Groups {
  public:
@@ -107,14 +123,8 @@ DType compute_dtype(DType dtype) { return dtype == float64 ? float64 : float32; 
 
 Tensor transposed(const Tensor& x) { return transpose(x, -1, -2); }
 
-// The same elements are dropped for the same key.
 Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
-  if (rule.dropout == 0) {
-    return weights;
-  }
-  const std::vector<PhiloxKey> keys{rule.dropout_key};
-  const ReplayPhiloxKeys replay(keys);
-  return dropout(weights, rule.dropout);
+  return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <mica/core/rng.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/attention/attention_dropout.h>
 
 namespace mica::detail {
 
@@ -12,8 +12,7 @@ struct AttentionRule {
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
-  double dropout = 0;
-  PhiloxKey dropout_key{};  // of the weights (B, H, T, S), as dropout() draws them
+  WeightDropout dropout{};
 };
 
 /// Attention made of recorded ops, for checked arguments; `mask` may be undefined. 16-bit inputs are cast to float32

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include <mica/ops/attention/flash_attention_dropout.cuh>
 #include <mica/ops/attention/flash_attention_sm90.cuh>
 
 namespace mica::kernels::flash {
@@ -142,7 +143,7 @@ __device__ void produce_for_queries(typename P::Shared& shared, const Work& a, c
   });
 }
 
-template <class T, class P>
+template <class T, class P, bool kDrops>
 __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                     const Order& order) {
   const int consumer = consumer_of_thread();
@@ -151,6 +152,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
   const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
   unsigned char* const q = shared.owned[consumer][0];
   unsigned char* const dout = shared.owned[consumer][1];
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   Ring<P::kStages> ring;
   unsigned parity = 0;
   order.each([&](Order::Place place) {
@@ -187,6 +189,11 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
         cuda::commit_products();
         multiply_transposed<T, P::kChunks, P::kRows>(dweights, dout, v);
         cuda::commit_products();
+        [[maybe_unused]] std::uint32_t kept = 0;
+        if constexpr (kDrops) {
+          static_assert(P::kRows == 64);
+          kept = draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kRows);
+        }
         cuda::wait_products<1>();
         cuda::pin(weights);
         pin_all(dscores);
@@ -212,6 +219,9 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
         cuda::pin(dweights);
 #pragma unroll
         for (int i = 0; i < P::kRows / 2; ++i) {
+          if constexpr (kDrops) {
+            dweights[i] = keep<true>(dweights[i], kept, i);
+          }
           weights[i] *= dweights[i] - means[i / 2 % 2];
         }
         round_to<T, P::kRows>(dscores, weights);
@@ -238,7 +248,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
       release<P>(&shared.empty[last]);
     }
     if (begin < a.queries) {
-      write_rows<T, P::kChunks>(dq, a.scale, a.scale, q, &maps.first, begin, h, b, 1 + consumer);
+      write_rows<T, P::kChunks>(dq, a.gradient_scale, a.gradient_scale, q, &maps.first, begin, h, b, 1 + consumer);
     }
     if (steps > 0 && thread == 0) {
       cuda::arrive(&shared.owned_empty[consumer]);
@@ -299,7 +309,7 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
   });
 }
 
-template <class T, class P>
+template <class T, class P, bool kDrops>
 __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                  const Order& order) {
   // Between two heads, a consumer holds the last stage of the first one while it leaves stages to the other consumers.
@@ -312,6 +322,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
   const int steps = (a.queries + P::kRows - 1) / P::kRows;
   unsigned char* const k = shared.owned[consumer][0];
   unsigned char* const v = shared.owned[consumer][1];
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   Ring<P::kStages> ring;
   unsigned parity = 0;
   order.each([&](Order::Place place) {
@@ -335,6 +346,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
       std::uint32_t dscores[P::kRows / 16][4];
       int last = -1;  // stage
       int step = 0;
+      int query_head = 0;  // of those that share the key head
       const auto do_step = [&](auto masked) {
         const unsigned char* const q = shared.passing[ring.stage][0];
         const unsigned char* const dout = shared.passing[ring.stage][1];
@@ -350,6 +362,12 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         if constexpr (!P::kLean) {
           multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
           cuda::commit_products();
+        }
+        [[maybe_unused]] std::uint32_t kept = 0;
+        if constexpr (kDrops) {
+          static_assert(P::kRows == 64);
+          const int head = b * a.heads + key_head * a.group + query_head;
+          kept = draw_kept<false, 64>(a, dropout_key, head, begin + thread / kWarp * 16, step * P::kRows);
         }
         cuda::wait_products<P::kLean ? 0 : 1>();
         cuda::pin(weights);
@@ -376,6 +394,12 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
           }
         }
         round_to<T, P::kRows>(rounded, weights);
+        if constexpr (kDrops) {
+          if constexpr (P::kLean) {  // dS needs those that are dropped, too
+            copy_fragments(dscores, rounded);
+          }
+          drop_rounded<false, P::kRows>(rounded, &kept);
+        }
         pin_all(rounded);
         cuda::pin(dv);
         if constexpr (P::kLean) {
@@ -396,11 +420,16 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int i = j * 4 + half * 2;
+            if constexpr (kDrops) {
+              dweights[i] = keep<false>(dweights[i], kept, i);
+              dweights[i + 1] = keep<false>(dweights[i + 1], kept, i + 1);
+            }
             const float first_difference = dweights[i] - both.x;
             const float second_difference = dweights[i + 1] - both.y;
             const int place = j % 2 * 2 + half;
             if constexpr (P::kLean) {  // which has only the rounded weights left
-              dscores[j / 2][place] = multiply_pair<T>(rounded[j / 2][place], first_difference, second_difference);
+              dscores[j / 2][place] =
+                  multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
             } else {
               dscores[j / 2][place] =
                   cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
@@ -415,7 +444,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         ring.advance();
       };
 #pragma unroll 1
-      for (int i = 0; i < a.group; ++i) {
+      for (; query_head < a.group; ++query_head) {
         for (step = first_of_block; step < first_step; ++step) {
           skip<P>(shared, ring);
         }
@@ -440,8 +469,10 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
       }
     }
     if (begin < a.keys) {
-      write_rows<T, P::kChunks>(dk, a.scale, a.scale, k, &maps.first, begin, key_head, b, 1 + consumer);
-      write_rows<T, P::kChunks>(dv, 1, 1, v, &maps.second, begin, key_head, b, 1 + consumer);
+      write_rows<T, P::kChunks>(dk, a.gradient_scale, a.gradient_scale, k, &maps.first, begin, key_head, b,
+                                1 + consumer);
+      write_rows<T, P::kChunks>(dv, a.weight_factor, a.weight_factor, v, &maps.second, begin, key_head, b,
+                                1 + consumer);
     }
     if (first_step < steps && thread == 0) {
       cuda::arrive(&shared.owned_empty[consumer]);
@@ -451,7 +482,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
 
 #endif
 
-template <class T, class P, bool kForKeys>
+template <class T, class P, bool kForKeys, bool kDrops>
 __global__ void __launch_bounds__(P::kThreads, 1)
     backward_sm90_kernel([[maybe_unused]] const __grid_constant__ Work a,
                          [[maybe_unused]] const __grid_constant__ BackwardMaps maps,
@@ -476,9 +507,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   } else {
     cuda::claim_registers<P::kConsumerRegisters>();
     if constexpr (kForKeys) {
-      consume_for_keys<T, P>(shared, a, maps, order);
+      consume_for_keys<T, P, kDrops>(shared, a, maps, order);
     } else {
-      consume_for_queries<T, P>(shared, a, maps, order);
+      consume_for_queries<T, P, kDrops>(shared, a, maps, order);
     }
   }
 #endif
@@ -502,8 +533,10 @@ void launch_backward(const Work& work) {
   const int tiles = (rows + P::kOwnedRows - 1) / P::kOwnedRows;
   const double read = kForKeys ? 4.0 * work.queries * work.group : 4.0 * work.keys / work.group;
   const char* const name = kForKeys ? "flash_key_gradient_sm90_kernel" : "flash_query_gradient_sm90_kernel";
-  launch_persistent(backward_sm90_kernel<T, P, kForKeys>, name, P::kThreads, sizeof(typename P::Shared), heads, tiles,
-                    /*last_is_heavy=*/!kForKeys, read * work.depth, work, maps);
+  launch_persistent(
+      work.drops ? backward_sm90_kernel<T, P, kForKeys, true> : backward_sm90_kernel<T, P, kForKeys, false>, name,
+      P::kThreads, sizeof(typename P::Shared), heads, tiles,
+      /*last_is_heavy=*/!kForKeys, read * work.depth, work, maps);
 }
 
 }  // namespace

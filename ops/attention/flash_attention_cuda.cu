@@ -14,6 +14,7 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/attention/flash_attention_cuda.cuh>
+#include <mica/ops/attention/flash_attention_dropout.cuh>
 #include <mica/ops/attention/fused_attention_kernels.h>
 
 namespace mica::kernels {
@@ -43,6 +44,10 @@ struct Plan {
   static constexpr int kForwardBytes = (kOwned + 4 * kPassing) * 2;
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
+
+/// That share a multiprocessor, at least; 0 leaves it to the compiler, which with dropout aims at four and spills.
+template <int kDepth, bool kDrops>
+constexpr int kBlocks = kDrops&& kDepth < 128 ? 3 : 0;
 
 /// Starts copying kRows rows to shared memory, with zeros where there are none.
 template <class T, int kDepth, int kRows>
@@ -92,9 +97,24 @@ __device__ void multiply_transposed(float (&sums)[kRows / 8][4], const T* a, con
   }
 }
 
-/// sums (16, kDepth) += weights (16, kRows), rounded to T, · b (kRows, kDepth) in shared memory.
-template <class T, int kDepth, int kRows>
-__device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)[kRows / 8][4], const T* b) {
+struct KeepAll {
+  __device__ std::uint32_t operator()(std::uint32_t pair, int) const { return pair; }
+};
+
+/// The bits of draw_kept().
+template <bool kRowsAreQueries>
+struct KeepSome {
+  std::uint32_t kept;
+  __device__ std::uint32_t operator()(std::uint32_t pair, int i) const {
+    return keep_pair<kRowsAreQueries>(pair, kept, i);
+  }
+};
+
+/// sums (16, kDepth) += weights (16, kRows), rounded to T, · b (kRows, kDepth) in shared memory. keep(pair, i) is what
+/// is left of weights i and i + 1, rounded, of this lane.
+template <class T, int kDepth, int kRows, class Keep = KeepAll>
+__device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)[kRows / 8][4], const T* b,
+                            Keep keep = {}) {
   constexpr int kPitch = Plan<kDepth>::kPitch;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const T* const b_row = b + lane % 16 * kPitch + lane / 16 * kPack;
@@ -104,7 +124,7 @@ __device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const two = &weights[2 * k + i / 2][i % 2 * 2];
-      first[i] = cuda::pair_of<T>(two[0], two[1]);
+      first[i] = keep(cuda::pair_of<T>(two[0], two[1]), k * 8 + i * 2);
     }
 #pragma unroll
     for (int j = 0; j < kDepth / 8; j += 2) {
@@ -149,8 +169,8 @@ __device__ float sum_of_row(float x) {
 }
 
 /// Block i: a block of queries, the last ones first, as these see the most keys; then the heads.
-template <class T, int kDepth>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ Work a) {
+template <class T, int kDepth, bool kDrops>
+__global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kDrops>) forward_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
   constexpr int kKeys = P::kSteps;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -175,6 +195,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
   };
 
+  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
   float most[2] = {-INFINITY, -INFINITY};  // of rows l / 4 and l / 4 + 8; of the scores before they are scaled
   float total[2] = {};                     // of the weights, this lane's part
@@ -236,7 +257,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
         }
       }
     }
-    add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing);
+    if constexpr (kDrops) {
+      const std::uint32_t kept = draw_kept<true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
+      add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing, KeepSome<true>{kept});
+    } else {
+      add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing);
+    }
     __syncthreads();  // before the stage is filled again
   }
 
@@ -244,7 +270,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     total[half] = sum_of_row(total[half]);
-    factors[half] = total[half] == 0 ? 0 : 1 / total[half];  // 0: no key is visible
+    factors[half] = total[half] == 0 ? 0 : a.weight_factor / total[half];  // 0: no key is visible
     const int row = first + warp_row + lane / 4 + half * 8;
     if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
       a.lse[(std::int64_t{b} * a.heads + h) * a.queries + row] =
@@ -256,8 +282,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 }
 
 /// For each query: the binary logarithm of its weights' sum, and Σ out · dout, which is the mean of the gradients of
-/// its weights. So that nobody asks for the end of the rows, +inf and 0 follow there, which make weights of zero, as
-/// for queries that see nothing. Eight lanes a row.
+/// its weights, without the factor of those that dropout kept. So that nobody asks for the end of the rows, +inf and 0
+/// follow there, which make weights of zero, as for queries that see nothing. Eight lanes a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ Work a) {
   constexpr int kLanes = 8;
@@ -300,13 +326,14 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   if (lane == 0) {
     float* const to = a.stats_of(static_cast<int>(head), row);
     to[0] = log2_sum;
-    to[kStatsRows] = sum;
+    to[kStatsRows] = sum * a.kept_share;
   }
 }
 
 /// The gradient of a block of queries. Block i as in the forward.
-template <class T, int kDepth>
-__global__ void __launch_bounds__(kThreads) query_gradient_kernel(const __grid_constant__ Work a) {
+template <class T, int kDepth, bool kDrops>
+__global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kDrops>)
+    query_gradient_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
   constexpr int kKeys = P::kSteps;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -333,6 +360,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const __grid_c
     load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
   };
 
+  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
   float log2_sums[2];
   float means[2];
@@ -362,6 +390,10 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const __grid_c
     multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
     multiply_transposed<T, kDepth, kKeys>(dweights, dout + warp_row * P::kPitch, k + P::kPassing);
     const int key = step * kKeys;
+    [[maybe_unused]] std::uint32_t kept = 0;
+    if constexpr (kDrops) {
+      kept = draw_kept<true, kKeys>(a, dropout_key, head, first + warp_row, key);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int end = min(a.keys, first + warp_row + lane / 4 + half * 8 + a.offset + 1) - key - lane % 4 * 2;
@@ -369,6 +401,10 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const __grid_c
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+          if constexpr (kDrops) {
+            float& dweight = dweights[j][2 * half + i];
+            dweight = keep<true>(dweight, kept, j * 4 + 2 * half + i);
+          }
           float& weight = weights[j][2 * half + i];
           weight = j * 8 + i < end ? cuda::approximate_exp2(weight * a.scale_log2 - log2_sums[half]) : 0;
           weight *= dweights[j][2 * half + i] - means[half];
@@ -378,13 +414,14 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const __grid_c
     add_product<T, kDepth, kKeys>(sums, weights, k);
     __syncthreads();  // before the stage is filled again
   }
-  store_rows<T, kDepth>(a.dq.at<T>(b, h), a.dq.row, first + warp_row, a.queries, a.depth, sums, a.scale, a.scale);
+  store_rows<T, kDepth>(a.dq.at<T>(b, h), a.dq.row, first + warp_row, a.queries, a.depth, sums, a.gradient_scale,
+                        a.gradient_scale);
 }
 
 /// The gradients of a block of keys and values, summed over the queries of all heads that share them. Block i: a block
 /// of keys, the first ones first, as these are seen by the most queries; then the heads of keys. Weights are transposed
 /// here: rows are keys.
-template <class T, int kDepth>
+template <class T, int kDepth, bool kDrops>
 __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
   constexpr int kQueries = P::kSteps;
@@ -414,6 +451,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_con
                                    a.queries - query, a.depth);
   };
 
+  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float dk[kDepth / 8][4] = {};
   float dv[kDepth / 8][4] = {};
   if (steps > 0) {
@@ -454,13 +492,25 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_con
         }
       }
     }
-    add_product<T, kDepth, kQueries>(dv, weights, dout);
+    [[maybe_unused]] std::uint32_t kept = 0;
+    if constexpr (kDrops) {
+      kept = draw_kept<false, kQueries>(a, dropout_key, b * a.heads + head_of(step), first + warp_row, query);
+      add_product<T, kDepth, kQueries>(dv, weights, dout, KeepSome<false>{kept});
+    } else {
+      add_product<T, kDepth, kQueries>(dv, weights, dout);
+    }
     multiply_transposed<T, kDepth, kQueries>(dweights, v + warp_row * P::kPitch, dout);
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
       const float2 means = *reinterpret_cast<const float2*>(stats + kStatsRows + j * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        if constexpr (kDrops) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            dweights[j][i] = keep<false>(dweights[j][i], kept, j * 4 + i);
+          }
+        }
         weights[j][2 * half] *= dweights[j][2 * half] - means.x;
         weights[j][2 * half + 1] *= dweights[j][2 * half + 1] - means.y;
       }
@@ -468,8 +518,10 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_con
     add_product<T, kDepth, kQueries>(dk, weights, q);
     __syncthreads();  // before the stage is filled again
   }
-  store_rows<T, kDepth>(a.dk.at<T>(b, key_head), a.dk.row, first + warp_row, a.keys, a.depth, dk, a.scale, a.scale);
-  store_rows<T, kDepth>(a.dv.at<T>(b, key_head), a.dv.row, first + warp_row, a.keys, a.depth, dv, 1, 1);
+  store_rows<T, kDepth>(a.dk.at<T>(b, key_head), a.dk.row, first + warp_row, a.keys, a.depth, dk, a.gradient_scale,
+                        a.gradient_scale);
+  store_rows<T, kDepth>(a.dv.at<T>(b, key_head), a.dv.row, first + warp_row, a.keys, a.depth, dv, a.weight_factor,
+                        a.weight_factor);
 }
 
 // On the host.
@@ -482,16 +534,24 @@ void launch(void (*kernel)(Work), const char* name, std::int64_t blocks, int byt
 
 std::int64_t blocks_of(int rows, int block) { return (std::int64_t{rows} + block - 1) / block; }
 
+/// f.operator()<kDepth, kDrops>()
 template <class F>
-void on_depth(int depth, const F& f) {
-  if (depth <= 32) {
-    f.template operator()<32>();
-  } else if (depth <= 64) {
-    f.template operator()<64>();
-  } else if (depth <= 96) {
-    f.template operator()<96>();
+void on_variant(const Work& work, const F& f) {
+  const auto at_depth = [&]<int kDepth>() {
+    if (work.drops) {
+      f.template operator()<kDepth, true>();
+    } else {
+      f.template operator()<kDepth, false>();
+    }
+  };
+  if (work.depth <= 32) {
+    at_depth.template operator()<32>();
+  } else if (work.depth <= 64) {
+    at_depth.template operator()<64>();
+  } else if (work.depth <= 96) {
+    at_depth.template operator()<96>();
   } else {
-    f.template operator()<128>();
+    at_depth.template operator()<128>();
   }
 }
 
@@ -501,8 +561,8 @@ using DTypes = Types<Half, BFloat16>;
 
 void forward_portable(const Work& work) {
   on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {
-    on_depth(work.depth, [&]<int kDepth>() {
-      launch(forward_kernel<T, kDepth>, "flash_forward_kernel",
+    on_variant(work, [&]<int kDepth, bool kDrops>() {
+      launch(forward_kernel<T, kDepth, kDrops>, "flash_forward_kernel",
              blocks_of(work.queries, kBlockRows) * work.batches * work.heads, Plan<kDepth>::kForwardBytes, work);
     });
   });
@@ -517,11 +577,11 @@ void fill_stats(const Work& work) {
 
 void backward_portable(const Work& work) {
   on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {
-    on_depth(work.depth, [&]<int kDepth>() {
+    on_variant(work, [&]<int kDepth, bool kDrops>() {
       constexpr int kBytes = Plan<kDepth>::kBackwardBytes;
-      launch(query_gradient_kernel<T, kDepth>, "flash_query_gradient_kernel",
+      launch(query_gradient_kernel<T, kDepth, kDrops>, "flash_query_gradient_kernel",
              blocks_of(work.queries, kBlockRows) * work.batches * work.heads, kBytes, work);
-      launch(key_gradient_kernel<T, kDepth>, "flash_key_gradient_kernel",
+      launch(key_gradient_kernel<T, kDepth, kDrops>, "flash_key_gradient_kernel",
              blocks_of(work.keys, kBlockRows) * work.batches * (work.heads / work.group), kBytes, work);
     });
   });
@@ -540,15 +600,19 @@ bool has_aligned_rows(const Tensor& x) {
          reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-Work work_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse, double scale,
-             bool causal, std::int64_t causal_offset) {
+/// Of a forward or a backward.
+template <class Args>
+Work work_of(const Args& args) {
+  const Tensor& q = args.q;
+  const Tensor& k = args.k;
+  const Tensor& lse = args.lse;
   const auto keys = k.size(2);
   const auto queries = q.size(2);
   Work work;
   work.q = operand_of(q);
   work.k = operand_of(k);
-  work.v = operand_of(v);
-  work.out = operand_of(out);
+  work.v = operand_of(args.v);
+  work.out = operand_of(args.out);
   work.lse = lse.defined() ? lse.data<float>() : nullptr;
   work.batches = static_cast<int>(q.size(0));
   work.heads = static_cast<int>(q.size(1));
@@ -556,10 +620,19 @@ Work work_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& ou
   work.queries = static_cast<int>(queries);
   work.keys = static_cast<int>(keys);
   work.depth = static_cast<int>(q.size(3));
-  work.offset = static_cast<int>(causal ? std::clamp(causal_offset, -queries, keys) : keys);
-  work.scale = static_cast<float>(scale);
-  work.scale_log2 = static_cast<float>(scale * kLog2E);
+  work.offset = static_cast<int>(args.causal ? std::clamp(args.causal_offset, -queries, keys) : keys);
+  work.scale = static_cast<float>(args.scale);
+  work.scale_log2 = static_cast<float>(args.scale * kLog2E);
   work.dtype = q.dtype();
+  const WeightDropout& dropout = args.dropout;
+  work.drops = dropout.drops();
+  work.dropout_key = dropout.key;
+  for (int i = 0; i < 8; ++i) {
+    work.dropped_below[i] = (dropout.threshold >> i & 1) != 0 ? 0 : ~std::uint32_t{0};
+  }
+  work.kept_share = static_cast<float>(dropout.kept_share());
+  work.weight_factor = static_cast<float>(dropout.scale());
+  work.gradient_scale = static_cast<float>(args.scale * dropout.scale());
   return work;
 }
 
@@ -587,8 +660,7 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
 }
 
 void flash_attention_forward(Cuda, const FusedAttention& args) {
-  const flash::Work work =
-      flash::work_of(args.q, args.k, args.v, args.out, args.lse, args.scale, args.causal, args.causal_offset);
+  const flash::Work work = flash::work_of(args);
   if (flash::fits_sm90(work, /*backward=*/false)) {
     flash::forward_sm90(work);
   } else {
@@ -597,8 +669,7 @@ void flash_attention_forward(Cuda, const FusedAttention& args) {
 }
 
 void flash_attention_backward(Cuda, const FusedAttentionBackward& args) {
-  flash::Work work =
-      flash::work_of(args.q, args.k, args.v, args.out, args.lse, args.scale, args.causal, args.causal_offset);
+  flash::Work work = flash::work_of(args);
   work.dout = flash::operand_of(args.dout);
   work.dq = flash::operand_of(args.dq);
   work.dk = flash::operand_of(args.dk);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <mica/core/dtype.h>
+#include <mica/core/rng.h>
 
 namespace mica::kernels::flash {
 
@@ -39,6 +40,14 @@ struct Work {
   float scale = 1;
   float scale_log2 = 1;  // scale · log2 e
   DType dtype = float16;
+
+  // Dropout: which weights, and what scales those that are kept. 1 where nothing is dropped.
+  bool drops = false;
+  PhiloxKey dropout_key{};
+  std::uint32_t dropped_below[8] = {};  // all bits are set where that bit of the threshold is not
+  float kept_share = 1;
+  float weight_factor = 1;   // 1 / kept_share
+  float gradient_scale = 1;  // scale / kept_share
 
   /// Rows of queries, up to the end of the last block of any kernel.
   __host__ __device__ int padded_queries() const { return (queries + 127) / 128 * 128; }

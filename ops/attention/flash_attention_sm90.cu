@@ -5,6 +5,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include <mica/ops/attention/flash_attention_dropout.cuh>
 #include <mica/ops/attention/flash_attention_sm90.cuh>
 
 namespace mica::kernels::flash {
@@ -148,7 +149,7 @@ __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2
 
 /// A warpgroup, for 64 queries of each tile of this block. While the tensor cores add a block's weighted values, and
 /// multiply the next block's keys, the warpgroup turns scores into weights.
-template <class T, class P>
+template <class T, class P, bool kDrops>
 __device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   const int consumer = consumer_of_thread();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -161,6 +162,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
       cuda::arrive(barrier);
     }
   };
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
   Ring<P::kStages> ring;
   unsigned q_parity = 0;
   order.each([&](Order::Place place) {
@@ -194,6 +196,23 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
       const auto multiply_keys = [&](int stage) {
         multiply_transposed<T, P::kChunks, P::kKeys>(scores, q, shared.k[stage]);
       };
+      // Which weights of a block are kept, 64 keys in a register. To be asked for while products run.
+      std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];
+      const auto draw = [&](int step) {
+        if constexpr (kDrops) {
+#pragma unroll
+          for (int i = 0; i < P::kKeys / 64; ++i) {
+            kept[i] =
+                draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kKeys + i * 64);
+          }
+        }
+      };
+      const auto round_weights = [&] {
+        round_to<T, P::kKeys>(weights, scores);
+        if constexpr (kDrops) {
+          drop_rounded<true, P::kKeys>(weights, kept);
+        }
+      };
       const auto add_values = [&](int stage) { add_product<T, P::kChunks, P::kKeys>(out, weights, shared.v[stage]); };
       const auto shrink_out = [&] {
 #pragma unroll
@@ -209,6 +228,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         cuda::begin_products();
         multiply_keys(ring.stage);
         cuda::commit_products();
+        draw(step);
         cuda::wait_products<0>();
         cuda::pin(scores);
         release(&shared.k_empty[ring.stage]);
@@ -216,7 +236,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           mask_step(step);
         }
         soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
-        round_to<T, P::kKeys>(weights, scores);
+        round_weights();
         const auto do_step = [&](auto masked) {
           Ring<P::kStages> next = ring;
           next.advance();
@@ -229,6 +249,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           cuda::wait(&shared.v_full[ring.stage], ring.parity);
           add_values(ring.stage);
           cuda::commit_products();
+          draw(step);
           cuda::wait_products<1>();
           cuda::pin(scores);
           release(&shared.k_empty[next.stage]);
@@ -241,7 +262,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           pin_all(weights);
           release(&shared.v_empty[ring.stage]);
           shrink_out();
-          round_to<T, P::kKeys>(weights, scores);
+          round_weights();
           ring = next;
         };
 #pragma unroll 1
@@ -269,6 +290,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           cuda::begin_products();
           multiply_keys(ring.stage);
           cuda::commit_products();
+          draw(step);
           cuda::wait_products<0>();
           cuda::pin(scores);
           release(&shared.k_empty[ring.stage]);
@@ -277,7 +299,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           }
           soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
           shrink_out();
-          round_to<T, P::kKeys>(weights, scores);
+          round_weights();
           cuda::wait(&shared.v_full[ring.stage], ring.parity);
           pin_all(weights);
           cuda::pin(out);
@@ -294,7 +316,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float total = sum_of_row(rows.total[half]);
-      factors[half] = total == 0 ? 0 : 1 / total;  // 0: no key is visible
+      factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0: no key is visible
       const int row = first + own_row + half * 8;
       if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
         a.lse[std::int64_t{place.head} * a.queries + row] =
@@ -312,7 +334,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
 
 #endif
 
-template <class T, class P>
+template <class T, class P, bool kDrops>
 __global__ void __launch_bounds__(P::kThreads, 1)
     forward_sm90_kernel([[maybe_unused]] const __grid_constant__ Work a,
                         [[maybe_unused]] const __grid_constant__ ForwardMaps maps,
@@ -343,7 +365,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     __syncwarp();
   } else {
     cuda::claim_registers<P::kConsumerRegisters>();
-    consume<T, P>(shared, a, maps, order);
+    consume<T, P, kDrops>(shared, a, maps, order);
   }
 #endif
 }
@@ -356,8 +378,9 @@ void launch_forward(const Work& work) {
                          .k = map_of_keys(work, work.k, P::kKeys),
                          .v = map_of_keys(work, work.v, P::kKeys),
                          .out = map_of_queries(work, work.out, kConsumerRows)};
-  launch_persistent(forward_sm90_kernel<T, P>, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared),
-                    work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
+  launch_persistent(work.drops ? forward_sm90_kernel<T, P, true> : forward_sm90_kernel<T, P, false>,
+                    "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared), work.batches * work.heads,
+                    (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
                     4.0 * work.keys * work.depth / work.group, work, maps);
 }
 

@@ -184,6 +184,17 @@ __device__ void round_to(std::uint32_t (&weights)[kRows / 16][4], const float (&
 }
 
 template <int kCount>
+__device__ void copy_fragments(std::uint32_t (&to)[kCount][4], const std::uint32_t (&from)[kCount][4]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[k][i] = from[k][i];
+    }
+  }
+}
+
+template <int kCount>
 __device__ void pin_all(std::uint32_t (&fragments)[kCount][4]) {
 #pragma unroll
   for (auto& fragment : fragments) {

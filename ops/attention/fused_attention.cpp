@@ -111,7 +111,8 @@ kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const T
           .dout = aligned(dout),
           .scale = rule.scale,
           .causal = rule.causal,
-          .causal_offset = rule.causal_offset};
+          .causal_offset = rule.causal_offset,
+          .dropout = rule.dropout};
 }
 
 struct FusedAttention {
@@ -223,7 +224,8 @@ std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const
                   .lse = empty({q.size(0), q.size(1), q.size(2)}, q.dtype() == float64 ? float64 : float32, q.device()),
                   .scale = rule.scale,
                   .causal = rule.causal,
-                  .causal_offset = rule.causal_offset}};
+                  .causal_offset = rule.causal_offset,
+                  .dropout = rule.dropout}};
   bool supported = false;
   with_kernels(backend, q.device(),
                [&](auto kernels, auto device) { supported = kernels.supports(device, call.args); });

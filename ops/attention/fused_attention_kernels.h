@@ -4,6 +4,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/attention/attention_dropout.h>
 
 namespace mica::kernels {
 
@@ -19,6 +20,7 @@ struct FusedAttention {
   double scale = 1;
   bool causal = false;             ///< query t sees keys up to t + causal_offset
   std::int64_t causal_offset = 0;  ///< 0 aligns the first query with the first key, S - T the last with the last
+  WeightDropout dropout{};         ///< of the weights, before the product with v; lse and sums are those of all
 };
 
 /// The gradients of FusedAttention. Deterministic: equal bits run after run.
@@ -28,6 +30,7 @@ struct FusedAttentionBackward {
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
+  WeightDropout dropout{};
 };
 
 /// On the CPU, for every floating dtype; v and out may have a last axis of their own; lse is of the dtype that sums are

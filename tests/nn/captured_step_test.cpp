@@ -1,8 +1,10 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
 #include <vector>
 
+#include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
 #include <mica/core/cuda/graph.h>
@@ -24,18 +26,20 @@ struct Outcome {
   std::vector<std::vector<float>> weights;
 };
 
-// Trains a small GPT with dropout; from step `captured_from` on by replays of one graph.
-Outcome train(int steps, int captured_from, bool checkpoint) {
+// Trains a small GPT with dropout; from step `captured_from` on by replays of one graph. In bfloat16, attention is one
+// kernel.
+Outcome train(int steps, int captured_from, bool checkpoint, DType dtype) {
   manual_seed(17);
   nn::GPT model(nn::GPTConfig{
-      .vocab = vocab, .context = context, .layers = 2, .heads = 2, .width = 24, .dropout = 0.2, .bias = false});
+      .vocab = vocab, .context = context, .layers = 2, .heads = 2, .width = 64, .dropout = 0.2, .bias = false});
   model.config.checkpoint = checkpoint;
   model.to(gpu);
+  model.to(dtype);
   optim::SGD optimizer(model.parameters(), {.lr = 0.05, .momentum = 0.9});
   const Tensor inputs = empty({batch, context}, int64, gpu), targets = empty({batch, context}, int64, gpu);
   Tensor loss;
   const auto step = [&] {
-    loss = cross_entropy(model(inputs), targets);
+    loss = cross_entropy(model(inputs).to(float32), targets);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
@@ -70,11 +74,18 @@ TEST(CapturedStep, SameBitsAsWithoutAGraph) {
     GTEST_SKIP() << "no GPU";
   }
   for (const bool checkpoint : {false, true}) {
-    const Outcome plain = train(12, 12, checkpoint), captured = train(12, 3, checkpoint);
-    EXPECT_EQ(plain.losses, captured.losses);
-    EXPECT_TRUE(plain.weights == captured.weights);
-    // Each step has had tokens and masks of its own.
-    EXPECT_EQ(std::set<float>(captured.losses.begin(), captured.losses.end()).size(), captured.losses.size());
+    for (const DType dtype : {float32, bfloat16}) {
+      cuda::LaunchRecord record;
+      const Outcome plain = train(12, 12, checkpoint, dtype), captured = train(12, 3, checkpoint, dtype);
+      EXPECT_EQ(plain.losses, captured.losses) << fmt::format("{}", dtype);
+      EXPECT_TRUE(plain.weights == captured.weights) << fmt::format("{}", dtype);
+      if (gpu_has_wgmma()) {
+        EXPECT_EQ(record.has("flash_forward_sm90_kernel"), dtype == bfloat16);
+      }
+      // Each step has had tokens and masks of its own.
+      const std::set<float> different(captured.losses.begin(), captured.losses.end());
+      EXPECT_EQ(different.size(), captured.losses.size()) << fmt::format("{}", dtype);
+    }
   }
 }
 

@@ -211,6 +211,118 @@ TEST(Attention, DropoutScalesWhatItKeeps) {
   }
 }
 
+// 0 where a weight is dropped, else 1: (items, queries, keys). Equal scores over values that tell keys apart.
+std::vector<double> kept_weights(std::int64_t items, std::int64_t queries, std::int64_t keys, double p, Device device) {
+  const Tensor q = zeros({items, queries, 8}, float32, device), k = zeros({items, keys, 8}, float32, device);
+  std::vector<float> identity(static_cast<std::size_t>(keys * keys));
+  for (std::int64_t i = 0; i < keys; ++i) {
+    identity[static_cast<std::size_t>(i * keys + i)] = 1;
+  }
+  const Tensor v = contiguous(broadcast_view(from_data(identity, {1, keys, keys}, device), {items, keys, keys}));
+  std::vector<double> kept = to_vector<double>(scaled_dot_product_attention(q, k, v, {.dropout = p}));
+  for (double& weight : kept) {
+    weight = weight != 0;
+  }
+  return kept;
+}
+
+TEST(Attention, DropoutDropsTheRightShareOfWeights) {
+  const std::int64_t items = 4, queries = 192, keys = 160;
+  for (const Device device : test_devices()) {
+    for (const double p : {0.001, 0.1, 0.2, 0.5, 0.9, 0.999}) {
+      const double share = std::clamp(std::round(p * 256), 1.0, 255.0) / 256;  // that is dropped
+      const std::vector<double> kept = kept_weights(items, queries, keys, p, device);
+      const double n = static_cast<double>(kept.size());
+      double sum = 0;
+      for (const double weight : kept) {
+        sum += weight;
+      }
+      EXPECT_NEAR(sum / n, 1 - share, 5 * std::sqrt(share * (1 - share) / n)) << fmt::format("{} on {}", p, device);
+      // Each is independent of its neighbors, and of those that are drawn together with it.
+      for (const auto& [down, right] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1},
+                                                                                          {1, 0},
+                                                                                          {1, 1},
+                                                                                          {0, 8},
+                                                                                          {8, 0},
+                                                                                          {8, 8},
+                                                                                          {0, 16},
+                                                                                          {16, 0},
+                                                                                          {0, 32},
+                                                                                          {32, 0},
+                                                                                          {0, 64},
+                                                                                          {64, 0},
+                                                                                          {queries, 0}}) {
+        double covariance = 0, pairs = 0;
+        for (std::int64_t row = 0; row + down < items * queries; ++row) {
+          for (std::int64_t key = 0; key + right < keys; ++key) {
+            const double one = kept[static_cast<std::size_t>(row * keys + key)] - (1 - share);
+            const double other = kept[static_cast<std::size_t>((row + down) * keys + key + right)] - (1 - share);
+            covariance += one * other;
+            ++pairs;
+          }
+        }
+        EXPECT_LT(std::abs(covariance / pairs), 5 * share * (1 - share) / std::sqrt(pairs))
+            << p << ", " << down << " down and " << right << " to the right";
+      }
+    }
+  }
+}
+
+// Which weights are dropped depends on their place and the key alone, and so does not change with T, S or the device.
+TEST(Attention, DropoutIsAFunctionOfTheWeightsPlace) {
+  for (const Device device : test_devices()) {
+    manual_seed(31);
+    const std::vector<double> large = kept_weights(1, 100, 90, 0.4, Device::cpu());
+    manual_seed(31);
+    const std::vector<double> small = kept_weights(1, 37, 50, 0.4, device);
+    for (std::int64_t i = 0; i < 37; ++i) {
+      for (std::int64_t j = 0; j < 50; ++j) {
+        ASSERT_EQ(small[static_cast<std::size_t>(i * 50 + j)], large[static_cast<std::size_t>(i * 90 + j)])
+            << fmt::format("{}, {} on {}", i, j, device);
+      }
+    }
+    const std::vector<double> next = kept_weights(1, 37, 50, 0.4, device);
+    EXPECT_NE(next, small) << "the next call draws others";
+  }
+}
+
+TEST(Attention, EveryBackendDropsTheSameWeights) {
+  for (const Device device : test_devices()) {
+    for (const AttentionBackend backend : {AttentionBackend::blocked, AttentionBackend::flash}) {
+      if ((backend == AttentionBackend::blocked) != device.is_cpu()) {
+        continue;
+      }
+      const DType dtype = device.is_cpu() ? float64 : bfloat16;
+      for (const bool causal : {true, false}) {
+        const Tensor q = randn({2, 4, 150, 64}, dtype, device), k = randn({2, 2, 301, 64}, dtype, device);
+        const Tensor v = randn({2, 2, 301, 64}, dtype, device), dy = randn({2, 4, 150, 64}, dtype, device);
+        const auto run = [&](AttentionBackend which) {
+          manual_seed(77);
+          const Tensor qs = q.detach().requires_grad_(), ks = k.detach().requires_grad_();
+          const Tensor vs = v.detach().requires_grad_();
+          const Tensor y = scaled_dot_product_attention(
+              qs, ks, vs, {.causal = causal, .causal_offset = 100, .dropout = 0.3, .backend = which});
+          y.backward(dy);
+          return Tensors{y.detach(), qs.grad(), ks.grad(), vs.grad()};
+        };
+        cuda::LaunchRecord record;
+        const Tensors got = run(backend);
+        if (gpu_has_wgmma()) {
+          expect_launched(record, device,
+                          {"flash_forward_sm90_kernel", "flash_stats_kernel", "flash_query_gradient_sm90_kernel",
+                           "flash_key_gradient_sm90_kernel"});
+        }
+        const Tensors wanted = run(AttentionBackend::composed), again = run(backend);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const std::string what = fmt::format("result {} on {}, causal {}", i, device, causal);
+          expect_rows_close(got[i], to_vector<double>(wanted[i]), 64, device.is_cpu() ? 1e-12 : 2e-2, what);
+          expect_same_bits(again[i], got[i], what + ": the same again");
+        }
+      }
+    }
+  }
+}
+
 TEST(Attention, CausalRowsDoNotSeeWhatComesAfter) {
   for (const Device device : test_devices()) {
     const Tensor q = randn({1, 2, 6, 4}, float32, device), k = randn({1, 2, 6, 4}, float32, device);
@@ -626,13 +738,20 @@ TEST(Attention, SecondDerivativesOfFusedKernelsAreTheComposedOnes) {
       ++runs;
       const Tensor qkv = randn({1, 64, 3 * 128}, bfloat16, device).requires_grad_();
       const Tensor dy = randn({1, 64, 128}, bfloat16, device), weight = randn({1, 64, 3 * 128}, bfloat16, device);
-      const auto second = [&](AttentionBackend which) {
-        const Tensor y = self_attention(qkv, 2, {.causal = true, .backend = which});
-        const Tensor first = autograd::grad({y}, {qkv}, {dy}, {.create_graph = true})[0];
-        return autograd::grad({first}, {qkv}, {weight})[0];
-      };
-      const Tensor wanted = second(AttentionBackend::composed);
-      expect_rows_close(second(backend), to_vector<double>(wanted), wanted.size(-1), 1e-2, "second derivative");
+      for (const double dropout : {0.0, 0.3}) {
+        if (dropout > 0 && backend == AttentionBackend::cudnn) {
+          continue;
+        }
+        const auto second = [&](AttentionBackend which) {
+          manual_seed(5);
+          const Tensor y = self_attention(qkv, 2, {.causal = true, .dropout = dropout, .backend = which});
+          const Tensor first = autograd::grad({y}, {qkv}, {dy}, {.create_graph = true})[0];
+          return autograd::grad({first}, {qkv}, {weight})[0];
+        };
+        const Tensor wanted = second(AttentionBackend::composed);
+        expect_rows_close(second(backend), to_vector<double>(wanted), wanted.size(-1), 1e-2,
+                          fmt::format("second derivative, dropout {}", dropout));
+      }
     }
   }
   if (runs == 0) {
@@ -673,7 +792,7 @@ TEST(Attention, PlanChoosesByTheProblem) {
   EXPECT_EQ(with([](auto& p) { p.value_width = 128; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.dtype = float32; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.masked = true; }), only_composed);
-  EXPECT_EQ(with([](auto& p) { p.dropout = 0.1; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.drops = true; }), (std::vector{flash, composed}));
   EXPECT_EQ(with([](auto& p) { p.empty = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.rank = 3; }), only_composed);
   const auto on_cpu = [&](std::int64_t key_items, std::int64_t queries, DType dtype) {

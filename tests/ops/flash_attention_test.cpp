@@ -15,6 +15,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/rng.h>
+#include <mica/ops/attention/attention_kernels.h>
 #include <mica/ops/attention/fused_attention_kernels.h>
 #include <mica/ops/view/view.h>
 
@@ -46,12 +47,17 @@ struct Case {
   bool causal;
   std::int64_t offset;
   Layout layout;
+  double dropout_p = 0;
 
+  WeightDropout dropout() const {
+    return {.key = {.seed = 0x123456789, .offset = 40}, .threshold = WeightDropout::threshold_of(dropout_p)};
+  }
   std::int64_t key_heads() const { return heads / group; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(depth)); }
   std::string text() const {
-    return fmt::format("{}, B {}, H {} / {}, T {}, S {}, D {}, {}, offset {}, layout {}", dtype, batches, heads, group,
-                       queries, keys, depth, causal ? "causal" : "full", offset, static_cast<int>(layout));
+    return fmt::format("{}, B {}, H {} / {}, T {}, S {}, D {}, {}, offset {}, layout {}, dropout {}", dtype, batches,
+                       heads, group, queries, keys, depth, causal ? "causal" : "full", offset, static_cast<int>(layout),
+                       dropout_p);
   }
 };
 
@@ -128,7 +134,18 @@ struct Reference {
   std::vector<double> lse;
 };
 
+// The factors of the weights, by the kernel for the CPU.
+std::vector<double> dropout_factors(const Case& c) {
+  const Tensor weights = ones({c.batches, c.heads, c.queries, c.keys}, float64), factors = empty_like(weights);
+  if (c.dropout_p == 0) {
+    return to_vector<double>(weights);
+  }
+  kernels::attention_dropout(Cpu{}, {.y = factors, .x = weights, .dropout = c.dropout()});
+  return to_vector<double>(factors);
+}
+
 Reference reference(const Case& c, const Triple& x, const Tensor& dout) {
+  const std::vector<double> factors = dropout_factors(c);
   const std::vector<double> q = to_vector<double>(x.q), k = to_vector<double>(x.k), v = to_vector<double>(x.v);
   const std::vector<double> g = to_vector<double>(dout);
   const auto queries = static_cast<std::int64_t>(q.size());
@@ -138,6 +155,7 @@ Reference reference(const Case& c, const Triple& x, const Tensor& dout) {
     const std::int64_t key_head = n / c.heads * c.key_heads() + n % c.heads / c.group;
     for (std::int64_t t = 0; t < c.queries; ++t) {
       const std::int64_t row = (n * c.queries + t) * c.depth;
+      const double* const factor = &factors[(n * c.queries + t) * c.keys];
       const std::int64_t seen = c.causal ? std::clamp<std::int64_t>(t + c.offset + 1, 0, c.keys) : c.keys;
       std::vector<double> p(seen), dp(seen), dp_size(seen);
       double most = -INFINITY, sum = 0, mean = 0, mean_size = 0;
@@ -156,10 +174,11 @@ Reference reference(const Case& c, const Triple& x, const Tensor& dout) {
         p[s] /= sum;
         for (std::int64_t d = 0; d < c.depth; ++d) {
           const std::int64_t key = (key_head * c.keys + s) * c.depth + d;
-          r.out.add(row + d, p[s] * v[key], p[s] * std::abs(v[key]));
-          r.dv.add(key, p[s] * g[row + d], p[s] * std::abs(g[row + d]));
-          dp[s] += g[row + d] * v[key];
-          dp_size[s] += std::abs(g[row + d] * v[key]);
+          const double kept = p[s] * factor[s];
+          r.out.add(row + d, kept * v[key], kept * std::abs(v[key]));
+          r.dv.add(key, kept * g[row + d], kept * std::abs(g[row + d]));
+          dp[s] += factor[s] * g[row + d] * v[key];
+          dp_size[s] += factor[s] * std::abs(g[row + d] * v[key]);
         }
         mean += p[s] * dp[s];
         mean_size += p[s] * dp_size[s];
@@ -209,7 +228,8 @@ void expect_matches(const Case& c) {
                                             .lse = lse,
                                             .scale = c.scale(),
                                             .causal = c.causal,
-                                            .causal_offset = c.offset};
+                                            .causal_offset = c.offset,
+                                            .dropout = c.dropout()};
       ASSERT_TRUE(kernels::flash_attention_supports(where, forward)) << what;
       kernels::flash_attention_forward(where, forward);
       kernels::flash_attention_backward(where, kernels::FusedAttentionBackward{.q = x.q,
@@ -223,7 +243,8 @@ void expect_matches(const Case& c) {
                                                                                .dv = gradients.v,
                                                                                .scale = c.scale(),
                                                                                .causal = c.causal,
-                                                                               .causal_offset = c.offset});
+                                                                               .causal_offset = c.offset,
+                                                                               .dropout = c.dropout()});
     });
     if (gpu_has_wgmma() && !(c.layout == Layout::shared && c.key_heads() > 1)) {
       expect_launched(record, Device::cuda(),
@@ -300,7 +321,8 @@ TEST_P(FlashAttentionSizes, MatchTheDefinition) {
                       .depth = kDepths[turn % 7],
                       .causal = offset != keys,
                       .offset = offset,
-                      .layout = layout == Layout::packed && queries != keys ? Layout::apart : layout});
+                      .layout = layout == Layout::packed && queries != keys ? Layout::apart : layout,
+                      .dropout_p = turn % 9 % 2 == 0 ? 0 : 0.3});
       ++turn;
       if (HasFailure()) {
         return;
@@ -320,18 +342,21 @@ TEST(FlashAttention, EveryHeadSize) {
   for (const std::int64_t depth : kDepths) {
     for (const DType dtype : {float16, bfloat16}) {
       for (const Layout layout : {Layout::packed, Layout::shared}) {
-        expect_matches({.dtype = dtype,
-                        .batches = 3,
-                        .heads = 4,
-                        .group = 2,
-                        .queries = 161,
-                        .keys = 161,
-                        .depth = depth,
-                        .causal = true,
-                        .offset = 0,
-                        .layout = layout});
-        if (HasFailure()) {
-          return;
+        for (const double dropout : {0.0, 0.15}) {
+          expect_matches({.dtype = dtype,
+                          .batches = 3,
+                          .heads = 4,
+                          .group = 2,
+                          .queries = 161,
+                          .keys = 161,
+                          .depth = depth,
+                          .causal = true,
+                          .offset = 0,
+                          .layout = layout,
+                          .dropout_p = dropout});
+          if (HasFailure()) {
+            return;
+          }
         }
       }
     }
