@@ -22,11 +22,16 @@ MultiheadAttention::MultiheadAttention(std::int64_t width, MultiheadAttentionOpt
 
 Tensor MultiheadAttention::operator()(const Tensor& x) const {
   const Scope scope(*this);
+  return resid_dropout(undropped(x));
+}
+
+Tensor MultiheadAttention::undropped(const Tensor& x) const {
+  const Scope scope(*this);
   const std::int64_t width = c_proj.weight.size(0);
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   const Tensor y = self_attention(c_attn(x), options.heads,
                                   {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
-  return resid_dropout(c_proj(y));
+  return c_proj(y);
 }
 
 }  // namespace mica::nn

@@ -23,6 +23,8 @@ class MultiheadAttention : public Module {
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
+  /// Before the dropout of the result, for who drops and adds in one pass.
+  Tensor undropped(const Tensor& x) const;
 
   MultiheadAttentionOptions options;
   Linear c_attn;

@@ -70,7 +70,7 @@ Tensor GPT::features(const Tensor& tokens) const {
     stream = config.checkpoint ? nn::checkpoint(block, residual, branch) : block(residual, branch);
   }
   const auto& [residual, branch] = stream;
-  return branch.defined() ? ln_f(branch, residual).y : ln_f(residual);
+  return branch.defined() ? ln_f(branch, residual, drop).y : ln_f(residual);
 }
 
 Tensor GPT::operator()(const Tensor& tokens) const {

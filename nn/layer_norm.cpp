@@ -26,4 +26,10 @@ AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual
   return add_layer_norm(x, residual, normalized_shape, weight, bias, {.eps = eps});
 }
 
+AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout) const {
+  const Scope scope(*this);
+  return add_layer_norm(x, residual, normalized_shape, weight, bias,
+                        {.p = dropout.p, .training = dropout.is_training(), .eps = eps});
+}
+
 }  // namespace mica::nn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mica/nn/dropout.h>
 #include <mica/nn/module.h>
 #include <mica/ops/add_layer_norm/add_layer_norm.h>
 
@@ -22,6 +23,8 @@ class LayerNorm : public Module {
   Tensor operator()(const Tensor& x) const;
   /// residual + x and the norm of that sum, in one pass: see mica::add_layer_norm.
   AddLayerNormResult operator()(const Tensor& x, const Tensor& residual) const;
+  /// The same for residual + dropout(x).
+  AddLayerNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout) const;
 
   Shape normalized_shape;
   double eps;

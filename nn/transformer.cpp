@@ -21,10 +21,15 @@ Mlp::Mlp(std::int64_t width, Options options)
 
 Tensor Mlp::operator()(const Tensor& x) const {
   const Scope scope(*this);
+  return dropout(undropped(x));
+}
+
+Tensor Mlp::undropped(const Tensor& x) const {
+  const Scope scope(*this);
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
   // Both layers in one op: its backward goes through gelu in the product with c_proj's weight.
-  return dropout(mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias,
-                           by_tanh ? Activation::gelu_tanh : Activation::gelu));
+  return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias,
+                   by_tanh ? Activation::gelu_tanh : Activation::gelu);
 }
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
@@ -40,14 +45,15 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
 Tensor TransformerBlock::operator()(const Tensor& x) const {
   const Scope scope(*this);
   const auto [residual, branch] = (*this)(x, {});
-  return residual + branch;
+  return residual + mlp.dropout(branch);
 }
 
 ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch) const {
   const Scope scope(*this);
-  const auto [x, x_normed] = branch.defined() ? ln_1(branch, residual) : AddLayerNormResult{residual, ln_1(residual)};
-  const auto [y, y_normed] = ln_2(attn(x_normed), x);
-  return {y, mlp(y_normed)};
+  const auto [x, x_normed] =
+      branch.defined() ? ln_1(branch, residual, mlp.dropout) : AddLayerNormResult{residual, ln_1(residual)};
+  const auto [y, y_normed] = ln_2(attn.undropped(x_normed), x, attn.resid_dropout);
+  return {y, mlp.undropped(y_normed)};
 }
 
 }  // namespace mica::nn

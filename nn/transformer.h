@@ -21,6 +21,8 @@ class Mlp : public Module {
   Mlp(std::int64_t width, Options options);
 
   Tensor operator()(const Tensor& x) const;
+  /// Before the dropout, for who drops and adds in one pass.
+  Tensor undropped(const Tensor& x) const;
 
   Options options;
   Linear c_fc;
@@ -36,20 +38,23 @@ struct TransformerBlockOptions {
   GeluApproximation gelu = GeluApproximation::tanh;
 };
 
-/// The stream between two blocks: residual, and a branch that is still to be added to it. The norm that follows takes
-/// the sum and normalizes it in one pass.
+/// The stream between two blocks: residual, and a branch that is still to be dropped from and added to it. The norm
+/// that follows does both, and normalizes the sum, in one pass.
 using ResidualAndBranch = std::array<Tensor, 2>;
 
 /// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
 ///
 ///     x ← x + attn(ln_1(x))
 ///     x ← x + mlp(ln_2(x))
+///
+/// attn and mlp end in a dropout.
 class TransformerBlock : public Module {
  public:
   TransformerBlock(std::int64_t width, TransformerBlockOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The same for x = residual + branch (undefined: 0), with the last sum left to what follows.
+  /// The same for x = residual + dropout(branch) (undefined: 0), dropped as mlp's result is, with mlp's dropout and the
+  /// last sum left to what follows.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch) const;
 
   LayerNorm ln_1;
