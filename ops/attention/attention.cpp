@@ -82,19 +82,21 @@ detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) 
 // The kernel that takes it; nothing means composed.
 std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
                                         const AttentionOptions& options, const detail::AttentionRule& rule) {
-  const AttentionProblem problem{.cuda = q.device().is_cuda(),
-                                 .wgmma = detail::has_wgmma(q.device()),
-                                 .dtype = q.dtype(),
-                                 .rank = q.dim(),
-                                 .items = q.dim() == 4 ? q.size(0) * q.size(1) : 0,
-                                 .key_items = k.dim() == 4 ? k.size(0) * k.size(1) : 0,
-                                 .queries = q.size(-2),
-                                 .keys = k.size(-2),
-                                 .width = q.size(-1),
-                                 .value_width = v.size(-1),
-                                 .masked = options.mask.defined(),
-                                 .drops = options.dropout > 0,
-                                 .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
+  const AttentionProblem problem{
+      .cuda = q.device().is_cuda(),
+      .wgmma = detail::has_wgmma(q.device()),
+      .dtype = q.dtype(),
+      .rank = q.dim(),
+      .items = q.dim() == 4 ? q.size(0) * q.size(1) : 0,
+      .key_items = k.dim() == 4 ? k.size(0) * k.size(1) : 0,
+      .queries = q.size(-2),
+      .keys = k.size(-2),
+      .width = q.size(-1),
+      .value_width = v.size(-1),
+      .masked = options.mask.defined(),
+      .mask_gradient = options.mask.defined() && autograd::grad_enabled() && options.mask.requires_grad(),
+      .drops = options.dropout > 0,
+      .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
   for (const AttentionBackend backend : plan_attention(problem)) {
     if (options.backend != AttentionBackend::automatic && options.backend != backend) {
       continue;
@@ -102,7 +104,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
     if (backend == AttentionBackend::composed) {
       return std::nullopt;
     }
-    if (std::optional<detail::FusedCall> call = detail::prepare_fused_attention(backend, q, k, v, rule)) {
+    if (std::optional<detail::FusedCall> call = detail::prepare_fused_attention(backend, q, k, v, options.mask, rule)) {
       return call;
     }
   }

@@ -22,6 +22,7 @@ struct AttentionProblem {
   std::int64_t width = 0;        // D
   std::int64_t value_width = 0;  // Dv
   bool masked = false;           // by a tensor
+  bool mask_gradient = false;    // is wanted
   bool drops = false;            // some of the weights
   bool empty = false;            // no element in q, k or v
 };

@@ -127,6 +127,18 @@ Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
   return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
+// Scores, with the mask and, as a mask of -inf must not meet a scale that is negative or 0, then also the scale
+// applied; and the scale that is left.
+std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, double scale) {
+  if (!mask.defined()) {
+    return {scores, scale};
+  }
+  const Tensor scaled = scores * scale;
+  return {mask.dtype() == boolean ? where(mask, scaled, -std::numeric_limits<double>::infinity())
+                                  : scaled + mask.to(scores.dtype()),
+          1};
+}
+
 }  // namespace
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
@@ -134,28 +146,21 @@ Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const DType dtype = compute_dtype(q.dtype());
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype));
-  Tensor scores = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
-  double scale = rule.scale;
-  if (mask.defined()) {
-    // A mask of -inf must not meet a scale that is negative or 0.
-    scores = scores * scale;
-    scale = 1;
-    scores = mask.dtype() == boolean ? where(mask, scores, -std::numeric_limits<double>::infinity())
-                                     : scores + mask.to(dtype);
-  }
+  const auto [scores, scale] =
+      masked(groups.by_query_head(matmul(queries, transposed(k.to(dtype)))), mask, rule.scale);  // (…, H, T, S)
   const Tensor weights =
       dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
   return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());
 }
 
-Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
-                                     const AttentionRule& rule) {
+Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                                     const Tensor& dy, const AttentionRule& rule) {
   const DType dtype = compute_dtype(q.dtype());
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype)), keys = k.to(dtype), values = v.to(dtype);
   const Tensor douts = groups.by_key_head(dy.to(dtype));
-  const Tensor scores = groups.by_query_head(matmul(queries, transposed(keys)));
-  const Tensor weights = autograd::apply(AttentionWeights{rule.scale, rule.causal, rule.causal_offset}, scores);
+  const auto [scores, scale] = masked(groups.by_query_head(matmul(queries, transposed(keys))), mask, rule.scale);
+  const Tensor weights = autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores);
   const Tensor dvalues = matmul(transposed(groups.by_key_head(dropped(weights, rule))), douts);
   const Tensor dweights = dropped(groups.by_query_head(matmul(douts, transposed(values))), rule);
   const Tensor dscores = groups.by_key_head(

@@ -20,8 +20,8 @@ struct AttentionRule {
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const AttentionRule& rule);
 
-/// The gradients of q, k and v (those that are wanted) for dy, made of recorded ops, for an attention without mask.
-Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
-                                     const AttentionRule& rule);
+/// The gradients of q, k and v for dy, made of recorded ops; the mask is a constant.
+Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                                     const Tensor& dy, const AttentionRule& rule);
 
 }  // namespace mica::detail

@@ -250,9 +250,9 @@ bool cudnn_attention_supports(Cuda, const FusedAttention& args) {
   // The offset of a mask is only known to cuDNN as the one that aligns the last query with the last key.
   const bool offset =
       !args.causal || args.causal_offset == 0 || (args.causal_offset == keys - queries && keys > queries);
-  if (!is_16_bit || args.dropout.drops() || width % 8 != 0 || width > 128 || !offset || args.v.size(3) != width ||
-      !is_aligned(args.q) || !is_aligned(args.k) || !is_aligned(args.v) || !is_aligned(args.out) ||
-      cudnnGetVersion() < kOldestVersion) {
+  if (!is_16_bit || args.dropout.drops() || args.mask.defined() || width % 8 != 0 || width > 128 || !offset ||
+      args.v.size(3) != width || !is_aligned(args.q) || !is_aligned(args.k) || !is_aligned(args.v) ||
+      !is_aligned(args.out) || cudnnGetVersion() < kOldestVersion) {
     return false;
   }
   return compiled(problem_of(args)).plan != nullptr;

@@ -1,20 +1,12 @@
-// Attention in one kernel for all chips with bfloat16 tensor cores (compute capability 8.0 and up), after
-// FlashAttention-2 (Dao, 2023). flash_attention.md has the picture. Each warp owns 16 rows, of queries or, for the
-// gradients of keys and values, of keys, and walks along the blocks of the other kind. A warp's weights leave the first
-// product in the registers in which the second product wants them, so they are never written anywhere.
-//
-// On compute capability 9.0 flash_attention_sm90.cu does the same with wgmma.
+// Attention in one kernel: what problems are taken, which kernel runs, and what all backwards begin with. The kernels
+// for all chips are in flash_attention_portable.cuh; on compute capability 9.0 those of flash_attention_sm90.cu and
+// flash_attention_backward_sm90.cu take what has no mask tensor.
 
 #include <algorithm>
 #include <cmath>
 
 #include <mica/core/creation.h>
-#include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
-#include <mica/core/cuda/ptx.cuh>
-#include <mica/core/cuda/wgmma.cuh>
-#include <mica/ops/attention/flash_attention_cuda.cuh>
-#include <mica/ops/attention/flash_attention_dropout.cuh>
+#include <mica/ops/attention/flash_attention_portable.cuh>
 #include <mica/ops/attention/fused_attention_kernels.h>
 
 namespace mica::kernels {
@@ -22,264 +14,6 @@ namespace mica::kernels {
 namespace flash {
 
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * kWarp;
-constexpr int kWarpRows = 16;                   // of one tensor core instruction
-constexpr int kBlockRows = kWarps * kWarpRows;  // that a block owns
-constexpr int kPack = 8;                        // 16-bit elements in 16 bytes
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-/// Tiles in shared memory hold rows of kDepth elements, zeros past D. Each row is 16 bytes longer than that, so that
-/// one column of 8 rows lies in different banks.
-template <int kDepth>
-struct Plan {
-  static constexpr int kPitch = kDepth + kPack;
-  static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a block on the way
-  static_assert(kStatsRows % kSteps == 0);
-  static constexpr int kOwned = kBlockRows * kPitch;  // elements of a tile that a block owns
-  static constexpr int kPassing = kSteps * kPitch;    // of one that passes by
-  static constexpr int kForwardBytes = (kOwned + 4 * kPassing) * 2;
-  static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
-};
-
-/// That share a multiprocessor, at least; 0 leaves it to the compiler, which with dropout aims at four and spills.
-template <int kDepth, bool kDrops>
-constexpr int kBlocks = kDrops&& kDepth < 128 ? 3 : 0;
-
-/// Starts copying kRows rows to shared memory, with zeros where there are none.
-template <class T, int kDepth, int kRows>
-__device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, int depth) {
-  constexpr int kPacks = kDepth / kPack;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kThreads) {
-    const int row = i / kPacks;
-    const int element = i % kPacks * kPack;
-    const bool present = row < rows && element < depth;
-    cuda::copy_async<16>(to + row * Plan<kDepth>::kPitch + element, present ? from + row * stride + element : from,
-                         present);
-  }
-}
-
-/// 16 rows of a first factor at `tile`, 16 of its columns.
-template <int kPitch, class T>
-__device__ void load_first(std::uint32_t (&a)[4], const T* tile, int column) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  cuda::load_matrices(a, tile + lane % 16 * kPitch + column + lane / 16 * kPack);
-}
-
-/// sums (16, kRows) = a (16, kDepth) · b (kRows, kDepth)ᵀ, both in shared memory.
-template <class T, int kDepth, int kRows>
-__device__ void multiply_transposed(float (&sums)[kRows / 8][4], const T* a, const T* b) {
-  constexpr int kPitch = Plan<kDepth>::kPitch;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const b_row = b + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * kPack;
-#pragma unroll
-  for (auto& tile : sums) {
-#pragma unroll
-    for (float& sum : tile) {
-      sum = 0;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kDepth; k += 16) {
-    std::uint32_t first[4];
-    load_first<kPitch>(first, a, k);
-#pragma unroll
-    for (int j = 0; j < kRows / 8; j += 2) {
-      std::uint32_t second[4];
-      cuda::load_matrices(second, b_row + j * 8 * kPitch + k);
-      cuda::multiply_add_16_8_16<T>(sums[j], first, second[0], second[1]);
-      cuda::multiply_add_16_8_16<T>(sums[j + 1], first, second[2], second[3]);
-    }
-  }
-}
-
-struct KeepAll {
-  __device__ std::uint32_t operator()(std::uint32_t pair, int) const { return pair; }
-};
-
-/// The bits of draw_kept().
-template <bool kRowsAreQueries>
-struct KeepSome {
-  std::uint32_t kept;
-  __device__ std::uint32_t operator()(std::uint32_t pair, int i) const {
-    return keep_pair<kRowsAreQueries>(pair, kept, i);
-  }
-};
-
-/// sums (16, kDepth) += weights (16, kRows), rounded to T, · b (kRows, kDepth) in shared memory. keep(pair, i) is what
-/// is left of weights i and i + 1, rounded, of this lane.
-template <class T, int kDepth, int kRows, class Keep = KeepAll>
-__device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)[kRows / 8][4], const T* b,
-                            Keep keep = {}) {
-  constexpr int kPitch = Plan<kDepth>::kPitch;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const b_row = b + lane % 16 * kPitch + lane / 16 * kPack;
-#pragma unroll
-  for (int k = 0; k < kRows / 16; ++k) {
-    std::uint32_t first[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* const two = &weights[2 * k + i / 2][i % 2 * 2];
-      first[i] = keep(cuda::pair_of<T>(two[0], two[1]), k * 8 + i * 2);
-    }
-#pragma unroll
-    for (int j = 0; j < kDepth / 8; j += 2) {
-      std::uint32_t second[4];
-      cuda::load_matrices_transposed(second, b_row + k * 16 * kPitch + j * 8);
-      cuda::multiply_add_16_8_16<T>(sums[j], first, second[0], second[1]);
-      cuda::multiply_add_16_8_16<T>(sums[j + 1], first, second[2], second[3]);
-    }
-  }
-}
-
-/// Writes a warp's 16 rows, the first of which is `row` of `rows`, times the factors of rows l / 4 and l / 4 + 8.
-template <class T, int kDepth>
-__device__ void store_rows(T* to, std::int64_t stride, int row, int rows, int depth, const float (&sums)[kDepth / 8][4],
-                           float first_factor, float second_factor) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int own = row + lane / 4 + half * 8;
-    const float factor = half == 0 ? first_factor : second_factor;
-    if (own < rows) {
-      T* const line = to + own * stride + lane % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < kDepth / 8; ++j) {
-        if (j * 8 < depth) {
-          *reinterpret_cast<std::uint32_t*>(line + j * 8) =
-              cuda::pair_of<T>(sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor);
-        }
-      }
-    }
-  }
-}
-
-/// The four lanes that share a row.
-__device__ float maximum_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ float sum_of_row(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-/// Block i: a block of queries, the last ones first, as these see the most keys; then the heads.
-template <class T, int kDepth, bool kDrops>
-__global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kDrops>) forward_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
-  constexpr int kKeys = P::kSteps;
-  extern __shared__ __align__(16) unsigned char memory[];
-  T* const q = reinterpret_cast<T*>(memory);
-  T* const kv = q + P::kOwned;  // two stages of k and v
-
-  const int all_heads = a.batches * a.heads;
-  const int blocks = static_cast<int>(gridDim.x) / all_heads;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kBlockRows;
-  const int b = static_cast<int>(blockIdx.x) % all_heads / a.heads;
-  const int h = static_cast<int>(blockIdx.x) % a.heads;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const k_from = a.k.at<const T>(b, h / a.group);
-  const T* const v_from = a.v.at<const T>(b, h / a.group);
-  const int visible = a.visible_keys(first + kBlockRows);
-  const int steps = (visible + kKeys - 1) / kKeys;
-  const auto load = [&](int step) {
-    T* const to = kv + step % 2 * 2 * P::kPassing;
-    const int key = step * kKeys;
-    load_rows<T, kDepth, kKeys>(to, k_from + key * a.k.row, a.k.row, a.keys - key, a.depth);
-    load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
-  };
-
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  float sums[kDepth / 8][4] = {};
-  float most[2] = {-INFINITY, -INFINITY};  // of rows l / 4 and l / 4 + 8; of the scores before they are scaled
-  float total[2] = {};                     // of the weights, this lane's part
-  if (steps > 0) {
-    load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
-    load(0);
-    cuda::commit_copies();
-  }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
-    const T* const k = kv + step % 2 * 2 * P::kPassing;
-    float weights[kKeys / 8][4];
-    multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
-    const int key = step * kKeys;
-    if (key + kKeys > a.keys || key + kKeys - 1 > first + warp_row + a.offset) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int end = min(a.keys, first + warp_row + lane / 4 + half * 8 + a.offset + 1) - key - lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (j * 8 + i >= end) {
-              weights[j][2 * half + i] = -INFINITY;
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float now = most[half];
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        now = fmaxf(now, fmaxf(weights[j][2 * half], weights[j][2 * half + 1]));
-      }
-      now = maximum_of_row(now);
-      const float shift = now == -INFINITY ? 0 : now * a.scale_log2;
-      const float shrink = cuda::approximate_exp2(most[half] * a.scale_log2 - shift);
-      most[half] = now;
-      total[half] *= shrink;
-#pragma unroll
-      for (int j = 0; j < kDepth / 8; ++j) {
-        sums[j][2 * half] *= shrink;
-        sums[j][2 * half + 1] *= shrink;
-      }
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& weight = weights[j][2 * half + i];
-          weight = cuda::approximate_exp2(weight * a.scale_log2 - shift);
-          total[half] += weight;
-        }
-      }
-    }
-    if constexpr (kDrops) {
-      const std::uint32_t kept = draw_kept<true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
-      add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing, KeepSome<true>{kept});
-    } else {
-      add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing);
-    }
-    __syncthreads();  // before the stage is filled again
-  }
-
-  float factors[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    total[half] = sum_of_row(total[half]);
-    factors[half] = total[half] == 0 ? 0 : a.weight_factor / total[half];  // 0: no key is visible
-    const int row = first + warp_row + lane / 4 + half * 8;
-    if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
-      a.lse[(std::int64_t{b} * a.heads + h) * a.queries + row] =
-          total[half] == 0 ? -INFINITY : (most[half] * a.scale_log2 + log2f(total[half])) * kLn2;
-    }
-  }
-  store_rows<T, kDepth>(a.out.at<T>(b, h), a.out.row, first + warp_row, a.queries, a.depth, sums, factors[0],
-                        factors[1]);
-}
 
 /// For each query: the binary logarithm of its weights' sum, and Σ out · dout, which is the mean of the gradients of
 /// its weights, without the factor of those that dropout kept. So that nobody asks for the end of the rows, +inf and 0
@@ -330,260 +64,28 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   }
 }
 
-/// The gradient of a block of queries. Block i as in the forward.
-template <class T, int kDepth, bool kDrops>
-__global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kDrops>)
-    query_gradient_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
-  constexpr int kKeys = P::kSteps;
-  extern __shared__ __align__(16) unsigned char memory[];
-  T* const q = reinterpret_cast<T*>(memory);
-  T* const dout = q + P::kOwned;
-  T* const kv = dout + P::kOwned;  // two stages of k and v
-
-  const int all_heads = a.batches * a.heads;
-  const int blocks = static_cast<int>(gridDim.x) / all_heads;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kBlockRows;
-  const int head = static_cast<int>(blockIdx.x) % all_heads;
-  const int b = head / a.heads;
-  const int h = head % a.heads;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const k_from = a.k.at<const T>(b, h / a.group);
-  const T* const v_from = a.v.at<const T>(b, h / a.group);
-  const int visible = a.visible_keys(first + kBlockRows);
-  const int steps = (visible + kKeys - 1) / kKeys;
-  const auto load = [&](int step) {
-    T* const to = kv + step % 2 * 2 * P::kPassing;
-    const int key = step * kKeys;
-    load_rows<T, kDepth, kKeys>(to, k_from + key * a.k.row, a.k.row, a.keys - key, a.depth);
-    load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
-  };
-
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  float sums[kDepth / 8][4] = {};
-  float log2_sums[2];
-  float means[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float* const stats = a.stats_of(head, first + warp_row + lane / 4 + half * 8);
-    log2_sums[half] = stats[0];
-    means[half] = stats[kStatsRows];
-  }
-  if (steps > 0) {
-    load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
-    load_rows<T, kDepth, kBlockRows>(dout, a.dout.at<const T>(b, h) + first * a.dout.row, a.dout.row, a.queries - first,
-                                     a.depth);
-    load(0);
-    cuda::commit_copies();
-  }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
-    const T* const k = kv + step % 2 * 2 * P::kPassing;
-    float weights[kKeys / 8][4];
-    float dweights[kKeys / 8][4];
-    multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
-    multiply_transposed<T, kDepth, kKeys>(dweights, dout + warp_row * P::kPitch, k + P::kPassing);
-    const int key = step * kKeys;
-    [[maybe_unused]] std::uint32_t kept = 0;
-    if constexpr (kDrops) {
-      kept = draw_kept<true, kKeys>(a, dropout_key, head, first + warp_row, key);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int end = min(a.keys, first + warp_row + lane / 4 + half * 8 + a.offset + 1) - key - lane % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if constexpr (kDrops) {
-            float& dweight = dweights[j][2 * half + i];
-            dweight = keep<true>(dweight, kept, j * 4 + 2 * half + i);
-          }
-          float& weight = weights[j][2 * half + i];
-          weight = j * 8 + i < end ? cuda::approximate_exp2(weight * a.scale_log2 - log2_sums[half]) : 0;
-          weight *= dweights[j][2 * half + i] - means[half];
-        }
-      }
-    }
-    add_product<T, kDepth, kKeys>(sums, weights, k);
-    __syncthreads();  // before the stage is filled again
-  }
-  store_rows<T, kDepth>(a.dq.at<T>(b, h), a.dq.row, first + warp_row, a.queries, a.depth, sums, a.gradient_scale,
-                        a.gradient_scale);
-}
-
-/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Block i: a block
-/// of keys, the first ones first, as these are seen by the most queries; then the heads of keys. Weights are transposed
-/// here: rows are keys.
-template <class T, int kDepth, bool kDrops>
-__global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
-  constexpr int kQueries = P::kSteps;
-  extern __shared__ __align__(16) unsigned char memory[];
-  T* const k = reinterpret_cast<T*>(memory);
-  T* const v = k + P::kOwned;
-  T* const passing = v + P::kOwned;  // two stages of q and dout
-
-  const int key_heads = a.heads / a.group;
-  const int all_heads = a.batches * key_heads;
-  const int first = static_cast<int>(blockIdx.x) / all_heads * kBlockRows;
-  const int b = static_cast<int>(blockIdx.x) % all_heads / key_heads;
-  const int key_head = static_cast<int>(blockIdx.x) % key_heads;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_step = min(a.first_query(first), a.queries) / kQueries;
-  const int steps_of_head = (a.queries + kQueries - 1) / kQueries - first_step;
-  const int steps = steps_of_head * a.group;
-  const auto head_of = [&](int step) { return key_head * a.group + step / steps_of_head; };
-  const auto query_of = [&](int step) { return (first_step + step % steps_of_head) * kQueries; };
-  const auto load = [&](int step) {
-    T* const to = passing + step % 2 * 2 * P::kPassing;
-    const int h = head_of(step);
-    const int query = query_of(step);
-    load_rows<T, kDepth, kQueries>(to, a.q.at<const T>(b, h) + query * a.q.row, a.q.row, a.queries - query, a.depth);
-    load_rows<T, kDepth, kQueries>(to + P::kPassing, a.dout.at<const T>(b, h) + query * a.dout.row, a.dout.row,
-                                   a.queries - query, a.depth);
-  };
-
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  float dk[kDepth / 8][4] = {};
-  float dv[kDepth / 8][4] = {};
-  if (steps > 0) {
-    load_rows<T, kDepth, kBlockRows>(k, a.k.at<const T>(b, key_head) + first * a.k.row, a.k.row, a.keys - first,
-                                     a.depth);
-    load_rows<T, kDepth, kBlockRows>(v, a.v.at<const T>(b, key_head) + first * a.v.row, a.v.row, a.keys - first,
-                                     a.depth);
-    load(0);
-    cuda::commit_copies();
-  }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
-    const T* const q = passing + step % 2 * 2 * P::kPassing;
-    const T* const dout = q + P::kPassing;
-    const int query = query_of(step);
-    const float* const stats = a.stats_of(b * a.heads + head_of(step), query) + lane % 4 * 2;
-    float weights[kQueries / 8][4];
-    float dweights[kQueries / 8][4];
-    multiply_transposed<T, kDepth, kQueries>(weights, k + warp_row * P::kPitch, q);
-#pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 log2_sums = *reinterpret_cast<const float2*>(stats + j * 8);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        // Keys past the end make weights of rows that are not written.
-        const int begin = first + warp_row + lane / 4 + half * 8 - a.offset - query - lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& weight = weights[j][2 * half + i];
-          weight = j * 8 + i >= begin
-                       ? cuda::approximate_exp2(weight * a.scale_log2 - (i == 0 ? log2_sums.x : log2_sums.y))
-                       : 0;
-        }
-      }
-    }
-    [[maybe_unused]] std::uint32_t kept = 0;
-    if constexpr (kDrops) {
-      kept = draw_kept<false, kQueries>(a, dropout_key, b * a.heads + head_of(step), first + warp_row, query);
-      add_product<T, kDepth, kQueries>(dv, weights, dout, KeepSome<false>{kept});
-    } else {
-      add_product<T, kDepth, kQueries>(dv, weights, dout);
-    }
-    multiply_transposed<T, kDepth, kQueries>(dweights, v + warp_row * P::kPitch, dout);
-#pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 means = *reinterpret_cast<const float2*>(stats + kStatsRows + j * 8);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (kDrops) {
-#pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            dweights[j][i] = keep<false>(dweights[j][i], kept, j * 4 + i);
-          }
-        }
-        weights[j][2 * half] *= dweights[j][2 * half] - means.x;
-        weights[j][2 * half + 1] *= dweights[j][2 * half + 1] - means.y;
-      }
-    }
-    add_product<T, kDepth, kQueries>(dk, weights, q);
-    __syncthreads();  // before the stage is filled again
-  }
-  store_rows<T, kDepth>(a.dk.at<T>(b, key_head), a.dk.row, first + warp_row, a.keys, a.depth, dk, a.gradient_scale,
-                        a.gradient_scale);
-  store_rows<T, kDepth>(a.dv.at<T>(b, key_head), a.dv.row, first + warp_row, a.keys, a.depth, dv, a.weight_factor,
-                        a.weight_factor);
-}
-
-// On the host.
-
-void launch(void (*kernel)(Work), const char* name, std::int64_t blocks, int bytes, const Work& work) {
-  check(blocks < std::int64_t{1} << 31, "attention: {} blocks are more than a kernel can have", blocks);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  cuda::Launch(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), bytes).run(kernel, name, work);
-}
-
-std::int64_t blocks_of(int rows, int block) { return (std::int64_t{rows} + block - 1) / block; }
-
-/// f.operator()<kDepth, kDrops>()
-template <class F>
-void on_variant(const Work& work, const F& f) {
-  const auto at_depth = [&]<int kDepth>() {
-    if (work.drops) {
-      f.template operator()<kDepth, true>();
-    } else {
-      f.template operator()<kDepth, false>();
-    }
-  };
-  if (work.depth <= 32) {
-    at_depth.template operator()<32>();
-  } else if (work.depth <= 64) {
-    at_depth.template operator()<64>();
-  } else if (work.depth <= 96) {
-    at_depth.template operator()<96>();
-  } else {
-    at_depth.template operator()<128>();
-  }
-}
-
-using DTypes = Types<Half, BFloat16>;
-
 }  // namespace
 
 void forward_portable(const Work& work) {
-  on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {
-    on_variant(work, [&]<int kDepth, bool kDrops>() {
-      launch(forward_kernel<T, kDepth, kDrops>, "flash_forward_kernel",
-             blocks_of(work.queries, kBlockRows) * work.batches * work.heads, Plan<kDepth>::kForwardBytes, work);
-    });
-  });
+  if (work.drops) {
+    launch_forward<Variant::drops>(work);
+  } else {
+    launch_forward<Variant::plain>(work);
+  }
+}
+
+void backward_portable(const Work& work) {
+  if (work.drops) {
+    launch_backward<Variant::drops>(work);
+  } else {
+    launch_backward<Variant::plain>(work);
+  }
 }
 
 void fill_stats(const Work& work) {
   on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {
     launch(stats_kernel<T>, "flash_stats_kernel",
            std::int64_t{work.padded_queries()} / (kThreads / 8) * work.batches * work.heads, 0, work);
-  });
-}
-
-void backward_portable(const Work& work) {
-  on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {
-    on_variant(work, [&]<int kDepth, bool kDrops>() {
-      constexpr int kBytes = Plan<kDepth>::kBackwardBytes;
-      launch(query_gradient_kernel<T, kDepth, kDrops>, "flash_query_gradient_kernel",
-             blocks_of(work.queries, kBlockRows) * work.batches * work.heads, kBytes, work);
-      launch(key_gradient_kernel<T, kDepth, kDrops>, "flash_key_gradient_kernel",
-             blocks_of(work.keys, kBlockRows) * work.batches * (work.heads / work.group), kBytes, work);
-    });
   });
 }
 
@@ -624,6 +126,15 @@ Work work_of(const Args& args) {
   work.scale = static_cast<float>(args.scale);
   work.scale_log2 = static_cast<float>(args.scale * kLog2E);
   work.dtype = q.dtype();
+  if (const Tensor& mask = args.mask; mask.defined()) {
+    work.mask = {.data = mask.raw_data(),
+                 .batch = mask.strides()[0],
+                 .head = mask.strides()[1],
+                 .row = mask.strides()[2],
+                 .column = mask.strides()[3],
+                 .dtype = mask.dtype(),
+                 .factor = static_cast<float>(1 / args.scale)};
+  }
   const WeightDropout& dropout = args.dropout;
   work.drops = dropout.drops();
   work.dropout_key = dropout.key;
@@ -651,6 +162,12 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
       !is_usable(problem.out)) {
     return false;
   }
+  if (const Tensor& mask = problem.mask; mask.defined()) {
+    const bool is_known = mask.dtype() == boolean || mask.dtype() == float32 || mask.dtype() == q.dtype();
+    if (!is_known || mask.shape() != Shape{q.size(0), q.size(1), q.size(2), k.size(2)}) {
+      return false;
+    }
+  }
   // Maxima are taken of the scores before they are scaled.
   const float scale = static_cast<float>(problem.scale);
   return q.size(3) % flash::kPack == 0 && q.size(3) <= flash::kMostDepth && q.size(1) % k.size(1) == 0 &&
@@ -661,7 +178,9 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
 
 void flash_attention_forward(Cuda, const FusedAttention& args) {
   const flash::Work work = flash::work_of(args);
-  if (flash::fits_sm90(work, /*backward=*/false)) {
+  if (work.mask.data != nullptr) {
+    flash::forward_masked(work);
+  } else if (flash::fits_sm90(work, /*backward=*/false)) {
     flash::forward_sm90(work);
   } else {
     flash::forward_portable(work);
@@ -677,7 +196,9 @@ void flash_attention_backward(Cuda, const FusedAttentionBackward& args) {
   const Tensor stats = empty({work.batches, work.heads, 2, work.padded_queries()}, float32, args.q.device());
   work.stats = stats.data<float>();
   flash::fill_stats(work);
-  if (flash::fits_sm90(work, /*backward=*/true)) {
+  if (work.mask.data != nullptr) {
+    flash::backward_masked(work);
+  } else if (flash::fits_sm90(work, /*backward=*/true)) {
     flash::backward_sm90(work);
   } else {
     flash::backward_portable(work);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels of flash_attention_cuda.cu, for all chips, and of flash_attention_sm90.cu share.
+// What the kernels for all chips and those for compute capability 9.0 share.
 
 #include <cstdint>
 
@@ -22,12 +22,25 @@ struct Operand {
   }
 };
 
+/// (batch, head, query, key), boolean: true for what may be seen; or floating, times `factor` added to the scores
+/// before they are scaled. Strides are in elements and may be 0.
+struct Mask {
+  const void* data = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+  std::int64_t column = 0;
+  DType dtype = boolean;
+  float factor = 1;
+};
+
 constexpr int kStatsRows = 64;
 
 /// A forward or a backward. Query t sees the keys s < S with s <= t + offset; without a causal mask, offset is S.
 struct Work {
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
+  Mask mask;               // of the masked kernels
   float* lse = nullptr;    // (B, H, T), natural logarithms
   float* stats = nullptr;  // (B, H, padded T / kStatsRows, 2, kStatsRows): see stats_kernel
   int batches = 0;
@@ -70,6 +83,8 @@ constexpr int kMostDepth = 128;
 void fill_stats(const Work& work);
 void forward_portable(const Work& work);
 void backward_portable(const Work& work);
+void forward_masked(const Work& work);
+void backward_masked(const Work& work);
 
 /// Whether the kernels with wgmma can be used for the tensors of a problem: their addresses and strides fit tensor
 /// maps.

@@ -13,7 +13,7 @@ namespace mica::detail {
 namespace {
 
 struct BlockedKernels {
-  static bool supports(Cpu, const kernels::FusedAttention&) { return true; }
+  static bool supports(Cpu, const kernels::FusedAttention& args) { return !args.mask.defined(); }
   static void forward(Cpu device, const kernels::FusedAttention& args) {
     kernels::blocked_attention_forward(device, args);
   }
@@ -100,8 +100,17 @@ Tensor aligned(const Tensor& x) {
   return copy;
 }
 
+// (B, H, T, S) without copies along broadcast axes; in one of the dtypes that kernels know.
+Tensor prepared_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
+  if (!mask.defined()) {
+    return {};
+  }
+  const bool is_known = mask.dtype() == boolean || mask.dtype() == q.dtype();
+  return broadcast_view(is_known ? mask : mask.to(float32), {q.size(0), q.size(1), q.size(2), k.size(2)});
+}
+
 kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const Tensor& q, const Tensor& k,
-                                              const Tensor& v, const Tensor& out, const Tensor& lse,
+                                              const Tensor& v, const Tensor& out, const Tensor& lse, const Tensor& mask,
                                               const Tensor& dout) {
   return {.q = aligned(q),
           .k = aligned(k),
@@ -112,6 +121,7 @@ kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const T
           .scale = rule.scale,
           .causal = rule.causal,
           .causal_offset = rule.causal_offset,
+          .mask = mask,
           .dropout = rule.dropout};
 }
 
@@ -123,16 +133,16 @@ struct FusedAttention {
   Tensor forward(autograd::Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v) {
     const kernels::FusedAttention args = std::exchange(call.args, {});
     run_fused_attention({call.backend, args});
-    ctx.save_for_backward(q, k, v, args.out, args.lse);
+    ctx.save_for_backward(q, k, v, args.out, args.lse, args.mask);
     return args.out;
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [q, k, v, out, lse] = ctx.saved<5>();
+    const auto [q, k, v, out, lse, mask] = ctx.saved<6>();
     if (autograd::grad_enabled()) {
-      return composed_attention_gradients(q, k, v, dy, rule);
+      return composed_attention_gradients(q, k, v, mask, dy, rule);
     }
-    kernels::FusedAttentionBackward args = backward_args(rule, q, k, v, out, lse, dy);
+    kernels::FusedAttentionBackward args = backward_args(rule, q, k, v, out, lse, mask, dy);
     args.dq = empty_by_token(q);
     args.dk = empty_by_token(k);
     args.dv = empty_by_token(v);
@@ -166,15 +176,15 @@ struct FusedSelfAttention {
     run_fused_attention({call.backend, args});
     const std::int64_t rows = qkv.size(1), width = qkv.size(2) / 3;
     const Tensor y = as_strided(args.out, {qkv.size(0), rows, width}, {rows * width, width, 1}, 0);
-    ctx.save_for_backward(qkv, y, args.lse);
+    ctx.save_for_backward(qkv, y, args.lse, args.mask);
     return y;
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [qkv, y, lse] = ctx.saved<3>();
+    const auto [qkv, y, lse, mask] = ctx.saved<4>();
     const auto [q, k, v] = parts_by_head(qkv, heads);
     if (autograd::grad_enabled()) {
-      Tensors gradients = composed_attention_gradients(q, k, v, by_head(dy, heads), rule);
+      Tensors gradients = composed_attention_gradients(q, k, v, mask, by_head(dy, heads), rule);
       for (Tensor& gradient : gradients) {
         gradient = reshape(transpose(gradient, 1, 2), y.shape());
       }
@@ -182,7 +192,7 @@ struct FusedSelfAttention {
     }
     const Tensor dqkv = empty(qkv.shape(), qkv.dtype(), qkv.device());
     kernels::FusedAttentionBackward args =
-        backward_args(rule, q, k, v, by_head(y, heads), lse, by_head(contiguous_data(dy), heads));
+        backward_args(rule, q, k, v, by_head(y, heads), lse, mask, by_head(contiguous_data(dy), heads));
     const auto [dq, dk, dv] = parts_by_head(dqkv, heads);
     args.dq = dq;
     args.dk = dk;
@@ -215,7 +225,7 @@ void run_fused_attention_backward(AttentionBackend backend, const kernels::Fused
 }
 
 std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const Tensor& q, const Tensor& k,
-                                                 const Tensor& v, const AttentionRule& rule) {
+                                                 const Tensor& v, const Tensor& mask, const AttentionRule& rule) {
   FusedCall call{backend,
                  {.q = aligned(q),
                   .k = aligned(k),
@@ -225,6 +235,7 @@ std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const
                   .scale = rule.scale,
                   .causal = rule.causal,
                   .causal_offset = rule.causal_offset,
+                  .mask = prepared_mask(mask, q, k),
                   .dropout = rule.dropout}};
   bool supported = false;
   with_kernels(backend, q.device(),

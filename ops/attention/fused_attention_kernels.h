@@ -20,7 +20,9 @@ struct FusedAttention {
   double scale = 1;
   bool causal = false;             ///< query t sees keys up to t + causal_offset
   std::int64_t causal_offset = 0;  ///< 0 aligns the first query with the first key, S - T the last with the last
-  WeightDropout dropout{};         ///< of the weights, before the product with v; lse and sums are those of all
+  Tensor mask{};            ///< (B, H, T, S), any strides, boolean (true: seen), float32 or of q's dtype (added to
+                            ///< the scaled scores); undefined for none
+  WeightDropout dropout{};  ///< of the weights, before the product with v; lse and sums are those of all
 };
 
 /// The gradients of FusedAttention. Deterministic: equal bits run after run.
@@ -30,6 +32,7 @@ struct FusedAttentionBackward {
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
+  Tensor mask{};
   WeightDropout dropout{};
 };
 

@@ -17,10 +17,10 @@ struct FusedCall {
 /// Whether the flash kernel's fast variant runs there.
 bool has_wgmma(Device device);
 
-/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D) for `backend` and asks it; nothing if it is not built in or does not
-/// take the problem. Operands whose rows are not aligned are copied.
+/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined, for `backend` and asks it; nothing
+/// if it is not built in or does not take the problem. Operands whose rows are not aligned are copied.
 std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const Tensor& q, const Tensor& k,
-                                                 const Tensor& v, const AttentionRule& rule);
+                                                 const Tensor& v, const Tensor& mask, const AttentionRule& rule);
 
 /// The kernels themselves, for arguments that prepare_fused_attention() made or that fit as well.
 void run_fused_attention(const FusedCall& call);

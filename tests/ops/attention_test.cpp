@@ -460,35 +460,134 @@ TEST(Attention, MasksAgreeWithTheDefinition) {
   }
 }
 
+TEST(Attention, FusedKernelsTakeMasks) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  const Device device = Device::cuda();
+  std::size_t turn = 0;
+  for (const DType dtype : {bfloat16, float16}) {
+    for (const std::int64_t width : {32, 64, 80, 128}) {
+      const std::int64_t batch = 2, heads = 4, queries = 77, keys = 130;
+      for (const Shape& shape : {Shape{batch, 1, 1, keys}, Shape{queries, keys}, Shape{batch, heads, queries, keys},
+                                 Shape{1, heads, queries, 1}}) {
+        for (const DType mask_dtype : {boolean, float32, dtype}) {
+          const std::int64_t key_heads = turn % 2 == 0 ? 4 : 2;
+          const bool causal = turn % 3 == 0;
+          ++turn;
+          const Tensor q = randn({batch, heads, queries, width}, dtype, device).requires_grad_();
+          const Tensor k = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
+          const Tensor v = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
+          const Tensor dy = randn({batch, heads, queries, width}, dtype, device);
+          const Tensor seen = rand(shape, float32, device) < 0.6;
+          const Tensor mask = mask_dtype == boolean ? seen : where(seen, randn(shape, mask_dtype, device), -INFINITY);
+          std::vector<double> added = to_vector<double>(broadcast_view(mask, {batch, heads, queries, keys}));
+          if (mask_dtype == boolean) {
+            for (double& x : added) {
+              x = x != 0 ? 0 : -INFINITY;
+            }
+          }
+          cuda::LaunchRecord record;
+          const Tensor y =
+              scaled_dot_product_attention(q, k, v, {.causal = causal, .causal_offset = causal ? 20 : 0, .mask = mask});
+          y.backward(dy);
+          const std::string what =
+              fmt::format("{}, D {}, mask {} {}, causal {}", dtype, width, mask_dtype, shape, causal);
+          expect_launched(record, device,
+                          {"flash_masked_forward_kernel", "flash_stats_kernel", "flash_masked_query_gradient_kernel",
+                           "flash_masked_key_gradient_kernel"},
+                          what);
+          const Reference expected = reference(
+              q, k, v, dy,
+              {.causal = causal, .offset = 20, .scale = 1 / std::sqrt(static_cast<double>(width)), .added = added});
+          const double share = 4 * epsilon_of(dtype);
+          const double least = dtype == float16 ? 2e-3 : 1e-30;  // steps of weights are 2⁻²⁴ near 0
+          expect_sums(y, expected.y, share, what + " y", least);
+          expect_sums(q.grad(), expected.dq, share, what + " dq", least);
+          expect_sums(k.grad(), expected.dk, share, what + " dk", least);
+          expect_sums(v.grad(), expected.dv, share, what + " dv", least);
+        }
+      }
+    }
+  }
+}
+
+// With dropout, and for derivatives of every order, the masked kernels and the composed ops agree.
+TEST(Attention, FusedKernelsTakeMasksAndDropout) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  const Device device = Device::cuda();
+  const Tensor qkv = randn({2, 90, 3 * 128}, bfloat16, device).requires_grad_();
+  const Tensor dy = randn({2, 90, 128}, bfloat16, device), weight = randn({2, 90, 3 * 128}, bfloat16, device);
+  const Tensor mask = rand({2, 1, 1, 90}, float32, device) < 0.7;
+  const auto run = [&](AttentionBackend backend) {
+    manual_seed(8);
+    const Tensor y = self_attention(qkv, 2, {.causal = true, .dropout = 0.3, .mask = mask, .backend = backend});
+    const Tensor plain = autograd::grad({y}, {qkv}, {dy}, {.retain_graph = true})[0];
+    const Tensor first = autograd::grad({y}, {qkv}, {dy}, {.create_graph = true})[0];
+    return Tensors{y.detach(), plain, first.detach(), autograd::grad({first}, {qkv}, {weight})[0]};
+  };
+  cuda::LaunchRecord record;
+  const Tensors got = run(AttentionBackend::flash);
+  expect_launched(record, device, {"flash_masked_forward_kernel", "flash_masked_key_gradient_kernel"});
+  const Tensors wanted = run(AttentionBackend::composed);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    expect_rows_close(got[i], to_vector<double>(wanted[i]), wanted[i].size(-1), 2e-2, fmt::format("result {}", i));
+  }
+}
+
+// A mask that learns, as a bias of positions does, gets its gradient.
+TEST(Attention, MasksLearn) {
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({1, 2, 20, 32}, bfloat16, device);
+    const Tensor mask = randn({2, 20, 20}, float32, device).requires_grad_();
+    scaled_dot_product_attention(x, x, x, {.mask = mask}).backward(randn({1, 2, 20, 32}, bfloat16, device));
+    ASSERT_TRUE(mask.grad().defined());
+    EXPECT_EQ(mask.grad().shape(), mask.shape());
+  }
+}
+
 TEST(Attention, RowsThatSeeNothingAreZeros) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       for (const std::int64_t keys : {5, 100, 2000}) {  // each way in which a row is kept on CUDA
-        const Tensor q = randn({1, 3, 8}, dtype, device).requires_grad_();
-        const Tensor k = randn({1, keys, 8}, dtype, device).requires_grad_();
-        const Tensor v = randn({1, keys, 8}, dtype, device).requires_grad_();
-        const Tensor mask = ones({3, keys}, float32, device) > 0;
-        fill_data(slice(mask, 0, 1, 2), 0);
-        const Tensor added = where(mask, zeros({3, keys}, float32, device), -INFINITY);
-        for (const AttentionOptions& options : {AttentionOptions{.mask = mask}, AttentionOptions{.mask = added},
-                                                AttentionOptions{.causal = true, .causal_offset = -2}}) {
-          for (const Tensor& x : {q, k, v}) {
-            x.set_grad({});
-          }
-          const Tensor y = scaled_dot_product_attention(q, k, v, options);
-          y.backward(ones({1, 3, 8}, dtype, device));
-          expect_close(select(y, 1, 1), std::vector<double>(8, 0.0), 0, 0, "y of the row that sees nothing");
-          expect_close(select(q.grad(), 1, 1), std::vector<double>(8, 0.0), 0, 0, "its dq");
-          for (const Tensor& x : {y, q.grad(), k.grad(), v.grad()}) {
-            for (const double element : to_vector<double>(x)) {
-              ASSERT_TRUE(std::isfinite(element));
+        // Of the second kind, 16-bit tensors go to the fused kernel on CUDA.
+        for (const Shape& rows : {Shape{1}, Shape{2, 2}}) {
+          const std::int64_t width = rows.size() == 1 ? 8 : 32;
+          const auto shape = [&](std::int64_t length) {
+            Shape whole = rows;
+            whole.push_back(length);
+            whole.push_back(width);
+            return whole;
+          };
+          const Tensor q = randn(shape(3), dtype, device).requires_grad_();
+          const Tensor k = randn(shape(keys), dtype, device).requires_grad_();
+          const Tensor v = randn(shape(keys), dtype, device).requires_grad_();
+          const Tensor mask = ones({3, keys}, float32, device) > 0;
+          fill_data(slice(mask, 0, 1, 2), 0);
+          const Tensor added = where(mask, zeros({3, keys}, float32, device), -INFINITY);
+          for (const AttentionOptions& options : {AttentionOptions{.mask = mask}, AttentionOptions{.mask = added},
+                                                  AttentionOptions{.causal = true, .causal_offset = -2}}) {
+            for (const Tensor& x : {q, k, v}) {
+              x.set_grad({});
             }
+            const std::vector<double> zeros_of_row(static_cast<std::size_t>(q.numel() / 3), 0.0);
+            const Tensor y = scaled_dot_product_attention(q, k, v, options);
+            y.backward(ones(shape(3), dtype, device));
+            expect_close(select(y, -2, 1), zeros_of_row, 0, 0, "y of the row that sees nothing");
+            expect_close(select(q.grad(), -2, 1), zeros_of_row, 0, 0, "its dq");
+            for (const Tensor& x : {y, q.grad(), k.grad(), v.grad()}) {
+              for (const double element : to_vector<double>(x)) {
+                ASSERT_TRUE(std::isfinite(element));
+              }
+            }
+            bool others = false;
+            for (const double element : to_vector<double>(select(y, -2, 2))) {
+              others = others || element != 0;
+            }
+            EXPECT_TRUE(others) << "the last row sees a key";
           }
-          bool others = false;
-          for (const double element : to_vector<double>(select(y, 1, 2))) {
-            others = others || element != 0;
-          }
-          EXPECT_TRUE(others) << "the last row sees a key";
         }
       }
     }
@@ -791,7 +890,8 @@ TEST(Attention, PlanChoosesByTheProblem) {
   EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 68; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.value_width = 128; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.dtype = float32; }), only_composed);
-  EXPECT_EQ(with([](auto& p) { p.masked = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.masked = true; }), (std::vector{flash, composed}));
+  EXPECT_EQ(with([](auto& p) { p.masked = p.mask_gradient = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.drops = true; }), (std::vector{flash, composed}));
   EXPECT_EQ(with([](auto& p) { p.empty = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.rank = 3; }), only_composed);
