@@ -23,7 +23,9 @@ struct AttentionOptions {
   /// queries that continue S − T cached keys.
   std::int64_t causal_offset = 0;
   std::optional<double> scale{};  ///< of the scores; 1/√D unless given
-  double dropout = 0;             ///< share of the weights that is dropped; to be left at 0 outside of training
+  /// Share of the weights that is dropped, rounded to a multiple of 1/256 (of which 0 is for 0 alone); to be left at 0
+  /// outside of training. Which ones depends on the random key and their place, not on the backend or the device.
+  double dropout = 0;
   /// Broadcasts to (B, H, T, S). Boolean: keys that are true may be seen. Floating: added to the scaled scores;
   /// differentiable.
   Tensor mask{};

@@ -33,10 +33,11 @@ struct AttentionProblem {
 /// The blocked kernel has a thread for each key head in its backward, so where there are few of them, and their weights
 /// do not take much memory, products that all threads work on are faster.
 ///
-/// Among the kernels on CUDA: with wgmma the flash kernel is the faster one for heads of up to 64 columns, cuDNN for
-/// wider ones and on other chips. But cuDNN compiles a kernel for each shape, some 50 to 800 ms, so lengths that are no
-/// multiple of 64, as they come one after the other when text is generated, go to the flash kernel; and its
-/// deterministic backward keeps B · H · T · S numbers of 16 bits meanwhile, which has to stay within 1 GiB.
+/// Of the kernels on CUDA, only the flash kernel takes dropout or a mask. Else, with wgmma the flash kernel is the
+/// faster one for heads of up to 64 columns, cuDNN for wider ones and on other chips. But cuDNN compiles a kernel for
+/// each shape, some 50 to 800 ms, so lengths that are no multiple of 64, as they come one after the other when text is
+/// generated, go to the flash kernel; and its deterministic backward keeps B · H · T · S numbers of 16 bits meanwhile,
+/// which has to stay within 1 GiB.
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem);
 
 }  // namespace mica

@@ -79,7 +79,8 @@ struct Work {
 
 constexpr int kMostDepth = 128;
 
-/// What fills `stats`, and the kernels for all chips.
+/// The kernels for all chips, and what fills `stats` before the backward ones; on compute capability 9.0, the kernel
+/// for the gradients of queries does.
 void fill_stats(const Work& work);
 void forward_portable(const Work& work);
 void backward_portable(const Work& work);

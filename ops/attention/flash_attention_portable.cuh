@@ -43,7 +43,8 @@ struct Plan {
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
 
-/// That share a multiprocessor, at least; 0 leaves it to the compiler, which with dropout aims at four and spills.
+/// That share a multiprocessor, at least; 0 leaves it to the compiler, which with dropout, and in the key gradients
+/// with masks, aims at more and spills.
 template <int kDepth, Variant kVariant>
 constexpr int kBlocks = kVariant == Variant::drops && (kDepth < 128) ? 3 : 0;
 
@@ -166,10 +167,14 @@ __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// All are kept where the masked variant runs without dropout.
-template <bool kRowsAreQueries, int kColumns>
-__device__ std::uint32_t draw_kept_if_any(const Work& a, const PhiloxKey& key, int head, int row, int column) {
-  return a.drops ? draw_kept<kRowsAreQueries, kColumns>(a, key, head, row, column) : ~0u;
+/// Which weights a variant keeps. The masked one, which has no register to spare for the key, reads it each time.
+template <Variant kVariant, bool kRowsAreQueries, int kColumns>
+__device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head, int row, int column) {
+  if constexpr (kVariant == Variant::masked) {
+    return a.drops ? draw_kept<kRowsAreQueries, kColumns>(a, absolute_key(a.dropout_key), head, row, column) : ~0u;
+  } else {
+    return draw_kept<kRowsAreQueries, kColumns>(a, key, head, row, column);
+  }
 }
 
 /// Applies the mask to a warp's scores of query head h before they are scaled: 16 rows from `row` and kColumns columns
@@ -241,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
     load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
   };
 
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
   float most[2] = {-INFINITY, -INFINITY};  // of rows l / 4 and l / 4 + 8; of the scores before they are scaled
   float total[2] = {};                     // of the weights, this lane's part
@@ -307,7 +312,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
       }
     }
     if constexpr (kDrops) {
-      const std::uint32_t kept = draw_kept_if_any<true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
+      const std::uint32_t kept =
+          draw_for<kVariant, true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
       add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing, KeepSome<true>{kept});
     } else {
       add_product<T, kDepth, kKeys>(sums, weights, k + P::kPassing);
@@ -361,7 +367,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
   };
 
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
   float log2_sums[2];
   float means[2];
@@ -396,7 +402,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     }
     [[maybe_unused]] std::uint32_t kept = 0;
     if constexpr (kDrops) {
-      kept = draw_kept_if_any<true, kKeys>(a, dropout_key, head, first + warp_row, key);
+      kept = draw_for<kVariant, true, kKeys>(a, dropout_key, head, first + warp_row, key);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -426,7 +432,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
 /// of keys, the first ones first, as these are seen by the most queries; then the heads of keys. Weights are transposed
 /// here: rows are keys.
 template <class T, int kDepth, Variant kVariant>
-__global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_constant__ Work a) {
+__global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
+    key_gradient_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
   constexpr bool kDrops = kVariant != Variant::plain;
   constexpr int kQueries = P::kSteps;
@@ -456,7 +463,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_con
                                    a.queries - query, a.depth);
   };
 
-  [[maybe_unused]] const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float dk[kDepth / 8][4] = {};
   float dv[kDepth / 8][4] = {};
   if (steps > 0) {
@@ -502,7 +509,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const __grid_con
     }
     [[maybe_unused]] std::uint32_t kept = 0;
     if constexpr (kDrops) {
-      kept = draw_kept_if_any<false, kQueries>(a, dropout_key, b * a.heads + head_of(step), first + warp_row, query);
+      kept = draw_for<kVariant, false, kQueries>(a, dropout_key, b * a.heads + head_of(step), first + warp_row, query);
       add_product<T, kDepth, kQueries>(dv, weights, dout, KeepSome<false>{kept});
     } else {
       add_product<T, kDepth, kQueries>(dv, weights, dout);

@@ -127,6 +127,30 @@ TEST(TransformerBlock, AddsABranchThatIsStillApart) {
   }
 }
 
+// The norms drop what their modules' dropouts would have.
+TEST(TransformerBlock, DropsInItsNorms) {
+  for (const Device device : test_devices()) {
+    nn::TransformerBlock block{16, {.heads = 2, .dropout = 0.4}};
+    block.to(device);
+    const Tensor residual = randn({2, 3, 16}, float32, device), branch = randn({2, 3, 16}, float32, device);
+    for (const bool training : {true, false}) {
+      block.train(training);
+      manual_seed(9);
+      const auto [sum, last] = block(residual, branch);
+      manual_seed(9);
+      const Tensor x = residual + block.mlp.dropout(branch);
+      const Tensor y = x + block.attn(block.ln_1(x));
+      expect_close(sum, y, 1e-5, 1e-5, "sum");
+      expect_close(last, block.mlp.undropped(block.ln_2(y)), 1e-5, 1e-5, "branch");
+      manual_seed(9);
+      const Tensor whole = block(residual);
+      manual_seed(9);
+      const Tensor attended = residual + block.attn(block.ln_1(residual));
+      expect_close(whole, attended + block.mlp(block.ln_2(attended)), 1e-5, 1e-5, "the block by itself");
+    }
+  }
+}
+
 TEST(TransformerBlock, ResidualsPassThrough) {
   manual_seed(5);
   nn::TransformerBlock block{4, {.heads = 2}};
