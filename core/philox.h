@@ -1,8 +1,8 @@
 #pragma once
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011): 128 random bits
-// as a function of a 64-bit key and a 128-bit counter. CUDA uses cuRAND's device generator; the CPU implements the same
-// function, with cuRAND's meaning of (seed, subsequence, offset). The conversion of bits to numbers is shared.
+// as a function of a 64-bit key and a 128-bit counter, on the CPU and on CUDA, with cuRAND's meaning of (seed,
+// subsequence, offset). cuRAND's own device functions make the bits after those that are asked for, too.
 
 #include <cmath>
 #include <cstdint>
@@ -11,23 +11,14 @@
 #include <mica/core/philox_rounds.h>
 #include <mica/core/rng.h>
 
-#if defined(__CUDACC__)
-#include <curand_kernel.h>
-#endif
-
 namespace mica {
 
 /// Four words of subsequence `subsequence`, from key.offset on (a multiple of 4).
 MICA_HOST_DEVICE inline PhiloxBlock philox_block(PhiloxKey key, std::uint64_t subsequence) {
 #if defined(__CUDA_ARCH__)
   key = absolute_key(key);
-  curandStatePhilox4_32_10_t state;
-  curand_init(key.seed, subsequence, key.offset, &state);
-  const uint4 words = curand4(&state);
-  return {{words.x, words.y, words.z, words.w}};
-#else
-  return philox_rounds<10>(key, subsequence);
 #endif
+  return philox_rounds<10>(key, subsequence);
 }
 
 /// Numbers from one block: 4 floats or 2 doubles. Element i of a tensor is number i % kPerBlock of subsequence i /
