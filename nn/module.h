@@ -17,11 +17,11 @@ namespace mica::nn {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 namespace detail {
-struct ModuleState;  // what a module has registered; shared by the module, wherever it moves, and its parent
+struct ModuleState;  // what a module has registered; shared by the module, wherever it is moved, and its parent
 }
 
 /// The base of everything that holds parameters. A module is a struct whose members register themselves as they are
-/// initialized, and which says in `operator() const` what it computes:
+/// initialized, and whose `operator() const` is the computation:
 ///
 ///     struct Mlp : nn::Module {
 ///       nn::Linear fc1 = child("fc1", nn::Linear{784, 256});
@@ -32,13 +32,13 @@ struct ModuleState;  // what a module has registered; shared by the module, wher
 ///
 /// Names are joined by dots as PyTorch's are: "fc1.weight".
 ///
-/// Modules are values that move and do not copy. The registry holds handles, not addresses, so it stays true wherever
-/// a module moves. Assigning to a module would leave its parent with the old one, so there is no assignment. In the
-/// same way a parameter is changed by writing into its tensor (load_state_dict, nn::init), not by assigning another
-/// tensor to the member.
+/// Modules are move-only values. The registry holds handles, not addresses, so it remains valid when a module is moved.
 ///
-/// Errors and pictures of graphs say in which module an op ran. They know it of the modules here; a module whose own
-/// ops shall be in its box too opens a Scope in operator().
+/// There is no assignment: the parent's registry would still hold the old module. For the same reason, change a
+/// parameter by writing to its tensor (load_state_dict, nn::init), not by assigning another tensor to the member.
+///
+/// Errors and graph pictures name the module in which an op ran. mica's own modules provide this; in your modules, open
+/// a Scope in operator().
 class Module {
  public:
   Module();
@@ -53,8 +53,8 @@ class Module {
   void eval() { train(false); }
   bool is_training() const;
 
-  /// Moves all parameters and buffers, with their gradients, to a device. Everyone who holds one of them (members,
-  /// optimizers, tied modules) sees it there. If a device has too little memory, nothing is changed.
+  /// Moves all parameters and buffers, with their gradients, to a device. All handles to them (in members, optimizers,
+  /// tied modules) refer to the moved data. If the device has too little memory, nothing is changed.
   void to(Device device);
   /// Converts all floating parameters and buffers, with their gradients.
   void to(DType dtype);
@@ -104,7 +104,7 @@ class Module {
   std::shared_ptr<detail::ModuleState> state_;
 };
 
-/// Refers to a module wherever it moves, without keeping it.
+/// Refers to a module, also after it was moved, without owning it.
 template <std::derived_from<Module> M>
 class ModuleReference {
  public:
@@ -116,11 +116,11 @@ class ModuleReference {
   std::weak_ptr<detail::ModuleState> state_;
 };
 
-/// Until the end of scope, ops on this thread belong to `module`: the first line of an operator(),
+/// Ops on this thread belong to `module` until the end of scope. Put it on the first line of operator():
 ///
 ///     Tensor operator()(const Tensor& x) const {
 ///       const nn::Scope scope(*this);
-///       return fc2(gelu(fc1(x)));  // without the scope, this gelu would be nobody's
+///       return fc2(gelu(fc1(x)));  // without the scope, this gelu has no module
 ///     }
 class Scope {
  public:
