@@ -12,36 +12,36 @@
 
 namespace mica::cuda {
 
-/// Blocks for the tensors that are made while a graph is captured. A replay writes to the addresses of the capture, so
-/// nobody else may get them: they come from segments of their own and, once freed, are handed out again only here. That
-/// is safe at once, as all work of the capture is in one order.
+/// Blocks for the tensors allocated while a graph is captured. A replay writes to the addresses of the capture, so
+/// nothing else may use them: they come from separate segments and, once freed, are reused only by this arena. Reuse is
+/// safe immediately, since all work of the capture is in one order.
 ///
-/// It lives until abandon() was called and the last block was freed.
+/// Exists until abandon() was called and the last block was freed.
 class Arena {
  public:
   explicit Arena(int device);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Null if there is too little memory. On the arena's device, which is current.
+  /// Null if there is too little memory. Allocates on the arena's device, which must be current.
   void* allocate(std::size_t bytes);
   void deallocate(void* data) noexcept;
 
-  /// The graph is gone: gives back every segment as soon as none of its blocks is in use, and then goes itself.
+  /// The graph is gone: frees each segment when none of its blocks is in use, and finally the arena itself.
   void abandon() noexcept;
 
-  /// A number that no other arena has or had.
+  /// A number unique among all arenas of the program.
   std::uint64_t id() const { return id_; }
-  /// Of all segments.
+  /// The total size of all segments.
   std::size_t reserved() const;
 
  private:
   struct Block {
     std::size_t bytes;
-    std::size_t segment_bytes;  // where a segment begins, its size; else 0
+    std::size_t segment_bytes;  // size of the segment, in its first block; else 0
     bool free;
   };
-  using Blocks = std::map<std::byte*, Block>;  // neighbors in address order; segments never join
+  using Blocks = std::map<std::byte*, Block>;  // adjacent blocks in address order; segments never merge
 
   ~Arena() = default;
   bool add_segment(std::size_t bytes);
@@ -58,7 +58,7 @@ class Arena {
   bool abandoned_ = false;
 };
 
-/// While it lives, what this thread allocates on `stream` comes from the arena.
+/// While it exists, this thread's allocations on `stream` come from the arena.
 class ArenaGuard {
  public:
   ArenaGuard(Arena& arena, cudaStream_t stream);
@@ -67,10 +67,10 @@ class ArenaGuard {
   ArenaGuard& operator=(const ArenaGuard&) = delete;
 };
 
-/// The arena that allocations on the current stream come from; null outside of captures.
+/// The arena of the current stream's allocations; null outside captures.
 Arena* current_arena();
 
-/// Waits for the current device and gives freed memory that mica keeps for reuse back to it.
+/// Waits for the current device and returns to it the freed memory that mica caches.
 void release_kept_memory();
 
 }  // namespace mica::cuda

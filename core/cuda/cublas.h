@@ -14,10 +14,10 @@ void check(cublasStatus_t status, const char* what, std::source_location where =
 void check_launch(cublasStatus_t status, const char* what,
                   std::source_location where = std::source_location::current());
 
-/// This thread's cuBLAS handle for the current device and stream, made at the first call for the two. It keeps a
-/// workspace of its own: what cuBLAS chooses for a shape then never depends on the memory that happens to be free, so
-/// that results repeat bit by bit. float32 is multiplied without TF32 unless a call asks for it, and no partial sum is
-/// kept in 16 bits.
+/// This thread's cuBLAS handle for the current device and stream, created at the first call. It has a workspace
+/// of its own, so that cuBLAS's choice for a shape never depends on the amount of free memory, and results are
+/// bit-identical from run to run. float32 products use TF32 only if a call asks for it, and partial sums are not
+/// rounded to 16 bits.
 cublasHandle_t cublas_handle();
 
 /// The workspace of cublas_handle(), for calls of cuBLASLt on the current stream.

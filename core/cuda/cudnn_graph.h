@@ -1,7 +1,7 @@
 #pragma once
 
-// A thin layer over the graph API of cuDNN 9 (cudnn_graph.h): a graph of operations on 4-d tensors is built, compiled
-// to a plan by the library's own heuristics, and run on pointers. Only built where cuDNN is (MICA_WITH_CUDNN).
+// A thin layer over the graph API of cuDNN 9: a graph of operations on 4-dimensional tensors is built, compiled to a
+// plan by the library's heuristics, and executed on pointers. Built only with cuDNN (MICA_WITH_CUDNN).
 
 #include <cudnn.h>
 
@@ -15,7 +15,7 @@
 
 namespace mica::cuda {
 
-/// Throws CudaError unless `status` is success. The message has cuDNN's own explanation.
+/// Throws CudaError unless `status` is success. The message contains cuDNN's explanation.
 void check(cudnnStatus_t status, const char* what, std::source_location where = std::source_location::current());
 
 /// This thread's cuDNN handle for the current device, set to the current stream.
@@ -46,17 +46,17 @@ class CudnnDescriptor {
 /// The properties of the current device.
 CudnnDescriptor cudnn_device();
 
-/// A graph that was compiled for one device. Threads may run it at the same time, each with a handle and a workspace of
-/// its own.
+/// A graph compiled for one device. Threads may run it concurrently, each with its own handle and
+/// workspace.
 class CudnnPlan {
  public:
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// Whether the engine repeats its results bit by bit.
+  /// Whether the engine's results are bit-identical from run to run.
   bool deterministic() const { return deterministic_; }
   /// The number of the engine.
   std::int64_t engine() const { return engine_; }
 
-  /// Runs it in the order of the current stream. `data` has one device pointer for each tensor() of the graph, in
+  /// Runs on the current stream. `data` has one device pointer for each tensor() of the graph, in
   /// order.
   void run(const std::vector<void*>& data, void* workspace) const;
 
@@ -66,7 +66,7 @@ class CudnnPlan {
 
   CudnnDescriptor plan_;
   std::vector<std::int64_t> ids_;
-  std::vector<float> scalars_;  // every by-value tensor holds 4 bytes
+  std::vector<float> scalars_;  // every by-value tensor has 4 bytes
   std::int64_t workspace_bytes_ = 0;
   bool deterministic_ = true;
   std::int64_t engine_ = -1;
@@ -81,29 +81,29 @@ class CudnnGraph {
     Axes sizes;
   };
 
-  /// Device memory: the i-th call describes the i-th pointer of CudnnPlan::run. Aligned to 16 bytes.
+  /// Device memory: the i-th call corresponds to the i-th pointer of CudnnPlan::run. Aligned to 16 bytes.
   Node tensor(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
-  /// A number that the plan keeps.
+  /// A constant stored in the plan.
   Node scalar(float value);
   Node scalar(std::int32_t value);
-  /// A result that stays inside the kernel. Row-major unless strides are given.
+  /// An intermediate result that is not written to memory. Row-major unless strides are given.
   Node inner(cudnnDataType_t type, const Axes& sizes);
   Node inner(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
 
-  // Operations write `to` and return it. Computed in float32 unless said.
+  // Operations write `to` and return it. They compute in float32 unless stated otherwise.
   Node matmul(Node a, Node b, Node to);
   Node pointwise(cudnnPointwiseMode_t mode, Node x, Node to, cudnnDataType_t compute = CUDNN_DATA_FLOAT);
   Node pointwise(cudnnPointwiseMode_t mode, Node x, Node b, Node to, cudnnDataType_t compute = CUDNN_DATA_FLOAT);
-  /// Where `condition`, x, else b.
+  /// x where `condition`, else b.
   Node select(Node x, Node b, Node condition, Node to);
   /// The index along an axis.
   Node index(Node like, std::int64_t axis, Node to);
   Node reduce(cudnnReduceTensorOp_t op, Node x, Node to);
-  /// The same elements with the strides of `to`.
+  /// The same elements, with the strides of `to`.
   Node reshape(Node x, Node to);
 
   /// The first engine that cuDNN's heuristics recommend for a device and that builds; null if there is none for this
-  /// graph, with what cuDNN said about it in *reason.
+  /// graph, with cuDNN's message in *reason.
   std::unique_ptr<CudnnPlan> compile(const CudnnDescriptor& device, std::string* reason);
 
  private:

@@ -4,22 +4,22 @@
 
 namespace mica::cuda {
 
-/// Devices that this program can use; 0 if there is no driver.
+/// The number of devices that this program can use; 0 without a driver.
 int device_count();
 
-/// Makes `device` this thread's current device and returns the one that was. Throws if there is no such device.
+/// Makes `device` this thread's current device and returns the previous one. Throws if there is no such device.
 int exchange_device(int device);
 
 /// Waits for all work on the current device.
 void synchronize();
 
-/// Whether blocks of the current device can form clusters, and a kernel can start before the one before it has ended.
+/// Whether the current device supports clusters and dependent launches (compute capability 9.0).
 bool device_has_clusters();
 
-/// Whether the current device has what core/cuda/wgmma.cuh is for, and files named *_sm90.cu were compiled for it.
+/// Whether the current device supports core/cuda/wgmma.cuh, and files named *_sm90.cu were compiled for it.
 bool device_has_wgmma();
 
-/// Multiprocessors of the current device.
+/// The number of multiprocessors of the current device.
 int multiprocessor_count();
 
 }  // namespace mica::cuda

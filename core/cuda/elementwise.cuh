@@ -2,9 +2,9 @@
 
 // Element-wise kernels; core/elementwise_cpu.h has the same function for the CPU. Included by .cu files only.
 //
-// Two kernels serve every function. `packed_kernel` gives each thread as many neighbors as 16 bytes hold and moves them
-// in one access; `strided_kernel` gives it one element, anywhere. Both count in 32 bits: what is larger is cut into
-// parts by the host.
+// Two kernels serve every function. `packed_kernel` gives each thread 16 bytes of adjacent elements, moved in one
+// access; `strided_kernel` gives it one element, at any offset. Both use 32-bit indices; the host splits larger
+// tensors into parts.
 
 #include <algorithm>
 #include <array>
@@ -43,8 +43,8 @@ struct Divisor {
   __device__ std::uint32_t quotient(std::uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
 
-/// A StridedLoop as a kernel takes it: from the number of a unit (an element or a pack) to where it lies in each of N
-/// tensors. Units count along the last axis.
+/// A StridedLoop as passed to a kernel: maps the number of a unit (an element or a pack) to its offset in each of N
+/// tensors. Units are counted along the last axis.
 template <int N>
 struct Layout {
   std::uint32_t units = 0;
@@ -73,13 +73,13 @@ struct Layout {
   }
 };
 
-/// V neighbors, moved in accesses of up to 16 bytes.
+/// V adjacent elements, moved in accesses of up to 16 bytes.
 template <class T, int V>
 struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
   T values[V];
 };
 
-/// V values to compute with.
+/// V values in the type of computation.
 template <class T, int V>
 struct Values {
   T values[V];
@@ -90,7 +90,7 @@ template <class T>
 struct Input {
   const T* data = nullptr;
   Accumulate<T> number{};
-  bool splat = false;  // packed kernel: one element serves the whole pack
+  bool splat = false;  // packed kernel: one element for the whole pack
 
   __device__ Accumulate<T> load(std::int32_t offset) const {
     return data != nullptr ? static_cast<Accumulate<T>>(data[offset]) : number;
@@ -116,7 +116,7 @@ struct Input {
   }
 };
 
-/// `last` is how many elements the last pack has; only where the layout has one axis may that be fewer than V.
+/// `last` is the number of elements in the last pack; it may be less than V only if the layout has one axis.
 template <int V, class F, class Out, class... In>
 __global__ void __launch_bounds__(kElementwiseThreads)
     packed_kernel(F f, Layout<sizeof...(In) + 1> layout, int last, Out* out, Input<In>... in) {
@@ -160,19 +160,19 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   (std::make_index_sequence<sizeof...(In)>());
 }
 
-/// Blocks that cover `units` threads.
+/// The number of blocks for `units` threads.
 inline unsigned elementwise_blocks(std::uint32_t units) {
   return (units + kElementwiseThreads - 1) / kElementwiseThreads;
 }
 
-/// How far the loop's steps along an axis lead in tensor t, in elements.
+/// The distance that the loop's steps along an axis span in tensor t, in elements.
 template <int N>
 std::int64_t reach(const StridedLoop<N>& loop, int t, int axis) {
   const std::int64_t stride = loop.strides[t][axis];
   return (loop.sizes[axis] - 1) * (stride < 0 ? -stride : stride);
 }
 
-/// Whether the number of every element and every offset fit 31 bits.
+/// Whether the number of every element and every offset fit in 31 bits.
 template <int N>
 bool fits_32_bits(const StridedLoop<N>& loop) {
   bool fits = loop.numel <= INT32_MAX;
@@ -186,8 +186,8 @@ bool fits_32_bits(const StridedLoop<N>& loop) {
   return fits;
 }
 
-/// Calls run(part, starts) for parts of the loop that fit 32 bits; starts[t] is where the part begins in tensor t, in
-/// elements.
+/// Calls run(part, starts) for parts of the loop that fit in 32 bits; starts[t] is the offset of the part in tensor t,
+/// in elements.
 template <int N, class Run>
 void for_each_part(const StridedLoop<N>& loop, const std::type_identity_t<std::array<std::int64_t, N>>& starts,
                    const Run& run) {
@@ -195,7 +195,7 @@ void for_each_part(const StridedLoop<N>& loop, const std::type_identity_t<std::a
     run(loop, starts);
     return;
   }
-  // Halve the axis that leads farthest.
+  // Halve the axis with the largest span.
   int longest = 0;
   std::int64_t most = 0;
   for (int axis = 0; axis < loop.rank; ++axis) {
@@ -222,7 +222,7 @@ void for_each_part(const StridedLoop<N>& loop, const std::type_identity_t<std::a
   for_each_part(part, middle, run);
 }
 
-/// The layout of a loop that fits 32 bits, in packs of V elements along the last axis (1: in elements).
+/// The layout of a loop that fits in 32 bits, in packs of V elements along the last axis (1: in elements).
 template <int N>
 Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1) {
   Layout<N> layout;
@@ -233,7 +233,7 @@ Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1) {
   for (int axis = 0; axis < loop.rank; ++axis) {
     layout.sizes[axis] = Divisor(static_cast<std::uint32_t>(axis == last ? inner : loop.sizes[axis]));
     for (int t = 0; t < N; ++t) {
-      // On an axis of length 1 the stride may be too long for 32 bits, but nothing is ever multiplied by it.
+      // On an axis of length 1 the stride may exceed 32 bits, but it is never multiplied by anything.
       const std::int64_t stride = loop.strides[t][axis] * (axis == last ? pack : 1);
       layout.strides[t][axis] = loop.sizes[axis] > 1 ? static_cast<std::int32_t>(stride) : 0;
     }
@@ -241,8 +241,8 @@ Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1) {
   return layout;
 }
 
-/// Whether tensor t of a loop can be moved in packs of `pack` elements of `size` bytes, from `data` on: neighbors on
-/// the last axis and packs aligned. With `splat`, one element for all of the last axis will do too.
+/// Whether tensor t of a loop can be moved in packs of `pack` elements of `size` bytes, from `data` on: adjacent along
+/// the last axis, and packs aligned. With `splat`, a stride of 0 along the last axis is allowed, too.
 template <int N>
 bool can_pack(const StridedLoop<N>& loop, int t, const void* data, int pack, std::size_t size, bool splat) {
   const int last = loop.rank - 1;

@@ -8,7 +8,7 @@
 
 namespace mica::cuda {
 
-/// A call into CUDA failed. The message has the call and its place in the source.
+/// A CUDA call failed. The message contains the call and its source location.
 class CudaError : public Error {
  public:
   using Error::Error;
@@ -23,8 +23,8 @@ inline void check(cudaError_t status, const char* what, std::source_location whe
   }
 }
 
-/// To follow every kernel launch: throws if it could not be launched. With MICA_CUDA_SYNC=1 in the environment it
-/// also waits for the kernel, so that an error inside it is reported where it was launched.
+/// Call it after every kernel launch: throws if the launch failed. With MICA_CUDA_SYNC=1 in the environment it
+/// also waits for the kernel, so that an error inside it is reported at its launch.
 void check_launch(const char* kernel, std::source_location where = std::source_location::current());
 
 }  // namespace mica::cuda

@@ -11,23 +11,23 @@
 
 namespace mica::cuda {
 
-/// Kernels that were recorded once and can be launched again all at once, at a small part of the host's cost:
+/// Kernels that were recorded once and can be launched again together, at a fraction of the host's cost:
 ///
-///     for (int i = 0; i < 3; ++i) step();                    // makes states, gradients and what libraries need
+// creates states, gradients and library handles
 ///     cuda::Graph graph = cuda::capture([&] { step(); });    // runs nothing on the device
 ///     for (...) { fill(batch); graph.replay(); }
 ///
-/// A replay computes what the captured calls would have, bit for bit, from what stands at the same addresses. So inputs
-/// are tensors that were made before and are written anew, by copy_into or by what on_each_replay() calls, and results
-/// are tensors that the captured calls made: each replay writes them again. Random tensors are new ones in each replay,
-/// the same as without a graph.
+/// A replay computes what the captured calls would have, bit for bit, on the current contents of the same addresses.
+/// Inputs are tensors created before the capture, overwritten by copy_into or by functions of on_each_replay(). Results
+/// are tensors created by the captured calls; each replay overwrites them. Random tensors are new in each replay, the
+/// same as without a graph.
 ///
-/// All that the host does happens once, when it is captured: counting, choosing by values, reading a schedule. What
-/// must happen again goes to on_each_replay(). Writes by a replay are not counted as writes in place.
+/// Host code runs only once, during the capture: counters, branches on values, schedules. Pass what must run again to
+/// on_each_replay(). A replay's writes are not counted as in-place writes.
 ///
-/// Tensors that are made during the capture get memory that only this graph uses; it is given back when the graph and
-/// these tensors are gone. Tensors made before must live as long as the graph does. An empty graph
-/// (default-constructed) cannot be replayed.
+/// Tensors created during the capture use memory that belongs to this graph; it is freed when the graph and these
+/// tensors are gone. Tensors created before must outlive the graph. An empty graph (default-constructed) cannot be
+/// replayed.
 class Graph {
  public:
   Graph() = default;
@@ -38,7 +38,7 @@ class Graph {
 
   /// Kernels, copies and fills in the graph.
   std::size_t node_count() const;
-  /// Of device memory that only this graph uses.
+  /// Bytes of device memory that only this graph uses.
   std::size_t reserved_bytes() const;
 
  private:
@@ -50,8 +50,8 @@ class Graph {
 /// Calls f once and records what it launches on `device`, without running it. Waits for the device first.
 ///
 /// What cannot be captured throws an Error that names it: reading elements on the host (item, to_vector, printing),
-/// copies from memory of the host or from another device, random tensors on the CPU. If f throws, nothing was captured,
-/// and the device is ready for other work. Captures do not nest.
+/// copies from host memory or from another device, random tensors on the CPU. If f throws, nothing is captured, and the
+/// device remains usable. Captures do not nest.
 Graph capture(const std::function<void()>& f, Device device = Device::cuda());
 
 }  // namespace mica::cuda

@@ -25,7 +25,7 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  /// So many neighboring blocks, along each axis of the grid, form a cluster; 1 asks for nothing.
+  /// The number of adjacent blocks, along each axis of the grid, that form a cluster; 1: no cluster.
   Launch& cluster(dim3 blocks) {
     if (blocks.x * blocks.y * blocks.z > 1) {
       attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
@@ -34,7 +34,7 @@ class Launch {
     return *this;
   }
 
-  /// It may start before the kernel before it has ended, and waits in wait_for_previous_kernel().
+  /// It may start before the previous kernel has ended, and waits in wait_for_previous_kernel().
   Launch& dependent() {
     if (device_has_clusters()) {
       attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which kernels ran: observers of launches, and the one that tests use. Host code without CUDA headers, so that it can
-// be included in builds without CUDA, where nothing is ever launched.
+// Which kernels ran: observers of launches, and the one that tests use. Host code without CUDA headers, so that builds
+// without CUDA, which launch nothing, can include it.
 
 #include <algorithm>
 #include <set>
@@ -11,9 +11,9 @@
 
 namespace mica::cuda {
 
-/// Is told of every kernel that its thread launches, as long as it lives. Launches are cheap to observe and free of
-/// cost beyond one branch when nobody does. Observers nest: each one is told, the innermost first. Destroy them on the
-/// thread that made them, the innermost first.
+/// Notified of every kernel that its thread launches, as long as it exists. Without observers, a launch costs one extra
+/// branch. Observers nest: all are notified, the innermost first. Destroy them on the
+/// thread that created them, the innermost first.
 class LaunchObserver {
  public:
   LaunchObserver() : outer_(innermost_) { innermost_ = this; }
@@ -21,11 +21,11 @@ class LaunchObserver {
   LaunchObserver(const LaunchObserver&) = delete;
   LaunchObserver& operator=(const LaunchObserver&) = delete;
 
-  /// `name` is what check_launch() was given: the kernel's name, or that of the cuBLAS or CUB call that launches for
-  /// us. It is a string literal. Called after the launch, before the kernel has necessarily begun.
+  /// `name` is check_launch()'s argument: the kernel's name, or that of the cuBLAS or CUB call that launches it.
+  /// A string literal. Called after the launch, possibly before the kernel has started.
   virtual void launched(const char* name) = 0;
 
-  /// Tells this thread's observers. check_launch() calls it.
+  /// Notifies this thread's observers. Called by check_launch().
   static void notify(const char* name) {
     for (LaunchObserver* observer = innermost_; observer != nullptr; observer = observer->outer_)
       [[unlikely]] { observer->launched(name); }
@@ -36,7 +36,7 @@ class LaunchObserver {
   LaunchObserver* outer_;
 };
 
-/// The names of the kernels that this thread launches while it lives, in order:
+/// The names of the kernels that this thread launches while the record exists, in order:
 ///
 ///     cuda::LaunchRecord record;
 ///     softmax(x, -1);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Instructions that CUDA C++ has no short name for.
+// PTX instructions that CUDA C++ has no short name for.
 
 #include <cuda_runtime.h>
 
@@ -8,36 +8,36 @@
 
 namespace mica::cuda {
 
-/// Where `p` lies in shared memory, as some instructions want it. It costs a few instructions each time.
+/// The shared-memory address of `p`, as some instructions require it. Costs a few instructions each time.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// 2ˣ with a relative error of 2⁻²²; 0 where that is below the least normal number.
+/// 2ˣ with a relative error of 2⁻²²; 0 where the result is below the smallest normal number.
 __device__ inline float approximate_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// A policy for loads of what is to stay in the L2 cache when others have to go.
+/// The L2 cache policy evict_last: loaded data is evicted after all other data.
 __device__ inline std::uint64_t evict_last() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-/// The usual policy.
+/// The default L2 cache policy.
 __device__ inline std::uint64_t evict_normal() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// Copies from global to shared memory that run beside the thread. They are awaited in groups, in order.
+// Asynchronous copies from global to shared memory. They are awaited in groups, in order.
 
-/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned; zeros, and no read, where not `present`.
-/// kLastInL2: of what is in the L2 cache, others are to go first (16 bytes only).
+/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
+/// `present`. kLastInL2: the L2 cache policy is evict_last (16 bytes only).
 template <int kBytes, bool kLastInL2 = false>
 __device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -61,16 +61,16 @@ __device__ void copy_async(void* shared, const void* global, bool present = true
   copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);
 }
 
-/// Makes one group of the copies that this thread has started since the last group.
+/// Commits the copies that this thread has started since the last group as one group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/// Waits until at most kPending of the thread's youngest groups are still under way. It sees what it copied itself.
+/// Waits until at most kPending of the thread's latest groups are pending. The thread sees its own copies then.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same for a number known at run time; waits for more where it is past 15.
+/// The same for a number known at run time; above 15, it waits for more than asked.
 __device__ inline void wait_copies(int pending) {
   switch (pending) {
     case 0: return wait_copies<0>();
@@ -92,13 +92,13 @@ __device__ inline void wait_copies(int pending) {
   }
 }
 
-// Barriers in shared memory: threads arrive without waiting, and wait for a phase, known by its parity, to be complete.
+// Barriers in shared memory: threads arrive without waiting, and wait for a phase, named by its parity, to complete.
 
 __device__ inline void init_barrier(std::uint64_t* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/// Like wait(), it takes a barrier by its address in shared memory, too.
+/// Like wait(); also takes a barrier by its shared-memory address.
 __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile(
       "{\n"
@@ -109,7 +109,7 @@ __device__ inline void arrive(std::uint32_t barrier) {
 }
 __device__ inline void arrive(std::uint64_t* barrier) { arrive(shared_address(barrier)); }
 
-/// The loop is not left to the compiler, which splits it up, and race checkers then take no notice of the wait.
+/// Written in assembly: the compiler splits up the loop, and race checkers then do not recognize the wait.
 __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MICA_PTX_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
@@ -129,19 +129,19 @@ __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 }
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) { wait(shared_address(barrier), parity); }
 
-/// Like __syncthreads() for so many threads, whole warps, that use barrier `number`, 1 to 15.
+/// Like __syncthreads() for `threads` threads, whole warps, that use barrier `number`, 1 to 15.
 __device__ inline void meet(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/// For threads that do not wait for the others to come.
+/// For threads that do not wait for the others.
 __device__ inline void arrive_to_meet(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Matrices of 8 by 8 16-bit elements, four at once, as the tensor cores' registers hold them: row l / 4 of matrix i,
-// its elements 2 (l % 4), in the low half, and the next, are in pairs[i] of lane l. Lane l gives the address, aligned
-// to 16 bytes, of row l % 8 of matrix l / 8.
+// Four matrices of 8 by 8 16-bit elements, as the tensor cores' registers hold them: pairs[i] of lane l has elements
+// 2 (l % 4), in the low half, and the next of row l / 4 of matrix i. Lane l provides the address, aligned to 16 bytes,
+// of row l % 8 of matrix l / 8.
 
 __device__ inline void load_matrices(std::uint32_t (&pairs)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -150,7 +150,7 @@ __device__ inline void load_matrices(std::uint32_t (&pairs)[4], const void* row)
                : "memory");
 }
 
-/// The same of the matrices' transposes.
+/// The same for the matrices' transposes.
 __device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
@@ -158,17 +158,17 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const
                : "memory");
 }
 
-// Counters in global memory through which blocks meet.
+// Counters in global memory by which blocks synchronize.
 
-/// Adds to *p, and gives what it was. Whoever adds later, or reads the sum with load_acquire, sees what this thread
-/// wrote before; this thread sees what those wrote who were before it.
+/// Adds to *p and returns the old value. Threads that add later, or read the sum with load_acquire, see what this
+/// thread wrote before; this thread sees what earlier adders wrote before.
 __device__ inline int exchange_add(int* p, int value) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
   return before;
 }
 
-/// Adds to *p; whoever then reads the sum with load_acquire also sees what this thread wrote before.
+/// Adds to *p. Threads that then read the sum with load_acquire see what this thread wrote before.
 __device__ inline void release_add(int* p, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
@@ -179,14 +179,14 @@ __device__ inline int load_acquire(const int* p) {
   return value;
 }
 
-// What follows needs compute capability 9.0: the host asks device_has_clusters(). On older chips it is a trap.
+// What follows needs compute capability 9.0: the host checks device_has_clusters(). On older chips it traps.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MICA_PTX_90(...) asm volatile(__VA_ARGS__)
 #else
 #define MICA_PTX_90(...) __trap()
 #endif
 
-// Clusters: blocks that run at the same time and reach into each other's shared memory.
+// Clusters: blocks that run at the same time and can access each other's shared memory.
 
 __device__ inline int cluster_rank() {
   int rank = 0;
@@ -195,7 +195,7 @@ __device__ inline int cluster_rank() {
 }
 
 __device__ inline void arrive_in_cluster() { MICA_PTX_90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-/// For threads that have written nothing that the others are to see.
+/// For threads that have written nothing the others need to see.
 __device__ inline void arrive_in_cluster_relaxed() {
   MICA_PTX_90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -225,7 +225,7 @@ __device__ inline double load_from_block(const double* p, int rank) {
   return value;
 }
 
-/// Four neighbors, aligned to 16 bytes.
+/// Four adjacent values, aligned to 16 bytes.
 __device__ inline float4 load_four_from_block(const float* p, int rank) {
   float4 four = {};
   MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -235,22 +235,22 @@ __device__ inline float4 load_four_from_block(const float* p, int rank) {
   return four;
 }
 
-/// Arrives at the same barrier of block `rank`, to say that something was read. What this thread wrote is not made
-/// known there: that would cost a fence of all memory.
+/// Arrives at the same barrier of block `rank` to report that something was read. Does not publish this thread's
+/// writes: that would cost a full memory fence.
 __device__ inline void arrive_in_block(std::uint64_t* barrier, int rank) {
   MICA_PTX_90("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
 
-/// Makes barriers that were just initialized known to the other blocks.
+/// Makes barriers that were just initialized visible to the other blocks.
 __device__ inline void publish_barriers() { MICA_PTX_90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Arrives, and lets the phase wait for so many bytes more.
+/// Arrives, and increases the bytes that the phase expects.
 __device__ inline void arrive_expecting(std::uint64_t* barrier, int bytes) {
   MICA_PTX_90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
               : "memory");
 }
 
-/// Writes *p of block `rank`, whose *barrier counts the 4 bytes once they are there.
+/// Writes *p of block `rank`, whose *barrier counts the 4 bytes when they have arrived.
 __device__ inline void send(float* p, int rank, float value, std::uint64_t* barrier) {
   MICA_PTX_90(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in_block(p, rank)),
@@ -258,7 +258,7 @@ __device__ inline void send(float* p, int rank, float value, std::uint64_t* barr
       : "memory");
 }
 
-/// load_matrices() the other way.
+/// The inverse of load_matrices().
 __device__ inline void store_matrices(void* row, const std::uint32_t (&pairs)[4]) {
   MICA_PTX_90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
               "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
@@ -267,7 +267,7 @@ __device__ inline void store_matrices(void* row, const std::uint32_t (&pairs)[4]
 
 #undef MICA_PTX_90
 
-// Dependent launches: the next kernel of the stream may start before this one ends. Older chips wait anyway.
+// Dependent launches: the stream's next kernel may start before this one ends. No effect on older chips.
 
 __device__ inline void allow_dependents() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -275,7 +275,7 @@ __device__ inline void allow_dependents() {
 #endif
 }
 
-/// Waits until the kernel before has ended and its writes are seen.
+/// Waits until the previous kernel has ended and its writes are visible.
 __device__ inline void wait_for_previous_kernel() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

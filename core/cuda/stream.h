@@ -4,8 +4,8 @@
 
 namespace mica::cuda {
 
-/// The stream that this thread's work goes to, on its current device. The default stream unless a StreamGuard says
-/// else.
+/// This thread's stream on its current device: the default stream, unless set by a
+/// StreamGuard.
 cudaStream_t current_stream();
 
 /// Sends this thread's work to `stream` until the end of scope.

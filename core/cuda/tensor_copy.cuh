@@ -1,7 +1,7 @@
 #pragma once
 
-// Copies of a matrix's tiles by the copy engine of compute capability 9.0 ("TMA"): one thread asks, nobody computes
-// addresses, and a barrier in shared memory counts the bytes that have come. On older chips they are a trap.
+// Copies of a matrix's tiles by the copy engine of compute capability 9.0 (TMA): one thread issues the copy, the engine
+// computes the addresses, and a barrier in shared memory counts the bytes. On older chips these functions trap.
 
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/tensor_map.h>
@@ -14,13 +14,13 @@ namespace mica::cuda {
 #define MICA_PTX_90(...) __trap()
 #endif
 
-/// Has the map at hand when it is needed.
+/// Prefetches the map.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   MICA_PTX_90("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// The tile that begins at element `element` of line `line`, to shared memory. The barrier counts its bytes, those
-/// outside of the matrix included: arrive_expecting() them.
+/// Copies the tile at element `element` of line `line` to shared memory. The barrier counts its bytes, including those
+/// outside the matrix: arrive_expecting() them.
 __device__ inline void load_tile(void* shared, const CUtensorMap* map, int element, int line, std::uint64_t* barrier) {
   MICA_PTX_90(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
@@ -29,8 +29,8 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, int eleme
       : "memory");
 }
 
-/// The same to the same place in each block of the cluster whose bit of `blocks` is set, each counting on its own
-/// barrier.
+/// The same to the same address in each block of the cluster whose bit in `blocks` is set; each block's own barrier
+/// counts.
 __device__ inline void load_tile(void* shared, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
                                  std::uint16_t blocks) {
   MICA_PTX_90(
@@ -40,7 +40,7 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, int eleme
       : "memory");
 }
 
-/// From shared memory to the tile, except what is outside of the matrix. Belongs to the thread's next group.
+/// From shared memory to the tile, except what is outside the matrix. Belongs to the thread's next group.
 __device__ inline void store_tile(const CUtensorMap* map, int element, int line, const void* shared) {
   MICA_PTX_90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
               "r"(element), "r"(line), "r"(shared_address(shared))
@@ -63,7 +63,7 @@ __device__ inline void store_tile(const CUtensorMap* map, int element, int line,
               : "memory");
 }
 
-/// `bytes` neighbors, a multiple of 16, both addresses being multiples of 16, counted on the barrier.
+/// Copies `bytes` adjacent bytes, a multiple of 16, between addresses aligned to 16 bytes, counted by the barrier.
 __device__ inline void load_bytes(void* shared, const void* global, int bytes, std::uint64_t* barrier) {
   MICA_PTX_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                   shared_address(shared)),
@@ -71,17 +71,17 @@ __device__ inline void load_bytes(void* shared, const void* global, int bytes, s
               : "memory");
 }
 
-/// Makes one group of the stores that this thread has started since the last group.
+/// Commits the stores that this thread has started since the last group as one group.
 __device__ inline void commit_stores() { MICA_PTX_90("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// Waits until at most kPending of the thread's youngest groups have still to read shared memory.
+/// Waits until at most kPending of the thread's latest groups have yet to read shared memory.
 template <int kPending>
 __device__ void wait_stores_read() {
   MICA_PTX_90("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// Between a thread's own writes to shared memory, or others' that it has waited for, and what the copy engine or
-/// wgmma then reads there: they see memory by another way.
+/// A fence between writes to shared memory, by this thread or by others it has waited for, and reads by the copy engine
+/// or wgmma, which access memory through another proxy.
 __device__ inline void publish_to_engines() { MICA_PTX_90("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #undef MICA_PTX_90

@@ -1,11 +1,11 @@
 #pragma once
 
-// Matrix products by a warpgroup, 4 warps that begin at a multiple of 4: instructions of compute capability 9.0 alone,
-// which only files named *_sm90.cu are compiled for (cmake/MicaTarget.cmake). Elsewhere they are a trap; the host asks
+// Matrix products by a warpgroup, 4 warps starting at a multiple of 4: instructions of compute capability 9.0 only, for
+// which only files named *_sm90.cu are compiled (cmake/MicaTarget.cmake). Elsewhere they trap; the host checks
 // device_has_wgmma().
 //
-// A product runs beside the threads, like a copy: begin_products(), multiply_add() …, commit_products(), and
-// wait_products<0>() before its sums are touched. Its operands are tiles in shared memory, known by a descriptor.
+// A product is asynchronous, like a copy: begin_products(), multiply_add() …, commit_products(), and wait_products<0>()
+// before its sums are used. Its operands are tiles in shared memory, given by descriptors.
 
 #include <cstdint>
 #include <type_traits>
@@ -15,7 +15,7 @@
 
 namespace mica::cuda {
 
-/// Two numbers rounded to T, Half or BFloat16, in a register, the first one in its low half.
+/// Two numbers rounded to T, Half or BFloat16, in one register, the first in the low half.
 template <class T>
 __device__ std::uint32_t pair_of(float first, float second) {
   std::uint32_t result;
@@ -33,8 +33,8 @@ __device__ std::uint32_t pair_of(float first, float second) {
 #define MICA_PTX_90A(...) __trap()
 #endif
 
-// Registers of a warpgroup: what a block was launched with can be shared out anew between its warpgroups. Every warp of
-// the warpgroup calls it; the number is a multiple of 8 from 24 to 256.
+// Registers: a block's registers can be redistributed among its warpgroups. Every warp of the warpgroup makes the call;
+// the number is a multiple of 8 from 24 to 256.
 
 template <int kRegisters>
 __device__ void keep_registers() {
@@ -45,54 +45,54 @@ __device__ void claim_registers() {
   MICA_PTX_90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Tiles in shared memory. The operands are A (M, K) and B (K, N); of a tile of A or of B, the rows (M or N) or the
-// depth (K) lies along the lines of 128 bytes that a swizzled tensor map copies.
+// Tiles in shared memory. The operands are A (M, K) and B (K, N). The lines of 128 bytes that a swizzled tensor map
+// copies run along either the rows (M or N) or the depth (K) of a tile.
 
 enum class Lines { depth, rows };
 
 namespace detail {
 
-// Begin, and strides in bytes, all in units of 16; 1: the 128-byte swizzle.
+// Start address and strides in units of 16 bytes; 1: the 128-byte swizzle.
 __device__ inline std::uint64_t descriptor(std::uint32_t tile, std::uint64_t leading, std::uint64_t stride) {
   return (tile & 0x3FFFFu) >> 4 | leading / 16 << 16 | stride / 16 << 32 | std::uint64_t{1} << 62;
 }
 
 }  // namespace detail
 
-/// The first 16 of K = 64 of a tile whose lines hold those 64 for one row each, at a multiple of 1024 bytes.
+/// The first 16 of K = 64 of a tile whose lines hold the 64 values of one row, aligned to 1024 bytes.
 __device__ inline std::uint64_t depth_lines(std::uint32_t tile) {
   return detail::descriptor(tile, 16, 8 * 128);  // from 8 rows to the next 8; lines hold all of K
 }
 __device__ inline std::uint64_t depth_lines(const void* tile) { return depth_lines(shared_address(tile)); }
 
-/// The first 16 of K of a tile whose lines hold 64 rows for one k each: kDepth lines, then those of the next 64 rows.
+/// The first 16 of K of a tile whose lines hold 64 rows for one k: kDepth lines, then those of the next 64 rows.
 template <int kDepth>
 __device__ std::uint64_t row_lines(const void* tile) {
   // From 64 rows to the next 64; from 8 k to the next 8.
   return detail::descriptor(shared_address(tile), kDepth * 128, 8 * 128);
 }
 
-/// What to add to a descriptor for the next 16 of K.
+/// The increment of a descriptor for the next 16 of K.
 template <Lines kLines>
 inline constexpr std::uint64_t kNextDepth = (kLines == Lines::depth ? 16 * 2 : 16 * 128) / 16;
 
-// Products. Those of one warpgroup run in order.
+// Products. Those of one warpgroup are executed in order.
 
-/// Before the first product, and again after its sums or its registers of A were touched.
+/// Call before the first product, and again after its sums or its registers of A were accessed.
 __device__ inline void begin_products() { MICA_PTX_90A("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-/// Makes one group of the products since the last group.
+/// Commits the products since the last group as one group.
 __device__ inline void commit_products() { MICA_PTX_90A("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// Waits until at most kPending of the youngest groups are still under way.
+/// Waits until at most kPending of the latest groups are pending.
 template <int kPending>
 __device__ void wait_products() {
   MICA_PTX_90A("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving what is done with sums past a wait for them, and what makes a fragment past
-/// begin_products(). And it keeps registers: the compiler takes those of a fragment for free once a product was asked
-/// for, so what is still being read is to be pinned again after the wait.
+/// Keeps the compiler from moving uses of sums before a wait for them, and the computation of a fragment after
+/// begin_products(). Also keeps registers allocated: the compiler considers a fragment's free once the product was
+/// issued, so pin again after the wait what is still being read.
 template <int kSize>
 __device__ void pin(float (&sums)[kSize]) {
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ void pin(std::uint32_t (&fragment)[kSize]) {
 
 namespace detail {
 
-// The instruction for N columns. Its text lists N / 2 registers of sums; what follows has the numbers behind them.
+// The instruction for N columns. Its text lists N / 2 registers of sums; the other operands are numbered after them.
 template <int N>
 struct Product;
 
@@ -205,16 +205,16 @@ MICA_PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134);
 
 }  // namespace detail
 
-/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T Half or BFloat16 and N 8, 16, 32, 64, 128 or 256; a and b are
-/// descriptors of tiles whose lines lie along kA and kB. Warp w holds rows 16 w and up: sums[4 j + i] of lane l is of
-/// row l / 4 + 8 (i / 2) there, and of column 8 j + 2 (l % 4) + i % 2.
+/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T = Half or BFloat16 and N = 8, 16, 32, 64, 128 or 256; a and b
+/// are descriptors of tiles with lines along kA and kB. Warp w has rows from 16 w on: sums[4 j + i] of lane l is row
+/// l / 4 + 8 (i / 2) of these, column 8 j + 2 (l % 4) + i % 2.
 template <class T, int N, Lines kA, Lines kB>
 __device__ void multiply_add(float (&sums)[N / 2], std::uint64_t a, std::uint64_t b, bool keep_sums = true) {
   detail::Product<N>::template add<T, kA, kB>(sums, a, b, keep_sums);
 }
 
-/// The same with a in registers, two elements in each, of which the first is in the low half: a[i] of lane l holds row
-/// l / 4 + 8 (i % 2), and columns 2 (l % 4) + 8 (i / 2) and the next. Not to be touched before the product is done.
+/// The same with a in registers, two elements in each, the first in the low half: a[i] of lane l is row
+/// l / 4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next. Do not modify a before the product is complete.
 template <class T, int N, Lines kB>
 __device__ void multiply_add(float (&sums)[N / 2], const std::uint32_t (&a)[4], std::uint64_t b,
                              bool keep_sums = true) {
