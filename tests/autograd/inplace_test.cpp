@@ -361,4 +361,15 @@ TEST(InPlaceCycles, WritingWhatWasSavedMakesNone) {
   EXPECT_TRUE(base.expired());
 }
 
+// A view learns of a write to its base when it is asked next, and what it was given after that write stays.
+TEST(InPlace, AViewKeepsTheGradientItWasGivenAfterAWriteToItsBase) {
+  const Tensor x = ones({3}).requires_grad_();
+  const Tensor y = x * 1;
+  const Tensor v = slice(y, 0, 0, 2);
+  mul_(y, ones({3}));
+  v.set_grad(full({2}, 5));
+  ASSERT_TRUE(v.grad().defined());
+  expect_close(v.grad(), {5, 5}, 0, 0);
+}
+
 }  // namespace

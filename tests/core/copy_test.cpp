@@ -163,4 +163,13 @@ TEST(Copy, ByThreads) {
   }
 }
 
+TEST(AddInto, OneElementAndNone) {
+  for (const Device device : test_devices()) {
+    const Tensor one = full({1}, 2, float32, device);
+    add_into(one, full({1}, 3, float32, device));
+    EXPECT_EQ(one.item(), 5);
+    add_into(empty({0, 2}, float32, device), empty({0, 2}, float32, device));
+  }
+}
+
 }  // namespace

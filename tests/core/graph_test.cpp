@@ -28,6 +28,8 @@ constexpr Device gpu = Device::cuda();
 TEST(Graph, NeedsACudaDevice) {
   expect_error([] { cuda::capture([] {}, Device::cpu()); }, "capture: ");
   expect_error([] { cuda::Graph().replay(); }, "replay: the graph is empty");
+  EXPECT_EQ(cuda::Graph().node_count(), 0);
+  EXPECT_EQ(cuda::Graph().reserved_bytes(), 0);
   EXPECT_TRUE(cuda::Graph().empty());
 }
 
