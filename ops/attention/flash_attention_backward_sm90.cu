@@ -12,8 +12,6 @@ namespace mica::kernels::flash {
 
 namespace {
 
-constexpr float kLog2E = 1.4426950408889634f;
-
 /// What both kernels have in common. A consumer owns 64 rows of two tensors, queries and dout or keys and values; kRows
 /// rows of the two others pass by, kStages of them on the way or being multiplied.
 template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
@@ -145,49 +143,6 @@ __device__ void produce_for_queries(typename P::Shared& shared, const Work& a, c
   });
 }
 
-/// Of two rows of a query head: the binary logarithm of the weights' sum and the mean of their gradients, as
-/// stats_kernel has them. The four lanes that share the rows, `row` and `row` + 8, add up parts.
-template <class T, class P>
-__device__ void stats_of_rows(float (&log2_sums)[2], float (&means)[2], const Work& a, int head, int b, int h,
-                              int row) {
-  constexpr int kPack = 8;
-  constexpr int kPacks = P::kDepth / kPack / 4;
-  const int part = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int own = row + half * 8;
-    float sum = 0;
-    log2_sums[half] = INFINITY;
-    if (own < a.queries) {
-      const T* const out = a.out.at<const T>(b, h) + own * a.out.row;
-      const T* const dout = a.dout.at<const T>(b, h) + own * a.dout.row;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        const int element = (i * 4 + part) * kPack;
-        if (element < a.depth) {
-          const uint4 x = *reinterpret_cast<const uint4*>(out + element);
-          const uint4 y = *reinterpret_cast<const uint4*>(dout + element);
-          const T* const xs = reinterpret_cast<const T*>(&x);
-          const T* const ys = reinterpret_cast<const T*>(&y);
-#pragma unroll
-          for (int j = 0; j < kPack; ++j) {
-            sum += static_cast<float>(xs[j]) * static_cast<float>(ys[j]);
-          }
-        }
-      }
-      const float lse = a.lse[std::int64_t{head} * a.queries + own];
-      log2_sums[half] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-    }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    means[half] = (sum + __shfl_xor_sync(~0u, sum, 2)) * a.kept_share;
-    if (part == 0) {
-      float* const to = a.stats_of(head, own);
-      to[0] = log2_sums[half];
-      to[kStatsRows] = means[half];
-    }
-  }
-}
-
 template <class T, class P, bool kDrops>
 __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                     const Order& order) {
@@ -209,13 +164,16 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
     for (int step = key_steps<P>(a, first, first + P::kOwnedRows); step > steps; --step) {
       skip<P>(shared, ring);
     }
-    float log2_sums[2];
-    float means[2];
-    if (begin < a.queries) {  // the kernel for the keys wants them of all queries
-      stats_of_rows<T, P>(log2_sums, means, a, place.head, b, h, first + own_row);
-    }
     float dq[P::kDepth / 2] = {};
     if (steps > 0) {
+      float log2_sums[2];
+      float means[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const stats = a.stats_of(place.head, min(first + own_row + half * 8, a.queries - 1));
+        log2_sums[half] = stats[0];
+        means[half] = stats[kStatsRows];
+      }
       float weights[P::kRows / 2];
       float dweights[P::kRows / 2];
       std::uint32_t dscores[P::kRows / 16][4];

@@ -195,13 +195,11 @@ void flash_attention_backward(Cuda, const FusedAttentionBackward& args) {
   work.dv = flash::operand_of(args.dv);
   const Tensor stats = empty({work.batches, work.heads, 2, work.padded_queries()}, float32, args.q.device());
   work.stats = stats.data<float>();
-  if (work.mask.data == nullptr && flash::fits_sm90(work, /*backward=*/true)) {
-    flash::backward_sm90(work);
-    return;
-  }
   flash::fill_stats(work);
   if (work.mask.data != nullptr) {
     flash::backward_masked(work);
+  } else if (flash::fits_sm90(work, /*backward=*/true)) {
+    flash::backward_sm90(work);
   } else {
     flash::backward_portable(work);
   }

@@ -79,8 +79,7 @@ struct Work {
 
 constexpr int kMostDepth = 128;
 
-/// The kernels for all chips, and what fills `stats` before the backward ones; on compute capability 9.0, the kernel
-/// for the gradients of queries does.
+/// What fills `stats` before a backward, and the kernels for all chips.
 void fill_stats(const Work& work);
 void forward_portable(const Work& work);
 void backward_portable(const Work& work);

@@ -247,9 +247,10 @@ void expect_matches(const Case& c) {
                                                                                .dropout = c.dropout()});
     });
     if (gpu_has_wgmma() && !(c.layout == Layout::shared && c.key_heads() > 1)) {
-      expect_launched(
-          record, Device::cuda(),
-          {"flash_forward_sm90_kernel", "flash_query_gradient_sm90_kernel", "flash_key_gradient_sm90_kernel"}, what);
+      expect_launched(record, Device::cuda(),
+                      {"flash_forward_sm90_kernel", "flash_stats_kernel", "flash_query_gradient_sm90_kernel",
+                       "flash_key_gradient_sm90_kernel"},
+                      what);
     } else {
       expect_launched(
           record, Device::cuda(),
