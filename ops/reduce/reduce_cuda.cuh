@@ -7,10 +7,13 @@
 //
 //   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
 //   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
-//   columns      results side by side: a block for 32 columns, threads of a warp on neighboring columns; tall columns
+//   columns      results side by side: a thread for 16 bytes of neighboring columns and some of their rows; tall
+//   columns
 //                are cut into pieces of rows, which a second pass joins
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -29,6 +32,8 @@ inline constexpr std::int64_t kShortRow = 1024;
 inline constexpr std::int64_t kPiece = 32768;           // elements of a long row
 inline constexpr std::int64_t kPieceRows = 256;         // rows of tall columns, at least
 inline constexpr std::int64_t kMaxColumnPieces = 1024;  // above which pieces grow
+inline constexpr std::int64_t kEnoughBlocks = 512;      // to keep a GPU busy
+inline constexpr int kMinColumnThreads = 4;             // side by side in a block, which so reads whole sectors
 inline constexpr std::int64_t kMaxBlocks = 1 << 30;
 
 /// Joins partial results of Op.
@@ -196,59 +201,108 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// width: columns of a block, a power of two up to 32. The innermost kept axis is the one of the columns.
+/// Neighboring columns of one thread: 16 bytes of them, unless their results would take too many registers.
+template <class T, class Op>
+inline constexpr int kColumnPack =
+    static_cast<int>(std::bit_floor(std::max(std::min(16 / sizeof(T), 64 / sizeof(typename Op::Acc)), std::size_t{1})));
+
+/// The innermost kept axis is the one of the columns. Threads form `width` columns of threads, a power of two up to 32,
+/// with kColumnPack columns of x each. Which rows a thread adds up does not depend on alignment; which columns does.
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
     reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
                    std::int64_t pieces) {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
-  __shared__ Acc shared[kThreads];
+  constexpr int kPack = kColumnPack<T, Op>;
+  constexpr int kWays = 4;  // rows under way in a thread
+  struct alignas(kPack == 1 ? alignof(T) : sizeof(T) * kPack) Loaded {
+    T values[kPack];
+  };
+  __shared__ Acc shared[kThreads * kPack];
   const ReducePlan::Axis columns = plan.kept.inner();
-  const std::int64_t tiles = (columns.size + width - 1) / width;
+  const int block_columns = width * kPack;
+  const std::int64_t tiles = (columns.size + block_columns - 1) / block_columns;
   const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
   const int height = kThreads / width;
   const int x_lane = static_cast<int>(threadIdx.x) % width;
   const int y_lane = static_cast<int>(threadIdx.x) / width;
   const bool simple = plan.reduced.rank == 1;
   const std::int64_t row_stride = plan.reduced.axis[0].in;
+  bool packed_rows = true;
+  for (int i = 0; i < plan.reduced.rank; ++i) {
+    packed_rows = packed_rows && plan.reduced.axis[i].in % kPack == 0;
+  }
 
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const std::int64_t tile = block % tiles;
     const std::int64_t piece = block / tiles % pieces;
     const std::int64_t outer = block / tiles / pieces;
-    const std::int64_t column = tile * width + x_lane;
-    const bool valid = column < columns.size;
     const ReduceOffsets at(plan.kept, outer, 1);
-    const T* base = x + at.in + column * columns.in;
-    const std::int64_t out = at.out + column * columns.out;
+    const std::int64_t first = tile * block_columns;
+    const T* base = x + at.in + first;
+    const std::int64_t out = at.out + first * columns.out;
+    const auto rest = static_cast<int>(columns.size - first < block_columns ? columns.size - first : block_columns);
     const std::int64_t begin = piece * piece_rows;
     const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
+    const bool packed =
+        packed_rows && rest == block_columns && reinterpret_cast<std::uintptr_t>(base) % sizeof(Loaded) == 0;
+    // In the block, of the thread's column v: a pack's columns are neighbors, those read one by one are apart, so that
+    // a warp reads neighbors.
+    const auto column = [&](int v) { return packed ? x_lane * kPack + v : v * width + x_lane; };
 
-    Acc acc[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
-    if (valid) {
-      const ShiftOf<Op> shift = target.shift_at(out);
-      for (std::int64_t row = begin + y_lane; row < end; row += 4 * height) {
+    Acc acc[kPack];
+    ShiftOf<Op> shifts[kPack];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const std::int64_t i = row + j * height;
-          if (i < end) {
-            const std::int64_t in = simple ? i * row_stride : ReduceOffsets(plan.reduced, i).in;
-            acc[j] = op.combine(acc[j], op.map(static_cast<Value>(base[in]), shift, i));
-          }
+    for (int v = 0; v < kPack; ++v) {
+      acc[v] = Op::identity();
+      shifts[v] = column(v) < rest ? target.shift_at(out + column(v) * columns.out) : ShiftOf<Op>{};
+    }
+    const auto add = [&](const Loaded& loaded, std::int64_t i) {
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.values[v]), shifts[v], i));
+      }
+    };
+    const auto row_at = [&](std::int64_t i) {
+      return base + (simple ? i * row_stride : ReduceOffsets(plan.reduced, i).in);
+    };
+    std::int64_t row = begin + y_lane;
+    if (packed) {
+      for (; row + (kWays - 1) * height < end; row += kWays * height) {
+        Loaded loaded[kWays];
+#pragma unroll
+        for (int j = 0; j < kWays; ++j) {
+          loaded[j] = *reinterpret_cast<const Loaded*>(row_at(row + j * height) + x_lane * kPack);
+        }
+#pragma unroll
+        for (int j = 0; j < kWays; ++j) {
+          add(loaded[j], row + j * height);
         }
       }
     }
-    shared[threadIdx.x] = op.combine(op.combine(acc[0], acc[1]), op.combine(acc[2], acc[3]));
+    for (; row < end; row += height) {
+      const T* const from = row_at(row);
+      Loaded loaded;
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        loaded.values[v] = column(v) < rest ? from[column(v)] : T{};
+      }
+      add(loaded, row);
+    }
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) {
+      shared[y_lane * block_columns + column(v)] = acc[v];
+    }
     for (int half = height / 2; half > 0; half /= 2) {
       __syncthreads();
-      if (y_lane < half) {
-        shared[threadIdx.x] = op.combine(shared[threadIdx.x], shared[threadIdx.x + half * width]);
+      for (int i = static_cast<int>(threadIdx.x); i < half * block_columns; i += kThreads) {
+        shared[i] = op.combine(shared[i], shared[i + half * block_columns]);
       }
     }
-    // Row 0 was last written by the very threads that now read it.
-    if (valid && y_lane == 0) {
-      target.write(op, shared[threadIdx.x], out, piece * plan.kept.numel + outer * columns.size + column);
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rest; i += kThreads) {
+      target.write(op, shared[i], out + i * columns.out, piece * plan.kept.numel + outer * columns.size + first + i);
     }
     __syncthreads();  // before `shared` is written again
   }
@@ -297,7 +351,7 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
   };
 
   if (columns.in == 1 && columns.size > 1 && plan.reduced.inner().in != 1 && n > 1) {
-    const int width = std::min(power_of_two_from(columns.size), 32);
+    constexpr std::int64_t kPack = kColumnPack<T, Op>;
     const std::int64_t piece_rows = std::max(kPieceRows, (n + kMaxColumnPieces - 1) / kMaxColumnPieces);
     const std::int64_t pieces = (n + piece_rows - 1) / piece_rows;
     // A second pass over few pieces costs more than the longer first one.
@@ -305,8 +359,12 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
     if (!whole) {
       two_passes(pieces);
     }
-    const std::int64_t tiles = (columns.size + width - 1) / width;
-    const std::int64_t blocks = results / columns.size * tiles * (whole ? 1 : pieces);
+    const auto tiles_of = [&](int width) { return (columns.size + width * kPack - 1) / (width * kPack); };
+    int width = std::min(power_of_two_from((columns.size + kPack - 1) / kPack), 32);
+    while (width > kMinColumnThreads && tiles_of(width) * (whole ? 1 : pieces) < kEnoughBlocks) {
+      width /= 2;  // narrower blocks have more threads for each column
+    }
+    const std::int64_t blocks = results / columns.size * tiles_of(width) * (whole ? 1 : pieces);
     reduce_columns<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
                                                                             whole ? n : piece_rows, whole ? 1 : pieces);
     cuda::check_launch("reduce_columns");
