@@ -6,10 +6,6 @@ namespace mica::autograd {
 
 namespace {
 
-bool is_unshared(const Tensor& x) {
-  return x.handle().use_count() == 1 && x.handle()->storage.use_count() == 1 && !x.handle()->slot && x.is_contiguous();
-}
-
 struct AddGradients {
   static constexpr bool composed = true;
 
@@ -25,6 +21,10 @@ struct AddGradients {
 };
 
 }  // namespace
+
+bool is_unshared(const Tensor& x) {
+  return x.handle().use_count() == 1 && x.handle()->storage.use_count() == 1 && !x.handle()->slot && x.is_contiguous();
+}
 
 Tensor unshared(Tensor gradient) {
   if (is_unshared(gradient)) {

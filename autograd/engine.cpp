@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/autocast.h>
@@ -31,6 +32,15 @@ class Frontier {
     }
     Tensor& slot = slots[edge.slot];
     slot = slot.defined() ? add_gradients(std::move(slot), gradient) : std::move(gradient);
+  }
+
+  /// What has come for `edge` so far, removed from here; undefined if there is nothing or others refer to its memory.
+  Tensor take_unshared(const Edge& edge) {
+    const auto at = gradients_.find(edge.node.get());
+    if (at == gradients_.end() || !at->second[edge.slot].defined() || !is_unshared(at->second[edge.slot])) {
+      return {};
+    }
+    return std::exchange(at->second[edge.slot], {});
   }
 
   /// The newest pending node: no other pending node can contribute to its gradients.
@@ -77,6 +87,24 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
   return {std::move(edge), gradient};
 }
 
+// The node whose backward this thread runs, and what is pending meanwhile. A backward may run another one inside.
+struct Running {
+  const Node& node;
+  Frontier& frontier;
+};
+thread_local const Running* running = nullptr;
+
+class RunningGuard {
+ public:
+  explicit RunningGuard(const Running& now) : outer_(std::exchange(running, &now)) {}
+  ~RunningGuard() { running = outer_; }
+  RunningGuard(const RunningGuard&) = delete;
+  RunningGuard& operator=(const RunningGuard&) = delete;
+
+ private:
+  const Running* outer_;
+};
+
 // Runs a node's hooks and backward, and adds the results to the pending gradients.
 void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier) {
   node.run_prehooks(gradients);
@@ -89,6 +117,8 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
   const ObservedOp observed(node);
   const bool has_hooks = node.has_hooks();
+  const Running now{node, frontier};
+  const RunningGuard running_guard(now);
   Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
   anomalies.made(node, results);
   if (has_hooks) {
@@ -196,6 +226,14 @@ class PathFilter {
 };
 
 }  // namespace
+
+Tensor take_gradient_so_far(std::size_t i) {
+  if (running == nullptr || grad_enabled() || running->node.has_hooks()) {
+    return {};
+  }
+  const Edge& edge = running->node.edges.at(i);
+  return edge.node == nullptr ? Tensor{} : running->frontier.take_unshared(edge);
+}
 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
   traverse(

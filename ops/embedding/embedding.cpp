@@ -1,3 +1,4 @@
+#include <mica/autograd/accumulate.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/ops/embedding/embedding.h>
@@ -7,6 +8,13 @@ namespace mica {
 
 namespace {
 
+// dweight[indices[i]] += dy[i]; without `accumulate` to what was 0.
+void add_rows(const Tensor& dy, const Tensor& indices, const Tensor& dweight, bool accumulate) {
+  const kernels::EmbeddingBackward args{
+      .dy = contiguous_data(dy), .indices = indices, .dweight = dweight, .accumulate = accumulate};
+  on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
+}
+
 // dy's rows, added up where their indices say: what embedding() reads, written.
 struct EmbeddingGradient {
   static constexpr bool composed = true;
@@ -14,8 +22,7 @@ struct EmbeddingGradient {
 
   Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& indices) const {
     const Tensor dweight = empty(table, dy.dtype(), dy.device());
-    const kernels::EmbeddingBackward args{.dy = contiguous_data(dy), .indices = indices, .dweight = dweight};
-    on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
+    add_rows(dy, indices, dweight, false);
     ctx.save_for_backward(indices);
     return dweight;
   }
@@ -39,7 +46,13 @@ struct Embedding {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    return {autograd::apply(EmbeddingGradient{table}, dy, ctx.saved<1>()[0]), {}};
+    const Tensor indices = ctx.saved<1>()[0];
+    // A weight that is used elsewhere too, as the head's, has a gradient already: only the rows looked up change.
+    if (const Tensor sum = autograd::take_gradient_so_far(0); sum.defined()) {
+      add_rows(dy, indices, sum, true);
+      return {sum, {}};
+    }
+    return {autograd::apply(EmbeddingGradient{table}, dy, indices), {}};
   }
 };
 

@@ -39,6 +39,11 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
     parallel_for(width, 64, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t columns = end - begin;
       std::vector<Sum> sums(static_cast<std::size_t>(rows * columns), Sum{0});
+      for (std::int64_t r = 0; args.accumulate && r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) {
+          sums[static_cast<std::size_t>(r * columns + c)] = static_cast<Sum>(dweight[r * width + begin + c]);
+        }
+      }
       for (std::int64_t i = 0; i < n; ++i) {
         Sum* to = sums.data() + indices[i] * columns;
         const T* from = dy + i * width + begin;

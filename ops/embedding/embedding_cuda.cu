@@ -71,6 +71,7 @@ struct Gradient {
   int n;
   std::uint32_t rows;
   std::int64_t width;
+  bool accumulate;
 
   __device__ std::int64_t end_of(int segment) const {
     return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment);
@@ -127,7 +128,15 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
           to[j] = sums[j];
         }
       } else {
-        store(g.dweight + keys[k] * g.width + column, rows::pack_of<T>(sums));
+        T* const to = g.dweight + keys[k] * g.width + column;
+        if (g.accumulate) {
+          const Pack<T, V> before = load<V>(to);
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            sums[j] += static_cast<S>(before.at[j]);
+          }
+        }
+        store(to, rows::pack_of<T>(sums));
       }
     }
 #pragma unroll
@@ -154,7 +163,8 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_runs_kernel(Gradient
     ++s;
     sum += g.sums(s, 0)[column];
   } while (g.last_key(s) == key && g.continues(s));
-  g.dweight[key * g.width + column] = static_cast<T>(sum);
+  T& to = g.dweight[key * g.width + column];
+  to = static_cast<T>(g.accumulate ? sum + static_cast<Accumulate<T>>(to) : sum);
 }
 
 unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
@@ -191,7 +201,9 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   const std::int64_t width = args.dweight.shape()[1];
   check(count <= INT_MAX && rows <= INT_MAX,
         "embedding: expected at most {} indices and rows for a gradient on CUDA, got {} and {}", INT_MAX, count, rows);
-  cuda::check(cudaMemsetAsync(args.dweight.raw_data(), 0, args.dweight.bytes(), stream), "cudaMemsetAsync");
+  if (!args.accumulate) {
+    cuda::check(cudaMemsetAsync(args.dweight.raw_data(), 0, args.dweight.bytes(), stream), "cudaMemsetAsync");
+  }
   if (count == 0) {
     return;
   }
@@ -226,7 +238,8 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
                                .partial = partial.data<S>(),
                                .n = n,
                                .rows = static_cast<std::uint32_t>(rows),
-                               .width = width};
+                               .width = width,
+                               .accumulate = args.accumulate};
     rows::with_pack_size<T>(
         width,
         [&]<int V>(std::integral_constant<int, V>) {

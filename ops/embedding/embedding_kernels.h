@@ -15,7 +15,8 @@ struct EmbeddingForward {
 struct EmbeddingBackward {
   const Tensor& dy;       // (n, C)
   const Tensor& indices;  // (n)
-  const Tensor& dweight;  // (V, C): every row is written
+  const Tensor& dweight;  // (V, C): the sums, or 0 where there is nothing to add up
+  bool accumulate;        // they are added to what is there
 };
 
 void embedding_forward(Cpu, const EmbeddingForward& args);

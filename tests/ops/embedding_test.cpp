@@ -2,7 +2,10 @@
 
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
+#include <mica/autograd/node.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/embedding/embedding.h>
+#include <mica/ops/reduce/reduce.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -105,6 +108,40 @@ TEST(Embedding, IndexOutOfRangeOnCudaIsNan) {
   expect_close(y, {1, 1, NAN, NAN, NAN, NAN}, 0, 0);
   y.backward(ones_like(y));
   expect_close(weight.grad(), {0, 0, 1, 1, 0, 0}, 0, 0);
+}
+
+// A weight that the head uses too: the look-up adds to the gradient that is there, and the rest of it stays.
+TEST(Embedding, AddsToTheGradientOfATiedWeight) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      for (const std::int64_t width : {1, 8, 33}) {
+        constexpr std::int64_t kRows = 7;
+        SCOPED_TRACE(fmt::format("{} of width {} on {}", dtype, width, device));
+        const Tensor weight = randint(-2, 3, {kRows, width}, int64, device).to(dtype).requires_grad_();
+        const Tensor indices = randint(0, kRows - 1, {100}, int64, device);  // row 6 is never looked up
+        const Tensor direct = randint(-2, 3, weight.shape(), int64, device).to(dtype);
+        const Tensor by_row = randint(-2, 3, {100, width}, int64, device).to(dtype);
+        const auto loss = [&] { return sum(embedding(weight, indices) * by_row) + sum(weight * direct); };
+        loss().backward();
+        const Tensor got = weight.grad();
+        weight.set_grad({});
+        sum(embedding(weight, indices) * by_row).backward();
+        expect_close(got, to_vector<double>(weight.grad() + direct), 0, 0);  // whole numbers: exact in any order
+
+        // Somebody who keeps the first contribution must not see it change.
+        weight.set_grad({});
+        Tensor kept;
+        const Tensor used = weight * direct;
+        used.grad_fn()->register_hook([&](const Tensors& results, const Tensors&) {
+          kept = results[0];
+          return Tensors{};
+        });
+        (sum(embedding(weight, indices) * by_row) + sum(used)).backward();
+        expect_close(kept, to_vector<double>(direct), 0, 0);
+        expect_close(weight.grad(), to_vector<double>(got), 0, 0);
+      }
+    }
+  }
 }
 
 }  // namespace
