@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/common/clock.h"
 #include "benchmarks/common/memory.h"
 #include "benchmarks/common/timer.h"
 #include "examples/common/command_line.h"
@@ -23,6 +24,7 @@
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
+#include <mica/optim/schedule.h>
 
 using namespace mica;
 
@@ -32,7 +34,7 @@ struct Options {
   nn::GPTConfig model;
   std::int64_t batch = 0;
   std::string device = "auto", dtype = "bfloat16";
-  int steps = 50, warmup = 10, threads = 0;
+  int steps = 50, warmup = 10, lr_warmup = 0, threads = 0;
   bool tf32 = false, graph = false;
   std::string tune;
   double lr = 3e-4, weight_decay = 0.1, clip = 1;
@@ -140,8 +142,10 @@ void measure(const Options& o) {
     loss = loss.detach();
   };
   cuda::Graph graph;
+  const optim::CosineSchedule warm_up{.peak = o.lr, .floor = o.lr, .warmup = o.lr_warmup, .total = o.lr_warmup};
   std::int64_t steps_done = 0;
   const auto step = [&] {
+    optimizer.set_lr(steps_done < o.lr_warmup ? warm_up.lr(steps_done) : o.lr);
     const auto [next_inputs, next_targets] = batches.next();
     copy_into(inputs, next_inputs);
     copy_into(targets, next_targets);
@@ -159,8 +163,11 @@ void measure(const Options& o) {
     step();
   }
   on_device(device, [](auto on) { benchmarks::reset_peak_memory(on); });
+  benchmarks::ClockMeter clock(device);
+  clock.start();
   const std::vector<double> times =
       on_device(device, [&](auto on) { return benchmarks::step_times_ms(on, o.steps, step); });
+  clock.stop();
   const auto peak = on_device(device, [](auto on) { return benchmarks::peak_memory(on); });
 
   const double ms = benchmarks::median(times);
@@ -168,9 +175,11 @@ void measure(const Options& o) {
   const auto attention = static_cast<double>(12 * o.model.layers * o.model.width * o.model.context);
   const double tflops = (6.0 * static_cast<double>(product_parameters(gpt)) + attention) * count / ms * 1e-9;
   const std::vector<double> values = to_vector<double>(losses);
-  put(fmt::format("{:.2f} ms a step, {:.0f} tokens/s, {:.1f} TFLOP/s ({:.1f} % of {}), peak {:.2f} GiB, loss {:.4f}\n",
-                  ms, count / ms * 1e3, tflops, 100 * tflops / o.peak_tflops, o.peak_tflops,
-                  static_cast<double>(peak) / (1 << 30), values.back()));
+  const double mhz = clock.mhz();
+  put(fmt::format(
+      "{:.2f} ms a step, {:.0f} tokens/s, {:.1f} TFLOP/s ({:.1f} % of {}), peak {:.2f} GiB, loss {:.4f}{}\n", ms,
+      count / ms * 1e3, tflops, 100 * tflops / o.peak_tflops, o.peak_tflops, static_cast<double>(peak) / (1 << 30),
+      values.back(), mhz > 0 ? fmt::format(", multiprocessors at {:.0f} MHz", mhz) : ""));
   if (!o.tune.empty()) {
     std::ofstream file(o.tune);
     file << matmul_algorithms(device);
@@ -183,10 +192,10 @@ void measure(const Options& o) {
     std::ofstream file(o.json);
     file << fmt::format(
         R"({{"layers": {}, "heads": {}, "width": {}, "vocab": {}, "batch": {}, "context": {}, "dtype": "{}", )"
-        R"("ms": {:.4f}, "tokens_per_s": {:.0f}, "tflops": {:.2f}, "peak_bytes": {}, "loss": {:.6f}}})"
+        R"("ms": {:.4f}, "tokens_per_s": {:.0f}, "tflops": {:.2f}, "peak_bytes": {}, "loss": {:.6f}, "sm_mhz": {:.0f}}})"
         "\n",
         o.model.layers, o.model.heads, o.model.width, o.model.vocab, o.batch, o.model.context, o.dtype, ms,
-        count / ms * 1e3, tflops, peak, values.back());
+        count / ms * 1e3, tflops, peak, values.back(), mhz);
     check(file.good(), "cannot write {}", o.json);
   }
 }
@@ -219,6 +228,7 @@ int main(int argc, char** argv) {
                  "Time the algorithms of products, but for those in this file, and keep them all in it");
   app.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
   app.add_option("--lr", o.lr)->check(positive())->capture_default_str();
+  app.add_option("--lr-warmup", o.lr_warmup, "Steps until the learning rate is reached")->check(at_least(0));
   app.add_option("--weight-decay", o.weight_decay)->check(between(0, 1))->capture_default_str();
   app.add_option("--clip", o.clip, "The most that the gradients' norm may be")
       ->check(positive())

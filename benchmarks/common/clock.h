@@ -1,0 +1,25 @@
+#pragma once
+
+#include <mica/core/tensor.h>
+
+namespace benchmarks {
+
+/// The mean clock of a GPU's multiprocessors over a stretch of work: their cycle counters over the time, both read on
+/// the device. Marks are queued on the current stream and take a few microseconds there.
+class ClockMeter {
+ public:
+  explicit ClockMeter(mica::Device device);
+
+  void start();
+  void stop();
+  /// Of what lay between start() and stop(), in MHz: the median over the multiprocessors. Waits for the device. 0 on
+  /// the CPU.
+  double mhz() const;
+
+ private:
+  void mark(int which);
+
+  mica::Tensor marks_;  // (2, multiprocessors, 2) int64: cycles and nanoseconds; undefined on the CPU
+};
+
+}  // namespace benchmarks
