@@ -45,7 +45,7 @@ struct Rows {
         logsumexp(empty_like(losses)),
         mass(empty_like(losses)),
         denominator(empty({1}, losses.dtype(), device)),
-        loss(ones({1}, c.dtype, device)) {}
+        loss(ones({1}, losses.dtype(), device)) {}
 
   kernels::CrossEntropyTerms terms(double softcap) const {
     return detail::terms_of({.softcap = softcap}, logits, labels, unweighted);
@@ -82,7 +82,7 @@ struct Rows {
 void measure(const Case& c, Device device, int repeats, benchmarks::Report& report) {
   const Rows rows(c, device);
   const Tensor dlogits = empty_like(rows.logits);
-  const Tensor dloss = ones({1}, c.dtype, device);
+  const Tensor dloss = ones({1}, rows.loss.dtype(), device);
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(dlogits, rows.logits); });
   const auto add = [&](const std::string& op, int passes, const auto& work) {
     report.add({.op = op,

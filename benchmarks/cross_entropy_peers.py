@@ -41,7 +41,7 @@ class Case:
         self.labels[torch.rand(m, device="cuda") < 1 / 16] = IGNORED
         self.work = self.logits.clone()  # what runs in place write over
         self.dlogits = torch.empty_like(self.logits)
-        self.loss, self.dloss = (torch.ones(1, device="cuda", dtype=kind) for _ in range(2))
+        self.loss, self.dloss = (torch.ones(1, device="cuda") for _ in range(2))
         self.numbers = [torch.empty(n, device="cuda") for n in (m, m, 1)]
         self.size = [m, v]
         self.code = CODES[kind]
@@ -133,7 +133,7 @@ def measure_linear(shape, library, peers, clock, chunk_bytes):
     x = torch.randn(m, k, device="cuda").to(kind)
     weight = (torch.randn(v, k, device="cuda") / k**0.5).to(kind)
     labels = torch.randint(v, (m,), device="cuda")
-    loss, dx, dweight = torch.ones(1, device="cuda", dtype=kind), torch.empty_like(x), torch.empty_like(weight)
+    loss, dx, dweight = torch.ones(1, device="cuda"), torch.empty_like(x), torch.empty_like(weight)
 
     def mica():
         library.call("mica_linear_cross_entropy", *pointers(x, weight, labels, loss, dx, dweight), m, k, v, chunk_bytes,

@@ -405,7 +405,7 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
   });
 }
 
-int mica_cross_entropy_forward(const void* logits, const int64_t* labels, void* loss, float* logsumexp, float* mass,
+int mica_cross_entropy_forward(const void* logits, const int64_t* labels, float* loss, float* logsumexp, float* mass,
                                float* denominator, int64_t M, int64_t V, double softcap, int dtype, void* stream) {
   return guarded(stream, [&] {
     const Rows rows(logits, labels, M, V, softcap, dtype);
@@ -419,12 +419,12 @@ int mica_cross_entropy_forward(const void* logits, const int64_t* labels, void* 
                                             .mass = wrap(mass, {M}, float32, device),
                                             .losses = losses});
     rows.count(divisor);
-    kernels::cross_entropy_reduce(
-        Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
+    kernels::cross_entropy_reduce(Cuda{},
+                                  {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, float32, device)});
   });
 }
 
-int mica_cross_entropy_backward(const void* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
+int mica_cross_entropy_backward(const float* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
                                 const float* mass, const float* denominator, void* dlogits, int64_t M, int64_t V,
                                 double softcap, int dtype, void* stream) {
   return guarded(stream, [&] {
@@ -435,13 +435,13 @@ int mica_cross_entropy_backward(const void* dloss, const void* logits, const int
     kernels::cross_entropy_backward(Cuda{}, {.terms = rows.terms(),
                                              .logsumexp = wrap(logsumexp, {M}, float32, device),
                                              .mass = wrap(mass, {M}, float32, device),
-                                             .dloss = wrap(dloss, {1}, rows.logits.dtype(), device),
+                                             .dloss = wrap(dloss, {1}, float32, device),
                                              .denominator = wrap(denominator, {1}, float32, device),
                                              .dlogits = wrap(dlogits, {M, V}, rows.logits.dtype(), device)});
   });
 }
 
-int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, void* loss, int64_t M, int64_t V,
+int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, float* loss, int64_t M, int64_t V,
                                         double softcap, int dtype, void* stream) {
   return guarded(stream, [&] {
     const Rows rows(logits, labels, M, V, softcap, dtype);
@@ -452,12 +452,12 @@ int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, voi
     rows.count(divisor);
     kernels::cross_entropy_in_place(
         Cuda{}, {.terms = rows.terms(), .dloss = rows.unweighted, .denominator = divisor, .losses = losses});
-    kernels::cross_entropy_reduce(
-        Cuda{}, {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, rows.logits.dtype(), device)});
+    kernels::cross_entropy_reduce(Cuda{},
+                                  {.losses = losses, .denominator = divisor, .loss = wrap(loss, {1}, float32, device)});
   });
 }
 
-int mica_cross_entropy_in_place_backward(const void* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
+int mica_cross_entropy_in_place_backward(const float* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
                                          void* stream) {
   return guarded(stream, [&] {
     const DType type = dtype_from(dtype);
@@ -465,11 +465,11 @@ int mica_cross_entropy_in_place_backward(const void* dloss, void* dlogits, int64
     check(dloss != nullptr && dlogits != nullptr, "expected dloss and dlogits, got a null pointer");
     const Device device = current_device();
     kernels::cross_entropy_scale(
-        Cuda{}, {.gradient = wrap(dlogits, {M, V}, type, device), .factor = wrap(dloss, {1}, type, device)});
+        Cuda{}, {.gradient = wrap(dlogits, {M, V}, type, device), .factor = wrap(dloss, {1}, float32, device)});
   });
 }
 
-int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, void* loss, void* dx,
+int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, float* loss, void* dx,
                               void* dweight, int64_t M, int64_t K, int64_t V, int64_t chunk_bytes, int dtype,
                               void* stream) {
   return guarded(stream, [&] {
@@ -483,7 +483,7 @@ int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* 
     const Tensor matrix = wrap(weight, {V, K}, type, device).requires_grad_();
     const Tensor result = linear_cross_entropy(leaf, matrix, wrap(labels, {M}, int64, device), {}, chunk_bytes);
     result.backward();
-    copy_into(wrap(loss, {}, type, device), result.detach());
+    copy_into(wrap(loss, {}, float32, device), result.detach());
     copy_into(wrap(dx, {M, K}, type, device), leaf.grad());
     copy_into(wrap(dweight, {V, K}, type, device), matrix.grad());
   });

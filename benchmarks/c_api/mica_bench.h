@@ -71,26 +71,26 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
                                  const float* mean, const float* rstd, void* dx, void* dweight, void* dbias, int64_t M,
                                  int64_t N, int dtype, int weight_dtype, void* stream);
 
-/* loss (1, of dtype) = the mean over the rows of z (M, V) of log(sum(exp(z))) - z[label], where z = logits or, if
+/* loss (1) = the mean over the rows of z (M, V) of log(sum(exp(z))) - z[label], where z = logits or, if
  * softcap is not 0, softcap * tanh(logits / softcap). Rows whose label is -100 do not count. For backward:
  * logsumexp (M), mass (M) and denominator (1), always float32. */
-int mica_cross_entropy_forward(const void* logits, const int64_t* labels, void* loss, float* logsumexp, float* mass,
+int mica_cross_entropy_forward(const void* logits, const int64_t* labels, float* loss, float* logsumexp, float* mass,
                                float* denominator, int64_t M, int64_t V, double softcap, int dtype, void* stream);
 
 /* dlogits (M, V) of the above for a gradient dloss (1) of the loss. */
-int mica_cross_entropy_backward(const void* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
+int mica_cross_entropy_backward(const float* dloss, const void* logits, const int64_t* labels, const float* logsumexp,
                                 const float* mass, const float* denominator, void* dlogits, int64_t M, int64_t V,
                                 double softcap, int dtype, void* stream);
 
 /* The same in place: forward writes the gradient for a dloss of 1 over the logits, backward multiplies it by dloss. */
-int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, void* loss, int64_t M, int64_t V,
+int mica_cross_entropy_in_place_forward(void* logits, const int64_t* labels, float* loss, int64_t M, int64_t V,
                                         double softcap, int dtype, void* stream);
-int mica_cross_entropy_in_place_backward(const void* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
+int mica_cross_entropy_in_place_backward(const float* dloss, void* dlogits, int64_t M, int64_t V, int dtype,
                                          void* stream);
 
 /* The mean loss of logits x weight^T, for x (M, K) and weight (V, K), and its gradients dx and dweight, by the op
  * linear_cross_entropy and its backward. */
-int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, void* loss, void* dx,
+int mica_linear_cross_entropy(const void* x, const void* weight, const int64_t* labels, float* loss, void* dx,
                               void* dweight, int64_t M, int64_t K, int64_t V, int64_t chunk_bytes, int dtype,
                               void* stream);
 

@@ -158,7 +158,7 @@ struct CrossEntropy {
     }
     const Tensor denominator = detail::mean_denominator(options, row_targets, weight, logits.dtype());
     ctx.save_for_backward(logits, targets, weight, logsumexp, mass, denominator);
-    return detail::reduced(options, losses, denominator, rows, logits.dtype());
+    return detail::reduced(options, losses, denominator, rows);
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
@@ -189,13 +189,7 @@ struct InPlaceGradient {
   static constexpr bool composed = true;
 
   Tensor forward(autograd::Context&, const Tensor& dloss, const Tensor& gradient) const {
-    if (gradient.numel() > 0) {
-      const std::int64_t classes = gradient.size(-1);
-      const Tensor matrix = packed(gradient, {gradient.numel() / classes, classes});
-      const Tensor factor = packed(dloss, {dloss.numel()});
-      on_device(gradient.device(),
-                [&](auto device) { kernels::cross_entropy_scale(device, {.gradient = matrix, .factor = factor}); });
-    }
+    detail::scale_gradient(gradient, dloss);
     gradient.bump_version("cross_entropy's backward");
     return gradient.detach();
   }
@@ -229,7 +223,7 @@ struct CrossEntropyInPlace {
     logits.bump_version("cross_entropy");
     const Tensor gradient = logits.detach();
     ctx.save_for_backward(gradient);
-    return {detail::reduced(options, losses, denominator, rows, logits.dtype()), gradient};
+    return {detail::reduced(options, losses, denominator, rows), gradient};
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss, const Tensor& dlogits) {
@@ -266,7 +260,8 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  if (autograd::autocast_widens(logits)) {
+  // Logits of 16 bits give the same loss as in float32. Probabilities have to be of their dtype.
+  if (is_floating(targets.dtype()) && (autograd::autocast_widens(logits) || autograd::autocast_widens(targets))) {
     return cross_entropy(autograd::widened(logits), autograd::widened(targets), options);
   }
   detail::check_cross_entropy("cross_entropy", logits.shape(), logits.dtype(), logits.device(), targets, options);

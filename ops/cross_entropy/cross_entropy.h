@@ -24,8 +24,8 @@ struct CrossEntropyOptions {
 /// @param logits   (…, V), floating, V ≥ 1. 16-bit ones are worked on in float32. Any number of rows.
 /// @param targets  either labels (…), int64 or int32 in [0, V): 1 there and 0 elsewhere; or probabilities (…, V) of the
 ///                 logits' dtype, whose rows need not sum to 1.
-/// @return of the logits' dtype: a scalar, or (…) with Reduction::none. Differentiable any number of times in the
-///         logits and in probabilities, not in the weights.
+/// @return a scalar, or (…) with Reduction::none; float32 for 16-bit logits, else of their dtype. Differentiable any
+///         number of times in the logits and in probabilities, not in the weights.
 ///
 /// The mean divides by the sum of the labels' weights over the rows that are not ignored, which without weights is
 /// their number, and for probabilities by the number of rows; a mean over nothing is NaN. Where a class counts for

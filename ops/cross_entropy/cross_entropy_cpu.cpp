@@ -174,7 +174,7 @@ void backward(const CrossEntropyBackward& args) {
   const Rows<T, Index> rows(args.terms);
   const S* const logsumexp = args.logsumexp.data<S>();
   const S* const mass = args.mass.data<S>();
-  const T* const dloss = args.dloss.data_or_null<T>();
+  const S* const dloss = args.dloss.data_or_null<S>();
   const bool one = dloss != nullptr && args.dloss.numel() == 1;
   const S denominator = args.denominator.defined() ? *args.denominator.data<S>() : S{1};
   T* const dlogits = args.dlogits.data<T>();
@@ -185,7 +185,7 @@ void backward(const CrossEntropyBackward& args) {
       return;
     }
     rows.transform(row, z);
-    const S scale = (dloss != nullptr ? static_cast<S>(dloss[one ? 0 : row]) : S{1}) / denominator;
+    const S scale = (dloss != nullptr ? dloss[one ? 0 : row] : S{1}) / denominator;
     const S log_sum = logsumexp[row];
     const S total = mass[row];
     const bool labeled = rows.kind() != CrossEntropyTarget::given;
@@ -236,11 +236,11 @@ void cross_entropy_scale(Cpu, const CrossEntropyScale& args) {
     using S = Accumulate<T>;
     const std::int64_t classes = args.gradient.size(1);
     const bool one = args.factor.numel() == 1;
-    const T* const factors = args.factor.data<T>();
+    const S* const factors = args.factor.data<S>();
     T* const gradient = args.gradient.data<T>();
     parallel_for(args.gradient.size(0), rows_per_thread(classes), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
-        const S factor = static_cast<S>(factors[one ? 0 : row]);
+        const S factor = factors[one ? 0 : row];
         T* const g = gradient + row * classes;
         for (std::int64_t i = 0; factor != 1 && i < classes; ++i) {
           g[i] = static_cast<T>(static_cast<S>(g[i]) * factor);

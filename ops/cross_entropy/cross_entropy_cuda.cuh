@@ -423,17 +423,17 @@ template <class T>
 struct Incoming {
   using S = Accumulate<T>;
 
-  const T* dloss;
+  const S* dloss;
   bool per_row;
   const S* denominator;
 
   Incoming(const Tensor& dloss, const Tensor& denominator)
-      : dloss(dloss.data_or_null<T>()),
+      : dloss(dloss.data_or_null<S>()),
         per_row(dloss.defined() && dloss.numel() > 1),
         denominator(denominator.data_or_null<S>()) {}
 
   __device__ S operator()(std::int64_t row) const {
-    const S given = dloss != nullptr ? static_cast<S>(dloss[per_row ? row : 0]) : S{1};
+    const S given = dloss != nullptr ? dloss[per_row ? row : 0] : S{1};
     return denominator != nullptr ? given / *denominator : given;
   }
 };

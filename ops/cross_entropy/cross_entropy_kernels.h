@@ -40,7 +40,7 @@ struct CrossEntropyBackward {
   CrossEntropyTerms terms;
   const Tensor& logsumexp;
   const Tensor& mass;
-  const Tensor& dloss;        // (N) or (1), the logits' dtype; undefined: 1
+  const Tensor& dloss;        // (N) or (1), sums; undefined: 1
   const Tensor& denominator;  // (1), sums; undefined: 1
   const Tensor& dlogits;      // out (N, V), the logits' dtype; may be the logits
 };
@@ -71,7 +71,7 @@ void cross_entropy_denominator(Cuda, const CrossEntropyDenominator& args);
 struct CrossEntropyReduce {
   const Tensor& losses;       // (N), sums
   const Tensor& denominator;  // (1), sums; undefined: 1
-  const Tensor& loss;         // out (1), the logits' dtype
+  const Tensor& loss;         // out (1), sums
 };
 void cross_entropy_reduce(Cpu, const CrossEntropyReduce& args);
 void cross_entropy_reduce(Cuda, const CrossEntropyReduce& args);
@@ -79,7 +79,7 @@ void cross_entropy_reduce(Cuda, const CrossEntropyReduce& args);
 /// gradient (N, V) *= factor, row by row, or at one go. Where the factor is 1 nothing is read.
 struct CrossEntropyScale {
   const Tensor& gradient;
-  const Tensor& factor;  // (N) or (1), the gradient's dtype
+  const Tensor& factor;  // (N) or (1), sums
 };
 void cross_entropy_scale(Cpu, const CrossEntropyScale& args);
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args);

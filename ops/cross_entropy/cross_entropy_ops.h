@@ -34,11 +34,11 @@ struct LabelWeightOp {
 };
 
 /// Σ losses / denominator; the shift is the denominator.
-template <class S, class Loss>
+template <class S>
 struct MeanLossOp {
   using Value = S;
   using Acc = S;
-  using Out = Loss;
+  using Out = S;
   static constexpr bool kShifted = true;
 
   MICA_HOST_DEVICE static Acc identity() { return 0; }
@@ -48,8 +48,8 @@ struct MeanLossOp {
 };
 
 /// Σ losses
-template <class S, class Loss>
-struct SumLossOp : MeanLossOp<S, Loss> {
+template <class S>
+struct SumLossOp : MeanLossOp<S> {
   static constexpr bool kShifted = false;
   MICA_HOST_DEVICE S finish(S sum, S) const { return sum; }
 };
@@ -71,12 +71,11 @@ void sum_label_weights(Device device, const CrossEntropyDenominator& args) {
 
 template <class Device>
 void reduce_losses(Device device, const CrossEntropyReduce& args) {
-  on_dtype(FloatTypes{}, args.loss.dtype(), "cross_entropy", [&]<class T>() {
-    using S = Accumulate<T>;
+  on_dtype(Types<float, double>{}, args.loss.dtype(), "cross_entropy", [&]<class S>() {
     if (args.denominator.defined()) {
-      reduce<S>(device, MeanLossOp<S, T>{}, args.losses, args.loss, args.denominator.template data<S>());
+      reduce<S>(device, MeanLossOp<S>{}, args.losses, args.loss, args.denominator.template data<S>());
     } else {
-      reduce<S>(device, SumLossOp<S, T>{}, args.losses, args.loss);
+      reduce<S>(device, SumLossOp<S>{}, args.losses, args.loss);
     }
   });
 }

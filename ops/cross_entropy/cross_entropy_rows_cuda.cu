@@ -135,14 +135,15 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
 
 template <class T, bool kBlock>
 __global__ void __launch_bounds__(most_threads(kBlock))
-    cross_entropy_scale_rows(T* gradient, const T* factors, bool per_row, std::int64_t rows, std::int64_t classes) {
+    cross_entropy_scale_rows(T* gradient, const Accumulate<T>* factors, bool per_row, std::int64_t rows,
+                             std::int64_t classes) {
   using S = Accumulate<T>;
-  if (!per_row && static_cast<S>(*factors) == S{1}) {
+  if (!per_row && *factors == S{1}) {
     return;
   }
   const Team<kBlock> team;
   for (std::int64_t row = team.first; row < rows; row += team.step) {
-    const S factor = static_cast<S>(factors[per_row ? row : 0]);
+    const S factor = factors[per_row ? row : 0];
     if (factor != S{1}) {
       T* const g = gradient + row * classes;
       map_row(g, g, classes, team.t, team.threads, [factor](S value, std::int64_t) { return value * factor; });
@@ -199,7 +200,7 @@ void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
     const std::int64_t classes = args.gradient.size(1);
     xent::for_teams(rows, classes, [&]<bool kBlock>(unsigned blocks, int threads) {
       xent::cross_entropy_scale_rows<T, kBlock><<<std::min(blocks, kMostBlocks), threads, 0, stream>>>(
-          args.gradient.data<T>(), args.factor.data<T>(), args.factor.numel() > 1, rows, classes);
+          args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
     });
   });
   cuda::check_launch("cross_entropy_scale_rows");

@@ -98,18 +98,26 @@ Tensor mean_denominator(const CrossEntropyOptions& options, const Tensor& target
   return denominator;
 }
 
-Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows,
-               DType dtype) {
+Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows) {
   if (options.reduction == Reduction::none) {
-    const Tensor loss = empty(rows, dtype, losses.device());
-    copy_into(loss, packed(losses, rows));
-    return loss;
+    return packed(losses, rows);
   }
-  const Tensor loss = empty({}, dtype, losses.device());
+  const Tensor loss = empty({}, losses.dtype(), losses.device());
   const Tensor list = packed(loss, {1});
   const kernels::CrossEntropyReduce args{.losses = losses, .denominator = denominator, .loss = list};
   on_device(losses.device(), [&](auto device) { kernels::cross_entropy_reduce(device, args); });
   return loss;
+}
+
+void scale_gradient(const Tensor& gradient, const Tensor& factor) {
+  if (gradient.numel() == 0) {
+    return;
+  }
+  const std::int64_t columns = gradient.size(-1);
+  const Tensor matrix = packed(gradient, {gradient.numel() / columns, columns});
+  const Tensor factors = packed(factor, {factor.numel()});
+  on_device(gradient.device(),
+            [&](auto device) { kernels::cross_entropy_scale(device, {.gradient = matrix, .factor = factors}); });
 }
 
 }  // namespace mica::detail

@@ -31,8 +31,11 @@ kernels::CrossEntropyTerms terms_of(const CrossEntropyOptions& options, const Te
 Tensor mean_denominator(const CrossEntropyOptions& options, const Tensor& targets, const Tensor& weight,
                         DType logits_dtype);
 
-/// The result of an op from the losses of its rows.
-Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows,
-               DType dtype);
+/// The result of an op from the losses of its rows, of their dtype.
+Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows);
+
+/// gradient (…, n), row-major, times `factor`, a number or one for each row, in place and without history. Reads
+/// nothing but the factor where that is 1.
+void scale_gradient(const Tensor& gradient, const Tensor& factor);
 
 }  // namespace mica::detail

@@ -143,7 +143,7 @@ struct LinearCrossEntropy {
     }
     ctx.save_for_backward(x, weight, targets, class_weight, known.dx, known.dweight,
                           divide_later ? denominator : Tensor{});
-    return detail::reduced(options, known.losses, denominator, x.shape().slice(0, x.dim() - 1), x.dtype());
+    return detail::reduced(options, known.losses, denominator, x.shape().slice(0, x.dim() - 1));
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss) const {
@@ -159,14 +159,9 @@ struct LinearCrossEntropy {
       gradients[0] = now.dx;
       gradients[1] = now.dweight.defined() ? now.dweight.to(weight.dtype()) : Tensor{};
     } else {
-      const DType dtype = x.dtype();
-      const Tensor wide = dtype == float16 ? dloss.to(float32) : dloss;
-      const Tensor factor = denominator.defined() ? wide / reshape(denominator, {}) : wide;
-      const auto scaled = [&](const Tensor& known) {
-        return known.defined() ? (known.to(factor.dtype()) * factor).to(dtype) : known;
-      };
-      gradients[0] = scaled(dx);
-      gradients[1] = scaled(dweight);
+      const Tensor factor = denominator.defined() ? dloss / reshape(denominator, {}) : dloss;
+      gradients[0] = scaled(dx, factor, x.dtype());
+      gradients[1] = scaled(dweight, factor, x.dtype());
     }
     if (gradients[0].defined()) {
       gradients[0] = reshape(gradients[0], x.shape());
@@ -175,6 +170,17 @@ struct LinearCrossEntropy {
   }
 
  private:
+  // What forward has kept stays as it is: backward may run again.
+  static Tensor scaled(const Tensor& gradient, const Tensor& factor, DType dtype) {
+    if (!gradient.defined()) {
+      return {};
+    }
+    const Tensor result = empty(gradient.shape(), gradient.dtype(), gradient.device());
+    copy_into(result, gradient);
+    detail::scale_gradient(result, factor);
+    return result.to(dtype);
+  }
+
   Chunks chunks_of(const Tensor& x, const Tensor& weight, const Tensor& targets, const Tensor& class_weight) const {
     const std::int64_t rows = numel_of(x.shape().slice(0, x.dim() - 1));
     const Tensor matrix = x.dim() == 2 ? x.detach() : detail::packed(x, {rows, weight.size(1)});
@@ -212,8 +218,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                             const CrossEntropyOptions& options, std::int64_t chunk_bytes) {
   constexpr const char* kOp = "linear_cross_entropy";
   if (autograd::autocast_narrows(x, weight)) {
-    return autograd::widened(
-        linear_cross_entropy(autograd::narrowed(x), autograd::narrowed(weight), targets, options, chunk_bytes));
+    return linear_cross_entropy(autograd::narrowed(x), autograd::narrowed(weight), targets, options, chunk_bytes);
   }
   check(weight.dim() == 2, "{}: expected weight of shape (V, K), got {}", kOp, weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "{}: expected x of shape (…, {}), got {}", kOp, weight.size(1),

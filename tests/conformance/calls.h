@@ -88,8 +88,9 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   }
   order.push_back(a["class_axis"]);
   const Tensor& target = x.at(1);
-  return {
-      cross_entropy(permute(x.at(0), order), is_floating(target.dtype()) ? permute(target, order) : target, options)};
+  const Tensor loss =
+      cross_entropy(permute(x.at(0), order), is_floating(target.dtype()) ? permute(target, order) : target, options);
+  return {loss.to(x.at(0).dtype())};  // for 16-bit logits PyTorch's loss is rounded
 }
 
 inline Tensors call_attention(const Case& c, const Tensors& x, Device) {

@@ -52,7 +52,8 @@ TEST(LinearCrossEntropy, EqualsThePairOfOps) {
                                             .softcap = 10};
           // Scaled as float16 needs it: the gradients of a mean would be below its smallest normal number.
           const double loss_scale = dtype == float16 ? 128 : 1;
-          const Tensor dloss = randn(reduction == Reduction::none ? Shape{5, 27} : Shape{}, dtype, device) * loss_scale;
+          const Shape rows = reduction == Reduction::none ? Shape{5, 27} : Shape{};
+          const Tensor dloss = randn(rows, accumulate_dtype(dtype), device) * loss_scale;
           const Result pair =
               run([&](const Tensor& a, const Tensor& w) { return cross_entropy(linear(a, w), labels, options); }, x,
                   weight, dloss);
