@@ -10,7 +10,6 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
-#include <mica/io/safetensors.h>
 
 using namespace mica;
 
@@ -43,25 +42,18 @@ void check_size(const nn::GPTConfig& config, const StateDict& state) {
 
 }  // namespace
 
-nn::GPTConfig character_config(const io::CharTokenizer& tokenizer, std::int64_t context, std::int64_t layers,
-                               std::int64_t heads, std::int64_t width, double dropout) {
-  return {.vocab = tokenizer.size(),
-          .context = context,
-          .layers = layers,
-          .heads = heads,
-          .width = width,
-          .dropout = dropout,
-          .bias = false};
+io::Metadata metadata_of(const nn::GPTConfig& config) {
+  return {{"context", std::to_string(config.context)},
+          {"layers", std::to_string(config.layers)},
+          {"heads", std::to_string(config.heads)},
+          {"width", std::to_string(config.width)},
+          {"bias", config.bias ? "yes" : "no"}};
 }
 
-void save(const CharacterModel& model, const std::filesystem::path& path) {
-  const nn::GPTConfig& config = model.gpt.config;
-  io::save(path, model.gpt.state_dict(),
-           {{"alphabet", model.tokenizer.alphabet()},
-            {"context", std::to_string(config.context)},
-            {"layers", std::to_string(config.layers)},
-            {"heads", std::to_string(config.heads)},
-            {"width", std::to_string(config.width)}});
+void save(const nn::GPT& gpt, const io::CharTokenizer& tokenizer, const std::filesystem::path& path) {
+  io::Metadata metadata = metadata_of(gpt.config);
+  metadata["alphabet"] = tokenizer.alphabet();
+  io::save(path, gpt.state_dict(), metadata);
 }
 
 CharacterModel load_character_model(const std::filesystem::path& path, Device device) {
@@ -69,8 +61,13 @@ CharacterModel load_character_model(const std::filesystem::path& path, Device de
   const StateDict state = io::load(path);
   try {
     io::CharTokenizer tokenizer(entry(metadata, "alphabet"));
-    const nn::GPTConfig config = character_config(tokenizer, count(metadata, "context"), count(metadata, "layers"),
-                                                  count(metadata, "heads"), count(metadata, "width"));
+    const auto bias = metadata.find("bias");  // files without it are older, and have none
+    const nn::GPTConfig config{.vocab = tokenizer.size(),
+                               .context = count(metadata, "context"),
+                               .layers = count(metadata, "layers"),
+                               .heads = count(metadata, "heads"),
+                               .width = count(metadata, "width"),
+                               .bias = bias != metadata.end() && bias->second == "yes"};
     check_size(config, state);
     CharacterModel model{std::move(tokenizer), nn::GPT(config)};
     model.gpt.load_state_dict(state);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string_view>
 
+#include <mica/io/safetensors.h>
 #include <mica/io/text.h>
 #include <mica/nn/generate.h>
 #include <mica/nn/gpt.h>
@@ -15,12 +16,11 @@ struct CharacterModel {
   mica::nn::GPT gpt;
 };
 
-/// The configuration of all these models: no biases.
-mica::nn::GPTConfig character_config(const mica::io::CharTokenizer& tokenizer, std::int64_t context,
-                                     std::int64_t layers, std::int64_t heads, std::int64_t width, double dropout = 0);
+/// What a model's file says about its configuration: all but the vocabulary, which is the alphabet's.
+mica::io::Metadata metadata_of(const mica::nn::GPTConfig& config);
 
-/// Writes the model as one safetensors file, with configuration and alphabet in its metadata.
-void save(const CharacterModel& model, const std::filesystem::path& path);
+/// Writes a model of `tokenizer`'s characters as one safetensors file, with configuration and alphabet in its metadata.
+void save(const mica::nn::GPT& gpt, const mica::io::CharTokenizer& tokenizer, const std::filesystem::path& path);
 
 /// Throws Error if the file is damaged or not one that save wrote.
 CharacterModel load_character_model(const std::filesystem::path& path, mica::Device device);

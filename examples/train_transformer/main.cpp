@@ -1,4 +1,4 @@
-// Trains a small transformer on text, character by character, and samples from it.
+// Trains a transformer on text, character by character, and samples from it; or on a file of tokens.
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -31,6 +31,8 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/io/file.h>
+#include <mica/io/safetensors.h>
+#include <mica/io/tokens.h>
 #include <mica/ops/matmul/matmul.h>
 
 using namespace mica;
@@ -92,28 +94,51 @@ class Results {
   std::vector<Point> training_, validation_;
 };
 
-/// The text as tokens; its last tenth is for validation.
+/// What is trained on; its last tenth is for validation.
 struct Data {
-  io::CharTokenizer tokenizer;
-  std::vector<std::int32_t> tokens;
+  std::string name;
+  std::optional<io::CharTokenizer> tokenizer{};  // of a text
+  std::vector<std::int32_t> characters{};        // … as tokens
+  std::unique_ptr<io::TokenFile> file{};         // where the tokens are otherwise
+  std::int64_t vocab = 0;
 
-  std::span<const std::int32_t> training() const { return std::span(tokens).first(tokens.size() * 9 / 10); }
-  std::span<const std::int32_t> validation() const { return std::span(tokens).subspan(tokens.size() * 9 / 10); }
+  io::TokenView tokens() const { return (file ? file->tokens() : io::TokenView(characters)).below(vocab); }
+  std::int64_t split() const { return tokens().size() * 9 / 10; }
+  io::TokenView training() const { return tokens().part(0, split()); }
+  io::TokenView validation() const { return tokens().part(split(), tokens().size()); }
 };
 
 Data read_data(const Options& options) {
-  const std::string name = options.data.empty() ? "the built-in text" : options.data;
-  const std::string text = options.data.empty() ? built_in_corpus() : io::read_text(options.data);
-  check(!text.empty(), "{}: expected text, got nothing", name);
+  Data data{.name = options.data.empty() ? "the built-in text" : options.data};
   try {
-    Data data{io::CharTokenizer::of(text), {}};
-    data.tokens = data.tokenizer.encode(text);
-    check(static_cast<std::int64_t>(data.validation().size()) > options.context,
-          "expected more than {} characters for a context of {}, as a tenth is for validation; got {}",
-          10 * options.context, options.context, data.tokens.size());
+    if (trains_on_tokens(options)) {
+      data.file = std::make_unique<io::TokenFile>(options.data);
+      data.vocab = nn::gpt2_config("124m").vocab;
+    } else {
+      const std::string text = options.data.empty() ? built_in_corpus() : io::read_text(options.data);
+      check(!text.empty(), "expected text, got nothing");
+      data.tokenizer = io::CharTokenizer::of(text);
+      data.characters = data.tokenizer->encode(text);
+      data.vocab = data.tokenizer->size();
+    }
+    check(data.validation().size() > options.context,
+          "expected more than {} tokens for a context of {}, as a tenth is for validation; got {}",
+          10 * options.context, options.context, data.tokens().size());
     return data;
   } catch (const Error& error) {
-    fail("{}: {}", name, error.what());
+    const std::string what = error.what();
+    fail("{}", what.find(data.name) == std::string::npos ? fmt::format("{}: {}", data.name, what) : what);
+  }
+}
+
+/// Text models carry their alphabet, so that generate can write text.
+void save_model(const nn::GPT& gpt, const Data& data, const std::filesystem::path& path) {
+  if (data.tokenizer) {
+    save(gpt, *data.tokenizer, path);
+  } else {
+    io::Metadata metadata = metadata_of(gpt.config);
+    metadata["vocab"] = std::to_string(gpt.config.vocab);
+    io::save(path, gpt.state_dict(), metadata);
   }
 }
 
@@ -189,12 +214,12 @@ class Profiling {
 };
 
 /// Trains until the steps are done or Ctrl-C, and keeps the model that was best on the validation text.
-Best train(Trainer& trainer, const CharacterModel& model, const Options& options, Results& results) {
+Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results) {
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
   Best best;
   Progress progress(options.steps);
-  const Tensor weight = model.gpt.parameters().front();
+  const Tensor weight = gpt.parameters().front();
   const Device device = weight.device();
   const std::optional<double> peak = peak_flops(device, weight.dtype(), options.tf32);
   Profiling profiling(options, trainer, results.file("trace.json"));
@@ -229,7 +254,7 @@ Best train(Trainer& trainer, const CharacterModel& model, const Options& options
       validation_loss = trainer.validate();
       if (*validation_loss < best.loss) {
         best = {number, *validation_loss};
-        save(model, results.file("model.safetensors"));
+        save_model(gpt, data, results.file("model.safetensors"));
       }
     }
     for (const Step& step : steps) {
@@ -256,25 +281,35 @@ void run(const Options& options) {
   const Device device = device_named(options.device);
   const Data data = read_data(options);
   manual_seed(options.seed);
-  CharacterModel model{data.tokenizer, nn::GPT(character_config(data.tokenizer, options.context, options.layers,
-                                                                options.heads, options.width, options.dropout))};
-  model.gpt.config.checkpoint = options.checkpoint;
+  nn::GPT gpt({.vocab = data.vocab,
+               .context = options.context,
+               .layers = options.layers,
+               .heads = options.heads,
+               .width = options.width,
+               .dropout = options.dropout,
+               .bias = options.bias,
+               .checkpoint = options.checkpoint});
   const DType dtype = dtype_named(options.dtype, device);
-  model.gpt.to(device, dtype);
-  Trainer trainer(model, data.training(), data.validation(), options);
+  gpt.to(device, dtype);
+  Trainer trainer(gpt, data.training(), data.validation(), options);
   Results results(options.out);
 
   std::int64_t parameters = 0;
-  for (const Tensor& parameter : model.gpt.parameters()) {
+  for (const Tensor& parameter : gpt.parameters()) {
     parameters += parameter.numel();
   }
-  const std::string name = options.data.empty() ? "mica's own sources and documents" : options.data;
-  fmt::print("text: {}, {} characters, {} of them different\n", name, data.tokens.size(), data.tokenizer.size());
+  if (data.tokenizer) {
+    const std::string name = options.data.empty() ? "mica's own sources and documents" : options.data;
+    fmt::print("text: {}, {} characters, {} of them different\n", name, data.characters.size(), data.vocab);
+  } else {
+    fmt::print("tokens: {}, {} of {} bits, vocabulary {}\n", options.data, data.tokens().size(),
+               8 * data.file->bytes_per_token(), data.vocab);
+  }
   fmt::print("model: {} layers, {} heads, width {}, context {}, {} parameters, in {} on {}\n", options.layers,
              options.heads, options.width, options.context, parameters, dtype, device);
 
   const auto start = std::chrono::steady_clock::now();
-  const Best best = train(trainer, model, options, results);
+  const Best best = train(trainer, gpt, data, options, results);
   if (!trainer.graph_complaint().empty()) {
     fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_complaint());
   }

@@ -1,16 +1,48 @@
 #include "examples/train_transformer/options.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "examples/common/command_line.h"
+#include <mica/nn/gpt.h>
 
 namespace {
 
+// GPT-2's sizes with half a million tokens a step, for ten billion tokens: the learning rates are those of GPT-3's
+// paper (Brown et al., 2020, table 2.1), the rest is what nanoGPT and llm.c have.
+Recipe gpt2_recipe(std::string_view size, std::int64_t batch, double lr) {
+  const mica::nn::GPTConfig model = mica::nn::gpt2_config(size);
+  return {.steps = 19000,
+          .batch = batch,
+          .context = model.context,
+          .layers = model.layers,
+          .heads = model.heads,
+          .width = model.width,
+          .bias = true,
+          .dropout = 0,
+          .lr = lr,
+          .min_lr = lr / 10,
+          .warmup = 700,
+          .beta2 = 0.95,
+          .weight_decay = 0.1,
+          .clip = 1,
+          .eval_every = 250,
+          .sample = 0,
+          .accumulate = (1 << 19) / (batch * model.context),
+          .dtype = "auto"};
+}
+
 const std::map<std::string, Recipe> recipes{
+    {"gpt2-124m", gpt2_recipe("124m", 32, 6e-4)},
+    {"gpt2-350m", gpt2_recipe("350m", 16, 3e-4)},
+    {"gpt2-774m", gpt2_recipe("774m", 16, 2.5e-4)},
+    {"gpt2-1558m", gpt2_recipe("1558m", 16, 2e-4)},
     // For the built-in text: at most two minutes on two cores.
     {"default",
      {.steps = 2000,
@@ -82,25 +114,33 @@ class CommandLine {
   int threads_ = 0;
   bool checkpoint_ = false;
   bool tf32_ = false;
-  std::int64_t accumulate_ = 1;
   bool no_cuda_graph_ = false;
   bool profile_ = false;
   std::string draw_graph_;
   std::optional<std::string> dtype_;
-  std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_;
+  std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_,
+      accumulate_;
   std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
 };
 
 CommandLine::CommandLine()
-    : app("Trains a small transformer on text, character by character, and samples from it.", "train_transformer") {
+    : app("Trains a transformer on text, character by character, and samples from it; or on a file of GPT-2's tokens.",
+          "train_transformer") {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--preset", preset_, "Settings to start from: default, shakespeare-cpu or shakespeare-gpu")
-      ->check(CLI::IsMember({"default", "shakespeare-cpu", "shakespeare-gpu"}));
-  app.add_option("--data", data_, "Text file (UTF-8) to train on; without it, mica's own sources and documents");
+  std::vector<std::string> names;
+  for (const auto& [name, recipe] : recipes) {
+    names.push_back(name);
+  }
+  app.add_option("--preset", preset_, fmt::format("Settings to start from: {}", fmt::join(names, ", ")))
+      ->check(CLI::IsMember(names));
+  app.add_option("--data", data_,
+                 "File to train on, whose last tenth is for validation: text (UTF-8), character by character, or, if "
+                 "its name ends in .bin, GPT-2's tokens as nanoGPT and llm.c write them; without it, mica's own "
+                 "sources and documents");
   app.add_option("--device", device_, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--steps", steps_, "Steps to train")->check(at_least(1));
-  app.add_option("--batch", batch_, "Windows of text in a step")->check(at_least(1));
-  app.add_option("--context", context_, "Characters in a window")->check(at_least(1));
+  app.add_option("--batch", batch_, "Windows in a batch")->check(at_least(1));
+  app.add_option("--context", context_, "Tokens in a window: characters of a text")->check(at_least(1));
   app.add_option("--layers", layers_, "Transformer blocks")->check(at_least(1));
   app.add_option("--heads", heads_, "Attention heads in a block")->check(at_least(1));
   app.add_option("--width", width_, "Width of the model; a multiple of the heads")->check(at_least(1));
@@ -137,24 +177,31 @@ CommandLine::CommandLine()
   std::string footer = "What the presets set:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
-        "  {}: {} steps of {} windows of {}; {} layers, {} heads, width {}, dropout {};\n"
+        "  {}: {} steps of {} times {} windows of {}; {} layers, {} heads, width {}, dropout {};\n"
         "    lr {} to {} after {} steps of warm-up, weight decay {}, clip {}, validation every {}, sample {}, dtype "
         "{}\n",
-        name, r.steps, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr, r.warmup,
-        r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
+        name, r.steps, r.accumulate, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr,
+        r.warmup, r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
   }
   app.footer(footer);
   app.add_option("--sample", sample_, "Characters to write at the end; 0 for none")->check(at_least(0));
 }
 
 Options CommandLine::options() const {
-  Options options{recipes.at(preset_), preset_, data_,       device_,         out_,     seed_,      threads_,
-                  checkpoint_,         tf32_,   accumulate_, !no_cuda_graph_, profile_, draw_graph_};
+  Options options{recipes.at(preset_), preset_, data_,           device_,  out_,       seed_, threads_,
+                  checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_};
+  if (trains_on_tokens(options)) {
+    if (sample_.value_or(0) > 0) {
+      throw UsageError(fmt::format("--sample: {} has tokens, which this program cannot write as text", data_));
+    }
+    options.sample = 0;
+  }
   // Short runs shorten what the recipe says about time.
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
   options.eval_every = eval_every_.value_or(std::min(options.eval_every, options.steps));
   options.batch = batch_.value_or(options.batch);
+  options.accumulate = accumulate_.value_or(options.accumulate);
   options.context = context_.value_or(options.context);
   options.layers = layers_.value_or(options.layers);
   options.heads = heads_.value_or(options.heads);
@@ -184,6 +231,8 @@ Options CommandLine::options() const {
 }
 
 }  // namespace
+
+bool trains_on_tokens(const Options& options) { return options.data.ends_with(".bin"); }
 
 int run_with_options(int argc, char** argv, const std::function<void(const Options&)>& body) {
   CommandLine command_line;

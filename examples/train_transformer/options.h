@@ -12,32 +12,37 @@ struct Recipe {
   std::int64_t layers;
   std::int64_t heads;
   std::int64_t width;
+  bool bias = false;  // of linear layers and norms
   double dropout;
   double lr;
   double min_lr;
   std::int64_t warmup;
+  double beta2 = 0.99;  // of AdamW; the other is 0.9
   double weight_decay;
   double clip;
   std::int64_t eval_every;
   std::int64_t sample;
-  std::string dtype;  // float32, float16, bfloat16, or auto: bfloat16 on a GPU, float32 on the CPU
+  std::int64_t accumulate = 1;  // batches whose gradients are added up in a step
+  std::string dtype;            // float32, float16, bfloat16, or auto: bfloat16 on a GPU, float32 on the CPU
 };
 
 /// What one run does.
 struct Options : Recipe {
   std::string preset;
-  std::string data;  // empty: the built-in text
+  std::string data;  // a text, or tokens if its name ends in .bin; empty: the built-in text
   std::string device;
   std::string out;
   std::uint64_t seed;
-  int threads;              // 0: as many as there are cores
-  bool checkpoint;          // compute the inside of each block again in backward
-  bool tf32;                // multiply float32 on a GPU with fewer digits
-  std::int64_t accumulate;  // batches whose gradients are added up in a step
-  bool cuda_graph;          // replay steps from a CUDA graph
-  bool profile;             // measure some steps
-  std::string draw_graph;   // file for a picture of the autograd graph; empty: none
+  int threads;             // 0: as many as there are cores
+  bool checkpoint;         // compute the inside of each block again in backward
+  bool tf32;               // multiply float32 on a GPU with fewer digits
+  bool cuda_graph;         // replay steps from a CUDA graph
+  bool profile;            // measure some steps
+  std::string draw_graph;  // file for a picture of the autograd graph; empty: none
 };
+
+/// Whether these options train on a file of tokens, which has no characters.
+bool trains_on_tokens(const Options& options);
 
 /// Parses the command line (the preset, with what was given in its place) and calls `body` with it. Returns the
 /// program's exit status.

@@ -9,7 +9,6 @@
 #include <mica/core/creation.h>
 #include <mica/core/memory_stats.h>
 #include <mica/io/graph.h>
-#include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>
 
 using namespace mica;
@@ -25,11 +24,6 @@ constexpr std::int64_t most_uncollected = 64;
 // Before a step is captured: in these, the optimizer makes its states and libraries choose their kernels.
 constexpr std::int64_t plain_steps = 3;
 
-// In float32: that of 16-bit logits would be rounded to 16 bits, which is too coarse to see progress.
-Tensor loss_of(CharacterModel& model, const io::Batch& batch) {
-  return cross_entropy(model.gpt(batch.inputs).to(float32), batch.targets);
-}
-
 std::size_t bytes_of(const StateDict& tensors) {
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -40,10 +34,9 @@ std::size_t bytes_of(const StateDict& tensors) {
 
 }  // namespace
 
-Trainer::Trainer(CharacterModel& model, std::span<const std::int32_t> training,
-                 std::span<const std::int32_t> validation, const Options& options)
+Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenView& validation, const Options& options)
     : model_(model),
-      parameters_(model.gpt.parameters()),
+      parameters_(model.parameters()),
       device_(parameters_.front().device()),
       batch_(options.batch),
       context_(options.context),
@@ -52,7 +45,7 @@ Trainer::Trainer(CharacterModel& model, std::span<const std::int32_t> training,
       drawing_(options.draw_graph),
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
       optimizer_(optim::AdamW::decay_matrices(
-          parameters_, {.lr = options.lr, .betas = {0.9, 0.99}, .weight_decay = options.weight_decay})),
+          parameters_, {.lr = options.lr, .betas = {0.9, options.beta2}, .weight_decay = options.weight_decay})),
       windows_(training, options.context, options.seed),
       validation_(io::even_windows(validation, options.context, options.batch,
                                    std::max<std::int64_t>(1, validation_tokens / options.context), device_)),
@@ -86,7 +79,7 @@ void Trainer::compute() {
   losses_.clear();
   optimizer_.zero_grad();
   for (const io::Batch& batch : batches_) {
-    const Tensor loss = loss_of(model_, batch);
+    const Tensor loss = model_.loss(batch.inputs, batch.targets);
     if (steps_done_ == 0 && losses_.empty() && !drawing_.empty()) {
       io::write_graph(loss, drawing_);
     }
@@ -160,14 +153,14 @@ std::vector<Step> Trainer::finished() {
 
 double Trainer::validate() {
   const autograd::NoGrad no_grad;
-  model_.gpt.eval();
+  model_.eval();
   // One read at the end, so that a GPU is not waited for batch by batch.
   Tensors losses;
   for (const io::Batch& batch : validation_) {
-    losses.push_back(loss_of(model_, batch));
+    losses.push_back(model_.loss(batch.inputs, batch.targets));
   }
   const std::vector<double> values = to_vector<double>(stack(losses));
-  model_.gpt.train();
+  model_.train();
   double sum = 0;
   std::int64_t windows = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -180,7 +173,7 @@ double Trainer::validate() {
 std::int64_t Trainer::tokens_per_step() const { return accumulate_ * batch_ * context_; }
 
 double Trainer::flops_per_step() const {
-  const nn::GPTConfig& config = model_.gpt.config;
+  const nn::GPTConfig& config = model_.config;
   std::int64_t count = 0;
   for (const Tensor& parameter : parameters_) {
     count += parameter.numel();

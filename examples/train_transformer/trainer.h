@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "examples/common/character_model.h"
 #include "examples/train_transformer/options.h"
 #include <mica/core/cuda/graph.h>
 #include <mica/io/text.h>
+#include <mica/nn/gpt.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/schedule.h>
@@ -35,9 +35,9 @@ struct MemoryUse {
 /// replayed, with the same bits.
 class Trainer {
  public:
-  /// The model and the training tokens must outlive the trainer; the model is on the device to train on, in the dtype
-  /// to train in.
-  Trainer(CharacterModel& model, std::span<const std::int32_t> training, std::span<const std::int32_t> validation,
+  /// The model and the tokens must outlive the trainer; the model is on the device to train on, in the dtype to train
+  /// in.
+  Trainer(mica::nn::GPT& model, const mica::io::TokenView& training, const mica::io::TokenView& validation,
           const Options& options);
 
   /// Starts a step on the next batch.
@@ -65,7 +65,7 @@ class Trainer {
   void compute();
   bool replay();
 
-  CharacterModel& model_;
+  mica::nn::GPT& model_;
   mica::Tensors parameters_;
   mica::Device device_;
   std::int64_t batch_;

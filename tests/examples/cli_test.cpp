@@ -6,8 +6,11 @@
 #include <tests/folders.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -192,7 +195,7 @@ TEST_F(Cli, ProfilesSomeSteps) {
   ASSERT_EQ(train("--out plain").status, 0);
   const Outcome profiled = train("--out run --profile");
   ASSERT_EQ(profiled.status, 0) << profiled.err;
-  for (const char* part : {"5 steps", "h.*.mlp", "CrossEntropy backward", "optimizer", "memory: weights"}) {
+  for (const char* part : {"5 steps", "h.*.mlp", "CrossEntropyInPlace backward", "optimizer", "memory: weights"}) {
     EXPECT_NE(profiled.out.find(part), std::string::npos) << part << "\n" << profiled.out;
   }
   const auto trace = nlohmann::json::parse(contents(folder / "run/trace.json"));
@@ -228,6 +231,58 @@ TEST_F(Cli, PresetsGiveWayToOptions) {
   EXPECT_EQ(lines.size(), 12u);
   EXPECT_NEAR(lines[0].at("lr").get<double>(), 0.004, 1e-9);
   EXPECT_LT(lines[11].at("lr").get<double>(), 0.001);
+}
+
+TEST_F(Cli, TrainsOnATokenFile) {
+  // 1, 2, … 50, again and again: which token follows is soon learned.
+  std::string plain;
+  for (int i = 0; i < 3000; ++i) {
+    plain += {static_cast<char>(1 + i % 50), 0};
+  }
+  std::string header(1024, '\0');
+  const std::int32_t numbers[] = {20240520, 1, 3000};
+  std::memcpy(header.data(), numbers, sizeof(numbers));
+  write("plain.bin", plain);
+  write("header.bin", header + plain);
+  const std::string sizes =
+      " --device cpu --threads 1 --steps 4 --batch 2 --accumulate 2 --context 16 --layers 1 --heads 2 --width 16"
+      " --warmup 0 --lr 0.01 --dtype float32";
+  for (const std::string file : {"plain", "header"}) {
+    const Outcome trained = run("train_transformer --preset gpt2-124m --data " + file + ".bin --out " + file + sizes);
+    ASSERT_EQ(trained.status, 0) << trained.err;
+    EXPECT_NE(trained.out.find("3000 of 16 bits, vocabulary 50304"), std::string::npos) << trained.out;
+  }
+  const auto lines = metrics("plain");
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_NEAR(lines[0].at("train_loss").get<double>(), std::log(50304), 0.1);
+  EXPECT_LT(lines[3].at("val_loss").get<double>(), lines[0].at("train_loss").get<double>() - 0.1);
+  EXPECT_EQ(contents(folder / "plain/model.safetensors"), contents(folder / "header/model.safetensors"));
+  const Outcome text = run("generate --model plain --tokens 5 --device cpu");
+  EXPECT_EQ(text.status, 1);
+  EXPECT_NE(text.err.find("it does not say its alphabet"), std::string::npos) << text.err;
+
+  // What is wrong with a file is said before anything is written.
+  expect_refusal("train_transformer --data plain.bin --out run --sample 5" + sizes, 2,
+                 "--sample: plain.bin has tokens");
+  expect_refusal("train_transformer --data missing.bin --out run" + sizes, 1, "missing.bin");
+  expect_refusal("train_transformer --data plain.bin --out run --context 400", 1, "plain.bin: expected more than 4000");
+  write("cut.bin", header + plain.substr(0, 100));
+  expect_refusal("train_transformer --data cut.bin --out run" + sizes, 1, "cut.bin");
+  write("odd.bin", plain + "x");
+  expect_refusal("train_transformer --data odd.bin --out run" + sizes, 1, "odd.bin");
+}
+
+TEST_F(Cli, Gpt2PresetsKeepTheirBiases) {
+  const std::string small =
+      " --device cpu --threads 1 --steps 2 --batch 2 --accumulate 1 --context 16 --layers 1 --heads 2 --width 16";
+  const Outcome trained = run("train_transformer --preset gpt2-350m --data text.txt --out run" + small);
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(run("generate --model run --tokens 5 --device cpu").status, 0);
+  EXPECT_NE(contents(folder / "run/model.safetensors").find("h.0.mlp.c_fc.bias"), std::string::npos);
+  const Outcome help = run("train_transformer --help");
+  EXPECT_NE(help.out.find("gpt2-1558m: 19000 steps of 32 times 16 windows of 1024; 48 layers, 25 heads, width 1600"),
+            std::string::npos)
+      << help.out;
 }
 
 TEST_F(Cli, StopsWhenAskedAndKeepsTheModel) {
