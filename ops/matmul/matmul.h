@@ -53,10 +53,10 @@ MatmulPrecision float32_matmul_precision();
 /// How cuBLASLt's algorithm for a product on CUDA is chosen, once for each shape, layout, dtype and epilogue.
 ///
 /// ::heuristic takes the first that cuBLASLt's heuristics name. It depends on the product alone, so that every run of a
-/// program gives the same bits. ::timed runs their first candidates on the operands at hand, when a product comes for
-/// the first time, and takes the fastest: on an H200 some products take up to 20 % less time. The choice depends on
-/// the clock, and another run may choose otherwise and round otherwise. To repeat bits, keep matmul_algorithms() in a
-/// file and give it to set_matmul_algorithms() in the next run.
+/// program gives the same bits. ::timed runs those that they name, and variants of them, when a product comes for the
+/// first time, and takes the fastest: some products take up to 20 % less time on an H200. The choice depends on the
+/// clock, and another run may choose otherwise and round otherwise. To repeat bits, and to spare the search of some
+/// seconds a product, keep matmul_algorithms() in a file and give it to set_matmul_algorithms() in the next run.
 ///
 /// While a stream is captured into a CUDA graph nothing can be timed, and products that were not timed before use the
 /// heuristics.

@@ -84,7 +84,7 @@ TEST(LinearCrossEntropy, LossScaleReachesTheSmallGradientsOfFloat16) {
       const auto loss = [&](const Tensor& a, const Tensor& w) {
         return linear_cross_entropy(a, w, labels, {.reduction = reduction}, 1037 * 100 * 2);
       };
-      return run(loss, x.to(dtype), weight.to(dtype), full({}, 4096, dtype, device));
+      return run(loss, x.to(dtype), weight.to(dtype), full({}, 4096, accumulate_dtype(dtype), device));
     };
     for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
       const Result got = gradients(float16, reduction), exact = gradients(float64, reduction);
