@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChunk = static_cast<int>(MultiTensorList::kChunk);
   using Pack = mica::detail::UpdatePack<T, kVector>;
+  cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
   const std::int64_t chunk = first_chunk + blockIdx.x;
   const MultiTensorEntry& entry =

@@ -159,6 +159,7 @@ template <template <class> class Rule>
 __global__ void __launch_bounds__(kernels::kNormThreads)
     make_rules_kernel(const kernels::MultiTensorEntry* table, std::int64_t entries, const double* scalars,
                       std::int64_t* steps, Rule<double>* rules, kernels::GradNormPointers norm) {
+  cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
   kernels::finish_grad_norm_in_block(norm);
   if (norm.control != nullptr && norm.control->skip != 0) {

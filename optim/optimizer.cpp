@@ -266,15 +266,9 @@ Tensor Optimizer::step(const StepOptions& options) {
     return wants_norm ? zeros({}, float64) : Tensor{};
   }
   const Tensor scaler = options.scaler != nullptr ? options.scaler->state() : Tensor{};
-  if (wants_norm) {
-    std::vector<DeviceGradients*> gradients;
-    for (Work& work : works) {
-      gradients.push_back(&work);
-    }
-    start_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()), scaler);
-  }
+  // First, so that nothing comes between the kernels below, each of which starts while the one before it ends.
   for (Work& work : works) {
-    const OnDevice on = counts_on(work.device);
+    const OnDevice& on = counts_on(work.device);
     work.keep.push_back(on.steps);
     // A captured step keeps what its replays work on, and they count as writes to its parameters.
     const bool captured = is_capturing();
@@ -285,6 +279,16 @@ Tensor Optimizer::step(const StepOptions& options) {
         parameter.bump_version("an optimizer's step");
       }
     });
+  }
+  if (wants_norm) {
+    std::vector<DeviceGradients*> gradients;
+    for (Work& work : works) {
+      gradients.push_back(&work);
+    }
+    start_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()), scaler);
+  }
+  for (Work& work : works) {
+    const OnDevice& on = counts_on(work.device);
     run(work.device, {.list = work.list, .steps = on.steps, .scalars = on.scalars, .norm = work.norm});
     for (const auto& [to, from] : work.copies) {
       copy_into(to, from);
