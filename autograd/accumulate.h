@@ -9,10 +9,11 @@ namespace mica::autograd {
 /// Whether `x` is row-major, has no history, and no one else refers to its memory.
 bool is_unshared(const Tensor& x);
 
-/// In the backward of a Function: takes over what other uses of input `i` have contributed to its gradient so far. Who
-/// takes it adds to it in place and returns it as the gradient of that input, which saves a pass that adds two tensors.
-/// Undefined, for which the gradient is returned as always, if there is none yet, if it is not in memory of its own, or
-/// if recording or hooks need each contribution by itself.
+/// In the backward of a Function: takes over what other uses of input `i` have contributed to its gradient so far; on a
+/// GPU, for a leaf, also `grad` with what earlier backward passes have left there. Who takes it adds to it in place and
+/// returns it as the gradient of that input, which saves a pass that adds two tensors. Undefined, for which the
+/// gradient is returned as always, if there is none yet, if it is not in memory of its own, or if recording or hooks
+/// need each contribution by itself.
 Tensor take_gradient_so_far(std::size_t i);
 
 /// Returns `gradient` if no one else refers to its memory and it is row-major and has no history; else a copy that is.

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <mutex>
 #include <queue>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <mica/autograd/accumulate.h>
+#include <mica/autograd/anomaly.h>
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad.h>
@@ -31,16 +34,32 @@ class Frontier {
       order_.push(edge.node);
     }
     Tensor& slot = slots[edge.slot];
-    slot = slot.defined() ? add_gradients(std::move(slot), gradient) : std::move(gradient);
+    const bool in_place = borrowed_.contains(edge.node.get());
+    slot = slot.defined() ? add_gradients(std::move(slot), gradient, in_place) : std::move(gradient);
   }
 
-  /// What has come for `edge` so far, removed from here; undefined if there is nothing or others refer to its memory.
-  Tensor take_unshared(const Edge& edge) {
+  /// What has come for `edge` so far, removed from here, to be added to in place; undefined if there is nothing or
+  /// others refer to its memory. For a leaf, where `leaves` allows it, also the gradient of earlier passes.
+  Tensor take(const Edge& edge, bool leaves) {
     const auto at = gradients_.find(edge.node.get());
-    if (at == gradients_.end() || !at->second[edge.slot].defined() || !is_unshared(at->second[edge.slot])) {
+    if (at != gradients_.end() && at->second[edge.slot].defined()) {
+      Tensor& pending = at->second[edge.slot];
+      return borrowed_.contains(edge.node.get()) || is_unshared(pending) ? std::exchange(pending, {}) : Tensor{};
+    }
+    const std::shared_ptr<Slot> leaf = leaves && !edge.node->has_hooks() ? edge.node->leaf() : nullptr;
+    if (leaf == nullptr || !leaf->hooks.empty()) {
       return {};
     }
-    return std::exchange(at->second[edge.slot], {});
+    const std::lock_guard lock(lock_of(*leaf));
+    const Tensor& grad = leaf->grad;
+    const OutputInfo& expected = edge.node->outputs[0];
+    // On the CPU, another thread could add its own at the same time; a GPU's stream adds one after the other.
+    if (!grad.defined() || !grad.device().is_cuda() || !grad.is_contiguous() || grad.handle()->slot ||
+        grad.shape() != expected.shape || grad.dtype() != expected.dtype || grad.device() != expected.device) {
+      return {};
+    }
+    borrowed_.insert(edge.node.get());
+    return grad;
   }
 
   /// The newest pending node: no other pending node can contribute to its gradients.
@@ -60,6 +79,7 @@ class Frontier {
 
   std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>, Older> order_;
   std::unordered_map<Node*, Tensors> gradients_;
+  std::unordered_set<const Node*> borrowed_;  // leaves' accumulators for which their `grad` itself was taken
 };
 
 // The start of a backward pass.
@@ -91,6 +111,7 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
 struct Running {
   const Node& node;
   Frontier& frontier;
+  bool adds_to_leaves;
 };
 thread_local const Running* running = nullptr;
 
@@ -106,7 +127,7 @@ class RunningGuard {
 };
 
 // Runs a node's hooks and backward, and adds the results to the pending gradients.
-void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier) {
+void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& frontier, bool adds_to_leaves) {
   node.run_prehooks(gradients);
   anomalies.prehooked(node, gradients);
   if (Segment* const segment = node.as_segment()) {
@@ -117,7 +138,7 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
   const ObservedOp observed(node);
   const bool has_hooks = node.has_hooks();
-  const Running now{node, frontier};
+  const Running now{node, frontier, adds_to_leaves};
   const RunningGuard running_guard(now);
   Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
   anomalies.made(node, results);
@@ -132,10 +153,12 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
 }
 
-// Backpropagates through the graph, newest node first. visit(node, gradients) receives each node with its complete
-// output gradients and returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
+// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add into the `grad` of leaves,
+// which their accumulators then find done. visit(node, gradients) receives each node with its complete output gradients
+// and returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
 template <class Visit, class Replayed>
-void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Visit&& visit, Replayed&& replayed) {
+void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bool adds_to_leaves, Visit&& visit,
+              Replayed&& replayed) {
   const InferenceMode ordinary(false);  // gradients outlive an inference mode around backward
   const InsideOp guard(!record);
   const Autocast off(std::nullopt);  // forward has chosen the dtypes
@@ -153,7 +176,7 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, Vi
     if (!visit(*node, gradients)) {
       continue;
     }
-    run(*node, std::move(gradients), anomalies, frontier);
+    run(*node, std::move(gradients), anomalies, frontier, adds_to_leaves && !anomaly_enabled());
     if (node->as_segment() != nullptr) {
       replayed();
     }
@@ -232,12 +255,12 @@ Tensor take_gradient_so_far(std::size_t i) {
     return {};
   }
   const Edge& edge = running->node.edges.at(i);
-  return edge.node == nullptr ? Tensor{} : running->frontier.take_unshared(edge);
+  return edge.node == nullptr ? Tensor{} : running->frontier.take(edge, running->adds_to_leaves);
 }
 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
   traverse(
-      {root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false,
+      {root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false, /*adds_to_leaves=*/true,
       [](Node&, const Tensors&) { return true; }, [] {});
 }
 
@@ -263,7 +286,7 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
   Tensors results(inputs.size());
   PathFilter paths(roots, inputs_at);
   traverse(
-      roots, options.retain_graph || options.create_graph, options.create_graph,
+      roots, options.retain_graph || options.create_graph, options.create_graph, /*adds_to_leaves=*/false,
       [&](const Node& node, const Tensors& arrived) {
         if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
           for (const std::size_t i : at->second) {

@@ -35,8 +35,12 @@ class AccumulateGrad final : public Node {
             "backward: set_data has replaced a leaf of {} {} on {} since the graph was made", outputs[0].dtype,
             outputs[0].shape, outputs[0].device);
       // The grad outlives the graph, and its owner may write it in place, so its memory must not be shared.
-      slot_->grad = slot_->grad.defined() ? add_gradients(slot_->grad, gradient, /*in_place=*/true)
-                                          : unshared(std::move(gradient));
+      if (slot_->grad.defined() && gradient.is_same(slot_->grad)) {  // an op has added to it: take_gradient_so_far()
+        slot_->grad.bump_version("backward");
+      } else {
+        slot_->grad = slot_->grad.defined() ? add_gradients(slot_->grad, gradient, /*in_place=*/true)
+                                            : unshared(std::move(gradient));
+      }
     }
     slot_->after_accumulate.each([](const std::function<void()>& hook) { hook(); });
     return {};

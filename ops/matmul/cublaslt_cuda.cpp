@@ -194,13 +194,14 @@ class Description {
   }
 
   void run(const Algorithm& algorithm, const cuda::CublasWorkspace& workspace, DType dtype, const void* a,
-           const void* b, void* out) {
+           const void* b, void* out, bool accumulate = false) {
     const float one = 1;
     const double wide_one = 1;
     const double zero = 0;  // its first half is float32's
     const void* const alpha = dtype == DType::float64 ? static_cast<const void*>(&wide_one) : &one;
+    const void* const beta = accumulate ? alpha : &zero;
     cuda::check_launch(
-        cublasLtMatmul(handle(), &product_, alpha, b, &b_, a, &a_, &zero, out, &out_, out, &out_, &algorithm.algorithm,
+        cublasLtMatmul(handle(), &product_, alpha, b, &b_, a, &a_, beta, out, &out_, out, &out_, &algorithm.algorithm,
                        workspace.data, algorithm.workspace, cuda::current_stream()),
         "cublasLtMatmul");
   }
@@ -470,7 +471,7 @@ std::string origin() {
 constexpr const char* kNumbers = "dtype, compute, epilogue, m, n, k, a, b, workspace, algorithm";
 
 bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, const Tensor& out,
-              const EpilogueData& data) {
+              const EpilogueData& data, bool accumulate = false) {
   const Problem problem{.device = out.device().index,
                         .dtype = out.dtype(),
                         .compute = compute_type(out.dtype()),
@@ -483,13 +484,14 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
   const cuda::CublasWorkspace workspace = cuda::cublas_workspace();
   Description description(problem, data);
   const auto run = [&](const Algorithm& algorithm) {
-    description.run(algorithm, workspace, problem.dtype, a.raw_data(), b.raw_data(), out.raw_data());
+    description.run(algorithm, workspace, problem.dtype, a.raw_data(), b.raw_data(), out.raw_data(), accumulate);
   };
   std::optional<Algorithm> algorithm;
   if (matmul_tuning() == MatmulTuning::timed) {
     algorithm = timed().find(problem);
     if (!algorithm && !mica::is_capturing()) {
-      algorithm = Search(description, workspace, a, b, out).fastest();
+      const Tensor scratch = accumulate ? empty_like(out) : out;  // it is written many times
+      algorithm = Search(description, workspace, a, b, scratch).fastest();
       if (algorithm) {
         timed().add(problem, *algorithm);
       }
@@ -542,7 +544,8 @@ bool matmul_in_one_kernel(const MatmulArgs& args) {
     epilogue |= CUBLASLT_EPILOGUE_GELU_AUX;
   }
   if (epilogue == 0) {
-    return is_worth_timing(args.out) && multiply(CUBLASLT_EPILOGUE_DEFAULT, args.a, args.b, args.out, data);
+    return is_worth_timing(args.out) &&
+           multiply(CUBLASLT_EPILOGUE_DEFAULT, args.a, args.b, args.out, data, args.accumulate);
   }
   return multiply(static_cast<cublasLtEpilogue_t>(epilogue), args.a, args.b, args.out, data);
 }

@@ -109,7 +109,8 @@ struct Linear {
       dbias = ctx.needs_grad(2) ? sum(dz, {0}) : dbias;
     }
     return {ctx.needs_grad(0) ? reshape(matmul(dz, weight), x_shape) : Tensor{},
-            ctx.needs_grad(1) ? matmul(transpose(dz, 0, 1), reshape(x, {rows, in})) : Tensor{}, dbias};
+            ctx.needs_grad(1) ? detail::product_as_gradient(1, transpose(dz, 0, 1), reshape(x, {rows, in})) : Tensor{},
+            dbias};
   }
 };
 

@@ -39,7 +39,7 @@ void multiply(const MatmulArgs& args) {
   T* const out = args.out.data<T>();
 
   const S one = 1;
-  const S beta = args.bias.defined() ? 1 : 0;
+  const S beta = args.bias.defined() || args.accumulate ? 1 : 0;
   if (args.bias.defined()) {
     copy_into(args.out, broadcast_view(args.bias, args.out.shape()));
   }
@@ -120,6 +120,10 @@ void matmul_activation_backward(Cuda, const MatmulActivationBackward& args) {
 
 void matmul(Cuda, const MatmulArgs& args) {
   if (matmul_in_one_kernel(args)) {
+    return;
+  }
+  if (args.accumulate) {
+    on_dtype(FloatTypes{}, args.out.dtype(), "matmul", [&]<class T>() { multiply<T>(args); });
     return;
   }
   const Tensor& sums = args.sums.defined() ? args.sums : args.out;

@@ -15,6 +15,7 @@ struct MatmulArgs {
   Tensor out;                                // (…, M, N) contiguous
   Activation activation = Activation::none;  // f
   Tensor sums{};                             // as out: a · b + bias, what f is of; or undefined: not wanted
+  bool accumulate = false;                   // out += a · b, on CUDA only, without bias and f, both of two axes
 };
 
 void matmul(Cpu, const MatmulArgs& args);

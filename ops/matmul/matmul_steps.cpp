@@ -1,5 +1,7 @@
+#include <mica/autograd/accumulate.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/matmul/matmul.h>
 #include <mica/ops/matmul/matmul_steps.h>
 
 namespace mica::detail {
@@ -23,6 +25,16 @@ void multiply(kernels::MatmulArgs args) {
     fill_data(sums, 0);
   }
   on_device(device, [&](auto on) { kernels::activate(on, args.activation, sums, args.out); });
+}
+
+Tensor product_as_gradient(std::size_t i, const Tensor& a, const Tensor& b) {
+  if (a.device().is_cuda() && a.numel() > 0 && b.numel() > 0) {
+    if (const Tensor sum = autograd::take_gradient_so_far(i); sum.defined()) {
+      multiply({.a = a, .b = b, .bias = {}, .out = sum, .accumulate = true});
+      return sum;
+    }
+  }
+  return matmul(a, b);
 }
 
 std::int64_t row_count(const Shape& shape) { return numel_of(shape.slice(0, shape.size() - 1)); }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <utility>
 
 #include <mica/ops/matmul/matmul_kernels.h>
@@ -10,6 +11,10 @@ namespace mica::detail {
 
 /// kernels::matmul for operands with any strides and sizes, also none.
 void multiply(kernels::MatmulArgs args);
+
+/// a · b, both of two axes, as the gradient of input `i` in the backward of a Function. On CUDA, where other uses of
+/// that input have left a gradient, the product is added to it by its own kernel.
+Tensor product_as_gradient(std::size_t i, const Tensor& a, const Tensor& b);
 
 /// x (…, n) as (rows, n): without a copy also where x is a matrix that a product can read.
 Tensor rows_of(const Tensor& x, std::int64_t rows);

@@ -14,6 +14,7 @@ namespace mica {
 namespace {
 
 using detail::multiply;
+using detail::product_as_gradient;
 using detail::row_count;
 using detail::rows_of;
 
@@ -71,7 +72,7 @@ struct Mlp {
     const Tensor dz = rows_or_none(came.size() > 2 ? came[2] : Tensor{});
     Tensors gradients(5);
     if (dy.defined()) {
-      gradients[3] = ctx.needs_grad(3) ? matmul(transpose(dy, 0, 1), rows_or_none(h)) : Tensor{};
+      gradients[3] = ctx.needs_grad(3) ? product_as_gradient(3, transpose(dy, 0, 1), rows_or_none(h)) : Tensor{};
       gradients[4] = ctx.needs_grad(4) ? column_sums(dy) : Tensor{};
     }
     if (ctx.needs_grad(0) || ctx.needs_grad(1) || ctx.needs_grad(2)) {
@@ -87,7 +88,7 @@ struct Mlp {
       }
       if (dsums.defined()) {
         gradients[0] = ctx.needs_grad(0) ? reshape(matmul(dsums, weight1), x_shape) : Tensor{};
-        gradients[1] = ctx.needs_grad(1) ? matmul(transpose(dsums, 0, 1), rows_or_none(x)) : Tensor{};
+        gradients[1] = ctx.needs_grad(1) ? product_as_gradient(1, transpose(dsums, 0, 1), rows_or_none(x)) : Tensor{};
       }
     }
     return gradients;

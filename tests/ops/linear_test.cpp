@@ -3,13 +3,16 @@
 #include "tests/ops/matrix_layouts.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
+#include <mica/autograd/hooks.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -421,6 +424,50 @@ TEST(Linear, Errors) {
   expect_error([&] { linear(x, weight, ones({4})); }, "linear: expected bias of shape [3], got [4]");
   expect_error([&] { linear(x, ones({3, 4}, float64)); }, "one floating dtype, got float32 and float64");
   expect_error([&] { linear(x, weight, ones({3}, float64)); }, "linear: expected bias of float32 on cpu, got float64");
+}
+
+// As gradients accumulate over batches. On a GPU the product itself adds to what is there.
+TEST(Linear, AddsToTheGradientOfEarlierPasses) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      SCOPED_TRACE(fmt::format("{} on {}", dtype, device));
+      const auto whole = [&](const Shape& shape) { return randint(-2, 3, shape, int64, device).to(dtype); };
+      const Tensor weight = whole({24, 16}).requires_grad_(), bias = whole({24}).requires_grad_();
+      const Tensor x[] = {whole({8, 16}), whole({8, 16})}, dy[] = {whole({8, 24}), whole({8, 24})};
+      const Tensor d[] = {matmul(transpose(dy[0], 0, 1), x[0]), matmul(transpose(dy[1], 0, 1), x[1])};
+      const Tensor both = d[0] + d[1];  // whole numbers: exact in any order
+      const auto backward = [&](int i) { linear(x[i], weight, bias).backward(dy[i]); };
+
+      backward(0);
+      const Tensor seen = weight.grad();
+      backward(1);
+      EXPECT_TRUE(weight.grad().is_same(seen));
+      expect_close(weight.grad(), to_vector<double>(both), 0, 0);
+
+      // grad() leaves it alone.
+      const Tensor y = linear(x[0], weight, bias);
+      expect_close(autograd::grad({y}, {weight}, {dy[0]})[0], to_vector<double>(d[0]), 0, 0);
+      expect_close(weight.grad(), to_vector<double>(both), 0, 0);
+
+      // Twice in one pass, on top of a pass before.
+      weight.set_grad({});
+      backward(0);
+      (sum(linear(x[0], weight, bias) * dy[0]) + sum(linear(x[1], weight, bias) * dy[1])).backward();
+      expect_close(weight.grad(), to_vector<double>(both + d[0]), 0, 0);
+
+      // A hook sees what this pass contributes.
+      weight.set_grad({});
+      backward(0);
+      Tensor hooked;
+      weight.register_hook([&](const Tensor& gradient) {
+        hooked = gradient.detach() * 1;
+        return Tensor{};
+      });
+      backward(1);
+      expect_close(hooked, to_vector<double>(d[1]), 0, 0);
+      expect_close(weight.grad(), to_vector<double>(both), 0, 0);
+    }
+  }
 }
 
 }  // namespace
