@@ -83,7 +83,8 @@ TEST(CrossEntropy, MatchesReference) {
   for (const Device device : test_devices()) {
     for (const Shape& shape : kShapes) {
       for (const DType dtype : {float32, float64, float16, bfloat16}) {
-        const double tolerance = dtype == float64 ? 1e-12 : 2e-6;
+        // On a GPU, powers of 2 of 16-bit logits are approximations.
+        const double tolerance = dtype == float64 ? 1e-12 : dtype == float32 ? 2e-6 : 1e-5;
         const auto expect_gradient = [&](const Tensor& dlogits, const Reference& wanted, const std::string& text) {
           const double limit = dtype == float64 ? 1e-11 : dtype == float32 ? 1e-5 : 2e-3;
           expect_rows_close(dlogits, wanted.dlogits, wanted.scales, 1, limit, text + " gradient");
