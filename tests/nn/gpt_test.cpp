@@ -246,4 +246,15 @@ TEST(Sampler, IsPhiloxFromTheSeedOn) {
   }
 }
 
+TEST(GPT, ResidualProjectionsOfOneBlock) {
+  manual_seed(3);
+  const nn::GPT model({.vocab = 7, .context = 4, .layers = 1, .heads = 2, .width = 64});
+  double squares = 0;
+  for (const double w : to_vector<double>(model.state_dict().at("h.0.mlp.c_proj.weight"))) {
+    squares += w * w;
+  }
+  // 0.02 / √2: two additions to the residual. Of 16,384 numbers the deviation is known to 0.6 %.
+  EXPECT_NEAR(std::sqrt(squares / (64 * 256)), 0.02 / std::sqrt(2.0), 0.02 * 0.02);
+}
+
 }  // namespace

@@ -123,4 +123,17 @@ TEST(Dropout, Errors) {
   expect_error([] { dropout(ones({2}, int64), 0.5); }, "dropout: expected a floating dtype, got int64");
 }
 
+// However many elements are left over by packets, each is kept and scaled, or 0.
+TEST(Dropout, EachElementOfAnyNumber) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16}) {
+      for (std::int64_t n = 1; n <= 20; ++n) {
+        for (const double y : to_vector<double>(dropout(ones({n}, dtype, device), 0.5))) {
+          EXPECT_TRUE(y == 0 || y == 2) << y << " among " << n;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
