@@ -40,6 +40,10 @@ void link_to_inputs(const Tensor& output, const Tensor* const* inputs, std::size
 
 }  // namespace
 
+Context::Context() = default;
+Context::~Context() = default;
+Context::Context(Context&&) noexcept = default;
+
 void Context::save(const Tensor& tensor) {
   if (!needs_any_grad_) {
     return;  // needs_grad() is never called
@@ -56,6 +60,26 @@ void Context::save(const Tensor& tensor) {
   saved.record = *saved.of;
   saved.record.base.reset();
   saved.version = tensor.version();
+}
+
+void Context::save(const Tensor* const* tensors, std::size_t count) {
+  saved_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    save(*tensors[i]);
+  }
+}
+
+void Context::save_for_backward(const Tensors& tensors) {
+  for (const Tensor& tensor : tensors) {
+    save(tensor);
+  }
+}
+
+void Context::mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
+
+void Context::expect_saved(std::size_t count) const {
+  check(saved_.size() == count, "{}: backward asks for {} saved tensors, forward saved {}", *name_, count,
+        saved_.size());
 }
 
 Tensor Context::unpack(std::size_t i) const {
@@ -86,6 +110,30 @@ Tensors Context::saved_all() const {
 bool Context::is_differentiable(const Tensor& output) const {
   return is_floating(output.dtype()) && std::none_of(non_differentiable_.begin(), non_differentiable_.end(),
                                                      [&](const Tensor& x) { return x.is_same(output); });
+}
+
+FunctionBase::FunctionBase(Context&& ctx) : ctx_(std::move(ctx)) {}
+FunctionBase::~FunctionBase() = default;
+
+void FunctionBase::run(const Call& call, const std::string& name, const Tensor* const* inputs, std::size_t count) {
+  Context ctx;
+  prepare(ctx, name, inputs, count);
+  {
+    const InsideOp guard;
+    const ObservedOp observed(name);
+    call.forward(call.self, ctx);
+  }
+  if (ctx.needs_any_grad()) {
+    const std::shared_ptr<FunctionBase> node(call.new_node(call.self, std::move(ctx)), &detail::destroy);
+    record(node, inputs, count, call.outputs(call.self));
+  } else if (ctx.is_traced_ || ctx.is_in_segment_) [[unlikely]] {
+    watch(ctx, inputs, count, call.outputs(call.self));
+  }
+}
+
+void FunctionBase::expect_outputs(std::size_t asked, const Tensors& gradients) const {
+  check(asked <= gradients.size(), "{}: backward takes the gradients of {} outputs, forward returned {}", *ctx_.name_,
+        asked, gradients.size());
 }
 
 void FunctionBase::prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count) {

@@ -22,24 +22,25 @@ namespace mica::autograd {
 /// State of a Function between forward and backward.
 class Context {
  public:
+  Context();
+  ~Context();
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) = delete;
+
   /// Saves inputs, outputs or intermediate tensors for backward; undefined tensors stay undefined. Inputs keep their
   /// place in the graph; outputs are saved without a reference cycle. Call it once, in forward.
   template <class... T>
   requires(std::same_as<T, Tensor>&&...) void save_for_backward(const T&... tensors) {
-    saved_.reserve(sizeof...(tensors));
-    (save(tensors), ...);
+    const std::array<const Tensor*, sizeof...(T)> pointers{&tensors...};
+    save(pointers.data(), pointers.size());
   }
-  void save_for_backward(const Tensors& tensors) {
-    for (const Tensor& tensor : tensors) {
-      save(tensor);
-    }
-  }
+  void save_for_backward(const Tensors& tensors);
 
   /// The saved tensors, in order: `auto [x, mean, rstd] = ctx.saved<3>();`. Throws if one was modified in place since;
   /// the error names this op and the one that wrote.
   template <std::size_t N>
   std::array<Tensor, N> saved() const {
-    check(saved_.size() == N, "{}: backward asks for {} saved tensors, forward saved {}", *name_, N, saved_.size());
+    expect_saved(N);
     return [this]<std::size_t... I>(std::index_sequence<I...>) { return std::array<Tensor, N>{unpack(I)...}; }
     (std::make_index_sequence<N>());
   }
@@ -52,7 +53,7 @@ class Context {
   bool needs_any_grad() const { return needs_any_grad_; }
 
   /// Call in forward: no gradient flows through this output. Not needed for integer and boolean outputs.
-  void mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
+  void mark_non_differentiable(const Tensor& output);
 
   /// By default, backward gets zeros for an output that the loss does not depend on; with false, an undefined tensor.
   void set_materialize_grads(bool on) { materialize_grads_ = on; }
@@ -74,6 +75,8 @@ class Context {
 
   bool is_differentiable(const Tensor& output) const;
   void save(const Tensor& tensor);
+  void save(const Tensor* const* tensors, std::size_t count);
+  void expect_saved(std::size_t count) const;
   Tensor unpack(std::size_t i) const;
 
   const std::string* name_ = nullptr;  // of the Function
@@ -138,28 +141,40 @@ concept Function = std::copyable<F> && detail::HasForward<F, In...>;
 /// The type-independent part of a recorded Function.
 class FunctionBase : public Node {
  public:
-  explicit FunctionBase(Context&& ctx) : ctx_(std::move(ctx)) {}
+  explicit FunctionBase(Context&& ctx);
+  ~FunctionBase() override;
 
   std::string name() const override { return *ctx_.name_; }
   Tensors backward(Tensors gradients) override;
   void release() override;
   Tensors saved_tensors() const override;
 
-  /// Before forward: determines which inputs need a gradient.
-  static void prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count);
-  /// After forward: connects the outputs to the node, and the node to the nodes of the inputs.
-  static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
-                     const Tensors& outputs);
-  /// For ops that are not recorded: whether DetectAnomaly or a checkpoint observes them, and the notification.
-  static bool is_watched(const Context& ctx) { return ctx.is_traced_ || ctx.is_in_segment_; }
-  static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
+  /// One call of a Function, without the types: what is the same for all Functions is compiled once.
+  struct Call {
+    void* self;
+    void (*forward)(void* self, Context& ctx);
+    Tensors (*outputs)(void* self);                        // of forward
+    FunctionBase* (*new_node)(void* self, Context&& ctx);  // a FunctionNode, which takes over the Function
+  };
+  /// Runs forward, and records the op or notifies those who watch.
+  static void run(const Call& call, const std::string& name, const Tensor* const* inputs, std::size_t count);
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
   /// Whether call_backward consists of recorded ops.
   virtual bool composed() const = 0;
+  /// A backward may leave out the last outputs, but not ask for more than there are.
+  void expect_outputs(std::size_t asked, const Tensors& gradients) const;
 
  private:
+  // Before forward: determines which inputs need a gradient.
+  static void prepare(Context& ctx, const std::string& name, const Tensor* const* inputs, std::size_t count);
+  // After forward: connects the outputs to the node, and the node to the nodes of the inputs.
+  static void record(const std::shared_ptr<FunctionBase>& node, const Tensor* const* inputs, std::size_t count,
+                     const Tensors& outputs);
+  // For ops that are not recorded: notifies DetectAnomaly or a checkpoint.
+  static void watch(const Context& ctx, const Tensor* const* inputs, std::size_t count, const Tensors& outputs);
+
   Tensors call_opaque_backward(Tensors gradients);
 
   Context ctx_;
@@ -182,16 +197,10 @@ class FunctionNode final : public FunctionBase {
     }
   }
 
-  Tensors call_backward(Context& ctx, Tensors gradients) override {
-    if constexpr (requires { function_.backward(ctx, static_cast<const Tensors&>(gradients)); }) {
-      return as_tensors(function_.backward(ctx, static_cast<const Tensors&>(gradients)));
-    } else {
-      return unpack(ctx, gradients);
-    }
-  }
-
-  Tensors unpack(Context& ctx, const Tensors& g) {
-    if constexpr (requires { function_.backward(ctx, g[0]); }) {
+  Tensors call_backward(Context& ctx, Tensors g) override {
+    if constexpr (requires { function_.backward(ctx, static_cast<const Tensors&>(g)); }) {
+      return as_tensors(function_.backward(ctx, static_cast<const Tensors&>(g)));
+    } else if constexpr (requires { function_.backward(ctx, g[0]); }) {
       expect_outputs(1, g);
       return as_tensors(function_.backward(ctx, g[0]));
     } else if constexpr (requires { function_.backward(ctx, g[0], g[0]); }) {
@@ -210,31 +219,29 @@ class FunctionNode final : public FunctionBase {
     }
   }
 
-  // A backward may leave out the last outputs, but not ask for more than there are.
-  void expect_outputs(std::size_t asked, const Tensors& g) const {
-    check(asked <= g.size(), "{}: backward takes the gradients of {} outputs, forward returned {}", name(), asked,
-          g.size());
-  }
-
   F function_;
 };
 
-template <class F, class Call>
-auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Call&& call) {
-  Context ctx;
-  FunctionBase::prepare(ctx, function_name<F>(), inputs, count);
-  auto result = [&] {
-    const InsideOp guard;
-    const ObservedOp observed(function_name<F>());
-    return call(function, ctx);
-  }();
-  if (ctx.needs_any_grad()) {
-    const auto node = make_node<FunctionNode<F>>(std::move(function), std::move(ctx));
-    FunctionBase::record(node, inputs, count, as_tensors(result));
-  } else if (FunctionBase::is_watched(ctx)) [[unlikely]] {
-    FunctionBase::watch(ctx, inputs, count, as_tensors(result));
-  }
-  return result;
+template <class F, class Forward>
+auto apply_to(F function, const Tensor* const* inputs, std::size_t count, Forward forward) {
+  using Result = decltype(forward(function, std::declval<Context&>()));
+  struct State {
+    F function;
+    Forward forward;
+    Result result{};
+  } state{std::move(function), std::move(forward)};
+  FunctionBase::run({.self = &state,
+                     .forward =
+                         [](void* self, Context& ctx) {
+                           State& s = *static_cast<State*>(self);
+                           s.result = s.forward(s.function, ctx);
+                         },
+                     .outputs = [](void* self) { return as_tensors(static_cast<State*>(self)->result); },
+                     .new_node = [](void* self, Context&& ctx) -> FunctionBase* {
+                       return new FunctionNode<F>(std::move(static_cast<State*>(self)->function), std::move(ctx));
+                     }},
+                    function_name<F>(), inputs, count);
+  return std::move(state.result);
 }
 
 }  // namespace detail

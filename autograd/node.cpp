@@ -44,6 +44,8 @@ void call_hook(const Hook& hook, Tensor& gradient, const OutputInfo& expected) {
   }
 }
 
+Node::~Node() = default;
+
 std::uint64_t Node::next_sequence() {
   static std::atomic<std::uint64_t> next{kOldest + 1};
   return next.fetch_add(1, std::memory_order_relaxed);

@@ -45,7 +45,7 @@ void call_hook(const Hook& hook, Tensor& gradient, const OutputInfo& expected);
 class Node {
  public:
   Node() : Node(next_sequence()) {}
-  virtual ~Node() = default;
+  virtual ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 

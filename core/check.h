@@ -27,10 +27,14 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
+namespace detail {
+[[noreturn]] void throw_error(fmt::string_view message, fmt::format_args args);
+}
+
 /// Throws Error with the formatted message.
 template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> message, Args&&... args) {
-  throw Error(fmt::format(message, std::forward<Args>(args)...));
+[[noreturn, gnu::cold]] void fail(fmt::format_string<Args...> message, Args&&... args) {
+  detail::throw_error(message, fmt::make_format_args(args...));
 }
 
 /// Throws Error with the formatted message unless `ok`.
