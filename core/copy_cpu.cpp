@@ -7,6 +7,31 @@
 
 namespace mica::kernels {
 
+namespace {
+
+template <class To>
+struct Convert {
+  template <class From>
+  To operator()(From x) const {
+    return static_cast<To>(x);
+  }
+};
+
+template <class T>
+struct Constant {
+  T value;
+  T operator()() const { return value; }
+};
+
+struct Sum {
+  template <class T>
+  T operator()(T a, T b) const {
+    return wrapping_add(a, b);
+  }
+};
+
+}  // namespace
+
 void copy(Cpu device, const Tensor& dst, const Tensor& src) {
   if (dst.dtype() == src.dtype() && dst.is_contiguous() && src.is_contiguous()) {
     constexpr std::int64_t kGrain = 1 << 18;  // bytes per thread, at least
@@ -16,26 +41,21 @@ void copy(Cpu device, const Tensor& dst, const Tensor& src) {
     return;
   }
   on_dtype(AllTypes{}, dst.dtype(), "copy", [&]<class To>() {
-    on_dtype(AllTypes{}, src.dtype(), "copy", [&]<class From>() {
-      elementwise<To, From>(
-          device, [](auto x) { return static_cast<To>(x); }, dst, src);
-    });
+    on_dtype(AllTypes{}, src.dtype(), "copy",
+             [&]<class From>() { elementwise<To, From>(device, Convert<Accumulate<To>>{}, dst, src); });
   });
 }
 
 void fill(Cpu device, const Tensor& x, double value) {
   on_dtype(AllTypes{}, x.dtype(), "fill", [&]<class T>() {
-    const T element = static_cast<T>(static_cast<Accumulate<T>>(value));
-    elementwise<T>(
-        device, [element] { return element; }, x);
+    using V = Accumulate<T>;
+    elementwise<T>(device, Constant<V>{static_cast<V>(value)}, x);
   });
 }
 
 void add_into(Cpu device, const Tensor& dst, const Tensor& src) {
-  on_dtype(NumericTypes{}, dst.dtype(), "add_into", [&]<class T>() {
-    elementwise<T, T, T>(
-        device, [](auto a, auto b) { return wrapping_add(a, b); }, dst, dst, src);
-  });
+  on_dtype(NumericTypes{}, dst.dtype(), "add_into",
+           [&]<class T>() { elementwise<T, T, T>(device, Sum{}, dst, dst, src); });
 }
 
 }  // namespace mica::kernels

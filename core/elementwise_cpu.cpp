@@ -1,66 +1,277 @@
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
+#include <mica/core/blocks_cpu.h>
 #include <mica/core/elementwise_cpu.h>
 
 namespace mica::detail {
 
+namespace {
+
 // Elements per thread, at least: below, another thread costs more than it saves.
-inline constexpr std::int64_t kElementwiseGrain = 16384;
+constexpr std::int64_t kGrain = 16384;
+// Elements of a block that is gathered. From half of it on, the rest of a run is a block of its own.
+constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kElementBytes = 8;  // at most
 
 template <int N>
-void for_each_run(const StridedLoop<N>& loop, void (*run)(const void*, std::int64_t, const std::int64_t*),
-                  const void* closure) {
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    // The position of element `begin` along each axis, and its offset in each tensor.
-    std::array<std::int64_t, kMaxRank> index{};
-    std::array<std::int64_t, N> at{};
-    std::int64_t rest = begin;
-    for (int axis = loop.rank - 1; axis >= 0 && rest > 0; --axis) {
-      index[axis] = rest % loop.sizes[axis];
-      rest /= loop.sizes[axis];
-      for (int t = 0; t < N; ++t) {
-        at[t] += index[axis] * loop.strides[t][axis];
+class Blocks {
+ public:
+  Blocks(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
+         const void* f)
+      : loop_(operands[0].tensor->shape(), tensors_of(operands)), function_(function), f_(f) {
+    for (int t = 0; t < N; ++t) {
+      const Tensor* const tensor = operands[t].tensor;
+      Input& x = inputs_[t];
+      x.format = &element_format(dtypes[t]);
+      x.stride = loop_.inner_stride(t);
+      if (tensor != nullptr) {
+        check(tensor->dtype() == dtypes[t], "elementwise: expected elements of {}, got {}", dtypes[t], tensor->dtype());
+        x.data = tensor->raw_data();
+      } else {
+        on_dtype(AllTypes{}, dtypes[t], "elementwise", [&]<class T>() {
+          const auto value = static_cast<Accumulate<T>>(operands[t].scalar);
+          std::memcpy(x.scalar.data(), &value, sizeof value);
+        });
       }
+      std::int64_t step = 1;
+      x.constant = true;
+      x.adjacent = !x.format->converts();
+      for (int axis = loop_.rank - 1; axis >= 0; --axis) {
+        x.constant &= loop_.strides[t][axis] == 0;
+        x.adjacent &= loop_.strides[t][axis] == step;
+        step *= loop_.sizes[axis];
+      }
+      x.constant &= loop_.numel > 1 || tensor == nullptr;
     }
-    const int last = loop.rank - 1;
+  }
+
+  std::int64_t numel() const { return loop_.numel; }
+
+  void run(std::int64_t begin, std::int64_t end) const {
+    Position at = position_of(begin);
+    Buffers buffers;
     while (begin < end) {
-      const std::int64_t count = std::min(end - begin, loop.inner_size() - index[last]);
-      run(closure, count, at.data());
-      begin += count;
-      // On to the start of the next run.
-      for (int t = 0; t < N; ++t) {
-        at[t] -= index[last] * loop.strides[t][last];
-      }
-      index[last] = 0;
-      for (int axis = last - 1; axis >= 0; --axis) {
-        const bool wraps = ++index[axis] == loop.sizes[axis];
-        for (int t = 0; t < N; ++t) {
-          at[t] += loop.strides[t][axis] * (wraps ? 1 - loop.sizes[axis] : 1);
-        }
-        if (!wraps) {
-          break;
-        }
-        index[axis] = 0;
+      const std::int64_t rest = std::min(end - begin, loop_.inner_size() - at.index[loop_.rank - 1]);
+      begin += rest >= kBlock / 2 || rest == end - begin ? run_part(at, rest, buffers)
+                                                         : run_patches(at, std::min(end - begin, kBlock), buffers);
+    }
+  }
+
+ private:
+  struct Input {
+    const ElementFormat* format = nullptr;
+    std::byte* data = nullptr;  // null: the number `scalar`
+    alignas(kElementBytes) std::array<std::byte, kElementBytes> scalar{};
+    std::int64_t stride = 0;  // along the innermost axis
+    bool constant = false;    // the same element everywhere
+    bool adjacent = false;    // elements are adjacent in the order of the loop, and need no conversion
+  };
+  // The position of an element along each axis, and its offset in each tensor.
+  struct Position {
+    std::array<std::int64_t, kMaxRank> index{};
+    std::array<std::int64_t, N> offset{};
+  };
+  struct Buffers {
+    alignas(64) std::byte bytes[N][kBlock * kElementBytes];
+    std::array<bool, N> filled{};  // with a constant
+  };
+
+  static std::array<const Tensor*, N> tensors_of(const std::array<Operand, N>& operands) {
+    std::array<const Tensor*, N> tensors{};
+    for (int t = 0; t < N; ++t) {
+      tensors[t] = operands[t].tensor;
+    }
+    return tensors;
+  }
+
+  std::byte* element(int t, const Position& at) const {
+    return inputs_[t].data + at.offset[t] * inputs_[t].format->bytes;
+  }
+  // An input's constant, as an element of a block.
+  const std::byte* constant(int t, const Position& at, std::byte* buffer) const {
+    const Input& x = inputs_[t];
+    if (x.data == nullptr) {
+      return x.scalar.data();
+    }
+    if (!x.format->converts()) {
+      return element(t, at);
+    }
+    x.format->gather(element(t, at), {1, 1, 1, 0}, buffer);
+    return buffer;
+  }
+  void fill(int t, const Position& at, std::byte* buffer) const {
+    const ElementFormat& format = *inputs_[t].format;
+    alignas(kElementBytes) std::byte value[kElementBytes];
+    const std::byte* const from = constant(t, at, value);
+    for (std::int64_t i = 0; i < kBlock; ++i) {
+      std::memcpy(buffer + i * format.block_bytes, from, format.block_bytes);
+    }
+  }
+
+  // Computes up to n elements of one run. Returns how many.
+  std::int64_t run_part(Position& at, std::int64_t n, Buffers& buffers) const {
+    std::array<const void*, N> in{};
+    std::array<std::int64_t, N> strides{};
+    for (const Input& x : inputs_) {
+      n = std::min(n, x.format->converts() && x.stride != 0 ? kBlock : n);
+    }
+    for (int t = 1; t < N; ++t) {
+      const Input& x = inputs_[t];
+      strides[t] = x.stride;
+      if (x.stride == 0) {
+        in[t] = constant(t, at, buffers.bytes[t]);
+        buffers.filled[t] = false;
+      } else if (x.format->converts()) {
+        x.format->gather(element(t, at), {n, x.stride, 1, 0}, buffers.bytes[t]);
+        in[t] = buffers.bytes[t];
+        strides[t] = 1;
+      } else {
+        in[t] = element(t, at);
       }
     }
-  };
-  if (loop.numel <= kElementwiseGrain) {
-    body(0, loop.numel);
+    const Input& out = inputs_[0];
+    if (out.format->converts()) {
+      strides[0] = 1;
+      function_(f_, n, buffers.bytes[0], in.data() + 1, strides.data());
+      out.format->scatter(buffers.bytes[0], {n, out.stride, 1, 0}, element(0, at));
+    } else {
+      strides[0] = out.stride;
+      function_(f_, n, element(0, at), in.data() + 1, strides.data());
+    }
+    advance(at, n);
+    return n;
+  }
+
+  // Computes n ≤ kBlock elements of several runs.
+  std::int64_t run_patches(Position& at, std::int64_t n, Buffers& buffers) const {
+    const Position start = at;
+    std::array<const void*, N> in{};
+    std::array<bool, N> gathers{};
+    std::array<std::int64_t, N> strides{};
+    strides.fill(1);
+    for (int t = 1; t < N; ++t) {
+      const Input& x = inputs_[t];
+      if (x.adjacent) {
+        in[t] = element(t, at);
+      } else if (N == 3 && x.constant && strides[1] != 0) {
+        strides[t] = 0;
+        in[t] = constant(t, at, buffers.bytes[t]);
+        buffers.filled[t] = false;
+      } else if (x.constant) {
+        if (!buffers.filled[t]) {
+          fill(t, at, buffers.bytes[t]);
+          buffers.filled[t] = true;
+        }
+        in[t] = buffers.bytes[t];
+      } else {
+        gathers[t] = true;
+        in[t] = buffers.bytes[t];
+      }
+    }
+    for_each_patch(at, n, [&](const Position& from, std::int64_t done, std::int64_t count, std::int64_t rows) {
+      for (int t = 1; t < N; ++t) {
+        if (gathers[t]) {
+          const ElementFormat& format = *inputs_[t].format;
+          format.gather(element(t, from), patch(t, count, rows), buffers.bytes[t] + done * format.block_bytes);
+        }
+      }
+    });
+    if (inputs_[0].adjacent) {
+      function_(f_, n, element(0, start), in.data() + 1, strides.data());
+    } else {
+      function_(f_, n, buffers.bytes[0], in.data() + 1, strides.data());
+      Position to = start;
+      for_each_patch(to, n, [&](const Position& place, std::int64_t done, std::int64_t count, std::int64_t rows) {
+        const ElementFormat& format = *inputs_[0].format;
+        format.scatter(buffers.bytes[0] + done * format.block_bytes, patch(0, count, rows), element(0, place));
+      });
+    }
+    return n;
+  }
+
+  Patch patch(int t, std::int64_t count, std::int64_t rows) const {
+    return {count, inputs_[t].stride, rows, loop_.rank > 1 ? loop_.strides[t][loop_.rank - 2] : 0};
+  }
+
+  // Moves `at` by n elements, in patches: parts of a run, or several whole runs along the second innermost axis. Calls
+  // f(at, elements done so far, elements of a run, runs) for each.
+  template <class F>
+  void for_each_patch(Position& at, std::int64_t n, const F& f) const {
+    const int last = loop_.rank - 1;
+    const std::int64_t run = loop_.inner_size();
+    for (std::int64_t done = 0; done < n;) {
+      std::int64_t count = std::min(n - done, run - at.index[last]);
+      std::int64_t rows = 1;
+      if (count == run && last > 0) {
+        rows = std::min((n - done) / run, loop_.sizes[last - 1] - at.index[last - 1]);
+      }
+      f(at, done, count, rows);
+      done += count * rows;
+      if (rows == 1) {
+        advance(at, count);
+        continue;
+      }
+      at.index[last - 1] += rows - 1;
+      for (int t = 0; t < N; ++t) {
+        at.offset[t] += loop_.strides[t][last - 1] * (rows - 1);
+      }
+      advance(at, run);
+    }
+  }
+
+  Position position_of(std::int64_t element) const {
+    Position at;
+    for (int axis = loop_.rank - 1; axis >= 0 && element > 0; --axis) {
+      at.index[axis] = element % loop_.sizes[axis];
+      element /= loop_.sizes[axis];
+      for (int t = 0; t < N; ++t) {
+        at.offset[t] += at.index[axis] * loop_.strides[t][axis];
+      }
+    }
+    return at;
+  }
+
+  // Moves on by n elements, to the end of the run at most; from there to the start of the next.
+  void advance(Position& at, std::int64_t n) const {
+    std::int64_t step = n;
+    for (int axis = loop_.rank - 1; axis >= 0; --axis, step = 1) {
+      at.index[axis] += step;
+      const bool wraps = at.index[axis] == loop_.sizes[axis];
+      for (int t = 0; t < N; ++t) {
+        at.offset[t] += loop_.strides[t][axis] * (wraps ? step - loop_.sizes[axis] : step);
+      }
+      if (!wraps) {
+        break;
+      }
+      at.index[axis] = 0;
+    }
+  }
+
+  StridedLoop<N> loop_;
+  BlockFunction function_;
+  const void* f_;
+  std::array<Input, N> inputs_{};
+};
+
+}  // namespace
+
+template <int N>
+void for_each_block(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
+                    const void* f) {
+  const Blocks<N> blocks(operands, dtypes, function, f);
+  if (blocks.numel() <= kGrain) {
+    blocks.run(0, blocks.numel());
   } else {
-    parallel_for(loop.numel, kElementwiseGrain, std::ref(body));
+    parallel_for(blocks.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) { blocks.run(begin, end); });
   }
 }
 
-template void for_each_run(const StridedLoop<1>&, void (*)(const void*, std::int64_t, const std::int64_t*),
-                           const void*);
-template void for_each_run(const StridedLoop<2>&, void (*)(const void*, std::int64_t, const std::int64_t*),
-                           const void*);
-template void for_each_run(const StridedLoop<3>&, void (*)(const void*, std::int64_t, const std::int64_t*),
-                           const void*);
-template void for_each_run(const StridedLoop<4>&, void (*)(const void*, std::int64_t, const std::int64_t*),
-                           const void*);
-template void for_each_run(const StridedLoop<5>&, void (*)(const void*, std::int64_t, const std::int64_t*),
-                           const void*);
+template void for_each_block<1>(const std::array<Operand, 1>&, const std::array<DType, 1>&, BlockFunction, const void*);
+template void for_each_block<2>(const std::array<Operand, 2>&, const std::array<DType, 2>&, BlockFunction, const void*);
+template void for_each_block<3>(const std::array<Operand, 3>&, const std::array<DType, 3>&, BlockFunction, const void*);
+template void for_each_block<4>(const std::array<Operand, 4>&, const std::array<DType, 4>&, BlockFunction, const void*);
+template void for_each_block<5>(const std::array<Operand, 5>&, const std::array<DType, 5>&, BlockFunction, const void*);
 
 }  // namespace mica::detail

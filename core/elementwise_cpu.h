@@ -1,10 +1,12 @@
 #pragma once
 
 // Element-wise loops on the CPU; core/cuda/elementwise.cuh has the same function for CUDA. Included by *_cpu.cpp only.
+//
+// A function is compiled for the types that it computes in. 16-bit floats, and runs of few elements, are gathered into
+// blocks of adjacent elements in the first-level cache by elementwise_cpu.cpp.
 
 #include <array>
 #include <concepts>
-#include <tuple>
 #include <utility>
 
 #include <mica/core/dispatch.h>
@@ -15,28 +17,10 @@ namespace mica {
 
 namespace detail {
 
-// One input along the innermost axis: elements `step` apart, or the number `scalar` where there is no data.
-template <class T>
-struct InputRun {
-  const T* data;
-  Accumulate<T> scalar;
-  std::int64_t step;
-
-  InputRun(const Operand& operand, std::int64_t inner_stride)
-      : data(operand.tensor != nullptr ? operand.tensor->data<T>() : nullptr),
-        scalar(static_cast<Accumulate<T>>(operand.scalar)),
-        step(inner_stride) {}
-
-  InputRun from(std::int64_t offset) const {
-    InputRun run = *this;
-    run.data = data != nullptr ? data + offset : nullptr;
-    return run;
-  }
-  Accumulate<T> at(std::int64_t i) const {
-    return data != nullptr ? static_cast<Accumulate<T>>(data[i * step]) : scalar;
-  }
-  bool constant() const { return step == 0; }
-};
+// Computes n elements. strides[0] is between elements of the output, strides[1 + i] between those of input i, 0 where
+// it is one element for all.
+using BlockFunction = void (*)(const void* f, std::int64_t n, void* out, const void* const* in,
+                               const std::int64_t* strides);
 
 // Loops over types without vector instructions are not vectorized.
 #if defined(__clang__)
@@ -44,48 +28,48 @@ struct InputRun {
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-// One run along the innermost axis. Strides of 0 and 1 are compile-time constants, so that the compiler vectorizes;
-// this requires f to be inlined completely.
-template <class F, class Out, class... In>
-[[gnu::flatten]] void elementwise_run(const F& f, std::int64_t n, Out* out, std::int64_t out_stride,
-                                      const InputRun<In>&... in) {
-  if (out_stride == 1 && ((in.step == 1) && ...)) {
+// The BlockFunction of F. Strides of 1, and of 0 if there are two inputs, are compile-time constants, so that the
+// compiler vectorizes; for this, f must be inlined completely.
+template <class F, class Out, class... In, std::size_t... I>
+[[gnu::flatten]] void elementwise_block(std::index_sequence<I...>, const void* closure, std::int64_t n, void* out_data,
+                                        [[maybe_unused]] const void* const* in, const std::int64_t* strides) {
+  const F f = *static_cast<const F*>(closure);
+  Out* const out = static_cast<Out*>(out_data);
+  if (strides[0] == 1 && ((strides[I + 1] == 1) && ...)) {
     [f, n, out](const In*... data) {
       MICA_INDEPENDENT
       for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = static_cast<Out>(f(static_cast<Accumulate<In>>(data[i])...));
+        out[i] = static_cast<Out>(f(data[i]...));
       }
-    }(in.data...);
+    }(static_cast<const In*>(in[I])...);
     return;
   }
   if constexpr (sizeof...(In) == 2) {
-    const bool done = [&](const auto& a, const auto& b) {
-      if (out_stride == 1 && a.step == 1 && b.constant()) {
-        const auto* left = a.data;
-        const auto right = b.at(0);
+    const bool done = [&]<class A, class B>(const A* a, const B* b) {
+      if (strides[0] == 1 && strides[1] == 0 && strides[2] == 1) {
+        const A left = *a;
         MICA_INDEPENDENT
         for (std::int64_t i = 0; i < n; ++i) {
-          out[i] = static_cast<Out>(f(static_cast<std::decay_t<decltype(a.at(0))>>(left[i]), right));
+          out[i] = static_cast<Out>(f(left, b[i]));
         }
         return true;
       }
-      if (out_stride == 1 && a.constant() && b.step == 1) {
-        const auto left = a.at(0);
-        const auto* right = b.data;
+      if (strides[0] == 1 && strides[1] == 1 && strides[2] == 0) {
+        const B right = *b;
         MICA_INDEPENDENT
         for (std::int64_t i = 0; i < n; ++i) {
-          out[i] = static_cast<Out>(f(left, static_cast<std::decay_t<decltype(b.at(0))>>(right[i])));
+          out[i] = static_cast<Out>(f(a[i], right));
         }
         return true;
       }
       return false;
-    }(in...);
+    }(static_cast<const In*>(in[I])...);
     if (done) {
       return;
     }
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    out[i * out_stride] = static_cast<Out>(f(in.at(i)...));
+    out[i * strides[0]] = static_cast<Out>(f(static_cast<const In*>(in[I])[i * strides[I + 1]]...));
   }
 }
 
@@ -93,12 +77,11 @@ template <class F, class Out, class... In>
 #pragma clang diagnostic pop
 #endif
 
-/// Calls run(closure, count, at) for each run along the loop's innermost axis: `count` elements, the first of them at
-/// offset at[t] in tensor t. Long loops are split among threads. This is compiled once for each N, in
-/// elementwise_cpu.cpp, and not again for every function and dtype.
+/// Calls `function` on all elements of the operands, the first of which is the output. Their dtypes must be `dtypes`.
+/// `function` gets 16-bit floats as float.
 template <int N>
-void for_each_run(const StridedLoop<N>& loop,
-                  void (*run)(const void* closure, std::int64_t count, const std::int64_t* at), const void* closure);
+void for_each_block(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
+                    const void* f);
 
 }  // namespace detail
 
@@ -106,31 +89,14 @@ void for_each_run(const StridedLoop<N>& loop,
 /// numbers. Out and In are the element types; f sees 16-bit floats as float.
 template <class Out, class... In, class F, std::convertible_to<Operand>... T>
 requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const Tensor& out, const T&... in) {
-  constexpr int kInputs = sizeof...(In);
-  const std::array<Operand, kInputs + 1> operands{Operand(out), Operand(in)...};
-  std::array<const Tensor*, kInputs + 1> tensors{};
-  for (int t = 0; t <= kInputs; ++t) {
-    tensors[t] = operands[t].tensor;
-  }
-  const StridedLoop<kInputs + 1> loop(out.shape(), tensors);
-  Out* const out_data = out.data<Out>();
-  const std::int64_t out_stride = loop.inner_stride(0);
-
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    const std::tuple<detail::InputRun<In>...> inputs{
-        detail::InputRun<In>(operands[I + 1], loop.inner_stride(static_cast<int>(I) + 1))...};
-    const auto run = [&](std::int64_t count, const std::int64_t* at) {
-      detail::elementwise_run<F, Out, In...>(f, count, out_data + at[0], out_stride,
-                                             std::get<I>(inputs).from(at[I + 1])...);
-    };
-    detail::for_each_run<kInputs + 1>(
-        loop,
-        [](const void* closure, std::int64_t count, const std::int64_t* at) {
-          (*static_cast<const decltype(run)*>(closure))(count, at);
-        },
-        &run);
-  }
-  (std::make_index_sequence<kInputs>());
+  constexpr int kOperands = 1 + sizeof...(In);
+  const auto run = [](const void* closure, std::int64_t n, void* out_data, const void* const* in_data,
+                      const std::int64_t* strides) {
+    detail::elementwise_block<F, Accumulate<Out>, Accumulate<In>...>(std::index_sequence_for<In...>(), closure, n,
+                                                                     out_data, in_data, strides);
+  };
+  detail::for_each_block<kOperands>(std::array<Operand, kOperands>{Operand(out), Operand(in)...},
+                                    std::array<DType, kOperands>{dtype_of<Out>, dtype_of<In>...}, run, &f);
 }
 
 }  // namespace mica
