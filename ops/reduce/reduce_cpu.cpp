@@ -5,19 +5,45 @@
 
 namespace mica::kernels {
 
+namespace {
+
+// Calls f.operator()<V>() with the type that elements of `dtype` are read as: float for 16-bit floats, else their own.
+// Throws an error that starts with `op` if V is not among Vs.
+template <class... Vs, class F>
+void on_value(Types<Vs...> values, DType dtype, const char* op, const F& f) {
+  const bool short_float = dtype == DType::float16 || dtype == DType::bfloat16;
+  on_dtype(values, short_float ? DType::float32 : dtype, op, f);
+}
+
+using FloatValues = Types<float, double>;
+using NumericValues = Types<float, double, std::int64_t, std::int32_t, std::uint8_t>;
+using AllValues = Types<float, double, std::int64_t, std::int32_t, std::uint8_t, bool>;
+
+// x, or a copy with elements of type V.
+template <class V>
+Tensor converted(Cpu device, const Tensor& x) {
+  if (x.dtype() == dtype_of<V>) {
+    return x;
+  }
+  const Tensor result = empty(x.shape(), dtype_of<V>);
+  copy(device, result, x);
+  return result;
+}
+
+}  // namespace
+
 void sum(Cpu device, const Sum& args) {
-  on_dtype(AllTypes{}, args.x.dtype(), "sum", [&]<class T>() {
-    using Op = SumOp<T>;
-    reduce<T>(device, Op{static_cast<typename Op::Value>(args.divisor)}, args.x, args.y);
-  });
+  on_value(AllValues{}, args.x.dtype(), "sum",
+           [&]<class V>() { reduce<V>(device, SumOp<V>{static_cast<V>(args.divisor)}, args.x, args.y); });
 }
 
 void var(Cpu device, const Var& args) {
-  on_dtype(FloatTypes{}, args.x.dtype(), "var", [&]<class T>() {
-    using V = Accumulate<T>;
-    reduce<T>(device, MeanOffsetOp<T>{static_cast<V>(args.count)}, args.x, args.offset, args.first.data<T>());
-    reduce<T>(device, VarOp<T>{static_cast<V>(args.divisor)}, args.x, args.y,
-              Centers<T>{args.first.data<T>(), args.offset.data<V>()});
+  on_value(FloatValues{}, args.x.dtype(), "var", [&]<class V>() {
+    const Tensor first = converted<V>(device, args.first);
+    const V* const firsts = first.data<V>();
+    reduce<V>(device, MeanOffsetOp<V>{static_cast<V>(args.count)}, args.x, args.offset, firsts);
+    reduce<V>(device, VarOp<V>{static_cast<V>(args.divisor)}, args.x, args.y,
+              Centers<V>{firsts, args.offset.data<V>()});
   });
 }
 
@@ -30,10 +56,9 @@ void var_backward(Cpu device, const VarBackward& args) {
 }
 
 void logsumexp(Cpu device, const LogSumExp& args) {
-  on_dtype(FloatTypes{}, args.x.dtype(), "logsumexp", [&]<class T>() {
-    using V = Accumulate<T>;
-    reduce<T>(device, ExtremeOp<T, true, V>{}, args.x, args.largest);
-    reduce<T>(device, LogSumExpOp<T>{}, args.x, args.y, args.largest.data<V>());
+  on_value(FloatValues{}, args.x.dtype(), "logsumexp", [&]<class V>() {
+    reduce<V>(device, ExtremeOp<V, true>{}, args.x, args.largest);
+    reduce<V>(device, LogSumExpOp<V>{}, args.x, args.y, args.largest.data<V>());
   });
 }
 
@@ -44,22 +69,26 @@ void logsumexp_backward(Cpu device, const LogSumExpBackward& args) {
 }
 
 void extreme(Cpu device, const Extreme& args) {
-  on_dtype(NumericTypes{}, args.x.dtype(), "max", [&]<class T>() {
+  on_value(NumericValues{}, args.x.dtype(), "max", [&]<class V>() {
     if (args.largest) {
-      reduce<T>(device, ExtremeOp<T, true>{}, args.x, args.values);
+      reduce<V>(device, ExtremeOp<V, true>{}, args.x, args.values);
     } else {
-      reduce<T>(device, ExtremeOp<T, false>{}, args.x, args.values);
+      reduce<V>(device, ExtremeOp<V, false>{}, args.x, args.values);
     }
     if (args.indices.defined()) {
-      reduce<T>(device, FindOp<T>{}, args.x, args.indices, args.values.data<T>());
+      const Tensor values = converted<V>(device, args.values);
+      reduce<V>(device, FindOp<V>{}, args.x, args.indices, values.data<V>());
     }
   });
 }
 
 void extreme_backward(Cpu device, const ExtremeBackward& args) {
+  on_value(FloatValues{}, args.x.dtype(), "max", [&]<class V>() {
+    const Tensor values = converted<V>(device, args.values);
+    reduce<V>(device, CountOp<V>{}, args.x, args.count, values.data<V>());
+  });
   on_dtype(FloatTypes{}, args.x.dtype(), "max", [&]<class T>() {
     using V = Accumulate<T>;
-    reduce<T>(device, CountOp<T>{}, args.x, args.count, args.values.data<T>());
     elementwise<T, T, T, V, T>(device, ExtremeGradient<V>{}, args.dx, args.x, args.values, args.count, args.dy);
   });
 }

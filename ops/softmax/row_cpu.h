@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <mica/core/math.h>
+#include <mica/ops/reduce/cascade.h>
 #include <mica/ops/reduce/reduce_cpu.h>
 #include <mica/ops/reduce/reduce_ops.h>
 
@@ -16,15 +17,16 @@ inline constexpr std::int64_t kRowLeaf = 4096;
 template <class T>
 Accumulate<T> row_max(const T* x, std::int64_t n) {
   using Op = ExtremeOp<T, true>;
-  return detail::reduce_leaf<T, Op, true>(Op{}, x, n, 1, 0, 0);
+  return detail::reduce_leaf<true>(Op{}, x, 1, n, 0, 0);
 }
 
 /// Σ f(i) for i < n, in a fixed order that vectorizes.
 template <class V, class F>
 V row_sum(std::int64_t n, const F& f) {
   constexpr int kLanes = 256 / sizeof(V);
-  const SumOp<V> op{1};
-  detail::Cascade<SumOp<V>> cascade(op);
+  V levels[detail::kCascadeLevels];
+  levels[0] = 0;
+  detail::Cascade cascade(levels, 1, [](V* left, const V* right) { *left += *right; });
   for (std::int64_t begin = 0; begin < n; begin += kRowLeaf) {
     const std::int64_t end = std::min(n, begin + kRowLeaf);
     V lanes[kLanes] = {};
@@ -43,9 +45,11 @@ V row_sum(std::int64_t n, const F& f) {
         lanes[lane] += lanes[lane + width];
       }
     }
-    cascade.push(lanes[0]);
+    *cascade.next() = lanes[0];
+    cascade.push();
   }
-  return cascade.result();
+  cascade.finish();
+  return levels[0];
 }
 
 /// Σ exp(x - largest)

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+namespace mica::kernels::detail {
+
+inline constexpr int kCascadeLevels = 48;
+
+/// Combines a sequence of partial results, of any length, in a balanced tree. Level i is at levels + i · stride;
+/// combine(left, right) replaces the left one.
+template <class Level, class Combine>
+class Cascade {
+ public:
+  Cascade(Level* levels, std::int64_t stride, const Combine& combine)
+      : levels_(levels), stride_(stride), combine_(combine) {}
+
+  /// Where to write the next partial result, before push().
+  Level* next() const { return level(depth_); }
+  void push() {
+    ++depth_;
+    for (std::uint64_t n = count_++; n & 1; n >>= 1) {
+      combine_two();
+    }
+  }
+  /// Combines what is left. The result is at the first level, if anything was pushed.
+  void finish() {
+    while (depth_ > 1) {
+      combine_two();
+    }
+  }
+  bool empty() const { return depth_ == 0; }
+
+ private:
+  Level* level(int i) const { return levels_ + i * stride_; }
+  void combine_two() {
+    --depth_;
+    combine_(level(depth_ - 1), level(depth_));
+  }
+
+  Level* levels_;
+  std::int64_t stride_;
+  Combine combine_;
+  int depth_ = 0;
+  std::uint64_t count_ = 0;
+};
+
+}  // namespace mica::kernels::detail
