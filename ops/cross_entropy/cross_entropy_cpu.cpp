@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <type_traits>
 #include <vector>
 
 #include <mica/core/half_cpu.h>
@@ -14,32 +16,65 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-/// Calls f.operator()<T, Index>(); Index is of no meaning where the targets are probabilities.
+// Everything is computed in S, float or double; only these know the dtypes of the tensors.
+template <class S>
+struct Elements {
+  void (*load)(const std::byte* from, std::int64_t n, S* to);
+  void (*store)(const S* from, std::int64_t n, std::byte* to);
+};
+
+template <class S, class T>
+constexpr Elements<S> kElements{
+    .load =
+        [](const std::byte* from, std::int64_t n, S* to) {
+          const T* const x = reinterpret_cast<const T*>(from);
+          if constexpr (std::is_same_v<S, T>) {
+            std::copy(x, x + n, to);
+          } else {
+            widen(x, n, to);
+          }
+        },
+    .store =
+        [](const S* from, std::int64_t n, std::byte* to) {
+          T* const y = reinterpret_cast<T*>(to);
+          if constexpr (std::is_same_v<S, T>) {
+            std::copy(from, from + n, y);
+          } else {
+            narrow(from, n, y);
+          }
+        },
+};
+
+/// Calls f(elements) with the Elements of `dtype`.
 template <class F>
-void for_types(const CrossEntropyTerms& terms, const F& f) {
-  on_dtype(FloatTypes{}, terms.logits.dtype(), "cross_entropy", [&]<class T>() {
-    if (target_of(terms) == CrossEntropyTarget::given) {
-      f.template operator()<T, std::int64_t>();
-    } else {
-      on_dtype(IndexTypes{}, terms.targets.dtype(), "cross_entropy",
-               [&]<class Index>() { f.template operator()<T, Index>(); });
-    }
+void on_elements(DType dtype, const F& f) {
+  on_dtype(FloatTypes{}, dtype, "cross_entropy", [&]<class T>() {
+    const Elements<Accumulate<T>> elements = kElements<Accumulate<T>, T>;
+    f(elements);
   });
 }
 
 /// The rows, and what is done to their logits. README.md names the numbers.
-template <class T, class Index>
+template <class S>
 class Rows {
  public:
-  using S = Accumulate<T>;
+  /// A thread's copy of one row.
+  struct Row {
+    explicit Row(std::int64_t classes) : z(classes) {}
+    std::vector<S> z;
+    std::vector<S> given;  // probabilities, if they are the targets
+  };
 
-  explicit Rows(const CrossEntropyTerms& terms)
+  Rows(const CrossEntropyTerms& terms, const Elements<S>& elements)
       : classes(terms.logits.size(1)),
         kind_(target_of(terms)),
         ignore_index_(terms.ignore_index),
-        logits_(terms.logits.data<T>()),
-        labels_(kind_ == CrossEntropyTarget::given ? nullptr : terms.targets.data<Index>()),
-        given_(kind_ == CrossEntropyTarget::given ? terms.targets.data<T>() : nullptr),
+        elements_(elements),
+        row_bytes_(classes * static_cast<std::int64_t>(size_of(terms.logits.dtype()))),
+        logits_(terms.logits.raw_data()),
+        given_(kind_ == CrossEntropyTarget::given ? terms.targets.raw_data() : nullptr),
+        wide_labels_(labeled() && terms.targets.dtype() == int64 ? terms.targets.data<std::int64_t>() : nullptr),
+        labels_(labeled() && terms.targets.dtype() == int32 ? terms.targets.data<std::int32_t>() : nullptr),
         weight_(terms.weight.data_or_null<S>()),
         rows_(terms.logits.size(0)),
         even_(static_cast<S>(terms.label_smoothing / static_cast<double>(classes))),
@@ -47,30 +82,31 @@ class Rows {
         scale_(static_cast<S>(terms.logit_scale)),
         cap_(static_cast<S>(terms.softcap)) {}
 
-  /// Calls f(row) for all rows, z(row) and u(i) being those of that row in the thread that runs it.
+  /// Calls f(i, row) for all rows, in parallel. `row` is the thread's buffer, for load().
   template <class F>
   void each(const F& f) const {
     parallel_for(rows_, rows_per_thread(classes), [&](std::int64_t begin, std::int64_t end) {
-      std::vector<S> z(classes);
-      for (std::int64_t row = begin; row < end; ++row) {
-        f(row, z);
+      Row row(classes);
+      for (std::int64_t i = begin; i < end; ++i) {
+        f(i, row);
       }
     });
   }
 
-  bool ignored(std::int64_t row) const { return labels_ != nullptr && labels_[row] == ignore_index_; }
-  std::int64_t label(std::int64_t row) const { return labels_[row]; }
+  bool labeled() const { return kind_ != CrossEntropyTarget::given; }
+  std::int64_t label(std::int64_t i) const { return wide_labels_ != nullptr ? wide_labels_[i] : labels_[i]; }
+  bool ignored(std::int64_t i) const { return labeled() && label(i) == ignore_index_; }
   CrossEntropyTarget kind() const { return kind_; }
+  std::int64_t row_bytes() const { return row_bytes_; }
 
-  /// z of a row.
-  void transform(std::int64_t row, std::vector<S>& z) const {
-    const T* const x = logits_ + row * classes;
-    S* const out = z.data();
+  /// Loads row i: z, and the targets if they are probabilities.
+  void load(std::int64_t i, Row& row) const {
     const std::int64_t n = classes;
-    if constexpr (std::is_same_v<T, S>) {
-      std::copy(x, x + n, out);
-    } else {
-      widen(x, n, out);
+    S* const out = row.z.data();
+    elements_.load(logits_ + i * row_bytes_, n, out);
+    if (given_ != nullptr) {
+      row.given.resize(n);
+      elements_.load(given_ + i * row_bytes_, n, row.given.data());
     }
     const S cap = cap_;
     if (cap != 0) {
@@ -111,11 +147,10 @@ class Rows {
 
   S weight(std::int64_t i) const { return weight_ != nullptr ? weight_[i] : S{1}; }
   /// u of the label.
-  S label_u(std::int64_t row) const { return sharp_ * weight(labels_[row]); }
-  /// u of class i, without the label's part.
-  S u(std::int64_t row, std::int64_t i) const {
-    const S t = given_ != nullptr ? sharp_ * static_cast<S>(given_[row * classes + i]) + even_ : even_;
-    return weight(i) * t;
+  S label_u(std::int64_t i) const { return sharp_ * weight(label(i)); }
+  /// u of class i, without the label's part. `given` is null unless the targets are probabilities.
+  S u(const S* given, std::int64_t i) const {
+    return weight(i) * (given != nullptr ? sharp_ * given[i] + even_ : even_);
   }
 
   const std::int64_t classes;
@@ -123,9 +158,12 @@ class Rows {
  private:
   CrossEntropyTarget kind_;
   std::int64_t ignore_index_;
-  const T* logits_;
-  const Index* labels_;
-  const T* given_;
+  Elements<S> elements_;
+  std::int64_t row_bytes_;
+  const std::byte* logits_;
+  const std::byte* given_;
+  const std::int64_t* wide_labels_;
+  const std::int32_t* labels_;
   const S* weight_;
   std::int64_t rows_;
   S even_;
@@ -134,86 +172,83 @@ class Rows {
   S cap_;
 };
 
-template <class T, class Index>
-void forward(const CrossEntropyForward& args) {
-  using S = Accumulate<T>;
-  const Rows<T, Index> rows(args.terms);
+template <class S>
+void forward(const CrossEntropyForward& args, const Elements<S>& elements) {
+  const Rows<S> rows(args.terms, elements);
   S* const logsumexp = args.logsumexp.data<S>();
   S* const mass = args.mass.data<S>();
   S* const losses = args.losses.data<S>();
-  rows.each([&](std::int64_t row, std::vector<S>& z) {
-    if (rows.ignored(row)) {
-      logsumexp[row] = 0;
-      mass[row] = 0;
-      losses[row] = 0;
+  rows.each([&](std::int64_t i, typename Rows<S>::Row& row) {
+    if (rows.ignored(i)) {
+      logsumexp[i] = 0;
+      mass[i] = 0;
+      losses[i] = 0;
       return;
     }
-    rows.transform(row, z);
-    const S largest = row_max(z.data(), rows.classes);
-    const S log_sum = math::log(row_sum_exp(z.data(), rows.classes, largest));
-    logsumexp[row] = largest + log_sum;
+    rows.load(i, row);
+    const S* const z = row.z.data();
+    const S largest = row_max(z, rows.classes);
+    const S log_sum = math::log(row_sum_exp(z, rows.classes, largest));
+    logsumexp[i] = largest + log_sum;
     // Each class's distance from the largest first: so nothing is lost where the logits are large.
     S distance = 0;
     S total = 0;
-    if (rows.kind() != CrossEntropyTarget::given) {
-      total = rows.label_u(row);
-      distance = weighed(total, largest - z[rows.label(row)]);
+    if (rows.labeled()) {
+      total = rows.label_u(i);
+      distance = weighed(total, largest - z[rows.label(i)]);
     }
     if (rows.kind() != CrossEntropyTarget::label) {
-      total += row_sum<S>(rows.classes, [&](std::int64_t i) { return rows.u(row, i); });
-      distance += row_sum<S>(rows.classes, [&](std::int64_t i) { return weighed(rows.u(row, i), largest - z[i]); });
+      const S* const given = rows.labeled() ? nullptr : row.given.data();
+      total += row_sum<S>(rows.classes, [&](std::int64_t c) { return rows.u(given, c); });
+      distance += row_sum<S>(rows.classes, [&](std::int64_t c) { return weighed(rows.u(given, c), largest - z[c]); });
     }
-    mass[row] = total;
-    losses[row] = distance + total * log_sum;
+    mass[i] = total;
+    losses[i] = distance + total * log_sum;
   });
 }
 
-template <class T, class Index>
-void backward(const CrossEntropyBackward& args) {
-  using S = Accumulate<T>;
-  const Rows<T, Index> rows(args.terms);
+template <class S>
+void backward(const CrossEntropyBackward& args, const Elements<S>& elements) {
+  const Rows<S> rows(args.terms, elements);
   const S* const logsumexp = args.logsumexp.data<S>();
   const S* const mass = args.mass.data<S>();
   const S* const dloss = args.dloss.data_or_null<S>();
   const bool one = dloss != nullptr && args.dloss.numel() == 1;
   const S denominator = args.denominator.defined() ? *args.denominator.data<S>() : S{1};
-  T* const dlogits = args.dlogits.data<T>();
-  rows.each([&](std::int64_t row, std::vector<S>& z) {
-    T* const dx = dlogits + row * rows.classes;
-    if (rows.ignored(row)) {
-      std::fill(dx, dx + rows.classes, static_cast<T>(S{0}));
+  std::byte* const dlogits = args.dlogits.raw_data();
+  rows.each([&](std::int64_t i, typename Rows<S>::Row& row) {
+    std::vector<S>& z = row.z;
+    std::byte* const dx = dlogits + i * rows.row_bytes();
+    if (rows.ignored(i)) {
+      std::fill(dx, dx + rows.row_bytes(), std::byte{0});
       return;
     }
-    rows.transform(row, z);
-    const S scale = (dloss != nullptr ? dloss[one ? 0 : row] : S{1}) / denominator;
-    const S log_sum = logsumexp[row];
-    const S total = mass[row];
-    const bool labeled = rows.kind() != CrossEntropyTarget::given;
-    const S z_label = labeled ? z[rows.label(row)] : S{0};
+    rows.load(i, row);
+    const S scale = (dloss != nullptr ? dloss[one ? 0 : i] : S{1}) / denominator;
+    const S log_sum = logsumexp[i];
+    const S total = mass[i];
+    const S z_label = rows.labeled() ? z[rows.label(i)] : S{0};
     if (rows.kind() == CrossEntropyTarget::label) {
       rows.gradient(z, log_sum, total, scale, [](std::int64_t) { return S{0}; });
     } else {
-      rows.gradient(z, log_sum, total, scale, [&](std::int64_t i) { return rows.u(row, i); });
+      const S* const given = rows.labeled() ? nullptr : row.given.data();
+      rows.gradient(z, log_sum, total, scale, [&](std::int64_t c) { return rows.u(given, c); });
     }
-    if (labeled) {
-      z[rows.label(row)] -= rows.label_u(row) * rows.slope(z_label) * scale;
+    if (rows.labeled()) {
+      z[rows.label(i)] -= rows.label_u(i) * rows.slope(z_label) * scale;
     }
-    if constexpr (std::is_same_v<T, S>) {
-      std::copy(z.begin(), z.end(), dx);
-    } else {
-      narrow(z.data(), rows.classes, dx);
-    }
+    elements.store(z.data(), rows.classes, dx);
   });
 }
 
 }  // namespace
 
 void cross_entropy_forward(Cpu, const CrossEntropyForward& args) {
-  for_types(args.terms, [&]<class T, class Index>() { forward<T, Index>(args); });
+  on_elements(args.terms.logits.dtype(), [&](const auto& elements) { forward(args, elements); });
 }
 
 void cross_entropy_backward(Cpu, const CrossEntropyBackward& args) {
-  for_types(args.terms, [&]<class T, class Index>() { backward<T, Index>(args); });
+  on_elements(args.terms.logits.dtype(), [&](const auto& elements) { backward(args, elements); });
 }
 
 void cross_entropy_in_place(Cpu device, const CrossEntropyInPlace& args) {
