@@ -29,7 +29,7 @@ struct Moments {
 };
 
 template <class S>
-[[gnu::flatten]] Moments<S> moments(const S* x, std::int64_t n, Soon y) {
+[[gnu::flatten]] Moments<S> moments(const S* x, std::int64_t n, Prefetch y) {
   const S shift = x[0];
   const S mean = sum_of<S>(n, [&]<class V>(std::int64_t i) -> V { return load<V>(x + i) - shift; }) / n;
   const S variance = sum_of<S>(n,
@@ -44,7 +44,7 @@ template <class S>
 
 template <class S>
 [[gnu::flatten]] void normalize(const S* x, std::int64_t n, const Moments<S>& m, S rstd, const S* weight, const S* bias,
-                                S* y, Soon next_x) {
+                                S* y, Prefetch next_x) {
   for_packs<S>(0, n, [&]<class V, int>(std::int64_t i) {
     next_x.fetch(i);
     const V x_hat = ((load<V>(x + i) - m.shift) - m.mean) * rstd;
@@ -61,15 +61,15 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
   for (std::int64_t row = begin; row < end; ++row) {
     const T* const x_row = args.x.data<T>() + row * n;
     T* const y_row = args.y.data<T>() + row * n;
-    const Soon next_x(row + 1 < end ? x_row + n : x_row);
+    const Prefetch next_x(row + 1 < end ? x_row + n : x_row);
     const S* x = as_sums<S>(x_row, n, buffer);
-    Moments<S> m = moments(x, n, Soon(y_row));
+    Moments<S> m = moments(x, n, Prefetch(y_row));
     S scale = 1;
     if (!std::isfinite(m.variance)) [[unlikely]] {
       scale = kShrink<S>;
       buffer = Eigen::Map<const Buffer<S>>(x, n) * scale;
       x = buffer.data();
-      m = moments(x, n, Soon(y_row));
+      m = moments(x, n, Prefetch(y_row));
     }
     const S rstd = 1 / std::sqrt(m.variance + static_cast<S>(args.eps) * scale * scale);
     write_as<S>(y_row, n, buffer, [&](S* y) { normalize(x, n, m, rstd, weight, bias, y, next_x); });
@@ -91,9 +91,9 @@ struct BackwardRow {
   S rstd;
   S* dweight;
   S* dbias;
-  Soon dx_soon;
-  Soon next_dy;
-  Soon next_x;
+  Prefetch dx_prefetch;
+  Prefetch next_dy;
+  Prefetch next_x;
 
   template <class V>
   V x_hat(std::int64_t i) const {
@@ -128,7 +128,7 @@ template <bool with_parameters, class S>
     Sum<S> g_sum;
     Sum<S> gx_sum;
     for_packs<S>(begin, end, [&]<class V, int k>(std::int64_t i) {
-      row.dx_soon.fetch(i);
+      row.dx_prefetch.fetch(i);
       const V dy = load<V>(row.dy + i);
       const V x_hat = row.template x_hat<V>(i);
       const V g = dy * load<V>(row.weight + i);
@@ -172,9 +172,9 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
                               .rstd = args.rstd.data<S>()[row],
                               .dweight = dweight,
                               .dbias = dbias,
-                              .dx_soon = Soon(dx),
-                              .next_dy = Soon(dy + to_next),
-                              .next_x = Soon(x + to_next)};
+                              .dx_prefetch = Prefetch(dx),
+                              .next_dy = Prefetch(dy + to_next),
+                              .next_x = Prefetch(x + to_next)};
     if (!with_dx) {
       add_parameters(work);
     } else if (dweight == nullptr) {

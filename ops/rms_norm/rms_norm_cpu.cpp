@@ -21,7 +21,7 @@ namespace mica::kernels {
 namespace {
 
 template <class S>
-[[gnu::flatten]] S mean_square(const S* x, std::int64_t n, Soon y) {
+[[gnu::flatten]] S mean_square(const S* x, std::int64_t n, Prefetch y) {
   const double sum = sum_of<S>(n, [&]<class V>(std::int64_t i) -> V {
     y.fetch(i);
     const V value = load<V>(x + i);
@@ -31,7 +31,7 @@ template <class S>
 }
 
 template <class S>
-[[gnu::flatten]] void scale_row(const S* x, std::int64_t n, S rstd, const S* weight, S* y, Soon next_x) {
+[[gnu::flatten]] void scale_row(const S* x, std::int64_t n, S rstd, const S* weight, S* y, Prefetch next_x) {
   for_packs<S>(0, n, [&]<class V, int>(std::int64_t i) {
     next_x.fetch(i);
     store<V>(y + i, load<V>(x + i) * rstd * load<V>(weight + i));
@@ -47,9 +47,9 @@ void forward_rows(const RMSNormForward& args, std::int64_t begin, std::int64_t e
     const T* const x_row = args.x.data<T>() + row * n;
     T* const y_row = args.y.data<T>() + row * n;
     const S* const x = as_sums<S>(x_row, n, buffer);
-    const S rstd = 1 / std::sqrt(mean_square(x, n, Soon(y_row)) + static_cast<S>(args.eps));
+    const S rstd = 1 / std::sqrt(mean_square(x, n, Prefetch(y_row)) + static_cast<S>(args.eps));
     write_as<S>(y_row, n, buffer,
-                [&](S* y) { scale_row(x, n, rstd, weight, y, Soon(row + 1 < end ? x_row + n : x_row)); });
+                [&](S* y) { scale_row(x, n, rstd, weight, y, Prefetch(row + 1 < end ? x_row + n : x_row)); });
     if (rstds != nullptr) {
       rstds[row] = rstd;
     }
@@ -81,10 +81,11 @@ template <class S>
 }
 
 template <class S>
-[[gnu::flatten]] void write_dx(const BackwardRow<S>& given, S* dx, Soon dx_soon, Soon next_dy, Soon next_x) {
+[[gnu::flatten]] void write_dx(const BackwardRow<S>& given, S* dx, Prefetch dx_prefetch, Prefetch next_dy,
+                               Prefetch next_x) {
   const BackwardRow<S> row = given;
   const double sum = sum_of<S>(row.n, [&]<class V>(std::int64_t i) -> V {
-    dx_soon.fetch(i);
+    dx_prefetch.fetch(i);
     return load<V>(row.dy + i) * load<V>(row.weight + i) * row.template x_hat<V>(i);
   });
   const S mean = static_cast<S>(sum / static_cast<double>(row.n));
@@ -116,7 +117,8 @@ void backward_rows(const RMSNormBackward& args, std::int64_t begin, std::int64_t
     }
     if (args.dx.defined()) {
       T* const dx = args.dx.data<T>() + row * n;
-      write_as<S>(dx, n, x_buffer, [&](S* to) { write_dx(work, to, Soon(dx), Soon(dy + to_next), Soon(x + to_next)); });
+      write_as<S>(dx, n, x_buffer,
+                  [&](S* to) { write_dx(work, to, Prefetch(dx), Prefetch(dy + to_next), Prefetch(x + to_next)); });
     }
   }
 }

@@ -40,14 +40,14 @@ void store(S* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
-// A row that is worked on soon. Rows are fetched while others are computed, as memory would else wait for the CPU and
-// the CPU for memory in turn.
-class Soon {
+// A row that will be needed soon. It is prefetched while another one is computed, so that loads and computation
+// overlap.
+class Prefetch {
  public:
   template <class T>
-  explicit Soon(const T* row) : row_(reinterpret_cast<const char*>(row)), size_(sizeof(T)) {}
+  explicit Prefetch(const T* row) : row_(reinterpret_cast<const char*>(row)), size_(sizeof(T)) {}
 
-  // Element i, and what shares its cache line.
+  // Prefetches the cache line of element i.
   void fetch(std::int64_t i) const { __builtin_prefetch(row_ + i * size_); }
 
  private:
@@ -57,7 +57,7 @@ class Soon {
 
 constexpr int kUnrolled = 4;
 
-// Calls body.operator()<V, k>(i) so that all of [begin, end) is met: by packs, then by numbers. Sums of different k do
+// Calls body.operator()<V, k>(i) for all i in [begin, end): first by packs, then one by one. Sums of different k do
 // not wait for each other.
 template <class S, class Body>
 void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
