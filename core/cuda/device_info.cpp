@@ -2,6 +2,7 @@
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/device_info.h>
+#include <mica/core/dispatch.h>
 
 namespace mica {
 
@@ -9,6 +10,7 @@ std::string device_name(Device device) {
   if (device.is_cpu()) {
     return "cpu";
   }
+  const DeviceGuard guard(device);  // says so if there is no such device
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, device.index), "cudaGetDeviceProperties");
   return properties.name;

@@ -158,11 +158,11 @@ __device__ void store_rows(T* to, std::int64_t stride, int row, int rows, int de
 }
 
 /// The four lanes that share a row.
-__device__ float maximum_of_row(float x) {
+inline __device__ float maximum_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-__device__ float sum_of_row(float x) {
+inline __device__ float sum_of_row(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }

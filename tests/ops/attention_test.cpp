@@ -536,8 +536,10 @@ TEST(Attention, FusedKernelsTakeMasksAndDropout) {
   expect_launched(record, device, {"flash_masked_forward_kernel", "flash_masked_key_gradient_kernel"});
   const Tensors wanted = run(AttentionBackend::composed);
   for (std::size_t i = 0; i < got.size(); ++i) {
-    // By the size of the whole: where a query sees one key only, its gradient is 0, or a rounding error.
-    expect_rows_close(got[i], to_vector<double>(wanted[i]), wanted[i].numel(), 2e-2, fmt::format("result {}", i));
+    // By the size of the whole: where a query sees one key only, its gradient is 0, or a rounding error. That of a
+    // score is the difference of two sums of 64 terms of about 1.4, each rounded to 8 bits: 11 · 2⁻⁸ of an element of
+    // the keys, times the scale of 1/8, and the largest of 69,120 is four times as large.
+    expect_rows_close(got[i], to_vector<double>(wanted[i]), wanted[i].numel(), 5e-2, fmt::format("result {}", i));
   }
 }
 
