@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <type_traits>
-
 #include <mica/core/blocks_cpu.h>
 #include <mica/core/half_cpu.h>
 
@@ -19,8 +16,6 @@ void gather(const std::byte* from_bytes, const Patch& patch, std::byte* to_bytes
       for (std::int64_t i = 0; i < patch.n; ++i, x += stride) {
         to[i] = static_cast<V>(*x);
       }
-    } else if constexpr (std::is_same_v<T, V>) {
-      std::copy_n(from, patch.n, to);
     } else {
       widen(from, patch.n, to);
     }
@@ -36,8 +31,6 @@ void scatter(const std::byte* from_bytes, const Patch& patch, std::byte* to_byte
       for (std::int64_t i = 0; i < patch.n; ++i) {
         to[i * patch.stride] = static_cast<T>(from[i]);
       }
-    } else if constexpr (std::is_same_v<T, V>) {
-      std::copy_n(from, patch.n, to);
     } else {
       narrow(from, patch.n, to);
     }

@@ -2,6 +2,7 @@
 
 // Vectorized conversion between 16-bit floats and float. Included by *_cpu.cpp only.
 
+#include <algorithm>
 #include <cstdint>
 
 #include <mica/core/half.h>
@@ -44,6 +45,18 @@ inline void narrow(const float* from, std::int64_t n, BFloat16* to) {
   for (std::int64_t i = 0; i < n; ++i) {
     to[i] = BFloat16(from[i]);
   }
+}
+
+// Elements that are as wide already, for code that serves every type.
+
+template <class T>
+void widen(const T* from, std::int64_t n, T* to) {
+  std::copy_n(from, n, to);
+}
+
+template <class T>
+void narrow(const T* from, std::int64_t n, T* to) {
+  std::copy_n(from, n, to);
 }
 
 }  // namespace mica

@@ -116,15 +116,6 @@ void add(S* sum, const S* term, std::int64_t n) {
   std::transform(sum, sum + n, term, sum, std::plus<S>());
 }
 
-template <class S, class T>
-void store(const S* from, std::int64_t n, T* to) {
-  if constexpr (std::is_same_v<S, T>) {
-    std::copy_n(from, n, to);
-  } else {
-    narrow(from, n, to);
-  }
-}
-
 // Which keys a query sees: the first ones, so many.
 struct Visible {
   std::int64_t keys;
@@ -198,7 +189,7 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
     const S share = total[i] == 0 ? S{0} : 1 / total[i];
     std::transform(sums + i * values, sums + (i + 1) * values, sums + i * values,
                    [share](S sum) { return sum * share; });
-    store(sums + i * values, values, out.row(first + i));
+    narrow(sums + i * values, values, out.row(first + i));
     lse[i] = total[i] == 0 ? kNever : most[i] + std::log(total[i]);
   }
 }
@@ -291,14 +282,14 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
         add(dq_sums, product, rows * width);
       }
       for (std::int64_t i = 0; i < rows; ++i) {
-        store(dq_sums + i * width, width, dq.row(first + i));
+        narrow(dq_sums + i * width, width, dq.row(first + i));
       }
     }
   }
   const HeadRows<T> dk_out(args.dk, batch, key_head), dv_out(args.dv, batch, key_head);
   for (std::int64_t j = 0; j < visible.keys; ++j) {
-    store(dk + j * width, width, dk_out.row(j));
-    store(dv + j * values, values, dv_out.row(j));
+    narrow(dk + j * width, width, dk_out.row(j));
+    narrow(dv + j * values, values, dv_out.row(j));
   }
 }
 

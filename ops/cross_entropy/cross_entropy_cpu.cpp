@@ -1,8 +1,7 @@
 #include <cstddef>
-#include <type_traits>
 #include <vector>
 
-#include <mica/core/half_cpu.h>
+#include <mica/core/blocks_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/cross_entropy/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/cross_entropy_ops.h>
@@ -16,45 +15,8 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-// Everything is computed in S, float or double; only these know the dtypes of the tensors.
-template <class S>
-struct Elements {
-  void (*load)(const std::byte* from, std::int64_t n, S* to);
-  void (*store)(const S* from, std::int64_t n, std::byte* to);
-};
-
-template <class S, class T>
-constexpr Elements<S> kElements{
-    .load =
-        [](const std::byte* from, std::int64_t n, S* to) {
-          const T* const x = reinterpret_cast<const T*>(from);
-          if constexpr (std::is_same_v<S, T>) {
-            std::copy(x, x + n, to);
-          } else {
-            widen(x, n, to);
-          }
-        },
-    .store =
-        [](const S* from, std::int64_t n, std::byte* to) {
-          T* const y = reinterpret_cast<T*>(to);
-          if constexpr (std::is_same_v<S, T>) {
-            std::copy(from, from + n, y);
-          } else {
-            narrow(from, n, y);
-          }
-        },
-};
-
-/// Calls f(elements) with the Elements of `dtype`.
-template <class F>
-void on_elements(DType dtype, const F& f) {
-  on_dtype(FloatTypes{}, dtype, "cross_entropy", [&]<class T>() {
-    const Elements<Accumulate<T>> elements = kElements<Accumulate<T>, T>;
-    f(elements);
-  });
-}
-
-/// The rows, and what is done to their logits. README.md names the numbers.
+/// The rows, and what is done to their logits. README.md names the numbers. Everything is computed in S, float or
+/// double; only the format knows how the tensors' elements are stored.
 template <class S>
 class Rows {
  public:
@@ -65,12 +27,11 @@ class Rows {
     std::vector<S> given;  // probabilities, if they are the targets
   };
 
-  Rows(const CrossEntropyTerms& terms, const Elements<S>& elements)
+  explicit Rows(const CrossEntropyTerms& terms)
       : classes(terms.logits.size(1)),
         kind_(target_of(terms)),
         ignore_index_(terms.ignore_index),
-        elements_(elements),
-        row_bytes_(classes * static_cast<std::int64_t>(size_of(terms.logits.dtype()))),
+        format_(element_format(terms.logits.dtype())),
         logits_(terms.logits.raw_data()),
         given_(kind_ == CrossEntropyTarget::given ? terms.targets.raw_data() : nullptr),
         wide_labels_(labeled() && terms.targets.dtype() == int64 ? terms.targets.data<std::int64_t>() : nullptr),
@@ -97,16 +58,21 @@ class Rows {
   std::int64_t label(std::int64_t i) const { return wide_labels_ != nullptr ? wide_labels_[i] : labels_[i]; }
   bool ignored(std::int64_t i) const { return labeled() && label(i) == ignore_index_; }
   CrossEntropyTarget kind() const { return kind_; }
-  std::int64_t row_bytes() const { return row_bytes_; }
+  std::int64_t row_bytes() const { return classes * format_.bytes; }
+
+  /// Writes a row of the logits' dtype.
+  void store(const std::vector<S>& values, std::byte* to) const {
+    format_.scatter(reinterpret_cast<const std::byte*>(values.data()), {classes, 1, 1, 0}, to);
+  }
 
   /// Loads row i: z, and the targets if they are probabilities.
   void load(std::int64_t i, Row& row) const {
     const std::int64_t n = classes;
     S* const out = row.z.data();
-    elements_.load(logits_ + i * row_bytes_, n, out);
+    gather(logits_, i, out);
     if (given_ != nullptr) {
       row.given.resize(n);
-      elements_.load(given_ + i * row_bytes_, n, row.given.data());
+      gather(given_, i, row.given.data());
     }
     const S cap = cap_;
     if (cap != 0) {
@@ -156,10 +122,13 @@ class Rows {
   const std::int64_t classes;
 
  private:
+  void gather(const std::byte* rows, std::int64_t i, S* to) const {
+    format_.gather(rows + i * row_bytes(), {classes, 1, 1, 0}, reinterpret_cast<std::byte*>(to));
+  }
+
   CrossEntropyTarget kind_;
   std::int64_t ignore_index_;
-  Elements<S> elements_;
-  std::int64_t row_bytes_;
+  const ElementFormat& format_;
   const std::byte* logits_;
   const std::byte* given_;
   const std::int64_t* wide_labels_;
@@ -173,8 +142,8 @@ class Rows {
 };
 
 template <class S>
-void forward(const CrossEntropyForward& args, const Elements<S>& elements) {
-  const Rows<S> rows(args.terms, elements);
+void forward(const CrossEntropyForward& args) {
+  const Rows<S> rows(args.terms);
   S* const logsumexp = args.logsumexp.data<S>();
   S* const mass = args.mass.data<S>();
   S* const losses = args.losses.data<S>();
@@ -208,8 +177,8 @@ void forward(const CrossEntropyForward& args, const Elements<S>& elements) {
 }
 
 template <class S>
-void backward(const CrossEntropyBackward& args, const Elements<S>& elements) {
-  const Rows<S> rows(args.terms, elements);
+void backward(const CrossEntropyBackward& args) {
+  const Rows<S> rows(args.terms);
   const S* const logsumexp = args.logsumexp.data<S>();
   const S* const mass = args.mass.data<S>();
   const S* const dloss = args.dloss.data_or_null<S>();
@@ -237,18 +206,18 @@ void backward(const CrossEntropyBackward& args, const Elements<S>& elements) {
     if (rows.labeled()) {
       z[rows.label(i)] -= rows.label_u(i) * rows.slope(z_label) * scale;
     }
-    elements.store(z.data(), rows.classes, dx);
+    rows.store(z, dx);
   });
 }
 
 }  // namespace
 
 void cross_entropy_forward(Cpu, const CrossEntropyForward& args) {
-  on_elements(args.terms.logits.dtype(), [&](const auto& elements) { forward(args, elements); });
+  on_dtype(FloatTypes{}, args.terms.logits.dtype(), "cross_entropy", [&]<class T>() { forward<Accumulate<T>>(args); });
 }
 
 void cross_entropy_backward(Cpu, const CrossEntropyBackward& args) {
-  on_elements(args.terms.logits.dtype(), [&](const auto& elements) { backward(args, elements); });
+  on_dtype(FloatTypes{}, args.terms.logits.dtype(), "cross_entropy", [&]<class T>() { backward<Accumulate<T>>(args); });
 }
 
 void cross_entropy_in_place(Cpu device, const CrossEntropyInPlace& args) {

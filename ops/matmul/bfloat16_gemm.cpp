@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <type_traits>
+#include <vector>
 
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
@@ -23,29 +21,11 @@ constexpr std::int64_t kCachedElements = std::int64_t{1} << 18;
 constexpr std::int64_t kPackGrain = std::int64_t{1} << 16;
 constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 21;
 
-/// Memory that a thread keeps from product to product, on cache lines.
-class Scratch {
- public:
-  BFloat16* elements(std::int64_t n) {
-    if (n > size_) {
-      data_.reset();
-      size_ = 0;
-      data_.reset(static_cast<BFloat16*>(std::aligned_alloc(64, static_cast<std::size_t>(2 * n + 63) / 64 * 64)));
-      if (data_ == nullptr) {
-        throw std::bad_alloc();
-      }
-      size_ = n;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(BFloat16* data) const { std::free(data); }
-  };
-  std::unique_ptr<BFloat16, Free> data_;
-  std::int64_t size_ = 0;
+struct alignas(64) PackedTile {
+  BFloat16 elements[kTileElements];
 };
+/// What a thread keeps from product to product.
+using Scratch = std::vector<PackedTile>;
 
 std::int64_t ceil_div(std::int64_t n, std::int64_t d) { return (n + d - 1) / d; }
 
@@ -59,9 +39,13 @@ struct Operand {
 
 /// Packs `count` vectors: rows of a or, as pairs, columns of b.
 Operand packed(const Vectors& all, std::int64_t count, bool as_pairs, Scratch& scratch) {
-  const std::int64_t tile = ceil_div(all.depth, kTileDepth) * kTileElements;
+  const std::int64_t deep = ceil_div(all.depth, kTileDepth);
+  const std::int64_t tile = deep * kTileElements;
   const std::int64_t tiles = ceil_div(count, kTileVectors);
-  BFloat16* const out = scratch.elements(tiles * tile);
+  if (static_cast<std::int64_t>(scratch.size()) < tiles * deep) {
+    scratch.resize(tiles * deep);
+  }
+  BFloat16* const out = scratch.front().elements;
   parallel_for(tiles, kPackGrain / tile + 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       Vectors some = all;
@@ -140,12 +124,7 @@ struct Product {
     }
     multiply_tiles(session, block);
     for (std::int64_t r = 0; r < valid_rows; ++r) {
-      const float* const from = sums.data() + r * kBlock;
-      if constexpr (std::is_same_v<Out, float>) {
-        std::copy_n(from, valid_columns, to + r * leading);
-      } else {
-        narrow(from, valid_columns, to + r * leading);
-      }
+      narrow(sums.data() + r * kBlock, valid_columns, to + r * leading);
     }
   }
 };
