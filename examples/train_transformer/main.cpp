@@ -96,10 +96,9 @@ class Results {
 
 /// What is trained on; its last tenth is for validation.
 struct Data {
-  std::string name;
-  std::optional<io::CharTokenizer> tokenizer{};  // of a text
-  std::vector<std::int32_t> characters{};        // … as tokens
-  std::unique_ptr<io::TokenFile> file{};         // where the tokens are otherwise
+  std::optional<io::CharTokenizer> tokenizer;  // of a text
+  std::vector<std::int32_t> characters;        // … as tokens
+  std::unique_ptr<io::TokenFile> file;         // where the tokens are otherwise
   std::int64_t vocab = 0;
 
   io::TokenView tokens() const { return (file ? file->tokens() : io::TokenView(characters)).below(vocab); }
@@ -109,13 +108,18 @@ struct Data {
 };
 
 Data read_data(const Options& options) {
-  Data data{.name = options.data.empty() ? "the built-in text" : options.data};
+  Data data;
+  std::string text;
+  // Errors of reading name the file.
+  if (trains_on_tokens(options)) {
+    data.file = std::make_unique<io::TokenFile>(options.data);
+  } else {
+    text = options.data.empty() ? built_in_corpus() : io::read_text(options.data);
+  }
   try {
-    if (trains_on_tokens(options)) {
-      data.file = std::make_unique<io::TokenFile>(options.data);
+    if (data.file) {
       data.vocab = nn::gpt2_config("124m").vocab;
     } else {
-      const std::string text = options.data.empty() ? built_in_corpus() : io::read_text(options.data);
       check(!text.empty(), "expected text, got nothing");
       data.tokenizer = io::CharTokenizer::of(text);
       data.characters = data.tokenizer->encode(text);
@@ -126,8 +130,7 @@ Data read_data(const Options& options) {
           10 * options.context, options.context, data.tokens().size());
     return data;
   } catch (const Error& error) {
-    const std::string what = error.what();
-    fail("{}", what.find(data.name) == std::string::npos ? fmt::format("{}: {}", data.name, what) : what);
+    fail("{}: {}", options.data.empty() ? "the built-in text" : options.data, error.what());
   }
 }
 

@@ -30,12 +30,8 @@ Recipe gpt2_recipe(std::string_view size, std::int64_t batch, double lr) {
           .min_lr = lr / 10,
           .warmup = 700,
           .beta2 = 0.95,
-          .weight_decay = 0.1,
-          .clip = 1,
-          .eval_every = 250,
           .sample = 0,
-          .accumulate = (1 << 19) / (batch * model.context),
-          .dtype = "auto"};
+          .accumulate = (1 << 19) / (batch * model.context)};
 }
 
 const std::map<std::string, Recipe> recipes{
@@ -55,11 +51,7 @@ const std::map<std::string, Recipe> recipes{
       .lr = 2e-3,
       .min_lr = 1e-4,
       .warmup = 100,
-      .weight_decay = 0.1,
-      .clip = 1,
-      .eval_every = 250,
-      .sample = 600,
-      .dtype = "auto"}},
+      .sample = 600}},
     // The two character-level recipes of nanoGPT.
     {"shakespeare-cpu",
      {.steps = 2000,
@@ -72,11 +64,7 @@ const std::map<std::string, Recipe> recipes{
       .lr = 1e-3,
       .min_lr = 1e-4,
       .warmup = 100,
-      .weight_decay = 0.1,
-      .clip = 1,
-      .eval_every = 250,
-      .sample = 500,
-      .dtype = "auto"}},
+      .sample = 500}},
     {"shakespeare-gpu",
      {.steps = 5000,
       .batch = 64,
@@ -88,11 +76,7 @@ const std::map<std::string, Recipe> recipes{
       .lr = 1e-3,
       .min_lr = 1e-4,
       .warmup = 100,
-      .weight_decay = 0.1,
-      .clip = 1,
-      .eval_every = 250,
-      .sample = 500,
-      .dtype = "auto"}},
+      .sample = 500}},
 };
 
 /// What was given; the rest is the preset's.

@@ -18,12 +18,12 @@ struct Recipe {
   double min_lr;
   std::int64_t warmup;
   double beta2 = 0.99;  // of AdamW; the other is 0.9
-  double weight_decay;
-  double clip;
-  std::int64_t eval_every;
+  double weight_decay = 0.1;
+  double clip = 1;
+  std::int64_t eval_every = 250;
   std::int64_t sample;
   std::int64_t accumulate = 1;  // batches whose gradients are added up in a step
-  std::string dtype;            // float32, float16, bfloat16, or auto: bfloat16 on a GPU, float32 on the CPU
+  std::string dtype = "auto";   // float32, float16, bfloat16, or auto: bfloat16 where has_fast_bfloat16()
 };
 
 /// What one run does.
