@@ -9,11 +9,12 @@ namespace mica::autograd {
 /// Whether `x` is row-major, has no history, and no one else refers to its memory.
 bool is_unshared(const Tensor& x);
 
-/// In the backward of a Function: takes over what other uses of input `i` have contributed to its gradient so far; on a
-/// GPU, for a leaf, also `grad` with what earlier backward passes have left there. Who takes it adds to it in place and
-/// returns it as the gradient of that input, which saves a pass that adds two tensors. Undefined, for which the
-/// gradient is returned as always, if there is none yet, if it is not in memory of its own, or if recording or hooks
-/// need each contribution by itself.
+/// Call in the backward of a Function. Returns the gradient of input `i` from its other uses so far; for a leaf on a
+/// GPU also its `grad` from earlier backward passes. Add to it in place and return it as the gradient of that input:
+/// this saves a pass that adds two tensors.
+///
+/// Undefined if there is none yet, if others share its memory, or if recording or hooks need each contribution by
+/// itself. Then return the gradient as usual.
 Tensor take_gradient_so_far(std::size_t i);
 
 /// Returns `gradient` if no one else refers to its memory and it is row-major and has no history; else a copy that is.

@@ -153,8 +153,8 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
 }
 
-// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add into the `grad` of leaves,
-// which their accumulators then find done. visit(node, gradients) receives each node with its complete output gradients
+// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add to the `grad` of a leaf, and
+// its accumulator has nothing left to add. visit(node, gradients) receives each node with its complete output gradients
 // and returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
 template <class Visit, class Replayed>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bool adds_to_leaves, Visit&& visit,

@@ -23,7 +23,7 @@ class MultiheadAttention : public Module {
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// Before the dropout of the result, for who drops and adds in one pass.
+  /// The result before its dropout, for callers that drop and add in one pass.
   Tensor undropped(const Tensor& x) const;
 
   MultiheadAttentionOptions options;

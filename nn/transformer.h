@@ -21,7 +21,7 @@ class Mlp : public Module {
   Mlp(std::int64_t width, Options options);
 
   Tensor operator()(const Tensor& x) const;
-  /// Before the dropout, for who drops and adds in one pass.
+  /// The result before its dropout, for callers that drop and add in one pass.
   Tensor undropped(const Tensor& x) const;
 
   Options options;
@@ -38,8 +38,8 @@ struct TransformerBlockOptions {
   GeluApproximation gelu = GeluApproximation::tanh;
 };
 
-/// The stream between two blocks: residual, and a branch that is still to be dropped from and added to it. The norm
-/// that follows does both, and normalizes the sum, in one pass.
+/// The stream between two blocks: a residual and a branch. The norm that follows applies dropout to the branch, adds it
+/// to the residual and normalizes the sum, in one pass.
 using ResidualAndBranch = std::array<Tensor, 2>;
 
 /// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
@@ -53,8 +53,8 @@ class TransformerBlock : public Module {
   TransformerBlock(std::int64_t width, TransformerBlockOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The same for x = residual + dropout(branch) (undefined: 0), dropped as mlp's result is, with mlp's dropout and the
-  /// last sum left to what follows.
+  /// The same for x = residual + dropout(branch), where an undefined branch is 0 and the dropout is that of mlp. The
+  /// result is such a pair again: what follows drops and adds.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch) const;
 
   LayerNorm ln_1;

@@ -33,11 +33,11 @@ struct AttentionProblem {
 /// The blocked kernel has a thread for each key head in its backward, so where there are few of them, and their weights
 /// do not take much memory, products that all threads work on are faster.
 ///
-/// Of the kernels on CUDA, only the flash kernel takes dropout or a mask. Else, with wgmma the flash kernel is the
-/// faster one for heads of up to 64 columns, cuDNN for wider ones and on other chips. But cuDNN compiles a kernel for
-/// each shape, some 50 to 800 ms, so lengths that are no multiple of 64, as they come one after the other when text is
-/// generated, go to the flash kernel; and its deterministic backward keeps B · H · T · S numbers of 16 bits meanwhile,
-/// which has to stay within 1 GiB.
+/// On CUDA, only the flash kernel takes dropout or a mask. Otherwise the flash kernel is faster for heads of up to 64
+/// columns on chips with wgmma, and cuDNN for wider heads and on other chips. Two cases go to the flash kernel all the
+/// same. Lengths that are no multiple of 64: cuDNN compiles a kernel for each shape, in 50 to 800 ms, and generating
+/// text changes the length at every token. And B · H · T · S numbers of 16 bits that take more than 1 GiB: cuDNN's
+/// deterministic backward stores them.
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem);
 
 }  // namespace mica

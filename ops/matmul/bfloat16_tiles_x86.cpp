@@ -1,7 +1,7 @@
 #include <mica/ops/matmul/bfloat16_tiles.h>
 
-// Compiled with AVX-512 and AMX switched on (cmake/MicaTarget.cmake), so only functions that are reached after a look
-// at the CPU may stand here, and nothing inline from elsewhere that the linker could choose for other files.
+// Compiled for AVX-512 and AMX (cmake/MicaTarget.cmake). Call these functions only on a CPU that has both. Include no
+// inline functions: the linker could use this file's copy of them in the rest of the library.
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
 #include <immintrin.h>
