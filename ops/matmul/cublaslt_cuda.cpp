@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <compare>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +22,7 @@
 #include <mica/core/cuda/cublas.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/ops/matmul/agreement.h>
 #include <mica/ops/matmul/cublaslt_cuda.h>
 
 namespace mica::kernels {
@@ -432,14 +432,8 @@ class Search {
     const std::vector<float> expected = sample();
     run(chosen);
     const std::vector<float> got = sample();
-    double apart = 0;
-    double size = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      apart += std::pow(static_cast<double>(got[i]) - expected[i], 2);
-      size += std::pow(static_cast<double>(expected[i]), 2);
-    }
     const double tolerance = size_of(out_.dtype()) == 2 ? 1e-2 : 1e-3;  // of the norm; 16 bits or TF32
-    return std::isnan(apart) || apart <= tolerance * tolerance * size ? chosen : first;
+    return mica::detail::agree_up_to_rounding(expected, got, tolerance) ? chosen : first;
   }
 
   // Some rows of the result, evenly spaced.

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "tests/ops/matrix_layouts.h"
 #include "tests/support.h"
@@ -9,6 +10,7 @@
 #include <mica/core/parallel.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/inplace/inplace.h>
+#include <mica/ops/matmul/agreement.h>
 #include <mica/ops/matmul/layout.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
@@ -408,6 +410,31 @@ TEST(MatmulTuning, TimedProductsAreRightAndRepeat) {
   expect_error([&] { set_matmul_algorithms(text + "1 2 3\n", device); }, "a line is damaged: \"1 2 3\"");
   expect_error([&] { set_matmul_algorithms(text.substr(0, text.rfind(' ')), device); }, "a line is damaged");
   EXPECT_EQ(matmul_algorithms(device), text);
+}
+
+TEST(MatmulTuning, AnAlgorithmAgreesUpToRounding) {
+  const auto agree = [](const std::vector<float>& expected, const std::vector<float>& got) {
+    return detail::agree_up_to_rounding(expected, got, 1e-2);
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  // The norm of the expected result is 5, so that 0.05 may be missing.
+  EXPECT_TRUE(agree({3, -4}, {3, -4}));
+  EXPECT_TRUE(agree({3, -4}, {3.03F, -4.03F}));
+  EXPECT_FALSE(agree({3, -4}, {3.04F, -4.04F}));
+  EXPECT_FALSE(agree({3, -4}, {3, 4}));
+  EXPECT_FALSE(agree({3, -4}, {0, 0}));
+  EXPECT_TRUE(agree({0, 0}, {0, 0}));
+  EXPECT_FALSE(agree({0, 0}, {0, 1e-6F}));
+  // What is not finite has to be at the same places, and hides nothing else.
+  EXPECT_FALSE(agree({3, -4}, {3, kNan}));
+  EXPECT_FALSE(agree({3, kNan}, {3, -4}));
+  EXPECT_FALSE(agree({3, -4}, {3, -kInf}));
+  EXPECT_FALSE(agree({3, kInf}, {3, -kInf}));
+  EXPECT_FALSE(agree({3, kInf}, {3, kNan}));
+  EXPECT_FALSE(agree({kNan, 3}, {3, kNan}));
+  EXPECT_TRUE(agree({kNan, kInf, -kInf, 3, -4}, {kNan, kInf, -kInf, 3, -4.01F}));
+  EXPECT_FALSE(agree({kNan, kInf, -kInf, 3, -4}, {kNan, kInf, -kInf, 3, -5}));
 }
 
 TEST(MatmulTuning, TheCpuHasNothingToChoose) {
