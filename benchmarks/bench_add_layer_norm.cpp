@@ -30,12 +30,12 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   const Tensor sum = random(), y = random(), weight = row(), bias = row(), dweight = row(), dbias = row();
   const Tensor mean = empty({c.m}, accumulate_dtype(c.dtype), device);
   const Tensor rstd = empty_like(mean);
-  const kernels::Dropped dropped{.key = {}, .threshold = static_cast<std::uint32_t>(p * 0x1p32), .scale = 1 / (1 - p)};
+  const ElementDropout dropout{.key = {}, .threshold = ElementDropout::threshold_of(p)};
   const Tensor none;
-  const kernels::AddLayerNormForward forward{c.m, c.n, x, residual, weight, bias, dropped, 1e-5, sum, y, mean, rstd};
+  const kernels::AddLayerNormForward forward{c.m, c.n, x, residual, weight, bias, dropout, 1e-5, sum, y, mean, rstd};
   // Results go where inputs of forward were.
   const kernels::AddLayerNormBackward backward{
-      c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropped, residual, p > 0 ? x : none, dweight, dbias};
+      c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias};
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
   const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
     report.add({.op = fmt::format("{}{}", op, p > 0 ? "_dropout" : ""),

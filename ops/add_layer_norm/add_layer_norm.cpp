@@ -18,25 +18,22 @@ namespace mica {
 
 namespace {
 
-using kernels::Dropped;
 using norm::contiguous_or_absent;
 
-bool drops(const Dropped& d) { return d.scale != 1; }
-
-void write_dropped(const Tensor& y, const Tensor& x, const Dropped& d) {
-  const kernels::Dropout args{.y = y, .x = x, .key = d.key, .threshold = d.threshold, .scale = d.scale};
+void write_dropped(const Tensor& y, const Tensor& x, const ElementDropout& dropout) {
+  const kernels::Dropout args{.y = y, .x = x, .dropout = dropout};
   on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
 }
 
 // The same elements of any tensor. Linear, so that backward is the same function of dy.
 struct Drop {
   static constexpr bool composed = true;
-  Dropped dropped;
+  ElementDropout dropout;
 
   Tensor forward(autograd::Context&, const Tensor& x) const {
     const Tensor from = contiguous_data(x);
     const Tensor y = empty_like(from);
-    write_dropped(y, from, dropped);
+    write_dropped(y, from, dropout);
     return y;
   }
   Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
@@ -45,9 +42,9 @@ struct Drop {
 // By kernels of other ops.
 void forward_in_steps(const kernels::AddLayerNormForward& a) {
   Tensor addend = a.x;
-  if (drops(a.dropped)) {
+  if (a.dropout.drops()) {
     addend = empty_like(a.x);
-    write_dropped(addend, a.x, a.dropped);
+    write_dropped(addend, a.x, a.dropout);
   }
   const kernels::LayerNormForward norm{.rows = a.rows,
                                        .columns = a.columns,
@@ -68,7 +65,7 @@ struct AddLayerNorm {
   static constexpr bool composed = true;
   std::int64_t rows;
   std::int64_t columns;
-  Dropped dropped;
+  ElementDropout dropout;
   double eps;
   Shape row_shape;
   DType weight_dtype;  // of weight and bias
@@ -95,7 +92,7 @@ struct AddLayerNorm {
                                               .residual = residual_rows,
                                               .weight = weight_row,
                                               .bias = bias_row,
-                                              .dropped = dropped,
+                                              .dropout = dropout,
                                               .eps = eps,
                                               .sum = sum,
                                               .y = y,
@@ -126,7 +123,7 @@ struct AddLayerNorm {
     const Tensor dresidual = !d[0].defined() ? dsum : !dsum.defined() ? d[0] : d[0] + dsum;
     Tensor dx;
     if (ctx.needs_grad(0) && dresidual.defined()) {
-      dx = drops(dropped) && dresidual.numel() > 0 ? autograd::apply(Drop{dropped}, dresidual) : dresidual;
+      dx = dropout.drops() && dresidual.numel() > 0 ? autograd::apply(Drop{dropout}, dresidual) : dresidual;
     }
     return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d[1], d[2]};
   }
@@ -142,7 +139,7 @@ struct AddLayerNorm {
   // All gradients, where there is a kernel for them.
   bool in_one_pass(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy, const Saved& saved,
                    Tensors& gradients) const {
-    const bool other_dx = drops(dropped);
+    const bool other_dx = dropout.drops();
     const auto matrix = [&](bool wanted) { return wanted ? empty_like(saved.sum) : Tensor{}; };
     const Tensor dresidual = matrix(ctx.needs_grad(1) || (ctx.needs_grad(0) && !other_dx));
     const Tensor dx = matrix(ctx.needs_grad(0) && other_dx);
@@ -160,7 +157,7 @@ struct AddLayerNorm {
                                              .weight = weight_row,
                                              .mean = saved.mean,
                                              .rstd = saved.rstd,
-                                             .dropped = dropped,
+                                             .dropout = dropout,
                                              .dresidual = dresidual,
                                              .dx = dx,
                                              .dweight = dweight,
@@ -193,17 +190,15 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const
   check(options.p >= 0 && options.p < 1, "add_layer_norm: expected p in [0, 1), got {}", options.p);
   check(options.eps >= 0, "add_layer_norm: expected eps of at least 0, got {}", options.eps);
 
-  Dropped dropped;
+  ElementDropout dropout;
   if (options.training && options.p > 0) {
-    dropped = {.key = next_philox_key(),
-               .threshold = static_cast<std::uint32_t>(options.p * 0x1p32),
-               .scale = 1 / (1 - options.p)};
+    dropout = {.key = next_philox_key(), .threshold = ElementDropout::threshold_of(options.p)};
   }
   const Tensor& parameter = weight.defined() ? weight : bias;
   const auto [sum, y] =
       autograd::apply(AddLayerNorm{.rows = numel_of(x.shape().slice(0, leading)),
                                    .columns = numel_of(normalized_shape),
-                                   .dropped = dropped,
+                                   .dropout = dropout,
                                    .eps = options.eps,
                                    .row_shape = normalized_shape,
                                    .weight_dtype = parameter.defined() ? parameter.dtype() : x.dtype()},

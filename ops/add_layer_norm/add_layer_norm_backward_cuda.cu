@@ -19,7 +19,8 @@ using add_layer_norm_cuda::drop;
 namespace {
 
 constexpr int kMostThreads = 512;  // of a block
-constexpr int kDepth = 2;          // rows in shared memory, one of them in use
+// Rows in shared memory, one of them in use, by packs of a row that a thread has.
+constexpr int depth_for(int packs) { return packs == 1 ? 4 : 2; }
 
 template <class T, class W>
 struct Arguments {
@@ -43,6 +44,7 @@ template <class T, class W, int P, bool kDrop>
 __global__ void __launch_bounds__(kMostThreads, 1)
     add_layer_norm_backward_kernel(const Arguments<T, W> arguments, const StreamPlan p) {
   constexpr int V = 16 / sizeof(T);
+  constexpr int kDepth = depth_for(P);
   constexpr bool kHeld = kKeep<V, P, kDrop>;
   extern __shared__ __align__(128) unsigned char memory[];
   const auto& a = arguments.norm;
@@ -71,6 +73,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   float dweight[P * V] = {};
   float dbias[P * V] = {};
   const float in_row = 1.0f / static_cast<float>(a.columns);
+  [[maybe_unused]] const PhiloxKey key = kDrop ? absolute_key(arguments.key) : PhiloxKey{};
   meeting.open();
   cuda::allow_dependents();
 
@@ -140,7 +143,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         }
         if constexpr (kDrop) {
           if (arguments.dx != nullptr) {
-            drop(values, element, arguments.key, arguments.threshold, arguments.scale);
+            drop(values, element, key, arguments.threshold, arguments.scale);
             store(arguments.dx + element, pack_of<T>(values));
           }
         }
@@ -185,7 +188,7 @@ StreamPlan plan_of(std::int64_t columns, int packs) {
   const bool in_registers = packs * V <= 16 && !kDrop;
   p.kept_bytes = in_registers ? 0 : p.threads * packs * V * static_cast<int>(sizeof(W));
   const int fold_bytes = p.groups > 1 ? 2 * p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
-  p.stream_bytes = std::max(fold_bytes, kDepth * p.block() * packs * 3 * V * static_cast<int>(sizeof(T)));
+  p.stream_bytes = std::max(fold_bytes, depth_for(packs) * p.block() * packs * 3 * V * static_cast<int>(sizeof(T)));
   return p;
 }
 
@@ -227,9 +230,9 @@ bool backward(const AddLayerNormBackward& args) {
                                    .dbias = args.dbias.data_or_null<W>()},
                           .dsum = args.dsum.data<T>(),
                           .dx = args.dx.data_or_null<T>(),
-                          .key = args.dropped.key,
-                          .threshold = args.dropped.threshold,
-                          .scale = static_cast<float>(args.dropped.scale)};
+                          .key = args.dropout.key,
+                          .threshold = args.dropout.threshold,
+                          .scale = static_cast<float>(args.dropout.scale())};
   int packs = cuda::device_has_clusters() ? packs_for<V>(args.columns, args.dx.defined()) : 0;
   with_pack_size<T>(
       args.columns, [&]<int kPack>(std::integral_constant<int, kPack>) { packs = kPack == V ? packs : 0; }, a.dsum,

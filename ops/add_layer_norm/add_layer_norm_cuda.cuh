@@ -4,21 +4,23 @@
 
 #include <cstdint>
 
-#include <mica/core/philox.h>
+#include <mica/ops/dropout/element_dropout.h>
 
 namespace mica::kernels::add_layer_norm_cuda {
 
-/// What dropout leaves of the elements from number `element` on, which is a multiple of 4.
+/// What dropout leaves of the elements from number `element` on, a multiple of V. The key is absolute.
 template <int V>
 __device__ void drop(float (&x)[V], std::int64_t element, PhiloxKey key, std::uint32_t threshold, float scale) {
-  static_assert(V % 4 == 0);
+  constexpr int kGroup = detail::kDropoutGroup;
+  static_assert(V == kGroup || V == kGroup / 2);
+  PhiloxBlock bits = detail::draw_dropout_group(key, static_cast<std::uint64_t>(element) / kGroup);
+  if (V < kGroup && element % kGroup != 0) {  // the later half
+    bits.word[0] = bits.word[2];
+    bits.word[1] = bits.word[3];
+  }
 #pragma unroll
-  for (int j = 0; j < V; j += 4) {
-    const PhiloxBlock block = philox_block(key, static_cast<std::uint64_t>(element + j) / 4);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      x[j + k] = block.word[k] >= threshold ? x[j + k] * scale : 0.0f;
-    }
+  for (int j = 0; j < V; ++j) {
+    x[j] = detail::is_kept(bits, j, threshold) ? x[j] * scale : 0.0f;
   }
 }
 

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
   const int columns = static_cast<int>(a.columns);
   const int first = threadIdx.x * V;
   const int step = blockDim.x * V;
+  [[maybe_unused]] const PhiloxKey key = kDrop ? absolute_key(a.key) : PhiloxKey{};
   const std::uint64_t policy = a.inputs_last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
   Pack<T, V> sums[P];
   Pack<T, V> addends[P];
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
       unpack(sums[i], s);
       unpack(addends[i], x);
       if constexpr (kDrop) {
-        drop(x, begin + column, a.key, a.threshold, a.scale);
+        drop(x, begin + column, key, a.threshold, a.scale);
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) {
@@ -205,9 +206,9 @@ bool forward(const AddLayerNormForward& args) {
                         .residual = args.residual.data<T>(),
                         .weight = args.weight.data_or_null<W>(),
                         .bias = args.bias.data_or_null<W>(),
-                        .key = args.dropped.key,
-                        .threshold = args.dropped.threshold,
-                        .scale = static_cast<float>(args.dropped.scale),
+                        .key = args.dropout.key,
+                        .threshold = args.dropout.threshold,
+                        .scale = static_cast<float>(args.dropout.scale()),
                         .eps = static_cast<float>(args.eps),
                         .in_row = 1.0f / static_cast<float>(args.columns),
                         .sum = args.sum.data<T>(),
@@ -220,7 +221,7 @@ bool forward(const AddLayerNormForward& args) {
       a.columns, [&]<int kPack>(std::integral_constant<int, kPack>) { fits = fits && kPack == V; }, a.x, a.residual,
       a.weight, a.bias, a.sum, a.y);
   if (fits) {
-    args.dropped.scale != 1 ? launch_forward<T, W, true>(a) : launch_forward<T, W, false>(a);
+    args.dropout.drops() ? launch_forward<T, W, true>(a) : launch_forward<T, W, false>(a);
   }
   return fits;
 }

@@ -3,21 +3,14 @@
 #include <cstdint>
 
 #include <mica/core/dispatch.h>
-#include <mica/core/philox.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/dropout/element_dropout.h>
 
 namespace mica::kernels {
 
 // All tensors are contiguous and on the kernel's device, and no size is 0. "sums" below is float32, or float64 where x
 // is. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other
 // ops do it one after another.
-
-/// What is dropped of x, as kernels::Dropout has it; a scale of 1: nothing.
-struct Dropped {
-  PhiloxKey key{};
-  std::uint32_t threshold = 0;
-  double scale = 1;
-};
 
 /// sum = residual + dropped x; y = (sum − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps).
 struct AddLayerNormForward {
@@ -27,7 +20,7 @@ struct AddLayerNormForward {
   const Tensor& residual;  // (M, N), x's dtype
   const Tensor& weight;    // (N), x's dtype or sums; undefined: 1
   const Tensor& bias;      // (N), weight's dtype; undefined: 0
-  Dropped dropped;
+  ElementDropout dropout;  // of x, element by element as mica::dropout
   double eps;
   const Tensor& sum;   // out (M, N), x's dtype
   const Tensor& y;     // out (M, N), x's dtype
@@ -43,13 +36,13 @@ bool add_layer_norm_forward(Cuda, const AddLayerNormForward& args);
 struct AddLayerNormBackward {
   std::int64_t rows;
   std::int64_t columns;
-  const Tensor& dsum;    // (M, N), x's dtype
-  const Tensor& dy;      // (M, N)
-  const Tensor& sum;     // (M, N)
-  const Tensor& weight;  // (N) or undefined
-  const Tensor& mean;    // (M)
-  const Tensor& rstd;    // (M)
-  Dropped dropped;
+  const Tensor& dsum;       // (M, N), x's dtype
+  const Tensor& dy;         // (M, N)
+  const Tensor& sum;        // (M, N)
+  const Tensor& weight;     // (N) or undefined
+  const Tensor& mean;       // (M)
+  const Tensor& rstd;       // (M)
+  ElementDropout dropout;   // of x, element by element as mica::dropout
   const Tensor& dresidual;  // out (M, N), x's dtype
   const Tensor& dx;         // out (M, N); undefined where nothing is dropped, as it is dresidual then
   const Tensor& dweight;    // out (N), x's dtype or sums

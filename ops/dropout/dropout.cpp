@@ -10,14 +10,12 @@ namespace {
 
 struct DropoutElements {
   static constexpr bool composed = true;
-  double p;
-  PhiloxKey key;
+  ElementDropout dropout;
 
   Tensor forward(autograd::Context&, const Tensor& x) const {
     const Tensor from = contiguous_data(x);
     const Tensor y = empty_like(x);
-    const kernels::Dropout args{
-        .y = y, .x = from, .key = key, .threshold = static_cast<std::uint32_t>(p * 0x1p32), .scale = 1 / (1 - p)};
+    const kernels::Dropout args{.y = y, .x = from, .dropout = dropout};
     on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
     return y;
   }
@@ -33,7 +31,7 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   if (!training || p == 0) {
     return x;
   }
-  return autograd::apply(DropoutElements{p, next_philox_key()}, x);
+  return autograd::apply(DropoutElements{{.key = next_philox_key(), .threshold = ElementDropout::threshold_of(p)}}, x);
 }
 
 }  // namespace mica

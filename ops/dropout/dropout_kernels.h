@@ -1,18 +1,16 @@
 #pragma once
 
 #include <mica/core/dispatch.h>
-#include <mica/core/philox.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/dropout/element_dropout.h>
 
 namespace mica::kernels {
 
-/// y = x · scale where the element's random word is at least `threshold`, else 0. x and y row-major, of one shape.
+/// y = x · scale where the element is kept, else 0. x and y row-major, of one shape.
 struct Dropout {
   const Tensor& y;
   const Tensor& x;
-  PhiloxKey key;
-  std::uint32_t threshold;
-  double scale;
+  ElementDropout dropout;
 };
 
 void dropout(Cpu, const Dropout& args);

@@ -27,11 +27,12 @@ TEST(Dropout, KeepsTheRightShareAndScalesIt) {
     for (const double p : {0.1, 0.5, 0.9}) {
       manual_seed(7);
       const std::int64_t n = 200'003;
+      const double scale = 1 / (1 - std::round(p * 65536) / 65536);
       const std::vector<double> y = to_vector<double>(dropout(ones({n}, float64, device), p));
       double kept = 0;
       double together = 0;  // neighbors both kept
       for (std::int64_t i = 0; i < n; ++i) {
-        ASSERT_TRUE(y[i] == 0 || y[i] == 1 / (1 - p));
+        ASSERT_TRUE(y[i] == 0 || y[i] == scale) << y[i];
         kept += y[i] != 0;
         together += i > 0 && y[i] != 0 && y[i - 1] != 0;
       }
@@ -39,6 +40,50 @@ TEST(Dropout, KeepsTheRightShareAndScalesIt) {
       EXPECT_NEAR(kept / static_cast<double>(n), 1 - p, 5 * deviation);
       EXPECT_NEAR(together / static_cast<double>(n), (1 - p) * (1 - p), 10 * deviation);
     }
+  }
+}
+
+// Of eight elements that share random bits, each is dropped as often as the others, whatever happens to these.
+TEST(Dropout, ElementsOfAGroupAreIndependent) {
+  for (const Device device : test_devices()) {
+    for (const double p : {0.25, 0.6}) {
+      manual_seed(14);
+      const std::int64_t groups = 20'000;
+      const std::vector<double> y = to_vector<double>(dropout(ones({groups * 8}, float32, device), p));
+      double kept[8][8] = {};  // groups in which both elements are
+      for (std::int64_t group = 0; group < groups; ++group) {
+        for (int i = 0; i < 8; ++i) {
+          for (int j = 0; j < 8; ++j) {
+            kept[i][j] += y[group * 8 + i] != 0 && y[group * 8 + j] != 0;
+          }
+        }
+      }
+      for (int i = 0; i < 8; ++i) {
+        for (int j = 0; j < 8; ++j) {
+          const double expected = i == j ? 1 - p : (1 - p) * (1 - p);
+          const double deviation = std::sqrt(expected * (1 - expected) / static_cast<double>(groups));
+          EXPECT_NEAR(kept[i][j] / static_cast<double>(groups), expected, 5 * deviation) << i << ", " << j;
+        }
+      }
+    }
+  }
+}
+
+// A probability below 2⁻¹⁶ counts as that, and one close to 1 leaves some elements.
+TEST(Dropout, SmallestAndLargestProbability) {
+  for (const Device device : test_devices()) {
+    manual_seed(15);
+    const std::int64_t n = 2'000'000;
+    const auto share_of_zeros = [&](double p, double scale) {
+      double zeros = 0;
+      for (const double y : to_vector<double>(dropout(ones({n}, float64, device), p))) {
+        EXPECT_TRUE(y == 0 || y == scale) << y;
+        zeros += y == 0;
+      }
+      return zeros / static_cast<double>(n);
+    };
+    EXPECT_NEAR(share_of_zeros(1e-12, 65536 / 65535.0), 0x1p-16, 1.5e-5);
+    EXPECT_NEAR(1 - share_of_zeros(1 - 1e-12, 65536), 0x1p-16, 1.5e-5);
   }
 }
 
