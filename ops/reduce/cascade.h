@@ -16,11 +16,14 @@ class Cascade {
 
   /// Where to write the next partial result, before push().
   Level* next() const { return level(depth_); }
-  void push() {
+  /// The partial result may be a balanced tree itself, of `leaves` partial results. That is a power of two, and divides
+  /// the number of those before.
+  void push(std::uint64_t leaves = 1) {
     ++depth_;
-    for (std::uint64_t n = count_++; n & 1; n >>= 1) {
+    for (std::uint64_t n = count_ / leaves; n & 1; n >>= 1) {
       combine_two();
     }
+    count_ += leaves;
   }
   /// Combines what is left. The result is at the first level, if anything was pushed.
   void finish() {

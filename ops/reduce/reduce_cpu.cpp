@@ -1,3 +1,4 @@
+#include <mica/core/copy_kernels.h>
 #include <mica/core/elementwise_cpu.h>
 #include <mica/ops/reduce/reduce_cpu.h>
 #include <mica/ops/reduce/reduce_kernels.h>
@@ -33,6 +34,11 @@ Tensor converted(Cpu device, const Tensor& x) {
 }  // namespace
 
 void sum(Cpu device, const Sum& args) {
+  if (args.x.dtype() == DType::bfloat16) {
+    // Converted as they are added, which takes a shift, and not before.
+    reduce<BFloat16>(device, SumOp<BFloat16>{static_cast<float>(args.divisor)}, args.x, args.y);
+    return;
+  }
   on_value(AllValues{}, args.x.dtype(), "sum",
            [&]<class V>() { reduce<V>(device, SumOp<V>{static_cast<V>(args.divisor)}, args.x, args.y); });
 }

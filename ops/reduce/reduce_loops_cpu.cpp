@@ -1,3 +1,4 @@
+#include <bit>
 #include <vector>
 
 #include <mica/core/blocks_cpu.h>
@@ -9,35 +10,63 @@ namespace mica::kernels::detail {
 namespace {
 
 constexpr std::int64_t kReduceGrain = 16384;  // elements per thread, at least
+constexpr std::int64_t kLeaf = 4096;          // elements of a row that are reduced in one go, at most
+constexpr std::int64_t kRows = 64;            // rows that are, at most; a power of two
 
 // The elements of a tensor as values of a dtype.
 class Source {
  public:
   Source(const Tensor& x, DType value)
-      : value_bytes(static_cast<std::int64_t>(size_of(value))),
-        data_(x.raw_data()),
-        format_(element_format(x.dtype())),
-        same_(x.dtype() == value) {
+      : data_(x.raw_data()), format_(element_format(x.dtype())), same_(x.dtype() == value) {
     check(same_ || (value == DType::float32 && format_.converts()), "reduce: cannot read {} as {}", x.dtype(), value);
   }
 
-  const std::int64_t value_bytes;
-
-  /// Whether elements are read in place.
-  bool in_place() const { return same_; }
-  const std::byte* at(std::int64_t offset) const { return data_ + offset * format_.bytes; }
-  void load(std::int64_t offset, const Patch& patch, std::byte* to) const { format_.gather(at(offset), patch, to); }
-  /// The n elements from `offset` on, `stride` apart: in place if possible, else loaded into `buffer` side by side.
-  const std::byte* values(std::int64_t offset, std::int64_t stride, std::int64_t n, std::byte* buffer) const {
+  /// How many rows of n elements values() gives at once.
+  std::int64_t rows_at_once(std::int64_t n) const {
+    return same_ ? kRows : std::clamp<std::int64_t>(kLeaf / std::max<std::int64_t>(n, 1), 1, kRows);
+  }
+  /// The elements of the patch that starts at `offset`: in place if possible, else loaded into `buffer` side by side.
+  /// Sets the patch to where they are.
+  const std::byte* values(std::int64_t offset, Patch& patch, std::byte* buffer) const {
     if (same_) {
       return at(offset);
     }
-    load(offset, {n, stride, 1, 0}, buffer);
+    format_.gather(at(offset), patch, buffer);
+    patch.stride = 1;
+    patch.row_stride = patch.n;
     return buffer;
   }
 
  private:
+  const std::byte* at(std::int64_t offset) const { return data_ + offset * format_.bytes; }
+
   const std::byte* data_;
+  const ElementFormat& format_;
+  bool same_;
+};
+
+// Where the results go.
+class Sink {
+ public:
+  Sink(const Tensor& y, DType value)
+      : data_(y.raw_data()), format_(element_format(y.dtype())), same_(y.dtype() == value) {
+    check(same_ || (value == DType::float32 && format_.converts()), "reduce: cannot write {} as {}", value, y.dtype());
+  }
+
+  /// Writes the results at out, out + stride, ….
+  void write(const ReduceSteps& steps, const void* acc, std::int64_t width, std::int64_t out,
+             std::int64_t stride) const {
+    if (same_) {
+      steps.finish(acc, width, out, stride, data_ + out * format_.bytes, stride);
+      return;
+    }
+    alignas(64) std::byte buffer[kReduceTile * kOutBytes];
+    steps.finish(acc, width, out, stride, buffer, 1);
+    format_.scatter(buffer, {width, stride, 1, 0}, data_ + out * format_.bytes);
+  }
+
+ private:
+  std::byte* data_;
   const ElementFormat& format_;
   bool same_;
 };
@@ -57,37 +86,26 @@ class Levels {
   alignas(64) std::byte bytes_[kCascadeLevels * kWidth * kAccBytes];
 };
 
-constexpr std::int64_t kLeaf = 4096;
-
-// Reduces rows [begin, end), each of which is one leaf. They are loaded several at a time.
-void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, std::int64_t begin,
-                       std::int64_t end) {
+// Reduces rows [begin, end), each of which is one leaf.
+void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y,
+                       std::int64_t begin, std::int64_t end) {
   alignas(64) std::byte buffer[kLeaf * sizeof(std::int64_t)];
-  alignas(kAccBytes) std::byte acc[kAccBytes];
+  alignas(64) std::byte acc[kRows * kAccBytes];
   const ReducePlan::Axis& run = plan.reduced.inner();
   const ReducePlan::Axis& neighbors = plan.kept.inner();
-  const bool in_place = x.in_place();
-  const std::int64_t stride = in_place ? run.in : 1;
   while (begin < end) {
     const ReduceOffsets at(plan.kept, begin);
     const std::int64_t rest = std::min(end - begin, neighbors.size - begin % neighbors.size);
-    const std::int64_t rows = in_place ? rest : std::min(rest, kLeaf / run.size);
-    if (!in_place) {
-      x.load(at.in, {run.size, run.in, rows, neighbors.in}, buffer);
-    }
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const std::byte* const values =
-          in_place ? x.at(at.in + row * neighbors.in) : buffer + row * run.size * x.value_bytes;
-      const std::int64_t out = at.out + row * neighbors.out;
-      steps.row(values, stride, run.size, out, 0, acc);
-      steps.finish(acc, 1, out, 1);
-    }
-    begin += rows;
+    Patch patch{run.size, run.in, std::min(rest, x.rows_at_once(run.size)), neighbors.in};
+    const std::byte* const values = x.values(at.in, patch, buffer);
+    steps.rows(values, patch, at.out, neighbors.out, 0, 0, acc);
+    y.write(steps, acc, patch.rows, at.out, neighbors.out);
+    begin += patch.rows;
   }
 }
 
 // Reduces one result after the other, for results whose elements are adjacent in memory.
-void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x) {
+void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kGroup = 65536;
   const ReducePlan::Axis& run = plan.reduced.inner();
   const std::int64_t leaves_per_run = (run.size + kLeaf - 1) / kLeaf;
@@ -95,21 +113,42 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   const std::int64_t group = std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run.size, 1, kLeaf), 1);
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
+  // Runs that are reduced in one call if `rest` runs follow run `index`, and `done` runs are in the cascade: a power of
+  // two, so that they are a tree of it.
+  const std::int64_t at_once = x.rows_at_once(run.size);
+  const auto runs_together = [&](std::int64_t index, std::int64_t done, std::int64_t rest) -> std::int64_t {
+    if (leaves_per_run != 1 || plan.reduced.rank == 1) {
+      return 1;
+    }
+    const std::int64_t neighbors = plan.reduced.axis[plan.reduced.rank - 2].size;
+    const std::int64_t most = std::min({at_once, rest, neighbors - index % neighbors});
+    const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
+    return done == 0 ? runs : std::min(runs, done & -done);
+  };
   // Reduces the leaves of a group of the result at `at` into *acc.
   const auto reduce_group = [&](std::int64_t which, const ReduceOffsets& at, void* acc) {
     Levels<1> levels;
     auto cascade = levels.cascade(steps, 1);
     alignas(64) std::byte buffer[kLeaf * sizeof(std::int64_t)];
+    alignas(64) std::byte accs[kRows * kAccBytes];
     std::byte* const result = cascade.next();
-    const std::int64_t end = std::min(leaves, (which + 1) * group);
-    for (std::int64_t leaf = which * group; leaf < end; ++leaf) {
+    const std::int64_t begin = which * group;
+    const std::int64_t end = std::min(leaves, begin + group);
+    for (std::int64_t leaf = begin; leaf < end;) {
       const std::int64_t run_index = leaf / leaves_per_run;
       const std::int64_t start = leaf % leaves_per_run * kLeaf;
       const std::int64_t from = at.in + ReduceOffsets(plan.reduced, run_index, 1).in + start * run.in;
-      const std::int64_t n = std::min(kLeaf, run.size - start);
-      steps.row(x.values(from, run.in, n, buffer), x.in_place() ? run.in : 1, n, at.out, run_index * run.size + start,
-                cascade.next());
-      cascade.push();
+      const std::int64_t runs = runs_together(run_index, leaf - begin, end - leaf);
+      Patch patch{std::min(kLeaf, run.size - start), run.in, runs,
+                  runs == 1 ? 0 : plan.reduced.axis[plan.reduced.rank - 2].in};
+      const std::byte* const values = x.values(from, patch, buffer);
+      steps.rows(values, patch, at.out, 0, run_index * run.size + start, run.size, accs);
+      if (runs > 1) {
+        steps.fold(accs, runs);
+      }
+      std::copy_n(accs, steps.acc_bytes, cascade.next());
+      cascade.push(runs);
+      leaf += runs;
     }
     if (cascade.empty()) {
       steps.identity(result, 1);
@@ -123,14 +162,14 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
     const std::int64_t grain = std::max<std::int64_t>(kReduceGrain / std::max<std::int64_t>(plan.reduced.numel, 1), 1);
     parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
       if (leaves == 1) {
-        reduce_short_rows(steps, plan, x, begin, end);
+        reduce_short_rows(steps, plan, x, y, begin, end);
         return;
       }
       for (std::int64_t row = begin; row < end; ++row) {
         const ReduceOffsets at(plan.kept, row);
         alignas(kAccBytes) std::byte acc[kAccBytes];
         reduce_group(0, at, acc);
-        steps.finish(acc, 1, at.out, 1);
+        y.write(steps, acc, 1, at.out, 1);
       }
     });
     return;
@@ -150,20 +189,21 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
       cascade.push();
     }
     cascade.finish();
-    steps.finish(result, 1, ReduceOffsets(plan.kept, row).out, 1);
+    y.write(steps, result, 1, ReduceOffsets(plan.kept, row).out, 1);
   }
 }
 
 // Reduces tiles of columns row by row, for results that are adjacent in memory while their elements are not. The
 // innermost kept axis has stride 1 in x.
-void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Source& x) {
+void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kTile = kReduceTile;
-  constexpr std::int64_t kLeaf = 32;  // rows
+  constexpr std::int64_t kLeafRows = 32;
   constexpr std::int64_t kMaxGroups = 64;
 
   const ReducePlan::Axis columns = plan.kept.inner();
   const std::int64_t rows = plan.reduced.numel;
-  const std::int64_t group = std::max<std::int64_t>((rows / kMaxGroups + kLeaf - 1) / kLeaf * kLeaf, 4 * kLeaf);
+  const std::int64_t group =
+      std::max<std::int64_t>((rows / kMaxGroups + kLeafRows - 1) / kLeafRows * kLeafRows, 4 * kLeafRows);
   const std::int64_t groups = std::max<std::int64_t>((rows + group - 1) / group, 1);
   const std::int64_t tiles = (columns.size + kTile - 1) / kTile;
   const std::int64_t outer = plan.kept.numel / columns.size;
@@ -186,7 +226,8 @@ void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Sour
       const int count = row + 4 <= end ? 4 : 1;
       std::array<const void*, 4> values{};
       for (int i = 0; i < count; ++i) {
-        values[i] = x.values(place.in + ReduceOffsets(plan.reduced, row + i).in, 1, place.width, buffers[i]);
+        Patch patch{place.width, 1, 1, 0};
+        values[i] = x.values(place.in + ReduceOffsets(plan.reduced, row + i).in, patch, buffers[i]);
       }
       steps.columns(values.data(), count, place.width, row, shifts, acc);
       row += count;
@@ -207,8 +248,8 @@ void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Sour
                    std::byte* const result = cascade.next();
                    const std::int64_t first = i % groups * group;
                    const std::int64_t last = std::min(rows, first + group);
-                   for (std::int64_t row = first; row < last; row += kLeaf) {
-                     reduce_leaf_of(place, row, std::min(last, row + kLeaf), shifts, cascade.next());
+                   for (std::int64_t row = first; row < last; row += kLeafRows) {
+                     reduce_leaf_of(place, row, std::min(last, row + kLeafRows), shifts, cascade.next());
                      cascade.push();
                    }
                    if (cascade.empty()) {
@@ -216,7 +257,7 @@ void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Sour
                    }
                    cascade.finish();
                    if (groups == 1) {
-                     steps.finish(result, place.width, place.out, columns.out);
+                     y.write(steps, result, place.width, place.out, columns.out);
                    } else {
                      std::copy_n(result, place.width * steps.acc_bytes, partials.data() + i * tile_bytes);
                    }
@@ -233,20 +274,22 @@ void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Sour
         cascade.push();
       }
       cascade.finish();
-      steps.finish(result, place.width, place.out, columns.out);
+      y.write(steps, result, place.width, place.out, columns.out);
     }
   }
 }
 
 }  // namespace
 
-void run_reduction(const ReduceSteps& steps, const ReducePlan& plan, const Tensor& x) {
+void run_reduction(const ReduceSteps& steps, const Tensor& x, const Tensor& y) {
+  const ReducePlan plan(x, y);
   const Source source(x, steps.value);
+  const Sink sink(y, steps.out);
   const bool side_by_side = plan.kept.inner().in == 1 && plan.kept.inner().size >= 8;
   if (side_by_side && plan.reduced.inner().in != 1) {
-    reduce_columns(steps, plan, source);
+    reduce_columns(steps, plan, source, sink);
   } else {
-    reduce_rows(steps, plan, source);
+    reduce_rows(steps, plan, source, sink);
   }
 }
 

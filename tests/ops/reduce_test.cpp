@@ -202,6 +202,30 @@ TEST(Reduce, SumIsAccurate) {
   }
 }
 
+// Runs that have gaps between them are reduced several at a time. Sums of these small integers are exact in any order.
+TEST(Reduce, ShortRunsApart) {
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes{{1, 3},   {2, 40},  {63, 3},   {64, 100},
+                                                                 {65, 40}, {130, 1}, {1000, 3}, {22'000, 3}};
+  for (const auto& [rows, run] : sizes) {
+    const std::int64_t width = run + 2;
+    std::vector<double> values(3 * rows * width);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<double>(i * i % 7) - 3;
+    }
+    const Tensor wide = from_data(values, {3, rows, width});
+    for (const DType dtype : {float32, float64, bfloat16, float16, int32}) {
+      const Tensor x = slice(wide.to(dtype), 2, 1, 1 + run);
+      const std::string what = fmt::format("{} rows of {}, {}", rows, run, dtype);
+      const Tensor expected = from_data(reference(x, {1, 2}, plain_sum), {3});
+      EXPECT_EQ(to_vector<double>(sum(x, {1, 2})), to_vector<double>(expected.to(is_floating(dtype) ? dtype : int64)))
+          << what;
+      EXPECT_EQ(to_vector<double>(amax(x, {1, 2})),
+                reference(x, {1, 2}, [](const auto& v) { return *std::max_element(v.begin(), v.end()); }))
+          << what;
+    }
+  }
+}
+
 TEST(Reduce, SumToUndoesBroadcast) {
   for (const Device device : test_devices()) {
     const Tensor x = randn({4, 3, 5}, float64, device);
