@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <thread>
 
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/call_site.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
 #include <mica/core/finite.h>
@@ -105,6 +108,26 @@ TEST(Anomaly, NamesTheOpAndWhoCalledIt) {
   EXPECT_FALSE(contains(message, "from mica::")) << message;
   EXPECT_FALSE(contains(message, "from std::")) << message;
   EXPECT_LT(message.find("loss_made_here"), message.find("TestBody")) << message;
+#else
+  GTEST_SKIP() << "mica was built without libbacktrace, so functions of this file have no names";
+#endif
+}
+
+[[gnu::noinline]] void call_it(const std::function<void()>& f) {
+  f();
+  asm volatile("");  // so that the call above stays a call
+}
+
+// std::function's own, which the lambda is inlined into.
+TEST(Anomaly, FunctionsOfTheStandardLibraryAreOmitted) {
+  autograd::CallSite site;
+  call_it([&] { site = autograd::CallSite::here(); });
+  const std::vector<std::string> functions = site.user_functions(20);
+  for (const std::string& function : functions) {
+    EXPECT_FALSE(function.starts_with("std::")) << function;
+  }
+#if MICA_WITH_LIBBACKTRACE
+  EXPECT_TRUE(std::any_of(functions.begin(), functions.end(), [](const auto& f) { return contains(f, "call_it"); }));
 #else
   GTEST_SKIP() << "mica was built without libbacktrace, so functions of this file have no names";
 #endif

@@ -147,4 +147,20 @@ TEST(Profiler, TableIsOfOneStep) {
   EXPECT_EQ(ProfiledOp{}.bytes_kept, 0);
 }
 
+TEST(Profiler, TableShowsThirtyRowsOfEach) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 32; ++i) {
+    names.push_back(fmt::format("range {}", i));
+  }
+  Profiler profiler(ProfilerOptions{.device = false});
+  for (const std::string& name : names) {
+    const ProfileRange range(name.c_str());
+  }
+  profiler.stop();
+  const auto lines = [](const std::string& table) { return std::count(table.begin(), table.end(), '\n'); };
+  EXPECT_EQ(profiler.table(), profiler.table(30));
+  EXPECT_EQ(lines(profiler.table(31)), lines(profiler.table()) + 1);
+  EXPECT_EQ(lines(profiler.table(29)), lines(profiler.table()) - 1);
+}
+
 }  // namespace

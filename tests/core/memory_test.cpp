@@ -23,6 +23,28 @@ TEST(Memory, LargeBlocksAreReused) {
   EXPECT_NE(beside.raw_data(), first);
 }
 
+TEST(Memory, BlocksAreKeptAgainAfterMemoryRanOut) {
+  if (!memory::pooling()) {
+    GTEST_SKIP() << "pooling is off";
+  }
+  {
+    std::vector<Tensor> all;  // as much as is kept at most, up to less than 32 MiB
+    for (const std::int64_t size : {256 << 20, 32 << 20}) {
+      for (int i = 0; i < 8; ++i) {
+        all.push_back(empty({size}, uint8));
+      }
+    }
+  }
+  EXPECT_THROW(empty({std::int64_t{1} << 50}, uint8), OutOfMemory);  // returns what is kept to the system
+  // The block that was freed last is given out first. malloc, which keeps none of this size, would begin at the top.
+  Tensor first = empty({64 << 20}, uint8);
+  Tensor second = empty({64 << 20}, uint8);
+  const void* const last_freed = second.raw_data();
+  first = {};
+  second = {};
+  EXPECT_EQ(empty({64 << 20}, uint8).raw_data(), last_freed);
+}
+
 TEST(Memory, SmallBlocksAreReusedOnTheGpu) {
   if (!cuda_available() || !memory::pooling()) {
     GTEST_SKIP() << "no GPU, or pooling is off";

@@ -208,6 +208,7 @@ TEST(Layers, TheSmallestAndTheLargest) {
   EXPECT_EQ(nn::Mlp(1, {}).c_fc.weight.shape(), (Shape{4, 1}));
   expect_error([] { nn::Mlp(0, {}); }, "Mlp: expected a width from 1 to");
   expect_error([] { nn::Mlp(INT64_MAX / 4 + 1, {}); }, "Mlp: expected a width from 1 to 2305843009213693951");
+  expect_error([] { nn::Mlp(INT64_MAX / 4, {}); }, "shape: [9223372036854775804, 2305843009213693951] has too many");
 }
 
 // What a graph has kept must not be overwritten without a word.
