@@ -1,5 +1,6 @@
 #include <mica/nn/embedding.h>
 #include <mica/nn/init.h>
+#include <mica/ops/add_embedding/add_embedding.h>
 #include <mica/ops/embedding/embedding.h>
 
 namespace mica::nn {
@@ -12,6 +13,11 @@ Embedding::Embedding(std::int64_t count, std::int64_t width) {
 Tensor Embedding::operator()(const Tensor& indices) const {
   const Scope scope(*this);
   return embedding(weight, indices);
+}
+
+Tensor Embedding::operator()(const Tensor& indices, const Tensor& addend, const Dropout& dropout) const {
+  const Scope scope(*this);
+  return add_embedding(weight, indices, addend, {.p = dropout.p, .training = dropout.is_training()});
 }
 
 }  // namespace mica::nn

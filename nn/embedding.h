@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mica/nn/dropout.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -12,6 +13,8 @@ class Embedding : public Module {
   Embedding(std::int64_t count, std::int64_t width);
 
   Tensor operator()(const Tensor& indices) const;
+  /// dropout((*this)(indices) + addend), in one pass: see mica::add_embedding.
+  Tensor operator()(const Tensor& indices, const Tensor& addend, const Dropout& dropout) const;
 
   Tensor weight;
 };

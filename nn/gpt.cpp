@@ -63,7 +63,7 @@ Tensor GPT::features(const Tensor& tokens) const {
   check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
   const std::int64_t length = tokens.size(1);
   check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
-  const Tensor x = drop(wte(tokens) + slice(wpe.weight, 0, 0, length));
+  const Tensor x = wte(tokens, slice(wpe.weight, 0, 0, length), drop);
   ResidualAndBranch stream{x, {}};
   for (const TransformerBlock& block : h) {
     const auto& [residual, branch] = stream;

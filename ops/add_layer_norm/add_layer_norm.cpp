@@ -7,7 +7,7 @@
 #include <mica/core/creation.h>
 #include <mica/ops/add_layer_norm/add_layer_norm.h>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
-#include <mica/ops/dropout/dropout_kernels.h>
+#include <mica/ops/dropout/dropout_ops.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
@@ -20,31 +20,12 @@ namespace {
 
 using norm::contiguous_or_absent;
 
-void write_dropped(const Tensor& y, const Tensor& x, const ElementDropout& dropout) {
-  const kernels::Dropout args{.y = y, .x = x, .dropout = dropout};
-  on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
-}
-
-// The same elements of any tensor. Linear, so that backward is the same function of dy.
-struct Drop {
-  static constexpr bool composed = true;
-  ElementDropout dropout;
-
-  Tensor forward(autograd::Context&, const Tensor& x) const {
-    const Tensor from = contiguous_data(x);
-    const Tensor y = empty_like(from);
-    write_dropped(y, from, dropout);
-    return y;
-  }
-  Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
-};
-
 // By kernels of other ops.
 void forward_in_steps(const kernels::AddLayerNormForward& a) {
   Tensor addend = a.x;
   if (a.dropout.drops()) {
     addend = empty_like(a.x);
-    write_dropped(addend, a.x, a.dropout);
+    detail::write_dropped(addend, a.x, a.dropout);
   }
   const kernels::LayerNormForward norm{.rows = a.rows,
                                        .columns = a.columns,
@@ -123,7 +104,7 @@ struct AddLayerNorm {
     const Tensor dresidual = !d[0].defined() ? dsum : !dsum.defined() ? d[0] : d[0] + dsum;
     Tensor dx;
     if (ctx.needs_grad(0) && dresidual.defined()) {
-      dx = dropout.drops() && dresidual.numel() > 0 ? autograd::apply(Drop{dropout}, dresidual) : dresidual;
+      dx = dropout.drops() && dresidual.numel() > 0 ? detail::dropped(dresidual, dropout) : dresidual;
     }
     return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d[1], d[2]};
   }

@@ -2,8 +2,8 @@
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/add_layer_norm/add_layer_norm_cuda.cuh>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
+#include <mica/ops/dropout/drop_pack_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
 #include <mica/ops/layer_norm/stream_norm_cuda.cuh>
 
@@ -14,7 +14,6 @@
 namespace mica::kernels {
 
 using namespace rows;
-using add_layer_norm_cuda::drop;
 
 namespace {
 
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         }
         if constexpr (kDrop) {
           if (arguments.dx != nullptr) {
-            drop(values, element, key, arguments.threshold, arguments.scale);
+            drop_pack(values, element, key, arguments.threshold, arguments.scale);
             store(arguments.dx + element, pack_of<T>(values));
           }
         }

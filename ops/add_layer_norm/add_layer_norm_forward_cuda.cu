@@ -1,7 +1,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/add_layer_norm/add_layer_norm_cuda.cuh>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
+#include <mica/ops/dropout/drop_pack_cuda.cuh>
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/rows/held_rows_cuda.cuh>
 
@@ -11,7 +11,6 @@
 namespace mica::kernels {
 
 using namespace rows;
-using add_layer_norm_cuda::drop;
 
 namespace {
 
@@ -97,7 +96,7 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
       unpack(sums[i], s);
       unpack(addends[i], x);
       if constexpr (kDrop) {
-        drop(x, begin + column, key, a.threshold, a.scale);
+        drop_pack(x, begin + column, key, a.threshold, a.scale);
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) {

@@ -3,6 +3,7 @@
 #include <mica/core/creation.h>
 #include <mica/ops/dropout/dropout.h>
 #include <mica/ops/dropout/dropout_kernels.h>
+#include <mica/ops/dropout/dropout_ops.h>
 
 namespace mica {
 
@@ -15,8 +16,7 @@ struct DropoutElements {
   Tensor forward(autograd::Context&, const Tensor& x) const {
     const Tensor from = contiguous_data(x);
     const Tensor y = empty_like(x);
-    const kernels::Dropout args{.y = y, .x = from, .dropout = dropout};
-    on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
+    detail::write_dropped(y, from, dropout);
     return y;
   }
   // Linear in x, so backward is the same function, applied to dy.
@@ -25,13 +25,24 @@ struct DropoutElements {
 
 }  // namespace
 
+namespace detail {
+
+void write_dropped(const Tensor& y, const Tensor& x, const ElementDropout& dropout) {
+  const kernels::Dropout args{.y = y, .x = x, .dropout = dropout};
+  on_device(x.device(), [&](auto device) { kernels::dropout(device, args); });
+}
+
+Tensor dropped(const Tensor& x, const ElementDropout& dropout) { return autograd::apply(DropoutElements{dropout}, x); }
+
+}  // namespace detail
+
 Tensor dropout(const Tensor& x, double p, bool training) {
   check(p >= 0 && p < 1, "dropout: expected p in [0, 1), got {}", p);
   check(is_floating(x.dtype()), "dropout: expected a floating dtype, got {}", x.dtype());
   if (!training || p == 0) {
     return x;
   }
-  return autograd::apply(DropoutElements{{.key = next_philox_key(), .threshold = ElementDropout::threshold_of(p)}}, x);
+  return detail::dropped(x, {.key = next_philox_key(), .threshold = ElementDropout::threshold_of(p)});
 }
 
 }  // namespace mica

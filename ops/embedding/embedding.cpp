@@ -3,6 +3,7 @@
 #include <mica/core/copy.h>
 #include <mica/ops/embedding/embedding.h>
 #include <mica/ops/embedding/embedding_kernels.h>
+#include <mica/ops/embedding/embedding_ops.h>
 
 namespace mica {
 
@@ -46,26 +47,37 @@ struct Embedding {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const Tensor indices = ctx.saved<1>()[0];
-    // A weight that is used elsewhere too, as the head's, has a gradient already: only the rows looked up change.
-    if (const Tensor sum = autograd::take_gradient_so_far(0); sum.defined()) {
-      add_rows(dy, indices, sum, true);
-      return {sum, {}};
-    }
-    return {autograd::apply(EmbeddingGradient{table}, dy, indices), {}};
+    return {detail::embedding_gradient(dy, ctx.saved<1>()[0], table, 0), {}};
   }
 };
 
 }  // namespace
 
-Tensor embedding(const Tensor& weight, const Tensor& indices) {
-  check(weight.dim() == 2 && is_floating(weight.dtype()),
-        "embedding: expected floating weight of shape (V, C), got {} {}", weight.dtype(), weight.shape());
-  check(indices.dtype() == int64 || indices.dtype() == int32, "embedding: expected indices of int64 or int32, got {}",
+namespace detail {
+
+Tensor checked_indices(const char* op, const Tensor& weight, const Tensor& indices) {
+  check(weight.dim() == 2 && is_floating(weight.dtype()), "{}: expected floating weight of shape (V, C), got {} {}", op,
+        weight.dtype(), weight.shape());
+  check(indices.dtype() == int64 || indices.dtype() == int32, "{}: expected indices of int64 or int32, got {}", op,
         indices.dtype());
-  check(indices.device() == weight.device(), "embedding: expected indices on {}, got {}", weight.device(),
+  check(indices.device() == weight.device(), "{}: expected indices on {}, got {}", op, weight.device(),
         indices.device());
-  const Tensor rows = contiguous_data(indices.to(int64));
+  return contiguous_data(indices.to(int64));
+}
+
+Tensor embedding_gradient(const Tensor& dy, const Tensor& indices, const Shape& table, int input) {
+  // A weight that is used elsewhere too, as the head's, has a gradient already: only the rows looked up change.
+  if (const Tensor sum = autograd::take_gradient_so_far(input); sum.defined()) {
+    add_rows(dy, indices, sum, true);
+    return sum;
+  }
+  return autograd::apply(EmbeddingGradient{table}, dy, indices);
+}
+
+}  // namespace detail
+
+Tensor embedding(const Tensor& weight, const Tensor& indices) {
+  const Tensor rows = detail::checked_indices("embedding", weight, indices);
   return autograd::apply(Embedding{weight.shape()}, weight, rows);
 }
 

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/autograd/node.h>
@@ -75,6 +76,34 @@ TEST(Embedding, GradientOfManyUses) {
           }
           SCOPED_TRACE(fmt::format("{} {} uses of width {} on {}", dtype, count, width, device));
           expect_close(weight.grad(), expected, 0, 0);
+        }
+      }
+    }
+  }
+}
+
+// Runs of so many segments that the kernel looks for their end in several steps, or in just one.
+TEST(Embedding, GradientOfARowThatAllUse) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, bfloat16}) {
+      for (const std::int64_t width : {5, 72}) {
+        for (const std::int64_t segments : {255, 257, 258, 259, 700}) {
+          for (const std::int64_t before : {0, 3}) {
+            std::vector<std::int64_t> indices(static_cast<std::size_t>(16 * segments), 2);
+            std::fill_n(indices.begin(), before, 0);
+            const Tensor weight = zeros({4, width}, dtype, device).requires_grad_();
+            const Tensor y = embedding(weight, from_data(indices, {16 * segments}, device));
+            const Tensor dy = randint(-1, 2, y.shape(), int64, device).to(dtype);
+            y.backward(dy);
+            const std::vector<double> d = to_vector<double>(dy);
+            std::vector<double> expected(static_cast<std::size_t>(4 * width));
+            for (std::size_t i = 0; i < d.size(); ++i) {
+              const std::size_t row = i / static_cast<std::size_t>(width), column = i % static_cast<std::size_t>(width);
+              expected[static_cast<std::size_t>(indices[row] * width) + column] += d[i];
+            }
+            SCOPED_TRACE(fmt::format("{} {} segments of width {} on {}", dtype, segments, width, device));
+            expect_close(weight.grad(), expected, epsilon_of(dtype), 0);  // sums beyond 256 are rounded once
+          }
         }
       }
     }

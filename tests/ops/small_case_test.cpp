@@ -159,6 +159,20 @@ TEST_F(SmallCase, Embedding) {
   }
 }
 
+TEST_F(SmallCase, AddEmbedding) {
+  const Tensor indices = randint(0, 11, {3, 5});
+  for (const Matrix& c : {Matrix{float32, 11, 136}, Matrix{bfloat16, 11, 264}}) {
+    for (const double p : {0.0, 0.3}) {
+      compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
+                             {randn({c.rows, c.columns}, c.dtype), indices, randn({5, c.columns}, c.dtype)},
+                             [&](const Tensors& in) {
+                               manual_seed(3);
+                               return add_embedding(in[0], in[1], in[2], {.p = p});
+                             });
+    }
+  }
+}
+
 TEST_F(SmallCase, Gated) {
   for (const Matrix& c : {Matrix{float32, 5, 33}, Matrix{bfloat16, 5, 64}}) {
     const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randn({c.rows, c.columns}, c.dtype)};

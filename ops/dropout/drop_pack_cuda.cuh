@@ -1,16 +1,16 @@
 #pragma once
 
-// What the CUDA kernels of add_layer_norm share.
+// Dropout inside of other CUDA kernels.
 
 #include <cstdint>
 
 #include <mica/ops/dropout/element_dropout.h>
 
-namespace mica::kernels::add_layer_norm_cuda {
+namespace mica::kernels {
 
 /// What dropout leaves of the elements from number `element` on, a multiple of V. The key is absolute.
 template <int V>
-__device__ void drop(float (&x)[V], std::int64_t element, PhiloxKey key, std::uint32_t threshold, float scale) {
+__device__ void drop_pack(float (&x)[V], std::int64_t element, PhiloxKey key, std::uint32_t threshold, float scale) {
   constexpr int kGroup = detail::kDropoutGroup;
   static_assert(V == kGroup || V == kGroup / 2);
   PhiloxBlock bits = detail::draw_dropout_group(key, static_cast<std::uint64_t>(element) / kGroup);
@@ -24,4 +24,4 @@ __device__ void drop(float (&x)[V], std::int64_t element, PhiloxKey key, std::ui
   }
 }
 
-}  // namespace mica::kernels::add_layer_norm_cuda
+}  // namespace mica::kernels
