@@ -2,6 +2,7 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/gated/gated_functions.h>
+#include <mica/ops/matmul/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/rows/rows_cuda.cuh>
 
@@ -141,7 +142,8 @@ __global__ void __launch_bounds__(kThreads) activation_backward_kernel(Arguments
 }
 
 template <class T>
-__global__ void __launch_bounds__(kLanes* kSumLines) sum_slabs_kernel(Arguments<T> a, int slabs) {
+__global__ void __launch_bounds__(kLanes* kSumLines)
+    add_parts_kernel(const Accumulate<T>* parts, T* total, int count, std::int64_t columns) {
   using S = Accumulate<T>;
   const int lane = threadIdx.x % kLanes;
   const int line = threadIdx.x / kLanes;
@@ -149,19 +151,19 @@ __global__ void __launch_bounds__(kLanes* kSumLines) sum_slabs_kernel(Arguments<
   __shared__ S lines[kSumLines][kLanes];
   cuda::wait_for_previous_kernel();
   S sum = 0;
-  if (column < a.columns) {
+  if (column < columns) {
 #pragma unroll 8
-    for (int slab = line; slab < slabs; slab += kSumLines) {
-      sum += a.partial[slab * a.columns + column];
+    for (int part = line; part < count; part += kSumLines) {
+      sum += parts[part * columns + column];
     }
   }
   lines[line][lane] = sum;
   __syncthreads();
-  if (line == 0 && column < a.columns) {
+  if (line == 0 && column < columns) {
     for (int k = 1; k < kSumLines; ++k) {
       sum += lines[k][lane];
     }
-    a.dbias[column] = static_cast<T>(sum);
+    total[column] = static_cast<T>(sum);
   }
 }
 
@@ -192,15 +194,23 @@ void launch(const ActivationBackward& args) {
         const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(slabs));
         cuda::Launch(grid, kThreads).run(activation_backward_kernel<F, T, V>, "activation_backward_kernel", a);
         if (slabs > 1) {
-          cuda::Launch(static_cast<unsigned>(parts(a.columns, kLanes)), kLanes * kSumLines)
-              .dependent()
-              .run(sum_slabs_kernel<T>, "sum_slabs_kernel", a, static_cast<int>(slabs));
+          add_parts(partial, args.dbias);
         }
       },
       a.dy, a.v, a.dz);
 }
 
 }  // namespace
+
+void add_parts(const Tensor& parts, const Tensor& total) {
+  const std::int64_t columns = parts.size(1);
+  on_dtype(FloatTypes{}, total.dtype(), "linear", [&]<class T>() {
+    cuda::Launch(static_cast<unsigned>((columns + kLanes - 1) / kLanes), kLanes * kSumLines)
+        .dependent()
+        .run(add_parts_kernel<T>, "add_parts_kernel", parts.data<Accumulate<T>>(), total.data<T>(),
+             static_cast<int>(parts.size(0)), columns);
+  });
+}
 
 void activation_backward(Cuda, const ActivationBackward& args) {
   on_dtype(FloatTypes{}, args.dy.dtype(), "linear", [&]<class T>() {

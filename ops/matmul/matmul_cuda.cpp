@@ -5,6 +5,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/cuda/cublas.h>
 #include <mica/ops/matmul/cublaslt_cuda.h>
+#include <mica/ops/matmul/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/matmul_kernels.h>
 
 namespace mica::kernels {
@@ -113,13 +114,13 @@ void matmul_add(Cuda, const MatmulAddArgs& args) {
 }
 
 void matmul_activation_backward(Cuda, const MatmulActivationBackward& args) {
-  if (!matmul_activation_backward_in_one_kernel(args)) {
+  if (!matmul_with_epilogue(args) && !matmul_activation_backward_in_one_kernel(args)) {
     matmul_activation_backward_in_steps(Cuda{}, args);
   }
 }
 
 void matmul(Cuda, const MatmulArgs& args) {
-  if (matmul_in_one_kernel(args)) {
+  if (matmul_with_epilogue(args) || matmul_in_one_kernel(args)) {
     return;
   }
   if (args.accumulate) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/launches.h"
 #include "tests/ops/matrix_layouts.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
@@ -164,6 +165,50 @@ TEST(Mlp, RunsAreIdentical) {
         const Tensors other = run(mlp, inputs, Activation::gelu_tanh, dy);
         for (std::size_t i = 0; i < one.size(); ++i) {
           EXPECT_TRUE(same_bits(one[i], other[i])) << name_of(dtype) << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Sizes that are no multiples of a tile, and fewer and more pieces of K than there are stages.
+TEST(Mlp, EpilogueKernelMatchesReference) {
+  if (!gpu_has_wgmma()) {
+    GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  }
+  const Device device = Device::cuda();
+  for (const DType dtype : {float16, bfloat16}) {
+    for (const std::int64_t width : {72, 384}) {
+      for (const bool biases : {true, false}) {
+        SCOPED_TRACE(fmt::format("{}, width {}, biases {}", dtype, width, biases));
+        const double scale = 1 / std::sqrt(static_cast<double>(width));
+        const auto random = [&](const Shape& shape, double size) {
+          return (randn(shape, float64, device) * size).to(dtype);
+        };
+        Tensors inputs{random({1413, width}, 1), random({1528, width}, scale), random({1528}, 0.5),
+                       random({width, 1528}, scale / 2), random({width}, 0.5)};
+        if (!biases) {
+          inputs[2] = inputs[4] = Tensor{};
+        }
+        const Tensor dy = randn(inputs[0].shape(), dtype, device);
+        Tensors got;
+        {
+          cuda::LaunchRecord record;
+          got = run(mlp, inputs, Activation::gelu_tanh, dy);
+          expect_launched(record, device, {"matmul_epilogue_kernel"});
+          EXPECT_EQ(record.has("add_parts_kernel"), biases);
+        }
+        const Tensors again = run(mlp, inputs, Activation::gelu_tanh, dy);
+        Tensors wide;
+        for (const Tensor& input : inputs) {
+          wide.push_back(input.defined() ? input.to(float64) : input);
+        }
+        const Tensors exact = run(by_two_layers, wide, Activation::gelu_tanh, dy.to(float64));
+        ASSERT_EQ(got.size(), exact.size());
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          EXPECT_TRUE(same_bits(got[i], again[i])) << "result " << i;
+          // Each result, h and dz are rounded once; sums of many rounded terms are off by less than one.
+          EXPECT_LE(distance(got[i], exact[i]), 1.5 * epsilon_of(dtype) / 2) << "result " << i;
         }
       }
     }

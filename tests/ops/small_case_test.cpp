@@ -275,6 +275,17 @@ TEST_F(SmallCase, Linear) {
   }
 }
 
+TEST_F(SmallCase, Mlp) {
+  // As many tiles as a GPU has multiprocessors, so that the kernel with an epilogue runs.
+  for (const DType dtype : {float16, bfloat16}) {
+    compare_with_gradients(
+        "mlp", tolerance_of(dtype),
+        {randn({1413, 16}, dtype), randn({1528, 16}, dtype), randn({1528}, dtype), randn({16, 1528}, dtype),
+         randn({16}, dtype)},
+        [](const Tensors& in) { return mlp(in[0], in[1], in[2], in[3], in[4], Activation::gelu_tanh); });
+  }
+}
+
 TEST_F(SmallCase, TiledMatmul) {
   // Aligned for the kernel of compute capability 9.0, and not; without tensor cores.
   for (const auto& [dtype, k] : {std::pair{bfloat16, 72}, std::pair{bfloat16, 37}, std::pair{float32, 37}}) {

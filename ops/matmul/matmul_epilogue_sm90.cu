@@ -1,0 +1,380 @@
+#include <mica/ops/gated/gated_functions.h>
+#include <mica/ops/matmul/matmul_epilogue_cuda.h>
+#include <mica/ops/tiled_matmul/tiled_matmul_sm90.cuh>
+
+// Products with an activation or its derivative in the epilogue. The epilogue computes exponentials and moves two
+// tensors as large as the output. To hide it, each of a block's two consumer warpgroups has tiles of its own: one
+// multiplies while the other is in its epilogue.
+//
+//     warpgroup 1   | multiply tile 0 | epilogue 0      | multiply tile 2 | epilogue 2 …
+//     warpgroup 2                     | multiply tile 1 | epilogue 1      | multiply tile 3 …
+//
+// A warpgroup has a buffer for a tile in shared memory. The copy engine reads and writes it, in the swizzled layout,
+// and the warps access it by ldmatrix and stmatrix, which put elements in the lanes that hold the tile's sums.
+
+namespace mica::kernels::tiles {
+
+namespace {
+
+using Ours = Plan<128, 5, 2>;
+constexpr int kColumns = Ours::kColumns;
+constexpr int kHalves = kTileRows / 64;     // wgmma has 64 rows
+constexpr int kChunks = kColumns / kChunk;  // of a tile
+constexpr int kWarps = kWarpgroup / 32;
+constexpr int kTileChunkBytes = kTileRows * kLineBytes;  // kChunk columns of a tile
+constexpr int kGroups = kChunk / 16;                     // of columns, which ldmatrix and stmatrix have at a time
+
+struct Shared {
+  unsigned char tiles[kConsumers][kChunks][kTileChunkBytes];
+  Stages<Ours> stages;
+  float sums[kConsumers][kWarps][kChunk];  // of columns
+  std::uint64_t loaded[kConsumers];        // the tile of v
+  std::uint64_t turn[kConsumers];          // the other warpgroup has issued all products of its tile
+};
+
+using Sums = float[kHalves][kColumns / 2];
+
+template <class T>
+__device__ float2 floats_of(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  } else {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  }
+}
+
+/// What a warpgroup's epilogue has.
+struct Tile {
+  unsigned char (&buffer)[kChunks][kTileChunkBytes];
+  int consumer;
+  int row;  // of the output
+  int column;
+
+  __device__ int thread() const { return threadIdx.x % kWarpgroup; }
+  __device__ int lane() const { return threadIdx.x % 32; }
+  __device__ int warp() const { return thread() / 32; }
+  __device__ void sync() const { cuda::meet(1 + consumer, kWarpgroup); }
+  /// The address that this lane gives for columns 16 i to 16 i + 15 of a chunk in the warp's 16 rows of a half.
+  __device__ unsigned char* place(unsigned char* chunk, int half, int i) const {
+    const int line = half * 64 + warp() * 16 + lane() % 16;
+    return chunk + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
+  }
+};
+
+/// out = (a · b) · f′(v), and the sums of the columns of each tile.
+template <class T, class F>
+struct Gradient {
+  float* parts;  // (tiles of rows, N), or null
+  int part_count;
+  int columns;
+
+  /// Starts loading the tile of v. One thread.
+  __device__ void begin(Shared& shared, const Tile& tile, const CUtensorMap* v_map) const {
+    cuda::wait_stores_read<0>();  // of the tile before
+    std::uint64_t* const loaded = &shared.loaded[tile.consumer];
+    cuda::arrive_expecting(loaded, kChunks * kTileChunkBytes);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      cuda::load_tile(tile.buffer[chunk], v_map, tile.column + chunk * kChunk, tile.row, loaded);
+    }
+  }
+
+  __device__ void end(Shared& shared, const Tile& tile, const Sums& sums, unsigned parity, const CUtensorMap*,
+                      const CUtensorMap* out_map) const {
+    cuda::wait(&shared.loaded[tile.consumer], parity);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      float totals[kChunk / 4] = {};  // of this thread's columns: of each 8, two
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+          const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
+          unsigned char* const place = tile.place(tile.buffer[chunk], half, i);
+          std::uint32_t pairs[4];
+          cuda::load_matrices(pairs, place);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float2 v = floats_of<T>(pairs[j]);
+            const float first = s[2 * j] * F::template at<T>(v.x).slope;
+            const float second = s[2 * j + 1] * F::template at<T>(v.y).slope;
+            totals[4 * i + j / 2 * 2] += first;
+            totals[4 * i + j / 2 * 2 + 1] += second;
+            pairs[j] = cuda::pair_of<T>(first, second);
+          }
+          cuda::store_matrices(place, pairs);
+        }
+      }
+      cuda::publish_to_engines();
+      if (parts != nullptr) {
+        tile.sync();  // the sums before were read
+        write_totals(shared.sums[tile.consumer][tile.warp()], totals, tile.lane());
+      }
+      tile.sync();
+      const int column = tile.column + chunk * kChunk;
+      if (tile.thread() == 0 && column < columns) {
+        cuda::store_tile(out_map, column, tile.row, tile.buffer[chunk]);
+        cuda::commit_stores();
+      }
+      const int part = tile.row / kTileRows;
+      if (parts != nullptr && tile.thread() < kChunk && column + tile.thread() < columns && part < part_count) {
+        float total = 0;
+        for (int warp = 0; warp < kWarps; ++warp) {
+          total += shared.sums[tile.consumer][warp][tile.thread()];
+        }
+        parts[std::int64_t{part} * columns + column + tile.thread()] = total;
+      }
+    }
+  }
+
+ private:
+  /// Halves the number of totals: two lanes that differ by kStep in number exchange halves and add them. Returns the
+  /// index that the first of this lane's totals had.
+  template <int kStep, int kKept>
+  __device__ static int fold(float (&totals)[kChunk / 4], int lane) {
+    const bool upper = (lane & kStep) != 0;
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      const float sent = upper ? totals[k] : totals[k + kKept];
+      const float mine = upper ? totals[k + kKept] : totals[k];
+      totals[k] = mine + __shfl_xor_sync(~0u, sent, kStep);
+    }
+    return upper ? kKept : 0;
+  }
+
+  /// Adds the totals of the 8 lanes that have the same 16 columns. Each lane writes two.
+  __device__ static void write_totals(float (&to)[kChunk], float (&totals)[kChunk / 4], int lane) {
+    const int first = fold<16, 8>(totals, lane) + fold<8, 4>(totals, lane) + fold<4, 2>(totals, lane);
+    const int column = first / 4 * 16 + first % 4 / 2 * 8 + lane % 4 * 2;
+    to[column] = totals[0];
+    to[column + 1] = totals[1];
+  }
+};
+
+/// out = f(z), z = a · b + bias.
+template <class T, class F>
+struct Forward {
+  const T* bias;  // or null
+  int columns;
+
+  __device__ void begin(Shared&, const Tile&, const CUtensorMap*) const {}
+
+  __device__ void end(Shared&, const Tile& tile, const Sums& sums, unsigned, const CUtensorMap* z_map,
+                      const CUtensorMap* out_map) const {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int column = tile.column + chunk * kChunk;
+      if (column >= columns) {
+        return;
+      }
+      if (tile.thread() == 0) {
+        cuda::wait_stores_read<0>();
+      }
+      tile.sync();
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        float2 biases[2] = {};
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int at = column + 16 * i + 8 * k + tile.lane() % 4 * 2;
+          if (bias != nullptr && at < columns) {
+            biases[k] = floats_of<T>(*reinterpret_cast<const std::uint32_t*>(bias + at));
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
+          std::uint32_t z_pairs[4];
+          std::uint32_t pairs[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float first = s[2 * j] + biases[j / 2].x;
+            const float second = s[2 * j + 1] + biases[j / 2].y;
+            z_pairs[j] = cuda::pair_of<T>(first, second);
+            pairs[j] = cuda::pair_of<T>(F::template at<T>(first).value, F::template at<T>(second).value);
+          }
+          cuda::store_matrices(tile.place(tile.buffer[0], half, i), z_pairs);
+          cuda::store_matrices(tile.place(tile.buffer[1], half, i), pairs);
+        }
+      }
+      cuda::publish_to_engines();
+      tile.sync();
+      if (tile.thread() == 0) {
+        cuda::store_tile(z_map, column, tile.row, tile.buffer[0]);
+        cuda::store_tile(out_map, column, tile.row, tile.buffer[1]);
+        cuda::commit_stores();
+      }
+    }
+  }
+  static_assert(kChunks == 2);  // one for z, one for out
+};
+
+/// One consumer warpgroup: every other tile of the block.
+template <class T, Lines kB, class Epilogue>
+__device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUtensorMap* out_map, const Sizes& sizes,
+                        const Epilogue& epilogue) {
+  const int consumer = threadIdx.x / kWarpgroup - 1;
+  const bool is_first = threadIdx.x % kWarpgroup == 0;
+  const int step = gridDim.x / Ours::kCluster;
+  Ring<Ours::kStages> ring;
+  if (consumer == 1) {
+    ring.skip(sizes.pieces);
+  }
+  unsigned parity = 0;  // of what happens once a tile
+  for (int number = blockIdx.x / Ours::kCluster + consumer * step; number < sizes.order.size();
+       number += kConsumers * step, parity ^= 1) {
+    const Corner corner = corner_of<Ours>(sizes, number);
+    const Tile tile{.buffer = shared.tiles[consumer],
+                    .consumer = consumer,
+                    .row = corner.row + rank_of_block<Ours>() * kTileRows,
+                    .column = corner.column};
+    if (is_first) {
+      epilogue.begin(shared, tile, other_map);
+    }
+    // The first warpgroup begins. Waiting for a stage before the other warpgroup has seen its last could mistake one
+    // round for another.
+    cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
+    Sums sums;
+    int last = 0;
+    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
+      cuda::wait(&shared.stages.full[ring.stage], ring.parity);
+      std::uint64_t a = descriptor<Lines::depth>(shared.stages.a[ring.stage]);
+      std::uint64_t b = descriptor<kB>(shared.stages.b[ring.stage]);
+      cuda::begin_products();
+#pragma unroll
+      for (int k = 0; k < kDepth; k += 16) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          cuda::multiply_add<T, kColumns, Lines::depth, kB>(sums[half], a + half * (kChunkBytes / 16), b,
+                                                            piece > 0 || k > 0);
+        }
+        a += cuda::kNextDepth<Lines::depth>;
+        b += cuda::kNextDepth<kB>;
+      }
+      cuda::commit_products();
+      if (piece > 0) {
+        cuda::wait_products<1>();
+        release(shared.stages, last);
+      }
+      last = ring.stage;
+    }
+    if (is_first) {
+      cuda::arrive(&shared.turn[1 - consumer]);
+    }
+    cuda::wait_products<0>();
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      cuda::pin(sums[half]);
+    }
+    release(shared.stages, last);
+    ring.skip(sizes.pieces);
+    epilogue.end(shared, tile, sums, parity, other_map, out_map);
+  }
+  if (is_first) {
+    cuda::wait_stores_read<0>();  // the block's shared memory must live until then
+  }
+}
+
+template <class T, Lines kB, class Epilogue>
+__global__ void __launch_bounds__(kThreads, 1)
+    matmul_epilogue_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                           const __grid_constant__ CUtensorMap other_map, const __grid_constant__ CUtensorMap out_map,
+                           const Sizes sizes, const Epilogue epilogue) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    cuda::prefetch_map(&a_map);
+    cuda::prefetch_map(&b_map);
+    cuda::prefetch_map(&other_map);
+    cuda::prefetch_map(&out_map);
+    init_stages(shared.stages, 1);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      cuda::init_barrier(&shared.loaded[consumer], 1);
+      cuda::init_barrier(&shared.turn[consumer], 1);
+    }
+    cuda::publish_barriers();
+  }
+  __syncthreads();
+  cuda::arrive_in_cluster();
+  cuda::wait_for_cluster();
+  if (threadIdx.x < kWarpgroup) {
+    cuda::keep_registers<40>();
+    if (threadIdx.x == 0) {
+      produce<Ours, Lines::depth, kB>(shared.stages, &a_map, &b_map, sizes);
+    }
+    __syncwarp();
+  } else {
+    cuda::claim_registers<232>();
+    consume<T, kB>(shared, &other_map, &out_map, sizes, epilogue);
+  }
+  // The other block may still write to this one's shared memory.
+  cuda::arrive_in_cluster();
+  cuda::wait_for_cluster();
+#endif
+}
+
+template <class T, Lines kB, class Epilogue>
+void launch(const Tensor& a, const Tensor& b, const Tensor& other, const Tensor& out, const Epilogue& epilogue) {
+  const Sizes sizes = sizes_of<Ours>(a.size(0), b.size(1), a.size(1));
+  const auto kernel = matmul_epilogue_kernel<T, kB, Epilogue>;
+  constexpr int kBytes = sizeof(Shared);
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+              "cudaFuncSetAttribute");
+  cuda::Launch(blocks_for<Ours>(sizes), kThreads, kBytes)
+      .cluster(Ours::kCluster)
+      .run(kernel, "matmul_epilogue_kernel", map_of_a<Ours, Lines::depth>(a), map_of_b<Ours, kB>(b),
+           map_of(other, matrix_of(other), kTileRows), map_of(out, matrix_of(out), kTileRows), sizes, epilogue);
+}
+
+/// Whether this kernel computes a · b: 16-bit floats, rows of a and the given lines of b adjacent in memory, and
+/// enough tiles for every multiprocessor.
+bool fits(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& other, const Tensor& out) {
+  return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && other.defined() &&
+         matrix_of(a).lines_are_rows && matrix_of(b).lines_are_rows == b_has_rows &&
+         std::int64_t{parts_of(out.size(0), kTileRows)} * parts_of(out.size(1), kColumns) >=
+             cuda::multiprocessor_count() &&
+         fits_sm90(a) && fits_sm90(b) && fits_sm90(other) && fits_sm90(out);
+}
+
+}  // namespace
+
+}  // namespace mica::kernels::tiles
+
+namespace mica::kernels {
+
+bool matmul_with_epilogue(const MatmulActivationBackward& args) {
+  if (args.activation != Activation::gelu_tanh || !tiles::fits(args.a, args.b, true, args.v, args.out)) {
+    return false;
+  }
+  const std::int64_t rows = args.out.size(0);
+  const std::int64_t columns = args.out.size(1);
+  const int part_count = tiles::parts_of(rows, tiles::kTileRows);
+  const Tensor parts = args.dbias.defined() ? empty({part_count, columns}, float32, args.out.device()) : Tensor{};
+  on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
+    using Epilogue = tiles::Gradient<T, functions::gated::GeluTanh>;
+    tiles::launch<T, tiles::Lines::rows>(
+        args.a, args.b, args.v, args.out,
+        Epilogue{.parts = parts.data_or_null<float>(), .part_count = part_count, .columns = static_cast<int>(columns)});
+  });
+  if (parts.defined()) {
+    add_parts(parts, args.dbias);
+  }
+  return true;
+}
+
+bool matmul_with_epilogue(const MatmulArgs& args) {
+  if (args.activation != Activation::gelu_tanh || args.accumulate ||
+      !tiles::fits(args.a, args.b, false, args.sums, args.out) ||
+      (args.bias.defined() && reinterpret_cast<std::uintptr_t>(args.bias.raw_data()) % 4 != 0)) {
+    return false;
+  }
+  on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
+    using Epilogue = tiles::Forward<T, functions::gated::GeluTanh>;
+    tiles::launch<T, tiles::Lines::depth>(
+        args.a, args.b, args.sums, args.out,
+        Epilogue{.bias = args.bias.data_or_null<T>(), .columns = static_cast<int>(args.out.size(1))});
+  });
+  return true;
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,189 @@
+#pragma once
+
+// What kernels of matrix products for compute capability 9.0 share. A block computes tiles of the output, one after the
+// other. Its first warpgroup has one thread that loads pieces of a and b into a ring of stages; the two others multiply
+// them. Two blocks can form a cluster: their tiles are vertically adjacent and need the same piece of b, of which each
+// block loads one half for both.
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/tensor_copy.cuh>
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/tiled_matmul/tiled_matmul_cuda.cuh>
+
+namespace mica::kernels::tiles {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kDepth = 64;  // of a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kConsumers = 2;
+inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+inline constexpr int kLineBytes = 128;
+inline constexpr int kChunk = 64;                        // elements of a line
+inline constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
+inline constexpr int kGroupRows = 1024;                  // of the output, in one group of tiles
+
+template <int kTileColumns, int kStages_, int kCluster_>
+struct Plan {
+  static constexpr int kColumns = kTileColumns;
+  static constexpr int kStages = kStages_;    // pieces being loaded or multiplied
+  static constexpr int kCluster = kCluster_;  // blocks
+  static constexpr int kABytes = kTileRows * kLineBytes;
+  static constexpr int kBBytes = kColumns * kLineBytes;
+  static constexpr int kShare = kColumns / kCluster;  // columns of b that a block loads
+};
+
+template <class P>
+struct Stages {
+  unsigned char a[P::kStages][P::kABytes];
+  unsigned char b[P::kStages][P::kBBytes];
+  std::uint64_t full[P::kStages];   // a piece was loaded
+  std::uint64_t empty[P::kStages];  // every consumer of the cluster has read it
+};
+
+// A place in the ring of stages. Barriers are known by the parity of the round.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ void skip(int pieces) {
+    const int to = stage + pieces;
+    parity ^= to / kStages & 1;
+    stage = to % kStages;
+  }
+};
+
+struct Sizes {
+  TileOrder order;  // of a cluster's tiles
+  int pieces;       // of K
+  int columns;      // N
+};
+
+template <class P>
+Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return {.order = {.rows = parts_of(m, P::kCluster * kTileRows),
+                    .columns = parts_of(n, P::kColumns),
+                    .group = kGroupRows / (P::kCluster * kTileRows)},
+          .pieces = parts_of(k, kDepth),
+          .columns = static_cast<int>(n)};
+}
+
+/// The map of a matrix for tiles of `box_lines` lines.
+inline CUtensorMap map_of(const Tensor& x, const Matrix& lines, int box_lines) {
+  return cuda::swizzled_tensor_map({.dtype = x.dtype(),
+                                    .data = x.raw_data(),
+                                    .lines = lines.lines,
+                                    .length = lines.length,
+                                    .leading = lines.leading,
+                                    .box_lines = static_cast<std::uint32_t>(box_lines),
+                                    .box_length = kChunk});
+}
+template <class P, Lines kA>
+CUtensorMap map_of_a(const Tensor& a) {
+  return map_of(a, matrix_of(a), kA == Lines::depth ? kTileRows : kDepth);
+}
+template <class P, Lines kB>
+CUtensorMap map_of_b(const Tensor& b) {
+  return map_of(b, matrix_of(b), kB == Lines::depth ? P::kShare : kDepth);
+}
+
+/// The number of blocks that all tiles keep busy.
+template <class P>
+int blocks_for(const Sizes& sizes) {
+  return std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
+}
+
+/// `readers`: warpgroups of a block that read each stage.
+template <class P>
+__device__ void init_stages(Stages<P>& stages, int readers) {
+  for (int stage = 0; stage < P::kStages; ++stage) {
+    cuda::init_barrier(&stages.full[stage], 1);
+    cuda::init_barrier(&stages.empty[stage], P::kCluster * readers);
+  }
+}
+
+/// The block's rank in its cluster.
+template <class P>
+__device__ int rank_of_block() {
+  return P::kCluster > 1 ? cuda::cluster_rank() : 0;
+}
+
+/// The first column or row of the first tile of the cluster's.
+struct Corner {
+  int row;
+  int column;
+};
+
+template <class P>
+__device__ Corner corner_of(const Sizes& sizes, int tile) {
+  const TileOrder::Place place = sizes.order.place(tile);
+  return {place.row * P::kCluster * kTileRows, place.column * P::kColumns};
+}
+
+/// Loads all pieces of all tiles of this block, each as soon as its stage is empty. One thread.
+template <class P, Lines kA, Lines kB>
+__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
+  const int rank = rank_of_block<P>();
+  const auto load_b = [&](void* to, int element, int line, std::uint64_t* barrier) {
+    if constexpr (P::kCluster > 1) {
+      cuda::load_tile(to, b_map, element, line, barrier, (1 << P::kCluster) - 1);
+    } else {
+      cuda::load_tile(to, b_map, element, line, barrier);
+    }
+  };
+  Ring<P::kStages> ring;
+  for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
+    const Corner corner = corner_of<P>(sizes, tile);
+    const int row = corner.row + rank * kTileRows;
+    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
+      const int k = piece * kDepth;
+      std::uint64_t* const full = &stages.full[ring.stage];
+      cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // at once in the first round
+      cuda::arrive_expecting(full, P::kABytes + P::kBBytes);
+      unsigned char* const a = stages.a[ring.stage];
+      if constexpr (kA == Lines::depth) {
+        cuda::load_tile(a, a_map, k, row, full);
+      } else {
+        for (int chunk = 0; chunk < kTileRows / kChunk; ++chunk) {
+          cuda::load_tile(a + chunk * kChunkBytes, a_map, row + chunk * kChunk, k, full);
+        }
+      }
+      unsigned char* const b = stages.b[ring.stage] + rank * P::kShare * kLineBytes;
+      const int column = corner.column + rank * P::kShare;
+      if constexpr (kB == Lines::depth) {
+        load_b(b, k, column, full);
+      } else {
+        for (int chunk = 0; chunk < P::kShare / kChunk; ++chunk) {
+          load_b(b + chunk * kChunkBytes, column + chunk * kChunk, k, full);
+        }
+      }
+    }
+  }
+}
+
+/// A warpgroup's operand in one stage, for wgmma.
+template <Lines kLines>
+__device__ std::uint64_t descriptor(const void* tile) {
+  if constexpr (kLines == Lines::depth) {
+    return cuda::depth_lines(tile);
+  } else {
+    return cuda::row_lines<kDepth>(tile);
+  }
+}
+
+/// Reports that this warpgroup has read a stage, to every block that writes to it.
+template <class P>
+__device__ void release(Stages<P>& stages, int stage) {
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread < P::kCluster) {
+    cuda::arrive_in_block(&stages.empty[stage], thread);
+  }
+}
+
+}  // namespace mica::kernels::tiles
