@@ -45,9 +45,12 @@ __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* in
   }
 }
 
-// keys[i] = indices[i], with `rows` standing for what is out of range; positions[i] = i.
+// keys[i] = indices[i], with `rows` standing for what is out of range; positions[i] = i; no long runs yet.
 __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::int64_t rows, std::uint32_t* keys,
-                                      std::uint32_t* positions) {
+                                      std::uint32_t* positions, int* run_count) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *run_count = 0;
+  }
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     const std::int64_t row = indices[i];
     keys[i] = static_cast<std::uint32_t>(row >= 0 && row < rows ? row : rows);
@@ -56,10 +59,13 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
 }
 
 // dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block adds up a segment of
-// kSegment keys, V columns a thread. A run that lies in one segment is written at once. Of one that does not, each
-// segment keeps a partial sum: as its head, if the run began earlier, else as its tail. A second kernel adds those.
+// kSegment keys, V columns a thread. A run that lies in one segment is written at once. Of a long run, which does not,
+// each segment keeps a partial sum: as its head, if the run began earlier, else as its tail. A second kernel adds
+// those. The first lists the segments in which long runs begin, in any order: each run is summed by one block.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
+constexpr int kRunLines = 4;     // threads that share a column of a long run
+constexpr int kRunBlocks = 256;  // that share the long runs
 
 template <class T>
 struct Gradient {
@@ -68,6 +74,8 @@ struct Gradient {
   const std::uint32_t* positions;  // of the keys before they were sorted; equal keys in order
   T* dweight;
   Accumulate<T>* partial;  // (segments, 2, width): head and tail
+  int* run_starts;         // segments
+  int* run_count;
   int n;
   std::uint32_t rows;
   std::int64_t width;
@@ -80,6 +88,17 @@ struct Gradient {
   __device__ bool continues(int segment) const {  // its last run goes on in the next
     const std::int64_t next = end_of(segment);
     return next < n && keys[next] == keys[next - 1];
+  }
+  // Where the run ends that the segment's last key belongs to.
+  __device__ int last_segment(int segment) const {
+    const std::uint32_t key = last_key(segment);
+    std::int64_t at = end_of(segment) - 1;  // of this key
+    std::int64_t end = n;                   // of a larger one
+    while (end - at > 1) {
+      const std::int64_t middle = (at + end) / 2;
+      (keys[middle] == key ? at : end) = middle;
+    }
+    return static_cast<int>(at / kSegment);
   }
   __device__ Accumulate<T>* sums(int segment, int tail) const { return partial + (2LL * segment + tail) * width; }
 };
@@ -106,6 +125,9 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   }
   bool is_head = segment > 0 && g.continues(segment - 1);
   const bool goes_on = g.continues(segment);
+  if (goes_on && column == 0 && g.last_key(segment) < g.rows && !(is_head && keys[0] == g.last_key(segment))) {
+    g.run_starts[atomicAdd(g.run_count, 1)] = segment;
+  }
   S sums[V] = {};
 #pragma unroll
   for (int k = 0; k < kSegment; ++k) {
@@ -147,24 +169,36 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   }
 }
 
-// Adds up the run that begins in a block's segment and goes on in others.
+// Adds up long runs, kColumnThreads columns a block.
 template <class T>
-__global__ void __launch_bounds__(kColumnThreads) embedding_runs_kernel(Gradient<T> g) {
-  const int segment = blockIdx.x;
-  const std::uint32_t key = g.last_key(segment);
-  const bool began_earlier = segment > 0 && g.last_key(segment - 1) == key;
-  const std::int64_t column = std::int64_t{blockIdx.y} * kColumnThreads + threadIdx.x;
-  if (began_earlier || !g.continues(segment) || key >= g.rows || column >= g.width) {
-    return;
+__global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kernel(Gradient<T> g) {
+  using S = Accumulate<T>;
+  __shared__ S lines[kRunLines][kColumnThreads];
+  const int thread = threadIdx.x % kColumnThreads;
+  const int line = threadIdx.x / kColumnThreads;
+  const std::int64_t column = std::int64_t{blockIdx.y} * kColumnThreads + thread;
+  for (int run = blockIdx.x; run < *g.run_count; run += gridDim.x) {
+    const int first = g.run_starts[run];
+    const int last = g.last_segment(first);
+    S sum = 0;
+    if (column < g.width) {
+#pragma unroll 8
+      for (int s = first + 1 + line; s <= last; s += kRunLines) {
+        sum += g.sums(s, 0)[column];
+      }
+    }
+    lines[line][thread] = sum;
+    __syncthreads();
+    if (line == 0 && column < g.width) {
+      sum = g.sums(first, 1)[column];
+      for (int k = 0; k < kRunLines; ++k) {
+        sum += lines[k][thread];
+      }
+      T& to = g.dweight[g.last_key(first) * g.width + column];
+      to = static_cast<T>(g.accumulate ? sum + static_cast<S>(to) : sum);
+    }
+    __syncthreads();
   }
-  Accumulate<T> sum = g.sums(segment, 1)[column];
-  int s = segment;
-  do {
-    ++s;
-    sum += g.sums(s, 0)[column];
-  } while (g.last_key(s) == key && g.continues(s));
-  T& to = g.dweight[key * g.width + column];
-  to = static_cast<T>(g.accumulate ? sum + static_cast<Accumulate<T>>(to) : sum);
 }
 
 unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
@@ -213,8 +247,11 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;
+  const unsigned segments = parts(n, kSegment);
+  const Tensor runs = empty({1 + static_cast<std::int64_t>(segments)}, int32, device);
+  std::int32_t* const run_count = runs.data<std::int32_t>();
   embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys,
-                                                                positions);
+                                                                positions, run_count);
   cuda::check_launch("embedding_keys_kernel");
   const int bits = std::bit_width(static_cast<std::uint64_t>(rows));
   std::size_t bytes = 0;
@@ -229,13 +266,14 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
 
   on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
     using S = Accumulate<T>;
-    const unsigned segments = parts(n, kSegment);
     const Tensor partial = empty({segments, 2, width}, dtype_of<S>, device);
     const Gradient<T> gradient{.dy = args.dy.data<T>(),
                                .keys = keys + n,
                                .positions = positions + n,
                                .dweight = args.dweight.data<T>(),
                                .partial = partial.data<S>(),
+                               .run_starts = run_count + 1,
+                               .run_count = run_count,
                                .n = n,
                                .rows = static_cast<std::uint32_t>(rows),
                                .width = width,
@@ -249,8 +287,8 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
         },
         gradient.dy, gradient.dweight);
     if (segments > 1) {
-      const dim3 grid(segments - 1, parts(width, kColumnThreads));
-      embedding_runs_kernel<T><<<grid, kColumnThreads, 0, stream>>>(gradient);
+      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), parts(width, kColumnThreads));
+      embedding_runs_kernel<T><<<grid, kColumnThreads * kRunLines, 0, stream>>>(gradient);
       cuda::check_launch("embedding_runs_kernel");
     }
   });
