@@ -51,6 +51,15 @@ struct Logistic {
 };
 template <class T, class S = Accumulate<T>>
 MICA_HOST_DEVICE Logistic<S> logistic(S z) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    // e⁻ᶻ without a case for each sign. At 2¹²⁷, value underflows to 0, and rest, a product with it, is 0 and not NaN.
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(z * -1.44269504f, 127.0f)));
+    const float value = reciprocal(1.0f + e);
+    return {value, e * value};
+  }
+#endif
   const bool negative = z < S{0};
   const S e = exp_minus<T>(negative ? -z : z);
   const S large = reciprocal(S{1} + e);
