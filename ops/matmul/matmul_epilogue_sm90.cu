@@ -68,17 +68,23 @@ struct Gradient {
   int part_count;
   int columns;
 
-  /// Starts loading the tile of v. One thread.
-  __device__ void begin(Shared& shared, const Tile& tile, const CUtensorMap* v_map) const {
+  struct Loaded {};
+
+  /// Starts loading the tile of v.
+  __device__ Loaded begin(Shared& shared, const Tile& tile, const CUtensorMap* v_map) const {
+    if (tile.thread() != 0) {
+      return {};
+    }
     cuda::wait_stores_read<0>();  // of the tile before
     std::uint64_t* const loaded = &shared.loaded[tile.consumer];
     cuda::arrive_expecting(loaded, kChunks * kTileChunkBytes);
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       cuda::load_tile(tile.buffer[chunk], v_map, tile.column + chunk * kChunk, tile.row, loaded);
     }
+    return {};
   }
 
-  __device__ void end(Shared& shared, const Tile& tile, const Sums& sums, unsigned parity, const CUtensorMap*,
+  __device__ void end(Shared& shared, const Tile& tile, const Sums& sums, Loaded&, unsigned parity, const CUtensorMap*,
                       const CUtensorMap* out_map) const {
     cuda::wait(&shared.loaded[tile.consumer], parity);
 #pragma unroll
@@ -86,22 +92,30 @@ struct Gradient {
       float totals[kChunk / 4] = {};  // of this thread's columns: of each 8, two
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
+        std::uint32_t pairs[kGroups][4];
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+          cuda::load_matrices(pairs[i], tile.place(tile.buffer[chunk], half, i));
+        }
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
           const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
-          unsigned char* const place = tile.place(tile.buffer[chunk], half, i);
-          std::uint32_t pairs[4];
-          cuda::load_matrices(pairs, place);
+          float slopes[8];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float2 v = floats_of<T>(pairs[j]);
-            const float first = s[2 * j] * F::template at<T>(v.x).slope;
-            const float second = s[2 * j + 1] * F::template at<T>(v.y).slope;
+            const float2 v = floats_of<T>(pairs[i][j]);
+            slopes[2 * j] = F::template at<T>(v.x).slope;
+            slopes[2 * j + 1] = F::template at<T>(v.y).slope;
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float first = s[2 * j] * slopes[2 * j];
+            const float second = s[2 * j + 1] * slopes[2 * j + 1];
             totals[4 * i + j / 2 * 2] += first;
             totals[4 * i + j / 2 * 2 + 1] += second;
-            pairs[j] = cuda::pair_of<T>(first, second);
+            pairs[i][j] = cuda::pair_of<T>(first, second);
           }
-          cuda::store_matrices(place, pairs);
+          cuda::store_matrices(tile.place(tile.buffer[chunk], half, i), pairs[i]);
         }
       }
       cuda::publish_to_engines();
@@ -156,9 +170,13 @@ struct Forward {
   const T* bias;  // or null
   int columns;
 
-  __device__ void begin(Shared&, const Tile&, const CUtensorMap*) const {}
+  struct Loaded {
+    std::uint32_t biases[kGroups][2];  // of a chunk, two in each
+  };
 
-  __device__ void end(Shared&, const Tile& tile, const Sums& sums, unsigned, const CUtensorMap* z_map,
+  __device__ Loaded begin(Shared&, const Tile& tile, const CUtensorMap*) const { return load(tile, 0); }
+
+  __device__ void end(Shared&, const Tile& tile, const Sums& sums, Loaded& loaded, unsigned, const CUtensorMap* z_map,
                       const CUtensorMap* out_map) const {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -172,14 +190,7 @@ struct Forward {
       tile.sync();
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        float2 biases[2] = {};
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const int at = column + 16 * i + 8 * k + tile.lane() % 4 * 2;
-          if (bias != nullptr && at < columns) {
-            biases[k] = floats_of<T>(*reinterpret_cast<const std::uint32_t*>(bias + at));
-          }
-        }
+        const float2 biases[2] = {floats_of<T>(loaded.biases[i][0]), floats_of<T>(loaded.biases[i][1])};
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
           const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
@@ -196,6 +207,9 @@ struct Forward {
           cuda::store_matrices(tile.place(tile.buffer[1], half, i), pairs);
         }
       }
+      if (chunk + 1 < kChunks) {
+        loaded = load(tile, chunk + 1);
+      }
       cuda::publish_to_engines();
       tile.sync();
       if (tile.thread() == 0) {
@@ -206,6 +220,20 @@ struct Forward {
     }
   }
   static_assert(kChunks == 2);  // one for z, one for out
+
+ private:
+  /// The biases of a thread's columns.
+  __device__ Loaded load(const Tile& tile, int chunk) const {
+    Loaded loaded{};
+#pragma unroll
+    for (int k = 0; k < kChunk / 8; ++k) {
+      const int column = tile.column + chunk * kChunk + 8 * k + tile.lane() % 4 * 2;
+      if (bias != nullptr && column < columns) {
+        loaded.biases[k / 2][k % 2] = *reinterpret_cast<const std::uint32_t*>(bias + column);
+      }
+    }
+    return loaded;
+  }
 };
 
 /// One consumer warpgroup: every other tile of the block.
@@ -227,9 +255,7 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
                     .consumer = consumer,
                     .row = corner.row + rank_of_block<Ours>() * kTileRows,
                     .column = corner.column};
-    if (is_first) {
-      epilogue.begin(shared, tile, other_map);
-    }
+    auto loaded = epilogue.begin(shared, tile, other_map);
     // The first warpgroup begins. Waiting for a stage before the other warpgroup has seen its last could mistake one
     // round for another.
     cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
@@ -267,7 +293,7 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
     }
     release(shared.stages, last);
     ring.skip(sizes.pieces);
-    epilogue.end(shared, tile, sums, parity, other_map, out_map);
+    epilogue.end(shared, tile, sums, loaded, parity, other_map, out_map);
   }
   if (is_first) {
     cuda::wait_stores_read<0>();  // the block's shared memory must live until then
