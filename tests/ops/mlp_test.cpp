@@ -87,10 +87,11 @@ TEST(Mlp, IsTwoLinearLayers) {
             ASSERT_EQ(got.size(), exact.size());
             for (std::size_t i = 0; i < got.size(); ++i) {
               // About as far from the truth as the pair, which rounds elsewhere. But cuBLAS adds up the gradient of
-              // bias1 from rounded terms, in parts that it rounds again: four roundings to the pair's two.
+              // bias1 from rounded terms, in parts that it rounds again: four roundings to the pair's two, √2 times as
+              // far. Of two distances over 96 values each, a quarter more is chance.
               const bool by_cublas =
                   i == 3 && biases && device.is_cuda() && size_of(dtype) == 2 && f == Activation::gelu_tanh;
-              EXPECT_LE(distance(got[i], exact[i]), (by_cublas ? 1.42 : 1.1) * distance(pair[i], exact[i]) + 1e-14)
+              EXPECT_LE(distance(got[i], exact[i]), (by_cublas ? 1.77 : 1.1) * distance(pair[i], exact[i]) + 1e-14)
                   << "result " << i;
             }
           }
