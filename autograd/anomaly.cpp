@@ -32,9 +32,9 @@ std::string forward_of(const Node& node) {
     }
   }
   if (faulty.empty()) {
-    return saved.empty() ? "" : "; all that it saved in forward is finite";
+    return saved.empty() ? "" : "; all tensors that it saved in forward are finite";
   }
-  return "; already in forward it saved " + faulty;
+  return "; in forward it had already saved " + faulty;
 }
 
 }  // namespace

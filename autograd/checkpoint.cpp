@@ -15,11 +15,11 @@ using Used = std::vector<SegmentWatch::Used>;
 // Placeholder for the ops of a segment while a SegmentWatch observes them.
 class InsideSegment final : public Node {
  public:
-  std::string name() const override { return "an op inside of a checkpoint"; }
+  std::string name() const override { return "an op inside a checkpoint"; }
   Tensors backward(Tensors) override {
     throw Error(
-        "checkpoint: asked for the gradient of a tensor that was made in a checkpointed function and left it other "
-        "than as its result; the function has to return it");
+        "checkpoint: a gradient was requested for a tensor that was created in a checkpointed function but is not one "
+        "of its results; return it from the function");
   }
 };
 
@@ -50,7 +50,7 @@ void check_unchanged(const Used& used, const char* when) {
     if (const auto impl = tensor.lock()) {
       check(impl->storage->version() == version,
             "checkpoint: a tensor of shape {} that the function used was modified in place {}, last by {}, so that it "
-            "cannot be computed again",
+            "cannot be recomputed",
             impl->shape, when, impl->storage->last_writer());
     }
   }
@@ -87,9 +87,9 @@ Tensors Checkpoint::call_again() const {
   const CurrentModule module_guard(module);
   const ReplayPhiloxKeys keys(keys_);
   Tensors results = (*call_)();
-  check(keys.left() == 0, "checkpoint: the function made {} random tensors and, when called again, {} fewer",
+  check(keys.left() == 0, "checkpoint: the function drew {} random tensors, and {} fewer when called again",
         keys_.size(), keys.left());
-  check(results.size() == outputs.size(), "checkpoint: the function returned {} tensors and, when called again, {}",
+  check(results.size() == outputs.size(), "checkpoint: the function returned {} tensors, and {} when called again",
         outputs.size(), results.size());
   return results;
 }
@@ -99,21 +99,20 @@ Tensors Checkpoint::call_again() const {
 Edge Checkpoint::check_output(std::size_t k, const Tensor& result) const {
   const OutputInfo& first = outputs[k];
   check(result.defined() && result.shape() == first.shape && result.dtype() == first.dtype,
-        "checkpoint: the function returned {} {} as output {} and, when called again, {}", first.dtype, first.shape, k,
+        "checkpoint: the function returned {} {} as output {}, and {} when called again", first.dtype, first.shape, k,
         result.defined() ? fmt::format("{} {}", result.dtype(), result.shape()) : "an undefined tensor");
   Edge edge = gradient_edge(result);
   check(edge.node != nullptr,
-        "checkpoint: output {} of the function depended on something that requires a gradient and, when called again, "
-        "did not",
+        "checkpoint: output {} of the function depended on something that requires a gradient, but did not when called "
+        "again",
         k);
   return edge;
 }
 
 std::vector<std::pair<Edge, Tensor>> Checkpoint::replay(const Tensors& gradients) {
-  check(
-      call_ != nullptr,
-      "Checkpoint: backward has already run through this op and its inputs are gone; pass {{.retain_graph = true}} to "
-      "the first backward to run it again");
+  check(call_ != nullptr,
+        "Checkpoint: backward has already run through this op and its inputs were freed; pass {{.retain_graph = true}} "
+        "to the first backward to run it again");
   check_unchanged(used_, "since");
   const Tensors results = call_again();
   std::vector<std::pair<Edge, Tensor>> ends;

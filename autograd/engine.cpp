@@ -96,7 +96,7 @@ Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
         "was computed while recording was off",
         op, output.shape());
   if (!gradient.defined()) {
-    check(output.numel() == 1, "{}: a tensor of shape {} is not a scalar and needs a gradient to start from", op,
+    check(output.numel() == 1, "{}: a tensor of shape {} is not a scalar and needs an explicit gradient", op,
           output.shape());
     return {std::move(edge), ones_like(output)};
   }

@@ -53,8 +53,8 @@ void Context::save(const Tensor& tensor) {
     return;
   }
   check(!tensor.is_inference(),
-        "{}: a tensor of shape {} that was made in inference mode cannot be saved for backward; outside of it, make a "
-        "clone and compute with that",
+        "{}: a tensor of shape {} that was created in inference mode cannot be saved for backward; compute with a "
+        "clone of it",
         *name_, tensor.shape());
   saved.of = tensor.handle().get();
   saved.record = *saved.of;
@@ -217,10 +217,11 @@ void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::s
 }
 
 Tensors FunctionBase::backward(Tensors gradients) {
-  check(!released_,
-        "{}: backward has already run through this op and its saved tensors are gone; pass {{.retain_graph = true}} to "
-        "the first backward to run it again",
-        name());
+  check(
+      !released_,
+      "{}: backward has already run through this op and its saved tensors were freed; pass {{.retain_graph = true}} to "
+      "the first backward to run it again",
+      name());
   if (ctx_.materialize_grads_) {
     for (std::size_t k = 0; k < gradients.size(); ++k) {
       if (!gradients[k].defined()) {

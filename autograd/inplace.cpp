@@ -160,23 +160,24 @@ bool is_leaf_with_gradient(const Tensor& x) { return x.requires_grad() && x.is_l
 void check_writable(const char* op, const Tensor& x) {
   check(x.defined(), "{}: expected a defined target", op);
   check(!x.is_inference() || inference_mode_enabled(),
-        "{}: the target of shape {} was made in inference mode and can only be written in place there", op, x.shape());
+        "{}: the target of shape {} was created in inference mode and can be written in place only there", op,
+        x.shape());
   if (!grad_enabled()) {
     return;
   }
   check(!is_leaf_with_gradient(x),
-        "{}: the target of shape {} is a leaf that requires a gradient, and after a recorded write it would be none; "
+        "{}: the target of shape {} is a leaf that requires a gradient, and a recorded write would make it a non-leaf; "
         "use no_grad to change its elements, or write to a clone",
         op, x.shape());
   if (const Tensor base = base_of(x); base.defined()) {
     check(!is_leaf_with_gradient(base),
-          "{}: the target of shape {} is a view of a leaf that requires a gradient, and after a recorded write that "
-          "would be none; use no_grad to change its elements, or write to a clone",
+          "{}: the target of shape {} is a view of a leaf that requires a gradient, and a recorded write would make "
+          "that a non-leaf; use no_grad to change its elements, or write to a clone",
           op, x.shape());
     if (x.requires_grad() && x.handle()->slot->custom_view) {
       fail(
-          "{}: the target of shape {} is a view that {} returned, and how a write would change what it is a view of "
-          "only that op knows; write to a clone",
+          "{}: the target of shape {} is a view that {} returned, and autograd cannot tell how a write to it changes "
+          "its base; write to a clone",
           op, x.shape(), x.grad_fn()->name());
     }
   }
@@ -228,8 +229,8 @@ void update_view(const Tensor& x) {
           x.shape(), impl.storage->last_writer());
       if (impl.slot->custom_view) {
         fail(
-            "autograd: {} returned a view of shape {} of a tensor that {} wrote in place since, and what became of the "
-            "view only that op knows; let it return a copy, or write to a clone",
+            "autograd: {} returned a view of shape {} of a tensor that {} has since written in place, and autograd "
+            "cannot derive that view again; return a copy from the op, or write to a clone",
             impl.slot->node->name(), x.shape(), impl.storage->last_writer());
       }
     }

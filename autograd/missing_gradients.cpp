@@ -119,19 +119,17 @@ MissingGradient explain(const Behind& behind, const std::string& name, const Ten
   if (behind.leads_to(edge.node.get())) {
     const std::string stop = behind.stop_before(edge.node.get());
     return {name, Missing::undefined,
-            stop.empty()
-                ? "no gradient arrived, though the loss leads to it: backward() has not run, or an op on the way "
-                  "returned none (with DetectAnomaly on in forward and backward, it would be named here)"
-                : stop};
+            stop.empty() ? "no gradient arrived, although the loss depends on it: backward() has not run, or an op on "
+                           "the way returned none (enable DetectAnomaly in forward and backward to see which)"
+                         : stop};
   }
   if (const Cut* const cut = behind.cut_of(parameter.handle()->slot.get())) {
     return {name, Missing::cut, "cut off by " + cut->what + where(cut->module, &cut->call_site)};
   }
   return {name, Missing::unused,
           behind.is_traced()
-              ? "unused: no op that led to the loss had it as input"
-              : "unused, or cut off: the loss does not lead to it (with DetectAnomaly on in forward, a cut "
-                "would be named here)"};
+              ? "unused: no op that the loss depends on has it as input"
+              : "unused, or cut off: the loss does not depend on it (enable DetectAnomaly in forward to see where)"};
 }
 
 }  // namespace

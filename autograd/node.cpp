@@ -67,7 +67,7 @@ HookHandle Node::register_hook(PostHook hook) {
   check_callable(hook, "register_hook");
   check(as_segment() == nullptr,
         "{}: register_hook is for ops that return the gradients of their inputs; those of a checkpoint come from the "
-        "ops that it computes again, so register the hook on its inputs",
+        "ops that it recomputes, so register the hook on its inputs",
         name());
   return hooks().after.add(std::move(hook));
 }

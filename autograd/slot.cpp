@@ -32,7 +32,7 @@ class AccumulateGrad final : public Node {
     {
       const std::lock_guard lock(lock_of(*slot_));
       check(slot_->accumulator.lock().get() == this,
-            "backward: set_data has replaced a leaf of {} {} on {} since the graph was made", outputs[0].dtype,
+            "backward: set_data has replaced a leaf of {} {} on {} since the graph was recorded", outputs[0].dtype,
             outputs[0].shape, outputs[0].device);
       // The grad outlives the graph, and its owner may write it in place, so its memory must not be shared.
       if (slot_->grad.defined() && gradient.is_same(slot_->grad)) {  // an op has added to it: take_gradient_so_far()

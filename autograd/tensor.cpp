@@ -17,13 +17,12 @@ bool Tensor::requires_grad() const {
 }
 
 const Tensor& Tensor::requires_grad_(bool on) const {
-  check(!on || is_floating(dtype()), "requires_grad_: a tensor of {} cannot have a gradient, only floating ones can",
+  check(!on || is_floating(dtype()), "requires_grad_: a tensor of {} cannot have a gradient; only floating dtypes can",
         dtype());
   check(is_leaf(),
-        "requires_grad_: expected a leaf, got a tensor that an op made; use detach() for one without history");
+        "requires_grad_: expected a leaf, got the result of an op; detach() returns a tensor without history");
   check(!on || !is_inference() || autograd::inference_mode_enabled(),
-        "requires_grad_: the tensor of shape {} was made in inference mode; outside of it, ask a clone for a gradient",
-        shape());
+        "requires_grad_: the tensor of shape {} was created in inference mode; outside of it, use a clone", shape());
   if (on || find_slot(*this) != nullptr) {
     autograd::slot_of(*this).requires_grad = on;
   }
@@ -64,7 +63,7 @@ Tensor Tensor::detach() const {
 }
 
 void Tensor::set_data(const Tensor& data) const {
-  check(is_leaf(), "set_data: expected a leaf, got a tensor that an op made");
+  check(is_leaf(), "set_data: expected a leaf, got the result of an op");
   check(data.shape() == shape(), "set_data: expected shape {}, got {}", shape(), data.shape());
   check(!requires_grad() || is_floating(data.dtype()), "set_data: the tensor requires a gradient, {} cannot have one",
         data.dtype());
@@ -99,7 +98,7 @@ autograd::HookHandle Tensor::register_post_accumulate_grad_hook(std::function<vo
   check_callable(hook, "register_post_accumulate_grad_hook");
   check(requires_grad() && is_leaf(),
         "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got {} of shape {}",
-        is_leaf() ? "one that does not" : "a tensor that an op made", shape());
+        is_leaf() ? "one that does not" : "the result of an op", shape());
   // The graph may outlive the leaf; its grad is then unreachable.
   return handle()->slot->after_accumulate.add([leaf = std::weak_ptr(handle()), hook = std::move(hook)] {
     if (auto impl = leaf.lock()) {

@@ -5,7 +5,7 @@ namespace mica::memory {
 
 AllocationFault::AllocationFault() {
   AllocationFault* none = nullptr;
-  check(current_.compare_exchange_strong(none, this), "AllocationFault: there is one already");
+  check(current_.compare_exchange_strong(none, this), "AllocationFault: another one is active");
 }
 
 AllocationFault::~AllocationFault() { current_.store(nullptr); }
@@ -13,7 +13,7 @@ AllocationFault::~AllocationFault() { current_.store(nullptr); }
 void AllocationFault::count_allocation(std::size_t bytes) {
   AllocationFault& fault = *current_.load(std::memory_order_relaxed);
   if (fault.allocations_.fetch_add(1, std::memory_order_relaxed) == fault.failing_) {
-    throw OutOfMemory(fmt::format("out of memory: asked for {} bytes, which a test made fail", bytes));
+    throw OutOfMemory(fmt::format("out of memory: asked for {} bytes; failure injected by a test", bytes));
   }
   fault.outstanding_.fetch_add(1, std::memory_order_relaxed);
 }

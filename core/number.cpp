@@ -16,7 +16,8 @@ void check_number(double value, DType dtype, const char* op) {
     const double low = static_cast<double>(std::numeric_limits<T>::lowest());
     const double end =
         std::is_same_v<T, std::int64_t> ? 0x1p63 : static_cast<double>(std::numeric_limits<T>::max()) + 1;
-    check(value >= low && value < end && value == std::trunc(value), "{}: {} is not a value of {}", op, value, dtype);
+    check(value >= low && value < end && value == std::trunc(value), "{}: {} is not representable in {}", op, value,
+          dtype);
   });
 }
 

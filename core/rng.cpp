@@ -72,7 +72,7 @@ PhiloxKey next_philox_key() {
   if (replay == nullptr) {
     key = draw();
   } else {
-    check(replay->left() > 0, "random: asked for more random tensors than the first time, when there were {}",
+    check(replay->left() > 0, "random: the function drew more random tensors than the first time, which drew {}",
           replay->keys_.size());
     key = replay->keys_[replay->drawn_++];
   }
@@ -83,9 +83,9 @@ PhiloxKey next_philox_key() {
 }
 
 void check_host_key(const PhiloxKey& key) {
-  check(key.start == nullptr,
-        "random: a tensor on the cpu was to be drawn while a CUDA graph is captured, whose replays do not run what the "
-        "cpu computes");
+  check(
+      key.start == nullptr,
+      "random: a tensor on the cpu cannot be drawn while a CUDA graph is captured, since replays do not run CPU work");
 }
 
 PhiloxKey rng_state() {

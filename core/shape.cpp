@@ -17,7 +17,7 @@ std::int64_t numel_of(const Shape& shape) {
   return empty ? 0 : product;
 }
 
-void Dims::fail_index(int i, int size) { fail("shape: there is no axis {} among {}", i, size); }
+void Dims::fail_index(int i, int size) { fail("shape: axis {} is out of range for {} axes", i, size); }
 
 Strides contiguous_strides(const Shape& shape) {
   Strides strides = shape;

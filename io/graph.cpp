@@ -89,7 +89,7 @@ std::string svg_of(const std::string& dot) {
   const Run run = run_program({"dot", "-Tsvg", nullptr}, dot);
   check(WIFEXITED(run.status) && WEXITSTATUS(run.status) == 0, "write_graph: dot {}: {}",
         WIFEXITED(run.status) ? fmt::format("failed with status {}", WEXITSTATUS(run.status))
-                              : fmt::format("was ended by signal {}", WTERMSIG(run.status)),
+                              : fmt::format("was terminated by signal {}", WTERMSIG(run.status)),
         run.errors);
   check(!run.output.empty(), "write_graph: dot wrote nothing: {}", run.errors);
   return run.output;

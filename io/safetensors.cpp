@@ -225,7 +225,7 @@ class HeaderReader {
     const Field* const shape = has_three ? field("shape") : nullptr;
     const Field* const offsets = has_three ? field("data_offsets") : nullptr;
     require(dtype != nullptr && shape != nullptr && offsets != nullptr,
-            "tensor \"{}\" does not have just dtype, shape and data_offsets", name);
+            "tensor \"{}\" must have exactly dtype, shape and data_offsets", name);
     Entry entry;
     entry.name = name;
 

@@ -143,7 +143,7 @@ Module::~Module() {
 
 const Module& Module::find(const std::weak_ptr<detail::ModuleState>& state) {
   const auto alive = state.lock();
-  check(alive != nullptr && alive->module != nullptr, "module: asked for one that is gone");
+  check(alive != nullptr && alive->module != nullptr, "module: a handle to a destroyed module was used");
   return *alive->module;
 }
 
@@ -264,8 +264,8 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict) {
   };
   report("missing", missing);
   report("unexpected", unexpected);
-  report("of another shape", misshapen);
-  report("one tensor here, but different values given", differing);
+  report("shape mismatch", misshapen);
+  report("shared tensors with different values", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
 
   // A value may show elements of a parameter or buffer that is written before it is read.

@@ -100,7 +100,7 @@ Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
   if (const auto overlap = find_overlap(parameters())) {
     const Tensor& a = slots_[overlap->first].parameter;
     const Tensor& b = slots_[overlap->second].parameter;
-    fail("{}: expected parameters whose elements have places of their own in memory, got {} of shape {}{}", name_,
+    fail("{}: expected parameters without overlapping elements, got {} of shape {}{}", name_,
          a.is_same(b) ? "one" : "two views that overlap,", a.shape(),
          a.is_same(b) ? fmt::format(" and strides {}", a.strides()) : fmt::format(" and {}", b.shape()));
   }
@@ -128,8 +128,8 @@ void Optimizer::make_states(Slot& slot) {
   const bool needs_master = group.master_weights && is_16_bit(x.dtype());
   if (makes_states || (needs_master && !slot.master.defined())) {
     check(!is_capturing(),
-          "{}: a parameter of shape {} makes its first step while a CUDA graph is captured, and each replay would make "
-          "it again: take one step before",
+          "{}: a parameter of shape {} takes its first step while a CUDA graph is captured, and each replay would "
+          "repeat it: take one step before the capture",
           name_, x.shape());
   }
   while (slot.states.size() < group.state_names.size()) {
@@ -326,12 +326,12 @@ void Optimizer::set_lr(double lr) {
 
 void Optimizer::set_lr(std::size_t group, double lr) {
   check_lr(name_, lr);
-  check(group < groups_.size(), "{}: there is no group {} among {}", name_, group, groups_.size());
+  check(group < groups_.size(), "{}: group {} is out of range for {} groups", name_, group, groups_.size());
   (*scalars_)[group * scalars_of_group_] = lr;
 }
 
 double Optimizer::lr(std::size_t group) const {
-  check(group < groups_.size(), "{}: there is no group {} among {}", name_, group, groups_.size());
+  check(group < groups_.size(), "{}: group {} is out of range for {} groups", name_, group, groups_.size());
   return (*scalars_)[group * scalars_of_group_];
 }
 
@@ -386,15 +386,13 @@ void Optimizer::load_state_dict(const StateDict& state) {
     for (const std::string& name : group.state_names) {
       const Tensor value = find(i, name, x.shape());
       check(value.defined() == step.defined(),
-            "{}: load_state_dict: of \"state.{}.step\" and \"state.{}.{}\" one is "
-            "missing",
-            name_, i, i, name);
+            "{}: load_state_dict: \"state.{}.step\" and \"state.{}.{}\" must be given together", name_, i, i, name);
       if (value.defined()) {
         slot.states.push_back(copied(value, accumulate_dtype(x.dtype()), x.device()));
       }
     }
     const Tensor master = find(i, "master", x.shape());
-    check(!master.defined() || step.defined(), "{}: load_state_dict: there is \"state.{}.master\" without a step",
+    check(!master.defined() || step.defined(), "{}: load_state_dict: \"state.{}.master\" was given without a step",
           name_, i);
     slot.master = master.defined() && group.master_weights && is_16_bit(x.dtype()) ? copied(master, float32, x.device())
                                                                                    : Tensor{};

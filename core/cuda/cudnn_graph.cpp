@@ -303,7 +303,7 @@ void CudnnPlan::run(const std::vector<void*>& data, void* workspace) const {
   for (const float& scalar : scalars_) {
     pointers.push_back(const_cast<float*>(&scalar));
   }
-  mica::check(pointers.size() == ids_.size(), "cuda: a plan of cuDNN with {} tensors got {}", ids_.size(),
+  mica::check(pointers.size() == ids_.size(), "cuda: a cuDNN plan expected {} tensors, got {}", ids_.size(),
               pointers.size());
   CudnnDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   const auto count = static_cast<std::int64_t>(ids_.size());

@@ -36,7 +36,7 @@ std::atomic<bool> tracing{false};
 /// One trace at a time.
 class OnlyOne {
  public:
-  OnlyOne() { mica::check(!tracing.exchange(true), "profiler: another one is at work"); }
+  OnlyOne() { mica::check(!tracing.exchange(true), "profiler: another profiler is active"); }
   ~OnlyOne() { tracing = false; }
   OnlyOne(const OnlyOne&) = delete;
   OnlyOne& operator=(const OnlyOne&) = delete;

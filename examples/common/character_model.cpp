@@ -17,7 +17,7 @@ namespace {
 
 const std::string& entry(const io::Metadata& metadata, const char* name) {
   const auto found = metadata.find(name);
-  check(found != metadata.end(), "it does not say its {}", name);
+  check(found != metadata.end(), "its metadata lacks \"{}\"", name);
   return found->second;
 }
 

@@ -45,7 +45,7 @@ int run_program(CLI::App& app, int argc, char** argv, const Body& body) {
   } catch (const UsageError& error) {
     return complain(name, error.what(), 2);
   } catch (const std::bad_alloc&) {
-    return complain(name, "there is too little memory", 1);
+    return complain(name, "out of memory", 1);
   } catch (const std::exception& error) {
     return complain(name, error.what(), 1);
   }

@@ -21,7 +21,7 @@ mica::Device device_named(const std::string& name) {
   if (name == "cpu" || (name == "auto" && !mica::cuda_available())) {
     return mica::Device::cpu();
   }
-  mica::check(mica::cuda_available(), "there is no CUDA device to use{}",
+  mica::check(mica::cuda_available(), "no CUDA device is available{}",
               MICA_WITH_CUDA ? "" : "; this program was built without CUDA");
   return mica::Device::cuda();
 }

@@ -63,7 +63,7 @@ void compare(Device device, DType dtype, const Shape& shape) {
   const Results expected =
       run([](const Tensor& g, const Tensor& u) { return silu(g) * u; }, exact(gate), exact(up), exact(dy));
   const double off = difference(run(custom::swiglu, gate, up, dy), expected);
-  report(fmt::format("{} {} {} against silu(gate) * up: off by {:.1e}", device, dtype, shape, off),
+  report(fmt::format("{} {} {} against silu(gate) * up: error {:.1e}", device, dtype, shape, off),
          off <= tolerance(dtype));
 }
 
@@ -81,7 +81,7 @@ void check_refusal() {
   } catch (const Error& error) {
     message = error.what();
   }
-  report("refused: " + message, message.starts_with("swiglu: expected up as gate"));
+  report("refused: " + message, message.starts_with("swiglu: expected up like gate"));
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ int main() {
     }
     check_refusal();
     if (!cuda_available()) {
-      std::printf("no GPU was tried: %s\n", MICA_WITH_CUDA ? "there is none" : "mica was built without CUDA");
+      std::printf("not tested on CUDA: %s\n", MICA_WITH_CUDA ? "no GPU was found" : "mica was built without CUDA");
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "custom_op: %s\n", error.what());

@@ -35,7 +35,7 @@ struct Swiglu {
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   check(up.shape() == gate.shape() && up.dtype() == gate.dtype() && up.device() == gate.device(),
-        "swiglu: expected up as gate, {} {} on {}, got {} {} on {}", gate.dtype(), gate.shape(), gate.device(),
+        "swiglu: expected up like gate, {} {} on {}, got {} {} on {}", gate.dtype(), gate.shape(), gate.device(),
         up.dtype(), up.shape(), up.device());
   return autograd::apply(Swiglu{}, gate, up);
 }

@@ -1,4 +1,4 @@
-// Writes text with a model that train_transformer made.
+// Generates text with a model trained by train_transformer.
 
 #include <filesystem>
 #include <string>
@@ -8,26 +8,27 @@
 #include <mica/core/parallel.h>
 
 int main(int argc, char** argv) {
-  CLI::App app("Writes text with a model that train_transformer made.", "generate");
+  CLI::App app("Generates text with a model trained by train_transformer.", "generate");
   std::string folder, prompt, device = "auto";
   std::int64_t tokens = 500;
   mica::nn::SamplingOptions sampling{.temperature = 0.8};
   int threads = 0;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--model", folder, "Folder that train_transformer wrote")->required();
-  app.add_option("--prompt", prompt, "Text to continue; without it, a new line");
-  app.add_option("--tokens", tokens, "Characters to write")->check(at_least(0))->capture_default_str();
-  app.add_option("--temperature", sampling.temperature, "0 takes the most likely character, 1 draws as the model says")
+  app.add_option("--model", folder, "Output folder of train_transformer")->required();
+  app.add_option("--prompt", prompt, "Text to continue (default: a newline)");
+  app.add_option("--tokens", tokens, "Characters to generate")->check(at_least(0))->capture_default_str();
+  app.add_option("--temperature", sampling.temperature,
+                 "0 always picks the most likely character; 1 samples the model's distribution")
       ->check(at_least(0))
       ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "Draw among the k most likely characters; 0: among all")
+  app.add_option("--top-k", sampling.top_k, "Sample from the k most likely characters only; 0 for all")
       ->check(at_least(0))
       ->capture_default_str();
-  app.add_option("--seed", sampling.seed, "Seed of the draws")->check(between(0, 1e18))->capture_default_str();
+  app.add_option("--seed", sampling.seed, "Random seed")->check(between(0, 1e18))->capture_default_str();
   app.add_option("--device", device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_option("--threads", threads, "CPU threads; 0 uses every core")->check(between(0, 1024));
 
   return run_program(app, argc, argv, [&] {
     if (threads > 0) {

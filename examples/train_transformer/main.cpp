@@ -198,7 +198,7 @@ class Profiling {
     profiler_->stop();
     profiler_->write_trace(trace_);
     const MemoryUse memory = trainer_.memory();
-    fmt::print("{}\nmemory: weights {}, gradients {}, optimizer {}, activations and the rest {}; peak {}\nwrote {}\n",
+    fmt::print("{}\nmemory: weights {}, gradients {}, optimizer {}, activations and other {}; peak {}\nwrote {}\n",
                profiler_->table(), mebibytes(memory.weights), mebibytes(memory.gradients), mebibytes(memory.optimizer),
                mebibytes(memory.others), mebibytes(memory.peak), trace_.string());
     profiler_.reset();
@@ -303,7 +303,7 @@ void run(const Options& options) {
   }
   if (data.tokenizer) {
     const std::string name = options.data.empty() ? "mica's own sources and documents" : options.data;
-    fmt::print("text: {}, {} characters, {} of them different\n", name, data.characters.size(), data.vocab);
+    fmt::print("text: {}, {} characters, {} distinct\n", name, data.characters.size(), data.vocab);
   } else {
     fmt::print("tokens: {}, {} of {} bits, vocabulary {}\n", options.data, data.tokens().size(),
                8 * data.file->bytes_per_token(), data.vocab);

@@ -14,8 +14,8 @@
 
 namespace {
 
-// GPT-2's sizes with half a million tokens a step, for ten billion tokens: the learning rates are those of GPT-3's
-// paper (Brown et al., 2020, table 2.1), the rest is what nanoGPT and llm.c have.
+// GPT-2's sizes with half a million tokens per step, for ten billion tokens. Learning rates from GPT-3's paper (Brown
+// et al., 2020, table 2.1), other settings from nanoGPT and llm.c.
 Recipe gpt2_recipe(std::string_view size, std::int64_t batch, double lr) {
   const mica::nn::GPTConfig model = mica::nn::gpt2_config(size);
   return {.steps = 19000,
@@ -79,7 +79,7 @@ const std::map<std::string, Recipe> recipes{
       .sample = 500}},
 };
 
-/// What was given; the rest is the preset's.
+/// The options given on the command line; the preset supplies the others.
 class CommandLine {
  public:
   CommandLine();
@@ -108,67 +108,60 @@ class CommandLine {
 };
 
 CommandLine::CommandLine()
-    : app("Trains a transformer on text, character by character, and samples from it; or on a file of GPT-2's tokens.",
+    : app("Trains a transformer on the characters of a text, or on a file of GPT-2 tokens, and generates a sample.",
           "train_transformer") {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> names;
   for (const auto& [name, recipe] : recipes) {
     names.push_back(name);
   }
-  app.add_option("--preset", preset_, fmt::format("Settings to start from: {}", fmt::join(names, ", ")))
+  app.add_option("--preset", preset_, fmt::format("Initial settings: {}", fmt::join(names, ", ")))
       ->check(CLI::IsMember(names));
   app.add_option("--data", data_,
-                 "File to train on, whose last tenth is for validation: text (UTF-8), character by character, or, if "
-                 "its name ends in .bin, GPT-2's tokens as nanoGPT and llm.c write them; without it, mica's own "
-                 "sources and documents");
+                 "Training data: a UTF-8 text, tokenized by character, or a .bin file of GPT-2 tokens in the format of "
+                 "nanoGPT or llm.c; the last tenth is used for validation (default: mica's sources and documents)");
   app.add_option("--device", device_, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--steps", steps_, "Steps to train")->check(at_least(1));
-  app.add_option("--batch", batch_, "Windows in a batch")->check(at_least(1));
-  app.add_option("--context", context_, "Tokens in a window: characters of a text")->check(at_least(1));
+  app.add_option("--steps", steps_, "Training steps")->check(at_least(1));
+  app.add_option("--batch", batch_, "Sequences per batch")->check(at_least(1));
+  app.add_option("--context", context_, "Tokens per sequence")->check(at_least(1));
   app.add_option("--layers", layers_, "Transformer blocks")->check(at_least(1));
-  app.add_option("--heads", heads_, "Attention heads in a block")->check(at_least(1));
-  app.add_option("--width", width_, "Width of the model; a multiple of the heads")->check(at_least(1));
-  app.add_option("--dropout", dropout_, "Probability of dropout")->check(between(0, 0.999));
-  app.add_option("--lr", lr_, "Highest learning rate")->check(positive());
-  app.add_option("--min-lr", min_lr_, "Learning rate at the end")->check(at_least(0));
-  app.add_option("--warmup", warmup_, "Steps until the learning rate is at its highest")->check(at_least(0));
-  app.add_option("--weight-decay", weight_decay_, "AdamW's weight decay, of matrices only")->check(at_least(0));
-  app.add_option("--clip", clip_, "Largest norm of the gradients; 0 lets them be")->check(at_least(0));
+  app.add_option("--heads", heads_, "Attention heads per block")->check(at_least(1));
+  app.add_option("--width", width_, "Model width; a multiple of --heads")->check(at_least(1));
+  app.add_option("--dropout", dropout_, "Dropout probability")->check(between(0, 0.999));
+  app.add_option("--lr", lr_, "Peak learning rate")->check(positive());
+  app.add_option("--min-lr", min_lr_, "Final learning rate")->check(at_least(0));
+  app.add_option("--warmup", warmup_, "Warm-up steps")->check(at_least(0));
+  app.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only")->check(at_least(0));
+  app.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping")->check(at_least(0));
   app.add_option("--eval-every", eval_every_, "Steps between validations")->check(at_least(1));
-  app.add_option("--seed", seed_, "Seed of everything random")->check(between(0, 1e18))->capture_default_str();
-  app.add_option("--threads", threads_, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
+  app.add_option("--seed", seed_, "Random seed")->check(between(0, 1e18))->capture_default_str();
+  app.add_option("--threads", threads_, "CPU threads; 0 uses every core")->check(between(0, 1024));
   app.add_flag("--checkpoint", checkpoint_,
-               "Compute the inside of each block again instead of keeping it: the same losses for more time and less "
-               "memory");
-  app.add_flag("--tf32", tf32_, "Multiply in TF32 on a GPU: faster, with three digits of each factor instead of seven");
-  app.add_option(
-         "--dtype", dtype_,
-         "Of weights and activations: float32, float16, bfloat16, or auto, which is bfloat16 where the device has "
-         "instructions for it (GPUs, CPUs with AMX) and float32 elsewhere. 16-bit weights have float32 copies in the "
-         "optimizer")
+               "Recompute the activations of each block in backward: less memory, more time, the same losses");
+  app.add_flag("--tf32", tf32_, "Use TF32 for float32 products on a GPU: faster, with 10 instead of 23 mantissa bits");
+  app.add_option("--dtype", dtype_,
+                 "Dtype of weights and activations: float32, float16, bfloat16 or auto. auto is bfloat16 if the device "
+                 "has instructions for it (GPUs, CPUs with AMX), else float32. With 16 bits the optimizer keeps "
+                 "float32 master weights")
       ->check(CLI::IsMember({"auto", "float32", "float16", "bfloat16"}));
-  app.add_option("--accumulate", accumulate_, "Batches whose gradients are added up in a step")->check(at_least(1));
-  app.add_flag(
-      "--no-cuda-graph", no_cuda_graph_,
-      "On a GPU, let the CPU launch every kernel of every step, instead of capturing a step as a CUDA graph and "
-      "replaying it");
+  app.add_option("--accumulate", accumulate_, "Batches per step, whose gradients are accumulated")->check(at_least(1));
+  app.add_flag("--no-cuda-graph", no_cuda_graph_,
+               "Launch every kernel from the CPU instead of replaying a captured CUDA graph");
   app.add_flag("--profile", profile_,
-               "Measure ten steps: where their time and memory go, as a table, and trace.json for ui.perfetto.dev");
-  app.add_option(
-      "--draw-graph", draw_graph_,
-      "File for a picture of the first step's autograd graph: .svg, for which Graphviz must be installed, or .dot");
-  app.add_option("--out", out_, "Folder for the model, the metrics and the curve")->capture_default_str();
-  std::string footer = "What the presets set:\n";
+               "Profile ten steps: print a table of time and memory, and write trace.json for ui.perfetto.dev");
+  app.add_option("--draw-graph", draw_graph_,
+                 "Draw the autograd graph of the first step to a .dot file, or with Graphviz to a .svg file");
+  app.add_option("--out", out_, "Output folder for the model, the metrics and the loss curve")->capture_default_str();
+  std::string footer = "Presets:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
-        "  {}: {} steps of {} times {} windows of {}; {} layers, {} heads, width {}, dropout {};\n"
-        "    lr {} to {} after {} steps of warm-up, weight decay {}, clip {}, validation every {}, sample {}, dtype "
-        "{}\n",
+        "  {}: {} steps of {} x {} sequences of {} tokens; {} layers, {} heads, width {}, dropout {};\n"
+        "    lr {} to {}, warm-up {}, weight decay {}, clip {}, validation every {}, sample {}, dtype {}\n",
         name, r.steps, r.accumulate, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr,
         r.warmup, r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
   }
   app.footer(footer);
-  app.add_option("--sample", sample_, "Characters to write at the end; 0 for none")->check(at_least(0));
+  app.add_option("--sample", sample_, "Characters to generate after training; 0 for none")->check(at_least(0));
 }
 
 Options CommandLine::options() const {
@@ -176,11 +169,11 @@ Options CommandLine::options() const {
                   checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_};
   if (trains_on_tokens(options)) {
     if (sample_.value_or(0) > 0) {
-      throw UsageError(fmt::format("--sample: {} has tokens, which this program cannot write as text", data_));
+      throw UsageError(fmt::format("--sample: {} holds tokens, which this program cannot decode to text", data_));
     }
     options.sample = 0;
   }
-  // Short runs shorten what the recipe says about time.
+  // Short runs scale down the recipe's warm-up and validation interval.
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
   options.eval_every = eval_every_.value_or(std::min(options.eval_every, options.steps));

@@ -160,7 +160,7 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const
   check(x.defined() && residual.defined(), "add_layer_norm: expected x and residual, got an undefined one");
   const int leading = norm::check_normalized("add_layer_norm", x, normalized_shape);
   check(residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device(),
-        "add_layer_norm: expected residual as x, {} {} on {}, got {} {} on {}", x.dtype(), x.shape(), x.device(),
+        "add_layer_norm: expected residual like x, {} {} on {}, got {} {} on {}", x.dtype(), x.shape(), x.device(),
         residual.dtype(), residual.shape(), residual.device());
   norm::check_parameter("add_layer_norm", "weight", weight, x, normalized_shape);
   norm::check_parameter("add_layer_norm", "bias", bias, x, normalized_shape);

@@ -61,8 +61,9 @@ void check_operands(const char* name, const Tensor& q, const Tensor& k, const Te
           "{}: expected k and v with heads that divide the {} of q, got {}, {} and {}", name, heads, q.shape(),
           k.shape(), v.shape());
   }
-  check(k.size(-1) == q.size(-1), "{}: expected k with a last axis of {} as q's, got {}", name, q.size(-1), k.shape());
-  check(v.size(-2) == k.size(-2), "{}: expected v with {} rows as k, got {}", name, k.size(-2), v.shape());
+  check(k.size(-1) == q.size(-1), "{}: expected k with a last axis of {}, as in q, got {}", name, q.size(-1),
+        k.shape());
+  check(v.size(-2) == k.size(-2), "{}: expected v with {} rows, as in k, got {}", name, k.size(-2), v.shape());
   check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
         "{}: expected one floating dtype, got {}, {} and {}", name, q.dtype(), k.dtype(), v.dtype());
   check(k.device() == q.device() && v.device() == q.device(), "{}: expected one device, got {}, {} and {}", name,
@@ -108,7 +109,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
       return call;
     }
   }
-  fail("{}: the {} backend does not take q {}, k {} and v {} of {} on {} with these options", name,
+  fail("{}: the {} backend does not support q {}, k {} and v {} of {} on {} with these options", name,
        name_of(options.backend), q.shape(), k.shape(), v.shape(), q.dtype(), q.device());
 }
 

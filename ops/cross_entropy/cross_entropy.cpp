@@ -194,7 +194,7 @@ struct InPlaceGradient {
     return gradient.detach();
   }
   Tensors backward(autograd::Context&, const Tensor&) const {
-    fail("cross_entropy: with in_place there is no second derivative, as the logits are gone; turn it off");
+    fail("cross_entropy: with in_place there is no second derivative, since the logits are overwritten; turn it off");
   }
 };
 
@@ -228,9 +228,10 @@ struct CrossEntropyInPlace {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dloss, const Tensor& dlogits) {
     check(!dlogits.defined(),
-          "cross_entropy: its logits were used after in_place wrote their gradient over them, and cannot be "
+          "cross_entropy: its logits were used after in_place overwrote them with their gradient, and cannot be "
           "differentiated there; use them before, or turn it off");
-    check(!spent, "cross_entropy: with in_place, backward can run once: the first gave the gradient away");
+    check(!spent,
+          "cross_entropy: with in_place, backward can run only once, since the logits' memory holds the gradient");
     spent = true;
     const auto [gradient] = ctx.saved<1>();
     return {autograd::apply(InPlaceGradient{}, dloss, gradient), Tensor{}, Tensor{}};
@@ -242,11 +243,12 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
   const auto& base = logits.handle()->base;
   const bool is_leaf = logits.is_leaf() || (base != nullptr && Tensor(base).is_leaf() && Tensor(base).requires_grad());
   check(!is_leaf,
-        "cross_entropy: in_place writes the gradient over the logits, and these, of shape {}, are a leaf that requires "
-        "a gradient or a view of one; turn it off",
+        "cross_entropy: in_place overwrites the logits with their gradient, but these, of shape {}, are a leaf that "
+        "requires a gradient or a view of one; turn it off",
         logits.shape());
   check(logits.is_contiguous(),
-        "cross_entropy: in_place writes the gradient over the logits, which must be row-major without gaps, got shape "
+        "cross_entropy: in_place overwrites the logits with their gradient, so they must be row-major without gaps, "
+        "got shape "
         "{} and strides {}; pass contiguous(logits), or turn it off",
         logits.shape(), logits.strides());
   autograd::check_writable("cross_entropy", logits);

@@ -194,7 +194,7 @@ Tensor gated(const char* op, const Tensor& gate, const Tensor& up) {
   check_input(op, "gate", gate);
   check_input(op, "up", up);
   check(up.shape() == gate.shape() && up.dtype() == gate.dtype() && up.device() == gate.device(),
-        "{}: expected up as gate, {} {} on {}, got {} {} on {}", op, gate.dtype(), gate.shape(), gate.device(),
+        "{}: expected up like gate, {} {} on {}, got {} {} on {}", op, gate.dtype(), gate.shape(), gate.device(),
         up.dtype(), up.shape(), up.device());
   return autograd::apply(Op{}, Tensors{gate, up});
 }

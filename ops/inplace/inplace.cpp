@@ -17,8 +17,8 @@ void check_target(const Tensor& x, const char* op) {
   autograd::check_writable(op, x);
   for (int axis = 0; axis < x.dim(); ++axis) {
     check(x.shape()[axis] <= 1 || x.strides()[axis] != 0,
-          "{}: expected a target whose elements have places of their own, got one of shape {} and strides {}", op,
-          x.shape(), x.strides());
+          "{}: expected a target without overlapping elements, got shape {} and strides {}", op, x.shape(),
+          x.strides());
   }
 }
 

@@ -597,7 +597,7 @@ void set_timed_algorithms(Cuda, std::string_view text) {
       numbers >> number;
     }
     check(!numbers.fail() && (numbers >> std::ws).eof() && algorithm.workspace <= most_workspace,
-          "{}: a line is damaged: \"{}\"", kOp, line);
+          "{}: malformed line: \"{}\"", kOp, line);
     problem.dtype = static_cast<DType>(dtype);
     problem.compute = static_cast<cublasComputeType_t>(compute);
     problem.epilogue = static_cast<cublasLtEpilogue_t>(epilogue);

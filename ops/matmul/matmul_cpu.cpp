@@ -109,7 +109,7 @@ bool has_fast_bfloat16(Cpu) { return gemm::bfloat16_unit() != gemm::Bfloat16Unit
 
 std::string timed_algorithms(Cpu) { return {}; }
 void set_timed_algorithms(Cpu, std::string_view text) {
-  check(text.empty(), "set_matmul_algorithms: expected a GPU, as only they have algorithms to choose from");
+  check(text.empty(), "set_matmul_algorithms: expected a GPU; algorithms can be chosen only there");
 }
 
 void matmul_add(Cpu, const MatmulAddArgs& args) {

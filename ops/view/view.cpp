@@ -171,11 +171,11 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   }
   const std::int64_t known = numel_of(to);
   if (unknown >= 0) {
-    check(known > 0 && x.numel() % known == 0, "reshape: cannot give {} elements of shape {} the shape {}", x.numel(),
+    check(known > 0 && x.numel() % known == 0, "reshape: cannot reshape {} elements of shape {} to {}", x.numel(),
           x.shape(), shape);
     to[unknown] = x.numel() / known;
   } else {
-    check(known == x.numel(), "reshape: cannot give {} elements of shape {} the shape {}", x.numel(), x.shape(), shape);
+    check(known == x.numel(), "reshape: cannot reshape {} elements of shape {} to {}", x.numel(), x.shape(), shape);
   }
   return to == x.shape() ? x : apply_view(Reshape{to, x.shape()}, x);
 }
@@ -183,7 +183,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
 Tensor view(const Tensor& x, const Shape& shape) {
   const Tensor result = reshape(x, shape);
   check(result.handle()->storage == x.handle()->storage,
-        "view: shape {} with strides {} cannot be seen as {} without a copy; use reshape", x.shape(), x.strides(),
+        "view: shape {} with strides {} cannot be viewed as {} without a copy; use reshape", x.shape(), x.strides(),
         shape);
   return result;
 }

@@ -101,7 +101,7 @@ TEST(Anomaly, NamesTheOpAndWhoCalledIt) {
   const std::string message = message_of([&] { loss_made_here(x).backward(); });
   EXPECT_TRUE(contains(message, "Log")) << message;
   EXPECT_TRUE(contains(message, "made Inf in the gradient of input 0")) << message;
-  EXPECT_TRUE(contains(message, "all that it saved in forward is finite")) << message;
+  EXPECT_TRUE(contains(message, "all tensors that it saved in forward are finite")) << message;
   EXPECT_TRUE(contains(message, "called from ")) << message;
 #if MICA_WITH_LIBBACKTRACE
   EXPECT_TRUE(contains(message, "loss_made_here")) << message;

@@ -334,20 +334,20 @@ TEST(Checkpoint, NoticesWhatChanged) {
     expect_error([&] { z.backward(ones(z.shape())); }, text);
   };
   expect_refused([&](const Tensor& in) { return calls == 1 ? dropout(in, 0.5) : in * 1; },
-                 "made 1 random tensors and, when called again, 1 fewer");
+                 "drew 1 random tensors, and 1 fewer when called again");
   expect_refused([&](const Tensor& in) { return calls == 1 ? in * 1 : dropout(in, 0.5); },
-                 "asked for more random tensors than the first time, when there were 0");
+                 "the function drew more random tensors than the first time, which drew 0");
   expect_refused([&](const Tensor& in) { return calls == 1 ? in * 1 : sum(in); },
-                 "returned float32 [3] as output 0 and, when called again, float32 []");
+                 "returned float32 [3] as output 0, and float32 [] when called again");
   expect_refused([&](const Tensor& in) { return calls == 1 ? in * 1 : in.detach(); },
-                 "depended on something that requires a gradient and, when called again, did not");
+                 "depended on something that requires a gradient, but did not when called again");
   const Tensors list = checkpoint(
       [&](const Tensor& in) {
         return ++calls % 2 == 0 ? Tensors{in * 1} : Tensors{in * 1, in * 2};
       },
       x);
-  const std::string counts = list.size() == 1 ? "returned 1 tensors and, when called again, 2"
-                                              : "returned 2 tensors and, when called again, 1";
+  const std::string counts =
+      list.size() == 1 ? "returned 1 tensors, and 2 when called again" : "returned 2 tensors, and 1 when called again";
   expect_error([&] { list[0].backward(ones({3})); }, counts);
 }
 
@@ -367,7 +367,7 @@ TEST(Checkpoint, ErrorsLeaveTheGraphUsable) {
   EXPECT_TRUE(autograd::grad_enabled());
   expect_error([&] { checkpoint([](const Tensor& in) { return matmul(in, ones({5, 5})); }, x); }, "matmul");
   EXPECT_TRUE((x * 1).requires_grad());
-  EXPECT_NE(autograd::gradient_edge(x * 1).node->name(), "an op inside of a checkpoint");
+  EXPECT_NE(autograd::gradient_edge(x * 1).node->name(), "an op inside a checkpoint");
   fail_now = false;
   y.backward(ones({3}));
   EXPECT_EQ(to_vector<float>(x.grad()), to_vector<float>(y));
@@ -383,7 +383,7 @@ TEST(Checkpoint, TensorsMustNotLeaveByOtherWays) {
       },
       x);
   EXPECT_TRUE(leaked.requires_grad());
-  expect_error([&] { sum(leaked * 3).backward(); }, "was made in a checkpointed function and left it");
+  expect_error([&] { sum(leaked * 3).backward(); }, "was created in a checkpointed function but");
   EXPECT_FALSE(x.grad().defined());
 }
 
@@ -482,7 +482,7 @@ TEST(Checkpoint, NoticesWhatTheFunctionWrites) {
   // One that gets its history only inside leads nowhere from outside.
   const Tensor buffer = zeros({3});
   const Tensor y = checkpoint([&](const Tensor& in) { return copy_(buffer, in) * 2; }, x);
-  expect_error([&] { sum(buffer).backward(); }, "was made in a checkpointed function and left it");
+  expect_error([&] { sum(buffer).backward(); }, "was created in a checkpointed function but");
 }
 
 TEST(Checkpoint, ViewsOfInputsCannotBeWrittenInPlace) {

@@ -309,7 +309,8 @@ TEST(Autograd, GradErrors) {
   const Tensor dy = from_data(std::vector<double>{1, 1}, {2});
   expect_error([&] { autograd::grad({}, {x}); }, "grad: expected at least one output");
   expect_error([&] { autograd::grad({{}}, {x}); }, "grad: expected a defined tensor, got an undefined one");
-  expect_error([&] { autograd::grad({y}, {x}); }, "grad: a tensor of shape [2] is not a scalar and needs a gradient");
+  expect_error([&] { autograd::grad({y}, {x}); },
+               "grad: a tensor of shape [2] is not a scalar and needs an explicit gradient");
   expect_error([&] { autograd::grad({y}, {x}, {dy, dy}); }, "grad: expected 1 gradients, one for each output, got 2");
   expect_error([&] { autograd::grad({y}, {x}, {scalar(1)}); }, "grad: expected a gradient of float64 [2] on cpu, got");
   expect_error([&] { autograd::grad({dy}, {x}, {dy}); }, "grad: the tensor of shape [2] does not require a gradient");
@@ -446,7 +447,7 @@ TEST(Autograd, ForwardMayNotReturnItsInput) {
 
 TEST(Autograd, BadStarts) {
   const Tensor x = ones({2}, float64).requires_grad_();
-  expect_error([&] { plus(x, x).backward(); }, "a tensor of shape [2] is not a scalar and needs a gradient");
+  expect_error([&] { plus(x, x).backward(); }, "a tensor of shape [2] is not a scalar and needs an explicit gradient");
   expect_error([&] { plus(x, x).backward(ones({3}, float64)); },
                "expected a gradient of float64 [2] on cpu, got float64 [3]");
   expect_error([&] { plus(x, x).backward(ones({2}, float32)); }, "got float32 [2]");

@@ -104,7 +104,7 @@ TEST(InferenceMode, ItsTensorsCanBeReadOutside) {
 TEST(InferenceMode, ItsTensorsCannotBeSavedOutside) {
   const Tensor c = inference_mode([] { return full({2}, 5, float64); });
   const Tensor x = leaf();
-  expect_error([&] { x* c; }, "Mul: a tensor of shape [2] that was made in inference mode cannot be saved");
+  expect_error([&] { x* c; }, "Mul: a tensor of shape [2] that was created in inference mode cannot be saved");
   EXPECT_FALSE(no_grad([&] { return x * c; }).requires_grad());
   sum(x * clone(c)).backward();
   expect_close(x.grad(), {5, 5}, 0, 0);
@@ -112,10 +112,10 @@ TEST(InferenceMode, ItsTensorsCannotBeSavedOutside) {
 
 TEST(InferenceMode, ItsTensorsCannotBeWrittenOrAskForGradientsOutside) {
   const Tensor c = inference_mode([] { return full({2}, 5, float64); });
-  const std::string message = "fill_: the target of shape [2] was made in inference mode and can only be written in";
+  const std::string message = "fill_: the target of shape [2] was created in inference mode and can be written in";
   expect_error([&] { fill_(c, 0); }, message);
   expect_error([&] { no_grad([&] { fill_(c, 0); }); }, message);
-  expect_error([&] { c.requires_grad_(); }, "requires_grad_: the tensor of shape [2] was made in inference mode");
+  expect_error([&] { c.requires_grad_(); }, "requires_grad_: the tensor of shape [2] was created in inference mode");
   inference_mode([&] { fill_(c, 1); });
   expect_close(clone(c).requires_grad_(), {1, 1}, 0, 0);
 }

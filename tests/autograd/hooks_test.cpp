@@ -235,7 +235,7 @@ TEST(Hooks, PostAccumulateIsForLeaves) {
   const auto hook = [](const Tensor&) {};
   const Tensor x = scalar(1).requires_grad_();
   expect_error([&] { (x * 2).register_post_accumulate_grad_hook(hook); },
-               "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got a tensor that an op");
+               "register_post_accumulate_grad_hook: expected a leaf that requires a gradient, got the result of an op");
   expect_error([&] { scalar(1).register_post_accumulate_grad_hook(hook); }, "got one that does not of shape []");
 }
 

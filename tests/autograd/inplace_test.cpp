@@ -331,7 +331,8 @@ TEST(InPlaceErrors, SetDataMakesOldGraphsRaise) {
   const Tensor x = ones({2}).requires_grad_();
   const Tensor y = sum(x + 1);  // saves nothing
   x.set_data(zeros({2}, float64));
-  expect_error([&] { y.backward(); }, "set_data has replaced a leaf of float32 [2] on cpu since the graph was made");
+  expect_error([&] { y.backward(); },
+               "set_data has replaced a leaf of float32 [2] on cpu since the graph was recorded");
   EXPECT_FALSE(x.grad().defined());
 }
 

@@ -55,12 +55,11 @@ TEST(MissingGradients, KnowsWithoutAnomalyMode) {
   const Tensor loss = sum(a * frozen * cut.detach());
   loss.backward();
   expect_missing(loss, {{"a", a}, {"frozen", frozen}}, "frozen", Missing::frozen, "requires_grad is false");
-  expect_missing(loss, {{"a", a}, {"unused", unused}}, "unused", Missing::unused, "the loss does not lead to it");
+  expect_missing(loss, {{"a", a}, {"unused", unused}}, "unused", Missing::unused, "the loss does not depend on it");
   expect_missing(loss, {{"a", a}, {"cut", cut}}, "cut", Missing::unused, "or cut off");
-  EXPECT_EQ(
-      to_string(explain_missing_gradients(loss, {{"frozen", frozen}, {"unused", unused}})),
-      "frozen: frozen: its requires_grad is false\nunused: unused, or cut off: the loss does not lead to it (with "
-      "DetectAnomaly on in forward, a cut would be named here)\n");
+  EXPECT_EQ(to_string(explain_missing_gradients(loss, {{"frozen", frozen}, {"unused", unused}})),
+            "frozen: frozen: its requires_grad is false\nunused: unused, or cut off: the loss does not depend on it "
+            "(enable DetectAnomaly in forward to see where)\n");
 }
 
 TEST(MissingGradients, BackwardHasNotRun) {
@@ -86,7 +85,7 @@ TEST(MissingGradients, FindsDetach) {
   loss.backward();
   expect_missing(loss, {{"a", a}, {"b", b}}, "b", Missing::cut, "cut off by detach()\n  called from ");
   expect_missing(loss, {{"a", a}, {"c", c}}, "c", Missing::unused,
-                 "unused: no op that led to the loss had it as input");
+                 "unused: no op that the loss depends on has it as input");
 }
 
 TEST(MissingGradients, FindsOpsThatWereNotRecorded) {

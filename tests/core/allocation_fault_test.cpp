@@ -25,7 +25,7 @@ TEST(AllocationFault, FailsTheOneAllocationThatItIsToldTo) {
   EXPECT_FALSE(fault.happened());
   const Tensor first = empty({3});
   EXPECT_FALSE(fault.happened());
-  expect_error([] { empty({5}); }, "out of memory: asked for 20 bytes, which a test made fail");
+  expect_error([] { empty({5}); }, "out of memory: asked for 20 bytes; failure injected by a test");
   EXPECT_TRUE(fault.happened());
   EXPECT_EQ(fault.allocations(), 4);
   EXPECT_EQ(fault.outstanding(), 1);
@@ -42,7 +42,7 @@ TEST(AllocationFault, NothingIsAllocatedForNothing) {
 TEST(AllocationFault, OneAtATime) {
   {
     const memory::AllocationFault first;
-    expect_error([] { memory::AllocationFault second; }, "AllocationFault: there is one already");
+    expect_error([] { memory::AllocationFault second; }, "AllocationFault: another one is active");
   }
   const memory::AllocationFault next;
   EXPECT_EQ(next.allocations(), 0);

@@ -39,15 +39,15 @@ TEST(Shape, EmptyOnesWhoseStridesDoNotFit) {
 TEST(Shape, PositionsThatDoNotExist) {
   Dims dims{4, 5};
   const Dims none;
-  expect_error([&] { dims[2]; }, "there is no axis 2 among 2");
-  expect_error([&] { dims[-1] = 3; }, "there is no axis -1 among 2");
-  expect_error([&] { std::as_const(dims)[2]; }, "there is no axis 2 among 2");
-  expect_error([&] { zeros({2, 3}).shape()[10]; }, "there is no axis 10 among 2");
-  expect_error([&] { zeros({}).shape().back(); }, "there is no axis -1 among 0");
-  expect_error([&] { none.back(); }, "there is no axis -1 among 0");
-  expect_error([&] { Dims{}.pop_back(); }, "there is no axis -1 among 0");
-  expect_error([&] { dims.erase(5); }, "there is no axis 5 among 2");
-  expect_error([&] { dims.erase(-1); }, "there is no axis -1 among 2");
+  expect_error([&] { dims[2]; }, "axis 2 is out of range for 2 axes");
+  expect_error([&] { dims[-1] = 3; }, "axis -1 is out of range for 2 axes");
+  expect_error([&] { std::as_const(dims)[2]; }, "axis 2 is out of range for 2 axes");
+  expect_error([&] { zeros({2, 3}).shape()[10]; }, "axis 10 is out of range for 2 axes");
+  expect_error([&] { zeros({}).shape().back(); }, "axis -1 is out of range for 0 axes");
+  expect_error([&] { none.back(); }, "axis -1 is out of range for 0 axes");
+  expect_error([&] { Dims{}.pop_back(); }, "axis -1 is out of range for 0 axes");
+  expect_error([&] { dims.erase(5); }, "axis 5 is out of range for 2 axes");
+  expect_error([&] { dims.erase(-1); }, "axis -1 is out of range for 2 axes");
   expect_error([&] { dims.insert(3, 1); }, "cannot insert at position 3 of 2 axes");
   expect_error([&] { dims.insert(-1, 1); }, "cannot insert at position -1 of 2 axes");
   expect_error([&] { dims.slice(1, 3); }, "there are no axes 1 to 3 among 2");
@@ -85,24 +85,24 @@ TEST(Tensor, CreationOnEveryDeviceAndDtype) {
 
 TEST(Tensor, NumbersThatIntegersCannotHold) {
   for (const Device device : test_devices()) {
-    expect_error([&] { full({2}, 3e9, int32, device); }, "full: 3000000000 is not a value of int32");
-    expect_error([&] { full({2}, NAN, int64, device); }, "full: nan is not a value of int64");
-    expect_error([&] { full({2}, INFINITY, int64, device); }, "full: inf is not a value of int64");
-    expect_error([&] { full({2}, 0x1p63, int64, device); }, "is not a value of int64");
-    expect_error([&] { full({1}, -1, uint8, device); }, "full: -1 is not a value of uint8");
-    expect_error([&] { full({1}, 256, uint8, device); }, "full: 256 is not a value of uint8");
-    expect_error([&] { full({1}, 2, boolean, device); }, "full: 2 is not a value of bool");
-    expect_error([&] { full({1}, 0.5, int32, device); }, "full: 0.5 is not a value of int32");
-    expect_error([&] { full_like(zeros({2}, uint8, device), -1); }, "full: -1 is not a value of uint8");
+    expect_error([&] { full({2}, 3e9, int32, device); }, "full: 3000000000 is not representable in int32");
+    expect_error([&] { full({2}, NAN, int64, device); }, "full: nan is not representable in int64");
+    expect_error([&] { full({2}, INFINITY, int64, device); }, "full: inf is not representable in int64");
+    expect_error([&] { full({2}, 0x1p63, int64, device); }, "is not representable in int64");
+    expect_error([&] { full({1}, -1, uint8, device); }, "full: -1 is not representable in uint8");
+    expect_error([&] { full({1}, 256, uint8, device); }, "full: 256 is not representable in uint8");
+    expect_error([&] { full({1}, 2, boolean, device); }, "full: 2 is not representable in bool");
+    expect_error([&] { full({1}, 0.5, int32, device); }, "full: 0.5 is not representable in int32");
+    expect_error([&] { full_like(zeros({2}, uint8, device), -1); }, "full: -1 is not representable in uint8");
     expect_close(full({1}, -0x1p63, int64, device), {-0x1p63}, 0, 0);
     EXPECT_TRUE(std::signbit(full({1}, -0.0, float32, device).item()));
 
-    expect_error([&] { arange(0, 5, 1, boolean, device); }, "arange: 4 is not a value of bool");
-    expect_error([&] { arange(0, 300, 1, uint8, device); }, "arange: 299 is not a value of uint8");
-    expect_error([&] { arange(-1, 3, 1, uint8, device); }, "arange: -1 is not a value of uint8");
-    expect_error([&] { arange(0, 1, 0.25, int32, device); }, "is not a value of int");
-    expect_error([&] { arange(0.5, 3, 1, int64, device); }, "arange: 0.5 is not a value of int64");
-    expect_error([&] { arange(0x1p31, 0x1p31 + 2, 1, int32, device); }, "is not a value of int32");
+    expect_error([&] { arange(0, 5, 1, boolean, device); }, "arange: 4 is not representable in bool");
+    expect_error([&] { arange(0, 300, 1, uint8, device); }, "arange: 299 is not representable in uint8");
+    expect_error([&] { arange(-1, 3, 1, uint8, device); }, "arange: -1 is not representable in uint8");
+    expect_error([&] { arange(0, 1, 0.25, int32, device); }, "is not representable in int");
+    expect_error([&] { arange(0.5, 3, 1, int64, device); }, "arange: 0.5 is not representable in int64");
+    expect_error([&] { arange(0x1p31, 0x1p31 + 2, 1, int32, device); }, "is not representable in int32");
     expect_close(arange(0, 2, 1, boolean, device), {0, 1}, 0, 0);
     expect_close(arange(0, 2.5, 1, int32, device), {0, 1, 2}, 0, 0);
     EXPECT_EQ(arange(5, 0, 1, uint8, device).numel(), 0);

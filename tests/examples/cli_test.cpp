@@ -259,11 +259,11 @@ TEST_F(Cli, TrainsOnATokenFile) {
   EXPECT_EQ(contents(folder / "plain/model.safetensors"), contents(folder / "header/model.safetensors"));
   const Outcome text = run("generate --model plain --tokens 5 --device cpu");
   EXPECT_EQ(text.status, 1);
-  EXPECT_NE(text.err.find("it does not say its alphabet"), std::string::npos) << text.err;
+  EXPECT_NE(text.err.find("its metadata lacks \"alphabet\""), std::string::npos) << text.err;
 
   // What is wrong with a file is said before anything is written.
   expect_refusal("train_transformer --data plain.bin --out run --sample 5" + sizes, 2,
-                 "--sample: plain.bin has tokens");
+                 "--sample: plain.bin holds tokens");
   expect_refusal("train_transformer --data missing.bin --out run" + sizes, 1, "missing.bin");
   expect_refusal("train_transformer --data plain.bin --out run --context 400", 1, "plain.bin: expected more than 4000");
   write("cut.bin", header + plain.substr(0, 100));
@@ -280,8 +280,9 @@ TEST_F(Cli, Gpt2PresetsKeepTheirBiases) {
   EXPECT_EQ(run("generate --model run --tokens 5 --device cpu").status, 0);
   EXPECT_NE(contents(folder / "run/model.safetensors").find("h.0.mlp.c_fc.bias"), std::string::npos);
   const Outcome help = run("train_transformer --help");
-  EXPECT_NE(help.out.find("gpt2-1558m: 19000 steps of 32 times 16 windows of 1024; 48 layers, 25 heads, width 1600"),
-            std::string::npos)
+  EXPECT_NE(
+      help.out.find("gpt2-1558m: 19000 steps of 32 x 16 sequences of 1024 tokens; 48 layers, 25 heads, width 1600"),
+      std::string::npos)
       << help.out;
 }
 

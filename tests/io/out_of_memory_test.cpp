@@ -353,7 +353,7 @@ TEST(OutOfMemory, SaysWhatWasAskedFor) {
   EXPECT_TRUE(fault.happened());
   EXPECT_EQ(empty({1000}).numel(), 1000);
   EXPECT_EQ(fault.outstanding(), 0);
-  expect_error([] { memory::AllocationFault second; }, "AllocationFault: there is one already");
+  expect_error([] { memory::AllocationFault second; }, "AllocationFault: another one is active");
   expect_error([] { empty({std::int64_t{1} << 60}, uint8); }, "out of memory: asked for 1152921504606846976 bytes");
 }
 

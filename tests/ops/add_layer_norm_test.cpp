@@ -274,8 +274,8 @@ TEST(AddLayerNorm, BadCallsSayWhy) {
       [&] {
         add_layer_norm(x, ones({2, 3}), {4});
       },
-      "add_layer_norm: expected residual as x, float32 [2, 4] on cpu, got float32 [2, 3] on cpu");
-  expect_error([&] { add_layer_norm(x, ones({2, 4}, float64), {4}); }, "add_layer_norm: expected residual as x");
+      "add_layer_norm: expected residual like x, float32 [2, 4] on cpu, got float32 [2, 3] on cpu");
+  expect_error([&] { add_layer_norm(x, ones({2, 4}, float64), {4}); }, "add_layer_norm: expected residual like x");
   expect_error([&] { add_layer_norm(x, x, {3}); }, "add_layer_norm: expected x of a shape that ends in [3]");
   expect_error([&] { add_layer_norm(x, x, {}); }, "add_layer_norm: expected normalized_shape of at least one axis");
   expect_error([&] { add_layer_norm(x, x, {4}, ones({3})); }, "add_layer_norm: expected weight of shape [4], got [3]");

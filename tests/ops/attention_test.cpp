@@ -923,7 +923,7 @@ TEST(Attention, OptionErrors) {
   expect_error([&] { attention({.causal_offset = 4}); }, "expected causal_offset in [-3, 3]");
   expect_error([&] { attention({.causal_offset = INT64_MIN}); }, "expected causal_offset in [-3, 3]");
   expect_error([&] { attention({.backend = AttentionBackend::cudnn}); },
-               "the cudnn backend does not take q [2, 4, 3, 8]");
+               "the cudnn backend does not support q [2, 4, 3, 8]");
   expect_error(
       [&] {
         scaled_dot_product_attention(x, ones({2, 3, 3, 8}), ones({2, 3, 3, 8}));
@@ -942,8 +942,8 @@ TEST(Attention, Errors) {
   };
   expect_error([&] { attention(x, ones({3, 4}), x); }, "scaled_dot_product_attention: expected q, k and v of shapes");
   expect_error([&] { attention(x, ones({1, 3, 4}), x); }, "with equal leading axes, got [2, 3, 4], [1, 3, 4]");
-  expect_error([&] { attention(x, ones({2, 3, 5}), x); }, "expected k with a last axis of 4 as q's, got [2, 3, 5]");
-  expect_error([&] { attention(x, x, ones({2, 4, 4})); }, "expected v with 3 rows as k, got [2, 4, 4]");
+  expect_error([&] { attention(x, ones({2, 3, 5}), x); }, "expected k with a last axis of 4, as in q, got [2, 3, 5]");
+  expect_error([&] { attention(x, x, ones({2, 4, 4})); }, "expected v with 3 rows, as in k, got [2, 4, 4]");
   expect_error([&] { attention(x, x, ones({2, 3, 4}, float64)); }, "expected one floating dtype");
   expect_error([&] { scaled_dot_product_attention(x, x, x, {.dropout = 1}); }, "expected dropout in [0, 1), got 1");
 }

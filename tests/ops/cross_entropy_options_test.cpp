@@ -495,8 +495,9 @@ TEST(CrossEntropyInPlace, Errors) {
   const CrossEntropyOptions in_place{.in_place = true};
   const std::vector<float> before = to_vector<float>(leaf);
 
-  expect_error([&] { cross_entropy(leaf, labels, in_place); },
-               "cross_entropy: in_place writes the gradient over the logits, and these, of shape [3, 5], are a leaf");
+  expect_error(
+      [&] { cross_entropy(leaf, labels, in_place); },
+      "cross_entropy: in_place overwrites the logits with their gradient, but these, of shape [3, 5], are a leaf");
   EXPECT_EQ(to_vector<float>(leaf), before);
   expect_error([&] { cross_entropy(slice(leaf, 0, 0, 3), labels, in_place); }, "a leaf that requires a gradient");
   expect_error([&] { cross_entropy(slice(leaf, 0, 0, 2), slice(labels, 0, 0, 2), in_place); }, "or a view of one");
@@ -524,8 +525,7 @@ TEST(CrossEntropyInPlace, Errors) {
     const Tensor logits = clone(leaf);
     const Tensor loss = cross_entropy(logits, labels, in_place);
     const Tensor later = sum(logits * 2);
-    expect_error([&] { later.backward(); },
-                 "cross_entropy: its logits were used after in_place wrote their gradient over them");
+    expect_error([&] { later.backward(); }, "cross_entropy: its logits were used after in_place overwrote them");
   }
   // Who writes over the gradient as well.
   {
@@ -538,7 +538,7 @@ TEST(CrossEntropyInPlace, Errors) {
   {
     const Tensor loss = cross_entropy(clone(leaf), labels, in_place);
     loss.backward({}, {.retain_graph = true});
-    expect_error([&] { loss.backward(); }, "cross_entropy: with in_place, backward can run once");
+    expect_error([&] { loss.backward(); }, "cross_entropy: with in_place, backward can run only once");
   }
   // There are no second derivatives, but the first may be recorded.
   {

@@ -431,9 +431,9 @@ TEST(Elementwise, Errors) {
   expect_error([&] { neg(ones({2}, uint8)); }, "neg: expected a signed dtype, got uint8");
   expect_error([&] { clamp(x, 1, 0); }, "clamp: expected low <= high, got 1 and 0");
   expect_error([&] { clamp(x, kNaN, 0); }, "clamp: expected low <= high");
-  expect_error([&] { ones({2}, int64) + 0.5; }, "add: 0.5 is not a value of int64");
-  expect_error([&] { ones({2}, uint8) * 256; }, "mul: 256 is not a value of uint8");
-  expect_error([&] { lt(ones({2}, int64), 1e19); }, "lt: 1e+19 is not a value of int64");
+  expect_error([&] { ones({2}, int64) + 0.5; }, "add: 0.5 is not representable in int64");
+  expect_error([&] { ones({2}, uint8) * 256; }, "mul: 256 is not representable in uint8");
+  expect_error([&] { lt(ones({2}, int64), 1e19); }, "lt: 1e+19 is not representable in int64");
   expect_error([&] { ones({2}, int64) / ones({2}, int64); }, "div: dtype int64 is not supported");
   expect_error([&] { ones({2}, boolean) + ones({2}, boolean); }, "add: dtype bool is not supported");
   expect_error([&] { where(x, x, x); }, "where: expected a condition of bool, got float32");

@@ -357,9 +357,9 @@ TEST(Gated, BadCallsSayWhy) {
       [&] {
         swiglu(x, ones({2, 3}));
       },
-      "swiglu: expected up as gate, float32 [2, 4] on cpu, got float32 [2, 3]");
-  expect_error([&] { geglu(x, ones({4})); }, "geglu: expected up as gate, float32 [2, 4] on cpu, got float32 [4]");
-  expect_error([&] { geglu(x, ones({2, 4}, float64)); }, "geglu: expected up as gate");
+      "swiglu: expected up like gate, float32 [2, 4] on cpu, got float32 [2, 3]");
+  expect_error([&] { geglu(x, ones({4})); }, "geglu: expected up like gate, float32 [2, 4] on cpu, got float32 [4]");
+  expect_error([&] { geglu(x, ones({2, 4}, float64)); }, "geglu: expected up like gate");
   expect_error([&] { swiglu(ones({2, 4}, int64)); }, "swiglu: expected x of a floating dtype, got int64");
   expect_error([&] { geglu(ones({2}, int32), ones({2}, int32)); },
                "geglu: expected gate of a floating dtype, got int32");

@@ -103,9 +103,9 @@ TEST(InPlace, Errors) {
   expect_error([&] { add_(ones({3}), x); }, "add_: expected a source that broadcasts to [3], got [2, 3]");
   expect_error([&] { copy_(ones({3}), x); }, "copy_: expected a source that broadcasts to [3], got [2, 3]");
   expect_error([&] { mul_(x, ones({3}, float64)); }, "mul_: expected tensors of one dtype, got float32 and float64");
-  expect_error([&] { mul_(ones({2}, int64), 0.5); }, "mul_: 0.5 is not a value of int64");
-  expect_error([&] { add_(ones({2}, int64), ones({2}, int64), 0.5); }, "add_: 0.5 is not a value of int64");
-  expect_error([&] { fill_(ones({2}, uint8), -1); }, "fill_: -1 is not a value of uint8");
+  expect_error([&] { mul_(ones({2}, int64), 0.5); }, "mul_: 0.5 is not representable in int64");
+  expect_error([&] { add_(ones({2}, int64), ones({2}, int64), 0.5); }, "add_: 0.5 is not representable in int64");
+  expect_error([&] { fill_(ones({2}, uint8), -1); }, "fill_: -1 is not representable in uint8");
   expect_error([&] { fill_(expand(ones({3}), {2, 3}), 0); }, "fill_: expected a target whose elements have places");
 }
 

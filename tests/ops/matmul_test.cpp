@@ -407,8 +407,8 @@ TEST(MatmulTuning, TimedProductsAreRightAndRepeat) {
   set_matmul_algorithms(text, device);
   EXPECT_EQ(matmul_algorithms(device), text);
   expect_error([&] { set_matmul_algorithms("other" + text, device); }, "expected text that begins with \"cuBLASLt");
-  expect_error([&] { set_matmul_algorithms(text + "1 2 3\n", device); }, "a line is damaged: \"1 2 3\"");
-  expect_error([&] { set_matmul_algorithms(text.substr(0, text.rfind(' ')), device); }, "a line is damaged");
+  expect_error([&] { set_matmul_algorithms(text + "1 2 3\n", device); }, "malformed line: \"1 2 3\"");
+  expect_error([&] { set_matmul_algorithms(text.substr(0, text.rfind(' ')), device); }, "malformed line");
   EXPECT_EQ(matmul_algorithms(device), text);
 }
 

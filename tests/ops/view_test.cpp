@@ -73,7 +73,7 @@ TEST(View, ReshapeIsAViewWherePossible) {
   const Tensor joined = reshape(part, {16});
   EXPECT_FALSE(shares(x, joined));
   expect_close(joined, to_vector<double>(part), 0, 0);
-  expect_error([&] { view(part, {16}); }, "cannot be seen as [16] without a copy");
+  expect_error([&] { view(part, {16}); }, "cannot be viewed as [16] without a copy");
   // Axes that are swapped stay apart, merged axes stay merged.
   const Tensor swapped = permute(counting({2, 3, 4}), {2, 0, 1});
   EXPECT_TRUE(shares(swapped, reshape(swapped, {4, 6})));
@@ -176,9 +176,9 @@ TEST(View, Gradients) {
 
 TEST(View, Errors) {
   const Tensor x = zeros({2, 3});
-  expect_error([&] { reshape(x, {4}); }, "cannot give 6 elements of shape [2, 3] the shape [4]");
+  expect_error([&] { reshape(x, {4}); }, "cannot reshape 6 elements of shape [2, 3] to [4]");
   expect_error([&] { reshape(x, {-1, -1}); }, "at most one -1");
-  expect_error([&] { reshape(x, {-1, 4}); }, "the shape [-1, 4]");
+  expect_error([&] { reshape(x, {-1, 4}); }, "to [-1, 4]");
   expect_error([&] { transpose(x, 0, 2); }, "transpose: expected an axis in [-2, 2), got 2");
   expect_error([&] { permute(x, {0}); }, "permute: expected 2 axes, got [0]");
   expect_error([&] { permute(x, {0, -2}); }, "every axis once");

@@ -159,7 +159,7 @@ TEST(MasterWeights, StateDictRoundTrip) {
     expect_error([&] { second.load_state_dict(state); }, "expected \"state.0.master\" of shape [77], got [78]");
     StateDict only;
     only["state.0.master"] = zeros({77});
-    expect_error([&] { second.load_state_dict(only); }, "\"state.0.master\" without a step");
+    expect_error([&] { second.load_state_dict(only); }, "\"state.0.master\" was given without a step");
   }
 }
 
