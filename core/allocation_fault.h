@@ -1,6 +1,6 @@
 #pragma once
 
-// Memory that runs out on purpose, for tests of what happens then.
+// Injects allocation failures, for tests.
 
 #include <atomic>
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace mica::memory {
 
-/// While it lives, counts the allocations of tensors' memory on all threads and devices, and can make one of them throw
-/// OutOfMemory. Only one at a time. To make every allocation of a piece of work fail once:
+/// During its lifetime, counts the allocations of tensor memory on all threads and devices, and can make one of them
+/// throw OutOfMemory. Only one may exist at a time. To make every allocation of a piece of work fail once:
 ///
 ///     memory::AllocationFault fault;
 ///     for (std::int64_t i = 0; i == 0 || fault.happened(); ++i) {
@@ -23,14 +23,14 @@ class AllocationFault {
   AllocationFault(const AllocationFault&) = delete;
   AllocationFault& operator=(const AllocationFault&) = delete;
 
-  /// Lets `count` more allocations succeed and the one after them fail. One after that succeeds again.
+  /// Makes the allocation after the next `count` fail. Later ones succeed again.
   void fail_after(std::int64_t count) { failing_ = allocations() + count; }
-  /// Whether the allocation that was to fail last was reached.
+  /// Whether the allocation chosen by the last fail_after() was reached.
   bool happened() const { return failing_ >= 0 && allocations() > failing_; }
 
-  /// Allocations so far, with those that failed.
+  /// Allocations so far, including failed ones.
   std::int64_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
-  /// Blocks handed out that have not come back. One from before counts −1 when it comes back.
+  /// Blocks allocated and not yet freed. Freeing an older block counts −1.
   std::int64_t outstanding() const { return outstanding_.load(std::memory_order_relaxed); }
 
   /// memory::allocate() and memory::deallocate() call these. They cost one branch when there is no fault.

@@ -8,8 +8,8 @@
 
 namespace mica {
 
-/// Throws Error if `f` is an empty std::function or a null pointer, which nothing else finds out before the call. `op`
-/// starts the message.
+/// Throws Error if `f` is an empty std::function or a null pointer, which would otherwise go unnoticed until the call.
+/// `op` starts the message.
 template <class F>
 void check_callable(const F& f, std::string_view op) {
   if constexpr (std::is_assignable_v<F&, std::nullptr_t>) {

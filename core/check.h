@@ -1,6 +1,6 @@
 #pragma once
 
-// fmt believes that nvcc knows no constexpr functions.
+// fmt assumes that nvcc lacks constexpr functions.
 #if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
 #define FMT_USE_CONSTEXPR 1
 #endif

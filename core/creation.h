@@ -34,7 +34,7 @@ Tensor full_like(const Tensor& x, double value);
 Tensor rand_like(const Tensor& x);
 Tensor randn_like(const Tensor& x);
 
-/// A copy of `values`, in row-major order. Throws unless there are as many as the shape holds.
+/// A copy of `values`, in row-major order. Throws unless their number matches the shape.
 template <class T>
 Tensor from_data(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
 template <class T>

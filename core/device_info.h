@@ -6,7 +6,7 @@
 
 namespace mica {
 
-/// What the maker calls it: "NVIDIA H200"; "cpu" for the CPU.
+/// The product name, such as "NVIDIA H200"; "cpu" for the CPU.
 std::string device_name(Device device);
 
 }  // namespace mica

@@ -9,9 +9,9 @@ namespace mica::detail {
 
 namespace {
 
-// Elements per thread, at least: below, another thread costs more than it saves.
+// Minimum number of elements per thread; with fewer, another thread costs more than it saves.
 constexpr std::int64_t kGrain = 16384;
-// Elements of a block that is gathered. From half of it on, the rest of a run is a block of its own.
+// Elements of a gathered block. A remainder of a run of at least half a block becomes a separate block.
 constexpr std::int64_t kBlock = 512;
 constexpr std::int64_t kElementBytes = 8;  // at most
 
@@ -65,7 +65,7 @@ class Blocks {
     std::byte* data = nullptr;  // null: the number `scalar`
     alignas(kElementBytes) std::array<std::byte, kElementBytes> scalar{};
     std::int64_t stride = 0;  // along the innermost axis
-    bool constant = false;    // the same element everywhere
+    bool constant = false;    // a single element for all positions
     bool adjacent = false;    // elements are adjacent in the order of the loop, and need no conversion
   };
   // The position of an element along each axis, and its offset in each tensor.
@@ -195,8 +195,8 @@ class Blocks {
     return {count, inputs_[t].stride, rows, loop_.rank > 1 ? loop_.strides[t][loop_.rank - 2] : 0};
   }
 
-  // Moves `at` by n elements, in patches: parts of a run, or several whole runs along the second innermost axis. Calls
-  // f(at, elements done so far, elements of a run, runs) for each.
+  // Advances `at` by n elements, in patches: parts of a run, or several whole runs along the second innermost axis.
+  // Calls f(at, elements done so far, elements of a run, runs) for each.
   template <class F>
   void for_each_patch(Position& at, std::int64_t n, const F& f) const {
     const int last = loop_.rank - 1;
@@ -233,7 +233,7 @@ class Blocks {
     return at;
   }
 
-  // Moves on by n elements, to the end of the run at most; from there to the start of the next.
+  // Advances by n elements, at most to the end of the run; from there to the start of the next.
   void advance(Position& at, std::int64_t n) const {
     std::int64_t step = n;
     for (int axis = loop_.rank - 1; axis >= 0; --axis, step = 1) {

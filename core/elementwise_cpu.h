@@ -17,8 +17,8 @@ namespace mica {
 
 namespace detail {
 
-// Computes n elements. strides[0] is between elements of the output, strides[1 + i] between those of input i, 0 where
-// it is one element for all.
+// Computes n elements. strides[0] is the output's stride, strides[1 + i] that of input i; 0 if the input is a single
+// element.
 using BlockFunction = void (*)(const void* f, std::int64_t n, void* out, const void* const* in,
                                const std::int64_t* strides);
 

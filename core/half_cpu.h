@@ -47,7 +47,7 @@ inline void narrow(const float* from, std::int64_t n, BFloat16* to) {
   }
 }
 
-// Elements that are as wide already, for code that serves every type.
+// Types that need no conversion, for generic code.
 
 template <class T>
 void widen(const T* from, std::int64_t n, T* to) {

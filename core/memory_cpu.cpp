@@ -27,8 +27,8 @@ void* system_allocate(std::size_t bytes) {
   return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-// malloc keeps small blocks at hand for each thread, aligned_alloc does not: so the alignment is made here, and where
-// the block begins is noted right before its data.
+// malloc caches small blocks per thread, aligned_alloc does not. So this function aligns a block from malloc, and
+// stores the start of the block right before the data.
 void* small_allocate(std::size_t bytes) {
   std::size_t room = kAlignment + bytes;
   void* const block = std::malloc(sizeof(void*) + room);
@@ -85,7 +85,7 @@ class Pool {
         kept_ += size;
         return;
       } catch (const std::bad_alloc&) {
-        // No room to remember it.
+        // The list cannot grow: free the block.
       }
     }
     std::free(data);

@@ -8,7 +8,7 @@ namespace mica {
 
 namespace {
 
-// A cache line each: threads on different devices do not disturb each other.
+// One cache line each, which avoids false sharing between threads on different devices.
 struct alignas(64) Counters {
   std::atomic<std::size_t> allocated{0};
   std::atomic<std::size_t> peak{0};

@@ -6,17 +6,17 @@
 
 namespace mica {
 
-/// What tensors hold on one device, in bytes.
+/// Memory held by tensors on one device, in bytes.
 struct MemoryStats {
   std::size_t allocated = 0;  // now
-  std::size_t peak = 0;       // at most, since the program began or reset_peak_memory()
+  std::size_t peak = 0;       // maximum since the program start or reset_peak_memory()
 };
 
-/// Counts the elements of tensors (and what libraries were given to work in), not what is kept for reuse, which
-/// differs with the allocator. What a captured CUDA graph needs counts while it is captured.
+/// Counts tensor elements and library workspaces, but not memory cached for reuse, which depends on the allocator. The
+/// memory of a CUDA graph is counted during its capture.
 MemoryStats memory_stats(Device device);
 
-/// Starts to measure the peak anew, from what is allocated now.
+/// Resets the peak to the current allocation.
 void reset_peak_memory(Device device);
 
 namespace detail {

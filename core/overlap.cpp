@@ -9,7 +9,7 @@ namespace mica {
 
 namespace {
 
-// The addresses that a tensor reaches over: from its first byte to the one past its last.
+// The address range of a tensor: from its first byte to one past its last.
 struct Range {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -52,7 +52,7 @@ void each_address(const Tensor& x, F&& f) {
   }
 }
 
-// The bytes of a range that elements have been found in.
+// Marks the bytes of a range that belong to an element.
 class Marks {
  public:
   explicit Marks(Range range) : range_(range), marked_(range.end - range.begin) {}
@@ -106,7 +106,7 @@ bool overlaps_itself(const Tensor& x) {
   if (x.is_contiguous()) {
     return false;
   }
-  // Nothing is shared if, by rising stride, each step goes beyond all that the smaller ones reach.
+  // No element is shared if, in order of increasing stride, each stride exceeds the extent of all smaller ones.
   std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // stride and size
   for (int axis = 0; axis < x.dim(); ++axis) {
     if (x.shape()[axis] > 1) {

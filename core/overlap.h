@@ -8,12 +8,12 @@
 
 namespace mica {
 
-/// False if no element of `a` has memory in common with one of `b`. Compares the ranges of addresses that the two reach
-/// over, so views that interleave without touching (two columns of a matrix) give true.
+/// False if no element of `a` has memory in common with one of `b`. Compares address ranges, so interleaved views
+/// without common elements (two columns of a matrix) give true.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
-/// Two of the tensors, by index, that share an element, or one of them twice if two of its own elements have one place
-/// (an expanded tensor). Exact: where ranges of addresses intersect, it walks the elements.
+/// The indices of two tensors that share an element; the same index twice if elements of one tensor coincide (an
+/// expanded tensor). Exact: where address ranges intersect, it compares the elements.
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const Tensors& tensors);
 
 }  // namespace mica

@@ -8,7 +8,7 @@
 
 namespace mica::detail {
 
-// What the random tensors of a captured graph share.
+// State shared by the random tensors of a captured graph.
 struct CapturedRandom {
   Tensor start;             // seed and offset at the beginning of a replay, which it writes there
   std::uint64_t drawn = 0;  // by one replay, as PhiloxKey::offset counts
@@ -29,7 +29,7 @@ thread_local ReplayPhiloxKeys* replay = nullptr;
 
 constexpr std::uint64_t kPerKey = 4;  // one Philox block of every subsequence
 
-// Moves the generator on and returns where it was.
+// Advances the generator and returns its previous position.
 PhiloxKey advance(std::uint64_t by) {
   const std::lock_guard lock(mutex);
   const PhiloxKey key = generator;
@@ -96,7 +96,7 @@ PhiloxKey rng_state() {
 
 void set_rng_state(PhiloxKey state) {
   if (replay != nullptr) {
-    return;  // the keys of the first time include those drawn after this
+    return;  // the recorded keys include those drawn after this call
   }
   check_not_capturing("set_rng_state");
   const std::lock_guard lock(mutex);

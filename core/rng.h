@@ -22,8 +22,8 @@ struct PhiloxKey {
 void manual_seed(std::uint64_t seed);
 
 /// The key for the next random tensor; advances the generator. While this thread captures a CUDA graph, each replay
-/// moves the generator on instead, by as much as the captured calls would have: replays draw the numbers that the same
-/// steps draw without a graph.
+/// advances the generator instead, by as much as the captured calls would: replays draw the same numbers as the same
+/// steps without a graph.
 PhiloxKey next_philox_key();
 
 /// Throws if the key was drawn while a CUDA graph was captured: for ops on the CPU, which replays do not run.
@@ -49,7 +49,7 @@ class RecordPhiloxKeys {
 };
 
 /// Until the end of scope, this thread draws `keys` in order instead of new ones, which reproduces the same random
-/// tensors. The global generator is not touched, so other threads are unaffected. Drawing more keys than there are
+/// tensors. The global generator does not change, so other threads are unaffected. Drawing more keys than there are
 /// throws.
 class ReplayPhiloxKeys {
  public:

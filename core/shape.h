@@ -52,7 +52,7 @@ class Dims {
     values_[size_++] = value;
   }
   void pop_back() { size_ = checked(size_ - 1); }
-  /// Puts `value` before entry `at`, or at the end where at == size().
+  /// Inserts `value` before entry `at`, or at the end if at == size().
   void insert(int at, std::int64_t value) {
     check(at >= 0 && at <= size_, "shape: cannot insert at position {} of {} axes", at, size_);
     push_back(value);
@@ -89,14 +89,14 @@ class Dims {
 using Shape = Dims;
 using Strides = Dims;
 
-/// The number of elements; 1 for the empty shape of a scalar. Throws if the product of the sizes, those of 0 left out,
-/// does not fit 63 bits: then a stride would not either.
+/// The number of elements; 1 for the empty shape of a scalar. Throws if the product of the nonzero sizes does not fit
+/// in 63 bits, since strides would not fit either.
 std::int64_t numel_of(const Shape& shape);
 
 /// The strides, in elements, of a row-major tensor without gaps.
 Strides contiguous_strides(const Shape& shape);
 
-/// The shape both broadcast to (NumPy's rule: aligned at the last axis, 1 stretches). `op` is named in the error.
+/// The shape both broadcast to (NumPy's rule: aligned at the last axis, sizes of 1 expand). `op` is named in the error.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
 
 /// An axis in [-rank, rank) as one in [0, rank).

@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums and products of elements. Those of integers wrap around, two's complement, as C++ says of unsigned types only;
-// those of floats are the operators.
+// Sums and products of elements. Integers wrap around in two's complement, which C++ guarantees for unsigned types
+// only; floats use the operators.
 
 #include <type_traits>
 
@@ -10,7 +10,7 @@
 namespace mica {
 
 namespace detail {
-// At least as wide as int, so that nothing is promoted to a signed type.
+// At least as wide as int, so that no operand is promoted to a signed type.
 template <class T>
 using Wrapping = std::make_unsigned_t<decltype(T{} + T{})>;
 }  // namespace detail

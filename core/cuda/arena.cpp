@@ -9,7 +9,7 @@ namespace mica::cuda {
 
 namespace {
 
-constexpr std::size_t kStep = 512;  // what cudaMalloc aligns to, and more
+constexpr std::size_t kStep = 512;  // at least cudaMalloc's alignment
 constexpr std::size_t kSegmentStep = std::size_t{2} << 20;
 // Smaller requests share segments of this size.
 constexpr std::size_t kSharedSegment = std::size_t{32} << 20;
@@ -31,7 +31,7 @@ Arena::Arena(int device) : device_(device), id_(next_id()) {}
 void* Arena::allocate(std::size_t bytes) {
   bytes = rounded_up(std::max<std::size_t>(bytes, 1), kStep);
   const std::lock_guard lock(mutex_);
-  // The smallest that fits; of those, the one of lowest address: the same places whenever the same calls are captured.
+  // The smallest block that fits, at the lowest address: capturing the same calls gives the same layout.
   auto found = free_.lower_bound({bytes, nullptr});
   if (found == free_.end()) {
     if (!add_segment(bytes)) {
@@ -107,7 +107,7 @@ void Arena::release_segments() noexcept {
   const bool alive = cudaGetDevice(&previous) == cudaSuccess && cudaSetDevice(device_) == cudaSuccess;
   for (auto block = blocks_.begin(); block != blocks_.end();) {
     if (block->second.free && block->second.segment_bytes == block->second.bytes) {
-      // cudaFree waits for the device. At program exit the driver may be gone already, and the memory with it.
+      // cudaFree waits for the device. At program exit the driver may already be unloaded, and the memory freed.
       if (alive) {
         (void)cudaFree(block->first);
       }

@@ -23,11 +23,11 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Null if there is too little memory. Allocates on the arena's device, which must be current.
+  /// Null if out of memory. Allocates on the arena's device, which must be current.
   void* allocate(std::size_t bytes);
   void deallocate(void* data) noexcept;
 
-  /// The graph is gone: frees each segment when none of its blocks is in use, and finally the arena itself.
+  /// The graph was destroyed: frees each segment once its blocks are unused, and finally the arena itself.
   void abandon() noexcept;
 
   /// A number unique among all arenas of the program.

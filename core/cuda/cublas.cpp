@@ -15,7 +15,7 @@ namespace mica::cuda {
 
 namespace {
 
-// What cuBLAS recommends: its kernels for Hopper and later split sums further.
+// cuBLAS's recommendation: its kernels for Hopper and later split sums further.
 constexpr std::size_t kWorkspaceHopper = std::size_t{32} << 20;
 constexpr std::size_t kWorkspace = std::size_t{4} << 20;
 
@@ -25,7 +25,7 @@ std::size_t workspace_bytes(int device) {
   return major >= 9 ? kWorkspaceHopper : kWorkspace;
 }
 
-// For the current device. The stream may be gone before the handle is, so nothing is freed in its order.
+// For the current device. The stream may be destroyed before the handle, so memory is not freed in stream order.
 class Handle {
  public:
   Handle(int device, cudaStream_t stream) : device_(device) {
@@ -50,7 +50,7 @@ class Handle {
   }
 
   ~Handle() {
-    // Waits for the kernels that use the workspace. At program exit the driver may be gone already: no complaints then.
+    // Waits for the kernels that use the workspace. At program exit the driver may already be unloaded: ignore errors.
     int previous = 0;
     const bool alive = cudaGetDevice(&previous) == cudaSuccess && cudaSetDevice(device_) == cudaSuccess;
     if (!alive || cudaDeviceSynchronize() != cudaSuccess) {
@@ -65,7 +65,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  /// Each captured graph has a workspace of its own in its arena: two graphs may be replayed at the same time.
+  /// Each captured graph has its own workspace in its arena, since two graphs may be replayed concurrently.
   void use_workspace_of(const Arena& arena) {
     if (arena_ != arena.id()) {
       auto fresh = std::make_unique<Storage>(workspace_->bytes(), Device::cuda(device_));
@@ -81,12 +81,12 @@ class Handle {
  private:
   int device_;
   std::unique_ptr<Storage> workspace_;
-  std::uint64_t arena_ = 0;  // the one whose workspace it is
+  std::uint64_t arena_ = 0;  // the arena that holds the workspace
   cublasHandle_t handle_ = nullptr;
 };
 
 const Handle& current_handle() {
-  // Two streams of a thread run at the same time, so each needs its own workspace and with it its own handle.
+  // A thread's streams run concurrently, so each needs its own workspace and therefore its own handle.
   static thread_local std::map<std::pair<int, cudaStream_t>, Handle> handles;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");

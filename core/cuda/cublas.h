@@ -16,7 +16,7 @@ void check_launch(cublasStatus_t status, const char* what,
 
 /// This thread's cuBLAS handle for the current device and stream, created at the first call. It has a workspace
 /// of its own, so that cuBLAS's choice for a shape never depends on the amount of free memory, and results are
-/// bit-identical from run to run. float32 products use TF32 only if a call asks for it, and partial sums are not
+/// bit-identical from run to run. float32 products use TF32 only if a call requests it, and partial sums are not
 /// rounded to 16 bits.
 cublasHandle_t cublas_handle();
 

@@ -15,7 +15,7 @@ constexpr cudnnBackendAttributeType_t kDescriptor = CUDNN_TYPE_BACKEND_DESCRIPTO
 class Handle {
  public:
   Handle() { check(cudnnCreate(&handle_), "cudnnCreate"); }
-  // At program exit the driver may be gone already; what cuDNN says then is of no use.
+  // At program exit the driver may already be unloaded, so errors are ignored.
   ~Handle() { (void)cudnnDestroy(handle_); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -26,7 +26,7 @@ class Handle {
   cudnnHandle_t handle_ = nullptr;
 };
 
-// What cuDNN says about the last error of this thread.
+// cuDNN's message for the last error of this thread.
 std::string last_error() {
   std::array<char, 1024> text{};
   cudnnGetLastErrorString(text.data(), text.size());
@@ -37,7 +37,7 @@ CudnnGraph::Axes row_major(const CudnnGraph::Axes& sizes) {
   return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
 }
 
-// Every note of the engine that a configuration uses.
+// All notes of the engine that a configuration uses.
 std::vector<cudnnBackendNumericalNote_t> numerical_notes(cudnnBackendDescriptor_t engine) {
   std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
   std::int64_t count = 0;

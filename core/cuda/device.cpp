@@ -43,7 +43,7 @@ const DeviceFacts& about_device() {
 }  // namespace
 
 void throw_error(cudaError_t status, const char* what, std::source_location where) {
-  // Clears the error where it can be cleared, so that the program can go on.
+  // Clears the error if possible, so that the program can continue.
   (void)cudaGetLastError();
   throw CudaError(fmt::format("cuda: {} failed: {} ({}) at {}:{}", what, cudaGetErrorName(status),
                               cudaGetErrorString(status), where.file_name(), where.line()));

@@ -10,7 +10,7 @@ std::string device_name(Device device) {
   if (device.is_cpu()) {
     return "cpu";
   }
-  const DeviceGuard guard(device);  // says so if there is no such device
+  const DeviceGuard guard(device);  // throws if there is no such device
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, device.index), "cudaGetDeviceProperties");
   return properties.name;

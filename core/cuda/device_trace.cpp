@@ -47,8 +47,8 @@ void sort_by_start(std::vector<DeviceWork>& work) {
                    [](const DeviceWork& a, const DeviceWork& b) { return a.start_ns < b.start_ns; });
 }
 
-/// Knows when the outermost ranges began and ended on the device, by events. What one launched last may still run when
-/// the next begins to be measured, so short ones look longer than they are.
+/// Measures the outermost ranges on the device with events. The last kernels of a range may still run when the next
+/// range starts, so short ranges appear longer than they are.
 class EventTrace final : public DeviceTrace {
  public:
   EventTrace() {
@@ -129,7 +129,7 @@ std::string demangled(const char* name) {
   return status == 0 ? text.get() : name;
 }
 
-/// CUPTI's functions, asked for at run time: programs start without the library.
+/// CUPTI's functions, loaded at run time, so that programs start without the library.
 class Cupti {
  public:
   /// Null if there is no library.
@@ -191,12 +191,12 @@ constexpr CUpti_ActivityKind kKinds[] = {
     CUPTI_ACTIVITY_KIND_RUNTIME,           CUPTI_ACTIVITY_KIND_DRIVER, CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 constexpr auto kRangeKind = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
-/// Knows every kernel. Its records come in buffers, which CUPTI hands over on a thread of its own.
+/// Measures every kernel. CUPTI delivers records in buffers, on its own thread.
 class CuptiTrace final : public DeviceTrace {
  public:
   explicit CuptiTrace(const Cupti& cupti) : cupti_(cupti) {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    // The host's clock for the device's times too.
+    // Use the host's clock for device times, too.
     (void)cupti_.register_clock([]() -> std::uint64_t { return static_cast<std::uint64_t>(trace_clock_ns()); });
     cupti_.check(cupti_.register_callbacks(&CuptiTrace::buffer_requested, &CuptiTrace::buffer_completed),
                  "cuptiActivityRegisterCallbacks");
@@ -292,7 +292,7 @@ class CuptiTrace final : public DeviceTrace {
           }
           break;
         }
-        default: break;  // calls, which only link the others
+        default: break;  // API calls, which only link the other records
       }
     }
   }
@@ -321,7 +321,7 @@ class CuptiTrace final : public DeviceTrace {
   const Cupti& cupti_;
   bool stopped_ = false;
   std::mutex mutex_;
-  std::vector<std::pair<std::uint32_t, DeviceWork>> work_;   // by the call that launched it
+  std::vector<std::pair<std::uint32_t, DeviceWork>> work_;   // by the API call that launched it
   std::unordered_map<std::uint32_t, std::uint64_t> ranges_;  // of those calls
   std::unordered_map<std::string, std::string> names_;       // demangled
 };
@@ -339,7 +339,7 @@ std::unique_ptr<DeviceTrace> start_device_trace() {
     try {
       return std::make_unique<CuptiTrace>(*cupti);
     } catch (const CudaError&) {
-      // Another tool has CUPTI, or the program may not use it.
+      // Another tool uses CUPTI, or the program lacks permission.
     }
   }
 #endif

@@ -15,10 +15,10 @@ namespace mica::cuda {
 
 namespace {
 
-// This thread's, for captures on the current device: the default stream cannot be captured. It is not ordered with the
-// default stream, and never runs anything.
+// This thread's stream for captures on the current device, since the default stream cannot be captured. It is not
+// ordered with the default stream and never executes work.
 cudaStream_t capture_stream(int device) {
-  static thread_local std::map<int, cudaStream_t> streams;  // never destroyed before the driver is gone
+  static thread_local std::map<int, cudaStream_t> streams;  // never destroyed before the driver is unloaded
   cudaStream_t& stream = streams[device];
   if (stream == nullptr) {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
@@ -28,7 +28,7 @@ cudaStream_t capture_stream(int device) {
 
 // Records what f launches on `stream`, the current one.
 cudaGraph_t record(cudaStream_t stream, const std::function<void()>& f) {
-  // Relaxed: what f calls may allocate, load kernels and make handles meanwhile.
+  // Relaxed, since f may allocate, load kernels and create handles.
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
   cudaGraph_t graph = nullptr;
   try {
@@ -52,7 +52,7 @@ struct Graph::State {
       : capture{.device = device, .calls = {}, .random = nullptr}, arena(new Arena(device.index)) {}
 
   ~State() {
-    // At program exit the driver may be gone already: no complaints then.
+    // At program exit the driver may already be unloaded: ignore errors.
     int previous = 0;
     if (exec != nullptr && cudaGetDevice(&previous) == cudaSuccess &&
         cudaSetDevice(capture.device.index) == cudaSuccess) {
@@ -79,14 +79,14 @@ Graph capture(const std::function<void()>& f, Device device) {
   mica::check(!is_capturing(), "capture: this thread already captures a CUDA graph");
   const DeviceGuard on(device);
   const cudaStream_t stream = capture_stream(device.index);
-  // What plain steps have freed is of no use to the graph, which has memory of its own.
+  // The graph has its own memory and cannot reuse what earlier steps have freed.
   release_kept_memory();
 
   Graph graph;
   graph.state_ = std::make_shared<Graph::State>(device);
   Graph::State& state = *graph.state_;
   const StreamGuard on_stream(stream);
-  (void)cublas_handle();  // made here and not while the stream is captured
+  (void)cublas_handle();  // created here, not while the stream is captured
   const ArenaGuard memory(*state.arena, stream);
   const mica::detail::Capturing capturing(state.capture);
   const cudaGraph_t recorded = record(stream, f);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which kernels ran: observers of launches, and the one that tests use. Host code without CUDA headers, so that builds
-// without CUDA, which launch nothing, can include it.
+// Observers of kernel launches, and the one that tests use. Host code without CUDA headers, so that builds without
+// CUDA, which launch nothing, can include it.
 
 #include <algorithm>
 #include <set>

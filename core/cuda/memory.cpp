@@ -18,7 +18,7 @@ namespace mica::memory {
 
 namespace {
 
-// By default the driver's pool gives memory back at every synchronization; ours keeps it.
+// By default, the driver's pool releases memory at every synchronization; keep it instead.
 void keep_freed_memory() {
   static std::vector<std::once_flag> done(cuda::device_count());
   int device = 0;
@@ -31,9 +31,9 @@ void keep_freed_memory() {
   });
 }
 
-/// Small blocks of the default stream that were freed, to be handed out again in its order without asking the driver,
-/// twice for each small op. Not those of other streams: these may be destroyed with work on a block unfinished, and
-/// another stream get their handle.
+/// Freed small blocks of the default stream, reused in stream order. This saves two driver calls per small op. Blocks
+/// of other streams are not cached: such a stream may be destroyed with unfinished work on a block, and another stream
+/// may get its handle.
 class SmallBlocks {
  public:
   static bool fits(std::size_t bytes, cudaStream_t stream) { return bytes <= kLargest && stream == nullptr; }
@@ -52,7 +52,7 @@ class SmallBlocks {
     return data;
   }
 
-  /// False if there is no room.
+  /// False if the cache is full.
   bool keep(void* data, std::size_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
     if (kept_ + rounded(bytes) > kMostKept) {
@@ -67,7 +67,7 @@ class SmallBlocks {
     return true;
   }
 
-  /// Gives all of them back to the driver.
+  /// Returns all blocks to the driver.
   void release() {
     const std::lock_guard lock(mutex_);
     for (std::vector<void*>& blocks : free_) {
@@ -114,13 +114,13 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
   return cudaMallocAsync(data, small ? SmallBlocks::rounded(bytes) : bytes, stream);
 }
 
-/// Pinned memory of the host, through which ordinary memory is sent to a GPU. A copy from ordinary memory itself would
-/// make the host wait until all work before it on the stream is done.
+/// Pinned host memory through which pageable memory is copied to a GPU. A direct copy from pageable memory would make
+/// the host wait for all earlier work on the stream.
 class Staging {
  public:
   static constexpr std::size_t kLargest = std::size_t{16} << 20;
 
-  /// Of the current device, on its `stream`. `from` has been read on return.
+  /// Copies to the current device on `stream`. `from` has been read on return.
   void send(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
     Slot& slot = slots_[next_];
@@ -145,7 +145,7 @@ class Staging {
   struct Slot {
     void* data = nullptr;
     std::size_t bytes = 0;
-    cudaEvent_t sent = nullptr;  // when the last copy from it is done
+    cudaEvent_t sent = nullptr;  // recorded after the last copy from it
   };
 
   std::mutex mutex_;
@@ -153,7 +153,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-// Of the current device. Never destroyed: at program exit the driver may be gone.
+// Of the current device. Never destroyed: at program exit the driver may be unloaded.
 Staging& staging() {
   static auto* const all = new std::vector<Staging>(cuda::device_count());
   int device = 0;
@@ -161,7 +161,7 @@ Staging& staging() {
   return (*all)[device];
 }
 
-// Who gets a block back is a stream or, with the lowest bit set, a graph's arena. CUDA's own names of streams with that
+// A block's owner is a stream or, with the lowest bit set, a graph's arena. CUDA's predefined stream handles with that
 // bit are the numbers 1 and 2.
 void* owner_of(cuda::Arena* arena) { return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(arena) | 1); }
 
@@ -197,14 +197,14 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
     if (data == nullptr) {
       throw_out_of_memory(bytes);
     }
-    poison(data, bytes, nullptr);  // now: a replay is not to undo what on_each_replay() has written there
+    poison(data, bytes, nullptr);  // not captured: a replay must not overwrite what on_each_replay() wrote there
     return data;
   }
   *stream = current;
   void* data = nullptr;
   cudaError_t status = try_allocate(&data, bytes, current);
   if (status == cudaErrorMemoryAllocation) {
-    // Memory freed on other streams, or on the device but not yet run past, can be had after waiting.
+    // Memory freed on other streams, or freed in stream order by pending work, becomes available after waiting.
     (void)cudaGetLastError();
     small_blocks().release();
     cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -221,7 +221,7 @@ void* allocate(Cuda, std::size_t bytes, void** stream) {
 
 void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
   AllocationFault::on_deallocation();
-  // Nothing sensible can be done about a failure here; at program exit the driver may already be gone.
+  // Failures are ignored; at program exit the driver may already be unloaded.
   if (cuda::Arena* const arena = arena_of(stream); arena != nullptr) [[unlikely]] {
     arena->deallocate(data);
     return;
@@ -241,8 +241,8 @@ void copy(Cuda, void* to, Device to_device, const void* from, Device from_device
   }
   const cudaStream_t stream = cuda::current_stream();
   if (to_device.is_cuda() && from_device.is_cuda()) {
-    // The other GPU's memory pool is closed to this one, which this way of copying does not mind. Nor does its work
-    // know of this one's order, so that both are waited for.
+    // A peer copy works although this GPU cannot access the other's memory pool. The other GPU's work is not ordered
+    // with this stream, so wait for both.
     {
       const DeviceGuard other(to_device);
       cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

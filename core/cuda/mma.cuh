@@ -1,6 +1,6 @@
 #pragma once
 
-// The tensor cores' product of small matrices by one warp, from compute capability 8.0 on.
+// Warp-level tensor-core products of small matrices, for compute capability 8.0 and later.
 
 #include <cstdint>
 #include <type_traits>

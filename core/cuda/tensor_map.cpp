@@ -7,7 +7,7 @@ namespace mica::cuda {
 
 namespace {
 
-// Asked for at run time, so that programs do not link the driver, which machines without a GPU lack.
+// Loaded at run time, so that programs do not link the driver, which machines without a GPU lack.
 auto encode_function() {
   static const auto function = [] {
     void* found = nullptr;

@@ -91,8 +91,8 @@ __device__ void wait_products() {
 }
 
 /// Keeps the compiler from moving uses of sums before a wait for them, and the computation of a fragment after
-/// begin_products(). Also keeps registers allocated: the compiler considers a fragment's free once the product was
-/// issued, so pin again after the wait what is still being read.
+/// begin_products(). Also keeps registers allocated: the compiler considers a fragment's registers free once the
+/// product was issued, so pin them again after the wait.
 template <int kSize>
 __device__ void pin(float (&sums)[kSize]) {
 #pragma unroll
