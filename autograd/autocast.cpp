@@ -56,7 +56,7 @@ class CastCache {
 
 namespace {
 
-// A conversion that was done before. Each use is an op of its own, so that one backward does not spend another's.
+// A cached conversion. Each use is a separate op, so that one backward does not release the node of another.
 struct Cast {
   static constexpr bool composed = true;
   Tensor result;

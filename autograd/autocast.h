@@ -29,8 +29,8 @@ extern thread_local constinit AutocastState autocast_state;
 ///                                                  take 16-bit operands in float32 and return float32
 ///   add, sub, mul, div, maximum, minimum           of float32 and 16 bits: in float32
 ///
-/// Everything else computes in the dtype that it is given; float64 and integers are left alone. Gradients arrive in the
-/// dtype of what they belong to, so those of float32 parameters in float32:
+/// All other ops compute in the dtype of their operands; float64 and integers are unchanged. Gradients have the dtype
+/// of their tensors, so those of float32 parameters are float32:
 ///
 ///     Tensor loss;
 ///     {
@@ -40,14 +40,14 @@ extern thread_local constinit AutocastState autocast_state;
 ///     loss.backward();
 ///     optimizer.step();
 ///
-/// A parameter is converted at its first use and again when it was written in place since, as by an optimizer's step.
-/// The copies last until the outermost guard ends. While a CUDA graph is captured, each use converts.
+/// A parameter is converted at its first use, and again after an in-place write such as an optimizer step. The copies
+/// live until the outermost guard ends. While a CUDA graph is captured, each use converts.
 ///
-/// backward() computes in the dtypes that forward has chosen, inside of a guard or not. Checkpointed functions run
-/// again under the guard that they ran under. float16 needs a loss scale: see optim::GradScaler.
+/// backward() uses the dtypes chosen in forward, inside or outside a guard. Checkpointed functions are recomputed under
+/// their original guard. float16 needs a loss scale: see optim::GradScaler.
 class Autocast {
  public:
-  /// float16 or bfloat16; nullopt turns it off inside of another guard. Throws for other dtypes.
+  /// float16 or bfloat16; nullopt turns it off inside another guard. Throws for other dtypes.
   explicit Autocast(std::optional<DType> dtype = bfloat16);
   ~Autocast();
   Autocast(const Autocast&) = delete;
@@ -58,30 +58,30 @@ class Autocast {
   std::unique_ptr<detail::CastCache> cache_;
 };
 
-/// What the innermost guard on this thread asks for; nullopt without one.
+/// The dtype of this thread's innermost guard; nullopt without one.
 std::optional<DType> autocast_dtype();
 
-// For ops, which ask at their beginning and call themselves with other operands: no op inside of an op converts.
+// For ops, which check at their start and call themselves with converted operands: no op inside an op converts.
 
 inline bool autocast_active() { return detail::autocast_state.dtype != float32 && !thread_state.inside_op; }
 
-/// Whether an operand has to be narrowed() to 16 bits.
+/// Whether an operand must be narrowed() to 16 bits.
 template <std::same_as<Tensor>... T>
 bool autocast_narrows(const T&... operands) {
   return autocast_active() && ((operands.defined() && operands.dtype() == float32) || ...);
 }
-/// float32 in the 16-bit dtype of the guard; other dtypes and undefined tensors as they are.
+/// Converts float32 to the 16-bit dtype of the guard; returns other dtypes and undefined tensors unchanged.
 Tensor narrowed(const Tensor& x);
 
-/// Whether an operand has to be widened() to float32.
+/// Whether an operand must be widened() to float32.
 template <std::same_as<Tensor>... T>
 bool autocast_widens(const T&... operands) {
   return autocast_active() && ((operands.defined() && size_of(operands.dtype()) == 2) || ...);
 }
-/// 16-bit floats in float32; other dtypes and undefined tensors as they are.
+/// Converts 16-bit floats to float32; returns other dtypes and undefined tensors unchanged.
 Tensor widened(const Tensor& x);
 
-/// Whether one operand is wider than the other, so that both have to be widened().
+/// Whether one operand is wider than the other, so that both must be widened().
 inline bool autocast_promotes(const Tensor& a, const Tensor& b) {
   return autocast_active() && a.dtype() != b.dtype() && (size_of(a.dtype()) == 2 || size_of(b.dtype()) == 2);
 }

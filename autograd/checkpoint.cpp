@@ -44,7 +44,7 @@ void note(Used& used, const Tensors& tensors) {
   }
 }
 
-// `when`: words for the error, the time since which they must not have been modified in place.
+// `when`, for the error message, describes when the modification happened.
 void check_unchanged(const Used& used, const char* when) {
   for (const auto& [tensor, version] : used) {
     if (const auto impl = tensor.lock()) {
@@ -187,7 +187,7 @@ namespace detail {
 
 Tensors run_checkpoint(std::unique_ptr<CheckpointedCall> call) {
   if (SegmentWatch::current() != nullptr) {
-    return (*call)();  // the outer checkpoint's replay will get here again
+    return (*call)();  // the outer checkpoint's replay calls this again
   }
   const Tensors inputs = call->inputs();
   SegmentWatch segment;

@@ -38,8 +38,8 @@ class Frontier {
     slot = slot.defined() ? add_gradients(std::move(slot), gradient, in_place) : std::move(gradient);
   }
 
-  /// What has come for `edge` so far, removed from here, to be added to in place; undefined if there is nothing or
-  /// others refer to its memory. For a leaf, where `leaves` allows it, also the gradient of earlier passes.
+  /// Removes and returns the pending gradient of `edge`, to be added to in place; undefined if there is none or its
+  /// memory is shared. For a leaf, if `leaves` allows it, this may be the grad from earlier passes.
   Tensor take(const Edge& edge, bool leaves) {
     const auto at = gradients_.find(edge.node.get());
     if (at != gradients_.end() && at->second[edge.slot].defined()) {
@@ -53,7 +53,7 @@ class Frontier {
     const std::lock_guard lock(lock_of(*leaf));
     const Tensor& grad = leaf->grad;
     const OutputInfo& expected = edge.node->outputs[0];
-    // On the CPU, another thread could add its own at the same time; a GPU's stream adds one after the other.
+    // On the CPU, another thread could accumulate concurrently; work on a GPU's stream is ordered.
     if (!grad.defined() || !grad.device().is_cuda() || !grad.is_contiguous() || grad.handle()->slot ||
         grad.shape() != expected.shape || grad.dtype() != expected.dtype || grad.device() != expected.device) {
       return {};
@@ -153,15 +153,15 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
 }
 
-// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add to the `grad` of a leaf, and
-// its accumulator has nothing left to add. visit(node, gradients) receives each node with its complete output gradients
-// and returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
+// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add directly to the `grad` of a
+// leaf, instead of its accumulator. visit(node, gradients) receives each node with its complete output gradients and
+// returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
 template <class Visit, class Replayed>
 void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bool adds_to_leaves, Visit&& visit,
               Replayed&& replayed) {
   const InferenceMode ordinary(false);  // gradients outlive an inference mode around backward
   const InsideOp guard(!record);
-  const Autocast off(std::nullopt);  // forward has chosen the dtypes
+  const Autocast off(std::nullopt);  // dtypes were chosen in forward
   GradientCheck anomalies;
   Frontier frontier;
   for (const Root& root : roots) {

@@ -149,21 +149,21 @@ class FunctionBase : public Node {
   void release() override;
   Tensors saved_tensors() const override;
 
-  /// One call of a Function, without the types: what is the same for all Functions is compiled once.
+  /// One call of a Function, type-erased, so that the common code is compiled once.
   struct Call {
     void* self;
     void (*forward)(void* self, Context& ctx);
     Tensors (*outputs)(void* self);                        // of forward
     FunctionBase* (*new_node)(void* self, Context&& ctx);  // a FunctionNode, which takes over the Function
   };
-  /// Runs forward, and records the op or notifies those who watch.
+  /// Runs forward, and records the op or notifies observers.
   static void run(const Call& call, const std::string& name, const Tensor* const* inputs, std::size_t count);
 
  protected:
   virtual Tensors call_backward(Context& ctx, Tensors gradients) = 0;
   /// Whether call_backward consists of recorded ops.
   virtual bool composed() const = 0;
-  /// A backward may leave out the last outputs, but not ask for more than there are.
+  /// A backward may ignore the last outputs, but must not take more gradients than there are outputs.
   void expect_outputs(std::size_t asked, const Tensors& gradients) const;
 
  private:

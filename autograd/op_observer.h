@@ -14,7 +14,7 @@ class OpObserver {
   enum class Phase { forward, backward, other };
 
   virtual ~OpObserver() = default;
-  /// `op` is valid during the call only. `module` is where the op was called, also in backward; null outside all
+  /// `op` is valid during the call only. `module` is the module that called the op in forward; null outside all
   /// modules.
   virtual void begin(const std::string& op, Phase phase, const std::shared_ptr<ModuleName>& module) = 0;
   /// Ends the innermost open op. Must not throw.

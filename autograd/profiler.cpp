@@ -56,13 +56,13 @@ std::string json_string(const std::string& text) {
   return result + '"';
 }
 
-// At most `width` characters, which a table's column has.
+// Shortens `text` to the `width` of a table column.
 std::string shortened(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 
 std::string kernel_label(const std::string& name) {
-  // "void mica::kernels::(anonymous namespace)::softmax<float>(…)" without what all have.
+  // "void mica::kernels::(anonymous namespace)::softmax<float>(…)" without the common parts.
   std::string label = name;
   for (const char* const noise : {"void ", "mica::kernels::", "mica::", "(anonymous namespace)::", "__nv_bfloat16"}) {
     for (std::size_t at = label.find(noise); at != std::string::npos; at = label.find(noise)) {
@@ -77,12 +77,12 @@ struct Run {
   std::string op;
   OpObserver::Phase phase;
   std::shared_ptr<ModuleName> module;
-  std::size_t outermost;  // the run that it is part of; itself if none
+  std::size_t outermost;  // the outermost enclosing run, possibly itself
   int depth;
   std::int64_t start_ns;
   std::int64_t end_ns = 0;
   std::int64_t launches = 0;
-  std::int64_t allocated = 0;  // at the start, then the difference
+  std::int64_t allocated = 0;  // at the start; after the end, the difference
 };
 
 }  // namespace
@@ -126,7 +126,7 @@ struct Profiler::State final : OpObserver, cuda::LaunchObserver {
 
   void end() override {
     if (open.empty()) {
-      return;  // it began before the profiler did
+      return;  // it began before the profiler
     }
     Run& run = runs[open.back()];
     open.pop_back();
@@ -266,7 +266,7 @@ const std::string& Profiler::device_source() const { return state_->source; }
 
 namespace {
 
-/// Rows with the same costs that differ in what was asked for to be told apart.
+/// The summed costs of all ops with the same label.
 struct Sums {
   std::string label;
   ProfiledOp sum;
@@ -309,7 +309,7 @@ std::string Profiler::table(int rows) const {
   const auto steps = static_cast<double>(std::max<std::int64_t>(1, s.steps));
   const bool by_device = s.busy_ms > 0;
   const double wall = wall_ms();
-  const double whole = by_device ? s.busy_ms : wall;  // what the shares are of
+  const double whole = by_device ? s.busy_ms : wall;  // the total for the shares
   std::string text = fmt::format("{} step{}, {:.3f} ms each", s.steps, s.steps == 1 ? "" : "s", wall / steps);
   if (by_device) {
     text += fmt::format("; the GPU was busy for {:.3f} ms of it ({:.1f} %), by {}", s.busy_ms / steps,
@@ -356,7 +356,7 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
   const State& s = *state_;
   std::ofstream file(path, std::ios::trunc);
   check(file.is_open(), "profiler: cannot write to {}", path.string());
-  // Times in microseconds since the start. Thread 1 is the host, and each stream of the device one more.
+  // Times in microseconds since the start. Thread 1 is the host; each stream of the device is another thread.
   const auto micros = [&](std::int64_t ns) { return static_cast<double>(ns - s.start_ns) / 1e3; };
   file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
        << R"({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "host"}},)" << '\n'

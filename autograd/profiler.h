@@ -13,27 +13,27 @@ struct ProfilerOptions {
   bool nvtx = false;   ///< also mark each op for NVIDIA's tools, as "h.0.mlp.c_fc MatMul"
 };
 
-/// What one op cost in one place, forward or backward, over all profiled steps. An op that calls others owns what these
-/// do.
+/// The cost of one op in one module, forward or backward, over all profiled steps. It includes the ops that it
+/// calls.
 struct ProfiledOp {
-  std::string op;      // "MatMul"; what a ProfileRange is called; empty for work outside of all ops
+  std::string op;      // "MatMul"; the name of a ProfileRange; empty for work outside all ops
   std::string phase;   // "forward", "backward" or ""
-  std::string module;  // the path of the module it was called in: "h.0.mlp"; empty outside of all
+  std::string module;  // the path of the calling module: "h.0.mlp"; empty outside all modules
   std::int64_t calls = 0;
-  std::int64_t launches = 0;    // of kernels by mica's own code; libraries' kernels count as one for each call
+  std::int64_t launches = 0;    // of mica's kernels; a library call counts as one
   double host_ms = 0;           // of this thread
   double device_ms = 0;         // of kernels, copies and fills
-  std::int64_t bytes_kept = 0;  // of tensors on the GPU (the CPU where there is none) that were made minus those freed
+  std::int64_t bytes_kept = 0;  // allocated minus freed memory of tensors on the GPU (without one, on the CPU)
 };
 
-/// What one kernel cost over all profiled steps. Known if CUPTI is there.
+/// The cost of one kernel over all profiled steps. Requires CUPTI.
 struct ProfiledKernel {
   std::string name;
   std::int64_t calls = 0;
   double device_ms = 0;
 };
 
-/// Measures, from construction to stop(), what the ops that this thread runs cost on the host and on the GPU:
+/// Measures the host and GPU time of this thread's ops, from construction to stop():
 ///
 ///     Profiler profiler;
 ///     for (int i = 0; i < 10; ++i) { train_step(); profiler.step(); }
@@ -41,9 +41,9 @@ struct ProfiledKernel {
 ///     fmt::print("{}", profiler.table());
 ///     profiler.write_trace("trace.json");  // for ui.perfetto.dev or chrome://tracing
 ///
-/// Device times come from CUPTI, which comes with the CUDA toolkit; where it is missing, from events around the
-/// outermost ops, which then know of no single kernel. Work replayed by a cuda::Graph belongs to no op. One profiler at
-/// a time; profiled ops take longer on the host, by about a microsecond each.
+/// Device times come from CUPTI, which comes with the CUDA toolkit; without it, from events around the outermost ops,
+/// without individual kernels. Work replayed by a cuda::Graph is not attributed to ops. Only one profiler may exist at
+/// a time; it adds about a microsecond of host time per op.
 class Profiler {
  public:
   explicit Profiler(ProfilerOptions options = {});
@@ -52,24 +52,24 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  /// Ends a step: tables then show the mean of the steps. Does not wait.
+  /// Ends a step: tables show the mean per step. Does not wait.
   void step();
-  /// Waits for the device and ends the measurement. What follows is for after it.
+  /// Waits for the device and ends the measurement. Call the following functions only after it.
   void stop();
 
-  /// In order of device time, or of host time where no GPU was at work.
+  /// Sorted by device time, or by host time if no GPU was used.
   const std::vector<ProfiledOp>& ops() const;
   const std::vector<ProfiledKernel>& kernels() const;
   std::int64_t steps() const;
-  /// From the start to stop(), without waiting for work from before the start.
+  /// From the start to stop(), excluding the wait for earlier work.
   double wall_ms() const;
-  /// During which the GPU did something.
+  /// The time during which the GPU was busy.
   double device_busy_ms() const;
   /// "CUPTI", "CUDA events" or "" if no GPU was measured.
   const std::string& device_source() const;
 
-  /// The ops, the modules (indices as *, so that all blocks are one) and the kernels that cost most, at most `rows` of
-  /// each, a step's mean, as text.
+  /// A text table of the most expensive ops, modules (indices as *, so that all blocks are one row) and kernels, at
+  /// most `rows` of each; means per step.
   std::string table(int rows = 30) const;
   /// Every op, kernel, copy and fill with its times, in the format of Chrome's trace viewer. Throws if the file cannot
   /// be written.
@@ -80,8 +80,8 @@ class Profiler {
   std::unique_ptr<State> state_;
 };
 
-/// Names what runs until the end of scope for the profiler, if it is no op: `ProfileRange range("optimizer");`. Costs a
-/// branch when nobody profiles. `name` must outlive it.
+/// A named range for the profiler, until the end of scope, for work outside ops: `ProfileRange range("optimizer");`.
+/// Costs one branch if no profiler is active. `name` must outlive it.
 class ProfileRange {
  public:
   explicit ProfileRange(const char* name);
