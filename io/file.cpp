@@ -15,7 +15,7 @@ namespace mica::io {
 
 namespace {
 
-// Below the limit of one call to read or write.
+// Below the size limit of a read or write call.
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
 
 std::string error_text(int number) { return std::generic_category().message(number); }
@@ -23,7 +23,7 @@ std::string error_text(int number) { return std::generic_category().message(numb
 }  // namespace
 
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
-  // Without O_NONBLOCK, opening a FIFO waits for somebody to write into it.
+  // Without O_NONBLOCK, opening a FIFO waits for a writer.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   check(descriptor_ >= 0, "load: cannot open {}: {}", path.string(), error_text(errno));
   struct stat status {};
@@ -53,7 +53,7 @@ void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) cons
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   const InputFile file(path);
-  if (file.size() > 0) {  // nothing cannot be mapped
+  if (file.size() > 0) {  // an empty file cannot be mapped
     void* const data = ::mmap(nullptr, file.size(), PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
     check(data != MAP_FAILED, "load: cannot map {}: {}", path.string(), error_text(errno));
     bytes_ = {static_cast<const std::byte*>(data), file.size()};
@@ -67,7 +67,7 @@ MappedFile::~MappedFile() {
 }
 
 AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
-  // A file takes the place of one, but not of a FIFO or a device, which its users would lose.
+  // Replaces regular files only: replacing a FIFO or a device would break its users.
   std::error_code error;
   const std::filesystem::file_status existing = std::filesystem::status(path, error);
   check(!std::filesystem::is_directory(existing), "save: {} is a directory", path.string());

@@ -64,7 +64,7 @@ struct Header {
   std::uint64_t data_start = 0;
 };
 
-/// The value of a name in the description of a tensor, or in the metadata.
+/// A value in the description of a tensor, or in the metadata.
 struct Field {
   std::optional<std::string> text;                    // of a string
   std::optional<std::vector<std::uint64_t>> numbers;  // of a list
@@ -77,8 +77,8 @@ struct Member {
   std::optional<std::map<std::string, Field>> fields{};
 };
 
-/// Collects the header from the parser's events. Not as an nlohmann::json: that allocates in its destructor, which ends
-/// the program if memory runs out. `refuse` is called with what is wrong, and throws.
+/// Builds the header from the parser's events, not as an nlohmann::json, whose destructor allocates and ends the
+/// program if memory runs out. Errors are passed to `refuse`, which throws.
 template <class Refuse>
 class HeaderEvents final : public nlohmann::json_sax<Json> {
  public:
@@ -142,7 +142,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t, const std::string&, const Json::exception&) override { return false; }
 
  private:
-  // The field that a value at this depth belongs to, if it does to one.
+  // The field that a value at this depth belongs to, or null.
   Field* current(int depth) {
     return depth_ == depth && members_.back().fields.has_value() ? &field_->second : nullptr;
   }

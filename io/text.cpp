@@ -39,7 +39,7 @@ bool next_character(std::string_view text, std::size_t& at, char32_t& character)
   return true;
 }
 
-// The memory is asked for before anything is read, so that a batch too large is an OutOfMemory.
+// Memory is allocated before anything is read, so that a batch that is too large throws OutOfMemory.
 struct Windows {
   Tensor inputs, targets;
 

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kHeaderNumbers = 256;
 constexpr std::size_t kHeaderBytes = kHeaderNumbers * sizeof(std::int32_t);
 
-// Of llm.c's files. As uint16, each magic number begins with a token that GPT-2 does not have.
+// llm.c's formats. Read as uint16, each magic number starts with a token that GPT-2 does not have.
 struct Format {
   std::int32_t magic;
   std::int32_t version;

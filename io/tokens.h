@@ -1,6 +1,6 @@
 #pragma once
 
-// Sequences of tokens for language models, in memory or in files that may be larger than it.
+// Sequences of tokens for language models, in memory or in files that may exceed it.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace mica::io {
 
-/// A view of tokens that somebody else keeps: a list in memory, or a TokenFile.
+/// A non-owning view of tokens: a list in memory, or a TokenFile.
 class TokenView {
  public:
   TokenView(std::span<const std::int32_t> tokens);
@@ -25,7 +25,7 @@ class TokenView {
   /// Tokens begin … end − 1. Throws Error unless 0 ≤ begin ≤ end ≤ size().
   TokenView part(std::int64_t begin, std::int64_t end) const;
 
-  /// The same tokens; read() throws Error for those that are not below `vocab`, which a GPU could not report.
+  /// The same tokens, checked: read() throws Error for tokens not below `vocab`, since a GPU could not report them.
   TokenView below(std::int64_t vocab) const;
 
   /// Copies tokens begin, begin + 1, … until `to` is full. Throws Error if there are too few.
@@ -36,25 +36,25 @@ class TokenView {
   std::int64_t size_;
   int bytes_per_token_;
   std::int64_t vocab_ = 0;   // 0: not checked
-  std::int64_t offset_ = 0;  // of the first token in what this is a part of
+  std::int64_t offset_ = 0;  // of the first token in the original view
 };
 
-/// A file of tokens, mapped into memory, so that only what is read takes any. Two formats, told apart by their first 4
-/// bytes, both little-endian:
+/// A file of tokens, mapped into memory: pages are loaded when they are read. Two little-endian formats, distinguished
+/// by their first 4 bytes:
 ///
-/// - uint16 and nothing else, as nanoGPT writes them;
+/// - plain uint16, as written by nanoGPT;
 /// - a header of 256 int32, as llm.c writes it (dev/data/data_common.py): magic number, version, number of tokens; then
 ///   uint16 (magic 20240520, version 1) or uint32 (magic 20240801, version 7).
 ///
-/// Throws Error naming the file if it is empty or what the header says does not fit it. The file must not become
-/// shorter while it is mapped: a read beyond its end would end the program.
+/// Throws Error naming the file if it is empty or inconsistent with its header. The file must not be truncated while it
+/// is mapped: a read beyond its end would terminate the program.
 class TokenFile {
  public:
   explicit TokenFile(const std::filesystem::path& path);
 
   /// Valid as long as this object.
   const TokenView& tokens() const { return tokens_; }
-  /// Of one token in the file: 2 or 4.
+  /// Size of a token in the file: 2 or 4.
   int bytes_per_token() const { return bytes_per_token_; }
 
  private:

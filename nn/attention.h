@@ -13,17 +13,17 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// Self-attention with several heads, x (B, T, width) to (B, T, width):
+/// Multi-head self-attention, x (B, T, width) to (B, T, width):
 ///
 ///     y = dropout(c_proj(self_attention(c_attn(x), heads)))
 ///
-/// Its parameters are named as GPT-2's: c_attn.weight (3 · width, width) makes queries, keys and values at once.
+/// Its parameters are named as GPT-2's: c_attn.weight (3 · width, width) computes queries, keys and values together.
 class MultiheadAttention : public Module {
  public:
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The result before its dropout, for callers that drop and add in one pass.
+  /// The result before dropout, for callers that fuse dropout and addition.
   Tensor undropped(const Tensor& x) const;
 
   MultiheadAttentionOptions options;

@@ -26,9 +26,9 @@ class Sampler {
   std::uint64_t draws_ = 0;
 };
 
-/// Goes on from tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device. Where the
-/// sequence outgrows the context, the last tokens count. Dropout is off meanwhile, and nothing is recorded.
-/// Throws unless 0 ≤ count ≤ 2²⁴.
+/// Extends tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device. If the sequence exceeds
+/// the context, only its last tokens are used. Dropout is off during the call, and nothing is recorded. Throws unless 0
+/// ≤ count ≤ 2²⁴.
 Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
 
 }  // namespace mica::nn

@@ -23,14 +23,14 @@ struct GPTConfig {
 };
 
 /// GPT-2's four sizes, by their number of parameters: "124m", "350m", "774m" and "1558m". The vocabulary is padded to
-/// 50304, a multiple of 128, which products are faster with; no text has the last 47 tokens.
+/// 50304, a multiple of 128, which makes products faster; the last 47 tokens never occur in text.
 GPTConfig gpt2_config(std::string_view size);
 
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
 /// and a head that shares its weight with the token embedding.
 ///
-/// Starts as GPT-2 does: weights normal with standard deviation 0.02, those that end a residual branch (c_proj) with
-/// 0.02 / √(2 · layers), biases 0, norms 1 and 0. Parameters are named as GPT-2's: wte.weight, wpe.weight,
+/// Starts as GPT-2 does: weights normal with standard deviation 0.02, the last weights of residual branches (c_proj)
+/// with 0.02 / √(2 · layers), biases 0, norms 1 and 0. Parameters are named as GPT-2's: wte.weight, wpe.weight,
 /// h.0.ln_1.weight, h.0.attn.c_attn.weight, …, ln_f.weight; state_dict() also has lm_head.weight, which is wte.weight.
 class GPT : public Module {
  public:
@@ -38,11 +38,11 @@ class GPT : public Module {
 
   /// Tokens (B, T), int64 or int32, T at most the context, to logits (B, T, vocab).
   Tensor operator()(const Tensor& tokens) const;
-  /// The mean cross entropy of predicting `targets` (B, T), the tokens that come next, as labels of
-  /// mica::cross_entropy. While training, the logits become their own gradient (in_place), except in float16, where
-  /// that would underflow.
+  /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
+  /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
+  /// underflow.
   Tensor loss(const Tensor& tokens, const Tensor& targets) const;
-  /// The logits of what follows the last token only, (B, vocab).
+  /// The logits of the token after the last one only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 
   GPTConfig config;

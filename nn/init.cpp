@@ -8,7 +8,7 @@ namespace mica::nn::init {
 
 namespace {
 
-// x = scale · random + shift, where random is on the CPU and nobody else's.
+// x = scale · random + shift, where random is on the CPU and may be overwritten.
 Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, double scale, double shift) {
   on_dtype(Types<float, double>{}, random.dtype(), "init", [&]<class T>() {
     T* const data = random.data<T>();

@@ -11,7 +11,7 @@ namespace mica::nn::init {
 Tensor uniform_(const Tensor& x, double low, double high);
 /// Normal.
 Tensor normal_(const Tensor& x, double mean = 0, double std = 1);
-/// One value everywhere.
+/// Sets every element to `value`.
 Tensor constant_(const Tensor& x, double value);
 
 }  // namespace mica::nn::init

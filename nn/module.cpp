@@ -14,7 +14,7 @@ namespace mica::nn {
 
 namespace detail {
 struct ModuleState {
-  const Module* module = nullptr;  // where it is now; null when it is gone and its parent still has the state
+  const Module* module = nullptr;  // its current address; null if it was destroyed while its parent still has the state
   bool training = true;
   std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
   NamedTensors parameters;
@@ -156,7 +156,7 @@ Tensor Module::param(const std::string& name, const Tensor& value) {
   check_name(state(), name);
   value.requires_grad_();
   autograd::Notes& notes = autograd::notes_of(value);
-  if (notes.name.empty()) {  // a tied one keeps its first name
+  if (notes.name.empty()) {  // a tied tensor keeps its first name
     notes.name = name;
     notes.module = state().name;
   }
@@ -182,7 +182,7 @@ void Module::add_child(const std::string& name, const Module& module, const std:
 }
 
 const std::shared_ptr<autograd::ModuleName>& Module::name(const std::type_info& type) const {
-  state().name->type.store(&type, std::memory_order_relaxed);  // the only way to know it of an outermost module
+  state().name->type.store(&type, std::memory_order_relaxed);  // the only source for an outermost module
   return state().name;
 }
 
@@ -268,7 +268,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict) {
   report("shared tensors with different values", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
 
-  // A value may show elements of a parameter or buffer that is written before it is read.
+  // A value may be a view of a parameter or buffer that is written before the value is read.
   for (auto& [key, value] : given) {
     Tensor& source = value.second;
     const bool is_written = std::any_of(own.begin(), own.end(), [&, target = key](const auto& entry) {

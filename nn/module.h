@@ -17,7 +17,7 @@ namespace mica::nn {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 namespace detail {
-struct ModuleState;  // what a module has registered; shared by the module, wherever it is moved, and its parent
+struct ModuleState;  // a module's registry, shared by the module, also after a move, and its parent
 }
 
 /// The base of everything that holds parameters. A module is a struct whose members register themselves as they are
@@ -54,14 +54,14 @@ class Module {
   bool is_training() const;
 
   /// Moves all parameters and buffers, with their gradients, to a device. All handles to them (in members, optimizers,
-  /// tied modules) refer to the moved data. If the device has too little memory, nothing is changed.
+  /// tied modules) refer to the moved data. If the device runs out of memory, nothing changes.
   void to(Device device);
   /// Converts all floating parameters and buffers, with their gradients.
   void to(DType dtype);
   void to(Device device, DType dtype);
 
-  /// Own parameters first, then those of the children in the order of registration. A tensor registered under
-  /// several names appears once, under the first.
+  /// The module's own parameters first, then those of the children in the order of registration. A tensor registered
+  /// under several names appears once, under the first.
   Tensors parameters() const;
   NamedTensors named_parameters() const;
   NamedTensors named_buffers() const;
@@ -71,9 +71,9 @@ class Module {
   StateDict state_dict() const;
 
   /// Copies the tensors of `state` into parameters and buffers, converting dtype and device. Throws one Error that
-  /// lists what is missing, unexpected and of another shape, and then writes nothing; with `strict` false only shapes
-  /// must fit. Of the names of one tensor, one is enough; if several are given, their values must be equal. Values may
-  /// be views of the module's own tensors: all are read as they were before the call.
+  /// lists missing and unexpected names and different shapes, without writing anything; with `strict` false only shapes
+  /// must match. A tied tensor needs only one of its names; if several are given, their values must be equal. Values
+  /// may be views of the module's own tensors: all are read before any is written.
   void load_state_dict(const StateDict& state, bool strict = true);
 
   /// Removes the gradients of all parameters.
@@ -109,7 +109,7 @@ template <std::derived_from<Module> M>
 class ModuleReference {
  public:
   explicit ModuleReference(const M& module) : state_(static_cast<const Module&>(module).state_) {}
-  /// Throws if the module is gone.
+  /// Throws if the module was destroyed.
   const M& get() const { return static_cast<const M&>(Module::find(state_)); }
 
  private:

@@ -14,9 +14,9 @@ struct QuantizedLinearOptions {
 /// y = x · W + bias, for x (…, in) and a quantized weight W (in, out): see mica::quantized_matmul. The bias is added
 /// after y's rounding.
 ///
-/// The weight is constant: its tensors are buffers, named "packed", "scale" and "zero" in a state_dict as far as its
-/// mode has them. The bias is a parameter. Bits, group size and mode are not part of a state_dict: construct the module
-/// with the same options before loading one.
+/// The weight is constant: its tensors are buffers, named "packed", "scale" and "zero" in a state_dict, if its mode has
+/// them. The bias is a parameter. Bits, group size and mode are not part of a state_dict: construct the module with the
+/// same options before loading one.
 class QuantizedLinear : public Module {
  public:
   /// All weights are 0, to be replaced by load_state_dict().

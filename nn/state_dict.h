@@ -7,7 +7,7 @@
 
 namespace mica {
 
-/// Tensors by name, in the order of their names: what a module or an optimizer is stored as.
+/// Tensors by name, sorted: the stored form of a module or an optimizer.
 using StateDict = std::map<std::string, Tensor>;
 
 }  // namespace mica

@@ -9,7 +9,7 @@
 
 namespace mica::nn {
 
-/// The two layers between attentions: c_proj(gelu(c_fc(x))), four times as wide inside.
+/// The feed-forward part of a block: c_proj(gelu(c_fc(x))), with an inner width of 4 · width.
 class Mlp : public Module {
  public:
   struct Options {
@@ -21,7 +21,7 @@ class Mlp : public Module {
   Mlp(std::int64_t width, Options options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The result before its dropout, for callers that drop and add in one pass.
+  /// The result before dropout, for callers that fuse dropout and addition.
   Tensor undropped(const Tensor& x) const;
 
   Options options;
@@ -54,7 +54,7 @@ class TransformerBlock : public Module {
 
   Tensor operator()(const Tensor& x) const;
   /// The same for x = residual + dropout(branch), where an undefined branch is 0 and the dropout is that of mlp. The
-  /// result is such a pair again: what follows drops and adds.
+  /// result is again such a pair: the next module applies dropout and adds.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch) const;
 
   LayerNorm ln_1;

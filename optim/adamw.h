@@ -29,8 +29,8 @@ class AdamW : public Optimizer {
   explicit AdamW(const Tensors& parameters, AdamWOptions options = {});
   explicit AdamW(const std::vector<Group>& groups);
 
-  /// Two groups, as transformers are trained: matrices (and whatever has two axes or more) decay, biases and the
-  /// weights of norms do not.
+  /// Two groups, as is common for transformers: weight decay applies to parameters with two or more axes, but not to
+  /// biases and the weights of norms.
   static std::vector<Group> decay_matrices(const Tensors& parameters, AdamWOptions options);
 
  private:

@@ -14,12 +14,12 @@ namespace mica::optim {
 
 namespace {
 
-// The gradients to norm and to scale on one device.
+// The gradients of one device to measure and to scale.
 struct Clipped {
   DeviceGradients counted;
   kernels::MultiTensorList scaled{};
-  Tensors keep{};                                   // row-major copies, until the work is queued
-  std::vector<std::pair<Tensor, Tensor>> copies{};  // … and where to they go back
+  Tensors keep{};                                   // row-major copies, kept until the work is queued
+  std::vector<std::pair<Tensor, Tensor>> copies{};  // … and their destinations
 };
 
 }  // namespace
@@ -28,7 +28,7 @@ Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if
   check(max_norm >= 0, "clip_grad_norm_: expected max_norm >= 0, got {}", max_norm);
   std::deque<Clipped> works;
   std::unordered_set<const void*> seen;
-  std::set<std::pair<const Storage*, std::int64_t>> scaled;  // by where the gradient begins
+  std::set<std::pair<const Storage*, std::int64_t>> scaled;  // by the gradient's start
   Tensors grads;
   for (const Tensor& parameter : parameters) {
     check(parameter.defined(), "clip_grad_norm_: expected defined parameters, got an undefined one");

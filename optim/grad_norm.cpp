@@ -28,7 +28,7 @@ void start_norm(const std::vector<DeviceGradients*>& works, double max_norm, con
   for (Tensor& of_device : sums) {
     of_device = sum(of_device);
   }
-  for (DeviceGradients* const work : works) {  // each needs the sums of all
+  for (DeviceGradients* const work : works) {  // each device needs the sums of all devices
     Tensors here;
     for (const Tensor& of_device : sums) {
       here.push_back(of_device.to(work->device));

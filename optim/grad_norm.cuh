@@ -8,7 +8,7 @@ namespace mica::kernels {
 
 inline constexpr int kNormThreads = 512;
 
-/// GradNorm, as a kernel takes it.
+/// GradNorm as kernel arguments.
 struct GradNormPointers {
   const double* sums = nullptr;  // null: nothing to finish
   std::int64_t count = 0;
@@ -26,7 +26,7 @@ struct GradNormPointers {
         control(reinterpret_cast<StepControl*>(args.control.data_or_null<double>())) {}
 };
 
-/// Finishes the norm if there is one, by the kNormThreads threads of the only block, which all see its outputs after.
+/// Finishes the norm, if any, with the kNormThreads threads of the only block, all of which then see its outputs.
 __device__ inline void finish_grad_norm_in_block(const GradNormPointers& args) {
   if (args.norm == nullptr) {
     return;

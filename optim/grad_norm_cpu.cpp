@@ -8,7 +8,7 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr int kLanes = 16;  // sums beside each other, so that the loop vectorizes
+constexpr int kLanes = 16;  // independent sums, so that the loop vectorizes
 
 template <class T>
 double chunk_sum(const T* x, std::int64_t n) {

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = mica::detail::kMultiTensorThreads;
 
-// sums[c] = Σ g² over chunk c, one block a chunk. A thread takes packs of 16 bytes in strides of the block; where the
-// gradient is not aligned, the same elements one by one.
+// sums[c] = Σ g² over chunk c, one block per chunk. A thread reads packs of 16 bytes at the stride of the block; if the
+// gradient is not aligned, it reads the same elements one by one.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sum_of_squares_kernel(const MultiTensorEntry* first, std::int64_t entries, std::int64_t first_chunk, double* sums) {

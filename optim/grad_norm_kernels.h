@@ -15,7 +15,7 @@ void sums_of_squares(Cuda, const MultiTensorList& list, const Tensor& sums);
 void grad_norm(Cpu, const GradNorm& args);
 void grad_norm(Cuda, const GradNorm& args);
 
-/// g ← control.factor · g, for all gradients of the list; nothing where the factor is 1.
+/// g ← control.factor · g, for all gradients of the list; no effect if the factor is 1.
 void scale_gradients(Cpu, const MultiTensorList& list, const Tensor& control);
 void scale_gradients(Cuda, const MultiTensorList& list, const Tensor& control);
 
@@ -35,7 +35,7 @@ MICA_HOST_DEVICE inline void finish_grad_norm(double sum, double max_norm, doubl
   }
 }
 
-/// The gradient scaled, as a rule: the list's parameters are the gradients themselves.
+/// Gradient scaling as a rule: the list's parameters are the gradients themselves.
 template <class A>
 struct ScaledGradient {
   static constexpr bool kOnlyScales = true;  // a factor of 1 changes nothing

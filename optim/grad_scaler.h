@@ -12,33 +12,33 @@ struct GradScalerOptions {
   std::int64_t growth_interval = 2000;  ///< steps without overflow until the scale grows
 };
 
-/// Keeps gradients of float16 away from underflow: backward starts from the loss times a scale, and the optimizer
-/// divides by it. When a gradient has overflowed, the step is skipped and the scale shrinks; after growth_interval good
-/// steps it grows. The scale, the count and the decision lie on the device, and nothing here waits for it.
+/// Loss scaling against underflow of float16 gradients: backward starts from the loss times a scale, and the optimizer
+/// divides by it. If a gradient overflows, the step is skipped and the scale is reduced; after growth_interval good
+/// steps it grows. The scale, the count and the decision are on the device, and no function waits unless stated.
 ///
 ///     optim::GradScaler scaler;
 ///     scaler.scale(loss).backward();
 ///     optimizer.step({.max_grad_norm = 1.0, .scaler = &scaler});
 ///     scaler.update();
 ///
-/// bfloat16 has the exponents of float32 and needs none of this. Micikevicius et al., Mixed Precision Training, 2018.
+/// bfloat16 has float32's exponents and needs no scaling. Micikevicius et al., Mixed Precision Training, 2018.
 class GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
 
-  /// The loss times the scale, in float32 (float64 for float64). Differentiable. The first loss decides on which device
-  /// the scale lies.
+  /// The loss times the scale, in float32 (float64 for float64). Differentiable. The first loss sets the scale's
+  /// device.
   Tensor scale(const Tensor& loss);
 
-  /// To be called once after the step, or after the steps of all optimizers: takes over whether one was skipped.
+  /// Adjusts the scale. Call it once after the step, or after the steps of all optimizers.
   void update();
 
   /// The current scale, on the host: waits for the device.
   double scale() const;
 
-  /// "scale", float64, and "growth_tracker", int64: the good steps since the scale changed. Waits for the device.
+  /// "scale", float64, and "growth_tracker", int64: the successful steps since the scale changed. Waits for the device.
   StateDict state_dict() const;
-  /// Throws one Error that says what does not fit, and then changes nothing.
+  /// Throws one Error that describes any mismatch, without changing anything.
   void load_state_dict(const StateDict& state);
 
   /// (3) float64: scale, growth_tracker, and 1 if a step was skipped since the last update(). For kernels.

@@ -6,7 +6,7 @@
 
 namespace mica::kernels {
 
-/// What GradScaler::update() does to its state: see optim/grad_scaler.h.
+/// GradScaler::update(): see optim/grad_scaler.h.
 struct GradScalerUpdate {
   Tensor state;
   double growth_factor, backoff_factor;
@@ -16,7 +16,7 @@ struct GradScalerUpdate {
 void grad_scaler_update(Cpu, const GradScalerUpdate& args);
 void grad_scaler_update(Cuda, const GradScalerUpdate& args);
 
-/// The update itself, for both devices. The scale stays a float32 that is finite.
+/// The update itself, for both devices. The scale remains a finite float32.
 MICA_HOST_DEVICE inline void update_grad_scale(double* state, double growth_factor, double backoff_factor,
                                                double growth_interval) {
   constexpr double kLargest = 0x1p127;

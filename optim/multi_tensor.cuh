@@ -18,19 +18,19 @@ namespace detail {
 
 inline constexpr int kMultiTensorThreads = 256;
 
-/// The entry that `chunk` of its part belongs to, for all threads of a block, where `first_of(entry)` is an entry's
-/// first chunk. Passes a block barrier.
+/// The entry that contains `chunk` of its part, for all threads of a block; `first_of(entry)` is an entry's first
+/// chunk. Contains a block barrier.
 template <class FirstOf>
 __device__ const kernels::MultiTensorEntry& entry_of(const kernels::MultiTensorEntry* first, std::int64_t entries,
                                                      std::int64_t chunk, const FirstOf& first_of) {
-  int not_after = 0;  // entries that begin at this chunk or before; the last of them has it
+  int not_after = 0;  // entries that begin at this chunk or before; the last of them contains it
   for (std::int64_t i = threadIdx.x; i - threadIdx.x < entries; i += kMultiTensorThreads) {
     not_after += __syncthreads_count(i < entries && first_of(first[i]) <= chunk);
   }
   return first[not_after - 1];
 }
 
-// Elements that a thread updates: 16 bytes of the accumulation type, so that a block of threads is one of the list's.
+// Elements per thread: 16 bytes of the accumulation type, so that a thread block updates one block of the list.
 template <class T>
 inline constexpr int kUpdateVector = 16 / static_cast<int>(sizeof(Accumulate<T>));
 
@@ -44,8 +44,8 @@ __device__ bool has_alignment(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0;
 }
 
-// One pack a thread. At any time the blocks that run work on neighboring memory, which DRAM likes: loops over longer
-// chunks, blocks that stay, and hints to the caches all took more time (an H200 moves 4.15 TB/s this way).
+// One pack per thread. Concurrent blocks then access neighboring memory, which suits DRAM: loops over longer chunks,
+// persistent blocks and cache hints were all slower (an H200 moves 4.15 TB/s this way).
 template <class T, class Rule, bool kMaster, int kStates, class RuleOf>
 __global__ void __launch_bounds__(kMultiTensorThreads)
     update_kernel(const kernels::MultiTensorEntry* first, std::int64_t entries, RuleOf rule_of,
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
   }
 }
 
-// Finishes the norm if there are sums; counts the step of each entry and makes its rule. By one block.
+// Finishes the norm if there are sums; counts the step of each entry and computes its rule. Runs in one block.
 template <template <class> class Rule>
 __global__ void __launch_bounds__(kernels::kNormThreads)
     make_rules_kernel(const kernels::MultiTensorEntry* table, std::int64_t entries, const double* scalars,
@@ -197,8 +197,8 @@ void update_part(Cuda, const char* name, const kernels::MultiTensorList& list, c
            reinterpret_cast<const kernels::StepControl*>(control.data_or_null<double>()));
 }
 
-/// One step of an optimizer: finishes the norm, counts the step, makes the rules and applies them. The host reads
-/// nothing of it.
+/// One step of an optimizer: finishes the norm, counts the step, computes the rules and applies them, without reading
+/// anything back to the host.
 template <template <class> class Rule>
 void optimizer_step(Cuda device, const char* name, const kernels::OptimizerStep& step) {
   constexpr std::int64_t kRuleDoubles = sizeof(Rule<double>) / sizeof(double);

@@ -9,11 +9,11 @@
 
 namespace mica::kernels {
 
-/// A parameter, its gradient and what an optimizer keeps for it. All are row-major and have `numel` elements.
+/// A parameter, its gradient and its optimizer states. All are row-major and have `numel` elements.
 struct MultiTensorEntry {
   static constexpr int kMostStates = 3;
 
-  void* param = nullptr;  // null where only gradients are read
+  void* param = nullptr;  // null if only gradients are read
   void* grad = nullptr;
   void* states[kMostStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
   std::int64_t numel = 0;
@@ -23,7 +23,7 @@ struct MultiTensorEntry {
   std::int32_t group = 0;
 };
 
-/// Entries of one dtype and with the same states: what one launch can work on.
+/// Entries of one dtype and with the same states: the unit of one launch.
 struct MultiTensorPart {
   DType dtype = float32;  // of parameters and gradients
   int states = 0;         // without the master weights
@@ -40,8 +40,8 @@ struct MultiTensorPart {
   }
 };
 
-/// Tensors of one device, cut into chunks, over which sums go, and into smaller blocks, which are updated at once. The
-/// order of the entries, and with it that of sums over chunks, follows from the order of add() and the kinds alone.
+/// Tensors of one device, divided into chunks, for sums, and into smaller blocks, for updates. The order of the
+/// entries, and so that of sums over chunks, depends only on the order of add() and the kinds.
 class MultiTensorList {
  public:
   static constexpr std::int64_t kChunk = 16384;  // elements
@@ -50,7 +50,7 @@ class MultiTensorList {
 
   /// `kind` has the first three members set. Ignores the entry's first_chunk and first_block.
   void add(const MultiTensorPart& kind, const MultiTensorEntry& entry);
-  /// Cuts into chunks and makes the entries readable on `device`. To be called once, after the last add().
+  /// Divides the entries into chunks and copies them to `device`. Call it once, after the last add().
   void finish(Device device);
 
   bool empty() const { return entries_.empty(); }
@@ -68,10 +68,10 @@ class MultiTensorList {
   Tensor device_table_;  // undefined on the CPU
 };
 
-/// What the norm of all gradients decides about a step, on the device: two float64.
+/// The effect of the gradient norm on a step, on the device: two float64.
 struct StepControl {
-  double factor;  // by which each gradient counts
-  double skip;    // not 0: nothing is to change
+  double factor;  // multiplies each gradient
+  double skip;    // not 0: the step changes nothing
 };
 
 }  // namespace mica::kernels

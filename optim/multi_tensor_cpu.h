@@ -64,11 +64,11 @@ void update_part(Cpu, const kernels::MultiTensorList& list, const kernels::Multi
       (std::make_integer_sequence<int, kStates>());
     }
   };
-  // By reference: a copy would be an allocation that can fail when other parts are updated and steps are counted.
+  // By reference: a copy would allocate, which could fail after other parts were updated and steps were counted.
   parallel_for(part.blocks, detail::kUpdateGrain / block, std::cref(update));
 }
 
-/// One step of an optimizer: finishes the norm, counts the step, makes the rules and applies them.
+/// One step of an optimizer: finishes the norm, counts the step, computes the rules and applies them.
 template <template <class> class Rule>
 void optimizer_step(Cpu device, const char* name, const kernels::OptimizerStep& step) {
   std::vector<Rule<double>> rules(step.steps.numel());

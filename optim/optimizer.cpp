@@ -29,7 +29,7 @@ Tensor copied(const Tensor& x, DType dtype, Device device) {
 
 // The number of steps in a state dict, exactly, whatever its dtype.
 std::int64_t step_count(const char* optimizer, const std::string& name, const Tensor& step) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 53;  // the bias corrections raise to this power, as a double
+  constexpr std::int64_t kMost = std::int64_t{1} << 53;  // the bias corrections use it as an exponent, in double
   std::int64_t count = -1;
   if (step.dtype() == int64) {
     count = to_vector<std::int64_t>(step)[0];
@@ -50,26 +50,26 @@ struct Optimizer::Slot {
   Tensor parameter;
   std::size_t group = 0;
   Tensors states;
-  Tensor master;  // float32; undefined where there is none
-  // The parameter as the last step left it: where it differs, somebody else has written it.
+  Tensor master;  // float32; undefined if there is none
+  // The parameter after the last step, to detect other writes to it.
   const Storage* written = nullptr;
   std::uint32_t version = 0;
-  // How many steps it has made: counted on `counted_on`, if that has counts, else here.
+  // The step count: kept on `counted_on` if that device has counts, else here.
   Device counted_on = Device::cpu();
   mutable std::int64_t step = 0;
 };
 
-/// What a device counts and reads.
+/// An optimizer's data on one device.
 struct Optimizer::OnDevice {
   Device device;
   Tensor steps;    // (slots) int64
   Tensor scalars;  // (groups, scalars of a group) float64
 };
 
-/// What a step does on one device.
+/// A step's work on one device.
 struct Optimizer::Work : DeviceGradients {
   Tensors parameters{};
-  Tensors keep{};                                   // all that the list points to
+  Tensors keep{};                                   // all tensors that the list points to
   std::vector<std::pair<Tensor, Tensor>> copies{};  // (strided parameter, row-major copy that is updated)
 };
 
@@ -266,11 +266,11 @@ Tensor Optimizer::step(const StepOptions& options) {
     return wants_norm ? zeros({}, float64) : Tensor{};
   }
   const Tensor scaler = options.scaler != nullptr ? options.scaler->state() : Tensor{};
-  // First, so that nothing comes between the kernels below, each of which starts while the one before it ends.
+  // First, so that the kernels below are adjacent: each starts while the previous one ends.
   for (Work& work : works) {
     const OnDevice& on = counts_on(work.device);
     work.keep.push_back(on.steps);
-    // A captured step keeps what its replays work on, and they count as writes to its parameters.
+    // A captured step keeps the tensors that its replays use, and each replay counts as a write to the parameters.
     const bool captured = is_capturing();
     on_each_replay([scalars = scalars_, to = on.scalars, keep = captured ? work.keep : Tensors{},
                     written = captured ? work.parameters : Tensors{}] {

@@ -10,7 +10,7 @@ namespace mica::optim {
 ///     lr(t) = floor + (peak − floor) · (1 + cos(π (t − warmup) / (total − warmup))) / 2
 ///     lr(t) = floor                                                           t ≥ total
 ///
-/// `optimizer.set_lr(schedule.lr(step))` before each step, which count from 0.
+/// Call `optimizer.set_lr(schedule.lr(step))` before each step; steps count from 0.
 struct CosineSchedule {
   double peak = 1e-3;
   double floor = 0;

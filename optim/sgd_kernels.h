@@ -7,14 +7,14 @@ namespace mica::kernels {
 void sgd_step(Cpu, const OptimizerStep& step);
 void sgd_step(Cuda, const OptimizerStep& step);
 
-/// SGD for one element; its state is the momentum buffer, and there is none without momentum.
+/// SGD for one element; its state is the momentum buffer; without momentum there is none.
 template <class A>
 struct SgdRule {
   static constexpr int kScalars = 5;  // lr, momentum, dampening, weight_decay, nesterov (0 or 1)
 
   A lr, momentum, weight_decay;
-  A gain;                    // of the gradient in the buffer
-  A from_grad, from_buffer;  // the direction as a sum of the two
+  A gain;                    // factor of the gradient in the buffer
+  A from_grad, from_buffer;  // coefficients of the two in the update direction
 
   /// At step t ≥ 1.
   MICA_HOST_DEVICE static SgdRule at_step(const double* scalars, std::int64_t t) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the steps of all optimizers have in common.
+// Declarations shared by the steps of all optimizers.
 
 #include <concepts>
 
@@ -10,7 +10,7 @@
 
 namespace mica::kernels {
 
-/// The norm of all gradients and what follows from it. With a loss scale s (1 without one):
+/// The norm of all gradients and the resulting StepControl. With a loss scale s (1 without one):
 ///
 ///     norm   = (Σ sums)^½ / s
 ///     factor = min(1, max_norm / (norm + 1e-6)) / s
@@ -28,9 +28,9 @@ struct GradNorm {
 /// One step for many parameters of one device.
 struct OptimizerStep {
   const MultiTensorList& list;
-  Tensor steps;    // (slots) int64: the steps that each parameter has made; those in the list make one more
+  Tensor steps;    // (slots) int64: step count of each parameter; those in the list are incremented
   Tensor scalars;  // (groups, Rule::kScalars) float64: the groups' options, as Rule::at_step reads them
-  GradNorm norm;   // to finish before the step, which does what its control says; with no tensors: factor 1, no skip
+  GradNorm norm;   // to finish before the step, which obeys its control; without tensors: factor 1, no skip
 };
 
 /// Calls f.operator()<T, kMaster, kStates>() for a part's dtype, kind and number of states, which must be one that

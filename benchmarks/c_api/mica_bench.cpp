@@ -30,7 +30,7 @@ namespace {
 
 thread_local std::string last_error;
 
-// Runs f on `stream`, and turns what it throws into a status.
+// Runs f on `stream`, and converts exceptions into a status.
 template <class F>
 int guarded(void* stream, F&& f) {
   try {
@@ -78,7 +78,7 @@ void check_sizes(int64_t M, int64_t N) {
   check(M >= 0 && N >= 0, "expected sizes of at least 0, got M {}, N {}", M, N);
 }
 
-// What the kernels take as absent is an undefined tensor.
+// Kernels represent an absent argument by an undefined tensor.
 Tensor wrap(const void* data, const Shape& shape, DType dtype, Device device) {
   return data == nullptr ? Tensor{} : from_blob(const_cast<void*>(data), shape, dtype, device);
 }
@@ -87,7 +87,7 @@ void check_stride(int64_t N, int64_t stride) {
   check(stride >= N, "expected a stride of at least {}, got {}", N, stride);
 }
 
-// Rows of a matrix in which they begin `stride` elements apart.
+// Rows of a matrix with a row stride of `stride` elements.
 Tensor wrap_rows(const void* data, int64_t M, int64_t N, int64_t stride, DType dtype, Device device) {
   return data == nullptr ? Tensor{}
                          : as_strided(wrap(data, {(M - 1) * stride + N}, dtype, device), {M, N}, {stride, 1}, 0);

@@ -1,6 +1,6 @@
 #include "benchmarks/common/clock.h"
 
-// Without CUDA there is no such clock.
+// Stubs for builds without CUDA.
 
 namespace benchmarks {
 

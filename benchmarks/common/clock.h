@@ -4,16 +4,16 @@
 
 namespace benchmarks {
 
-/// The mean clock of a GPU's multiprocessors over a stretch of work: their cycle counters over the time, both read on
-/// the device. Marks are queued on the current stream and take a few microseconds there.
+/// The mean clock of a GPU's multiprocessors over an interval: cycle counts divided by time, both read on the device.
+/// Marks are queued on the current stream and take a few microseconds there.
 class ClockMeter {
  public:
   explicit ClockMeter(mica::Device device);
 
   void start();
   void stop();
-  /// Of what lay between start() and stop(), in MHz: the median over the multiprocessors. Waits for the device. 0 on
-  /// the CPU.
+  /// The clock between start() and stop() in MHz: the median over the multiprocessors. Waits for the device. 0 on the
+  /// CPU.
   double mhz() const;
 
  private:

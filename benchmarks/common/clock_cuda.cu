@@ -11,7 +11,7 @@ namespace benchmarks {
 
 namespace {
 
-constexpr int kBlocksEach = 4;  // of one thread, so that most multiprocessors get one
+constexpr int kBlocksEach = 4;  // one-thread blocks, so that most multiprocessors get one
 
 __global__ void mark_kernel(long long* marks, int multiprocessors) {
   unsigned number = 0;

@@ -6,8 +6,8 @@
 
 namespace benchmarks {
 
-/// The most bytes that tensors have held on the device since the last reset. Workspaces that libraries allocate for
-/// themselves do not count. Not measured on the CPU: 0.
+/// The peak of tensor memory on the device since the last reset, in bytes. Workspaces allocated by libraries are not
+/// counted. Not measured on the CPU: 0.
 void reset_peak_memory(mica::Cpu);
 void reset_peak_memory(mica::Cuda);
 std::uint64_t peak_memory(mica::Cpu);

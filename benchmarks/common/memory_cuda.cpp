@@ -7,7 +7,7 @@ namespace benchmarks {
 
 namespace {
 
-// Tensors live in the device's default pool.
+// Tensors are allocated from the device's default pool.
 cudaMemPool_t pool() {
   int device = 0;
   mica::cuda::check(cudaGetDevice(&device), "cudaGetDevice");
@@ -19,7 +19,7 @@ cudaMemPool_t pool() {
 }  // namespace
 
 void reset_peak_memory(mica::Cuda) {
-  std::uint64_t zero = 0;  // the only value that the driver takes
+  std::uint64_t zero = 0;  // the only value that the driver accepts
   mica::cuda::check(cudaMemPoolSetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &zero), "cudaMemPoolSetAttribute");
 }
 

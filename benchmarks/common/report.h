@@ -9,7 +9,7 @@
 
 namespace benchmarks {
 
-/// What was timed: an op on (M, N).
+/// A timed case: an op on (M, N).
 struct Measured {
   std::string op;
   mica::Device device;
@@ -17,11 +17,11 @@ struct Measured {
   std::int64_t m;
   std::int64_t n;
   double us;
-  double bytes = 0;    // that must move; 0: rates say nothing
-  double copy_us = 0;  // of a copy of the same tensor, which moves 2·M·N elements
+  double bytes = 0;    // minimum memory traffic; 0: no rates are reported
+  double copy_us = 0;  // time of a copy of the same tensor, which moves 2·M·N elements
 };
 
-/// Writes what was measured as a table to stdout and, given a path, as lines of JSON to that file.
+/// Writes results as a table to stdout and, if a path is given, as lines of JSON to that file.
 class Report {
  public:
   /// Throws if the file cannot be written.

@@ -20,13 +20,13 @@ struct Case {
   friend bool operator==(const Case&, const Case&) = default;
 };
 
-/// What kernels take on a case, beside a copy of a tensor.
+/// Times kernels on a case, relative to a tensor copy.
 class KernelTimes {
  public:
   /// Times the copy.
   KernelTimes(Report& report, const Case& c, int repeats, const mica::Tensor& to, const mica::Tensor& from);
 
-  /// Times `work`, which has to move as many bytes as so many of these tensors have, and adds it to the report.
+  /// Times `work`, whose minimum memory traffic is that of `tensors` such tensors, and adds it to the report.
   void add(const std::string& op, int tensors, const Work& work);
 
  private:
@@ -41,8 +41,8 @@ class KernelTimes {
 using DefaultCases = std::function<std::vector<Case>(mica::Device)>;
 using Measure = std::function<void(const std::vector<Case>&, mica::Device, int repeats, Report&)>;
 
-/// A benchmark of an op by shapes, as a program: parses --device, --dtype, --shapes, --threads, --repeats and --json,
-/// and calls `measure` with what they choose. Returns the program's status.
+/// The main function of a benchmark of an op by shapes: parses --device, --dtype, --shapes, --threads, --repeats and
+/// --json, and calls `measure` for each selected case. Returns the program's status.
 int run(int argc, char** argv, const char* name, const char* description, const DefaultCases& default_cases,
         const Measure& measure);
 

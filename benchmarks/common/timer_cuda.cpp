@@ -23,7 +23,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record() { mica::cuda::check(cudaEventRecord(event_, mica::cuda::current_stream()), "cudaEventRecord"); }
-  // Waits for `end`.
+  // Waits for `end` to complete.
   static double us_between(const Event& start, const Event& end) {
     float ms = 0;
     mica::cuda::check(cudaEventSynchronize(end.event_), "cudaEventSynchronize");

@@ -30,7 +30,7 @@ std::int64_t count(const io::Metadata& metadata, const char* name) {
   return value;
 }
 
-// A damaged configuration shall not ask for more memory than the file's tensors take.
+// Prevents a damaged configuration from allocating more memory than the file's tensors need.
 void check_size(const nn::GPTConfig& config, const StateDict& state) {
   std::int64_t elements = 0;
   for (const auto& [name, tensor] : state) {
@@ -61,7 +61,7 @@ CharacterModel load_character_model(const std::filesystem::path& path, Device de
   const StateDict state = io::load(path);
   try {
     io::CharTokenizer tokenizer(entry(metadata, "alphabet"));
-    const auto bias = metadata.find("bias");  // files without it are older, and have none
+    const auto bias = metadata.find("bias");  // older files lack this entry, and their models have no biases
     const nn::GPTConfig config{.vocab = tokenizer.size(),
                                .context = count(metadata, "context"),
                                .layers = count(metadata, "layers"),

@@ -13,7 +13,7 @@
 
 #include "examples/common/program.h"
 
-/// Checks of options: numbers from `low` to `high`, from `low`, above 0. NaN is none.
+/// Validators of options: numbers from `low` to `high`, from `low`, above 0. NaN is rejected.
 inline CLI::Validator number(double low, double high, const std::string& expected) {
   return CLI::Validator(
       [=](std::string& given) {
@@ -29,8 +29,8 @@ inline CLI::Validator between(double low, double high) {
 inline CLI::Validator at_least(double low) { return number(low, 1 << 30, fmt::format("a number from {}", low)); }
 inline CLI::Validator positive() { return number(1e-30, 1 << 30, "a number above 0"); }
 
-/// Runs a program: parses the command line into what `app` is bound to, then calls `body`. Every error ends as one line
-/// on stderr, with status 2 if the command line is at fault and 1 otherwise.
+/// Runs a program: parses the command line into the variables bound to `app`, then calls `body`. Every error is one
+/// line on stderr, with status 2 for a bad command line and 1 otherwise.
 template <class Body>
 int run_program(CLI::App& app, int argc, char** argv, const Body& body) {
   const char* const name = app.get_name().c_str();

@@ -10,11 +10,11 @@ using namespace mica;
 namespace {
 
 struct Peak {
-  std::string_view name;  // what the device's name contains
+  std::string_view name;  // a part of the device's name
   double half, tf32, single;
 };
 
-// NVIDIA's data sheets, without sparsity; the first whose name fits. Only what is unambiguous by its name.
+// NVIDIA's data sheets, without sparsity; the first match counts. Only devices that the name identifies unambiguously.
 constexpr Peak peaks[] = {{"H200", 989e12, 494e12, 67e12},
                           {"H100 80GB HBM3", 989e12, 494e12, 67e12},
                           {"H100 PCIe", 756e12, 378e12, 51e12},

@@ -5,6 +5,6 @@
 #include <mica/core/device.h>
 #include <mica/core/dtype.h>
 
-/// How many floating-point operations a second the device's data sheet promises for dense products of this dtype
-/// (float32 in TF32 if `tf32`), where that is known.
+/// The peak floating-point rate per second of the device's data sheet for dense products of this dtype (TF32 for
+/// float32 if `tf32`), if known.
 std::optional<double> peak_flops(mica::Device device, mica::DType dtype, bool tf32);

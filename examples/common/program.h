@@ -6,7 +6,7 @@
 
 #include <mica/core/device.h>
 
-/// The command line asks for something that makes no sense.
+/// An error in the command line.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -15,8 +15,8 @@ class UsageError : public std::runtime_error {
 /// Writes "program: message" as one line to stderr and returns `status`.
 int complain(const char* program, std::string message, int status);
 
-/// Writes text to stdout at once.
+/// Writes text to stdout and flushes it.
 void put(std::string_view text);
 
-/// "auto" (the first GPU where there is one, else the CPU), "cpu" or "cuda". Throws if there is no such device.
+/// "auto" (the first GPU if there is one, else the CPU), "cpu" or "cuda". Throws if there is no such device.
 mica::Device device_named(const std::string& name);

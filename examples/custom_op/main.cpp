@@ -1,5 +1,5 @@
-// Checks swiglu as any op of one's own should be checked: its values against plain ops, its gradients against
-// differences, the GPU against the CPU. Exits with 1 if anything is off.
+// Checks swiglu as any custom op should be checked: its values against plain ops, its gradients against finite
+// differences, the GPU against the CPU. Exits with 1 if any check fails.
 
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +20,7 @@ void report(const std::string& what, bool good) {
   all_good = all_good && good;
 }
 
-// The largest |a − b| ÷ (1 + |b|), NaN if there is one.
+// The maximum of |a − b| ÷ (1 + |b|); NaN if an element is NaN.
 double difference(const Tensor& a, const Tensor& b) {
   if (b.numel() == 0) {
     return 0;
@@ -29,7 +29,7 @@ double difference(const Tensor& a, const Tensor& b) {
   return max(abs(a.to(Device::cpu(), float64) - exact) / (abs(exact) + 1)).item();
 }
 
-// What rounding an element once may cost.
+// The error of rounding an element once.
 double tolerance(DType dtype) {
   switch (dtype) {
     case DType::float64: return 1e-13;
@@ -56,7 +56,7 @@ double difference(const Results& a, const Results& b) {
   return std::max({difference(a.y, b.y), difference(a.dgate, b.dgate), difference(a.dup, b.dup)});
 }
 
-// Values and gradients against the same by mica's own ops in float64, on the CPU.
+// Compares values and gradients with those of plain ops in float64 on the CPU.
 void compare(Device device, DType dtype, const Shape& shape) {
   const Tensor gate = randn(shape, dtype, device), up = randn(shape, dtype, device), dy = randn(shape, dtype, device);
   const auto exact = [](const Tensor& x) { return x.to(Device::cpu(), float64); };

@@ -19,7 +19,7 @@ struct Swiglu {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [gate, up] = ctx.saved<2>();
-    if (autograd::grad_enabled()) {  // somebody wants second derivatives: the same by recorded ops
+    if (autograd::grad_enabled()) {  // second derivatives are needed: compute the gradient by recorded ops
       const Tensor s = sigmoid(gate);
       return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
     }

@@ -5,13 +5,13 @@ using namespace mica;
 
 namespace custom {
 
-// mica's loop over all elements: it knows strides, threads and 16-bit floats.
+// mica's element-wise loop handles strides, threads and 16-bit floats.
 void swiglu_forward(Cpu device, const Tensor& y, const Tensor& gate, const Tensor& up) {
   on_dtype(FloatTypes{}, y.dtype(), "swiglu",
            [&]<class T>() { elementwise<T, T, T>(device, SwigluValue{}, y, gate, up); });
 }
 
-// It writes one tensor, and this writes two in one pass: a loop of its own.
+// elementwise() writes one tensor. This writes two in one pass, so it needs its own loop.
 void swiglu_backward(Cpu, const SwigluBackward& args) {
   on_dtype(FloatTypes{}, args.dy.dtype(), "swiglu", [&]<class T>() {
     const T *dy = args.dy.data<T>(), *gate = args.gate.data<T>(), *up = args.up.data<T>();

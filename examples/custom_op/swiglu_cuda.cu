@@ -5,13 +5,13 @@ using namespace mica;
 
 namespace custom {
 
-// mica's kernel over all elements: it knows strides, alignment and 16-bit floats.
+// mica's element-wise kernel handles strides, alignment and 16-bit floats.
 void swiglu_forward(Cuda device, const Tensor& y, const Tensor& gate, const Tensor& up) {
   on_dtype(FloatTypes{}, y.dtype(), "swiglu",
            [&]<class T>() { elementwise<T, T, T>(device, SwigluValue{}, y, gate, up); });
 }
 
-// It writes one tensor, and this writes two in one pass: a kernel of its own.
+// elementwise() writes one tensor. This writes two in one pass, so it needs its own kernel.
 template <class T>
 __global__ void backward_kernel(std::int64_t n, const T* dy, const T* gate, const T* up, T* dgate, T* dup) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -23,7 +23,7 @@ __global__ void backward_kernel(std::int64_t n, const T* dy, const T* gate, cons
 void swiglu_backward(Cuda, const SwigluBackward& args) {
   constexpr int kThreads = 256;
   const std::int64_t n = args.dy.numel();
-  const auto blocks = static_cast<unsigned>(n / kThreads + 1);  // a grid of none cannot be launched
+  const auto blocks = static_cast<unsigned>(n / kThreads + 1);  // an empty grid cannot be launched
   on_dtype(FloatTypes{}, args.dy.dtype(), "swiglu", [&]<class T>() {
     backward_kernel<<<blocks, kThreads, 0, cuda::current_stream()>>>(
         n, args.dy.data<T>(), args.gate.data<T>(), args.up.data<T>(), args.dgate.data<T>(), args.dup.data<T>());

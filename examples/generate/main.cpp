@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
     }
     CharacterModel model =
         load_character_model(std::filesystem::path(folder) / "model.safetensors", device_named(device));
-    model.tokenizer.encode(prompt);  // so that a bad prompt is an error before anything is written
+    model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
     put(prompt);
     write_text(model, prompt, tokens, sampling, put);
     put("\n");

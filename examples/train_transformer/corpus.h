@@ -3,5 +3,5 @@
 #include <string>
 #include <string_view>
 
-/// The text that is trained on without --data: mica's own sources and documents, gathered by embed_corpus.cmake.
+/// The default training text: mica's own sources and documents, collected by embed_corpus.cmake.
 std::string built_in_corpus();

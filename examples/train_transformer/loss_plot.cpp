@@ -14,7 +14,7 @@ constexpr double left = 64, right = 776, top = 24, bottom = 424;
 constexpr const char* train_color = "#1f77b4";
 constexpr const char* validation_color = "#d62728";
 
-// The distance between ticks: 1, 2 or 5 times a power of ten, such that there are about `wanted` of them.
+// The distance between ticks: 1, 2 or 5 times a power of ten, chosen to give about `wanted` ticks.
 double tick_distance(double range, int wanted) {
   const double rough = range / wanted;
   const double power = std::pow(10, std::floor(std::log10(rough)));
@@ -52,7 +52,7 @@ Axis loss_axis(const std::vector<Point>& train, const std::vector<Point>& valida
   return {std::floor(low / tick) * tick, std::ceil(high / tick) * tick + (high == low ? tick : 0), tick};
 }
 
-// Averages of neighbors, so that there are at most `most` points.
+// Averages neighboring points, to return at most `most`.
 std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
   const std::size_t each = (points.size() + most - 1) / most;
   std::vector<Point> means;

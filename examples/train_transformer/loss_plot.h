@@ -9,6 +9,6 @@ struct Point {
   double y;
 };
 
-/// A picture of training as SVG: the loss of each step (averaged where they stand closer than a pixel) and the
-/// validation losses, over the steps, with axes and a legend.
+/// An SVG plot of training: the loss of each step (averaged where points are closer than a pixel) and the validation
+/// losses, over the steps, with axes and a legend.
 std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>& validation);

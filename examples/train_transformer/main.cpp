@@ -1,4 +1,4 @@
-// Trains a transformer on text, character by character, and samples from it; or on a file of tokens.
+// Trains a transformer on the characters of a text, or on a file of tokens, and generates a sample.
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
@@ -43,7 +43,7 @@ volatile std::sig_atomic_t interrupted = 0;
 
 void interrupt(int signal) {
   interrupted = 1;
-  std::signal(signal, SIG_DFL);  // asked twice, it ends at once
+  std::signal(signal, SIG_DFL);  // a second signal terminates the program
 }
 
 /// The folder that a run writes to.
@@ -59,7 +59,7 @@ class Results {
 
   std::filesystem::path file(const char* name) const { return folder_ / name; }
 
-  /// `seconds` is how long the step took.
+  /// `seconds` is the duration of the step.
   void add(std::int64_t number, const Step& step, const Speed& speed, double seconds,
            std::optional<double> validation_loss) {
     nlohmann::ordered_json line{{"step", number},
@@ -94,11 +94,11 @@ class Results {
   std::vector<Point> training_, validation_;
 };
 
-/// What is trained on; its last tenth is for validation.
+/// The training data; its last tenth is used for validation.
 struct Data {
   std::optional<io::CharTokenizer> tokenizer;  // of a text
   std::vector<std::int32_t> characters;        // … as tokens
-  std::unique_ptr<io::TokenFile> file;         // where the tokens are otherwise
+  std::unique_ptr<io::TokenFile> file;         // of tokens
   std::int64_t vocab = 0;
 
   io::TokenView tokens() const { return (file ? file->tokens() : io::TokenView(characters)).below(vocab); }
@@ -110,7 +110,7 @@ struct Data {
 Data read_data(const Options& options) {
   Data data;
   std::string text;
-  // Errors of reading name the file.
+  // Read errors name the file.
   if (trains_on_tokens(options)) {
     data.file = std::make_unique<io::TokenFile>(options.data);
   } else {
@@ -134,7 +134,7 @@ Data read_data(const Options& options) {
   }
 }
 
-/// Text models carry their alphabet, so that generate can write text.
+/// Models of text store their alphabet, so that generate can write text.
 void save_model(const nn::GPT& gpt, const Data& data, const std::filesystem::path& path) {
   if (data.tokenizer) {
     save(gpt, *data.tokenizer, path);
@@ -163,8 +163,8 @@ struct Best {
 
 std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 0x1p20); }
 
-/// With --profile: measures ten plain steps after a few that come to speed (or as many as come before the next
-/// validation), and shows what it found.
+/// With --profile: measures ten steps without a CUDA graph after a warm-up (fewer if a validation comes first), and
+/// prints the results.
 class Profiling {
  public:
   Profiling(const Options& options, Trainer& trainer, std::filesystem::path trace)
@@ -186,7 +186,7 @@ class Profiling {
     }
   }
 
-  /// `last`: what follows is no step.
+  /// `last`: the next thing is not a step.
   void after_step(bool last) {
     if (!profiler_) {
       return;
@@ -216,7 +216,7 @@ class Profiling {
   std::optional<Profiler> profiler_;
 };
 
-/// Trains until the steps are done or Ctrl-C, and keeps the model that was best on the validation text.
+/// Trains until the last step or Ctrl-C, and saves the model with the best validation loss.
 Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results) {
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
@@ -239,7 +239,7 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
       continue;
     }
 
-    // Only here, a GPU is waited for.
+    // The only wait for a GPU.
     const std::vector<Step> steps = trainer.finished();
     const double seconds = seconds_since(start) / static_cast<double>(steps.size());
     Speed speed{.tokens_per_second = static_cast<double>(trainer.tokens_per_step()) / seconds,

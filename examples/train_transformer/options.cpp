@@ -39,7 +39,7 @@ const std::map<std::string, Recipe> recipes{
     {"gpt2-350m", gpt2_recipe("350m", 16, 3e-4)},
     {"gpt2-774m", gpt2_recipe("774m", 16, 2.5e-4)},
     {"gpt2-1558m", gpt2_recipe("1558m", 16, 2e-4)},
-    // For the built-in text: at most two minutes on two cores.
+    // For the built-in text: takes at most two minutes on two cores.
     {"default",
      {.steps = 2000,
       .batch = 16,

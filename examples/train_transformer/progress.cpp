@@ -74,7 +74,7 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   const double elapsed = std::chrono::duration<double>(shown_ - start_).count();
   const std::string left = duration(elapsed / static_cast<double>(step) * static_cast<double>(steps_ - step));
   std::string text = fmt::format("step {}/{}  loss {:.3f}", step, steps_, train_loss);
-  // In a plain line, the validation loss stands where it was measured.
+  // Plain lines show the validation loss only at the step where it was measured.
   const std::optional<double> shown_loss = terminal_ ? validation_loss_ : validation_loss;
   if (shown_loss) {
     text += fmt::format("  val {:.3f}", *shown_loss);

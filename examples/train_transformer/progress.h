@@ -7,11 +7,11 @@
 
 struct Speed {
   double tokens_per_second;
-  std::optional<double> share_of_peak;  // of the floating-point operations that the device can do
+  std::optional<double> share_of_peak;  // of the device's peak floating-point rate
   std::size_t peak_memory;              // on the device, in bytes
 };
 
-/// Shows how training goes on stdout: a bar that is redrawn on a terminal, plain lines now and then elsewhere.
+/// Shows the training progress on stdout: a bar that is redrawn on a terminal, occasional plain lines otherwise.
 class Progress {
  public:
   explicit Progress(std::int64_t steps);
@@ -20,7 +20,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// True if `step` should be shown; what comes between costs nothing.
+  /// True if `step` should be shown; other steps cost nothing.
   bool wants(std::int64_t step) const;
   void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed);
 

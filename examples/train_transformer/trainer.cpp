@@ -15,13 +15,13 @@ using namespace mica;
 
 namespace {
 
-// All of a small text's last tenth, and enough of a large one's.
+// The last tenth of a small text in full, and a part of a large one's.
 constexpr std::int64_t validation_tokens = 1 << 17;
 
-// A GPU's results are collected after so many steps at the latest; those of the CPU are there at once.
+// The maximum number of steps between reads of results from a GPU; on the CPU, results are available immediately.
 constexpr std::int64_t most_uncollected = 64;
 
-// Before a step is captured: in these, the optimizer makes its states and libraries choose their kernels.
+// Steps before the capture, in which the optimizer creates its states and libraries choose their kernels.
 constexpr std::int64_t plain_steps = 3;
 
 std::size_t bytes_of(const StateDict& tensors) {
@@ -56,7 +56,7 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
   }
 }
 
-// On a GPU the batches are written where those of the steps before were, without waiting for them to be done with.
+// On a GPU, batches are written to the same memory in every step, in stream order, without waiting for earlier steps.
 void Trainer::load_batches() {
   const ProfileRange range("batch");
   for (std::int64_t i = 0; i < accumulate_; ++i) {
@@ -98,7 +98,7 @@ void Trainer::compute() {
   }
 }
 
-// Whether the step could be had from a graph.
+// Runs the step from a CUDA graph if possible; returns whether it did.
 bool Trainer::replay() {
   if (!graph_allowed_ || steps_done_ < plain_steps) {
     return false;
@@ -123,7 +123,7 @@ void Trainer::step() {
   if (!replay()) {
     compute();
   }
-  // A replay writes its losses and its norm to the same place as the one before.
+  // Each replay overwrites the losses and the norm of the previous one.
   const ProfileRange range("results");
   const auto row = static_cast<std::int64_t>(rates_.size()) * results_.size(1);
   for (std::int64_t i = 0; i < accumulate_; ++i) {
@@ -154,7 +154,7 @@ std::vector<Step> Trainer::finished() {
 double Trainer::validate() {
   const autograd::NoGrad no_grad;
   model_.eval();
-  // One read at the end, so that a GPU is not waited for batch by batch.
+  // One read at the end, to avoid waiting for a GPU after each batch.
   Tensors losses;
   for (const io::Batch& batch : validation_) {
     losses.push_back(model_.loss(batch.inputs, batch.targets));

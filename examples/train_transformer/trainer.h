@@ -13,49 +13,49 @@
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/schedule.h>
 
-/// What one step was like.
+/// The results of one step.
 struct Step {
   double loss;
   double lr;
   double grad_norm;
 };
 
-/// Where the device's memory went, in bytes.
+/// The use of the device's memory, in bytes.
 struct MemoryUse {
   std::size_t weights;
   std::size_t gradients;
   std::size_t optimizer;
-  std::size_t others;  // at the peak: activations, workspace, validation data
+  std::size_t others;  // at the peak: activations, workspaces, validation data
   std::size_t peak;
 };
 
 /// Trains a model: AdamW with decay of matrices only, warm-up and cosine schedule, clipped gradients.
 ///
-/// Nothing in a step waits for a GPU. There, after a few plain steps, one step is captured as a CUDA graph and then
-/// replayed, with the same bits.
+/// A step never waits for a GPU. On a GPU, after a few ordinary steps, one step is captured as a CUDA graph and then
+/// replayed, with bit-identical results.
 class Trainer {
  public:
-  /// The model and the tokens must outlive the trainer; the model is on the device to train on, in the dtype to train
-  /// in.
+  /// The model and the tokens must outlive the trainer. The model determines the device and the dtype of
+  /// training.
   Trainer(mica::nn::GPT& model, const mica::io::TokenView& training, const mica::io::TokenView& validation,
           const Options& options);
 
   /// Starts a step on the next batch.
   void step();
-  /// Whether results should be collected before the next step: they are kept on the device for so many steps only.
+  /// Whether results must be collected before the next step: the device keeps those of a limited number of steps.
   bool full() const;
-  /// Waits for the steps that were started since the last call and returns them. Losses are those before the step.
+  /// Waits for the steps started since the last call and returns them. Losses are those before each update.
   std::vector<Step> finished();
   /// The mean loss over the validation windows.
   double validate();
 
-  /// With false, the steps from now on are plain ones.
+  /// With false, the following steps do not use a CUDA graph.
   void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
-  /// Why there is no CUDA graph though one was wanted; empty if nothing is wrong.
+  /// Why the requested CUDA graph is not used; empty otherwise.
   const std::string& graph_complaint() const { return complaint_; }
 
   std::int64_t tokens_per_step() const;
-  /// Floating-point operations of a step's products, as the PaLM paper counts them: 6 for each parameter and token, and
+  /// Floating-point operations of a step's products, counted as in the PaLM paper: 6 per parameter and token, plus
   /// those of attention.
   double flops_per_step() const;
   MemoryUse memory() const;
@@ -72,7 +72,7 @@ class Trainer {
   std::int64_t context_;
   std::int64_t accumulate_;
   double clip_;
-  std::string drawing_;  // where to draw the first step's autograd graph; empty for nowhere
+  std::string drawing_;  // file for a picture of the first step's autograd graph; empty for none
   mica::optim::CosineSchedule schedule_;
   mica::optim::AdamW optimizer_;
   std::optional<mica::optim::GradScaler> scaler_;
@@ -82,7 +82,7 @@ class Trainer {
   std::vector<mica::io::Batch> batches_;  // of one step; on a GPU always at the same addresses
   mica::Tensors losses_;                  // of the last step's batches
   mica::Tensor norm_;
-  mica::Tensor results_;       // rows of losses and norm, on the device, of the steps that were not collected
+  mica::Tensor results_;       // rows of losses and norm, on the device, of the steps not yet collected
   std::vector<double> rates_;  // their learning rates
   std::int64_t steps_done_ = 0;
 
