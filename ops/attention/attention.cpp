@@ -80,7 +80,7 @@ detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) 
                          : WeightDropout{}};
 }
 
-// The kernel that takes it; nothing means composed.
+// The fused kernel for the problem; nullopt means composed.
 std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
                                         const AttentionOptions& options, const detail::AttentionRule& rule) {
   const AttentionProblem problem{
@@ -150,7 +150,7 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions op
   detail::AttentionRule rule;
   std::optional<detail::FusedCall> call;
   {
-    const autograd::InsideOp guard;  // these views are no part of the graph
+    const autograd::InsideOp guard;  // these views are not part of the graph
     const Tensor q = by_head(0), k = by_head(1), v = by_head(2);
     check_options(kName, q, k, options);
     rule = rule_of(q, options);

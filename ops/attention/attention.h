@@ -7,8 +7,8 @@
 
 namespace mica {
 
-/// Which implementation of attention runs. All compute scores and softmax in float32 (float64 for float64) and agree
-/// within the rounding of their results.
+/// The implementation of attention. All compute scores and softmax in float32 (float64 for float64) and agree within
+/// the rounding of their results.
 enum class AttentionBackend {
   automatic,  ///< the fastest that takes the problem, by its shape, dtype, device and options
   composed,   ///< products and a softmax; keeps the weights (B, H, T, S) in float32; takes everything
@@ -19,36 +19,36 @@ enum class AttentionBackend {
 
 struct AttentionOptions {
   bool causal = false;  ///< query t sees keys up to t + causal_offset only
-  /// 0 aligns the first query with the first key, as PyTorch's is_causal; S − T aligns the last with the last, as for
-  /// queries that continue S − T cached keys.
+  /// 0 aligns the first query with the first key, like PyTorch's is_causal; S − T aligns the last query with the last
+  /// key, for queries that continue S − T cached keys.
   std::int64_t causal_offset = 0;
   std::optional<double> scale{};  ///< of the scores; 1/√D unless given
-  /// Share of the weights that is dropped, rounded to a multiple of 1/256 (of which 0 is for 0 alone); to be left at 0
-  /// outside of training. Which ones depends on the random key and their place, not on the backend or the device.
+  /// Fraction of the weights to drop, rounded to a multiple of 1/256 (to 0 only if it is 0); leave it at 0 outside of
+  /// training. The choice depends on the random key and the weights' positions, not on the backend or the device.
   double dropout = 0;
-  /// Broadcasts to (B, H, T, S). Boolean: keys that are true may be seen. Floating: added to the scaled scores;
+  /// Broadcasts to (B, H, T, S). Boolean: true keys are visible. Floating: added to the scaled scores;
   /// differentiable.
   Tensor mask{};
-  /// Anything but `automatic` throws where that implementation does not take the problem.
+  /// Any value but `automatic` throws if that implementation does not support the problem.
   AttentionBackend backend = AttentionBackend::automatic;
 };
 
-/// Attention: y = dropout(softmax(scale · q · kᵀ + mask)) · v. A row without a key to see gives zeros.
+/// Attention: y = dropout(softmax(scale · q · kᵀ + mask)) · v. A row without visible keys gives zeros.
 ///
 /// q (B, H, T, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of one floating dtype on one device. Hkv divides H: query head h
 /// reads key head h / (H / Hkv) (grouped queries). Any number of leading axes before H, equal in all three, or none:
 /// (T, D) is one head. Returns (B, H, T, Dv).
 ///
-/// Scores, softmax and sums are in float32 for 16-bit floats, and the result is rounded once. One kernel with memory
-/// linear in T and S does it all where there is one: see AttentionBackend and attention_plan.h. Second derivatives go
-/// through the composed path.
+/// Scores, softmax and sums are in float32 for 16-bit floats, and the result is rounded once. Where available, a single
+/// kernel computes everything, with memory linear in T and S: see AttentionBackend and attention_plan.h. Second
+/// derivatives use the composed path.
 ///
 /// Vaswani et al., Attention Is All You Need, 2017; Dao et al., FlashAttention, 2022; Ainslie et al., GQA, 2023.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
 
-/// The same for queries, keys and values that one product made: qkv (B, T, 3 · C) has q, k and v side by side, each of
-/// C = heads · D columns. Returns (B, T, C), the heads side by side. Where one kernel does it, nothing is copied on the
-/// way in or out, and backward writes the three gradients into one (B, T, 3 · C).
+/// The same for queries, keys and values from one product: qkv (B, T, 3 · C) has q, k and v side by side, each of C =
+/// heads · D columns. Returns (B, T, C), the heads side by side. With a fused kernel, inputs and outputs are not
+/// copied, and backward writes the three gradients into one (B, T, 3 · C).
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 
 }  // namespace mica

@@ -1,4 +1,4 @@
-// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables.
+// GCC 12 warns about uninitialized variables in its own AVX-512 intrinsics.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kGrain = 8192;  // elements
 
-// body(offset, seen) for every row: where it starts and how many of its columns count.
+// Calls body(offset, seen) for every row: its start and the number of its visible columns.
 template <class S, class Body>
 void for_rows(const Tensor& x, bool causal, std::int64_t offset, Body body) {
   const std::int64_t queries = x.size(-2);
@@ -56,7 +56,7 @@ void forward(const AttentionWeightsForward& args) {
                 }
                 x = (x - most).exp();
                 const S share = 1 / x.sum();
-                // Eigen's exp(-inf) is the smallest number there is, not 0.
+                // Eigen's exp(-inf) is the smallest positive number, not 0.
                 std::transform(row.data(), row.data() + seen, scores + at, weights + at, [share](S value, T score) {
                   return static_cast<T>(static_cast<S>(score) == kNever ? S{0} : value * share);
                 });

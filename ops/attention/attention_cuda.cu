@@ -10,11 +10,11 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 128;      // of a block whose warps take a row each
-constexpr int kLongThreads = 512;  // of a block that takes a row
+constexpr int kThreads = 128;      // of a block with one row per warp
+constexpr int kLongThreads = 512;  // of a block with one row
 constexpr std::int64_t kBlocks = 1 << 20;
 
-// The rows that a group of threads works on, and how much of them counts.
+// The rows of a group of threads, and their visible part.
 struct Rows {
   std::int64_t count;    // of all matrices together
   std::int64_t queries;  // T
@@ -41,7 +41,7 @@ struct Larger {
   }
 };
 
-// Every lane gets the result, in an order that is the same for each.
+// Every lane gets the result, summed in the same order.
 template <class S, class Op>
 __device__ S over_warp(S value, Op op) {
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ S over_block(S value, Op op, S* shared) {
   return result;
 }
 
-// What a row's largest score is taken for: rows without a score that counts are to sum up to 0, not to NaN.
+// The maximum to subtract from a row's scores: rows without a finite score must sum to 0, not to NaN.
 template <class S>
 __device__ S finite_most(S most) {
   return most == -std::numeric_limits<S>::infinity() ? S{0} : most;
@@ -79,7 +79,7 @@ __device__ S share_of(S sum) {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-// A warp a row, which it keeps in registers: at most 32 · kItems columns.
+// One warp per row, which it keeps in registers: at most 32 · kItems columns.
 template <class T, int kItems>
 __global__ void __launch_bounds__(kThreads)
     forward_in_registers(const T* __restrict__ scores, T* __restrict__ weights, Rows rows, Accumulate<T> scale) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block a row, which it reads three times.
+// One block per row, which it reads three times.
 template <class T>
 __global__ void __launch_bounds__(kLongThreads)
     forward_long(const T* __restrict__ scores, T* __restrict__ weights, Rows rows, Accumulate<T> scale) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kLongThreads)
   }
 }
 
-// A thread a group of elements that are drawn together; 16 of them make a block of 16 queries and 16 keys.
+// One thread per dropout group; 16 groups form a block of 16 queries and 16 keys.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(T* y, const T* __restrict__ x, std::int64_t queries, std::int64_t keys, std::int64_t groups,
@@ -236,7 +236,7 @@ Rows rows_of(const Tensor& x, const Args& args) {
           .offset = args.causal_offset};
 }
 
-// Calls f.operator()<kItems>(blocks, threads) with the columns that each lane of a warp keeps, or 0 for long rows.
+// Calls f.operator()<kItems>(blocks, threads) with the number of columns that a lane keeps, or 0 for long rows.
 template <class F>
 void for_length(const Rows& rows, F&& f) {
   constexpr std::int64_t kRowsAtOnce = kThreads / kWarp;

@@ -1,13 +1,13 @@
 #pragma once
 
-// Which weights of attention are dropped: a function of the key and of an element's place in (B · H, T, S) alone, so
-// that all kernels, whatever tiles they work on, and both devices drop the same ones.
+// The choice of dropped attention weights: a function of the key and of an element's position in (B · H, T, S) alone,
+// so that all kernels, with any tiles, and both devices drop the same weights.
 //
 // A block of 16 queries and 16 keys is split into 16 groups. A group has 16 elements: those of queries 2u and 2u + 1
-// and keys 2v and 2v + 1 of each quarter of the block, 8 by 8. Their numbers, of 8 bits, are made of the 128 bits of
-// one Philox block: bit i of all 16 is a half of one of its words. So an element is kept or not after one logical
-// operation per bit for all elements of a register at once. The lanes of a warp hold scores of such a group in two
-// neighboring rows whether rows are queries or keys (flash_attention_dropout.cuh).
+// and keys 2v and 2v + 1 of each quarter of the block, 8 by 8. Their 8-bit random numbers consist of the 128 bits of
+// one Philox block: bit i of all 16 is a half of one of its words. One logical operation per bit thus decides for all
+// elements of a register at once. The lanes of a warp hold scores of such a group in two neighboring rows, whether rows
+// are queries or keys (flash_attention_dropout.cuh).
 
 #include <cmath>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace mica {
 
-/// `threshold` of 256 weights are dropped, and the others scaled to make up for it.
+/// `threshold` of 256 weights are dropped, and the others are scaled accordingly.
 struct WeightDropout {
   PhiloxKey key{};
   std::uint32_t threshold = 0;
@@ -41,15 +41,15 @@ MICA_HOST_DEVICE inline PhiloxBlock draw_dropout_group(PhiloxKey key, std::uint3
   return philox_rounds<7>(key, (std::uint64_t{row_of_blocks} << 32) | (block_of_keys * 16 + u * 4 + v));
 }
 
-/// Which query and key of a block of 16 is in place 0 to 15 of group (u, v).
+/// The query and the key, within a block of 16, at place 0 to 15 of group (u, v).
 MICA_HOST_DEVICE constexpr int query_of_dropout_group(int u, int place) {
   return place / 8 * 8 + 2 * u + place / 4 % 2;
 }
 MICA_HOST_DEVICE constexpr int key_of_dropout_group(int v, int place) { return place % 2 * 8 + 2 * v + place / 2 % 2; }
 
-/// Bit i of the result: whether the element in place i is kept, that is, its number is at least the threshold.
+/// Bit i of the result: whether the element at place i is kept, that is, whether its number is at least the threshold.
 MICA_HOST_DEVICE inline std::uint32_t kept_of_dropout_group(const PhiloxBlock& bits, std::uint32_t threshold) {
-  std::uint32_t kept = 0xFFFF;  // by the bits so far, from the lowest one: no less than the threshold's
+  std::uint32_t kept = 0xFFFF;  // comparison of the bits so far, from the lowest one: at least the threshold's
   for (int i = 0; i < 8; ++i) {
     const std::uint32_t plane = bits.word[i / 2] >> (i % 2 * 16);
     kept = (threshold >> i & 1) != 0 ? plane & kept : plane | kept;

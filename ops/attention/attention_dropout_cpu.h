@@ -8,8 +8,8 @@
 
 namespace mica::kernels {
 
-/// kept[i * stride + j] = 1 or 0 for query i of a block of 16 and key first + j; first is a multiple of 16, and so many
-/// keys are written, up to a whole block. For `row_of_blocks` see detail::draw_dropout_group().
+/// kept[i * stride + j] = 1 or 0 for query i of a block of 16 and key first + j; first is a multiple of 16, and the
+/// number of keys written is rounded up to a whole block. For `row_of_blocks` see detail::draw_dropout_group().
 inline void draw_kept_rows(const WeightDropout& dropout, std::int64_t row_of_blocks, std::int64_t first,
                            std::int64_t keys, std::uint8_t* kept, std::int64_t stride) {
   constexpr int kBlock = detail::kDropoutBlock;

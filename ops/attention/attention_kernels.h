@@ -29,7 +29,7 @@ struct AttentionWeightsBackward {
   std::int64_t causal_offset;
 };
 
-/// y = x · scale where the weight in this place is kept, else 0. Both (…, T, S), contiguous, of one floating dtype and
+/// y = x · scale if the weight at this position is kept, else 0. Both (…, T, S), contiguous, of one floating dtype and
 /// not empty.
 struct AttentionDropout {
   const Tensor& y;

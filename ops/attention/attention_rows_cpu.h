@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of scores on the CPU, as packets of Eigen's. Included by *_cpu.cpp only.
+// Rows of scores on the CPU, as Eigen packets. Included by *_cpu.cpp only.
 
 #include <Eigen/Core>
 
@@ -9,15 +9,15 @@
 
 namespace mica::kernels {
 
-/// A row in the accumulator's type. Aligned and a whole number of packets long, so that an element is computed in the
-/// same way wherever its row lies.
+/// A row in the accumulator's type. Aligned and a whole number of packets long, so that an element's result does not
+/// depend on the row's address.
 template <class S>
 using Row = Eigen::Array<S, Eigen::Dynamic, 1>;
 /// Its first packets.
 template <class S>
 using Head = Eigen::Map<Row<S>, Eigen::AlignedMax>;
 
-/// n, up to a whole number of packets.
+/// n, rounded up to a whole number of packets.
 template <class S>
 std::int64_t padded(std::int64_t n) {
   constexpr std::int64_t kPacket = Eigen::internal::packet_traits<S>::size;

@@ -1,5 +1,5 @@
-// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables, and a packet as a template argument for
-// a slip.
+// GCC 12 warns about uninitialized variables in its own AVX-512 intrinsics, and about packets as template
+// arguments.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -20,7 +20,7 @@ namespace mica::kernels {
 
 namespace {
 
-// Scores of so many queries and keys lie in the second-level cache at a time.
+// The scores of a block fit in the second-level cache.
 constexpr std::int64_t kQueries = 64;
 constexpr std::int64_t kKeys = 256;
 
@@ -43,7 +43,7 @@ gemm::Matrix<S> transposed(const S* x, std::int64_t columns) {
   return {x, 1, columns};
 }
 
-// What a thread computes with; kept from call to call.
+// Scratch memory of a thread, reused between calls.
 template <class S>
 struct Workspace {
   gemm::Scratch<S> gemm;
@@ -53,7 +53,7 @@ struct Workspace {
   std::vector<std::uint8_t> kept = std::vector<std::uint8_t>(kQueries * kKeys);  // by dropout
 };
 
-// Which weights of `rows` queries from `first` on and `keys` keys from `key` on dropout keeps, kKeys to a row.
+// The dropout mask for `rows` queries from `first` on and `keys` keys from `key` on; rows have kKeys entries.
 template <class S>
 void draw(const WeightDropout& dropout, std::int64_t head, std::int64_t queries, std::int64_t first, std::int64_t rows,
           std::int64_t key, std::int64_t keys, Workspace<S>& space) {
@@ -65,7 +65,7 @@ void draw(const WeightDropout& dropout, std::int64_t head, std::int64_t queries,
   }
 }
 
-// Times the scale, or 0 where not kept.
+// Multiplies by the scale, or by 0 where not kept.
 template <class S>
 void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
   std::transform(values, values + n, kept, values,
@@ -85,13 +85,13 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<T
   gemm::multiply<S, T, S>(m, n, depth, a, b, zeros(n, space), out, space.gemm);
 }
 
-// The same, of weights or their gradients (dense or transposed) and rows of a tensor in 16 bits.
+// The same for weights or their gradients (dense or transposed) and rows of a 16-bit tensor.
 template <class T>
 requires(sizeof(T) == 2) void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<float> a,
                                        gemm::Matrix<T> b, float* out, Workspace<float>& space) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (gemm::bfloat16_unit() != gemm::Bfloat16Unit::none) {
-      // As the sum of two bfloat16, the weights keep 16 bits.
+      // As a sum of two bfloat16, the weights keep 16 bits.
       BFloat16* const high = gemm::grown(space.high, m * depth);
       BFloat16* const low = gemm::grown(space.low, m * depth);
       MICA_INDEPENDENT
@@ -116,7 +116,7 @@ void add(S* sum, const S* term, std::int64_t n) {
   std::transform(sum, sum + n, term, sum, std::plus<S>());
 }
 
-// Which keys a query sees: the first ones, so many.
+// The number of keys that each query sees, from the first key on.
 struct Visible {
   std::int64_t keys;
   bool causal;
@@ -194,7 +194,7 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   }
 }
 
-// All that one key head gets, and the query heads that read it.
+// The gradients of one key head and of the query heads that read it.
 template <class T, class S>
 void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::int64_t key_head, Workspace<S>& space) {
   const std::int64_t width = args.q.size(3), values = args.v.size(3), group = args.q.size(1) / args.k.size(1);
@@ -219,8 +219,8 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
     for (std::int64_t first = 0; first < queries; first += kQueries) {
       const std::int64_t rows = std::min(kQueries, queries - first);
       const std::int64_t last_key = visible(first + rows - 1);
-      // Weights and their gradients for a block of keys; `each` gets those of every row, and writes back what it is to
-      // be.
+      // Weights and their gradients for a block of keys; `each` receives those of every row, and overwrites
+      // them.
       const auto for_rows = [&](std::int64_t key, std::int64_t keys, auto each) {
         multiply(rows, keys, width, q.rows(first), k.columns(key), weights, space);
         multiply(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
@@ -252,10 +252,10 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
           std::fill(dp + seen, dp + keys, S{0});
         }
       };
-      // With one block of keys, the loop below has whole rows.
+      // With a single block of keys, the loop below sees whole rows.
       const bool one_block = last_key <= kKeys;
       const bool sum_here = one_block && !std::is_same_v<S, T>;
-      // Σ dweights · weights of a row. It is Σ dout · out too, but not where out was rounded to 16 bits.
+      // Σ dweights · weights of a row. It equals Σ dout · out, unless out was rounded to 16 bits.
       std::array<S, kQueries> mean{};
       if constexpr (std::is_same_v<S, T>) {
         for (std::int64_t i = 0; i < rows; ++i) {

@@ -14,7 +14,7 @@ namespace mica::detail {
 
 namespace {
 
-// dscores = scale · weights · (dweights − Σ dweights · weights), row by row. Where the mask is, weights are 0.
+// dscores = scale · weights · (dweights − Σ dweights · weights), for each row. Masked weights are 0.
 struct AttentionWeightsGradient {
   static constexpr bool composed = true;
   double scale;
@@ -40,7 +40,7 @@ struct AttentionWeightsGradient {
     const auto [dweights, weights] = ctx.saved<2>();
     Tensors gradients(2);
     if (ctx.needs_grad(0)) {
-      gradients[0] = autograd::apply(*this, ddscores, weights);  // it is its own transpose
+      gradients[0] = autograd::apply(*this, ddscores, weights);  // this operation is its own transpose
     }
     if (ctx.needs_grad(1)) {
       const auto row_sum = [](const Tensor& x) { return sum(x, {-1}, true); };
@@ -75,7 +75,7 @@ struct AttentionWeights {
   }
 };
 
-// The same elements are dropped for the same key.
+// The same key drops the same elements.
 struct DropWeights {
   static constexpr bool composed = true;
   WeightDropout dropout;
@@ -92,7 +92,7 @@ struct DropWeights {
   Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
 };
 
-// Products of query heads with the key head that they share: (…, Hkv, H / Hkv · T, n) instead of (…, H, T, n).
+// Merges the query heads that share a key head for products: (…, Hkv, H / Hkv · T, n) instead of (…, H, T, n).
 class Groups {
  public:
   Groups(const Tensor& q, const Tensor& k)
@@ -127,8 +127,8 @@ Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
   return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
-// Scores, with the mask and, as a mask of -inf must not meet a scale that is negative or 0, then also the scale
-// applied; and the scale that is left.
+// Returns the masked scores and the remaining scale. With a mask, the scale is applied first, since a mask of -inf must
+// not be multiplied by a scale that is negative or 0.
 std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, double scale) {
   if (!mask.defined()) {
     return {scores, scale};

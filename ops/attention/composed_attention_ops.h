@@ -7,7 +7,7 @@
 
 namespace mica::detail {
 
-/// AttentionOptions with all that they leave open decided.
+/// AttentionOptions with all defaults resolved.
 struct AttentionRule {
   double scale = 1;
   bool causal = false;
@@ -15,12 +15,12 @@ struct AttentionRule {
   WeightDropout dropout{};
 };
 
-/// Attention made of recorded ops, for checked arguments; `mask` may be undefined. 16-bit inputs are cast to float32
-/// first and the result back.
+/// Attention by recorded ops, for validated arguments; `mask` may be undefined. 16-bit inputs are cast to float32, and
+/// the result is cast back.
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const AttentionRule& rule);
 
-/// The gradients of q, k and v for dy, made of recorded ops; the mask is a constant.
+/// The gradients of q, k and v for dy, by recorded ops; the mask is a constant.
 Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                                      const Tensor& dy, const AttentionRule& rule);
 

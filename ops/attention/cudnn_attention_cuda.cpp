@@ -16,9 +16,9 @@ using Graph = cuda::CudnnGraph;
 using Axes = Graph::Axes;
 using Node = Graph::Node;
 
-constexpr std::size_t kOldestVersion = 90800;  // plans are made for device properties, and inf masks are understood
+constexpr std::size_t kOldestVersion = 90800;  // supports plans for device properties and masks with inf
 
-// What a plan is made for.
+// The key of a plan.
 struct Problem {
   DType dtype = bfloat16;
   Axes q{}, k{};  // sizes
@@ -43,7 +43,7 @@ Axes swapped(Axes axes) {
 
 Axes sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
 
-// Of an axis of one element it is the length of what lies inside, so that equal problems share a plan.
+// The stride of an axis of length 1 is normalized to the size of the inner axes, so that equal problems share a plan.
 Axes strides_of(const Tensor& x) {
   Axes strides{};
   std::int64_t inside = 1;
@@ -61,8 +61,8 @@ bool is_aligned(const Tensor& x) {
          std::all_of(strides.begin(), strides.end() - 1, [](std::int64_t s) { return s > 0 && s % 8 == 0; });
 }
 
-// Builds the two graphs. Which operations there are, and in which order, is what cuDNN's fused engines recognize; it is
-// the one of cudnn-frontend's composite SDPA nodes.
+// Builds the two graphs. cuDNN's fused engines recognize this sequence of operations, which is that of cudnn-frontend's
+// composite SDPA nodes.
 class Builder {
  public:
   explicit Builder(const Problem& problem)
@@ -89,8 +89,8 @@ class Builder {
     return std::move(g_);
   }
 
-  // With `deterministic`, dS goes through memory (B · H · T · S elements), and dq is an ordinary product. Otherwise dq
-  // is summed up by atomics in a float32 buffer.
+  // With `deterministic`, dS is stored in memory (B · H · T · S elements), and dq is an ordinary product. Otherwise dq
+  // is accumulated by atomics in a float32 buffer.
   Graph backward() {
     const Axes rows_strides{rows_[1] * rows_[2], rows_[2], 1, 1};
     const Node q = g_.tensor(type_, p_.q, p_.q_strides);
@@ -134,7 +134,7 @@ class Builder {
   Node exp(Node x) { return g_.pointwise(CUDNN_POINTWISE_EXP, x, inner(scores_)); }
   Node scaled(Node x) { return pointwise(CUDNN_POINTWISE_MUL, x, g_.scalar(static_cast<float>(p_.scale))); }
 
-  // Where the key comes after the query, -inf.
+  // Sets scores of keys after the query to -inf.
   Node masked(Node scores) {
     if (!p_.causal) {
       return scores;
@@ -160,7 +160,7 @@ class Builder {
     return g_.reshape(x, g_.inner(type_, swapped(scores_), strides));
   }
 
-  // What dk or dv is summed up from where several query heads share a key head; otherwise itself.
+  // The tensor per query head that is reduced to dk or dv if query heads share a key head; otherwise `to` itself.
   Node per_query_head(Node to) {
     return p_.q[1] == p_.k[1] ? to : g_.inner(type_, {p_.k[0], p_.q[1], p_.k[2], p_.k[3]});
   }
@@ -215,7 +215,7 @@ struct Compiled {
   std::string reason;
 };
 
-// Compiled on first use and kept, as it takes some 100 ms.
+// Compiled on first use and cached, since it takes some 100 ms.
 const Compiled& compiled(const Problem& problem) {
   static std::mutex mutex;
   static std::map<std::pair<int, Problem>, Compiled> plans;
@@ -247,7 +247,7 @@ void run(const char* name, const Tensor& q, const Tensor& k, const Problem& prob
 bool cudnn_attention_supports(Cuda, const FusedAttention& args) {
   const std::int64_t queries = args.q.size(2), keys = args.k.size(2), width = args.q.size(3);
   const bool is_16_bit = args.q.dtype() == float16 || args.q.dtype() == bfloat16;
-  // The offset of a mask is only known to cuDNN as the one that aligns the last query with the last key.
+  // cuDNN supports an offset only if it aligns the last query with the last key.
   const bool offset =
       !args.causal || args.causal_offset == 0 || (args.causal_offset == keys - queries && keys > queries);
   if (!is_16_bit || args.dropout.drops() || args.mask.defined() || width % 8 != 0 || width > 128 || !offset ||

@@ -1,6 +1,6 @@
 // Attention backward with wgmma and the copy engine of compute capability 9.0: one kernel for the gradients of the
-// queries, one for those of keys and values. Each computes the weights anew, so that no sum crosses blocks: the bits
-// are the same run after run. flash_attention.md has the picture.
+// queries, one for those of keys and values. Each recomputes the weights, so that no sum crosses blocks and results are
+// bit-identical from run to run. See flash_attention.md.
 
 #include <algorithm>
 #include <type_traits>
@@ -12,8 +12,8 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// What both kernels have in common. A consumer owns 64 rows of two tensors, queries and dout or keys and values; kRows
-/// rows of the two others pass by, kStages of them on the way or being multiplied.
+/// Parameters of both kernels. A consumer owns 64 rows of two tensors, queries and dout or keys and values. Tiles of
+/// kRows rows of the two others stream through kStages stages.
 template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
 struct BackwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -31,7 +31,7 @@ struct BackwardPlan {
   struct Shared {
     unsigned char owned[kConsumers][2][kOwnedBytes];  // and the gradients
     unsigned char passing[kStages][2][kPassingBytes];
-    float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of queries that pass by
+    float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of streamed queries
     std::uint64_t owned_full[kConsumers];
     std::uint64_t owned_empty[kConsumers];
     std::uint64_t full[kStages];
@@ -51,13 +51,13 @@ struct BackwardPlan {
   }
 };
 
-/// For the gradients of keys and values. `kLean`: products of queries and of dout take turns in the same registers.
+/// For the gradients of keys and values. `kLean`: products of queries and of dout share registers, one at a time.
 template <int kDepth, int kConsumers, int kRows, int kStages, bool kLean_>
 struct KeysPlan : BackwardPlan<kDepth, kConsumers, kRows, kStages> {
   static constexpr bool kLean = kLean_;
 };
 
-/// Of the tensors that are read, and of the gradients that are written.
+/// Maps of the tensors to read and of the gradients to write.
 struct BackwardMaps {
   CUtensorMap q, k, v, dout;
   CUtensorMap first, second;  // dq, or dk and dv
@@ -65,7 +65,7 @@ struct BackwardMaps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Asks for a consumer's rows of two tensors, once those before are no longer needed.
+/// Loads a consumer's rows of two tensors, once the previous ones are no longer needed.
 template <class P>
 __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int consumer, const CUtensorMap* first,
                            const CUtensorMap* second, int row, int head, int batch) {
@@ -77,8 +77,8 @@ __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int c
   load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][1], second, row, head, batch, full);
 }
 
-/// Products of two numbers with what cuda::pair_of rounded, rounded themselves. Those of bfloat16 are made in bfloat16:
-/// unpacked, the compiler wants them all at once, for which there are not enough registers. float16 has not the range.
+/// Multiplies a pair rounded by cuda::pair_of by two numbers and rounds again. bfloat16 is multiplied in bfloat16: the
+/// compiler would unpack all pairs at once and run out of registers. float16 lacks the range.
 template <class T>
 __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -99,7 +99,7 @@ __device__ void release(std::uint64_t* barrier) {
   }
 }
 
-/// Waits for a stage that other consumers need, and leaves it to them.
+/// Waits for a stage that only other consumers need, and releases it.
 template <class P>
 __device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
   cuda::wait(&shared.full[ring.stage], ring.parity);
@@ -109,7 +109,7 @@ __device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
 
 // Gradients of queries.
 
-/// Blocks of keys that the queries before `end` see some of, if there are queries from `begin` on.
+/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
 template <class P>
 __device__ int key_steps(const Work& a, int begin, int end) {
   return begin < a.queries ? (a.visible_keys(end) + P::kRows - 1) / P::kRows : 0;
@@ -179,7 +179,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
       std::uint32_t dscores[P::kRows / 16][4];
       int last = -1;  // stage
       int step = steps - 1;
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // blocks that all see as a whole
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // blocks fully visible to all queries
       const auto do_step = [&](auto masked) {
         const unsigned char* const k = shared.passing[ring.stage][0];
         const unsigned char* const v = shared.passing[ring.stage][1];
@@ -267,7 +267,7 @@ __device__ auto& either(float (&first)[kSize], float (&second)[kOtherSize]) {
   }
 }
 
-/// The first block of queries that see some of the keys from `begin` on, if there are such keys.
+/// The first block of queries that see keys from `begin` on, if there are such keys.
 template <class P>
 __device__ int first_query_step(const Work& a, int begin) {
   const int all = (a.queries + P::kRows - 1) / P::kRows;
@@ -312,7 +312,7 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
 template <class T, class P, bool kDrops>
 __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                  const Order& order) {
-  // Between two heads, a consumer holds the last stage of the first one while it leaves stages to the other consumers.
+  // Between two heads, a consumer holds the last stage of the first one while it skips stages of the other consumers.
   static_assert(P::kStages > P::kConsumers);
   const int consumer = consumer_of_thread();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -332,7 +332,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
     const int begin = first + consumer * kConsumerRows;
     const int first_of_block = first_query_step<P>(a, first);
     const int first_step = first_query_step<P>(a, begin);
-    // From where on all queries of a block see all keys.
+    // The first step from which all queries see all keys of the block.
     const int first_unmasked = min(steps, (a.first_query(begin + kConsumerRows - 1) + P::kRows - 1) / P::kRows);
     float dk[P::kDepth / 2] = {};
     float dv[P::kDepth / 2] = {};
@@ -346,11 +346,11 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
       std::uint32_t dscores[P::kRows / 16][4];
       int last = -1;  // stage
       int step = 0;
-      int query_head = 0;  // of those that share the key head
+      int query_head = 0;  // among those that share the key head
       const auto do_step = [&](auto masked) {
         const unsigned char* const q = shared.passing[ring.stage][0];
         const unsigned char* const dout = shared.passing[ring.stage][1];
-        // Of queries 8 j + 2 (l % 4) and the next; the logarithms, or the means.
+        // The logarithms or the means of queries 8 j + 2 (l % 4) and the next.
         const auto stats = [&](int which, int j) {
           return *reinterpret_cast<const float2*>(
               &shared.stats[ring.stage][j * 8 / kStatsRows][which][j * 8 % kStatsRows + lane % 4 * 2]);
@@ -395,7 +395,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         }
         round_to<T, P::kRows>(rounded, weights);
         if constexpr (kDrops) {
-          if constexpr (P::kLean) {  // dS needs those that are dropped, too
+          if constexpr (P::kLean) {  // dS also needs the dropped ones
             copy_fragments(dscores, rounded);
           }
           drop_rounded<false, P::kRows>(rounded, &kept);
@@ -427,7 +427,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
             const float first_difference = dweights[i] - both.x;
             const float second_difference = dweights[i + 1] - both.y;
             const int place = j % 2 * 2 + half;
-            if constexpr (P::kLean) {  // which has only the rounded weights left
+            if constexpr (P::kLean) {  // only the rounded weights remain
               dscores[j / 2][place] =
                   multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
             } else {

@@ -1,6 +1,6 @@
-// Attention in one kernel: what problems are taken, which kernel runs, and what all backwards begin with. The kernels
-// for all chips are in flash_attention_portable.cuh; on compute capability 9.0 those of flash_attention_sm90.cu and
-// flash_attention_backward_sm90.cu take what has no mask tensor.
+// Attention in one kernel: supported problems, the choice of the kernel, and the first kernel of every backward. The
+// kernels for all GPUs are in flash_attention_portable.cuh; on compute capability 9.0, flash_attention_sm90.cu and
+// flash_attention_backward_sm90.cu handle problems without a mask tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@ namespace flash {
 
 namespace {
 
-/// For each query: the binary logarithm of its weights' sum, and Σ out · dout, which is the mean of the gradients of
-/// its weights, without the factor of those that dropout kept. So that nobody asks for the end of the rows, +inf and 0
-/// follow there, which make weights of zero, as for queries that see nothing. Eight lanes a row.
+/// For each query: the binary logarithm of the sum of its weights, and Σ out · dout, the weighted mean of the gradients
+/// of its weights, without the dropout scale. Padding rows get +inf and 0, which give zero weights, as for queries
+/// without visible keys, so that no kernel checks for the end. Eight lanes per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ Work a) {
   constexpr int kLanes = 8;
@@ -102,7 +102,7 @@ bool has_aligned_rows(const Tensor& x) {
          reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-/// Of a forward or a backward.
+/// The work of a forward or a backward.
 template <class Args>
 Work work_of(const Args& args) {
   const Tensor& q = args.q;
@@ -168,7 +168,7 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
       return false;
     }
   }
-  // Maxima are taken of the scores before they are scaled.
+  // Maxima are those of the unscaled scores.
   const float scale = static_cast<float>(problem.scale);
   return q.size(3) % flash::kPack == 0 && q.size(3) <= flash::kMostDepth && q.size(1) % k.size(1) == 0 &&
          k.size(0) == q.size(0) && k.size(3) == q.size(3) && problem.v.shape() == k.shape() &&

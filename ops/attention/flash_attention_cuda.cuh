@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels for all chips and those for compute capability 9.0 share.
+// Declarations shared by the kernels for all GPUs and those for compute capability 9.0.
 
 #include <cstdint>
 
@@ -22,8 +22,8 @@ struct Operand {
   }
 };
 
-/// (batch, head, query, key), boolean: true for what may be seen; or floating, times `factor` added to the scores
-/// before they are scaled. Strides are in elements and may be 0.
+/// (batch, head, query, key). Boolean: true if visible. Floating: multiplied by `factor` and added to the unscaled
+/// scores. Strides are in elements and may be 0.
 struct Mask {
   const void* data = nullptr;
   std::int64_t batch = 0;
@@ -40,12 +40,12 @@ constexpr int kStatsRows = 64;
 struct Work {
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
-  Mask mask;               // of the masked kernels
+  Mask mask;               // for the masked kernels
   float* lse = nullptr;    // (B, H, T), natural logarithms
   float* stats = nullptr;  // (B, H, padded T / kStatsRows, 2, kStatsRows): see stats_kernel
   int batches = 0;
   int heads = 0;  // H
-  int group = 1;  // query heads of a key head
+  int group = 1;  // query heads per key head
   int queries = 0;
   int keys = 0;
   int depth = 0;   // D
@@ -54,21 +54,21 @@ struct Work {
   float scale_log2 = 1;  // scale · log2 e
   DType dtype = float16;
 
-  // Dropout: which weights, and what scales those that are kept. 1 where nothing is dropped.
+  // Dropout: the choice of weights, and the scales of kept ones; 1 without dropout.
   bool drops = false;
   PhiloxKey dropout_key{};
-  std::uint32_t dropped_below[8] = {};  // all bits are set where that bit of the threshold is not
+  std::uint32_t dropped_below[8] = {};  // all bits are set if that bit of the threshold is not
   float kept_share = 1;
   float weight_factor = 1;   // 1 / kept_share
   float gradient_scale = 1;  // scale / kept_share
 
-  /// Rows of queries, up to the end of the last block of any kernel.
+  /// Query rows, rounded up to the largest block of any kernel.
   __host__ __device__ int padded_queries() const { return (queries + 127) / 128 * 128; }
-  /// The statistics of query `row` of one head of all; the second one is kStatsRows behind the first.
+  /// The statistics of query `row` of head `head`; the second one is kStatsRows after the first.
   __device__ float* stats_of(int head, int row) const {
     return stats + (std::int64_t{head} * padded_queries() + row / kStatsRows * kStatsRows) * 2 + row % kStatsRows;
   }
-  /// Keys that a query before `end` can see.
+  /// Number of keys visible to queries before `end`.
   __host__ __device__ int visible_keys(int end) const {
     const int last = (end < queries ? end : queries) + offset;
     return last < 0 ? 0 : last < keys ? last : keys;
@@ -79,14 +79,14 @@ struct Work {
 
 constexpr int kMostDepth = 128;
 
-/// What fills `stats` before a backward, and the kernels for all chips.
+/// The kernel that fills `stats` before a backward, and the kernels for all GPUs.
 void fill_stats(const Work& work);
 void forward_portable(const Work& work);
 void backward_portable(const Work& work);
 void forward_masked(const Work& work);
 void backward_masked(const Work& work);
 
-/// Whether the kernels with wgmma can be used for the tensors of a problem: their addresses and strides fit tensor
+/// Whether the wgmma kernels support the tensors of a problem: addresses and strides must fit tensor
 /// maps.
 bool fits_sm90(const Work& work, bool backward);
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// Dropout of the weights that a warp holds in the layout of the tensor cores' sums: lane l has rows l / 4 and l / 4 + 8
-// of 16, and of each 8 columns the two from 2 (l % 4) on. Rows are queries or, for the gradients of keys and values,
+// Dropout of weights in the register layout of the tensor cores' sums: lane l has rows l / 4 and l / 4 + 8 of
+// 16, and columns 2 (l % 4) and the next of each 8. Rows are queries or, for the gradients of keys and values,
 // keys.
 //
-// Half of a group of attention_dropout.h lies in lane l and half in lane l ^ 4, whose rows are neighbors. Of two blocks
-// of columns, the lane with the even row draws the first one's bits and the lane with the odd row the second one's, and
-// they exchange halves: no bit is drawn twice or in vain.
+// A group of attention_dropout.h is split between lanes l and l ^ 4, whose rows are neighbors. For two blocks of
+// columns, the lane with the even row draws the bits of the first block, the lane with the odd row those of the second,
+// and they exchange halves: no bit is drawn twice or unused.
 
 #include <cstdint>
 
@@ -15,15 +15,15 @@
 
 namespace mica::kernels::flash {
 
-/// Bytes of two registers, 0 to 3 of the first one and 4 to 7 of the second; with 8 added, their sign bits instead.
+/// Selects bytes of two registers: 0 to 3 of the first, 4 to 7 of the second; adding 8 replicates their sign bit.
 __device__ inline std::uint32_t permute_bytes(std::uint32_t first, std::uint32_t second, unsigned selector) {
   std::uint32_t result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(selector));
   return result;
 }
 
-/// Which of a lane's weights are kept, a bit each, of 16 rows from `row` and kColumns columns (32 or 64) from `column`
-/// on; row is a multiple of 16, column of 32. `head` is that of queries, of all batches. By a whole warp.
+/// A bit for each of a lane's weights, 1 if kept, in 16 rows from `row` and kColumns columns (32 or 64) from `column`
+/// on; row is a multiple of 16, column of 32. `head` counts query heads over all batches. Called by a whole warp.
 template <bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   static_assert(kColumns == 32 || kColumns == 64);
@@ -52,7 +52,7 @@ __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head
     } else {
       plane = first >> (i % 2 * 16);
     }
-    // With a bit of the threshold that is set, `and`, else `or`: as kept_of_dropout_group().
+    // `and` if the threshold's bit is set, else `or`: see kept_of_dropout_group().
     kept = (plane & kept) | (plane & a.dropped_below[i]) | (kept & a.dropped_below[i]);
   }
   constexpr std::uint32_t kEven = kRowsAreQueries ? 0x0F0F0F0F : 0x33333333;
@@ -63,7 +63,7 @@ __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head
   return (kept & own) | (received & ~own);
 }
 
-/// Which bit of draw_kept() belongs to number i of a lane's sums.
+/// The bit of draw_kept() for sum i of a lane.
 template <bool kRowsAreQueries>
 __device__ constexpr int bit_of_sum(int i) {
   const int block = i / 8;
@@ -73,24 +73,24 @@ __device__ constexpr int bit_of_sum(int i) {
   return byte * 8 + (kRowsAreQueries ? block % 2 * 4 + i % 2 * 2 + column_half : i % 2 * 4 + block % 2 * 2 + row_half);
 }
 
-/// 0 for a weight that is dropped, also if it is not finite.
+/// 0 for a dropped weight, even if it is not finite.
 template <bool kRowsAreQueries>
 __device__ float keep(float weight, std::uint32_t kept, int i) {
   return (kept & 1u << bit_of_sum<kRowsAreQueries>(i)) != 0 ? weight : 0;
 }
 
-/// The same for sums i and i + 1 that were rounded to 16 bits; i is even.
+/// The same for sums i and i + 1, rounded to 16 bits; i is even.
 template <bool kRowsAreQueries>
 __device__ std::uint32_t keep_pair(std::uint32_t pair, std::uint32_t kept, int i) {
   const int first = bit_of_sum<kRowsAreQueries>(i);
   const int second = bit_of_sum<kRowsAreQueries>(i + 1);  // of the same byte
   const unsigned byte = first / 8;
-  // Both bits become the signs of their bytes, and these the masks of the halves.
+  // Move both bits to the signs of their bytes, and expand these to masks of the halves.
   return pair &
          permute_bytes(kept << (7 - first % 8), kept << (7 - second % 8), (byte | 0x8) * 0x11 + (byte | 0xC) * 0x1100);
 }
 
-/// The same for all of a lane's pairs; each register of `kept` is of 64 columns.
+/// The same for all of a lane's pairs; each register of `kept` covers 64 columns.
 template <bool kRowsAreQueries, int kColumns>
 __device__ void drop_rounded(std::uint32_t (&weights)[kColumns / 16][4], const std::uint32_t* kept) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Attention with a mask tensor, on all chips. Dropout is decided at run time here, so that there are not twice as many
+// Attention with a mask tensor, on all GPUs. Dropout is a run-time option here, to halve the number of
 // kernels.
 
 #include <mica/ops/attention/flash_attention_portable.cuh>

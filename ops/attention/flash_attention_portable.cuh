@@ -1,9 +1,9 @@
 #pragma once
 
-// The kernels for all chips with bfloat16 tensor cores (compute capability 8.0 and up), after FlashAttention-2 (Dao,
-// 2023). flash_attention.md has the picture. Each warp owns 16 rows, of queries or, for the gradients of keys and
-// values, of keys, and walks along the blocks of the other kind. A warp's weights leave the first product in the
-// registers in which the second product wants them, so they are never written anywhere.
+// The kernels for all GPUs with bfloat16 tensor cores (compute capability 8.0 and up), after FlashAttention-2 (Dao,
+// 2023). See flash_attention.md. Each warp owns 16 rows, of queries or, for the gradients of keys and values, of keys,
+// and iterates over the blocks of the other kind. The first product leaves a warp's weights in the register layout that
+// the second product needs, so they are never stored to memory.
 
 #include <cmath>
 #include <cstdint>
@@ -21,34 +21,34 @@ namespace mica::kernels::flash {
 constexpr int kWarp = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kWarpRows = 16;                   // of one tensor core instruction
-constexpr int kBlockRows = kWarps * kWarpRows;  // that a block owns
+constexpr int kWarpRows = 16;                   // of one tensor-core instruction
+constexpr int kBlockRows = kWarps * kWarpRows;  // owned by a block
 constexpr int kPack = 8;                        // 16-bit elements in 16 bytes
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-/// What happens to weights. `masked` is for every mask, with dropout or without.
+/// The treatment of weights. `masked` handles every mask, with and without dropout.
 enum class Variant { plain, drops, masked };
 
-/// Tiles in shared memory hold rows of kDepth elements, zeros past D. Each row is 16 bytes longer than that, so that
-/// one column of 8 rows lies in different banks.
+/// Tiles in shared memory hold rows of kDepth elements, zeros past D. Each row is padded by 16 bytes, so that a column
+/// of 8 rows is in different banks.
 template <int kDepth>
 struct Plan {
   static constexpr int kPitch = kDepth + kPack;
-  static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a block on the way
+  static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a streamed block
   static_assert(kStatsRows % kSteps == 0);
-  static constexpr int kOwned = kBlockRows * kPitch;  // elements of a tile that a block owns
-  static constexpr int kPassing = kSteps * kPitch;    // of one that passes by
+  static constexpr int kOwned = kBlockRows * kPitch;  // elements of an owned tile
+  static constexpr int kPassing = kSteps * kPitch;    // of a streamed tile
   static constexpr int kForwardBytes = (kOwned + 4 * kPassing) * 2;
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
 
-/// That share a multiprocessor, at least; 0 leaves it to the compiler, which with dropout, and in the key gradients
-/// with masks, aims at more and spills.
+/// Minimum blocks per multiprocessor; 0: the compiler's choice. With dropout, and in the key gradients with masks, the
+/// compiler would aim for more blocks and spill.
 template <int kDepth, Variant kVariant>
 constexpr int kBlocks = kVariant == Variant::drops && (kDepth < 128) ? 3 : 0;
 
-/// Starts copying kRows rows to shared memory, with zeros where there are none.
+/// Starts copying kRows rows to shared memory, with zeros past the end.
 template <class T, int kDepth, int kRows>
 __device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, int depth) {
   constexpr int kPacks = kDepth / kPack;
@@ -62,7 +62,7 @@ __device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, i
   }
 }
 
-/// 16 rows of a first factor at `tile`, 16 of its columns.
+/// Loads 16 rows and 16 columns of a left factor at `tile`.
 template <int kPitch, class T>
 __device__ void load_first(std::uint32_t (&a)[4], const T* tile, int column) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -109,8 +109,8 @@ struct KeepSome {
   }
 };
 
-/// sums (16, kDepth) += weights (16, kRows), rounded to T, · b (kRows, kDepth) in shared memory. keep(pair, i) is what
-/// is left of weights i and i + 1, rounded, of this lane.
+/// sums (16, kDepth) += weights (16, kRows), rounded to T, · b (kRows, kDepth) in shared memory. keep(pair, i) applies
+/// dropout to this lane's weights i and i + 1, rounded.
 template <class T, int kDepth, int kRows, class Keep = KeepAll>
 __device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)[kRows / 8][4], const T* b,
                             Keep keep = {}) {
@@ -167,7 +167,7 @@ inline __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Which weights a variant keeps. The masked one, which has no register to spare for the key, reads it each time.
+/// The weights that a variant keeps. The masked variant has no register to spare for the key and reads it each time.
 template <Variant kVariant, bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   if constexpr (kVariant == Variant::masked) {
@@ -177,8 +177,8 @@ __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head,
   }
 }
 
-/// Applies the mask to a warp's scores of query head h before they are scaled: 16 rows from `row` and kColumns columns
-/// from `column` on.
+/// Applies the mask to a warp's unscaled scores of query head h: 16 rows from `row` and kColumns columns from `column`
+/// on.
 template <class T, bool kRowsAreQueries, int kColumns>
 __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b, int h, int row, int column) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -218,7 +218,7 @@ __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b,
   }
 }
 
-/// Block i: a block of queries, the last ones first, as these see the most keys; then the heads.
+/// Block i: blocks of queries in descending order, since the last ones see the most keys; then the heads.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
-  float most[2] = {-INFINITY, -INFINITY};  // of rows l / 4 and l / 4 + 8; of the scores before they are scaled
+  float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores of rows l / 4 and l / 4 + 8
   float total[2] = {};                     // of the weights, this lane's part
   if (steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
@@ -428,9 +428,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
                         a.gradient_scale);
 }
 
-/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Block i: a block
-/// of keys, the first ones first, as these are seen by the most queries; then the heads of keys. Weights are transposed
-/// here: rows are keys.
+/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Block i: blocks
+/// of keys in ascending order, since the first ones are seen by the most queries; then the key heads. Weights are
+/// transposed here: rows are keys.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
     key_gradient_kernel(const __grid_constant__ Work a) {
@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
       const float2 log2_sums = *reinterpret_cast<const float2*>(stats + j * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // Keys past the end make weights of rows that are not written.
+        // Keys past the end only affect rows that are not written.
         const int begin = first + warp_row + lane / 4 + half * 8 - a.offset - query - lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -1,5 +1,5 @@
 // Attention forward with wgmma and the copy engine of compute capability 9.0, after FlashAttention-3 (Shah et al.,
-// 2024). flash_attention.md has the picture.
+// 2024). See flash_attention.md.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Of kKeys keys and values, kStages pairs are on the way or being multiplied.
+/// Tiles of kKeys keys and values stream through kStages stages.
 template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -20,7 +20,7 @@ struct ForwardPlan {
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kOverlap = kOverlap_;  // products of a consumer run beside its own softmax
+  static constexpr bool kOverlap = kOverlap_;  // a consumer's products overlap its own softmax
   static constexpr int kQueries = kConsumers * kConsumerRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 40;
@@ -50,17 +50,17 @@ struct ForwardMaps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Blocks of keys that the queries before `end` see some of, if there are queries from `begin` on.
+/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
 template <class P>
 __device__ int steps_of(const Work& a, int begin, int end) {
   return begin < a.queries ? (a.visible_keys(end) + P::kKeys - 1) / P::kKeys : 0;
 }
 
-/// By one thread. Keys come from the last block to the first one, so that those with masks are done first.
+/// Runs in one thread. Key blocks are loaded in descending order, so that masked ones come first.
 template <class P>
 __device__ void produce(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   Ring<P::kStages> ring;
-  unsigned q_parities = 0;  // a bit for each consumer
+  unsigned q_parities = 0;  // one bit per consumer
   order.each([&](Order::Place place) {
     const int b = place.head / a.heads;
     const int h = place.head % a.heads;
@@ -102,13 +102,13 @@ __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// What a lane knows of its rows, l / 4 and l / 4 + 8 of its warp's.
+/// A lane's state of its rows, l / 4 and l / 4 + 8 of the warp's.
 struct Rows {
-  float most[2] = {-INFINITY, -INFINITY};  // of the scores so far, before they are scaled
+  float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores so far
   float total[2] = {};                     // of the weights, this lane's part
 };
 
-/// Masks what a row does not see; `visible` is counted from the first key of the block.
+/// Masks the keys that a row does not see; `visible` counts from the first key of the block.
 template <int kKeys>
 __device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
@@ -120,7 +120,7 @@ __device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
   }
 }
 
-/// Scores become weights; what was summed up before is to be multiplied by `shrink`.
+/// Converts scores to weights; earlier sums must be multiplied by `shrink`.
 template <int kKeys>
 __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2], float scale_log2) {
 #pragma unroll
@@ -147,8 +147,8 @@ __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2
   }
 }
 
-/// A warpgroup, for 64 queries of each tile of this block. While the tensor cores add a block's weighted values, and
-/// multiply the next block's keys, the warpgroup turns scores into weights.
+/// A warpgroup, for 64 queries of each tile of this block. The warpgroup computes the softmax while the tensor cores
+/// accumulate a block's weighted values and multiply the next block's keys.
 template <class T, class P, bool kDrops>
 __device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   const int consumer = consumer_of_thread();
@@ -172,7 +172,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
     const int begin = first + consumer * kConsumerRows;
     const int steps_of_block = steps_of<P>(a, first, first + P::kQueries);
     const int steps = steps_of<P>(a, begin, begin + kConsumerRows);
-    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // that only other consumers need
+    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // steps that only other consumers need
       cuda::wait(&shared.k_full[ring.stage], ring.parity);
       release(&shared.k_empty[ring.stage]);
       cuda::wait(&shared.v_full[ring.stage], ring.parity);
@@ -192,11 +192,11 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         }
         mask<P::kKeys>(scores, visible);
       };
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // blocks that all see as a whole
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // blocks fully visible to all queries
       const auto multiply_keys = [&](int stage) {
         multiply_transposed<T, P::kChunks, P::kKeys>(scores, q, shared.k[stage]);
       };
-      // Which weights of a block are kept, 64 keys in a register. To be asked for while products run.
+      // The kept weights of a block, 64 keys per register. Compute it while products run.
       std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];
       const auto draw = [&](int step) {
         if constexpr (kDrops) {

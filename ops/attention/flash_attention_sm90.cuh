@@ -1,10 +1,10 @@
 #pragma once
 
-// What the kernels of flash_attention_sm90.cu and flash_attention_backward_sm90.cu share. A block is made of a
-// warpgroup that only asks the copy engine for tiles and of some that multiply them, 64 rows each ("consumers"). One
-// block a multiprocessor stays until all is done.
+// Code shared by flash_attention_sm90.cu and flash_attention_backward_sm90.cu. A block has one producer warpgroup,
+// which issues the tile copies, and consumer warpgroups, which multiply them, 64 rows each. Blocks are persistent, one
+// per multiprocessor.
 //
-// Tiles in shared memory are made of chunks: 64 elements of each row, in swizzled lines of 128 bytes.
+// Tiles in shared memory consist of chunks: 64 elements of each row, in swizzled lines of 128 bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ constexpr int kChunk = 64;  // elements of a line
 constexpr int kConsumerChunkBytes = kConsumerRows * kLineBytes;
 constexpr float kLn2 = 0.6931471805599453f;
 
-/// A place in a ring of stages, whose barriers are known by the parity of the round.
+/// A position in a ring of stages; `parity` is the phase of the stage's barriers.
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -40,13 +40,13 @@ struct Ring {
   }
 };
 
-/// Which tiles a block works on: parts of (batch, head), of which those with the most work come first. A unit is what
-/// is given to a block at once: a tile, or two that together have as much work as any other two.
+/// The tiles of a block: parts of (batch, head), in descending order of work. Tiles are assigned in units: one tile, or
+/// two tiles paired so that all pairs have equal work.
 struct Order {
   int heads;           // of all batches
   int tiles;           // of a head
-  int units_of_head;   // 0: the first unit of all heads, then the second one of all; else head after head
-  bool paired;         // units are the tile with the most work and that with the least, and so on
+  int units_of_head;   // 0: the first units of all heads, then the second units, ...; else one head after the other
+  bool paired;         // a unit pairs the tile with the most work and that with the least, and so on
   bool last_is_heavy;  // the last tile of a head has the most work
 
   struct Place {
@@ -54,15 +54,15 @@ struct Order {
     int head;
   };
 
-  /// Calls f(place) for each tile of this block: units go there and back along the blocks, so that none always gets the
-  /// heavier ones.
+  /// Calls f(place) for each tile of this block: units are assigned to blocks in alternating order, so that no block
+  /// always gets the heavier ones.
   template <class F>
   __device__ void each(const F& f) const {
     const int grid = static_cast<int>(gridDim.x);
     const int block = static_cast<int>(blockIdx.x);
     const int units = heads * (units_of_head > 0 ? units_of_head : tiles);
 #pragma unroll 1
-    for (int i = 0;; ++i) {  // nothing else is kept in registers
+    for (int i = 0;; ++i) {  // the only state kept in registers
       const int round = paired ? i / 2 : i;
       const int unit = round * grid + (round % 2 == 0 ? block : grid - 1 - block);
       if (unit >= units) {
@@ -81,12 +81,12 @@ struct Order {
   }
 };
 
-/// `read_bytes`: what one head reads again for each of its tiles. As long as that of all heads stays in the L2 cache,
-/// all begin with the tiles that take longest, which leaves the least idle at the end. Otherwise one head is finished
-/// after the other, except where the softmax takes longer than the products anyway (measured).
+/// `read_bytes`: the bytes that one head reads again for each of its tiles. If those of all heads fit in the L2 cache,
+/// all heads start with their longest tiles, which minimizes idle time at the end. Otherwise one head is finished after
+/// the other, except where the softmax takes longer than the products anyway (measured).
 inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy, int grid, double read_bytes) {
   constexpr double kCache = 24e6;
-  constexpr int kRounds = 2;  // of units that are to be there for each block
+  constexpr int kRounds = 2;  // minimum number of units per block
   const bool causal = work.offset < work.keys;
   const int units = causal ? (tiles + 1) / 2 : tiles;
   const bool by_heads = heads * read_bytes > kCache && std::int64_t{heads} * units >= std::int64_t{kRounds} * grid &&
@@ -98,7 +98,7 @@ inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy
           .last_is_heavy = last_is_heavy};
 }
 
-/// Launches kernel(work, maps, order) with a block for each multiprocessor, or for each tile if these are fewer.
+/// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer.
 template <class Maps>
 void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
                        int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps) {
@@ -127,13 +127,13 @@ inline CUtensorMap map_of_keys(const Work& work, const Operand& x, int box_lines
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Which consumer this thread belongs to. The compiler has to know that it is the same in a whole warp: products in
-/// what it takes for divergent code run one after the other.
+/// This thread's consumer. The compiler must know that it is uniform in a warp: it serializes products in code that it
+/// considers divergent.
 __device__ inline int consumer_of_thread() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
 }
 
-/// The chunks of a tile of kRows rows, to shared memory.
+/// Loads the chunks of a tile of kRows rows to shared memory.
 template <int kChunks, int kRows>
 __device__ void load_chunks(unsigned char* to, const CUtensorMap* map, int row, int head, int batch,
                             std::uint64_t* barrier) {
@@ -143,7 +143,7 @@ __device__ void load_chunks(unsigned char* to, const CUtensorMap* map, int row, 
   }
 }
 
-/// sums (64, kRows) = a (64, 64 · kChunks) · b (kRows, 64 · kChunks)ᵀ, tiles of chunks in shared memory.
+/// sums (64, kRows) = a (64, 64 · kChunks) · b (kRows, 64 · kChunks)ᵀ, both tiles of chunks in shared memory.
 template <class T, int kChunks, int kRows>
 __device__ void multiply_transposed(float (&sums)[kRows / 2], const unsigned char* a, const unsigned char* b) {
   constexpr std::uint64_t kNext = cuda::kNextDepth<cuda::Lines::depth>;
@@ -171,7 +171,7 @@ __device__ void add_product(float (&sums)[kChunks * kChunk / 2], const std::uint
   }
 }
 
-/// The sums of a product, rounded to T, as the first factor of another.
+/// The sums of a product, rounded to T, as the left factor of another product.
 template <class T, int kRows>
 __device__ void round_to(std::uint32_t (&weights)[kRows / 16][4], const float (&sums)[kRows / 2]) {
 #pragma unroll
@@ -202,16 +202,16 @@ __device__ void pin_all(std::uint32_t (&fragments)[kCount][4]) {
   }
 }
 
-/// A warpgroup's 64 rows, times the factors of rows l / 4 and l / 4 + 8 of each warp, through a tile in shared memory
-/// of its own, so that whole lines leave; the copy engine leaves out what lies past the end. Waits until the tile can
-/// be used again, in thread 0 only.
+/// Stores a warpgroup's 64 rows, multiplied by the factors of rows l / 4 and l / 4 + 8 of each warp, through the
+/// warpgroup's tile in shared memory, so that whole lines are written; the copy engine skips rows past the end. Thread
+/// 0 waits until the tile can be reused.
 template <class T, int kChunks>
 __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float first_factor, float second_factor,
                            unsigned char* tile, const CUtensorMap* map, int row, int head, int batch, int barrier) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
-  const int line = thread / kWarp * 16 + lane % 16;  // that this lane gives the address of
-  cuda::meet(barrier, kWarpgroup);                   // nobody reads the tile any more
+  const int line = thread / kWarp * 16 + lane % 16;  // the line whose address this lane provides
+  cuda::meet(barrier, kWarpgroup);                   // no thread reads the tile any more
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll

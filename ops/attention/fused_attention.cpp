@@ -44,7 +44,7 @@ struct CudnnKernels {
   }
 };
 
-// Calls f with the kernels of `backend`; false if the device or the build has none. This is the one place that asks for
+// Calls f with the kernels of `backend`; false if the device or the build has none. The only place that checks for
 // cuDNN.
 template <class F>
 bool with_kernels(AttentionBackend backend, Device device, F&& f) {
@@ -69,7 +69,7 @@ bool with_kernels(AttentionBackend backend, Device device, F&& f) {
   return found;
 }
 
-// Rows that kernels can read by 16 bytes, with strides that are multiples of them. On the CPU they only have to be
+// Whether rows can be read in units of 16 bytes, and strides are multiples of that. On the CPU, rows must only be
 // dense.
 bool has_aligned_rows(const Tensor& x) {
   if (x.device().is_cpu()) {
@@ -100,7 +100,7 @@ Tensor aligned(const Tensor& x) {
   return copy;
 }
 
-// (B, H, T, S) without copies along broadcast axes; in one of the dtypes that kernels know.
+// (B, H, T, S) without copies along broadcast axes, in a dtype that the kernels support.
 Tensor prepared_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   if (!mask.defined()) {
     return {};
@@ -128,7 +128,7 @@ kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const T
 struct FusedAttention {
   static constexpr bool composed = true;
   AttentionRule rule;
-  FusedCall call;  // with its tensors until forward has run
+  FusedCall call;  // holds its tensors until forward has run
 
   Tensor forward(autograd::Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v) {
     const kernels::FusedAttention args = std::exchange(call.args, {});

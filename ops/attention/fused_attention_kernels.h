@@ -25,7 +25,7 @@ struct FusedAttention {
   WeightDropout dropout{};  ///< of the weights, before the product with v; lse and sums are those of all
 };
 
-/// The gradients of FusedAttention. Deterministic: equal bits run after run.
+/// The gradients of FusedAttention. Deterministic: bit-identical from run to run.
 struct FusedAttentionBackward {
   Tensor q, k, v, out, lse, dout;  ///< as in the forward; dout (B, H, T, D)
   Tensor dq{}, dk{}, dv{};         ///< strided like q, k, v: may be slices of one (B, T, 3 · H · D) buffer
@@ -36,13 +36,13 @@ struct FusedAttentionBackward {
   WeightDropout dropout{};
 };
 
-/// On the CPU, for every floating dtype; v and out may have a last axis of their own; lse is of the dtype that sums are
-/// kept in. Backward has one thread for each batch item and key head.
+/// On the CPU, for every floating dtype; v and out may have another last axis than q and k; lse has the accumulation
+/// dtype. Backward has one thread per batch item and key head.
 void blocked_attention_forward(Cpu, const FusedAttention& args);
 void blocked_attention_backward(Cpu, const FusedAttentionBackward& args);
 
-/// Whether an implementation takes a problem: a pure function of shapes, strides, dtype and options, and of what the
-/// chip and the build have.
+/// Whether an implementation supports a problem: a pure function of shapes, strides, dtype and options, and of the GPU
+/// and the build.
 bool flash_attention_supports(Cuda, const FusedAttention& problem);
 void flash_attention_forward(Cuda, const FusedAttention& args);
 void flash_attention_backward(Cuda, const FusedAttentionBackward& args);

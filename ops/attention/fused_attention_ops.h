@@ -8,21 +8,21 @@
 
 namespace mica::detail {
 
-/// An attention that one kernel takes, with its results allocated.
+/// A call of a fused kernel, with its results allocated.
 struct FusedCall {
   AttentionBackend backend;
   kernels::FusedAttention args;
 };
 
-/// Whether the flash kernel's fast variant runs there.
+/// Whether the device runs the flash kernel's fast variant.
 bool has_wgmma(Device device);
 
-/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined, for `backend` and asks it; nothing
-/// if it is not built in or does not take the problem. Operands whose rows are not aligned are copied.
+/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined, for `backend`; nullopt if it is not
+/// built in or does not support the problem. Operands with unaligned rows are copied.
 std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const Tensor& q, const Tensor& k,
                                                  const Tensor& v, const Tensor& mask, const AttentionRule& rule);
 
-/// The kernels themselves, for arguments that prepare_fused_attention() made or that fit as well.
+/// Runs the kernels on arguments that satisfy the conditions of prepare_fused_attention().
 void run_fused_attention(const FusedCall& call);
 void run_fused_attention_backward(AttentionBackend backend, const kernels::FusedAttentionBackward& args);
 

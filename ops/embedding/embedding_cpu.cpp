@@ -34,7 +34,7 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
     using Sum = Accumulate<T>;
     const T* dy = args.dy.data<T>();
     T* dweight = args.dweight.data<T>();
-    // Each thread owns a range of columns, so every sum runs in the order of the indices whatever the number of
+    // Each thread owns a range of columns, so every sum has the order of the indices, for any number of
     // threads.
     parallel_for(width, 64, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t columns = end - begin;

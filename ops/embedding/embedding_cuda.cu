@@ -24,7 +24,7 @@ int blocks_for(std::int64_t n) {
   return static_cast<int>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 1 << 20));
 }
 
-// y[i, c] = weight[indices[i], c], V columns a thread.
+// y[i, c] = weight[indices[i], c], V columns per thread.
 template <class T, int V>
 __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* indices, T* y, std::int64_t n,
                                          std::int64_t rows, std::int64_t packs) {
@@ -85,7 +85,7 @@ struct Gradient {
     return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment);
   }
   __device__ std::uint32_t last_key(int segment) const { return keys[end_of(segment) - 1]; }
-  __device__ bool continues(int segment) const {  // its last run goes on in the next
+  __device__ bool continues(int segment) const {  // its last run continues in the next segment
     const std::int64_t next = end_of(segment);
     return next < n && keys[next] == keys[next - 1];
   }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   const int segment = blockIdx.x;
   const int first = segment * kSegment;
   const int count = min(kSegment, g.n - first);
-  // Everything is on its way before the first sum.
+  // Issue all loads before the first sum.
   std::uint32_t keys[kSegment];
   Pack<T, V> packs[kSegment];
 #pragma unroll
@@ -243,7 +243,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   }
   const int n = static_cast<int>(count);
 
-  // A stable sort by row keeps the uses of each row in their order, so the sums are the same on every run.
+  // A stable sort by row preserves the order of the uses of each row, so the sums are bit-identical in every run.
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;

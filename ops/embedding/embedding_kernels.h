@@ -15,8 +15,8 @@ struct EmbeddingForward {
 struct EmbeddingBackward {
   const Tensor& dy;       // (n, C)
   const Tensor& indices;  // (n)
-  const Tensor& dweight;  // (V, C): the sums, or 0 where there is nothing to add up
-  bool accumulate;        // they are added to what is there
+  const Tensor& dweight;  // (V, C): the sums; 0 for unused rows
+  bool accumulate;        // add to dweight instead of overwriting it
 };
 
 void embedding_forward(Cpu, const EmbeddingForward& args);

@@ -15,20 +15,20 @@ using rows::load_streaming;
 using rows::Pack;
 using rows::store;
 
-// A block has 32 packs of columns, side by side, of a slab of rows, and works on 8 rows at once: 4 such steps are under
-// way in each thread.
+// A block processes 32 adjacent packs of columns of a slab of rows, 8 rows at a time. Each thread has 4 such steps in
+// flight.
 constexpr int kLanes = 32;
 constexpr int kLines = 8;
 constexpr int kThreads = kLanes * kLines;
 constexpr int kSteps = 4;
-// Slabs are whole multiples of that, and as many as give about so many blocks: several times what a GPU has room for,
-// so that none waits long for the last. They depend on the shape alone, so that sums do not depend on the device.
+// Slabs are multiples of that. Their number gives about this many blocks, several times a GPU's capacity, so that the
+// last ones cause little idle time. It depends on the shape alone, so that sums do not depend on the device.
 constexpr std::int64_t kSlab = kLines * kSteps;
 constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.
 constexpr int kSumLines = 32;
 
-// f′ from v, which is f's result or its argument.
+// f′ as a function of v, which is f's result or its argument.
 struct None {};
 struct Relu {
   template <class T, class S>
@@ -56,7 +56,7 @@ struct Arguments {
   const T* v;
   T* dz;
   T* dbias;
-  Accumulate<T>* partial;  // (slabs, columns), where there is more than one
+  Accumulate<T>* partial;  // (slabs, columns), if there are several slabs
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t slab;

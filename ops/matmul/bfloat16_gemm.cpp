@@ -11,25 +11,25 @@ namespace mica::gemm {
 
 namespace {
 
-constexpr int kBlock = 2 * kTileVectors;  // rows and columns of the output that are summed at a time
+constexpr int kBlock = 2 * kTileVectors;  // rows and columns of an output block
 
-// Elements of a packed operand at a time; elements of a's rows that stay in the second-level cache while all of b
-// passes by.
+// Elements of a packed part of an operand; elements of a's rows that stay in the second-level cache while all of b is
+// read.
 constexpr std::int64_t kPackedElements = std::int64_t{1} << 22;
 constexpr std::int64_t kCachedElements = std::int64_t{1} << 18;
-// Work for one thread below which another costs more than it saves: elements to pack, multiplications.
+// Minimum work per thread: elements to pack, multiplications.
 constexpr std::int64_t kPackGrain = std::int64_t{1} << 16;
 constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 21;
 
 struct alignas(64) PackedTile {
   BFloat16 elements[kTileElements];
 };
-/// What a thread keeps from product to product.
+/// A thread's scratch memory, reused between products.
 using Scratch = std::vector<PackedTile>;
 
 std::int64_t ceil_div(std::int64_t n, std::int64_t d) { return (n + d - 1) / d; }
 
-/// One operand, tile by tile.
+/// One operand, in tiles.
 struct Operand {
   const BFloat16* data;
   std::int64_t row;   // elements from one vector of a tile to the next
@@ -57,7 +57,7 @@ Operand packed(const Vectors& all, std::int64_t count, bool as_pairs, Scratch& s
   return {out, kTileDepth, kTileElements, tile};
 }
 
-/// Whether whole tiles of rows can be read where they lie, and the rows of one do not fall into one place of the cache.
+/// Whether tiles of rows can be read in place, and the rows of a tile do not map to the same cache sets.
 bool is_direct(Matrix<BFloat16> a, std::int64_t rows, std::int64_t depth) {
   return a.column == 1 && rows % kTileVectors == 0 && depth % kTileDepth == 0 && 2 * a.row % 4096 != 0;
 }
@@ -77,7 +77,7 @@ struct Product {
     const std::int64_t grain = kMultiplyGrain / (kBlock * kBlock * depth) + 1;
     parallel_for(row_blocks * column_blocks, grain, [&](std::int64_t begin, std::int64_t end) {
       const TileSession session;
-      // Groups of row blocks; in each of them the columns, for each of those the rows.
+      // Loop order: groups of row blocks, columns, rows.
       for (; begin < end; ++begin) {
         const std::int64_t first = begin / (cached * column_blocks) * cached;
         const std::int64_t count = std::min(cached, row_blocks - first);

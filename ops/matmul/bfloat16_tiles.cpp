@@ -34,7 +34,7 @@ bool saves(unsigned mask) {
   return (low & mask) == mask;
 }
 
-// Linux hands out the state of AMX on demand (Documentation/arch/x86/xstate.rst).
+// Linux enables the AMX state on request (Documentation/arch/x86/xstate.rst).
 bool amx_is_permitted() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -9,17 +9,17 @@
 
 namespace mica::gemm {
 
-/// What multiplies bfloat16, worst first.
+/// Instruction sets for bfloat16 products, slowest first.
 enum class Bfloat16Unit {
-  none,    // nothing of its own: gemm_cpu.h converts to float
+  none,    // no such instructions: gemm_cpu.h converts to float
   avx512,  // AVX512-BF16's dot product: twice the rate of float
   amx      // AMX-BF16's tiles: 16 times the rate of float
 };
 
-/// The best unit that this CPU has, the operating system allows and the compiler knew, up to limit_bfloat16_unit().
+/// The best unit supported by this CPU, the operating system and the compiler, up to limit_bfloat16_unit().
 Bfloat16Unit bfloat16_unit();
 
-/// No better unit than `most` from now on. For tests: each unit rounds sums differently.
+/// Limits bfloat16_unit() to `most`. For tests: each unit rounds sums differently.
 void limit_bfloat16_unit(Bfloat16Unit most);
 
 // A tile of an operand: 16 vectors (rows of a, columns of b) of 32 elements, along which products are summed.
@@ -36,8 +36,8 @@ struct Vectors {
   std::int64_t depth;    // elements of a vector
 };
 
-/// The tiles of `vectors`, one after the other along the depth, zeros at the end and for missing vectors. In a tile of
-/// a (as_pairs false) vector follows vector; in one of b (as_pairs true) there are 16 times two elements of each
+/// Packs `vectors` into consecutive tiles along the depth, with zeros at the end and for missing vectors. A tile of a
+/// (as_pairs false) stores one vector after another; a tile of b (as_pairs true) stores 16 pairs of elements of each
 /// vector.
 void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out);
 
@@ -51,12 +51,12 @@ struct TileBlock {
   std::int64_t a_row_tile;     // … from the first row tile to the second
   const BFloat16* b;           // packed
   std::int64_t b_column_tile;  // elements from the first column tile to the second
-  const float* start;          // what each column's sums begin with, 16 a column tile; nullptr: what is in `out`
+  const float* start;          // initial value of each column's sums, 16 per column tile; nullptr: the values in `out`
   float* out;
   std::int64_t leading;  // elements from one row of the output to the next
 };
 
-/// Lets this thread call multiply_tiles() as long as it lives. Others may do so at the same time.
+/// Allows this thread to call multiply_tiles() during its lifetime. Several threads may have one.
 class TileSession {
  public:
   TileSession();

@@ -10,7 +10,7 @@ namespace mica::gemm::x86 {
 
 namespace {
 
-// Rows become columns, in units of 32 bits.
+// Transposes units of 32 bits.
 void transpose(__m512i (&x)[16]) {
   __m512i y[16];
   for (int i = 0; i < 16; i += 2) {
@@ -23,7 +23,7 @@ void transpose(__m512i (&x)[16]) {
     x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
     x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
   }
-  // Each group of four now holds, in its four lanes, 4 x 4 blocks in place; the blocks are still to change places.
+  // The 4 x 4 blocks in the four lanes of each group are now transposed; next, exchange the blocks.
   for (int i = 0; i < 4; ++i) {
     y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
     y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
@@ -75,7 +75,7 @@ void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out) {
 }
 
 void begin_amx() {
-  // A constant: g++ 12 takes the instruction to read eight bytes, and drops stores to the others.
+  // A constant: g++ 12 assumes that the instruction reads only eight bytes, and drops stores to the others.
   struct alignas(64) Config {
     unsigned char palette, start_row, reserved[14];
     unsigned short row_bytes[16];
@@ -87,7 +87,7 @@ void begin_amx() {
 
 void end_amx() { _tile_release(); }
 
-// Tiles 0 to 3 sum, 4 and 5 are of a, 6 and 7 of b.
+// Tiles 0 to 3 are sums, 4 and 5 hold a, 6 and 7 hold b.
 template <int kRowTiles, int kColumnTiles>
 static void multiply_amx(const TileBlock& block) {
   // g++ 12 does not know that the loads read memory.

@@ -29,15 +29,15 @@ namespace mica::kernels {
 
 namespace {
 
-// Algorithms are kept for so many different products by each thread; one more, and it starts anew.
+// The maximum number of products in a thread's cache of algorithms; when exceeded, the cache is cleared.
 constexpr std::size_t kMostAlgorithms = 4096;
-// The most that cuBLASLt's heuristics are asked to name for one product that is to be timed.
+// The number of candidates requested from cuBLASLt's heuristics for a product to be timed.
 constexpr int kNamed = 12;
-// Rows that are not whole packs of so many bytes are left to others: for some of those, cuBLASLt has kernels that round
-// the product before they add the bias.
+// Rows that are not multiples of this size are not handled here: for some of them, cuBLASLt's kernels round the product
+// before adding the bias.
 constexpr std::int64_t kPackBytes = 16;
 
-// A matrix as cuBLASLt sees it, column by column.
+// A matrix in cuBLASLt's column-major view.
 struct Columns {
   bool transposed;
   std::int64_t leading;
@@ -56,13 +56,13 @@ bool has_whole_packs(const Tensor& x) {
   return is_aligned(x) && matrix_layout(x).leading * static_cast<std::int64_t>(size_of(x.dtype())) % kPackBytes == 0;
 }
 
-// All that the choice of an algorithm depends on: the same product always gets the same one, and so the same bits.
+// All inputs to the choice of an algorithm: the same product always gets the same algorithm and the same bits.
 struct Problem {
   int device;
   DType dtype;
   cublasComputeType_t compute;
   cublasLtEpilogue_t epilogue;
-  std::int64_t m, n, k;  // out is (M, N), row by row
+  std::int64_t m, n, k;  // out is (M, N), row-major
   Columns a, b;
 
   auto operator<=>(const Problem&) const = default;
@@ -73,12 +73,12 @@ struct Algorithm {
   std::size_t workspace;
 };
 
-// What of an algorithm is worth varying; see cublasLtMatmulAlgoConfigAttributes_t.
+// The settings of an algorithm that the search varies; see cublasLtMatmulAlgoConfigAttributes_t.
 struct Settings {
   std::uint32_t tile;
   std::uint16_t cluster;
   std::int32_t split;
-  std::uint32_t option;  // "custom": which one of some kernels that are alike
+  std::uint32_t option;  // "custom": selects one of several similar kernels
 
   auto operator<=>(const Settings&) const = default;
 };
@@ -96,7 +96,7 @@ Settings settings_of(const Algorithm& algorithm) {
   return settings;
 }
 
-// All tiles that kernels of this kind have, for whatever product.
+// All tiles of kernels of this kind, for any product.
 std::vector<std::uint32_t> tiles_of(const Algorithm& algorithm) {
   std::size_t bytes = 0;
   cuda::check(cublasLtMatmulAlgoCapGetAttribute(&algorithm.algorithm, CUBLASLT_ALGO_CAP_TILE_IDS, nullptr, 0, &bytes),
@@ -108,20 +108,20 @@ std::vector<std::uint32_t> tiles_of(const Algorithm& algorithm) {
   return tiles;
 }
 
-// What an epilogue reads and writes; null where it has none of it.
+// The operands of an epilogue; null if unused.
 struct EpilogueData {
   const void* bias = nullptr;
-  const void* sums = nullptr;  // what the activation is of
+  const void* sums = nullptr;  // the argument of the activation
 };
 
-// cuBLASLt's own structures, which need no memory beside them.
+// cuBLASLt's descriptors in place, without allocation.
 class Description {
  public:
   Description(const Problem& p, const EpilogueData& data) {
     const cudaDataType_t type = cuda_type(p.dtype);
     const cudaDataType_t scale = p.dtype == DType::float64 ? CUDA_R_64F : CUDA_R_32F;
     cuda::check(cublasLtMatmulDescInit(&product_, p.compute, scale), "cublasLtMatmulDescInit");
-    // It computes outᵀ = bᵀ · aᵀ: what lies row by row is a transpose to it.
+    // It computes outᵀ = bᵀ · aᵀ, since it sees row-major matrices as transposes.
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
@@ -137,7 +137,7 @@ class Description {
     cuda::check(cublasLtMatrixLayoutInit(&out_, type, p.n, p.m, p.n), "cublasLtMatrixLayoutInit");
   }
 
-  /// The first `most` of what the heuristics name, the best first; fewer where there are not so many.
+  /// The heuristics' candidates, at most `most`, best first.
   std::vector<Algorithm> find(std::size_t workspace, int most) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     cuda::check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
@@ -168,7 +168,7 @@ class Description {
     return algorithms;
   }
 
-  /// `like` with other settings, where there is such a kernel and it needs no more than `workspace`.
+  /// `like` with other settings, if such a kernel exists and needs at most `workspace`.
   std::optional<Algorithm> variant(const Algorithm& like, const Settings& settings, std::size_t workspace) {
     Algorithm result = like;
     const auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, const auto& value) {
@@ -207,7 +207,7 @@ class Description {
   }
 
  private:
-  // A handle of cuBLAS is one of cuBLASLt as well.
+  // A cuBLAS handle is also a cuBLASLt handle.
   static cublasLtHandle_t handle() { return reinterpret_cast<cublasLtHandle_t>(cuda::cublas_handle()); }
 
   template <class T>
@@ -216,7 +216,7 @@ class Description {
                 "cublasLtMatmulDescSetAttribute");
   }
 
-  // Of op(x) (rows, columns) as it lies in memory.
+  // The layout in memory of op(x) (rows, columns).
   static void layout(cublasLtMatrixLayoutOpaque_t* x, cudaDataType_t type, const Columns& lies, std::int64_t rows,
                      std::int64_t columns) {
     cuda::check(cublasLtMatrixLayoutInit(x, type, lies.transposed ? columns : rows, lies.transposed ? rows : columns,
@@ -228,7 +228,7 @@ class Description {
   cublasLtMatrixLayoutOpaque_t a_{}, b_{}, out_{};
 };
 
-// The first choice of cuBLASLt's heuristics, which look at the problem only; nothing is timed.
+// The first choice of cuBLASLt's heuristics, which depend on the problem only; nothing is timed.
 std::optional<Algorithm> algorithm_for(const Problem& problem, Description& description, std::size_t workspace) {
   static thread_local std::map<Problem, std::optional<Algorithm>> known;
   if (const auto found = known.find(problem); found != known.end()) {
@@ -241,7 +241,7 @@ std::optional<Algorithm> algorithm_for(const Problem& problem, Description& desc
   return known.emplace(problem, first.empty() ? std::nullopt : std::optional(first[0])).first->second;
 }
 
-// The choices of MatmulTuning::timed, for all threads.
+// The choices of MatmulTuning::timed, shared by all threads.
 class TimedAlgorithms {
  public:
   std::optional<Algorithm> find(const Problem& problem) {
@@ -287,15 +287,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Looks for the fastest algorithm of one product, first among those that the heuristics name, then among their
-// variants. Those named are the best of a model of the chip; measured, some variants are up to 6 % faster.
+// Searches for the fastest algorithm of one product, first among the heuristics' candidates, then among their variants.
+// The heuristics rely on a model of the GPU; some variants measure up to 6 % faster.
 class Search {
  public:
   Search(Description& description, const cuda::CublasWorkspace& workspace, const Tensor& a, const Tensor& b,
          const Tensor& out)
       : description_(description), workspace_(workspace), a_(a), b_(b), out_(out) {}
 
-  /// Nothing if there is none at all.
+  /// nullopt if no algorithm exists.
   std::optional<Algorithm> fastest() {
     for (const Algorithm& named : description_.find(workspace_.bytes, kNamed)) {
       add(named);
@@ -319,14 +319,14 @@ class Search {
     float ms;
   };
 
-  static constexpr std::chrono::milliseconds kMostTime{1500};  // for looking through variants
+  static constexpr std::chrono::milliseconds kMostTime{1500};  // for trying variants
   static constexpr std::size_t kTiles = 5;                     // whose settings are all tried
   static constexpr std::size_t kFinalists = 8;
   static constexpr int kRounds = 5;
   static constexpr float kBurst = 4;     // ms of one measurement under load
   static constexpr float kWarmUp = 100;  // ms
 
-  // Of `calls` in a row, each; infinity if it cannot run.
+  // The time per call of `calls` consecutive calls; infinity if it cannot run.
   float ms(const Algorithm& algorithm, int calls) {
     try {
       start_.record();
@@ -353,7 +353,7 @@ class Search {
     std::stable_sort(tried_.begin(), tried_.end(), [](const Candidate& x, const Candidate& y) { return x.ms < y.ms; });
   }
 
-  // Every tile with the settings that are best so far, then every setting of the best tiles.
+  // Tries every tile with the best settings so far, then every setting of the best tiles.
   void try_variants() {
     const Clock::time_point until = Clock::now() + kMostTime;
     sort_tried();
@@ -397,9 +397,9 @@ class Search {
     sort_tried();
   }
 
-  // The fastest of some, as in a training step: a GPU that multiplies without a pause runs into its power limit, and
-  // lowers its clock more for some kernels than for others. They take turns, so that a change of the clock meets all of
-  // them; of those that are about as fast, the first counts.
+  // The fastest of several candidates under the load of a training step: a GPU under continuous load reaches its power
+  // limit and lowers its clock, more for some kernels than for others. Candidates alternate, so that a change of the
+  // clock affects all of them. Among about equally fast ones, the first wins.
   Algorithm under_load(const std::vector<Candidate>& candidates) {
     constexpr float kAboutAsFast = 1.005F;
     const float guess = std::max(candidates.back().ms, 1e-3F);
@@ -425,8 +425,8 @@ class Search {
     return candidates[static_cast<std::size_t>(chosen - medians.begin())].algorithm;
   }
 
-  // `chosen` if its result is that of `first` up to rounding, else `first`: nobody promises anything of settings that
-  // the heuristics would not name.
+  // `chosen` if its result equals that of `first` up to rounding, else `first`: settings that the heuristics do not
+  // propose have no guarantees.
   Algorithm agreeing(const Algorithm& first, const Algorithm& chosen) {
     run(first);
     const std::vector<float> expected = sample();
@@ -453,7 +453,7 @@ class Search {
   std::vector<Candidate> tried_;
 };
 
-// What the text begins with: what the algorithms are good for.
+// The header of the text: the GPU and the library version of the algorithms.
 std::string origin() {
   int device = 0;
   cudaDeviceProp properties{};
@@ -500,7 +500,7 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
   return algorithm.has_value();
 }
 
-// Whether a plain product is to go through cuBLASLt too. Without timing, cuBLAS chooses at least as well.
+// Whether to use cuBLASLt for a plain product, too. Without timing, cuBLAS chooses at least as well.
 bool is_worth_timing(const Tensor& out) {
   const bool on_tensor_cores = size_of(out.dtype()) == 2 || compute_type(out.dtype()) == CUBLAS_COMPUTE_32F_FAST_TF32;
   return matmul_tuning() == MatmulTuning::timed && on_tensor_cores;
@@ -516,7 +516,7 @@ bool matmul_in_one_kernel(const MatmulArgs& args) {
   if (args.activation == Activation::relu) {
     epilogue = CUBLASLT_EPILOGUE_RELU;
   } else if (args.activation == Activation::gelu_tanh && size_of(args.out.dtype()) == 2) {
-    epilogue = CUBLASLT_EPILOGUE_GELU;  // its tanh is good for 16 bits, not for more
+    epilogue = CUBLASLT_EPILOGUE_GELU;  // its tanh is accurate enough for 16 bits only
   } else if (args.activation != Activation::none) {
     return false;
   }
@@ -553,7 +553,7 @@ bool matmul_activation_backward_in_one_kernel(const MatmulActivationBackward& ar
   if (!multiply(CUBLASLT_EPILOGUE_DGELU, args.a, args.b, args.out, data)) {
     return false;
   }
-  // cuBLASLt has an epilogue for the sum of the rows as well, which makes the product three times as long.
+  // cuBLASLt also has an epilogue for the sum of the rows, but with it the product takes three times as long.
   if (args.dbias.defined()) {
     activation_backward(Cuda{},
                         {.activation = Activation::none, .dy = args.out, .v = {}, .dz = {}, .dbias = args.dbias});

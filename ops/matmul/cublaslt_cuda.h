@@ -6,16 +6,16 @@
 
 namespace mica::kernels {
 
-// Products by cuBLASLt, whose kernels do more with their sums than to store them.
+// Products by cuBLASLt, whose kernels have fused epilogues.
 
-/// Does what matmul does, in one kernel; or returns false, with nothing done, where there is none for it or nothing to
-/// do but a product.
+/// Computes matmul in one kernel. Returns false, without any work, if there is no such kernel or if this is a plain
+/// product.
 bool matmul_in_one_kernel(const MatmulArgs& args);
 
 /// Likewise.
 bool matmul_activation_backward_in_one_kernel(const MatmulActivationBackward& args);
 
-/// What cuBLAS calls a floating dtype.
+/// The cuBLAS type of a floating dtype.
 constexpr cudaDataType_t cuda_type(DType dtype) {
   switch (dtype) {
     case DType::float64: return CUDA_R_64F;
@@ -25,7 +25,7 @@ constexpr cudaDataType_t cuda_type(DType dtype) {
   }
 }
 
-/// How its products are computed now.
+/// The current compute type of its products.
 inline cublasComputeType_t compute_type(DType dtype) {
   if (dtype == DType::float32 && float32_matmul_precision() == MatmulPrecision::tf32) {
     return CUBLAS_COMPUTE_32F_FAST_TF32;

@@ -2,10 +2,10 @@
 
 // One matrix product on the CPU. Included by *_cpu.cpp only.
 //
-// Eigen's packets carry the arithmetic, so the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
-// reaches two thirds of what a core can do; this one nearly all of it at the sizes of transformers, because it keeps a
-// tile of the output in registers over all of K and shares the packed operands among the threads. It also sums each
-// element in an order that depends on K alone, which Eigen's does not promise.
+// The arithmetic uses Eigen's packets, so the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
+// reaches two thirds of a core's peak; this one nearly all of it at the sizes of transformers, because it keeps a tile
+// of the output in registers over all of K and shares the packed operands among the threads. It also sums each element
+// in an order that depends on K alone, which Eigen's does not guarantee.
 
 #include <Eigen/Core>
 
@@ -33,14 +33,14 @@ struct Tile {
   static constexpr int kColumns = 2 * kWidth;
 };
 
-// Terms that are summed in registers before they go into the output: shorter sums round less.
+// Terms summed in registers before they are added to the output: shorter sums round less.
 inline constexpr std::int64_t kSum = 512;
-// Terms between two readings of the output, and elements of a packed operand: both sized for the caches.
+// Terms between two reads of the output, and elements of a packed operand: both sized for the caches.
 inline constexpr std::int64_t kDepth = 4 * kSum;
 inline constexpr std::int64_t kPackedElements = std::int64_t{1} << 20;
-// Bytes of a's rows that stay in the second-level cache while all of b passes by.
+// Bytes of a's rows that stay in the second-level cache while all of b is read.
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
-// Work for one thread below which another costs more than it saves: elements to pack, multiplications.
+// Minimum work per thread: elements to pack, multiplications.
 inline constexpr std::int64_t kPackGrain = 16384;
 inline constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 18;
 
@@ -49,8 +49,8 @@ using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 
 /// c (R, V packets wide) = or += a (R, K) · b (K, V packets wide, packed) + start.
 ///
-/// a's strides come one by one: a Matrix would be passed in memory, and loading it right after it was written waits
-/// until the stores of the tile before have left the core, which took a sixth of a transformer's step.
+/// a's strides are separate arguments: a Matrix would be passed in memory, and its load would wait until the stores of
+/// the previous tile have retired, which took a sixth of a transformer's step.
 template <class S, int R, int V, bool kAdd>
 EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_t a_row, std::int64_t a_column,
                                      const S* b, const S* start, S* c, std::int64_t leading) {
@@ -164,8 +164,8 @@ void pack_columns(Matrix<T> b, std::int64_t depth, int columns, int width, S* ou
   }
 }
 
-/// How tiles read what pack_rows wrote: row after row or, where columns of `a` are consecutive elements, column after
-/// column. A few elements more than the depth keep rows from falling into the same places of the cache.
+/// The layout of pack_rows' output: row-major or, if columns of `a` are contiguous, column-major. A few padding
+/// elements keep rows from mapping to the same cache sets.
 template <class S, class T>
 Matrix<S> packed_rows(Matrix<T> a, std::int64_t depth, const S* packed) {
   return a.column == 1 ? Matrix<S>{packed, depth + Tile<S>::kWidth, 1} : Matrix<S>{packed, 1, Tile<S>::kRows};
@@ -186,7 +186,7 @@ void pack_rows(Matrix<T> a, int rows, std::int64_t depth, S* out) {
   constexpr int kRows = Tile<S>::kRows;
   for (std::int64_t k = 0; k < depth; ++k) {
     const T* const from = a.data + k * a.column;
-    if (rows == kRows) {  // a length that the compiler knows
+    if (rows == kRows) {  // a compile-time length
       std::transform(from, from + kRows, out + k * kRows, [](T value) { return static_cast<S>(value); });
     } else {
       std::transform(from, from + rows, out + k * kRows, [](T value) { return static_cast<S>(value); });
@@ -194,19 +194,19 @@ void pack_rows(Matrix<T> a, int rows, std::int64_t depth, S* out) {
   }
 }
 
-/// Elements that pack_rows needs for one tile.
+/// Buffer elements that pack_rows needs for one tile.
 template <class S>
 std::int64_t packed_rows_size(std::int64_t depth) {
   return Tile<S>::kRows * (depth + Tile<S>::kWidth);
 }
 
-/// Whether tiles can read `a` where it lies: rows of the right type that do not all fall into one place of the cache.
+/// Whether tiles can read `a` in place: rows of the right type that do not all map to the same cache sets.
 template <class S, class T>
 bool a_is_direct(Matrix<T> a) {
   return std::is_same_v<S, T> && a.column == 1 && a.row * sizeof(T) % 4096 != 0;
 }
 
-/// The tiles of a part of the output, over a part of K. Both operands are of the type S that sums are kept in.
+/// The tiles of a part of the output, over a part of K. Both operands have the accumulation type S.
 template <class S, class Out>
 struct Tiles {
   using Size = Tile<S>;
@@ -215,7 +215,7 @@ struct Tiles {
   Matrix<S> a;          // of the first row tile
   std::int64_t a_step;  // elements from one row tile to the next
   const S* b;           // packed
-  const S* start;       // what each column's sums begin with, unless they are added to the output
+  const S* start;       // initial value of each column's sums, unless they are added to the output
   bool add;
   Out* out;  // row-major
   std::int64_t leading;
@@ -227,7 +227,7 @@ struct Tiles {
     const std::int64_t block = std::clamp<std::int64_t>(kBlockBytes / tile_bytes, 1, row_tiles);
     const std::int64_t grain = kMultiplyGrain / (Size::kRows * Size::kColumns * depth) + 1;
     parallel_for(row_tiles * column_tiles, grain, [&](std::int64_t begin, std::int64_t end) {
-      // Blocks of row tiles; in each of them the columns, for each of those the rows.
+      // Loop order: blocks of row tiles, columns, rows.
       std::int64_t first = begin / (block * column_tiles) * block;
       std::int64_t count = std::min(block, row_tiles - first);
       std::int64_t j = (begin - first * column_tiles) / count;
@@ -286,7 +286,7 @@ struct Scratch {
   Buffer<S> a, b, start, sums;
 };
 
-/// `n` elements of a buffer that this thread keeps.
+/// `n` elements of a buffer of this thread, reused between calls.
 template <class S>
 S* grown(Buffer<S>& buffer, std::int64_t n) {
   if (static_cast<std::int64_t>(buffer.size()) < n) {
@@ -295,7 +295,7 @@ S* grown(Buffer<S>& buffer, std::int64_t n) {
   return buffer.data();
 }
 
-/// out (M, N) = a (M, K) · b (K, N), each column's sums beginning with `start` (N, to a whole number of tiles).
+/// out (M, N) = a (M, K) · b (K, N), each column's sums starting from `start` (N, rounded up to whole tiles).
 template <class S, class T, class Out>
 void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, Matrix<T> b, const S* start, Out* out,
               Scratch<S>& scratch) {

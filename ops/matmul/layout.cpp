@@ -8,7 +8,7 @@ MatrixLayout matrix_layout(const Tensor& x) {
   const int column = x.dim() - 1;
   const std::int64_t rows = x.shape()[row];
   const std::int64_t columns = x.shape()[column];
-  // The stride of an axis of length 1 says nothing.
+  // The stride of an axis of length 1 is irrelevant.
   const auto lies = [](std::int64_t lines, std::int64_t step, std::int64_t length, std::int64_t element_step) {
     return (length <= 1 || element_step == 1) && (lines <= 1 || step >= std::max<std::int64_t>(length, 1));
   };
@@ -30,7 +30,7 @@ Tensor readable(const Tensor& x) { return matrix_layout(x).readable ? x : contig
 
 namespace {
 
-// The leading axes alone, as a tensor that is never read.
+// The leading axes alone, as a tensor whose elements are never read.
 Tensor leading_axes(const Tensor& x) {
   const int axes = x.dim() - 2;
   return as_strided(x, x.shape().slice(0, axes), x.strides().slice(0, axes), x.handle()->offset);

@@ -5,10 +5,10 @@
 
 namespace mica::kernels {
 
-/// How the matrix in a tensor's last two axes lies in memory: rows of consecutive elements, or, transposed, columns.
-/// From one of them to the next it is `leading` elements.
+/// The memory layout of the matrix in a tensor's last two axes: contiguous rows or, if transposed, contiguous columns.
+/// The distance between them is `leading` elements.
 struct MatrixLayout {
-  bool readable = false;  // neither: a product needs a copy
+  bool readable = false;  // false: a product needs a copy
   bool transposed = false;
   std::int64_t leading = 0;
 };
@@ -19,7 +19,7 @@ MatrixLayout matrix_layout(const Tensor& x);
 Tensor readable(const Tensor& x);
 
 /// The leading axes of a product, merged where memory allows: item i of the batch starts at element offset(0, i) of a
-/// and offset(1, i) of b. The items of out follow each other.
+/// and offset(1, i) of b. The items of out are adjacent.
 class MatmulBatch {
  public:
   MatmulBatch(const Tensor& a, const Tensor& b, const Shape& out);
@@ -34,7 +34,7 @@ class MatmulBatch {
     return at;
   }
 
-  /// So many items from a multiple of run() on are run_stride(operand) elements apart.
+  /// Number of items, from a multiple of run() on, with a constant distance of run_stride(operand) elements.
   std::int64_t run() const { return loop_.inner_size(); }
   std::int64_t run_stride(int operand) const { return loop_.inner_stride(operand); }
 

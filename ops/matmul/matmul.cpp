@@ -35,7 +35,7 @@ struct Matmul {
     Shape shape = broadcast_shapes(a.shape().slice(0, a.dim() - 2), b.shape().slice(0, b.dim() - 2), "matmul");
     shape.push_back(a.size(-2));
     shape.push_back(b.size(-1));
-    // Each is for the other's gradient.
+    // Each is needed for the other's gradient.
     ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
     const Tensor y = empty(shape, a.dtype(), a.device());
     multiply({.a = a, .b = b, .bias = {}, .out = y});
@@ -55,8 +55,8 @@ struct Matmul {
   }
 };
 
-// The second output, the sums z = x · weightᵀ + bias, is there where backward needs them. They are an output, though
-// nobody sees it, so that second derivatives find their way through them.
+// The second output, the sums z = x · weightᵀ + bias, exists if backward needs it. It is an output, although a hidden
+// one, so that second derivatives can flow through it.
 struct Linear {
   static constexpr bool composed = true;
   Activation activation;

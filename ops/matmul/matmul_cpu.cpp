@@ -1,5 +1,5 @@
-// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables, and a packet as a template argument for
-// a slip.
+// GCC 12 warns about uninitialized variables in its own AVX-512 intrinsics, and about packets as template
+// arguments.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -21,7 +21,7 @@ gemm::Matrix<T> matrix(const Tensor& x, std::int64_t offset) {
   return {x.data<T>() + offset, layout.transposed ? 1 : layout.leading, layout.transposed ? layout.leading : 1};
 }
 
-// The bias, or zeros, up to a whole number of tiles.
+// The bias, or zeros, padded to a whole number of tiles.
 template <class S, class T>
 const S* starts(const Tensor& bias, std::int64_t n, gemm::Buffer<S>& buffer) {
   buffer.assign((n + gemm::Tile<S>::kColumns - 1) / gemm::Tile<S>::kColumns * gemm::Tile<S>::kColumns, S{0});
@@ -40,7 +40,7 @@ void multiply(const MatmulArgs& args) {
   const std::int64_t n = args.out.shape()[axes - 1];
   const std::int64_t depth = args.a.size(-1);
   const MatmulBatch batch(args.a, args.b, args.out.shape());
-  // Sums that pass through memory do so in the accumulator's type.
+  // Sums stored to memory have the accumulation type.
   const bool wide = !std::is_same_v<S, T> && depth > gemm::kDepth;
 
   // Many small products: one thread each. Few large ones: all threads on each.

@@ -15,13 +15,13 @@ namespace {
 template <class T>
 constexpr cudaDataType_t kCudaType = cuda_type(dtype_of<T>);
 
-// A launch costs about as much time as so many multiplications.
+// The cost of a launch, in multiplications.
 constexpr double kLaunch = 1e9;
 constexpr std::int64_t kFewRuns = 4;
-// The most products of one call: what fits the grid's third axis.
+// The maximum number of products per call: the limit of the grid's third axis.
 constexpr std::int64_t kMostItems = 65535;
 
-// cuBLAS reads column by column, so what it sees of a row-major matrix is its transpose: it computes yᵀ = bᵀ · aᵀ.
+// cuBLAS is column-major and sees a row-major matrix as its transpose: it computes yᵀ = bᵀ · aᵀ.
 template <class T>
 void multiply(const MatmulArgs& args) {
   using S = Accumulate<T>;
@@ -73,8 +73,8 @@ void multiply(const MatmulArgs& args) {
   }
 }
 
-// Leading axes that do not merge take a call for each run. Where there are many short ones, row-major copies, which do
-// merge unless an axis is broadcast, cost less than the calls.
+// Leading axes that do not merge need one call per run. For many short runs, row-major copies, which merge unless an
+// axis is broadcast, cost less than the calls.
 MatmulArgs with_few_runs(const MatmulArgs& args) {
   const MatmulBatch batch(args.a, args.b, args.out.shape());
   const double work = static_cast<double>(args.out.numel()) * static_cast<double>(args.a.size(-1));
@@ -102,7 +102,7 @@ void multiply_add(const MatmulAddArgs& args) {
       "cublasGemmEx");
 }
 
-// cuBLAS's kernels for a matrix times a vector round the product to 16 bits before they add what is there.
+// cuBLAS's matrix-vector kernels round the product to 16 bits before they add the bias.
 bool rounds_before_bias(const MatmulArgs& args) {
   return args.bias.defined() && size_of(args.out.dtype()) == 2 && (args.out.size(0) == 1 || args.out.size(1) == 1);
 }

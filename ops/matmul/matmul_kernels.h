@@ -14,7 +14,7 @@ struct MatmulArgs {
   Tensor bias;                               // (N) contiguous, or undefined
   Tensor out;                                // (…, M, N) contiguous
   Activation activation = Activation::none;  // f
-  Tensor sums{};                             // as out: a · b + bias, what f is of; or undefined: not wanted
+  Tensor sums{};                             // like out: a · b + bias, the argument of f; undefined if not needed
   bool accumulate = false;                   // out += a · b, on CUDA only, without bias and f, both of two axes
 };
 
@@ -33,12 +33,12 @@ inline UnaryFunction function_of(Activation activation) {
   }
 }
 
-/// Whether f′ is known from f alone, so that backward needs no sums.
+/// Whether f′ is a function of f, so that backward needs no sums.
 inline bool has_slope_from_output(Activation activation) {
   return activation == Activation::relu || activation == Activation::leaky_relu;
 }
 
-/// The last step of a matmul that has computed `sums`: out = f(sums), perhaps in place.
+/// The last step of a matmul that has computed `sums`: out = f(sums), possibly in place.
 template <class On>
 void activate(On device, Activation activation, const Tensor& sums, const Tensor& out) {
   if (activation != Activation::none) {
@@ -51,8 +51,8 @@ void activate(On device, Activation activation, const Tensor& sums, const Tensor
 struct ActivationBackward {
   Activation activation;  // f
   const Tensor& dy;
-  const Tensor& v;      // f's result, if has_slope_from_output() says so, else its argument; undefined if f is none
-  const Tensor& dz;     // likewise, as it is dy
+  const Tensor& v;      // f's result if has_slope_from_output(), else its argument; undefined if f is none
+  const Tensor& dz;     // undefined if f is none, as it equals dy
   const Tensor& dbias;  // (N) contiguous
 };
 
@@ -60,7 +60,7 @@ void activation_backward(Cpu, const ActivationBackward& args);
 void activation_backward(Cuda, const ActivationBackward& args);
 
 /// out = (a · b) · f′, element by element, and dbias = the sum of out's rows: the gradient of a linear layer with its
-/// activation, from that of the layer after it. All of one floating dtype; M, N and K are not 0.
+/// activation, from that of the next layer. All of one floating dtype; M, N and K are not 0.
 struct MatmulActivationBackward {
   Tensor a;               // (M, K), readable
   Tensor b;               // (K, N), readable
@@ -73,7 +73,7 @@ struct MatmulActivationBackward {
 void matmul_activation_backward(Cpu, const MatmulActivationBackward& args);
 void matmul_activation_backward(Cuda, const MatmulActivationBackward& args);
 
-/// The same by a product and a pass over it.
+/// The same as a product followed by an element-wise pass.
 template <class On>
 void matmul_activation_backward_in_steps(On device, const MatmulActivationBackward& args) {
   const bool has_function = args.activation != Activation::none;
@@ -90,7 +90,7 @@ void matmul_activation_backward_in_steps(On device, const MatmulActivationBackwa
 bool has_fast_bfloat16(Cpu);
 bool has_fast_bfloat16(Cuda);
 
-/// The current device's algorithms of MatmulTuning::timed as text, and back.
+/// Conversion of the current device's MatmulTuning::timed algorithms to and from text.
 std::string timed_algorithms(Cpu);
 std::string timed_algorithms(Cuda);
 void set_timed_algorithms(Cpu, std::string_view text);

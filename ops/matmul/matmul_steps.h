@@ -7,16 +7,16 @@
 
 namespace mica::detail {
 
-// What ops with matrix products in them share. Nothing here is recorded.
+// Steps shared by ops with matrix products. Not recorded.
 
-/// kernels::matmul for operands with any strides and sizes, also none.
+/// kernels::matmul for operands with any strides and sizes, including 0.
 void multiply(kernels::MatmulArgs args);
 
-/// a · b, both of two axes, as the gradient of input `i` in the backward of a Function. On CUDA, where other uses of
-/// that input have left a gradient, the product is added to it by its own kernel.
+/// a · b, both of two axes, as the gradient of input `i` in the backward of a Function. On CUDA, if that input already
+/// has a gradient from other uses, the product's kernel adds to it.
 Tensor product_as_gradient(std::size_t i, const Tensor& a, const Tensor& b);
 
-/// x (…, n) as (rows, n): without a copy also where x is a matrix that a product can read.
+/// x (…, n) as (rows, n), without a copy if x is a matrix that a product can read.
 Tensor rows_of(const Tensor& x, std::int64_t rows);
 
 /// The product of all sizes but the last.

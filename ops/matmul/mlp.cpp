@@ -18,8 +18,8 @@ using detail::product_as_gradient;
 using detail::row_count;
 using detail::rows_of;
 
-// With z = x · weight1ᵀ + bias1 and h = f(z): outputs y and, where backward needs them, h and z. Nobody sees these, but
-// second derivatives find their way through them.
+// With z = x · weight1ᵀ + bias1 and h = f(z): outputs y and, if backward needs them, h and z. These are hidden outputs,
+// so that second derivatives can flow through them.
 struct Mlp {
   static constexpr bool composed = true;
   Activation activation;
@@ -116,7 +116,7 @@ struct Mlp {
     return dsums;
   }
 
-  // dz by recorded ops, from what came for y, h and z.
+  // dz by recorded ops, from the gradients of y, h and z.
   Tensor in_steps(const Tensor& dy, Tensor dh, const Tensor& dz, const Tensor& weight2, const Tensor& v) const {
     const auto plus = [](const Tensor& a, const Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a + b; };
     dh = plus(dy.defined() ? matmul(dy, weight2) : Tensor{}, dh);
