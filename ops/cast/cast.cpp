@@ -1,4 +1,4 @@
-// Tensor::to. It is here and not in core because it is a differentiable op.
+// Tensor::to. Defined here, not in core, because it is a differentiable op.
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>

@@ -20,8 +20,8 @@ namespace {
 using detail::packed;
 using detail::packed_targets;
 
-// What README.md calls z, h = dz/dx and dh/dx, of recorded ops. A row that is ignored may hold anything, even NaN, so
-// it counts as zeros. curve is undefined where it is 0.
+// z, h = dz/dx and dh/dx of README.md, by recorded ops. An ignored row may contain anything, even NaN, and is treated
+// as zeros. curve is undefined if it is 0.
 struct Transformed {
   Tensor z;
   Tensor h;
@@ -44,13 +44,13 @@ struct Transformed {
   }
 };
 
-// Which rows are ignored (…, 1); undefined where none can be.
+// The mask of ignored rows (…, 1); undefined if no row can be ignored.
 Tensor ignored_rows(const Tensor& targets, const CrossEntropyOptions& options) {
   return is_floating(targets.dtype()) ? Tensor{}
                                       : unsqueeze(eq(targets, static_cast<double>(options.ignore_index)), -1);
 }
 
-// What README.md calls u (…, V), of recorded ops.
+// u (…, V) of README.md, by recorded ops.
 Tensor class_terms(const Tensor& targets, const Tensor& ignored, const Tensor& weight, std::int64_t classes,
                    DType dtype, const CrossEntropyOptions& options) {
   const double sharp = 1 - options.label_smoothing;
@@ -64,15 +64,15 @@ Tensor class_terms(const Tensor& targets, const Tensor& ignored, const Tensor& w
   return masked_fill(weighted(where(hit, sharp + even, full({1}, even, dtype, targets.device()))), ignored, 0);
 }
 
-// What the rows' gradients are multiplied by, (…, 1) or one number.
+// The factor of the rows' gradients, (…, 1) or one number.
 Tensor row_scale(const Tensor& dloss, const Tensor& denominator, DType dtype, const CrossEntropyOptions& options) {
   const Tensor wide = dloss.to(dtype);
   const Tensor scale = options.reduction == Reduction::none ? unsqueeze(wide, -1) : wide;
   return denominator.defined() ? scale / reshape(denominator, {}) : scale;
 }
 
-// dlogits by the fused kernel. logsumexp, mass and denominator follow from the other arguments, and are no arguments
-// of their own. README.md derives what its backward computes.
+// dlogits by the fused kernel. logsumexp, mass and denominator are functions of the other inputs, so they are not
+// inputs of the op. README.md derives its backward.
 struct CrossEntropyGradient {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
@@ -184,7 +184,7 @@ struct CrossEntropy {
   }
 };
 
-// What CrossEntropyInPlace goes back by: its gradient, already known, times dloss, in the memory of the logits.
+// The backward of CrossEntropyInPlace: its gradient, already computed, times dloss, in the memory of the logits.
 struct InPlaceGradient {
   static constexpr bool composed = true;
 
@@ -262,14 +262,14 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  // Logits of 16 bits give the same loss as in float32. Probabilities have to be of their dtype.
+  // 16-bit logits give the same loss as their conversion to float32. Probabilities must have the logits' dtype.
   if (is_floating(targets.dtype()) && (autograd::autocast_widens(logits) || autograd::autocast_widens(targets))) {
     return cross_entropy(autograd::widened(logits), autograd::widened(targets), options);
   }
   detail::check_cross_entropy("cross_entropy", logits.shape(), logits.dtype(), logits.device(), targets, options);
   const Tensor weight = detail::class_weights(options, logits.dtype());
   CrossEntropyOptions rest = options;
-  rest.weight = {};  // goes through the Context
+  rest.weight = {};  // passed through the Context
   if (options.in_place && autograd::grad_enabled() && logits.requires_grad()) {
     return cross_entropy_in_place(logits, targets, weight, rest);
   }

@@ -15,8 +15,8 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-/// The rows, and what is done to their logits. README.md names the numbers. Everything is computed in S, float or
-/// double; only the format knows how the tensors' elements are stored.
+/// The rows, and the functions of their logits. See README.md for the notation. Everything is computed in S, float or
+/// double; only the format depends on the dtype of the tensors.
 template <class S>
 class Rows {
  public:
@@ -90,13 +90,13 @@ class Rows {
     }
   }
 
-  /// From z of a row to (total · softmax(z) − u) · dz/dx · scale, in the same place. share(i) is u.
+  /// Converts z of a row to (total · softmax(z) − u) · dz/dx · scale, in place. share(i) is u.
   template <class Share>
   void gradient(std::vector<S>& z, S log_sum, S total, S scale, const Share& share) const {
     S* const out = z.data();
     const std::int64_t n = classes;
     const S factor = scale_ * scale;
-    // One loop for both, as the compiler takes exp into a loop, which vectorizes it, only so often.
+    // One loop for both cases: the compiler inlines exp, and so vectorizes it, only a limited number of times.
     const bool capped = cap_ != 0;
     const S inverse = capped ? 1 / cap_ : S{0};
     MICA_INDEPENDENT
@@ -112,7 +112,7 @@ class Rows {
   }
 
   S weight(std::int64_t i) const { return weight_ != nullptr ? weight_[i] : S{1}; }
-  /// u of the label.
+  /// The label's part of u.
   S label_u(std::int64_t i) const { return sharp_ * weight(label(i)); }
   /// u of class i, without the label's part. `given` is null unless the targets are probabilities.
   S u(const S* given, std::int64_t i) const {
@@ -159,7 +159,7 @@ void forward(const CrossEntropyForward& args) {
     const S largest = row_max(z, rows.classes);
     const S log_sum = math::log(row_sum_exp(z, rows.classes, largest));
     logsumexp[i] = largest + log_sum;
-    // Each class's distance from the largest first: so nothing is lost where the logits are large.
+    // Subtracts the maximum from each logit first, to keep precision for large logits.
     S distance = 0;
     S total = 0;
     if (rows.labeled()) {

@@ -1,11 +1,11 @@
 #pragma once
 
-// What the kernels of cross entropy share: the transformed logits of a row, what is added up over them, and the
-// gradient of one. Included by *_cuda.cu only. README.md names the numbers and has the derivation.
+// Code shared by the kernels of cross entropy: the transformed logits of a row, the sums over them, and the gradient of
+// one. Included by *_cuda.cu only. See README.md for the notation and the derivation.
 //
-// z = span · y with span > 0, where y = x and span = s or, with a cap, y = tanh(s x / cap) and span = cap. Powers are
-// of 2, and differences are taken before anything is multiplied, so that large logits lose nothing and the lowest are
-// no infinity.
+// z = span · y with span > 0, where y = x and span = s or, with a cap, y = tanh(s x / cap) and span = cap. Powers have
+// base 2, and differences are computed before products, so that large logits keep their precision and the lowest do not
+// become infinite.
 
 #include <cstdint>
 #include <limits>
@@ -26,8 +26,8 @@ template <class S>
 constexpr S kLog2E = S(1.4426950408889634);
 
 template <class T>
-constexpr bool kNarrow = sizeof(T) == 2;  // the chip's approximations are good enough
-// With a cap, one in so many powers is worked out by arithmetic.
+constexpr bool kNarrow = sizeof(T) == 2;  // the GPU's approximate functions are accurate enough
+// With a cap, one of this many powers is computed by a polynomial.
 constexpr int kPolynomialEach = 3;
 
 template <class T, class S>
@@ -41,15 +41,15 @@ __device__ S exp2_of(S x) {
   }
 }
 
-/// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. The units for elementary functions, of which
-/// a tanh has taken one share already, would otherwise be what bounds a capped row. kLow: x may be below −126.
+/// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. Otherwise the special function units, which
+/// also compute tanh, would limit capped rows. kLow: x may be below −126.
 template <bool kLow>
 __device__ float exp2_by_polynomial(float x) {
   float bounded = x;
   if constexpr (kLow) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(x), "f"(-126.0f));
   }
-  // Adding 1.5 · 2²³ rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 · 2²³ rounds to an integer, in the low bits of the mantissa.
   const float shifted = bounded + 12582912.0f;
   const float r = bounded - (shifted - 12582912.0f);
   const float p = math::detail::polynomial(r, 0.0551716691f, 0.242611122f, 0.693260985f, 0.999928074f);
@@ -78,7 +78,7 @@ __device__ S not_a_number() {
   return std::numeric_limits<S>::quiet_NaN();
 }
 
-/// CrossEntropyTerms as a kernel takes them.
+/// CrossEntropyTerms as kernel arguments.
 template <class T>
 struct Problem {
   using S = Accumulate<T>;
@@ -95,7 +95,7 @@ struct Problem {
   S sharp;  // 1 − label_smoothing
   S scale;
   S inner;     // y = inner · x, or its tanh
-  bool flips;  // no cap and scale ≤ 0, so that the largest z would not be that of the largest x: then y = z
+  bool flips;  // no cap and scale ≤ 0: the largest z does not belong to the largest x, so y = z
   S span;      // z = span · y
 
   explicit Problem(const CrossEntropyTerms& terms)
@@ -129,7 +129,7 @@ struct Problem {
   __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
 };
 
-/// Whether a row counts, and as what.
+/// The label of a row.
 template <class T, Target kTarget>
 struct Label {
   using S = Accumulate<T>;
@@ -137,7 +137,7 @@ struct Label {
   std::int64_t index = -1;
   bool ignored = false;
   bool valid = true;
-  S u = 0;  // of the label's own part
+  S u = 0;  // the label's own part
 
   __device__ Label(const Problem<T>& p, std::int64_t row) {
     if constexpr (kTarget != Target::given) {
@@ -160,7 +160,7 @@ __device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
   }
 }
 
-/// u of class i of a row, without the label's own part and without what is common to all classes.
+/// u of class i of a row, without the label's own part and the part common to all classes.
 template <Target kTarget, class T>
 __device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::int64_t i) {
   using S = Accumulate<T>;
@@ -181,22 +181,22 @@ __device__ S power(S x, int j) {
   }
 }
 
-/// What is found in the elements of a row so far. With kTarget other than label also Σ u and Σ u (largest − y), u being
-/// what share_of() gives.
+/// Partial results over the elements of a row. For any kTarget but label also Σ u and Σ u (largest − y), with u from
+/// share_of().
 template <class T, Target kTarget, bool kCap>
 struct Found {
   using S = Accumulate<T>;
   static constexpr bool kShares = kTarget != Target::label;
 
-  // y; finite also where there is nothing, so that no difference becomes NaN. Where no tanh can be so low that its
-  // power is lost, 1 from the start.
+  // y; finite even without elements, so that no difference becomes NaN. If no tanh can be so low that its power
+  // underflows, it is 1 from the start.
   S largest;
   S sum;  // Σ 2^(unit · (y − largest))
   S mass;
   S distance;
   S unit;  // Problem::unit()
 
-  // Not member initializers: these also stand in shared memory, which cannot be initialized.
+  // Not member initializers: objects in shared memory cannot be initialized.
   __device__ static Found nothing(S unit) {
     return {is_bounded(unit) ? S{1} : std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit};
   }
@@ -209,7 +209,7 @@ struct Found {
     largest = top;
   }
 
-  /// Takes in some y. share(j) is u of number j.
+  /// Adds several y. share(j) is u of number j.
   template <int N, class Share>
   __device__ void add(const S (&y)[N], const Share& share) {
     if (is_bounded(unit)) {
@@ -239,7 +239,7 @@ struct Found {
     }
   }
 
-  /// What `lanes` neighboring lanes, a power of two, have found, in each of them. They agree on the largest first, so
+  /// Combines the results of `lanes` neighboring lanes, a power of two, in each of them. The largest y comes first, so
   /// that each needs one power. Both partners of an exchange add the same two numbers and get the same bits.
   __device__ Found joined(int lanes) const {
     const auto of_partner = [](S x, int mask) { return __shfl_xor_sync(rows::kAllLanes, x, mask); };
@@ -265,13 +265,13 @@ struct Found {
   __device__ static bool is_bounded(S unit) { return kCap && unit <= S{60}; }
 };
 
-/// What joined() of row_cuda.cuh calls.
+/// Called by joined() of row_cuda.cuh.
 template <class T, Target kTarget, bool kCap>
 __device__ Found<T, kTarget, kCap> joined_lanes(const Found<T, kTarget, kCap>& found, int, int lanes) {
   return found.joined(lanes);
 }
 
-/// What a row comes to. label_y: y of its label.
+/// The result of a row. label_y: y of its label.
 template <class T, Target kTarget>
 struct Outcome {
   using S = Accumulate<T>;
@@ -312,7 +312,7 @@ struct Gradient {
   S share_scale;  // of share_of()
   S hit;
 
-  /// By what a pass over the row has found; g: what its gradient is multiplied by.
+  /// From the results of a pass over the row; g is the factor of its gradient.
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, const Found<T, kTarget, kCap>& found, S mass,
                       S g)
       : Gradient(p, label, g) {
@@ -321,7 +321,7 @@ struct Gradient {
     shift = kCap ? found.largest * unit : found.largest;
     sum_scale = g * mass * p.scale / found.sum;
   }
-  /// By log Σ eᶻ.
+  /// From log Σ eᶻ.
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
       : Gradient(p, label, g) {
     span = p.span;
@@ -330,7 +330,7 @@ struct Gradient {
     sum_scale = g * mass * p.scale;
   }
 
-  /// of y, number j of a pack. is_label: of the row's label; share(): its u.
+  /// The gradient for y, number j of a pack. is_label: whether it belongs to the row's label; share(): its u.
   template <class Share>
   __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
     S dz = power<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
@@ -349,7 +349,7 @@ struct Gradient {
       : share_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
 };
 
-/// A row cut into packs of 16 bytes where they are aligned, and the few elements before and after, its edges.
+/// A row, divided into aligned packs of 16 bytes and the few elements before and after them, its edges.
 template <class T>
 struct Span {
   static constexpr int kPack = 16 / sizeof(T);
@@ -385,8 +385,8 @@ __device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::
   }
 }
 
-/// The gradient of 16 bytes of logits whose first is class i of a row. label_at: where in them the label is, or a
-/// number that is none of a pack.
+/// The gradient of 16 bytes of logits whose first is class i of a row. label_at: the position of the label in the pack,
+/// or an out-of-range number.
 template <class T, Target kTarget, bool kCap>
 __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
                                                      int label_at, const rows::Pack<T, Span<T>::kPack>& pack,
@@ -400,7 +400,7 @@ __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::i
       values[j] = gradient(values[j], j, is_label(j), [&] { return share_of<kTarget>(p, row, i + j); });
     }
   };
-  // One pack of a row has the label: the others need not look.
+  // Only one pack of a row contains the label: others skip the test.
   if (kTarget != Target::given && static_cast<unsigned>(label_at) < kPack) {
     all([&](int j) { return j == label_at; });
   } else {
@@ -418,7 +418,7 @@ __device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t
   return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
 }
 
-/// What all rows' gradients have in common: pointers to dloss and denominator, null for 1.
+/// The common factors of all rows' gradients: pointers to dloss and denominator, null for 1.
 template <class T>
 struct Incoming {
   using S = Accumulate<T>;

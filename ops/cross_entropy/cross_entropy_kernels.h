@@ -11,9 +11,9 @@ namespace mica::kernels {
 
 using IndexTypes = Types<std::int64_t, std::int32_t>;
 
-/// What N rows of V logits are measured against. README.md names the numbers: z is a logit scaled and capped, u what
-/// its class weighs in the loss of a row, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has a loss
-/// and a gradient of 0, whatever it holds.
+/// N rows of V logits and their targets. Notation as in README.md: z is a logit scaled and capped, u the weight of its
+/// class in the loss of a row, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has a loss and a
+/// gradient of 0, whatever its contents.
 struct CrossEntropyTerms {
   const Tensor& logits;       // (N, V)
   const Tensor& targets;      // labels (N), int64 or int32; or probabilities (N, V) of the logits' dtype
@@ -24,11 +24,11 @@ struct CrossEntropyTerms {
   double softcap;  // 0: none
 };
 
-/// Losses and what backward needs. Labels must be classes or ignore_index; on CUDA, others make their row's loss and
-/// gradient NaN.
+/// Losses and the inputs of backward. Labels must be classes or ignore_index; on CUDA, other labels make their row's
+/// loss and gradient NaN.
 struct CrossEntropyForward {
   CrossEntropyTerms terms;
-  const Tensor& logsumexp;  // out (N), sums: log Σ eᶻ; what ignored rows get is of no use
+  const Tensor& logsumexp;  // out (N), sums: log Σ eᶻ; arbitrary for ignored rows
   const Tensor& mass;       // out (N), sums: U; likewise
   const Tensor& losses;     // out (N), sums
 };
@@ -57,7 +57,7 @@ struct CrossEntropyInPlace {
 void cross_entropy_in_place(Cpu, const CrossEntropyInPlace& args);
 void cross_entropy_in_place(Cuda, const CrossEntropyInPlace& args);
 
-/// What a mean divides by: the sum of the labels' weights over the rows that are not ignored.
+/// The divisor of a mean: the sum of the labels' weights over the rows that are not ignored.
 struct CrossEntropyDenominator {
   const Tensor& targets;  // labels (N)
   const Tensor& weight;   // (V), sums; undefined: 1
@@ -76,7 +76,7 @@ struct CrossEntropyReduce {
 void cross_entropy_reduce(Cpu, const CrossEntropyReduce& args);
 void cross_entropy_reduce(Cuda, const CrossEntropyReduce& args);
 
-/// gradient (N, V) *= factor, row by row, or at one go. Where the factor is 1 nothing is read.
+/// gradient (N, V) *= factor, per row, or for all rows. If the factor is 1, the gradient is not read.
 struct CrossEntropyScale {
   const Tensor& gradient;
   const Tensor& factor;  // (N) or (1), sums
@@ -84,13 +84,13 @@ struct CrossEntropyScale {
 void cross_entropy_scale(Cpu, const CrossEntropyScale& args);
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args);
 
-// What the kernels of every device share.
+// Code shared by all devices' kernels.
 
-/// How rows are measured.
+/// The kind of target.
 enum class CrossEntropyTarget {
-  label,     // against the class of a label alone: u is not 0 there only
-  smoothed,  // with a part that all classes share
-  given,     // against probabilities
+  label,     // a label: only its u is not 0
+  smoothed,  // a label with smoothing, which is common to all classes
+  given,     // probabilities
 };
 
 inline CrossEntropyTarget target_of(const CrossEntropyTerms& terms) {
@@ -100,7 +100,7 @@ inline CrossEntropyTarget target_of(const CrossEntropyTerms& terms) {
   return terms.label_smoothing != 0 ? CrossEntropyTarget::smoothed : CrossEntropyTarget::label;
 }
 
-/// u · x, of which nothing is left where u is 0, not even where x is infinite.
+/// u · x, but 0 if u is 0, even if x is infinite.
 template <class S>
 MICA_HOST_DEVICE S weighed(S u, S x) {
   return u == S{0} ? S{0} : u * x;

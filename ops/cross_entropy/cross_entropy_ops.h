@@ -9,7 +9,7 @@
 
 namespace mica::kernels {
 
-/// The sum of the labels' weights, those of ignored rows left out; without weights, in float, exact up to 2²⁴ rows.
+/// The sum of the labels' weights over the rows that are not ignored; without weights, in float, exact up to 2²⁴ rows.
 template <class Index, class S>
 struct LabelWeightOp {
   using Value = std::int64_t;
@@ -26,7 +26,7 @@ struct LabelWeightOp {
     if (label == ignore_index) {
       return 0;
     }
-    // A label out of range makes the loss NaN, by its row.
+    // A label out of range makes the loss of its row NaN.
     return weight == nullptr ? Acc{1} : label >= 0 && label < classes ? weight[label] : Acc{0};
   }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
@@ -54,7 +54,7 @@ struct SumLossOp : MeanLossOp<S> {
   MICA_HOST_DEVICE S finish(S sum, S) const { return sum; }
 };
 
-// The launchers of the above, for the file that has reduce() for its device.
+// Launchers of the above, for the files that include their device's reduce().
 
 template <class Device>
 void sum_label_weights(Device device, const CrossEntropyDenominator& args) {

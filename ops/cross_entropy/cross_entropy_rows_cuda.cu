@@ -1,5 +1,5 @@
-// Rows one at a time: a row of logits is a warp's or a block's. Forward reads it once; backward reads it once and
-// writes its gradient, which may be over the logits. Rows of every length and alignment.
+// One warp or block per row of logits. Forward reads it once; backward reads it once and writes its gradient, possibly
+// over the logits. Rows of every length and alignment.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -12,12 +12,12 @@ namespace xent {
 namespace {
 
 constexpr int kBlockThreads = 512;
-// Up to here small blocks, of which more rows are under way on a multiprocessor: one loads while another adds up.
+// Up to this length, blocks are small, so that a multiprocessor has several rows: one loads while another computes.
 constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
 constexpr int most_threads(bool block) { return block ? kBlockThreads : kWarp * kWarpTeams; }
 
-/// Packs that a thread has under way, and what room it gets for them: blocks on a multiprocessor, at least.
+/// Packs in flight per thread, and the minimum of blocks per multiprocessor, which limits the registers for them.
 template <class T, Target kTarget>
 constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
 template <class T>
@@ -25,7 +25,7 @@ constexpr int least_blocks(bool block) {
   return sizeof(T) == 8 ? 1 : block ? 2 : 3;
 }
 
-/// Calls f(pack, number) for thread t's packs of a row, kAhead of them being read at a time.
+/// Calls f(pack, number) for thread t's packs of a row, reading kAhead of them at a time.
 template <int kAhead, class T, class F>
 __device__ void for_packs(const T* row, const Span<T>& span, int t, int threads, const F& f) {
   constexpr int kPack = Span<T>::kPack;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
   const Team<kBlock> team;
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
     const Label<T, kTarget> label(p, row);
-    if (label.ignored) {  // so for the whole team
+    if (label.ignored) {  // uniform in the team
       if (team.t == 0) {
         logsumexp[row] = 0;
         mass[row] = 0;
@@ -193,7 +193,7 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
 }
 
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
-  constexpr unsigned kMostBlocks = 2048;  // most often they find that there is nothing to do
+  constexpr unsigned kMostBlocks = 2048;  // usually the factor is 1 and there is nothing to do
   const cudaStream_t stream = cuda::current_stream();
   on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
     const std::int64_t rows = args.gradient.size(0);

@@ -1,8 +1,8 @@
-// The losses, and the gradient over the logits, from one reading. A row streams through the shared memory of a block
-// or, where it is too long for one, of a cluster of them: the first pass adds up while the row arrives, the second
-// writes the gradient and starts reading the next row into the places that it leaves. Blocks stay for the whole kernel.
+// Computes the losses and overwrites the logits with their gradient in one read. A row streams through the shared
+// memory of a block or, if it is too long, of a cluster: the first pass sums while the row arrives; the second writes
+// the gradient and starts loading the next row into the freed places. Blocks are persistent.
 //
-// Each thread copies the packs that it will itself use, so that threads meet only to add up.
+// Each thread copies the packs that it uses itself, so that threads synchronize only for sums.
 
 #include <algorithm>
 #include <climits>
@@ -18,17 +18,17 @@ namespace xent {
 namespace {
 
 constexpr int kMostThreads = 512;
-constexpr int kParts = 4;                        // of a row, each of which is waited for on its own
-constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row in a block that leave room for another block
+constexpr int kParts = 4;                        // of a row, each awaited separately
+constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block that allow two resident blocks
 constexpr std::int64_t kMostShared = 220 << 10;
 constexpr int kMostCluster = 8;
 
-/// How rows of some length are shared out.
+/// The distribution of rows of a given length.
 struct Plan {
   int cluster = 0;  // blocks that share a row; 0: rows of this length need another kernel
   int threads = 0;  // of a block
-  int slab = 0;     // packs of a row that a block has, at most
-  int part = 0;     // … of which a thread has so many rounds in a part, an even number
+  int slab = 0;     // maximum packs of a row per block
+  int part = 0;     // rounds of a thread per part, an even number
 
   Plan(std::int64_t classes, std::int64_t pack) {
     const std::int64_t packs = classes / pack;
@@ -41,7 +41,7 @@ struct Plan {
         }
       }
     }
-    // Three blocks of up to 72 KB have room beside each other, two larger ones.
+    // Three blocks of up to 72 KB fit on a multiprocessor, or two larger ones.
     threads = slab > 4608 ? kMostThreads : slab > 1024 ? 256 : 128;
     part = 2 * ((slab + threads * kParts * 2 - 1) / (threads * kParts * 2));
   }
@@ -58,7 +58,7 @@ struct Share {
   Span<T> span;
   int count;           // packs
   std::int64_t begin;  // the first of them
-  T* packs;            // where that is
+  T* packs;            // its address in shared memory
 
   __device__ Share(T* row, std::int64_t classes, int rank, int slab) : span(row, classes) {
     begin = std::int64_t{rank} * slab;
@@ -70,8 +70,8 @@ struct Share {
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// What all blocks that share a row have found, in every thread. `turn` changes from row to row: a place is written
-/// again only after all have met for the row between.
+/// Combines the results of all blocks that share a row, in every thread. `turn` alternates from row to row: a place is
+/// overwritten only after all blocks have synchronized for the row in between.
 template <bool kCluster, class Found>
 __device__ Found joined_blocks(const Found& mine, int blocks, int turn) {
   const Found block = joined<true>(mine);
@@ -85,7 +85,7 @@ __device__ Found joined_blocks(const Found& mine, int blocks, int turn) {
     __syncwarp();
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
-    const int from = static_cast<int>(threadIdx.x) & (blocks - 1);  // of a power of two
+    const int from = static_cast<int>(threadIdx.x) & (blocks - 1);  // the number of blocks is a power of two
     Found found = Found::nothing(mine.unit);
     found.largest = cuda::load_from_block(&places[turn].largest, from);
     found.sum = cuda::load_from_block(&places[turn].sum, from);
@@ -114,7 +114,7 @@ class Streamer {
         place_(cuda::shared_address(memory) + 16 * threadIdx.x),
         blocks_(kCluster ? plan.cluster : 1),
         rank_(kCluster ? cuda::cluster_rank() : 0) {
-    asm volatile("" : "+r"(place_));  // or the compiler works it out anew at each use
+    asm volatile("" : "+r"(place_));  // otherwise the compiler recomputes it at each use
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
@@ -123,8 +123,8 @@ class Streamer {
     Label<T, kTarget> label(p_, row);
     while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
-      const int taken = leads() ? take_row() : 0;  // early, as it takes a while
-      if (label.ignored) {                         // so for all who share the row
+      const int taken = leads() ? take_row() : 0;  // early, to hide its latency
+      if (label.ignored) {                         // uniform for all threads of the row
         pass_on(taken);
         meet();
         const std::int64_t next = passed_on();
@@ -137,7 +137,7 @@ class Streamer {
         }
         row = next;
       } else {
-        // Read before threads meet: after that, any of them may write over it.
+        // Read before the barrier: after it, any thread may overwrite it.
         const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
         const FoundInRow mine = found_by_thread(row, share);
         pass_on(taken);
@@ -163,7 +163,7 @@ class Streamer {
       }
       turn_ ^= 1;
     }
-    if (kCluster) {  // nobody reads from a block that has ended
+    if (kCluster) {  // no block exits while another reads its memory
       meet();
     }
   }
@@ -171,15 +171,15 @@ class Streamer {
  private:
   __device__ bool leads() const { return rank_ == 0 && threadIdx.x == 0; }
 
-  // Rows are taken from a queue: some are ignored and cost little, so equal numbers of them would not be equal work.
-  // Which block has a row changes nothing in it.
+  // Rows are taken from a queue: ignored rows cost little, so equal numbers of rows would not be equal work. The block
+  // that processes a row does not affect its result.
   __device__ int take_row() const { return static_cast<int>(gridDim.x / blocks_) + atomicAdd(queue_, 1); }
   __device__ void pass_on(int row) const {
     if (leads()) {
       next_rows()[turn_] = row;
     }
   }
-  /// After all who share the row have met.
+  /// Valid after all threads of the row have synchronized.
   __device__ std::int64_t passed_on() const {
     if constexpr (kCluster) {
       return cuda::load_from_block(next_rows() + turn_, 0);
@@ -187,7 +187,7 @@ class Streamer {
       return next_rows()[turn_];
     }
   }
-  /// Two places, used in turn: one is written again only after all have met for the row between.
+  /// Two places, used alternately: one is overwritten only after all threads have synchronized for the row in between.
   __device__ static int* next_rows() {
     __shared__ int places[2];
     return places;
@@ -215,7 +215,7 @@ class Streamer {
     return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
   }
 
-  /// The pack that lies there in shared memory.
+  /// The pack at `place` in shared memory.
   __device__ static Packs kept(std::uint32_t place) {
     uint4 bits;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -224,7 +224,7 @@ class Streamer {
     return reinterpret_cast<const Packs&>(bits);
   }
 
-  /// Takes in N of the thread's packs, from number i on: the more at once, the less often a sum is scaled.
+  /// Adds N of the thread's packs, from number i on: with more at a time, sums are rescaled less often.
   template <int N>
   __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
                             FoundInRow& found) const {
@@ -238,7 +238,7 @@ class Streamer {
     });
   }
 
-  /// Calls f(i) for the classes of the edges that are the thread's.
+  /// Calls f(i) for this thread's classes among the edges.
   template <class F>
   __device__ void for_edges(const Share<T>& share, const F& f) const {
     const int edges = rank_ == 0 ? share.span.edges() : 0;
@@ -247,7 +247,7 @@ class Streamer {
     }
   }
 
-  /// Starts reading a row, in kParts groups of copies.
+  /// Starts loading a row, in kParts groups of copies.
   __device__ void fetch(const Share<T>& share) {
     int i = threadIdx.x;
     std::uint32_t place = place_;
@@ -283,7 +283,7 @@ class Streamer {
     return found;
   }
 
-  /// Writes make(i, its place) over the packs of a row, and starts reading the next into the places that they leave.
+  /// Overwrites the packs of a row with make(i, its place), and starts loading the next row into the freed places.
   template <class Make>
   __device__ void write(const Share<T>& share, std::int64_t next_row, const Make& make) {
     const bool more = next_row < p_.rows;
@@ -315,15 +315,15 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
-  int* queue_;  // how many rows have been taken, beyond the first of all blocks
+  int* queue_;  // number of rows taken, after the first of each block
   int threads_;
-  std::uint32_t place_;  // of the thread's first pack in shared memory; the next is 16 · threads_ bytes further
+  std::uint32_t place_;  // the thread's first pack in shared memory; the next is 16 · threads_ bytes further
   int blocks_;
   int rank_;
   int turn_ = 0;
 };
 
-/// Blocks on a multiprocessor: what a thread may use of its registers.
+/// Blocks per multiprocessor, which limits the registers per thread.
 template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
 
 // On the host.
 
-/// How many groups of blocks that share rows the device has room for at once.
+/// The number of groups of blocks, each sharing rows, that the device can run concurrently.
 template <class Kernel>
 int resident_groups(Kernel kernel, const Plan& plan) {
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes()),
@@ -372,7 +372,7 @@ void stream(const CrossEntropyInPlace& args, const Plan& plan) {
            args.losses.data<Accumulate<T>>());
 }
 
-/// Rows of any kind, in two passes through memory.
+/// Rows of any kind, in two passes over memory.
 void pass_twice(const CrossEntropyInPlace& args) {
   const Tensor logsumexp = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
   const Tensor mass = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());

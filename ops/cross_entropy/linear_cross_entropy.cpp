@@ -16,7 +16,7 @@ namespace mica {
 
 namespace {
 
-// The most rows of a chunk: whole tiles of a product where there are many, and chunks of about one size.
+// The maximum rows per chunk: whole tiles of a product if there are many, and chunks of similar size.
 std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t chunk_bytes) {
   constexpr std::int64_t kTile = 128;
   const std::int64_t most = std::max<std::int64_t>(chunk_bytes / row_bytes, 1);
@@ -66,8 +66,8 @@ struct Chunks {
     Tensor dx;
     Tensor dweight;
   };
-  // Of Σ losses · dloss / denominator, either of which may be undefined for 1; dx and dweight where they are wanted,
-  // and dweight of the dtype that it is summed in.
+  // The gradients of Σ losses · dloss / denominator, either of which may be undefined for 1. Only the required ones of
+  // dx and dweight; dweight has the accumulation dtype.
   Gradients gradients(const Tensor& dloss, const Tensor& denominator, bool want_dx, bool want_dweight) const {
     Gradients result{
         .losses = empty_losses(),
@@ -96,7 +96,7 @@ struct Chunks {
   }
 
  private:
-  // Calls f(logits, begin, end) for the chunks, their logits all in one buffer.
+  // Calls f(logits, begin, end) for the chunks, which share one buffer for their logits.
   template <class F>
   void each(const F& f) const {
     if (rows() == 0 || classes() == 0) {
@@ -130,8 +130,8 @@ struct LinearCrossEntropy {
     const Chunks chunks = chunks_of(x, weight, targets, class_weight);
     const Tensor denominator = detail::mean_denominator(options, chunks.targets, class_weight, x.dtype());
     Chunks::Gradients known;
-    // In float16 the gradients of a mean are below the smallest normal number until backward multiplies them by a loss
-    // scale. There they are kept as those of a sum, and divided as they are multiplied.
+    // In float16 the gradients of a mean underflow until backward multiplies them by a loss scale. So they are stored
+    // as those of a sum, and backward divides as it multiplies.
     const bool divide_later = x.dtype() == float16;
     if (options.reduction == Reduction::none || !ctx.needs_any_grad()) {
       known.losses = chunks.losses();
@@ -170,7 +170,7 @@ struct LinearCrossEntropy {
   }
 
  private:
-  // What forward has kept stays as it is: backward may run again.
+  // Does not modify the stored gradients: backward may run again.
   static Tensor scaled(const Tensor& gradient, const Tensor& factor, DType dtype) {
     if (!gradient.defined()) {
       return {};

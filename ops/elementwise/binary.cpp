@@ -286,7 +286,7 @@ struct PowOfNumber {
   }
 };
 
-// A recorded op of two tensors, which Autocast brings to one dtype.
+// A recorded op of two tensors, which Autocast converts to one dtype.
 template <class F>
 Tensor of_both(F f, const Tensor& a, const Tensor& b) {
   if (autograd::autocast_promotes(a, b)) {

@@ -7,8 +7,8 @@
 
 namespace mica::kernels {
 
-// Outputs are new and row-major; inputs broadcast to their shape and may have any strides. Numbers beside tensors
-// reach the function in the type it computes in. `On` is Cpu or Cuda.
+// Outputs are new and row-major; inputs broadcast to their shape and may have any strides. Numbers are passed to the
+// function in the type of computation. `On` is Cpu or Cuda.
 
 namespace detail {
 using namespace functions;
@@ -32,7 +32,7 @@ using LogicalFunction = detail::Logical;
 template <class On>
 void unary(On, const UnaryFunction& f, const Tensor& y, const Tensor& x);
 
-/// dx = dy · f′, from `saved`, which is y or x as f.from_output says.
+/// dx = dy · f′, from `saved`: y if f.from_output, else x.
 template <class On>
 void unary_backward(On, const UnaryFunction& f, const Tensor& dx, const Tensor& dy, const Tensor& saved);
 
@@ -42,7 +42,7 @@ void binary(On, const BinaryFunction& f, const Tensor& out, const Operand& a, co
 
 enum class Argument { a, b };
 
-/// dx = dy · ∂f/∂a or ∂f/∂b, of dy's shape: not yet summed over what was broadcast.
+/// dx = dy · ∂f/∂a or ∂f/∂b, of dy's shape: not yet summed over broadcast axes.
 template <class On>
 void binary_backward(On, const FusedBinaryFunction& f, Argument by, const Tensor& dx, const Tensor& dy,
                      const Operand& a, const Operand& b);

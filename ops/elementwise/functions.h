@@ -9,7 +9,7 @@
 
 namespace mica::functions {
 
-// Of one argument: operator() and derivative(v), where v is the result if `from_output` says so, else the argument.
+// Of one argument: operator() and derivative(v), where v is the result if `from_output`, else the argument.
 
 struct Exp {
   static constexpr const char* name = "exp";
@@ -238,7 +238,7 @@ struct Clamp {
   }
 };
 
-// Of two arguments. `Dtypes` are those it is defined for; derivatives only where the op's backward is not made of
+// Of two arguments. `Dtypes` are those it is defined for; derivatives only if the op's backward is not composed of
 // other ops.
 
 struct Add {

@@ -39,7 +39,7 @@ Tensor clamp(const Tensor& x, double low, double high);
 enum class GeluApproximation { none, tanh };
 
 /// x · Φ(x) with Φ the normal distribution function (Hendrycks and Gimpel, arXiv:1606.08415). With ::tanh, Φ is
-/// replaced by (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, as GPT-2 has it.
+/// replaced by (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, as in GPT-2.
 Tensor gelu(const Tensor& x, GeluApproximation approximation = GeluApproximation::none);
 
 }  // namespace mica

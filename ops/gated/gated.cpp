@@ -17,7 +17,7 @@ using functions::gated::Gelu;
 using functions::gated::GeluTanh;
 using functions::gated::Silu;
 
-// f, f′ and f″ by recorded ops: where second derivatives come from.
+// f, f′ and f″ by recorded ops, for second derivatives.
 struct Curve {
   Tensor value;
   Tensor slope;
@@ -48,7 +48,7 @@ Curve curve(GeluTanh, const Tensor& x) {
           .curvature = steep * (z1 * 2 + x * ((1 - s * 2) * (z1 * z1) + x * (6 * b)))};
 }
 
-// A gated op has the inputs gate and up, or x with both of them side by side along its last axis.
+// A gated op has the inputs gate and up, or x with both side by side along its last axis.
 struct Halves {
   Tensor gate;
   Tensor up;
@@ -60,7 +60,7 @@ Tensor half(const Tensor& x, int which) {
 }
 Halves halves_of(const Tensor& x) { return {.gate = half(x, 0), .up = half(x, 1)}; }
 
-// The inputs as kernels take them: without gaps, halves of one tensor aside.
+// The inputs for the kernels: contiguous, or halves of a contiguous tensor.
 struct Rows {
   std::int64_t rows;
   std::int64_t columns;
@@ -80,7 +80,7 @@ struct Rows {
   }
 };
 
-// Of dy and the op's inputs: the gradients of those inputs that are wanted.
+// From dy and the op's inputs to the required gradients of these inputs.
 template <class F>
 struct GatedGradient {
   static constexpr bool composed = true;
@@ -112,7 +112,7 @@ struct GatedGradient {
     return gradients;
   }
 
-  // Of the gradients that came for dgate and dup, undefined where none did. README.md derives it.
+  // Takes the gradients of dgate and dup, undefined if there are none. See the derivation in README.md.
   Tensors backward(autograd::Context& ctx, const Tensors& came) const {
     const Tensors all = ctx.saved_all();
     const bool joined = all.size() == 2;
@@ -179,7 +179,7 @@ struct Gated {
   }
 };
 
-// One type an op, so that errors name it.
+// One type per op, so that errors name it.
 struct GEGLU : Gated<Gelu> {};
 struct GEGLUTanh : Gated<GeluTanh> {};
 struct SwiGLU : Gated<Silu> {};

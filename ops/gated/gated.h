@@ -12,7 +12,7 @@ namespace mica {
 // argument, they are the halves of x along its last axis, [gate | up], as a single linear layer produces them: x is (…,
 // 2 n) and the result (…, n). The result is row-major, has their dtype, and is differentiable any number of times.
 // Arithmetic on 16-bit floats is done in float32 and rounded once. Throws Error before anything is computed if a shape,
-// dtype or device does not fit.
+// dtype or device does not match.
 
 /// gelu(gate) · up, with GELU as in mica::gelu.
 Tensor geglu(const Tensor& gate, const Tensor& up, GeluApproximation approximation = GeluApproximation::none);

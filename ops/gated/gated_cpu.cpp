@@ -9,11 +9,11 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kRun = 1024;     // elements that are worked on at once, and converted if they have 16 bits
-constexpr std::int64_t kGrain = 16384;  // elements of work that pay for another thread
+constexpr std::int64_t kRun = 1024;     // elements per piece; 16-bit ones are converted piece by piece
+constexpr std::int64_t kGrain = 16384;  // minimum elements per thread
 
-// Calls run(begin, n, strided begin) for pieces of rows, of at most kRun elements. Where they begin does not depend on
-// the number of threads, and so neither does what the compiler makes of an element.
+// Calls run(begin, n, strided begin) for pieces of rows, of at most kRun elements. Their boundaries do not depend on
+// the number of threads, so neither do the bits of an element.
 template <class Run>
 void for_runs(std::int64_t rows, std::int64_t columns, std::int64_t stride, const Run& run) {
   const std::int64_t in_row = (columns + kRun - 1) / kRun;
@@ -27,7 +27,7 @@ void for_runs(std::int64_t rows, std::int64_t columns, std::int64_t stride, cons
   });
 }
 
-// n elements as S: in place where they are S already, else converted into `buffer`.
+// n elements as S: in place if they have type S, else converted into `buffer`.
 template <class T, class S>
 const S* as_sums(const T* data, std::int64_t n, S* buffer) {
   if constexpr (std::is_same_v<T, S>) {
@@ -38,7 +38,7 @@ const S* as_sums(const T* data, std::int64_t n, S* buffer) {
   }
 }
 
-// Where n results of S may be written that put_back() then brings to `data`.
+// A place for n results of type S, which put_back() then stores to `data`.
 template <class T, class S>
 S* room_for(T* data, S* buffer) {
   if constexpr (std::is_same_v<T, S>) {
@@ -100,7 +100,7 @@ void backward(const GatedBackward& args) {
     const S* const dys = as_sums(dy + at, n, buffers[0]);
     const S* const gates = as_sums(gate + strided, n, buffers[1]);
     const S* const ups = as_sums(up + strided, n, buffers[2]);
-    // What is not wanted is computed all the same, into a buffer: nearly always both are.
+    // A gradient that is not needed is computed into a buffer, since usually both are needed.
     S* const dgates = dgate == nullptr ? buffers[3] : room_for(dgate + strided, buffers[3]);
     S* const dups = dup == nullptr ? buffers[4] : room_for(dup + strided, buffers[4]);
     backward_run<F, T>(n, dys, gates, ups, dgates, dups);

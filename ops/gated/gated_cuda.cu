@@ -6,7 +6,7 @@
 #include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/rows/rows_cuda.cuh>
 
-// A unit is a pack of V neighbors in a row: 16 bytes, or one element where pointers or rows are not aligned to that.
+// A unit is a pack of V neighbors in a row: 16 bytes, or one element if pointers or rows are not aligned to 16 bytes.
 
 namespace mica::kernels {
 
@@ -17,20 +17,20 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostUnits = std::int64_t{1} << 30;  // of a launch, so that 32 bits count them
 
-// Units of a thread, whose loads are all under way before the first is used.
+// Units per thread, all loaded before the first is used.
 template <class T, int V>
 constexpr int kUnits = V > 1            ? 2
                        : sizeof(T) == 8 ? 4
                                         : 8;
 
-// Results larger than this leave the L2 cache before anybody reads them. Then the inputs are told to stay in it
-// longest: what is written leaves in the order in which it came, which the memory takes faster.
+// Results larger than this are evicted from the L2 cache before they are read. Then inputs are marked evict_last:
+// results are evicted in the order in which they were written, which suits DRAM.
 constexpr std::int64_t kLargeResult = std::int64_t{40} << 20;  // bytes
 
-// What one launch works on: some of the rows, or a piece of one row.
+// The work of one launch: some of the rows, or a piece of one row.
 struct Part {
-  std::int64_t dense;    // where it begins in y and dy
-  std::int64_t strided;  // and in gate, up and their gradients
+  std::int64_t dense;    // offset in y and dy
+  std::int64_t strided;  // offset in gate, up and their gradients
   std::int64_t rows;
   std::int64_t columns;
 };
@@ -49,7 +49,7 @@ struct Arguments {
   unsigned rest = 0;          // elements after the last unit, of a single row
   cuda::Divisor in_row = {};  // units
 
-  /// Where a unit begins in gate, up and their gradients.
+  /// The offset of a unit in gate, up and their gradients.
   __device__ std::int64_t strided(unsigned unit, int V) const {
     return std::int64_t{unit} * V + in_row.quotient(unit) * gap;
   }

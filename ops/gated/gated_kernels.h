@@ -11,8 +11,8 @@ namespace mica::kernels {
 
 using GatedFunction = std::variant<functions::gated::Silu, functions::gated::Gelu, functions::gated::GeluTanh>;
 
-// Matrices (M, N) on the kernel's device, all of one dtype, M · N > 0. Of y and dy no gap is between rows; of gate, up
-// and their gradients, rows begin `stride` elements apart.
+// Matrices (M, N) on the kernel's device, all of one dtype, M · N > 0. y and dy are contiguous; rows of gate, up and
+// their gradients have a stride of `stride` elements.
 
 /// y = f(gate) · up.
 struct GatedForward {

@@ -14,7 +14,7 @@ struct alignas(sizeof(T) * kColumns < 16 ? sizeof(T) * kColumns : 16) Pack {
   T at[kColumns];
 };
 
-/// out = weight · columns. A thread dequantizes the words of four neighboring columns.
+/// out = weight · columns. Each thread dequantizes the words of four neighboring columns.
 template <class T, int kBits, class S = Accumulate<T>>
 __global__ void __launch_bounds__(kSimpleThreads)
     dequantize_kernel(const Weights<Numbers<S>> weight, const S* column_factors, T* out) {

@@ -1,6 +1,6 @@
-// Products of few 16-bit rows with a quantized weight, on tensor cores. Their time is that of reading the weight, so
-// the kernel is there to keep memory busy: each warp has 64 columns and its own part of K, which its lanes copy to its
-// own part of shared memory, some steps ahead. No warp waits for another until all is multiplied.
+// Products of few 16-bit rows with a quantized weight, on tensor cores. They are limited by reading the weight, so the
+// kernel is designed to keep memory busy: each warp has 64 columns and its own part of K, which its lanes copy to its
+// own part of shared memory, some steps ahead. Warps synchronize only after all products.
 
 #include <algorithm>
 #include <bit>
@@ -20,13 +20,13 @@ namespace mica::kernels::quantized_cuda {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kHalf = 32;  // columns: 8 times the 4 neighbors of a thread
+constexpr int kHalf = 32;  // columns: 8 times the 4 neighboring columns of a thread
 constexpr int kHalves = 2;
-constexpr int kStrip = kHalves * kHalf;  // columns of a warp, a block and a cluster
-constexpr int kPieces = kStrip / 4;      // of 16 bytes of a row of words
+constexpr int kStrip = kHalves * kHalf;  // columns of a warp, block and cluster
+constexpr int kPieces = kStrip / 4;      // of 16 bytes, in a row of words
 constexpr int kUnits = 2;
-constexpr int kStep = kUnits * kUnit;  // rows that a warp takes at once
-constexpr int kTile = 8;               // rows of x that one instruction multiplies
+constexpr int kStep = kUnits * kUnit;  // rows of the weight per step of a warp
+constexpr int kTile = 8;               // rows of x per instruction
 constexpr int kPitch = kStrip + 4;     // floats between rows of sums in shared memory: no bank conflicts
 constexpr int kMostSplits = 8;         // blocks of a cluster
 
@@ -36,28 +36,29 @@ constexpr int kMostSplits = 8;         // blocks of a cluster
 template <int kBits>
 constexpr int kWordsEach = kBits == 8 ? 2 : 1;
 
-/// An octet so that the lowest bits of its members c and c + 4 lie 16 bits apart; `place` is that of the octet among
-/// the 4 of a unit.
+/// Rearranges an octet so that the lowest bits of its members c and c + 4 are 16 bits apart; `place` is the index of
+/// the octet in its unit.
 template <class T, int kBits>
 __device__ std::uint32_t spread(std::uint32_t word, int place) {
   if constexpr (kBits == 2) {
     const std::uint32_t first = place % 2 * 2;
     return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
   } else if constexpr (kBits == 1) {
-    return bytes_of(word, 0, 0x4440 | place) * (0x1001u << (kFraction<T> - 4));  // member 3 on top of the fraction
+    return bytes_of(word, 0, 0x4440 | place) *
+           (0x1001u << (kFraction<T> - 4));  // member 3 in the highest bits of the fraction
   } else {
     return word;
   }
 }
 
-// Where in a fraction the lowest bit of an integer goes: as high as some pair of a spread octet is, which needs no
+// The position of an integer's lowest bit in the fraction: that of a pair of a spread octet, which then needs no
 // shift.
 template <class T, int kBits>
 constexpr int kPosition = kBits == 8   ? 0
                           : kBits == 1 ? kFraction<T> - 1
                                        : (kFraction<T> / kBits - 1 < 3 ? kFraction<T> / kBits - 1 : 3) * kBits;
 
-// What is added to the integers of pairs.
+// The offset added to the integers of pairs.
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<T, kBits>);
 
@@ -79,7 +80,7 @@ template <class T, int kBits, int kColumnsEach>
 struct Octets {
   std::uint32_t words[kColumnsEach][kWordsEach<kBits>];
 
-  /// The first word of this thread is at `address`.
+  /// `address` is that of this thread's first word.
   __device__ void load(std::uint32_t address, int pitch, int place) {
     std::uint32_t rows[kWordsEach<kBits>][kColumnsEach];
 #pragma unroll
@@ -104,28 +105,28 @@ struct Octets {
   }
 };
 
-/// Warps of a multiprocessor, and the most of a block: so many have registers.
+/// Warps per multiprocessor, and the maximum per block, as limited by registers.
 template <int kBits>
 constexpr int kMostWarps = kBits == 8 ? 12 : 16;
 
-/// Where things lie in a stage: what a warp needs for one step. Its ring of stages has them one after the other.
+/// The layout of a stage, which holds a warp's data for one step. A warp has a ring of stages.
 template <int kBits, int kTiles>
 struct Stage {
   static constexpr int kWordRows = kStep * kBits / 32;
   static constexpr int kWordPitch = kStrip * 4 + (kBits == 8 ? 16 : 32);  // bytes; no bank conflicts
   static constexpr int kXAt = kWordRows * kWordPitch;
-  static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // each lane its own
+  static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // each lane's own
   static constexpr int kFactorsAt = kXAt + kXBytes;
-  // As many as fit if scales and zeros have 16 bits and groups are no shorter than a step.
+  // The number that fits if scales and zeros have 16 bits and groups are not shorter than a step.
   static constexpr int kRoom = (224 << 10) / kMostWarps<kBits>;  // bytes of a warp
   static constexpr int kStages = std::clamp(kRoom / (kFactorsAt + 2 * kStrip * 2), 2, 8);
   static_assert(kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
 };
 
-/// Sizes that are known at run time, in bytes.
+/// Sizes known at run time, in bytes.
 struct Sizes {
   int scales;   // of a group, of a strip
-  int factors;  // of a group, of a strip, zeros included
+  int factors;  // of a group, of a strip, including zeros
   int stage;
 
   template <class S>
@@ -139,8 +140,8 @@ struct Sizes {
   }
 };
 
-/// What a lane copies of each step of its warp: its pieces of the words, of the scales or the zeros, and its fragments
-/// of x.
+/// A lane's share of the copies of a step: pieces of the words, of the scales or the zeros, and its fragments of
+/// x.
 template <class T, int kBits, int kTiles>
 class Copier {
   using S = Stage<kBits, kTiles>;
@@ -176,7 +177,7 @@ class Copier {
     rows_ = a.m - lane / 4;
   }
 
-  /// Fills the slots of rows that x does not have.
+  /// Clears the slots of rows past the end of x.
   __device__ void clear_x(std::uint32_t ring) const {
     for (int stage = 0; stage < S::kStages; ++stage) {
 #pragma unroll
@@ -191,9 +192,9 @@ class Copier {
     }
   }
 
-  /// Starts the copies of `chunk`; every call is for the next one of this warp. Zeros past the ends of the matrices.
+  /// Starts the copies of `chunk`; each call must be for this warp's next one. Zeros past the ends of the matrices.
   __device__ void copy(int chunk, std::uint32_t stage) {
-    const bool full = chunk < full_chunks_;  // else it has one unit
+    const bool full = chunk < full_chunks_;  // otherwise it has one unit
 #pragma unroll
     for (int i = 0; i < S::kWordRows; i += kRowsAtOnce) {
       const bool within = i + kRowsAtOnce <= kBits || full || i + row_ < kBits;
@@ -236,7 +237,7 @@ class Copier {
   int x_step_;
   int full_chunks_;
   int row_;
-  int rows_;  // of x, from the lane's first one on
+  int rows_;  // rows of x, from the lane's first one on
   int words_to_;
   int factors_to_;
   int x_to_;
@@ -248,7 +249,7 @@ class Copier {
 template <int kTiles>
 using Sums = float[2 * kHalves][kTiles][4];
 
-/// Of a power of 2: two of them as T.
+/// Two copies of a power of 2, as T.
 template <class T>
 constexpr std::uint32_t pair_of_power(int power) {
   const int exponent = std::bit_width(static_cast<unsigned>(power)) - 1;
@@ -256,8 +257,8 @@ constexpr std::uint32_t pair_of_power(int power) {
          static_cast<std::uint32_t>(kBias<T> + exponent) << kFraction<T>;
 }
 
-/// sums += the products of the kCount units of a group from `first` on. Those of the integers are summed on the tensor
-/// cores, which also sum x: that takes off what is added to the integers, and meets the zeros.
+/// sums += the products of the kCount units of a group from `first` on. The tensor cores sum the products of the
+/// integers and also x, which corrects for kAdded and for the zeros.
 template <class T, int kBits, int kTiles, int kCount>
 __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32_t stage, int first,
                                Sums<kTiles>& sums) {
@@ -343,7 +344,7 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
   }
 }
 
-/// A warp's sums to shared memory: (rows, kPitch).
+/// Writes a warp's sums to shared memory: (rows, kPitch).
 template <int kTiles>
 __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -363,7 +364,7 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
   }
 }
 
-/// A cluster has the columns of a strip, each of its blocks a part of K.
+/// A cluster computes the columns of a strip, each of its blocks a part of K.
 template <class T, int kBits, int kTiles>
 __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
     few_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Product a, [[maybe_unused]] const T* x,
@@ -399,11 +400,11 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
 
   Sums<kTiles> sums = {};
   int stage = 0;
-  int free = ring_bytes - sizes.stage;  // where the step before was
+  int free = ring_bytes - sizes.stage;  // the stage of the previous step
 #pragma unroll 1
   for (; chunk < end; chunk += warps) {
     cuda::wait_copies<S::kStages - 2>();
-    __syncwarp();  // all lanes' copies have come, and all have read the step before
+    __syncwarp();  // all lanes' copies are complete, and all lanes have read the previous step
     copy_next(ring + free);
     if (a.group_shift == 5) {
 #pragma unroll 1
@@ -417,7 +418,7 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
     stage = stage + sizes.stage == ring_bytes ? 0 : stage + sizes.stage;
   }
 
-  // Sums of warps to shared memory, where the first ones are then those of the block. All are added in a fixed order.
+  // Reduces the warps' sums in shared memory, in a fixed order; the result replaces the first warp's sums.
   cuda::wait_copies<0>();
   __syncwarp();
   auto* const block_sums = reinterpret_cast<float*>(memory);  // of the first warp: (rows, kPitch)
@@ -458,7 +459,7 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
       }
       store(row, column, sum);
     });
-    cuda::arrive_in_cluster_relaxed();  // nobody reads from a block that has ended
+    cuda::arrive_in_cluster_relaxed();  // no block exits while another reads its memory
     cuda::wait_for_cluster();
   }
 #endif
@@ -466,17 +467,17 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
 
 // On the host.
 
-/// The blocks of a strip, and the warps of a block: as many parts of K.
+/// The split of K: blocks per strip and warps per block.
 struct Cut {
   int splits;
   int warps;
 };
 
-// What finishes first, if a block has a cost of its own beside its steps, and a cluster another. The chip has no say,
-// so that sums do not depend on it.
+// The fastest split by a model with fixed costs per block and per cluster. It does not depend on the GPU, so that sums
+// do not either.
 Cut cut_for(int strips, int steps, int most_warps, int warp_bytes) {
   constexpr int kMultiprocessors = 132;
-  constexpr int kMostBytes = 227 << 10;  // of the blocks of a multiprocessor, 1 KB of each aside
+  constexpr int kMostBytes = 227 << 10;  // for the blocks of a multiprocessor, without 1 KB of each
   constexpr int kBlockCost = 3;
   constexpr int kClusterCost = 2;
   Cut best{};
@@ -500,7 +501,7 @@ Cut cut_for(int strips, int steps, int most_warps, int warp_bytes) {
   return best;
 }
 
-/// Of a warp, for x of so many rows.
+/// Ring bytes of a warp, by the number of rows of x.
 template <int kBits, int kTiles>
 int ring_bytes(const Product& a) {
   using S = Stage<kBits, kTiles>;
@@ -510,7 +511,7 @@ int ring_bytes(const Product& a) {
 template <class T, int kBits, int kTiles>
 void launch(const Product& a, const T* x) {
   const int bytes = ring_bytes<kBits, kTiles>(a);
-  // All numbers of rows share a cut, so that it does not change a row.
+  // The split is the same for all numbers of rows, so that the bits of a row do not depend on it.
   const int most_bytes = std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
   const int strips = (a.columns + kStrip - 1) / kStrip;
   const Cut cut = cut_for(strips, (a.rows + kStep - 1) / kStep, kMostWarps<kBits>, most_bytes);

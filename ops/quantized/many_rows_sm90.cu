@@ -1,6 +1,6 @@
-// Products of 16-bit rows with a quantized weight on the tensor cores of compute capability 9.0. The weight is the
-// first factor: yᵀ = wᵀ · xᵀ, so that its integers become 16-bit fragments in registers, and x, the second one, lies in
-// shared memory. README.md has the picture of the fragments.
+// Products of 16-bit rows with a quantized weight on the tensor cores of compute capability 9.0. The weight is the left
+// factor: yᵀ = wᵀ · xᵀ, so that its integers become 16-bit fragments in registers, while x is in shared memory.
+// README.md shows the fragments.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,10 +22,10 @@ namespace {
 struct Work : Product {
   int tiles = 0;              // of kTile rows of the weight
   float* partials = nullptr;  // (clusters, m, columns)
-  int* done = nullptr;        // clusters that have written theirs, for each half of a block's elements
+  int* done = nullptr;        // clusters that have written their partials, per half of a block's elements
 };
 
-// Scales and zeros have one only where they are matrices.
+// Scales and zeros have a map only if they are matrices.
 struct Maps {
   CUtensorMap x;
   CUtensorMap words;
@@ -33,24 +33,24 @@ struct Maps {
   CUtensorMap zeros;
 };
 
-/// Where parts of K are of an even number, two of them form a cluster.
+/// With an even number of parts of K, two of them form a cluster.
 __host__ __device__ int blocks_of_cluster(int splits) { return splits % 2 == 0 ? 2 : 1; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// What a block works on, and where it lies in shared memory.
+// A block's work and its layout in shared memory.
 template <int kBits, int kRows>
 struct Block {
   std::byte* memory;
   std::uint64_t* full;   // a stage has arrived
-  std::uint64_t* empty;  // it has been used
-  int column;            // the first of the strip
+  std::uint64_t* empty;  // a stage has been consumed
+  int column;            // first column of the strip
   int row;               // the first of x
   int first;             // tile
   int tiles;
 };
 
-/// By one thread.
+/// Runs in one thread.
 template <int kBits, int kRows>
 __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
@@ -83,13 +83,13 @@ __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRo
 template <int kRows>
 using Sums = float[kRows / 2];
 
-// A thread's place among those that multiply, and where it finds its own in a stage. These numbers are kept, which the
-// compiler would rather compute again and again.
+// A thread's index among the consumers, and the offsets of its data in a stage. These are kept in registers; the
+// compiler would recompute them every time.
 template <int kBits, int kRows>
 struct Place {
   using P = Plan<kBits, kRows>;
   int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-  int pair = thread % 4;  // of neighbors along K, of each 8
+  int pair = thread % 4;  // its pair of neighbors along K, among each 8
   int column = static_cast<int>(threadIdx.x) / 4 * kColumnsEach;
   int words = P::kWordsAt + (kBits == 8 ? pair / 2 * kWordPitch : 0) + column * 4;
   int scales;
@@ -113,7 +113,7 @@ __device__ void pin_all(Fragments& fragments) {
   }
 }
 
-/// A thread's integers of a tile whose words are at an address.
+/// Loads a thread's integers of a tile from its words.
 template <class T, int kBits>
 __device__ void load_integers(const PairReader<T, kBits>& reader, std::uint32_t words, Fragments& fragments) {
   constexpr int kEights = PairReader<T, kBits>::kEights;
@@ -131,8 +131,8 @@ __device__ void load_integers(const PairReader<T, kBits>& reader, std::uint32_t 
   }
 }
 
-/// Adds the products of a block's tiles. kEachUnit: units have scales and zeros of their own. While the products of a
-/// tile run, the weights of the next one are made.
+/// Accumulates the products of a block's tiles. kEachUnit: each unit has its own scales and zeros. The weights of the
+/// next tile are computed while the products of a tile run.
 template <class T, bool kEachUnit, int kBits, int kRows, class Maker>
 __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, const Maker& maker,
                                const Place<kBits, kRows>& at, Sums<kRows>& sums) {
@@ -146,7 +146,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   const bool leads = at.thread % kWarp == 0;
   std::uint32_t stage = first_stage;
   std::uint32_t full = first_full;
-  unsigned turn = 0;  // parity of the times that the ring has been around
+  unsigned turn = 0;  // parity of the round in the ring
   std::uint32_t before_empty = 0;
   const auto multiply_tile = [&](int i, Fragments& fragments, Fragments& before) {
     cuda::wait(full, turn);
@@ -166,7 +166,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
       cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums, fragments[step], x + step * kNextStep);
     }
     cuda::commit_products();
-    cuda::wait_products<1>();  // the tile before, whose fragments were still being read
+    cuda::wait_products<1>();  // of the previous tile, which read its fragments
     pin_all(before);
     __syncwarp();
     if (leads && i > 0) {
@@ -185,7 +185,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   Fragments odd = {};
   int i = 0;
 #pragma unroll 1
-  for (; i + 1 < b.tiles; i += 2) {  // with a condition between the two, the compiler lets products wait for each other
+  for (; i + 1 < b.tiles; i += 2) {  // with a branch between the two, the compiler serializes the products
     multiply_tile(i, even, odd);
     multiply_tile(i + 1, odd, even);
   }
@@ -206,7 +206,7 @@ __device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Make
   }
 }
 
-/// A thread's sums to shared memory: (kRows, kPitch).
+/// Writes a thread's sums to shared memory: (kRows, kPitch).
 template <int kBits, int kRows>
 __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sums, float* to) {
   to += 2 * at.pair * kPitch + at.column;
@@ -219,14 +219,14 @@ __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sum
   }
 }
 
-/// Finishes the elements of the block's strip and rows: all, or every second few rows where two blocks of a cluster
-/// have parts of their sums. Those of a cluster are read from shared memory; those of several clusters go through
-/// global memory, and the last one adds them. All are added in the same order each time.
+/// Finishes the elements of the block's strip and rows: all, or alternating groups of rows if two blocks of a cluster
+/// share their sums. Sums of a cluster are read from shared memory; those of several clusters go through global memory,
+/// and the last cluster adds them. The order of addition is fixed.
 template <class T, int kBits, int kRows>
 __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums, volatile bool* is_last) {
   constexpr int kQuads = kStrip / 4;
-  constexpr int kStep = kConsumerThreads / kQuads;  // rows at once
-  constexpr int kBatch = 4;                         // elements of a thread that are under way together
+  constexpr int kStep = kConsumerThreads / kQuads;  // rows per pass
+  constexpr int kBatch = 4;                         // elements of a thread loaded together
   const int splits = static_cast<int>(gridDim.x);
   const int split = static_cast<int>(blockIdx.x);
   const int in_cluster = blocks_of_cluster(splits);
@@ -237,7 +237,7 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
   const int rows = b.column + column < a.columns ? min(kRows, a.m - b.row) : 0;
   const int step = in_cluster * kStep;
 
-  // For rows of this thread: part(0, row) + … + part(count - 1, row) to use(row, sum).
+  // Calls use(row, part(0, row) + … + part(count - 1, row)) for this thread's rows.
   const auto add = [&](int count, const auto& part, const auto& use) {
     for (int from = split % in_cluster * kStep + thread / kQuads; from < rows; from += kBatch * step) {
       float4 batch[kBatch] = {};
@@ -270,11 +270,11 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
   }
   add(in_cluster, of_block, [&](int row, float4 sum) {
     *partial(own_cluster, row) = sum;
-    *own(row) = sum;  // which only this thread reads
+    *own(row) = sum;  // read by this thread only
   });
   cuda::meet(1, kConsumerThreads);
   if (thread == 0) {
-    cuda::wait_for_previous_kernel();  // which set them to 0
+    cuda::wait_for_previous_kernel();  // the previous kernel clears the counters
     const int block = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
     *is_last = cuda::exchange_add(&a.done[block * 2 + split % in_cluster], 1) == clusters - 1;
   }
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                               .row = static_cast<int>(blockIdx.z) * kRows,
                               .first = first,
                               .tiles = a.tiles * (split + 1) / splits - first};
-  constexpr int kReady = 2;  // the barrier where those that multiply wait for barriers
+  constexpr int kReady = 2;  // barrier at which consumers wait for the initialization of the mbarriers
   constexpr int kReadyThreads = kConsumerThreads + kWarp;
   if (threadIdx.x >= kConsumerThreads) {
     cuda::keep_registers<kCopyRegisters>();
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     cuda::claim_registers<kConsumerRegisters>();
-    // Weights that have no scales or no zeros of their own find these in their place.
+    // Fills in constants for missing scales or zeros.
     const auto fill = [&](const FactorMatrix& factors, int at, float value) {
       if (!factors.each()) {
         for (int i = static_cast<int>(threadIdx.x); i < P::kStages * kStrip; i += kConsumerThreads) {
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       multiply<T>(a, b, FloatMaker<T, kBits>(a.grids), at, sums);
     }
     auto* const shared_sums = reinterpret_cast<float*>(memory);
-    cuda::meet(1, kConsumerThreads);  // all stages have been used
+    cuda::meet(1, kConsumerThreads);  // all stages have been consumed
     write_sums(at, sums, shared_sums);
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
@@ -370,8 +370,8 @@ __global__ void __launch_bounds__(kSimpleThreads) clear_kernel(int* counters, in
 
 // On the host.
 
-/// As many parts of K as finish first. Costs are in the time of a tile, fitted to times of shapes from 1024 × 1024 to
-/// 14336 × 4096 on an H200: what a block takes beside its tiles, and what it takes to add sums through global memory.
+/// The fastest number of parts of K. Costs are in units of the time of a tile, fitted to shapes from 1024 × 1024 to
+/// 14336 × 4096 on an H200: the overhead of a block, and that of adding sums through global memory.
 int splits_for(std::int64_t blocks, int rows, int tiles) {
   constexpr int kOwnCost = 30;
   int best = 1;
@@ -461,7 +461,7 @@ void launch_for_rows(const Tensor& x, const Work& a) {
 }  // namespace
 
 bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
-  constexpr int kMostRows = 2048;  // beyond, it pays to dequantize the weight once for all rows
+  constexpr int kMostRows = 2048;  // above, dequantizing the weight once for all rows is faster
   if (!cuda::device_has_wgmma() || product.m > kMostRows) {
     return false;
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernels on tensor cores have in common: the product that they are asked for, how they read scales and zeros,
-// and how they write y. Included by .cu files only.
+// Code shared by the tensor-core kernels: the description of a product, reading of scales and zeros, and writing of y.
+// Included by .cu files only.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,11 +12,11 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kUnit = 32;  // rows of the weight that lie in one group; a thread has 8 of them in a column
+inline constexpr int kUnit = 32;  // rows of the weight, all in one group; a thread has 8 of them per column
 
 // Scales or zeros.
 struct FactorMatrix {
-  enum Kind { kNone, kOne, kNarrow, kWide };  // one number, or numbers of the type of x or float32
+  enum Kind { kNone, kOne, kNarrow, kWide };  // absent, a scalar, or a matrix of x's type or float32
 
   const void* data = nullptr;
   int kind = kNone;
@@ -32,13 +32,13 @@ struct FactorMatrix {
   __host__ __device__ int size() const { return kind == kWide ? 4 : 2; }
 };
 
-// What a weight is made of: q and these.
+// The scales and zeros that convert q to weights.
 struct Grids {
   FactorMatrix scale;
   FactorMatrix zero;
-  bool adds;  // the zero; else it is subtracted
+  bool adds;  // adds the zero; otherwise subtracts it
 
-  /// The zero of columns that have none of their own.
+  /// The zero of columns without an individual zero.
   __device__ float one_zero() const {
     return zero.kind == FactorMatrix::kOne ? *static_cast<const float*>(zero.data) : 0;
   }
@@ -77,8 +77,8 @@ constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;  // bits
 template <class T>
 constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;  // of an exponent
 
-/// Integers of kBits whose lowest bits lie at kFirst in the halves of a register, plus 2^(kFraction − kFirst), as T:
-/// they become bits of a fraction, exactly and without a conversion.
+/// Converts kBits-bit integers, whose lowest bits are at kFirst in the halves of a register, to T, plus 2^(kFraction −
+/// kFirst): they become bits of a fraction, exactly and without a conversion instruction.
 template <class T, int kBits, int kFirst>
 __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   constexpr std::uint32_t kBoth = 0x00010001;
@@ -89,8 +89,8 @@ __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   return result;
 }
 
-/// A byte of each of two words, which the selectors' lowest digits name, as bfloat16: its fraction has no room for 8
-/// bits, so that these take the way through float32.
+/// Converts a byte of each of two words, given by the selectors' lowest digits, to bfloat16 through float32, since its
+/// fraction has fewer than 8 bits.
 __device__ inline std::uint32_t as_bfloat16(std::uint32_t a, std::uint32_t a_selector, std::uint32_t b,
                                             std::uint32_t b_selector) {
   const float low = __uint_as_float(bytes_of(a, 0x4B000000, a_selector)) - 0x1p23f;
@@ -99,7 +99,7 @@ __device__ inline std::uint32_t as_bfloat16(std::uint32_t a, std::uint32_t a_sel
 }
 inline constexpr std::uint32_t kByteOfFloat = 0x7440;  // a selector, for byte 0
 
-/// Neighboring words at an address of shared memory.
+/// Loads neighboring words from shared memory.
 template <int kSize>
 __device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {
   if constexpr (kSize == 4) {
@@ -113,7 +113,7 @@ __device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {
   }
 }
 
-/// Values of float32, or of T.
+/// Reads values of float32 or T.
 template <class T, int kSize>
 __device__ void load_values(std::uint32_t from, bool wide, float (&to)[kSize]) {
   if (wide) {
@@ -142,7 +142,7 @@ struct OwnGrids {
   float zero[kColumnsEach];
 };
 
-/// From shared memory.
+/// Reads them from shared memory.
 template <class T, int kColumnsEach>
 __device__ OwnGrids<kColumnsEach> load_grids(const Grids& grids, std::uint32_t scales, std::uint32_t zeros) {
   OwnGrids<kColumnsEach> own;
@@ -167,7 +167,7 @@ __device__ OwnGrids<kColumnsEach> load_grids(const Grids& grids, std::uint32_t s
 
 __device__ inline float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
-/// Four neighbors of a row of y.
+/// Writes four neighbors of a row of y.
 template <class T>
 __device__ void store_row(const Product& a, int row, int column, float4 sum) {
   float values[4] = {sum.x, sum.y, sum.z, sum.w};

@@ -17,12 +17,12 @@ namespace {
 
 using Scales = Types<float, Half, BFloat16>;
 
-constexpr std::int64_t kStrip = 64;    // columns that are worked on at once
-constexpr std::int64_t kGrain = 8192;  // weights that pay for another thread
+constexpr std::int64_t kStrip = 64;    // columns per strip
+constexpr std::int64_t kGrain = 8192;  // minimum weights per thread
 
 constexpr const char* kOp = "quantize";
 
-/// The least T that is not below `value` ≥ 0.
+/// The smallest T that is at least `value` ≥ 0.
 template <class T>
 T round_up(double value) {
   float nearest = static_cast<float>(value);
@@ -40,7 +40,7 @@ T round_up(double value) {
   }
 }
 
-/// The greatest T that is not above `value`.
+/// The largest T that is at most `value`.
 template <class T>
 T round_down(double value) {
   if (value < 0) {
@@ -59,11 +59,11 @@ T round_down(double value) {
   }
 }
 
-// How the weights of one group become integers: q = round((w − offset) / scale + zero).
+// The quantization of one group: q = round((w − offset) / scale + zero).
 template <class T>
 struct Grid {
   T scale;
-  T zero;  // as it is stored
+  T zero;  // as stored
   double divisor;
   double shift;
   double offset;
@@ -74,10 +74,10 @@ struct Grid {
   }
 };
 
-// The middle of [0, 2^bits). Of two integers neither is: there the grid has no 0.
+// The middle of [0, 2^bits). With 1 bit it is not an integer, so the grid lacks 0.
 double symmetric_zero(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 1); }
 
-// README.md has the formulas. Scales are rounded up, so that the grid reaches from the least to the greatest weight.
+// See README.md for the formulas. Scales are rounded up, so that the grid covers the range of the weights.
 template <class T>
 Grid<T> grid_of(double least, double greatest, const QuantizeOptions& options) {
   const int most = (1 << options.bits) - 1;
@@ -111,7 +111,7 @@ struct Piece {
   std::int64_t columns;
   std::int32_t* words;
   T* scale;
-  T* zero;  // null: one scalar, known
+  T* zero;  // null: one known scalar
 
   bool quantize(const QuantizeOptions& options) const {
     std::array<double, kStrip> least;

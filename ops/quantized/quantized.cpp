@@ -22,7 +22,7 @@ std::string_view name_of(QuantizationMode mode) {
   return "unknown";
 }
 
-// The tensors of a product that are not x, as inputs of a Function.
+// The tensors of a product except x, as inputs of a Function.
 struct Operands {
   Tensor packed, scale, zero, columns, rows;
 };
@@ -49,7 +49,7 @@ struct Format {
 
 Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
 
-// Factors in one row, of the dtype that sums are kept in.
+// Factors as one row, in the accumulation dtype.
 Tensor factors(const Tensor& x, DType dtype) {
   if (!x.defined() || x.dtype() == accumulate_dtype(dtype)) {
     return contiguous_or_undefined(x);
@@ -73,7 +73,7 @@ Tensor flat_rows(const Tensor& x) {
 Tensor gradient_of_x(const Tensor& dy, const Operands& operands, const Format& format);
 Tensor product(const Tensor& x, const Operands& operands, const Format& format);
 
-// dy → dx, as linear as the product itself, whose gradient it is: its own gradient is that product.
+// dy → dx, the gradient of the product. It is linear in dy, and its own gradient is the product.
 struct QuantizedMatmulGradient {
   static constexpr bool composed = true;
   Format format;
@@ -135,13 +135,13 @@ Tensor gradient_of_x(const Tensor& dy, const Operands& t, const Format& format) 
   return autograd::apply(QuantizedMatmulGradient{format}, dy, t.packed, t.scale, t.zero, t.columns, t.rows);
 }
 
-// Its gradient would be lost in silence.
+// Its gradient would be lost silently.
 void check_constant(const char* op, const char* name, const Tensor& x) {
   check(!autograd::grad_enabled() || !x.requires_grad(), "{}: expected a constant {}, got one that requires a gradient",
         op, name);
 }
 
-// One of q's tensors: there if and only if its mode has it, of one of the shapes.
+// Checks one of q's tensors: present if and only if its mode uses it, with an allowed shape.
 void check_part(const char* op, const QuantizedWeight& q, const char* name, const Tensor& x, bool expected,
                 bool may_be_scalar) {
   if (!expected) {

@@ -1,5 +1,5 @@
-// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables, and a packet as a template argument for
-// a slip.
+// GCC 12 warns about uninitialized variables in its own AVX-512 intrinsics, and about packets as template
+// arguments.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -13,8 +13,8 @@
 #include <mica/ops/quantized/quantized_functions.h>
 #include <mica/ops/quantized/quantized_kernels.h>
 
-// A tile of the output takes its part of the weight in pieces of gemm::kSum terms, each dequantized once for up to
-// kRowBlock rows and multiplied by the kernels of ops/matmul. The order of each sum depends on the depth alone.
+// An output tile processes its part of the weight in pieces of gemm::kSum terms. Each piece is dequantized once for up
+// to kRowBlock rows and multiplied by the kernels of ops/matmul. The order of each sum depends on the depth alone.
 
 namespace mica::kernels {
 
@@ -22,7 +22,7 @@ namespace {
 
 template <class S>
 constexpr int kTile = gemm::Tile<S>::kColumns;
-static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // a tile of rows of the weight lies in one group
+static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // a tile of rows of the weight is in one group
 
 constexpr std::int64_t kRowBlock = 256;
 
@@ -36,7 +36,7 @@ Tensor converted(const Tensor& x) {
   return result;
 }
 
-// Every mode is (q − zero) · scale + offset, exactly: it subtracts 0, multiplies by 1 and adds 0 where it has none.
+// Every mode is exactly (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 if absent.
 template <class S>
 struct Grid {
   S zero;
@@ -102,7 +102,7 @@ class Weights {
   }
 
   /// out (depth, kTile) = the transpose of columns [column, column + depth) of the rows from `row` on, which is a
-  /// multiple of kTile. Past the last row it holds anything.
+  /// multiple of kTile. Elements past the last row are arbitrary.
   template <int kBits>
   void dequantize_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
@@ -124,7 +124,7 @@ class Weights {
   }
 
  private:
-  Tensor scales_, zeros_;  // keep what the pointers point to
+  Tensor scales_, zeros_;  // own the memory of the pointers
   const std::uint32_t* words_;
   const S* scale_;
   const S* zero_;
@@ -193,7 +193,7 @@ struct Product {
   }
 };
 
-// x · columns: the factors of what is summed over.
+// x · columns: the factors along the summed axis.
 template <class S>
 Tensor scaled(const Tensor& x, const Tensor& columns) {
   const Tensor wide = converted<S>(x);

@@ -7,8 +7,8 @@
 #include <mica/ops/quantized/quantized_cuda.cuh>
 #include <mica/ops/quantized/tensor_cores_cuda.cuh>
 
-// Which kernel takes a product, and those where tensor cores do not serve: up to kFewRows rows of x, `few_rows_kernel`
-// reads the packed weight once and dequantizes it in registers. More rows: `dequantize_kernel` writes the weight in x's
+// The choice of the kernel, and the kernels without tensor cores. For up to kFewRows rows of x, `few_rows_kernel` reads
+// the packed weight once and dequantizes it in registers. For more rows, `dequantize_kernel` writes the weight in x's
 // dtype, and cuBLAS multiplies.
 
 namespace mica::kernels {
@@ -21,11 +21,11 @@ constexpr int kFewRows = 16;
 constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kStrip = kWarp * kColumns;           // columns of a block, each warp of which has all of them
-constexpr int kChunk = 32;                         // rows that a warp takes at once: they lie in one group
+constexpr int kStrip = kWarp * kColumns;           // columns of a block; each of its warps has all of them
+constexpr int kChunk = 32;                         // rows per step of a warp, all in one group
 constexpr int kChunks = 2;                         // of a warp between two barriers
 constexpr int kStage = kWarps * kChunks * kChunk;  // rows of a block between two barriers
-// So many blocks fill the GPUs of today. A constant, so that sums do not depend on the chip.
+// The number of blocks that fills today's GPUs. A constant, so that sums do not depend on the GPU.
 constexpr std::int64_t kEnoughBlocks = 264;
 
 // On the device.
@@ -38,7 +38,7 @@ __device__ void store(void* data, DType dtype, std::int64_t i, float value) {
   }
 }
 
-// What a block of few_rows_kernel works on, and where its sums go.
+// The operands of few_rows_kernel.
 struct FewRows {
   Weights<Values> weight;
   Values x;
@@ -50,7 +50,7 @@ struct FewRows {
   std::int64_t rows;  // M
   int stages;         // of a block
 
-  /// The finished sum of an element, to its place.
+  /// Stores the finished sum of an element.
   __device__ void finish(std::int64_t m, std::int64_t n, float sum) const {
     if (column_factors.data != nullptr) {
       sum *= column_factors.at<float>(n);
@@ -62,7 +62,7 @@ struct FewRows {
   }
 };
 
-/// Columns [first, first + kStage) of kRows rows of x into shared memory, zeros past their ends.
+/// Loads columns [first, first + kStage) of kRows rows of x to shared memory, with zeros past the end.
 template <int kRows>
 __device__ void load_x(const FewRows& a, std::int64_t first, float (&x)[kRows][kStage]) {
 #pragma unroll 1
@@ -79,7 +79,7 @@ template <int kBits, int kRows>
 __device__ void add_chunk(const std::uint32_t (&words)[kBits][kColumns], const Grid<float> (&grids)[kColumns],
                           const float (&x)[kRows][kStage], int first, float (&sums)[kRows][kColumns]) {
   constexpr int kPerWord = quantized::kWordBits / kBits;
-  constexpr int kRun = 4;  // rows at once: what 16 bytes of shared memory hold
+  constexpr int kRun = 4;  // rows per step: 16 bytes of shared memory
 #pragma unroll
   for (int k = 0; k < kChunk; k += kRun) {
     float weights[kRun][kColumns];
@@ -106,8 +106,8 @@ __device__ void add_chunk(const std::uint32_t (&words)[kBits][kColumns], const G
   }
 }
 
-/// The sums of all warps to where each thread of the first one reads its own: halves the number of warps each time,
-/// always in the same order.
+/// Adds the sums of all warps into those of the first one: halves the number of warps in each step, in a fixed
+/// order.
 template <int kRows>
 __device__ void add_warps(float (&sums)[kRows][kColumns], float (&shared)[kRows][kStage]) {
   static_assert(kStage >= kWarps / 2 * kStrip);
@@ -115,7 +115,7 @@ __device__ void add_warps(float (&sums)[kRows][kColumns], float (&shared)[kRows]
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = kWarps / 2; half > 0; half /= 2) {
-    __syncthreads();  // what is in shared memory has been read
+    __syncthreads();  // shared memory has been read
     if (warp >= half && warp < 2 * half) {
 #pragma unroll
       for (int m = 0; m < kRows; ++m) {
@@ -144,7 +144,7 @@ __device__ void add_warps(float (&sums)[kRows][kColumns], float (&shared)[kRows]
   }
 }
 
-/// A thread's finished or partial sums in row m.
+/// Writes a thread's finished or partial sums of row m.
 __device__ void write_row(const FewRows& a, std::int64_t m, std::int64_t column, const float* sums) {
   for (int c = 0; c < kColumns; ++c) {
     if (m < a.rows && column + c < a.weight.columns) {
@@ -157,7 +157,7 @@ __device__ void write_row(const FewRows& a, std::int64_t m, std::int64_t column,
   }
 }
 
-// The integers of kChunk rows in kColumns columns: as many words of each as one has bits.
+// The integers of kChunk rows in kColumns columns: kBits words per column.
 template <int kBits>
 struct Chunk {
   std::uint32_t words[kBits][kColumns];
@@ -170,12 +170,12 @@ struct Chunk {
   }
 };
 
-/// Block (strip, split, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. While a warp
-/// works on one chunk, its next one is under way.
+/// Block (strip, split, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. A warp loads
+/// its next chunk while it processes one.
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows a) {
   __shared__ alignas(16) float x[kRows][kStage];
-  const int in_stage = threadIdx.x / kWarp * kChunks * kChunk;  // where this warp's chunks begin in a stage
+  const int in_stage = threadIdx.x / kWarp * kChunks * kChunk;  // offset of this warp's chunks in a stage
   const std::int64_t column = std::int64_t{blockIdx.x} * kStrip + threadIdx.x % kWarp * kColumns;
   const std::int64_t begin = std::int64_t{blockIdx.y} * a.stages * kStage;
   const auto row_of = [&](int i) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows a) {
       next.load(a.weight, row_of(i + 1), column);
     }
     if (i % kChunks == 0) {
-      __syncthreads();  // the stage before has been read
+      __syncthreads();  // the previous stage has been read
       load_x(a, row - in_stage, x);
       __syncthreads();
     }
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
 
 constexpr const char* kOp = "quantized_matmul";
 
-// Calls f.operator()<n>() with the number of rows that a block takes.
+// Calls f.operator()<n>() with the number of rows per block.
 template <class F>
 void on_rows(std::int64_t rows, const F& f) {
   if (rows <= 1) {
@@ -261,7 +261,7 @@ void multiply_without_tensor_cores(const QuantizedMatmulForward& args) {
   const std::int64_t n = args.weight.columns();
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
   const std::int64_t stages = (args.weight.rows + kStage - 1) / kStage;
-  // As many parts of K as fill the GPU, each of whole stages. M has no say, so that a row's bits do not depend on it.
+  // Enough parts of K to fill the GPU, each of whole stages, independent of M, so that a row's bits do not depend on M.
   const std::int64_t wanted = std::clamp<std::int64_t>(kEnoughBlocks / strips, 1, stages);
   const std::int64_t stages_each = (stages + wanted - 1) / wanted;
   const std::int64_t splits = (stages + stages_each - 1) / stages_each;
@@ -295,12 +295,12 @@ bool aligned(const Tensor& x) {
   return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-// Of what the kernels on tensor cores read: a number is a float32.
+// A form that the tensor-core kernels can read: scalars are float32.
 Tensor readable(const Tensor& x, DType dtype) {
   return x.defined() && (x.dim() == 0 || x.dtype() != dtype) ? converted(x, float32) : x;
 }
 
-/// False, and nothing done, where the chip, the dtype, the sizes or the alignment do not allow it.
+/// Returns false, without any work, if the GPU, the dtype, the sizes or the alignment are not supported.
 bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
   const QuantizedWeight& weight = args.weight;
   const DType dtype = args.x.dtype();
@@ -352,7 +352,7 @@ void scale_rows(const Tensor& y, const Tensor& rows) {
   }
 }
 
-// A matrix without gaps that begins where `x` does.
+// A contiguous matrix at the start of `x`.
 Tensor as_matrix(const Tensor& x, std::int64_t rows, std::int64_t columns) {
   return as_strided(x, {rows, columns}, {columns, 1}, x.handle()->offset);
 }

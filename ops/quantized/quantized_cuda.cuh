@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels for CUDA have in common: how they read a packed weight. Included by .cu files only.
+// Reading of packed weights, shared by the CUDA kernels. Included by .cu files only.
 
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kColumns = 4;  // of a thread: 16 bytes of words
+inline constexpr int kColumns = 4;  // per thread: 16 bytes of words
 inline constexpr int kSimpleThreads = 256;
 
 inline unsigned blocks_for(std::int64_t threads) {
   return static_cast<unsigned>((threads + kSimpleThreads - 1) / kSimpleThreads);
 }
 
-// Elements whose type is known at run time: they are few beside the weight's.
+// Elements whose type is known at run time; they are few compared to the weight's.
 struct Values {
   const void* data = nullptr;
   DType dtype = DType::float32;
@@ -53,7 +53,7 @@ struct Numbers {
   }
 };
 
-// Every mode is (q − zero) · scale + offset, exactly: it subtracts 0, multiplies by 1 and adds 0 where it has none.
+// Every mode is exactly (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 if absent.
 template <class S>
 struct Grid {
   S zero;
@@ -69,7 +69,7 @@ struct Weights {
   Source zero;
   bool one_zero;
   bool adds;
-  bool aligned;  // four neighbors may be read at once
+  bool aligned;  // four neighbors can be read in one access
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t word_rows;
@@ -100,7 +100,7 @@ struct Weights {
     return g;
   }
 
-  /// Words of four neighboring columns; zeros past the matrix.
+  /// Loads words of four neighboring columns; zeros past the matrix.
   __device__ void load(std::int64_t row, std::int64_t column, std::uint32_t (&to)[kColumns]) const {
     const std::uint32_t* const from = words + row * columns + column;
     if (row >= word_rows || column >= columns) {
@@ -121,8 +121,8 @@ struct Weights {
   }
 };
 
-/// The integer at `bit` of a word, as a float and without a conversion, which would take four times as long: its bits
-/// become the first ones of the fraction of a number from 2^kBits on.
+/// The integer at `bit` of a word as a float, without a conversion instruction, which would take four times as long:
+/// its bits become the top bits of the fraction of a number ≥ 2^kBits.
 template <int kBits>
 __device__ float integer_at(std::uint32_t word, int bit) {
   constexpr int kFirst = 23 - kBits;
@@ -135,7 +135,7 @@ __device__ float integer_at(std::uint32_t word, int bit) {
 /// out = weight · columns, for out (K, N) of any floating dtype; `columns` may be undefined.
 void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out);
 
-/// x, or a copy of it in a dtype that a kernel knows: scales and zeros are few beside the weights.
+/// x, or a copy in a dtype that the kernels support: scales and zeros are few compared to the weights.
 Tensor converted(const Tensor& x, DType dtype);
 
 }  // namespace mica::kernels::quantized_cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files of this folder have in common: sizes that follow from a format, and its checks.
+// Shared code of this folder: sizes derived from a format, and checks.
 
 #include <cstdint>
 #include <string>
@@ -12,13 +12,13 @@ namespace mica::quantized {
 
 inline constexpr int kWordBits = 32;
 
-/// Words that hold `rows` integers of a column.
+/// The number of words for `rows` integers of a column.
 inline std::int64_t words_of(std::int64_t rows, int bits) {
   const int per_word = kWordBits / bits;
-  return rows / per_word + (rows % per_word > 0 ? 1 : 0);  // rows + per_word may not fit
+  return rows / per_word + (rows % per_word > 0 ? 1 : 0);  // rows + per_word might overflow
 }
 
-/// Rows of a group; a whole column's are never 0, so that they divide.
+/// Rows of a group; never 0, also for a whole column, since it is used as a divisor.
 inline std::int64_t rows_of_group(std::int64_t rows, std::int64_t group_size) {
   return group_size == kWholeColumn ? (rows > 0 ? rows : 1) : group_size;
 }
@@ -27,7 +27,7 @@ inline std::int64_t groups_of(std::int64_t rows, std::int64_t group_size) {
   return rows / size + (rows % size > 0 ? 1 : 0);
 }
 
-/// Throws unless `mode` is one of the enumerators: a cast makes any number a mode.
+/// Throws unless `mode` is one of the enumerators; a cast can produce other values.
 inline void check_mode(const char* op, QuantizationMode mode) {
   check(mode <= QuantizationMode::fused_multiply_add, "{}: expected one of the {} quantization modes, got {}", op,
         static_cast<int>(QuantizationMode::fused_multiply_add) + 1, static_cast<int>(mode));

@@ -14,7 +14,7 @@ namespace mica::kernels {
 struct QuantizedMatmulForward {
   QuantizedWeight weight;  // w (K, N)
   Tensor x;                // (M, K) contiguous
-  Tensor columns;          // (N) contiguous, of the accumulator's dtype, or undefined
+  Tensor columns;          // (N) contiguous, of the accumulation dtype, or undefined
   Tensor rows;             // (M) contiguous, likewise
   Tensor y;                // (M, N) contiguous, of the dtype of x; out
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-// The two kernels on tensor cores. Included by .cu files only.
+// The two tensor-core kernels. Included by .cu files only.
 
 #include <mica/ops/quantized/product_cuda.cuh>
 #include <mica/ops/quantized/quantized_kernels.h>
@@ -9,11 +9,11 @@ namespace mica::kernels::quantized_cuda {
 
 inline constexpr int kFewTensorRows = 16;
 
-/// For at most kFewTensorRows rows, where clusters are.
+/// For at most kFewTensorRows rows, on GPUs with clusters.
 void multiply_few_rows(const Tensor& x, int bits, const Product& product);
 
-/// For any number of rows, on compute capability 9.0; false, and nothing done, where the chip or the sizes do not allow
-/// it.
+/// For any number of rows, on compute capability 9.0. Returns false, without any work, if GPU or sizes are not
+/// supported.
 bool multiply_many_rows(const Tensor& x, int bits, const Product& product);
 
 }  // namespace mica::kernels::quantized_cuda

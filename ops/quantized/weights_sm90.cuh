@@ -1,7 +1,7 @@
 #pragma once
 
-// How the kernel for many rows makes 16-bit weights of packed integers. README.md has the picture. Included by
-// many_rows_sm90.cu only.
+// Conversion of packed integers to 16-bit weights, for the kernel for many rows. See the picture in README.md. Included
+// by many_rows_sm90.cu only.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,10 +12,10 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kColumnsEach = 2;  // neighboring columns of a thread
+inline constexpr int kColumnsEach = 2;  // neighboring columns per thread
 
-// Where in the fraction of a float the lowest bit of an integer goes, and what is thereby added to the integer. That of
-// bfloat16 has no room for 8 bits.
+// The position of an integer's lowest bit in the fraction of a float, and the resulting offset. bfloat16's fraction has
+// fewer than 8 bits.
 template <int kBits>
 constexpr int kPosition = kBits == 2   ? 4
                           : kBits == 1 ? 6
@@ -23,12 +23,12 @@ constexpr int kPosition = kBits == 2   ? 4
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<kBits>);
 
-/// Of each 8 neighbors along K of a column, a thread needs members 2 t and 2 t + 1, for t its lane % 4: those bits of a
-/// fragment that it holds.
+/// A thread with t = lane % 4 needs members 2 t and 2 t + 1 of each 8 neighbors along K of a column, according to the
+/// layout of fragments.
 template <class T, int kBits>
 class PairReader {
  public:
-  static constexpr int kEights = kBits == 8 ? 1 : 4 / kBits;  // of a word; of 8 bits it is half of one
+  static constexpr int kEights = kBits == 8 ? 1 : 4 / kBits;  // eights per word; with 8 bits, an eight spans two words
 
   __device__ explicit PairReader(int t) {
     if constexpr (kBits == 8) {
@@ -45,17 +45,17 @@ class PairReader {
       selector_ = 0x4440;
       factor_ = (1 | 1 << 15) << (6 - 2 * t);
     }
-    asm volatile("" : "+r"(selector_), "+r"(factor_));  // the compiler would rather compute them again and again
+    asm volatile("" : "+r"(selector_), "+r"(factor_));  // the compiler would recompute them every time
   }
 
-  /// The two, plus kAdded, as T; `eight` is which of the word's.
+  /// The two members plus kAdded, as T; `eight` is the index within the word.
   __device__ std::uint32_t get(std::uint32_t word, int eight) const {
     if constexpr (kBits == 8 && std::is_same_v<T, Half>) {
       return bytes_of(word, 0x64646464, selector_);  // 2^10 + q
     } else if constexpr (kBits == 8) {
       return as_bfloat16(word, selector_, word, selector_ + 1);
     } else {
-      // The byte that has both, moved to two places by a product: its integers then lie 16 bits apart.
+      // A multiplication copies the byte with both members to two positions, so that its integers are 16 bits apart.
       const int step = kBits == 2 ? 2 : kBits == 1 ? 1 : 0;  // bytes of an eight
       return as_fractions<T, kBits, kPosition<kBits>>(bytes_of(word, 0, selector_ + eight * step) * factor_);
     }
@@ -66,7 +66,7 @@ class PairReader {
   std::uint32_t factor_;
 };
 
-/// Makes weights of a fragment of integers of two columns: (q − zero) · scale, or q · scale + zero.
+/// Converts a fragment of integers of two columns to weights: (q − zero) · scale, or q · scale + zero.
 template <class T, int kBits>
 __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>& own) {
   const auto weight = [&](float q, int c) {
@@ -80,10 +80,10 @@ __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>
   }
 }
 
-// The same in T, two weights at once, which takes half the instructions: (q − center) · scale + added, where q and
-// center have kAdded in them.
+// The same in T, two weights per instruction: (q − center) · scale + added, where q and center include
+// kAdded.
 
-/// Arithmetic of two 16-bit floats in a register.
+/// Arithmetic on two 16-bit floats in a register.
 template <class T>
 class Pair {
   using Two = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
@@ -93,7 +93,7 @@ class Pair {
 
  public:
   __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
-  /// One of the two, in both places: instructions can read a register so.
+  /// One of the two in both halves, an operand mode of the instructions.
   __device__ static std::uint32_t twice(std::uint32_t a, int which) {
     if constexpr (std::is_same_v<T, Half>) {
       return bits(which == 0 ? __low2half2(two(a)) : __high2half2(two(a)));
@@ -109,14 +109,14 @@ class Pair {
   }
 };
 
-// Of two neighboring columns, each number twice in a register.
+// The factors of two neighboring columns, each duplicated in a register.
 struct PairFactors {
   std::uint32_t center[2];
   std::uint32_t scale[2];
   std::uint32_t added[2];
 };
 
-/// Makes weights of a fragment of integers.
+/// Converts a fragment of integers to weights.
 template <class T>
 __device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) {
 #pragma unroll
@@ -126,12 +126,12 @@ __device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) 
   }
 }
 
-// Makers of weights of a thread's integers, given the addresses of its scales and zeros. This one takes two at a time;
+// Converters of a thread's integers to weights, given the addresses of its scales and zeros. This one handles pairs;
 template <class T, int kBits>
 class PairMaker {
  public:
   __device__ explicit PairMaker(const Grids& grids) : subtracts_(grids.adds ? 0 : ~0u) {
-    asm volatile("" : "+r"(subtracts_));  // the compiler would rather read it again and again
+    asm volatile("" : "+r"(subtracts_));  // the compiler would reload it every time
   }
 
   /// Whether scales and zeros are numbers of T.
@@ -161,7 +161,7 @@ class PairMaker {
     if constexpr (std::is_same_v<T, Half>) {
       center = Pair<T>::least(center, 0x7BFF7BFF);  // no infinities
     }
-    // What the sum has rounded away of a zero that is no integer.
+    // The rounding error of the sum for a non-integer zero.
     const std::uint32_t rest = Pair<T>::minus(Pair<T>::minus(center, power), subtracted);
     const std::uint32_t added = Pair<T>::multiply_add(rest, scale[0], zero[0] & ~subtracts_);
     PairFactors factors;

@@ -25,7 +25,7 @@ class Cascade {
     }
     count_ += leaves;
   }
-  /// Combines what is left. The result is at the first level, if anything was pushed.
+  /// Combines the remaining levels. The result is at the first level, if anything was pushed.
   void finish() {
     while (depth_ > 1) {
       combine_two();

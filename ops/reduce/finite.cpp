@@ -1,4 +1,4 @@
-// What core/finite.h declares.
+// Implements core/finite.h.
 
 #include <cmath>
 
@@ -13,7 +13,7 @@ const char* first_fault(const Tensor& x) {
     return nullptr;
   }
   const autograd::InsideOp guard;
-  // Both give back a NaN if there is one.
+  // Both return NaN if there is one.
   const double largest = max(x).item();
   if (std::isnan(largest)) {
     return "NaN";

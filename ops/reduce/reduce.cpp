@@ -17,7 +17,7 @@ namespace {
 struct Shapes {
   Shape kept;
   Shape result;
-  std::int64_t count = 1;  // elements that go into one result
+  std::int64_t count = 1;  // elements per result
 };
 
 Shapes reduced_shapes(const Tensor& x, const Dims& axes, bool keepdim, const char* op) {

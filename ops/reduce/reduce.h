@@ -23,12 +23,12 @@ Tensor var(const Tensor& x, const Dims& axes = {}, double correction = 1, bool k
 Tensor logsumexp(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 /// The largest and the smallest element; NaN if there is one. Throws for a tensor without elements. The gradient is
-/// shared evenly by all that are equal to it.
+/// shared evenly among equal elements.
 Tensor max(const Tensor& x);
 Tensor min(const Tensor& x);
 
 /// The largest and the smallest element over the axes, none of which may be empty; NaN if there is one. The gradient is
-/// shared evenly by all that are equal to it.
+/// shared evenly among equal elements.
 Tensor amax(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 

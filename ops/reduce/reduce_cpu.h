@@ -6,8 +6,8 @@
 // elements are combined pairwise into groups, and groups pairwise into the result. Threads take whole groups, so their
 // number does not affect the result, and the error grows with the logarithm of the length.
 //
-// Only the steps of an op are compiled for each op and type: TypedSteps. Elements of other dtypes are first loaded into
-// a buffer in the first-level cache. The loops around the steps are in reduce_loops_cpu.cpp, once for all; a step
+// Only the steps of an op are compiled per op and type: TypedSteps. Elements of other dtypes are first loaded into a
+// buffer in the first-level cache. The loops around the steps are compiled once, in reduce_loops_cpu.cpp; a step
 // handles many elements or many short rows, so that its virtual call costs little.
 
 #include <algorithm>
@@ -25,11 +25,11 @@ namespace detail {
 
 /// Columns that are reduced together.
 inline constexpr std::int64_t kReduceTile = 256;
-/// The size of an accumulator, at most.
+/// The maximum size of an accumulator.
 inline constexpr std::int64_t kAccBytes = 8;
-/// The size of a shift, at most.
+/// The maximum size of a shift.
 inline constexpr std::int64_t kShiftBytes = 16;
-/// The size of a result, at most.
+/// The maximum size of a result.
 inline constexpr std::int64_t kOutBytes = 8;
 
 /// The steps of a reduction, without its types. Accumulators are arrays of `width` elements.
@@ -37,7 +37,7 @@ class ReduceSteps {
  public:
   ReduceSteps(DType value, DType out, std::int64_t acc_bytes) : value(value), out(out), acc_bytes(acc_bytes) {}
 
-  /// Of the values that rows() and columns() read, and of what finish() writes.
+  /// The dtypes of the values that rows() and columns() read, and of the results that finish() writes.
   const DType value, out;
   const std::int64_t acc_bytes;
 
@@ -53,7 +53,7 @@ class ReduceSteps {
                     std::int64_t first_step, void* acc) const = 0;
   /// The shifts of results out, out + stride, ….
   virtual void load_shifts(std::int64_t out, std::int64_t stride, std::int64_t width, void* shifts) const = 0;
-  /// acc[i] = combine(acc[i], value i of each row). There are 4 rows or 1, elements number `first` on.
+  /// acc[i] = combine(acc[i], value i of each row). There are 4 rows or 1, starting with element number `first`.
   virtual void columns(const void* const* rows, int count, std::int64_t width, std::int64_t first, const void* shifts,
                        void* acc) const = 0;
   /// Writes results number out, out + stride, … to `to`, `to_stride` apart.

@@ -2,8 +2,8 @@
 
 // The reduction on CUDA. Included by *_cuda.cu only.
 //
-// Who adds what, and in which order, is fixed by the lengths and strides of the axes alone, never by timing or by the
-// chip: results are bit-identical from run to run, and a row's result does not depend on how many rows there are.
+// The order of additions depends on the lengths and strides of the axes alone, never on timing or the GPU: results are
+// bit-identical from run to run, and a row's result does not depend on the number of rows.
 //
 //   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
 //   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
@@ -31,9 +31,9 @@ inline constexpr int kThreads = 256;
 inline constexpr std::int64_t kShortRow = 1024;
 inline constexpr std::int64_t kPiece = 32768;           // elements of a long row
 inline constexpr std::int64_t kPieceRows = 256;         // rows of tall columns, at least
-inline constexpr std::int64_t kMaxColumnPieces = 1024;  // above which pieces grow
+inline constexpr std::int64_t kMaxColumnPieces = 1024;  // beyond this, pieces grow
 inline constexpr std::int64_t kEnoughBlocks = 512;      // to keep a GPU busy
-inline constexpr int kMinColumnThreads = 4;             // side by side in a block, which so reads whole sectors
+inline constexpr int kMinColumnThreads = 4;             // adjacent threads of a block, which read whole sectors
 inline constexpr std::int64_t kMaxBlocks = 1 << 30;
 
 /// Joins partial results of Op.
@@ -42,7 +42,7 @@ struct JoinOp {
   using Value = typename Op::Acc;
   using Acc = typename Op::Acc;
   using Out = typename Op::Out;
-  using Shift = ShiftOf<Op>;  // which here differs from Value
+  using Shift = ShiftOf<Op>;  // may differ from Value here
   static constexpr bool kShifted = Op::kShifted;
 
   Op op;
@@ -64,13 +64,13 @@ struct JoinOf<JoinOp<Op>> {
   static type of(const type& op) { return op; }
 };
 
-/// Where results go: finished to y or, where a second pass follows, unfinished to partials.
+/// The output: finished results in y or, if a second pass follows, partial results.
 template <class Op, class Shifts>
 struct Target {
   using Acc = typename Op::Acc;
   Shifts shifts;
   typename Op::Out* y;
-  Acc* partials;  // null where there is no second pass
+  Acc* partials;  // null if there is no second pass
 
   __device__ ShiftOf<Op> shift_at(std::int64_t out) const {
     if constexpr (Op::kShifted) {
@@ -88,8 +88,8 @@ struct Target {
   }
 };
 
-/// What thread `t` of `threads` contributes to the elements [begin, end) of one result, begin a multiple of the pack
-/// size. Row-major rows are taken in packs of 16 bytes; which thread takes which does not depend on alignment.
+/// The contribution of thread `t` of `threads` to the elements [begin, end) of one result; begin is a multiple of the
+/// pack size. Row-major rows are read in packs of 16 bytes; the assignment to threads does not depend on alignment.
 template <class T, class Op>
 __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
                                        std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
@@ -141,8 +141,8 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
   return acc[0];
 }
 
-/// The whole of `lanes` neighboring threads of a warp (a power of two) in the first of them. All threads of the warp
-/// take part.
+/// Combines the results of `lanes` neighboring threads of a warp (a power of two) in the first of them. All threads of
+/// the warp participate.
 template <class Op>
 __device__ typename Op::Acc join_lanes(const Op& op, typename Op::Acc acc, int lanes) {
   using Acc = typename Op::Acc;
@@ -201,13 +201,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Neighboring columns of one thread: 16 bytes of them, unless their results would take too many registers.
+/// Neighboring columns per thread: 16 bytes, unless their results need too many registers.
 template <class T, class Op>
 inline constexpr int kColumnPack =
     static_cast<int>(std::bit_floor(std::max(std::min(16 / sizeof(T), 64 / sizeof(typename Op::Acc)), std::size_t{1})));
 
 /// The innermost kept axis is the one of the columns. Threads form `width` columns of threads, a power of two up to 32,
-/// with kColumnPack columns of x each. Which rows a thread adds up does not depend on alignment; which columns does.
+/// with kColumnPack columns of x each. A thread's rows do not depend on alignment; its columns do.
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
     reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   constexpr int kPack = kColumnPack<T, Op>;
-  constexpr int kWays = 4;  // rows under way in a thread
+  constexpr int kWays = 4;  // rows in flight per thread
   struct alignas(kPack == 1 ? alignof(T) : sizeof(T) * kPack) Loaded {
     T values[kPack];
   };
@@ -247,8 +247,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
     const bool packed =
         packed_rows && rest == block_columns && reinterpret_cast<std::uintptr_t>(base) % sizeof(Loaded) == 0;
-    // In the block, of the thread's column v: a pack's columns are neighbors, those read one by one are apart, so that
-    // a warp reads neighbors.
+    // The thread's column v within the block. Columns of a pack are adjacent; columns read one by one are spaced so
+    // that a warp reads neighbors.
     const auto column = [&](int v) { return packed ? x_lane * kPack + v : v * width + x_lane; };
 
     Acc acc[kPack];

@@ -60,8 +60,8 @@ struct LogSumExpBackward {
 void logsumexp_backward(Cpu, const LogSumExpBackward& args);
 void logsumexp_backward(Cuda, const LogSumExpBackward& args);
 
-/// values = the largest x (or smallest), NaN if there is one. indices, where defined: the first position of that along
-/// the one axis that is reduced.
+/// values = the largest x (or smallest), NaN if there is one. indices, if defined: its first position along the reduced
+/// axis.
 struct Extreme {
   const Tensor& x;
   bool largest;

@@ -55,7 +55,7 @@ struct MeanOffsetOp {
 };
 
 /// A mean, first + offset, kept in two parts: rounded to one V, it would be off by up to half a unit in its last place,
-/// which for a mean of 1e6 and a spread of 1 is a lot.
+/// which is significant for a mean of 1e6 and a spread of 1.
 template <class V>
 struct Center {
   V first;
@@ -64,7 +64,7 @@ struct Center {
   MICA_HOST_DEVICE V distance(V x) const { return (x - first) - offset; }
 };
 
-/// What MeanOffsetOp found, and the elements that it was shifted by.
+/// The results of MeanOffsetOp, and the elements used as its shifts.
 template <class T>
 struct Centers {
   const T* first;
@@ -73,7 +73,7 @@ struct Centers {
   MICA_HOST_DEVICE Center<Accumulate<T>> operator[](std::int64_t i) const {
     using V = Accumulate<T>;
     constexpr V kInf = std::numeric_limits<V>::infinity();
-    // Where differences overflow, every distance is infinite, not NaN.
+    // If differences overflow, every distance is infinite, not NaN.
     const bool overflow = (offset[i] == kInf) | (offset[i] == -kInf);
     return {overflow ? V{0} : static_cast<V>(first[i]), offset[i]};
   }
@@ -198,7 +198,7 @@ struct ExtremeGradient {
   }
 };
 
-/// The whole gradient to the element at `index`.
+/// The whole gradient goes to the element at `index`.
 template <class V>
 struct PlaceGradient {
   MICA_HOST_DEVICE V operator()(std::int64_t position, std::int64_t index, V dy) const {

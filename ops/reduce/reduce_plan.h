@@ -99,7 +99,7 @@ struct ShiftTypeOf<Op> {
 };
 }  // namespace detail
 
-/// What Op sees its shift as: Op::Shift if there is such a type, else Op::Value.
+/// The type of Op's shift: Op::Shift if it exists, else Op::Value.
 template <class Op>
 using ShiftOf = typename detail::ShiftTypeOf<Op>::type;
 

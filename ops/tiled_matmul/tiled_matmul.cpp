@@ -29,7 +29,7 @@ struct TiledMatmul {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [a, b, y] = ctx.saved<3>();
-    // y tells no more than the sign of what f was applied to, which has no derivative: so without its history.
+    // Only the sign of y is used, and its derivative is 0: pass y without its history.
     const Tensor dz = y.defined() ? detail::unary_gradient(kernels::function_of(activation), dy, y.detach()) : dy;
     return {ctx.needs_grad(0) ? tiled_matmul(dz, transpose(b, 0, 1)) : Tensor{},
             ctx.needs_grad(1) ? tiled_matmul(transpose(a, 0, 1), dz) : Tensor{}};

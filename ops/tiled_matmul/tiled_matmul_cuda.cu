@@ -7,9 +7,9 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/tiled_matmul/tiled_matmul_cuda.cuh>
 
-// The kernels for all chips and all strides: one with tensor cores for 16-bit floats, and one without for the others.
-// 16-bit floats on compute capability 9.0 go to tiled_matmul_sm90.cu where they can, which is some eight times as fast:
-// large matrices that do not fit it are copied first.
+// The kernels for all GPUs and all strides: one with tensor cores for 16-bit floats, and one without for other dtypes.
+// On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight times as
+// fast; large matrices that it cannot read are copied first.
 
 namespace mica::kernels {
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kGroup = 8;  // rows of tiles
 
-/// Sizes of a product that is cut into tiles of the output, one for each block.
+/// Sizes of a product, whose output is divided into tiles, one per block.
 struct Product {
   TileOrder order;
   std::int64_t rows;     // M
@@ -40,7 +40,7 @@ Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns)
 
 constexpr int kTile = 128;  // rows and columns of the output
 constexpr int kPiece = 32;  // of K, between two barriers
-constexpr int kStages = 3;  // pieces that are under way or being multiplied
+constexpr int kStages = 3;  // pieces being loaded or multiplied
 constexpr int kPack = 8;    // 16-bit elements in 16 bytes
 // Each warp has a part of the tile, made of products of 16 by 8 by 16.
 constexpr int kWarpsDown = 2;
@@ -58,7 +58,7 @@ struct Source {
   std::int64_t length;
   std::int64_t leading;
   std::int64_t step;
-  bool packs;  // 16 bytes from a multiple of 8 on are aligned neighbors
+  bool packs;  // packs of 16 bytes are aligned and contiguous
 
   Source(const Tensor& x, const Matrix& m)
       : data(reinterpret_cast<const Bits*>(x.raw_data())),
@@ -69,8 +69,8 @@ struct Source {
         packs(m.step == 1 && m.leading % kPack == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {}
 };
 
-/// A piece of an operand in shared memory: as lines of `kPiece` of K, or of `kTile` rows of A or columns of B. Each
-/// line is 16 bytes longer than what it holds, so that one column of 8 lines lies in different banks.
+/// A piece of an operand in shared memory: lines along K of length `kPiece`, or along the rows of A or columns of B of
+/// length `kTile`. Lines are padded by 16 bytes, so that a column of 8 lines is in different banks.
 template <Lines kLines>
 struct Piece {
   static constexpr int kCount = kLines == Lines::depth ? kTile : kPiece;
@@ -79,7 +79,7 @@ struct Piece {
 
   Bits data[kCount * kPitch];
 
-  /// Starts to fill it with what begins at row (of A) or column (of B) `row`, and `k`; zeros outside. All threads.
+  /// Starts loading the piece at row (of A) or column (of B) `row` and at `k`; zeros outside. Called by all threads.
   __device__ void load(const Source& x, std::int64_t row, std::int64_t k) {
     const std::int64_t first_line = kLines == Lines::depth ? row : k;
     const std::int64_t first = kLines == Lines::depth ? k : row;
@@ -103,7 +103,7 @@ struct Piece {
     }
   }
 
-  /// Four 8 by 8 matrices of (rows, K), from `row` and `k` on: the next along K are number 1 or, with rows first, 2.
+  /// Loads four 8 by 8 matrices of (rows, K) at `row` and `k`: the next along K is number 1 or, with rows first, 2.
   template <bool kRowsFirst>
   __device__ void matrices(std::uint32_t (&pairs)[4], int row, int k) const {
     const int lane = threadIdx.x % 32;
@@ -124,7 +124,7 @@ struct Stage {
   Piece<kB> b;
 };
 
-/// One tile of y a block.
+/// One block per tile of y.
 template <class T, Lines kA, Lines kB>
 __global__ void __launch_bounds__(kThreads, 2)
     tiled_matmul_mma_kernel(const Source a, const Source b, T* y, const Product product, float slope) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       stage.a.load(a, row, std::int64_t{piece} * kPiece);
       stage.b.load(b, column, std::int64_t{piece} * kPiece);
     }
-    cuda::commit_copies();  // a group for each piece, be it empty
+    cuda::commit_copies();  // one group per piece, even if it is empty
   };
   for (int piece = 0; piece < kStages - 1; ++piece) {
     load(piece);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
   for (int piece = 0; piece < pieces; ++piece) {
     cuda::wait_copies<kStages - 2>();
-    __syncthreads();  // the piece has come for all threads, and all are done with the one before
+    __syncthreads();  // the piece is visible to all threads, and all have finished the previous one
     load(piece + kStages - 1);
     const Stage<kA, kB>& stage = stages[piece % kStages];
 #pragma unroll
@@ -225,11 +225,11 @@ void multiply_mma(const TiledMatmulArgs& args) {
   });
 }
 
-// Without tensor cores: the same in its plainest form.
+// Without tensor cores: a simple version.
 
 constexpr int kPlainTile = 128;
 constexpr int kPlainPiece = 16;
-constexpr int kEach = 8;  // rows and columns of a thread, each 16 apart
+constexpr int kEach = 8;  // rows and columns per thread, 16 apart
 constexpr int kSide = kPlainTile / kEach;
 constexpr int kPlainThreads = kSide * kSide;
 
@@ -246,7 +246,7 @@ struct Strided {
 template <class T>
 __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
-  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // one more: columns in different banks
+  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded by one: columns are in different banks
   __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
   const TileOrder::Place place = product.order.place(blockIdx.x);
   const std::int64_t row = std::int64_t{place.row} * kPlainTile;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
       b_piece[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
     }
     __syncthreads();
-#pragma unroll 2  // more would take more registers than two blocks can have
+#pragma unroll 2  // more unrolling would exceed the registers of two resident blocks
     for (int depth = 0; depth < kPlainPiece; ++depth) {
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
         }
       }
     }
-    __syncthreads();  // before the next piece takes the place of this one
+    __syncthreads();  // before the next piece overwrites this one
   }
   for (int r = 0; r < kEach; ++r) {
     for (int c = 0; c < kEach; ++c) {
@@ -295,7 +295,7 @@ void multiply_fma(const TiledMatmulArgs& args) {
            args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
 }
 
-/// Whether a product is so large, and uses each number so often, that copies of all its matrices are soon made up for.
+/// Whether a product is so large, and uses each element so often, that copying its matrices pays off.
 bool is_worth_copies(const TiledMatmulArgs& args) {
   const double m = static_cast<double>(args.y.size(0));
   const double n = static_cast<double>(args.y.size(1));
@@ -303,7 +303,7 @@ bool is_worth_copies(const TiledMatmulArgs& args) {
   return m * n * k >= 1 << 26 && m * n * k >= 64 * (m * n + m * k + k * n);
 }
 
-/// A matrix like x that fits: in memory by rows or columns like it, which begin at multiples of 16 bytes.
+/// A matrix like x for the sm90 kernel: row- or column-major like x, with rows or columns aligned to 16 bytes.
 Tensor aligned_like(const Tensor& x) {
   const Matrix m = matrix_of(x);
   const std::int64_t leading = (m.length + kPack - 1) / kPack * kPack;

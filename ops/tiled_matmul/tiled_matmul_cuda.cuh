@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels of tiled_matmul share.
+// Code shared by the kernels of tiled_matmul.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,20 +14,20 @@ namespace mica::kernels::tiles {
 
 using cuda::Lines;
 
-/// One operand, as lines of consecutive elements: its rows or, where those lie apart, its columns. If neither are
-/// consecutive, rows of elements `step` apart.
+/// An operand, as lines of consecutive elements: its rows or, if those are strided, its columns. If neither are
+/// consecutive, rows with a stride of `step`.
 struct Matrix {
   bool lines_are_rows;
   std::int64_t lines;
   std::int64_t length;   // of a line
   std::int64_t leading;  // elements from one line to the next
-  std::int64_t step;     // elements from one of a line to the next
+  std::int64_t step;     // elements from one element of a line to the next
 };
 
 inline Matrix matrix_of(const Tensor& x) {
   const std::int64_t rows = x.size(0);
   const std::int64_t columns = x.size(1);
-  // The stride of an axis of length 1 says nothing: it may be what suits.
+  // The stride of an axis of length 1 is irrelevant and may be chosen.
   const std::int64_t row_step = x.strides()[0];
   const std::int64_t column_step = columns > 1 ? x.strides()[1] : 1;
   const auto leading = [](std::int64_t lines, std::int64_t step, std::int64_t length) {
@@ -47,7 +47,7 @@ inline Matrix matrix_of(const Tensor& x) {
           .step = column_step};
 }
 
-/// Calls f.operator()<kA, kB>() with what the lines of a and b lie along: K, or the rows of a and the columns of b.
+/// Calls f.operator()<kA, kB>() with the direction of the lines of a and b: K, or the rows of a and the columns of b.
 template <class F>
 void on_lines(const Matrix& a, const Matrix& b, const F& f) {
   if (a.lines_are_rows) {
@@ -59,11 +59,11 @@ void on_lines(const Matrix& a, const Matrix& b, const F& f) {
   }
 }
 
-/// How many parts of that size there are, the last of which may be smaller.
+/// The number of parts of that size, the last of which may be smaller.
 inline int parts_of(std::int64_t size, std::int64_t part) { return static_cast<int>((size + part - 1) / part); }
 
-/// The order in which tiles of the output are worked on: column after column of a group of a few rows, then the next
-/// group. What is worked on at one time is then about as high as wide, and its operands are few: see README.md.
+/// The processing order of the output tiles: column after column of a group of a few rows, then the next group.
+/// Concurrent tiles then form an approximate square with few operands: see README.md.
 struct TileOrder {
   int rows;     // of tiles
   int columns;  // of tiles
@@ -83,7 +83,7 @@ struct TileOrder {
   }
 };
 
-/// Of z ≤ 0; 1 without an activation.
+/// The slope for z ≤ 0; 1 without an activation.
 inline double slope_of(Activation activation) { return activation == Activation::leaky_relu ? kLeakySlope : 1; }
 
 template <class T>
@@ -91,10 +91,10 @@ __device__ T leaky(T z, T slope) {
   return z > T{0} ? z : z * slope;
 }
 
-/// Whether the kernel for compute capability 9.0 can read x, or write it.
+/// Whether the kernel for compute capability 9.0 can read or write x.
 bool fits_sm90(const Tensor& x);
 
-/// That kernel, for 16-bit floats, on a device_has_wgmma(), for matrices that fit.
+/// Runs that kernel. Requires 16-bit floats, device_has_wgmma() and fits_sm90() matrices.
 void multiply_sm90(const TiledMatmulArgs& args);
 
 }  // namespace mica::kernels::tiles

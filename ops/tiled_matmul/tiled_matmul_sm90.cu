@@ -14,15 +14,15 @@ struct Shared {
   Stages<P> stages;
 };
 
-/// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory: so it leaves in whole lines,
-/// beside the threads, and what lies outside of y is left out by the copy engine.
+/// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory: the copy engine writes whole lines
+/// asynchronously and skips elements outside of y.
 template <class T, class P>
 __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes], int& turn,
                           const CUtensorMap* y_map, int row, int column, int columns, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
-  const int line = thread / 32 * 16 + lane % 16;  // that this lane gives the address of
+  const int line = thread / 32 * 16 + lane % 16;  // the line whose address this lane provides
 #pragma unroll
   for (int chunk = 0; chunk < P::kColumns / kChunk; ++chunk) {
     if (column + chunk * kChunk >= columns) {
@@ -31,7 +31,7 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
     unsigned char* const buffer = buffers[turn];
     turn ^= 1;
     if (thread == 0) {
-      cuda::wait_stores_read<1>();  // the one that was here
+      cuda::wait_stores_read<1>();  // of the previous contents
     }
     cuda::meet(1 + consumer, kWarpgroup);
 #pragma unroll
@@ -54,14 +54,14 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
   }
 }
 
-/// Multiplies the pieces of all tiles of this block. A warpgroup, for its 64 rows.
+/// Multiplies the pieces of all tiles of this block. Runs in a warpgroup, for its 64 rows.
 template <class T, class P, Lines kA, Lines kB>
 __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes& sizes, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
   const int rank = rank_of_block<P>();
   Ring<P::kStages> ring;
-  int turn = 0;  // of the two buffers of y
+  int turn = 0;  // index of the buffer of y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
     float sums[P::kColumns / 2];
     int last = 0;
@@ -91,7 +91,7 @@ __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes
                     corner.column, sizes.columns, slope);
   }
   if (thread == 0) {
-    cuda::wait_stores_read<0>();  // shared memory goes with the block
+    cuda::wait_stores_read<0>();  // shared memory must live until the stores have read it
   }
 }
 
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<40>();  // of the 168 that each thread begins with
+    cuda::keep_registers<40>();  // of the initial 168 per thread
     if (threadIdx.x == 0) {
       produce<P, kA, kB>(shared.stages, &a_map, &b_map, sizes);
     }
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::claim_registers<232>();
     consume<T, P, kA, kB>(shared, &y_map, sizes, slope);
   }
-  // No block goes while another may still write to its memory.
+  // No block exits while the other may still write to its memory.
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
 #endif
@@ -141,12 +141,12 @@ void launch(const TiledMatmulArgs& args) {
            map_of(args.y, matrix_of(args.y), kConsumerRows), sizes, static_cast<float>(slope_of(args.activation)));
 }
 
-/// Calls f.operator()<P>() with the plan that is done first. Wide tiles cost the least for each element, but where
-/// there are few of them, multiprocessors have nothing to do. All plans sum an element in the same order.
+/// Calls f.operator()<P>() with the fastest plan. Wide tiles cost the least per element, but if there are few of them,
+/// multiprocessors are idle. All plans sum an element in the same order.
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const int blocks = cuda::multiprocessor_count();
-  // What a tile takes, measured, as often as a block has one.
+  // The measured time of a tile, times the tiles per block.
   const auto cost = [&]<class P>(P, double tile) {
     const std::int64_t clusters =
         std::int64_t{parts_of(rows, P::kCluster * kTileRows)} * parts_of(columns, P::kColumns);

@@ -19,7 +19,7 @@ Tensor diagonals_of(const Tensor& x, const char* op) {
   return sub(columns, unsqueeze(rows, 1));
 }
 
-// A diagonal beyond the corners as one just beyond them.
+// Clamps a diagonal beyond the corners to just beyond them.
 double near_corners(const Tensor& x, std::int64_t diagonal) {
   return static_cast<double>(std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1));
 }

@@ -125,7 +125,7 @@ struct Slice {
     Shape shape = x.shape();
     Strides strides = x.strides();
     shape[axis] = count;
-    if (count > 1) {  // else the stride has no meaning, and might not fit
+    if (count > 1) {  // otherwise the stride is irrelevant, and might overflow
       strides[axis] *= step;
     }
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
