@@ -1,11 +1,10 @@
-"""What a step of AdamW takes for all parameters of GPT-2 (124 M), mica beside PyTorch.
+"""The time of an AdamW step for all parameters of GPT-2 (124 M), mica and PyTorch.
 
     python3 benchmarks/adamw_peers.py --program build/bin/bench_adamw --device cuda
 
-The programs take turns, --rounds times each; what counts is the least of the rounds' medians. On CUDA the L2 cache is
-flushed before each run. PyTorch's optimizer is the fused one, and its clip_grad_norm_ the one that takes all tensors at
-once. It keeps no master weights: for 16-bit training its parameters are float32, so float32 is what stands beside
-mica's adamw_master.
+The programs alternate, --rounds times each; the result is the minimum of the rounds' medians. On CUDA the L2 cache is
+flushed before each run. PyTorch uses the fused optimizer and the foreach clip_grad_norm_. It keeps no master weights:
+for 16-bit training its parameters are float32, so compare its float32 with mica's adamw_master.
 """
 
 import json
@@ -20,7 +19,7 @@ def shapes(layers, width):
 
 
 def torch_rows(args):
-    """What the child process does: one line of JSON an op, as bench_adamw's."""
+    """The child process: one line of JSON per op, like bench_adamw."""
     import torch
 
     torch.manual_seed(1)

@@ -1,12 +1,12 @@
-"""Self-attention beside PyTorch's, in one process: mica's own kernel and mica on cuDNN (through libmica_bench.so),
-PyTorch's flash, cuDNN and math backends.
+"""Self-attention compared with PyTorch's, in one process: mica's own kernel and mica on cuDNN (through
+libmica_bench.so), PyTorch's flash, cuDNN and math backends.
 
     python3 benchmarks/attention_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Queries, keys and values lie side by side in one (B, T, 3 * H * D), as a product leaves them, and results are (B, T, H,
-D). Times are medians with the L2 cache flushed; mica's workspace is allocated in each call, PyTorch's results too. Every
-result is compared with PyTorch's float64 first, relative to its norm, and bit by bit with two more runs. TFLOP/s counts
-4 * B * H * T * T * D operations forward and 10 backward, half of them where the mask is causal.
+Queries, keys and values are side by side in one (B, T, 3 * H * D), as computed by one product, and results are (B, T,
+H, D). Times are medians with the L2 cache flushed; mica's workspace and PyTorch's results are allocated in each call.
+Before timing, every result is compared with PyTorch's float64, relative to its norm, and bit by bit with two more runs.
+TFLOP/s counts 4 * B * H * T * T * D operations forward and 10 backward, half as many with a causal mask.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""What autograd costs the host, mica beside PyTorch: the ops of bench_autograd, on 64 floats.
+"""Host overhead of autograd, mica and PyTorch: the ops of bench_autograd, on 64 floats.
 
     python3 benchmarks/autograd_peers.py --program build/bin/bench_autograd
 
-The programs take turns, --rounds times each, so that what else the machine does meets both; what counts is the least of
-the rounds' medians. Every run is a process of its own, on one thread. Runs on the CPU and, where there is one, the GPU.
+The programs alternate, --rounds times each, so that other load affects both; the result is the minimum of the rounds'
+medians. Every run is a separate process, on one thread. Runs on the CPU and, if there is one, on the GPU.
 """
 
 import json
@@ -16,7 +16,7 @@ CALLS = 200
 
 
 def torch_rows(args):
-    """What the child process does: one line of JSON an op, as bench_autograd's."""
+    """The child process: one line of JSON per op, like bench_autograd."""
     import torch
     torch.set_num_threads(1)
 

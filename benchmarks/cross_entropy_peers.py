@@ -1,12 +1,12 @@
-"""Cross entropy beside its peers, in one process: mica (through libmica_bench.so), PyTorch and torch.compile, with a
-device-to-device copy of the logits as the ceiling.
+"""Cross entropy compared with its peers, in one process: mica (through libmica_bench.so), PyTorch and torch.compile,
+with a device-to-device copy of the logits as the limit.
 
     python3 benchmarks/cross_entropy_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-A time is that of forward and backward of a mean together. Checked and timed as layer_norm_peers.py does it, except that
-what a run in place overwrites is put back before its time begins. GB/s counts 2·M·V·size: one reading of the logits,
-one writing of their gradient. `linear` is a product with a weight (V, 768) and the loss, with the gradients of both
-factors; peak_mb is the most memory in use in one run, less what was in use before.
+Times are for forward and backward of a mean together. Checked and timed as in layer_norm_peers.py, except that logits
+overwritten by an in-place run are restored before the timer starts. GB/s counts 2·M·V·size: one read of the logits, one
+write of their gradient. `linear` is a product with a weight (V, 768) and the loss, with the gradients of both factors;
+peak_mb is the peak memory of a run, minus the memory in use before it.
 """
 
 import torch
@@ -31,7 +31,7 @@ FUNCTIONS = {
 
 
 class Case:
-    """Logits and labels, about one in sixteen of which is ignored."""
+    """Logits and labels; about one label in sixteen is ignored."""
 
     def __init__(self, dtype, m, v, softcap):
         self.dtype, self.m, self.v, self.softcap = dtype, m, v, softcap

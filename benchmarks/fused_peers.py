@@ -1,12 +1,12 @@
-"""Gated activations, RMSNorm, softmax and residual + LayerNorm beside their peers, in one process: mica (through
+"""Gated activations, RMSNorm, softmax and residual + LayerNorm compared with their peers, in one process: mica (through
 libmica_bench.so), PyTorch and torch.compile, with a device-to-device copy of a tensor of the result's size as the
-ceiling.
+limit.
 
     python3 benchmarks/fused_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Timed and checked as layer_norm_peers.py does it. GB/s counts the least bytes that must move: of a gated activation
-3·M·N·size forward and 5·M·N·size backward, of RMSNorm and softmax 2·M·N·size and 3·M·N·size, of the sum with a residual
-and its LayerNorm 4·M·N·size each way. PyTorch's backward is autograd's, from what its forward saved.
+Timed and checked as in layer_norm_peers.py. GB/s counts the minimum memory traffic: 3·M·N·size forward and 5·M·N·size
+backward for a gated activation, 2·M·N·size and 3·M·N·size for RMSNorm and softmax, 4·M·N·size each way for residual +
+LayerNorm. PyTorch's backward is autograd's, from the saved tensors of its forward.
 """
 
 import torch
@@ -41,7 +41,7 @@ FUNCTIONS = {
 
 
 class Gated:
-    """One of swiglu, geglu and geglu by tanh, of two tensors or of the halves of one."""
+    """One of swiglu, geglu and geglu with tanh, on two tensors or on the halves of one."""
 
     moved = {"forward": 3, "backward": 5}
 
@@ -194,7 +194,7 @@ def gradients_of(case):
 
 
 def torch_run(case, which, compiled):
-    """PyTorch's forward, or the backward of one forward that ran before."""
+    """PyTorch's forward, or the backward of an earlier forward."""
     torch._dynamo.reset()
     def plain(*inputs):
         return results_of(case, *inputs)

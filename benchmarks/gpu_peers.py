@@ -1,5 +1,5 @@
-"""What the programs share that run mica's kernels beside PyTorch's on a GPU, in one process: mica's through
-libmica_bench.so, raw pointers in and raw pointers out."""
+"""Shared code of the programs that compare mica's kernels with PyTorch's on a GPU, in one process. mica's kernels are
+called through libmica_bench.so, with raw pointers."""
 
 import argparse
 import ctypes
@@ -18,7 +18,7 @@ POINTER, INT64, INT, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, cty
 
 
 class Library:
-    """`functions` has the arguments of each without the last one, which is the stream."""
+    """`functions` maps names to argument types, without the last argument, the stream."""
 
     def __init__(self, path, functions):
         self.lib = ctypes.CDLL(path)
@@ -44,7 +44,8 @@ def relative_error(got, expected):
 
 
 def checked_runs(makers, poison, expected):
-    """(name, run, error) of each (name, make), whose make() gives what is timed. Outputs are poisoned before it runs."""
+    """(name, run, error) for each (name, make); make() returns the function to time. Outputs are poisoned before it
+    runs."""
     runs = []
     for name, make in makers:
         poison()
@@ -59,7 +60,7 @@ class Clock:
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 
     def median_us(self, run, prepare=lambda: None):
-        """The median of what a run takes with the L2 cache flushed. prepare(), before each run, is not timed."""
+        """The median time of a run with the L2 cache flushed. prepare() runs before each run and is not timed."""
         pairs = []
         for i in range(self.warmup + self.repeats):
             prepare()
@@ -89,8 +90,8 @@ def parse_arguments(doc, add_options):
 
 
 def main(doc, name, add_options, functions, rows, describe):
-    """Writes what rows(args, library, clock) yields to NAME.jsonl, and describe(row) to the screen. Ends with 1 if
-    anything of mica's is wrong."""
+    """Writes the rows of rows(args, library, clock) to NAME.jsonl, and describe(row) to the screen. Exits with 1 if any
+    result of mica is wrong."""
     args = parse_arguments(doc, add_options)
     wrong = 0
     with open(args.out / f"{name}.jsonl", "w") as log:

@@ -1,11 +1,11 @@
-"""LayerNorm on the CPU, mica beside PyTorch: float32, the same shapes and threads.
+"""LayerNorm on the CPU, mica and PyTorch: float32, the same shapes and threads.
 
     python3 benchmarks/layer_norm_cpu_peers.py --program build/bin/bench_layer_norm
 
-The programs take turns, --rounds times each, so that what else the machine does meets all of them; what counts is the
-least of the rounds' medians. Each PyTorch run is a process of its own, once as PyTorch comes, and once with malloc told
-to keep freed memory ("torch, memory kept"): else large results are fresh pages in every call, which may cost more than
-the op. PyTorch's results are allocated in each call, mica's once. Needs a PyTorch for the CPU.
+The programs alternate, --rounds times each, so that other load affects all of them; the result is the minimum of the
+rounds' medians. Each PyTorch run is a separate process, once with default settings, and once with malloc configured to
+keep freed memory ("torch, memory kept"): otherwise large results are new pages in every call, which may cost more than
+the op. PyTorch's results are allocated in each call, mica's once. Needs a CPU build of PyTorch.
 """
 
 import json
@@ -18,7 +18,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def torch_rows(args):
-    """What the child process does: one line of JSON an op and shape."""
+    """The child process: one line of JSON per op and shape."""
     import torch
     torch.set_num_threads(args.threads)
 

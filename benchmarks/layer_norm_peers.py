@@ -1,12 +1,12 @@
-"""LayerNorm beside its peers, in one process: mica (through libmica_bench.so), PyTorch, torch.compile and a Triton
-kernel, with a device-to-device copy of the same tensor as the ceiling.
+"""LayerNorm compared with its peers, in one process: mica (through libmica_bench.so), PyTorch, torch.compile and a
+Triton kernel, with a device-to-device copy of the same tensor as the limit.
 
     python3 benchmarks/layer_norm_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
 Every result is checked against float64 before it is timed. A time is the median of --repeats runs after --warmup, each
-on inputs of fresh random numbers and after a write of 256 MiB that empties the L2 cache; it includes both stages of
-backward and every allocation of scratch. GB/s counts the least bytes that must move: 2·M·N·size forward, 3·M·N·size
-backward. Needs a CUDA build of PyTorch; Triton and matplotlib where asked for.
+on new random inputs and after a write of 256 MiB that flushes the L2 cache; it includes both stages of backward and
+every allocation of scratch. GB/s counts the minimum memory traffic: 2·M·N·size forward, 3·M·N·size backward. Needs a
+CUDA build of PyTorch; Triton and matplotlib are optional.
 """
 
 import json
@@ -45,7 +45,7 @@ SHAPES = {
 # ---------------------------------------------------------------------------------------------------- the contestants
 
 class Mica:
-    """mica's kernels, without its tensors: raw pointers in, raw pointers out."""
+    """mica's kernels, called with raw pointers."""
 
     name = "mica"
 
@@ -96,7 +96,7 @@ class Torch:
 
 
 class Compiled:
-    """torch.compile of the plain formula and of its gradient, compiled anew for each shape."""
+    """torch.compile of the plain formula and of its gradient, compiled for each shape."""
 
     name = "torch.compile"
 
@@ -192,7 +192,7 @@ if triton is not None:
 
 
 class Triton:
-    """The algorithm of Triton's LayerNorm tutorial: a program a row; partial sums under locks; a second kernel."""
+    """The algorithm of Triton's LayerNorm tutorial: one program per row, partial sums under locks, a second kernel."""
 
     name = "triton"
 
@@ -233,7 +233,7 @@ class Triton:
 # -------------------------------------------------------------------------------------------------------- one test case
 
 class Case:
-    """Inputs of one shape, and outputs full of NaN until somebody writes them."""
+    """Inputs of one shape, and outputs initialized with NaN."""
 
     def __init__(self, dtype, m, n):
         self.dtype, self.m, self.n = dtype, m, n
@@ -296,7 +296,7 @@ def measure(case, contestants, ops, clock):
 
 
 def measure_calls(bench):
-    """Host time of one LayerNorm forward and backward through autograd at 32 x 32, not waiting for the GPU, in us."""
+    """Host time in us of one LayerNorm forward and backward through autograd at 32 x 32, without waiting for the GPU."""
     layer = torch.nn.LayerNorm(32, device="cuda")
     x = torch.randn(32, 32, device="cuda", requires_grad=True)
     dy = torch.randn(32, 32, device="cuda")

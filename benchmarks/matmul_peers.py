@@ -1,11 +1,11 @@
-"""Linear layers with their activations beside PyTorch's, in one process: mica (through libmica_bench.so), PyTorch's
+"""Linear layers with activations compared with PyTorch's, in one process: mica (through libmica_bench.so), PyTorch's
 F.linear followed by the activation, and torch.compile of the two.
 
     python3 benchmarks/matmul_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Timed and checked as layer_norm_peers.py does it. TFLOP/s counts 2·M·N·K operations forward and 4·M·N·K backward, where
-dx, dweight and dbias are computed. `training` is a forward that also keeps what backward wants, where that is more than
-y: the sums that gelu is of. PyTorch keeps them always. tf32 is float32 with TF32 allowed on both sides.
+Timed and checked as in layer_norm_peers.py. TFLOP/s counts 2·M·N·K operations forward and 4·M·N·K backward, which
+computes dx, dweight and dbias. `training` is a forward that also saves backward's inputs, if these are more than y: the
+arguments of gelu. PyTorch always saves them. tf32 is float32 with TF32 enabled on both sides.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ FUNCTIONS = {
 
 
 class Case:
-    """One layer: its inputs, and outputs full of NaN until somebody writes them."""
+    """One layer: its inputs, and outputs initialized with NaN."""
 
     def __init__(self, kind, activation, m, k, n):
         self.kind, self.activation, self.m, self.k, self.n = kind, activation, m, k, n
@@ -89,7 +89,7 @@ def mica_run(case, library, which):
 
 
 def torch_run(case, which, compiled):
-    """PyTorch's forward, or the backward of one forward that ran before."""
+    """PyTorch's forward, or the backward of an earlier forward."""
     torch._dynamo.reset()
     formula = torch.compile(case.formula, dynamic=False) if compiled else case.formula
     if which != "backward":

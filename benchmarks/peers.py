@@ -1,4 +1,4 @@
-"""What the programs share that run mica's benchmarks beside PyTorch's."""
+"""Shared code of the programs that compare mica's benchmarks with PyTorch's."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ import time
 
 
 def parse_arguments(doc, program, torch_rows, add_options):
-    """The arguments; in the child process that run_torch starts, calls torch_rows(arguments) and ends."""
+    """Parses the arguments. In the child process started by run_torch, calls torch_rows(arguments) and exits."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--program", help=f"path of {program}")
     add_options(parser)
@@ -30,7 +30,7 @@ def parse_arguments(doc, program, torch_rows, add_options):
 
 
 def median_us(run, repeats, calls=1, wait=lambda: None):
-    """The median over the repeats of what one of so many calls takes; wait() before each repeat is not counted."""
+    """The median over the repeats of the time per call; wait() before each repeat is not timed."""
     means = []
     for _ in range(3 + repeats):
         wait()
@@ -42,14 +42,14 @@ def median_us(run, repeats, calls=1, wait=lambda: None):
 
 
 def run_torch(options, environment={}):
-    """The lines of JSON that this very program prints as --torch-worker, in a process of its own."""
+    """The lines of JSON printed by this program as --torch-worker, in a separate process."""
     output = subprocess.run([sys.executable, sys.argv[0], "--torch-worker", *options],
                             env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, text=True)
     return [json.loads(line) for line in output.stdout.splitlines()]
 
 
 def run_mica(program, options):
-    """The lines of JSON that a benchmark of mica's writes."""
+    """The lines of JSON written by one of mica's benchmarks."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "rows.jsonl"
         subprocess.run([program, *options, "--json", path], stdout=subprocess.DEVNULL, check=True)
@@ -65,7 +65,8 @@ def cpu_model():
 
 
 def take_turns(contestants, rounds, path, about, case_of):
-    """Runs the contestants in turns and writes every row, with `about`, to a file. The least times by case and name."""
+    """Runs the programs in turn and writes every row, with `about`, to a file. Returns the minimum times by case and
+    name."""
     best = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as log:

@@ -1,11 +1,11 @@
-"""Products with quantized weights beside their peers, in one process: mica's quantized_matmul (through
-libmica_bench.so), PyTorch's product with a weight of 16 bits, and its kernel for weights of 4 bits.
+"""Products with quantized weights compared with their peers, in one process: mica's quantized_matmul (through
+libmica_bench.so), PyTorch's product with a 16-bit weight, and its kernel for 4-bit weights.
 
     python3 benchmarks/quantized_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Timed as layer_norm_peers.py does it, scratch and every launch included. Each result is checked against a float64
-product with the weight that the integers stand for. GB/s counts what has to be read and written once: integers, scales,
-zeros, x and y. PyTorch's own kernel packs its weight in an order of its own, ahead of time.
+Timed as in layer_norm_peers.py, including scratch memory and every launch. Each result is checked against a float64
+product with the dequantized weight. GB/s counts one read or write of integers, scales, zeros, x and y. PyTorch's kernel
+packs its weight in its own layout, ahead of time.
 """
 
 import sys
@@ -34,7 +34,7 @@ def packed(integers, bits):
 
 
 class Weight:
-    """Random integers of a format, and the weight that they stand for."""
+    """Random integers of a format, and the dequantized weight."""
 
     def __init__(self, k, n, bits, group, kind):
         self.k, self.n, self.bits, self.group = k, n, bits, group
@@ -59,7 +59,7 @@ def mica_run(library, weight, x, y):
 
 
 def int4_run(weight, x):
-    """PyTorch's kernel: (q - 8) * scale + zero, of bfloat16, in groups. None where it does not serve."""
+    """PyTorch's kernel: (q - 8) * scale + zero in bfloat16, with groups. None if it does not support the format."""
     if weight.bits != 4 or weight.group == WHOLE_COLUMN or x.dtype != torch.bfloat16:
         return None
     try:

@@ -1,10 +1,10 @@
-"""mica's own product of matrices beside cuBLAS, in one process: tiled_matmul (through libmica_bench.so) and torch.matmul,
-each alone and with leaky_relu.
+"""mica's own matrix product compared with cuBLAS, in one process: tiled_matmul (through libmica_bench.so) and
+torch.matmul, each alone and with leaky_relu.
 
     python3 benchmarks/tiled_matmul_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Timed and checked as layer_norm_peers.py does it; TFLOP/s counts 2·M·N·K. Transposed operands are stored so: b^T is
-(N, K) in memory, as the weight of a linear layer.
+Timed and checked as in layer_norm_peers.py; TFLOP/s counts 2·M·N·K. Transposed operands are stored transposed: b^T is
+(N, K) in memory, like the weight of a linear layer.
 """
 
 import torch

@@ -1,11 +1,11 @@
-"""Training steps of a GPT, mica beside PyTorch: eager, compiled, and compiled in a CUDA graph of the whole step.
+"""Training steps of a GPT, mica and PyTorch: eager, compiled, and compiled in a CUDA graph of the whole step.
 
     python3 benchmarks/train_peers.py --program build/cuda/bin/bench_train --text input.txt
 
-All start from the same weights and see the same batches, which travel as safetensors. PyTorch keeps float32 parameters
-and computes under autocast; its AdamW is the fused one. Times are medians of steps after a warm-up, between events on
-the device; the host waits for nothing. With --curve N, N steps of mica's and of PyTorch's, in float32 and in --dtype,
-are compared loss by loss, on real text where --text is there.
+All start from the same weights and see the same batches, passed as safetensors files. PyTorch keeps float32 parameters
+and computes under autocast, with the fused AdamW. Times are medians of steps after a warm-up, measured by events on the
+device, without host synchronization. With --curve N, the losses of N steps of mica and PyTorch, in float32 and in
+--dtype, are compared, on real text if --text is given.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class GPT(torch.nn.Module):
 
 
 class Batches:
-    """As bench_train's: windows one after the other, from the beginning again where the tokens end."""
+    """As in bench_train: consecutive windows, wrapping around at the end of the tokens."""
 
     def __init__(self, tokens, batch, context, device):
         count = (tokens.numel() - 1) // context
@@ -188,9 +188,9 @@ def mica_row(args, files):
 
 
 def curve_rows(args, files):
-    """Every step's loss of mica and of PyTorch, each in float32 and in --dtype, and how far each is from PyTorch's
-    float32. Products of float32 have all their digits (no TF32) in both. Weights, batches and the recipe are the same:
-    warm-up to CURVE_LR, betas 0.9 and 0.95, weight decay 0.1 of matrices, clipping at 1."""
+    """The loss of every step of mica and PyTorch, each in float32 and in --dtype, and its distance from PyTorch's
+    float32. float32 products do not use TF32 in either. Weights, batches and the recipe are the same: warm-up to
+    CURVE_LR, betas 0.9 and 0.95, weight decay 0.1 of matrices, clipping at 1."""
     kinds = ["float32"] + ([args.dtype] if args.dtype != "float32" else [])
     losses = {}
     for dtype in kinds:

@@ -5,8 +5,8 @@
 
 namespace mica::testing_support {
 
-/// A folder whose path the build has compiled in as `built`, or the environment variable `name` where that is set: for
-/// a build tree that was moved to another machine.
+/// The folder `built`, a path compiled in by the build, or the value of the environment variable `name` if set, for a
+/// build tree that was moved to another machine.
 inline std::string folder_from(const char* name, const char* built) {
   const char* moved = std::getenv(name);
   return moved != nullptr ? moved : built;

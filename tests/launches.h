@@ -1,6 +1,6 @@
 #pragma once
 
-// What a test of kernels expects to have run: a case that is meant for one kernel proves nothing if another took it.
+// Checks of the kernels launched by a test: a case meant for one kernel proves nothing if another one ran.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace mica::testing_support {
 
-/// Whether kernels that need clusters of blocks, as compute capability 9.0 has them, can run here.
+/// Whether this machine runs kernels with clusters (compute capability 9.0).
 inline bool gpu_has_clusters() {
 #if MICA_WITH_CUDA
   return cuda_available() && cuda::device_has_clusters();
@@ -23,7 +23,7 @@ inline bool gpu_has_clusters() {
 #endif
 }
 
-/// Whether kernels that are only compiled for compute capability 9.0 can run here.
+/// Whether this machine runs kernels compiled for compute capability 9.0 only.
 inline bool gpu_has_wgmma() {
 #if MICA_WITH_CUDA
   return cuda_available() && cuda::device_has_wgmma();
@@ -32,7 +32,7 @@ inline bool gpu_has_wgmma() {
 #endif
 }
 
-/// Expects each of `names` among the launches on `device`. On the CPU there are none to expect.
+/// Expects each of `names` among the launches on `device`. On the CPU it checks nothing.
 inline void expect_launched(const cuda::LaunchRecord& record, Device device, std::initializer_list<const char*> names,
                             const std::string& what = "") {
   for (const char* name : names) {

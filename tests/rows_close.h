@@ -1,6 +1,6 @@
 #pragma once
 
-// Comparison by the size of what is compared. A fixed atol accepts anything where results are small: a gradient of
+// Comparison relative to the size of the results. A fixed atol accepts anything if results are small: a gradient of
 // softmax over 3,000 elements is 1e-4, and zeros pass for it at an atol of 1e-2. Here every tolerance is relative.
 
 #include <gtest/gtest.h>
@@ -42,11 +42,11 @@ inline std::vector<double> row_sizes(const std::vector<double>& values, std::int
 }
 
 /// Expects |got − expected| ≤ tolerance · scale, with one scale for each run of `columns` elements. A result of 16 bits
-/// may be off by its own rounding too: half an epsilon of itself, and a little more where that was a near tie. NaN is
-/// close to nothing.
+/// may also differ by its own rounding: half an epsilon of itself, and slightly more for a near tie. NaN equals
+/// nothing.
 ///
-/// The scale is the size of what is added up in a result, because rounding errors are proportional to that and not to
-/// what is left when it cancels. Where nothing cancels, it is the size of the row.
+/// The scale is the size of a result's terms, because rounding errors are proportional to that, not to the remainder
+/// after cancellation. Without cancellation, it is the size of the row.
 inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, const std::vector<double>& scales,
                               std::int64_t columns, double tolerance, const std::string& what) {
   const double rounding = size_of(got.dtype()) == 2 ? 0.51 * epsilon_of(got.dtype()) : 0;
@@ -65,7 +65,7 @@ inline void expect_rows_close(const Tensor& got, const std::vector<double>& expe
   }
 }
 
-/// The same where nothing cancels: within `tolerance` of the element and of its row's root mean square.
+/// The same for sums without cancellation: within `tolerance` of the element and of its row's root mean square.
 inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, std::int64_t columns,
                               double tolerance, const std::string& what) {
   std::vector<double> scales(expected.size());

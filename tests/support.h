@@ -11,7 +11,7 @@
 
 namespace mica::testing_support {
 
-/// The devices that a test's cases run on: the CPU, and the first GPU where there is one.
+/// The devices of a test's cases: the CPU, and the first GPU if there is one.
 inline std::vector<Device> test_devices() {
   std::vector<Device> devices{Device::cpu()};
   if (cuda_available()) {
@@ -23,7 +23,7 @@ inline std::vector<Device> test_devices() {
 /// A float64 tensor without axes.
 inline Tensor scalar(double value) { return full({}, value, float64); }
 
-/// Expects |got − expected| ≤ atol + rtol · |expected| element by element, NaN nowhere unless on both sides.
+/// Expects |got − expected| ≤ atol + rtol · |expected| for each element; NaN only on both sides.
 inline void expect_close(const Tensor& got, const std::vector<double>& expected, double rtol, double atol,
                          const std::string& what = "") {
   const std::vector<double> values = to_vector<double>(got);

@@ -43,7 +43,7 @@ struct Faulty {
 
 Tensor faulty(const Tensor& x, double fault) { return autograd::apply(Faulty{fault}, x); }
 
-// With auto, as symbols of templates begin with the type that they return, and a test looks for functions of std.
+// Returns auto: symbols of templates start with their return type, and a test searches for functions of std.
 template <class F>
 auto message_of(F&& f) {
   try {
@@ -67,7 +67,7 @@ struct Model : nn::Module {
   Tensor scale = param("scale", zeros({2}));
   Tensor operator()(const Tensor& x) const {
     const nn::Scope scope(*this);
-    return sqrt(scale) * fc(x);  // √0 has an infinite slope
+    return sqrt(scale) * fc(x);  // √x has an infinite slope at 0
   }
 };
 
@@ -169,7 +169,7 @@ TEST(Anomaly, TellsWhatWasWrongBeforeBackward) {
 }
 
 TEST(Anomaly, NamesTheFirstOfSeveral) {
-  // The second op in backward's order makes the NaN, the third turns it into more.
+  // The second op in backward's order produces the NaN, the third one spreads it.
   const DetectAnomaly guard;
   const Tensor x = ones({2}, float64).requires_grad_();
   const Tensor y = faulty(exp(x), kNaN) * 3;
@@ -195,7 +195,7 @@ TEST(Anomaly, OffIsOff) {
   EXPECT_EQ(autograd::gradient_edge(y).node->trace, nullptr);
   y.backward(ones({2}, float64), {.retain_graph = true});
   EXPECT_TRUE(std::isnan(to_vector<double>(x.grad())[1]));
-  // An op that was recorded before the mode was on is found as well, and the graph stays usable after the error.
+  // An op recorded before the guard is found, too, and the graph remains usable after the error.
   x.set_grad({});
   {
     const DetectAnomaly guard;

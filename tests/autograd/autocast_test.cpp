@@ -97,7 +97,7 @@ TEST(Autocast, NestsAndEnds) {
   expect_error([] { Autocast guard(float64); }, "Autocast: expected float16 or bfloat16, got float64");
 }
 
-// With operands that 16 bits hold exactly, everything is as in float32.
+// With operands that are exact in 16 bits, results equal those in float32.
 TEST(Autocast, GradientsArriveInFloat32) {
   for (const Device device : test_devices()) {
     manual_seed(1);
@@ -132,20 +132,20 @@ TEST(Autocast, ConvertsParametersOnce) {
     const Tensor weight = full({2, 2}, 1, float32, device).requires_grad_();
     const Tensor x = ones({2, 2}, bfloat16, device);
     const Autocast guard(bfloat16);
-    // What is used comes from the copy: a write that nobody has counted does not show, one that is counted does.
+    // Uses read the cached copy: a write that is not counted has no effect, a counted one has.
     expect_close(matmul(x, weight), {2, 2, 2, 2}, 0, 0);
     fill_data(weight, 3);
     expect_close(matmul(x, weight), {2, 2, 2, 2}, 0, 0);
     weight.bump_version();
     expect_close(matmul(x, weight), {6, 6, 6, 6}, 0, 0);
-    // Views and other dtypes have copies of their own.
+    // Views and other dtypes have their own copies.
     const Tensor column = slice(weight, 1, 0, 1);
     expect_close(matmul(x, column), {6, 6}, 0, 0);
     {
       const Autocast inner(float16);
       expect_close(matmul(x.to(float16), weight), {6, 6, 6, 6}, 0, 0);
     }
-    // A new guard knows nothing of the old one's copies.
+    // A new guard does not see the old one's copies.
     fill_data(weight, 4);
     {
       const Autocast same_cache(bfloat16);
@@ -168,7 +168,7 @@ TEST(Autocast, FollowsOptimizersAndSetData) {
       const Tensor y = matmul(x, weight);
       expect_close(y, std::vector<double>(4, 2 - step), 0, 0);
       optimizer.zero_grad();
-      sum(y).backward();  // inside of the guard
+      sum(y).backward();  // inside the guard
       EXPECT_EQ(weight.grad().dtype(), float32);
       expect_close(weight.grad(), {2, 2, 2, 2}, 0, 0);
       optimizer.step();
@@ -178,7 +178,7 @@ TEST(Autocast, FollowsOptimizersAndSetData) {
   }
 }
 
-// The copy is used by several graphs; each has its own backward.
+// Several graphs use the copy; each has its own backward.
 TEST(Autocast, SeveralGraphsFromOneCopy) {
   for (const Device device : test_devices()) {
     const Tensor weight = ones({2, 2}, float32, device).requires_grad_();

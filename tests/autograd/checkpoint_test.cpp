@@ -24,7 +24,7 @@ namespace {
 
 using Values = std::vector<std::vector<double>>;
 
-// Calls f(x) straight or through checkpoint.
+// Calls f(x) directly or through checkpoint.
 template <class F>
 auto maybe_checkpoint(bool on, const F& f, const Tensor& x) {
   return on ? checkpoint(f, x) : f(x);
@@ -70,7 +70,7 @@ TEST(Checkpoint, SameBitsForABlockWithDropout) {
         [&](bool on) {
           const Tensor y = maybe_checkpoint(
               on, [&](const Tensor& in) { return first(in); }, x);
-          // The first block once more, so that its gradients are sums over checkpoints.
+          // Uses the first block again, so that its gradients are sums over checkpoints.
           const Tensor z = maybe_checkpoint(
               on, [&](const Tensor& in) { return first(second(in)); }, y);
           return sum(z * tanh(z));
@@ -80,7 +80,7 @@ TEST(Checkpoint, SameBitsForABlockWithDropout) {
 }
 
 TEST(Checkpoint, SameBitsWhereSumsHaveManyTerms) {
-  // float32 sums of terms of very different size depend on their order. w is used outside, inside and after.
+  // float32 sums of terms of very different magnitude depend on their order. w is used before, inside and after.
   manual_seed(2);
   const Tensor x = randn({64}).requires_grad_(), w = randn({64}).requires_grad_();
   expect_same_bits(
@@ -132,7 +132,7 @@ TEST(Checkpoint, RunsAgainExactlyOnce) {
 }
 
 TEST(Checkpoint, KeepsNothingButTheInputs) {
-  // What is still alive of the storages that the function made, in bytes.
+  // The bytes of the storages created by the function that are still alive.
   std::vector<std::weak_ptr<Storage>> made;
   const auto live_bytes = [&] {
     std::size_t bytes = 0;
@@ -167,7 +167,7 @@ TEST(Checkpoint, KeepsNothingButTheInputs) {
   }
   EXPECT_EQ(live_bytes(), 0u);
   made.clear();
-  // Of several, backward has one at a time.
+  // With several checkpoints, backward holds the tensors of one at a time.
   std::size_t most = 0;
   Tensor y = x;
   for (int i = 0; i < 4; ++i) {
@@ -285,7 +285,7 @@ TEST(Checkpoint, OtherThreadsMayDrawMeanwhile) {
       },
       x);
   std::thread([&] { y.backward(ones({1000})); }).join();
-  // Where y is 4, its gradient came through: the same elements were dropped.
+  // y is 4 where the element was kept, and so is its gradient: the same elements were dropped.
   EXPECT_EQ(to_vector<float>(x.grad()), to_vector<float>(y));
 }
 
@@ -479,7 +479,7 @@ TEST(Checkpoint, NoticesWhatTheFunctionWrites) {
       changed);
   const Tensor captured = x * 1;
   expect_error([&] { checkpoint([&](const Tensor& in) { return add_(captured, in) * captured; }, w); }, changed);
-  // One that gets its history only inside leads nowhere from outside.
+  // A buffer that gets its history inside has no graph outside.
   const Tensor buffer = zeros({3});
   const Tensor y = checkpoint([&](const Tensor& in) { return copy_(buffer, in) * 2; }, x);
   expect_error([&] { sum(buffer).backward(); }, "was created in a checkpointed function but");
@@ -503,7 +503,7 @@ TEST(Checkpoint, ViewsOfInputsCannotBeWrittenInPlace) {
 }
 
 TEST(Checkpoint, AViewThatIsOutOfDateIsReadInside) {
-  // What the view has become is recorded when the function looks at it, and is used outside too.
+  // The view is re-derived when the function uses it, and is used outside, too.
   const Tensor x = randn({4}, float64).requires_grad_(), w = randn({4}, float64).requires_grad_();
   const Tensor base = x * 1;
   const Tensor view = slice(base, 0, 0, 2);

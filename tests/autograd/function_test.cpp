@@ -13,7 +13,7 @@ using autograd::Context;
 
 namespace {
 
-// Ops made of core's moves alone, so that these tests are about autograd and nothing else.
+// Ops that use only core, so that these tests depend on autograd alone.
 
 Tensor sum_of(const Tensor& a, const Tensor& b) {
   const Tensor y = empty_like(a);
@@ -88,7 +88,7 @@ TEST(Autograd, TensorUsedSeveralTimes) {
 }
 
 TEST(Autograd, DiamondRunsEachOpOnce) {
-  // Were the shared op's backward run once for each path, the gradient would double with every level: 2²⁰ paths.
+  // There are 2²⁰ paths: running the shared op's backward once per path would double the gradient at every level.
   Tensor x = scalar(1).requires_grad_();
   Tensor y = x;
   for (int level = 0; level < 20; ++level) {
@@ -117,7 +117,7 @@ TEST(Autograd, MillionOpsRunAndAreDestroyed) {
 }
 
 TEST(Autograd, SavedInputsChainWithoutOverflow) {
-  // Here each op also holds the op before it through what it saved.
+  // Each op also refers to the previous op through its saved tensor.
   const Tensor x = scalar(1).requires_grad_();
   auto of_the_first = std::make_shared<int>(0);
   const std::weak_ptr<int> alive = of_the_first;
@@ -251,7 +251,7 @@ TEST(Autograd, HooksOfLeavesSeeTheSumOfShortAndLongPaths) {
   EXPECT_EQ(x.grad().item(), 115);
 }
 
-// y = x, whose backward nobody may run.
+// y = x, with a backward that must not run.
 struct NoWay {
   Tensor forward(Context&, const Tensor& x) const { return x.detach(); }
   Tensor backward(Context&, const Tensor&) const { throw Error("NoWay: ran"); }
@@ -270,7 +270,7 @@ TEST(Autograd, GradReturnsWhatBackwardAccumulates) {
   expect_close(got[3], {32, 1080}, 0, 0);
   expect_close(got[4], {1, 10}, 0, 0);
   EXPECT_FALSE(a.grad().defined() || b.grad().defined()) << "nothing accumulates";
-  // Each result is its own memory.
+  // Each result has its own memory.
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_NE(got[i].raw_data(), dy.raw_data());
     for (std::size_t k = 0; k < i; ++k) {
@@ -520,7 +520,7 @@ TEST(Gradcheck, FunctionsThatCannotBeCalled) {
 }
 
 TEST(Gradcheck, FindsIgnoredStrides) {
-  // Reads dy as if it had no gaps.
+  // Reads dy as if it were contiguous.
   struct Flat {
     Tensor forward(Context&, const Tensor& x) const { return sum_of(x, x); }
     Tensor backward(Context&, const Tensor& dy) const {

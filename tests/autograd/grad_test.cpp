@@ -54,7 +54,7 @@ TEST(CreateGraph, GradientsWithoutItHaveNoHistory) {
   EXPECT_TRUE(autograd::grad({y}, {x}, {}, {.create_graph = true}).at(0).requires_grad());
 }
 
-// y = x³, whose backward says nothing of how it is made.
+// y = x³ with an opaque backward.
 struct OpaqueCube {
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     ctx.save_for_backward(x);
@@ -78,7 +78,7 @@ TEST(CreateGraph, ThroughAnOpThatIsNotComposedIsAnErrorOnceAsked) {
   expect_error([&] { first[0].backward({}, {.retain_graph = true}); },
                "OpaqueCube: its gradient cannot be differentiated again");
   EXPECT_FALSE(autograd::gradgradcheck(cube, {randn({3}, float64)}, {.raise = false}));
-  // What does not pass through its backward is not touched by that: d(x³ w)/dw = x³, with OpaqueCube's own gradient.
+  // Derivatives that do not differentiate its backward still work: d(x³ w)/dw = x³, with OpaqueCube's own gradient.
   EXPECT_EQ(autograd::grad({first[1]}, {x}).at(0).item(), 27);
 }
 
@@ -156,7 +156,7 @@ TEST(CreateGraph, MovesAndCasts) {
     });
     check([](const Tensor& x) { return select(x * x, 2, 1) * slice(x * x, 2, 0, 3, 2); });
     check([](const Tensor& x) { return sum_to(x * x * x, {1, 4}) * min(x * x) * min(x * x, 2).values; });
-    // float32 keeps 7 digits, so the step is long; of a square, the difference is exact all the same.
+    // float32 has 7 digits, so the step is large; the central difference of a square is exact anyway.
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x) { return (x * x).to(float32).to(float64); }, {a},
                                         {.step = 0.01, .atol = 1e-3}));
     check([&](const Tensor& x) { return (x * x).to(Device::cpu()); });
@@ -194,7 +194,7 @@ TEST(CreateGraph, FunctionsOfOneArgument) {
                           Case{"clamp", [](const Tensor& x) { return clamp(x, -1, 1); }, away}}) {
       SCOPED_TRACE(c.name);
       EXPECT_TRUE(autograd::gradgradcheck(c.function, {c.x}));
-      // The third: the second derivative is made of ops too.
+      // The third derivative: the second one is composed of ops, too.
       const auto function = [&](const Tensors& in) { return c.function(in[0]); };
       EXPECT_TRUE(autograd::gradgradcheck(gradients_of(function, ones_like(c.x)), {c.x}));
     }
@@ -288,7 +288,7 @@ void expect_same_bits(F f, const Tensors& in, const Tensor& dy, const std::strin
   }
 }
 
-// Every choice of which of x, weight and bias are there, and which of those have a gradient.
+// Every combination of present parameters and of gradients among x, weight and bias.
 TEST(CreateGraph, LayerNorm) {
   manual_seed(7);
   for (const Device device : test_devices()) {
@@ -391,7 +391,7 @@ TEST(CreateGraph, CrossEntropy) {
     for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean}) {
       for (const std::int64_t ignore : {-100, 2}) {
         for (const DType index : {int64, int32}) {
-          // A target of -100 is either ignored or not there.
+          // A target of -100 is either ignored or absent.
           const Tensor labels = ignore == -100 ? targets.to(index) : where(lt(targets, 0), 3, targets).to(index);
           const auto loss = [&](const Tensors& in) {
             return cross_entropy(in[0], labels, {.ignore_index = ignore, .reduction = reduction});
@@ -434,7 +434,7 @@ TEST(CreateGraph, TheSameKernelsWhetherRecordedOrNot) {
   manual_seed(11);
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float16}) {
-      // Longer than any sum that two ways of adding would round alike.
+      // Long enough that different orders of summation round differently.
       const Tensor x = randn({3, 777}, dtype, device);
       const Tensor dy = randn_like(x);
       const auto expect_same = [&](const char* name, auto f) {
@@ -471,7 +471,7 @@ TEST(CreateGraph, SoftmaxAndAttentionHaveThirdDerivatives) {
   }
 }
 
-// What an opaque op saved says nothing of where it came from: this one saves a copy of its input.
+// The saved tensors of an opaque op do not reveal its inputs: this one saves a copy of its input.
 struct OpaqueCopy {
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     ctx.save_for_backward(x.detach());

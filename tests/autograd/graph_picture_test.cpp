@@ -25,9 +25,9 @@ using autograd::to_dot;
 
 namespace {
 
-// What a line of the picture draws.
+// An element of the picture.
 struct Drawn {
-  std::string frames;  // that it lies in, from the outside: "block > block.mlp"
+  std::string frames;  // enclosing frames, outermost first: "block > block.mlp"
   std::string id;      // "n3", or "n3 -> n4"
   std::string label;   // as it is written
 };
@@ -168,11 +168,11 @@ TEST(GraphPicture, CountsAStorageOnceAndParametersNever) {
   };
   const Layer layer;
   layer.frozen.requires_grad_(false);
-  const Tensor x = randn({4, 16});  // without a gradient: nobody but the graph may have it
+  const Tensor x = randn({4, 16});  // without a gradient: only the graph refers to it
   const Tensor y = layer(x);
   const Tensor z = y * y + exp(y);
   const auto drawn = parse(to_dot(z));
-  // The left operand for weight's gradient, which what is frozen has none of; no view of weight and not what is frozen.
+  // Saves the left operand for weight's gradient. The frozen tensor has none, and views of weight are not counted.
   EXPECT_EQ(count(drawn, "Layer", R"(Matmul\n[4, 16] float32\nsaves 256 B)"), 1u);
   EXPECT_EQ(count(drawn, "Layer", R"(Matmul\n[4, 16] float32)"), 1u);
   EXPECT_EQ(count(drawn, "Layer", R"(weight\n[16, 16] float32)"), 1u);

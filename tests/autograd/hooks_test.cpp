@@ -12,7 +12,7 @@ using autograd::HookHandle;
 
 namespace {
 
-// Goes backward from 3 · x and returns the gradient that came to x, which is then removed.
+// Runs backward from 3 · x; returns and removes the gradient of x.
 double triple_backward(const Tensor& x) {
   (x * 3).backward();
   const double gradient = x.grad().item();
@@ -133,7 +133,7 @@ TEST(Hooks, AnExceptionReachesTheCallerAndModesComeBack) {
   EXPECT_TRUE(autograd::grad_enabled());
   EXPECT_FALSE(x.grad().defined());
   handle.remove();
-  y.backward();  // nothing had run yet, so the graph is whole
+  y.backward();  // nothing had run yet, so the graph is intact
   EXPECT_EQ(x.grad().item(), std::exp(1.0));
 }
 
@@ -181,7 +181,7 @@ TEST(Hooks, OfNodesMustReturnWhatFits) {
   handle = y.grad_fn()->register_hook([](const Tensors&, const Tensors&) { return Tensors{ones({3}), {}}; });
   expect_error([&] { sum(y).backward(); }, "the hook of a gradient of float32 [2] on cpu returned float32 [3]");
   handle.remove();
-  // What nobody needs is dropped, and an undefined gradient is none.
+  // Gradients that are not needed are dropped, and an undefined gradient means none.
   y.grad_fn()->register_hook([](const Tensors&, const Tensors&) { return Tensors{{}, ones({7})}; });
   sum(y).backward();
   EXPECT_FALSE(x.grad().defined());

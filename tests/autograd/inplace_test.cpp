@@ -28,7 +28,7 @@ void expect_differentiable(F&& f, const Tensors& inputs) {
   EXPECT_TRUE(gradgradcheck(f, inputs));
 }
 
-// Each op on a tensor that an op made.
+// Each op on the result of an op.
 
 TEST(InPlaceGradient, Add) {
   const auto f = [](double alpha) {
@@ -142,7 +142,7 @@ TEST(InPlaceGradient, NothingIsRecordedInNoGrad) {
   EXPECT_FALSE(c.requires_grad());
 }
 
-// Views: writing one writes what it is a view of, and that one's other views.
+// Views: a write to one also writes its base and the base's other views.
 
 TEST(InPlaceViews, WritingAViewReachesItsBase) {
   const auto f = [](const Tensor& a, const Tensor& b) {
@@ -238,7 +238,7 @@ TEST(InPlaceViews, DetachedOnesAreTensorsOfTheirOwn) {
   EXPECT_EQ(y.grad_fn()->name(), "Scale_");
 }
 
-// What cannot be, and what it says.
+// Errors and their messages.
 
 TEST(InPlaceErrors, LeavesThatRequireAGradient) {
   const Tensor x = ones({2}).requires_grad_();
@@ -312,7 +312,7 @@ TEST(InPlaceErrors, IntegerTargets) {
   no_grad([&] { copy_(zeros({2}, int64), x); });
 }
 
-// y = x, shared, but backward turns the gradient around.
+// y = x, sharing memory, with a backward that reverses the gradient.
 struct Reverse {
   Tensor forward(Context&, const Tensor& x) const { return x.detach(); }
   Tensor backward(Context&, const Tensor& dy) const { return dy * -1; }
@@ -342,7 +342,7 @@ TEST(InPlaceErrors, SetGradLeavesTheHistoryBehind) {
   EXPECT_FALSE(x.grad().requires_grad());
 }
 
-// No cycles: with the last handle the graph goes.
+// No cycles: the graph is freed with the last handle.
 
 TEST(InPlaceCycles, WritingWhatWasSavedMakesNone) {
   const Tensor x = ones({2}).requires_grad_();
@@ -362,7 +362,7 @@ TEST(InPlaceCycles, WritingWhatWasSavedMakesNone) {
   EXPECT_TRUE(base.expired());
 }
 
-// A view learns of a write to its base when it is asked next, and what it was given after that write stays.
+// A view notices a write to its base at its next use, and keeps a gradient set after that write.
 TEST(InPlace, AViewKeepsTheGradientItWasGivenAfterAWriteToItsBase) {
   const Tensor x = ones({3}).requires_grad_();
   const Tensor y = x * 1;

@@ -22,7 +22,7 @@ using Named = std::vector<std::pair<std::string, Tensor>>;
 
 Tensor parameter(double value = 2) { return full({3}, value, float64).requires_grad_(); }
 
-// Expects that of all parameters only `name` is missing, for `reason` and with `text` in its words.
+// Expects that only `name` is missing, for `reason` and with `text` in the message.
 void expect_missing(const Tensor& loss, const Named& parameters, const std::string& name, Missing reason,
                     const std::string& text) {
   const auto missing = explain_missing_gradients(loss, parameters);
@@ -79,7 +79,7 @@ TEST(MissingGradients, AGradientFromElsewhereDoesNotHideIt) {
 TEST(MissingGradients, FindsDetach) {
   const DetectAnomaly guard;
   const Tensor a = parameter(), b = parameter(), c = parameter();
-  // Recorded ops on both sides of the cut, and one that is not, as nothing that goes into it asks for a gradient.
+  // Recorded ops on both sides of the cut, and an op that is not recorded, since no input requires a gradient.
   const Tensor cut = exp(b * 2).detach() + 1;
   const Tensor loss = sum(a * cut);
   loss.backward();
@@ -157,7 +157,7 @@ TEST(MissingGradients, NamesTheOpThatReturnedNone) {
     loss.backward();
     expect_missing(loss, {{"a", a}, {"b", b}}, "b", Missing::undefined,
                    "the backward of HalfDone returned no gradient for input 1");
-    // Also where a gradient is left over from before.
+    // Also with a gradient left over from an earlier backward.
     b.set_grad(ones({3}, float64));
     expect_missing(loss, {{"a", a}, {"b", b}}, "b", Missing::undefined, "HalfDone");
     b.set_grad({});

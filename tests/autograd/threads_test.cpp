@@ -1,4 +1,4 @@
-// What several threads may do at once. These are most telling when built with ThreadSanitizer, as .ci/run does.
+// Operations that several threads may run concurrently. Most effective under ThreadSanitizer, which .ci/run uses.
 
 #include <thread>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kThreads = 4;
 
-// Calls work(i) for i = 0 … on a thread each.
+// Calls work(i) for i = 0, 1, … on one thread each.
 template <class F>
 void on_threads(F&& work) {
   std::vector<std::thread> threads;
@@ -35,7 +35,7 @@ void on_threads(F&& work) {
   }
 }
 
-// A bit of everything that a network does, with integers small enough that sums of gradients are exact in any order.
+// A small network of typical ops, with integers small enough that sums of gradients are exact in any order.
 Tensor small_network(const Tensor& x, const Tensor& weight) {
   const Tensor h = matmul(x, transpose(weight, 0, 1));
   return sum(relu(h) * 2 + slice(h, 1, 0, 1));

@@ -1,5 +1,5 @@
-// Graphs of every unreasonable kind, and whether anything of them is left afterwards. Run with AddressSanitizer these
-// also tell leaks and uses of what is gone.
+// Extreme graphs, and whether they are freed completely. Under AddressSanitizer, these tests also detect leaks and uses
+// after free.
 
 #include "tests/support.h"
 #include <mica/autograd/function.h>
@@ -17,7 +17,7 @@ using autograd::Context;
 
 namespace {
 
-// Sees whether what a tensor refers to is gone.
+// Detects whether the memory of a tensor was freed.
 class Remains {
  public:
   void watch(const Tensor& x) {
@@ -38,7 +38,7 @@ class Remains {
 };
 
 TEST(Torture, ChainOfAMillionOpsThatSave) {
-  // x · 1, a million times: each op saves its input, and so holds the ops before it in two ways.
+  // x · 1, a million times: each op saves its input, and so refers to the previous op twice.
   const Tensor x = scalar(3).requires_grad_();
   const Tensor one = scalar(1).requires_grad_();
   Remains remains;
@@ -203,12 +203,12 @@ TEST(Torture, ExceptionsInBackwardChangeNoGrad) {
     fails = Fragile::nowhere;
     loss.backward({}, {.retain_graph = true});  // all is still there
     EXPECT_EQ(other.grad().item(), z.item());
-    // Without retain_graph, what ran before the exception is gone, and the next backward says so.
+    // Without retain_graph, nodes that ran before the exception were freed, and the next backward is an error.
     fails = Fragile::backward_;
     expect_error([&] { loss.backward(); }, "Fragile: backward");
     fails = Fragile::nowhere;
     expect_error([&] { loss.backward(); }, "Mul: backward has already run through this op");
-    z.backward();  // what did not run is whole
+    z.backward();  // nodes that did not run are intact
   }
   EXPECT_FALSE(remains.any());
 }
@@ -257,7 +257,7 @@ TEST(Torture, AHookThatHoldsItsOwnTensorKeepsItUntilRemoved) {
   {
     const Tensor x = scalar(3).requires_grad_();
     const Tensor y = x * 2;
-    handle = y.register_hook([y](const Tensor&) { return Tensor{}; });  // the one cycle that can be made, by the user
+    handle = y.register_hook([y](const Tensor&) { return Tensor{}; });  // the only possible cycle, created by the user
     remains.watch(y);
   }
   EXPECT_TRUE(remains.any());

@@ -1,6 +1,6 @@
-"""How a sample of PyTorch's is said to mica: one function for each way of taking arguments.
+"""Translates PyTorch's samples to mica's arguments: one function per convention.
 
-Each takes (input, args, kwargs) and returns a Call; Skip means that mica has no way to say it.
+Each takes (input, args, kwargs) and returns a Call; Skip means that mica cannot express the sample.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import torch
 
 
 class Skip(Exception):
-    """Says why a sample is no case."""
+    """The reason why a sample is not a case."""
 
 
 @dataclasses.dataclass
@@ -52,7 +52,7 @@ SCALAR_AXES = "a tensor without axes has no axis 0 nor -1"
 
 
 def on_axes(call, *axes):
-    """PyTorch lets a tensor without axes pass for one with one; mica does not."""
+    """PyTorch accepts a 0-dimensional tensor as 1-dimensional; mica does not."""
     if call.tensors[0].dim() == 0 and any(axis in (0, -1) for axis in axes):
         call.refused = SCALAR_AXES
     return call

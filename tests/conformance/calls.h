@@ -1,6 +1,6 @@
 #pragma once
 
-// What each fixture's name means in mica.
+// The mica call of each fixture.
 
 #include <functional>
 
@@ -79,7 +79,7 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   options.weight = x.size() > 2 ? x[2].detach() : Tensor{};
   const std::string reduction = a.value("reduction", "mean");
   options.reduction = reduction == "none" ? Reduction::none : reduction == "sum" ? Reduction::sum : Reduction::mean;
-  // PyTorch's classes lie along another axis than the last.
+  // PyTorch's classes are not along the last axis.
   Dims order;
   for (int i = 0; i < x.at(0).dim(); ++i) {
     if (i != a["class_axis"]) {

@@ -16,7 +16,7 @@ namespace mica::conformance {
 
 using Json = nlohmann::json;
 
-/// Attributes of a call, as fixture.py writes them.
+/// Attributes of a call, as written by fixture.py.
 inline double number(const Json& value) {
   if (value.is_boolean()) {
     return value.get<bool>() ? 1 : 0;
@@ -34,22 +34,22 @@ inline DType dtype_named(const std::string& name) {
   fail("conformance: no dtype is called {}", name);
 }
 
-/// One call that PyTorch was asked for, and what it answered.
+/// One call of PyTorch and its results.
 struct Case {
-  std::string sample;           // which of PyTorch's samples it is
-  Json about;                   // all that the fixture says of it
-  Json attributes;              // the call's arguments that are no tensors
-  std::string raises;           // PyTorch's error, and mica must have one too
-  std::string refused;          // why mica has an error although PyTorch has none
-  std::set<int> needs_grad;     // inputs that PyTorch was asked a gradient of
+  std::string sample;           // the name of PyTorch's sample
+  Json about;                   // the fixture's description of the case
+  Json attributes;              // the arguments that are not tensors
+  std::string raises;           // PyTorch's error; mica must throw one, too
+  std::string refused;          // the reason why mica throws although PyTorch does not
+  std::set<int> needs_grad;     // inputs with a gradient in PyTorch
   Tensors inputs{}, outputs{};  // on the CPU
-  Tensors dys{}, grads{};       // one for each output and input; undefined where PyTorch has none
+  Tensors dys{}, grads{};       // one per output and input; undefined if PyTorch has none
   bool has(const char* attribute) const { return attributes.contains(attribute); }
 };
 
 struct Fixture {
   std::vector<Case> cases;
-  std::map<std::string, int> skipped;  // samples that are no case, counted by reason
+  std::map<std::string, int> skipped;  // skipped samples, counted by reason
 };
 
 inline Fixture load_fixture(const std::filesystem::path& path) {

@@ -1,4 +1,4 @@
-"""What a fixture file holds and how it is written: tensors, and one JSON text about the calls they belong to."""
+"""Writes fixture files: tensors, and a JSON text that describes the calls."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ MICA_NAMES = {
 
 
 def seed(*what):
-    """Restarts PyTorch's generator at a place that depends on the arguments alone."""
+    """Seeds PyTorch's generator from the arguments alone."""
     torch.manual_seed(int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:7], "little"))
 
 
 def plain(value):
-    """A keyword argument as JSON can hold it; numbers that it cannot are text."""
+    """A keyword argument as JSON; numbers that JSON lacks become text."""
     if isinstance(value, torch.dtype):
         return MICA_NAMES[value]
     if isinstance(value, dict):
@@ -41,7 +41,7 @@ def described(error):
 
 
 class Fixture:
-    """The cases of one op, and the samples that are no case, each with its reason."""
+    """The cases of one op, and the skipped samples with their reasons."""
 
     def __init__(self):
         self.tensors = {}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks PyTorch what its own test samples give, and writes fixtures/ anew. README.md beside it says how and what.
+"""Runs PyTorch's own test samples and writes fixtures/. See README.md.
 
     python3 tests/conformance/make_fixtures.py
 """
@@ -44,7 +44,7 @@ def is_compared(spec, sample, dtype):
 
 
 def samples_of(op, spec, dtype, fixture):
-    """(name, sample) of what is kept; of the others the fixture is told."""
+    """(name, sample) of the selected samples; the others are recorded as skipped."""
     label = f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}, {MICA_NAMES[dtype]}"
     wants_grad = dtype.is_floating_point and op.supports_autograd and not spec.in_place
     seed(spec.call, label)

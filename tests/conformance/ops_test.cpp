@@ -8,7 +8,7 @@ using testing_support::test_devices;
 
 namespace {
 
-/// The same elements with gaps between them, full of NaN where the dtype has it, which start inside of a storage.
+/// The same elements with gaps between them, filled with NaN if the dtype has it, at an offset in the storage.
 Tensor with_gaps(const Tensor& x) {
   Shape shape = x.shape();
   shape.push_back(2);
@@ -34,7 +34,7 @@ void expect_same(const Tensor& got, const Tensor& expected, const std::string& w
   testing_support::expect_close(got, expected, close, close, what);
 }
 
-/// The inputs as the call gets them; each a leaf of its own.
+/// The inputs of the call, each a separate leaf.
 Tensors inputs_of(const Case& c, Device device, bool gaps) {
   Tensors inputs;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
@@ -105,7 +105,7 @@ TEST_P(Conformance, AgreesWithPyTorch) {
           continue;
         }
         expect_result(c, call->second, device, false);
-        if (GetParam() != "view") {  // which throws where it would have to copy
+        if (GetParam() != "view") {  // view throws if it would have to copy
           SCOPED_TRACE("with gaps");
           expect_result(c, call->second, device, true);
         }

@@ -16,7 +16,7 @@ OPTIONS = {
 
 
 def why_not(name, options):
-    """Why mica cannot be given these options, if it cannot."""
+    """The reason why mica does not support these options, if any."""
     for option, value in options.items():
         if option not in OPTIONS[name]:
             return f"no option {option}"
@@ -26,7 +26,7 @@ def why_not(name, options):
 
 
 def add_steps(fixture, make, sample, options, dtype):
-    """Inputs are the parameters; dy and output are their gradients and values, step after step."""
+    """Inputs are the parameters; dy and output are their gradients and values for each step."""
     parameters = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
     start = [p.detach().clone() for p in parameters]
     optimizer = make(parameters, foreach=False, **options)
@@ -42,7 +42,7 @@ def add_steps(fixture, make, sample, options, dtype):
 
 
 def groups_of(params):
-    """The parameters that a sample gives to an optimizer, as a list of lists, if they are such."""
+    """The parameter groups of a sample, as a list of lists, if it has any."""
     if params is None:
         return [[torch.zeros(2, dtype=torch.float64, requires_grad=True)]]
     if not isinstance(params, list):
@@ -89,7 +89,7 @@ def add_optimizer(fixture, info):
 
 
 def add_clipping(fixture):
-    """Inputs are gradients, outputs what clip_grad_norm_ makes of them and, last, the norm that it returns."""
+    """Inputs are gradients; outputs are the clipped gradients and, last, the norm."""
     for dtype in (torch.float64, torch.float32):
         for max_norm, scale, special in [(1.0, 3.0, None), (100.0, 0.1, None), (0.0, 1.0, None), (1.0, 0.0, None),
                                          (1.0, 1.0, float("inf")), (1.0, 1.0, float("nan"))]:

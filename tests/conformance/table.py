@@ -1,4 +1,4 @@
-"""Which of PyTorch's OpInfos each call of mica is compared with."""
+"""The OpInfos of PyTorch that each call of mica is compared with."""
 
 import dataclasses
 import functools

@@ -12,7 +12,7 @@ TEST(AllocationFault, FailsTheOneAllocationThatItIsToldTo) {
   memory::AllocationFault fault;
   EXPECT_EQ(fault.allocations(), 0);
   EXPECT_EQ(fault.outstanding(), 0);
-  EXPECT_FALSE(fault.happened());  // nothing is to fail yet
+  EXPECT_FALSE(fault.happened());  // no failure requested yet
   {
     const Tensor a = empty({3}), b = empty({1000});
     EXPECT_EQ(fault.allocations(), 2);

@@ -139,7 +139,7 @@ TEST(AddInto, AllDtypesAndLayouts) {
   }
 }
 
-// Large enough for several threads, each of which has a part of its own.
+// Large enough for several threads.
 TEST(Copy, ByThreads) {
   const int threads = num_threads();
   set_num_threads(4);

@@ -66,7 +66,7 @@ TEST(Graph, MemoryIsItsOwn) {
     const Tensor temporary = add(x, x);
     y = add(temporary, x);
   });
-  // Others allocate, write and free meanwhile, what the graph freed included.
+  // Other tensors are allocated, written and freed in between, possibly in memory freed by the graph.
   std::vector<Tensor> others;
   for (int i = 0; i < 20; ++i) {
     others.push_back(full({1 << 20}, -1, float32, gpu));
@@ -92,7 +92,7 @@ TEST(Graph, RecyclesMemoryWithinTheCapture) {
 
 TEST(Graph, TensorsOutliveIt) {
   NEEDS_GPU();
-  cuda::capture([] {});  // makes what this thread keeps
+  cuda::capture([] {});  // creates this thread's cached resources
   const std::size_t before = memory_stats(gpu).allocated;
   {
     Tensor y;
@@ -160,7 +160,7 @@ TEST(Graph, NamesWhatCannotBeCaptured) {
   const auto fails = [&](const std::function<void()>& f, const std::string& text) {
     expect_error([&] { cuda::capture(f); }, text);
     EXPECT_FALSE(is_capturing());
-    // The device and the next capture are none the worse for it.
+    // The device and the next capture still work.
     expect_close(add(x, x), {8.0}, 0, 0);
     Tensor y;
     const cuda::Graph graph = cuda::capture([&] { y = mul(x, x); });
@@ -211,7 +211,7 @@ TEST(MemoryStats, CountWhatTensorsHold) {
 
 TEST(Copies, FromTheHostKeepTheirOrder) {
   NEEDS_GPU();
-  // More than there is staging memory for, and of many sizes; each is written over right after it was sent.
+  // Copies of many sizes, more than the staging memory; the source is overwritten right after each call.
   const Tensor host = empty({1 + (1 << 23)});
   std::vector<Tensor> landed;
   for (int i = 0; i < 48; ++i) {

@@ -40,7 +40,7 @@ const Case kCases[] = {
     {"sigmoid", [](float x) { return math::sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); }, 2.5},
 };
 
-// Every float's neighborhood: all exponents and signs, subnormals and NaNs among them.
+// Samples from all exponents and signs, including subnormals and NaNs.
 TEST(Math, FloatFunctionsAreAccurate) {
   for (const Case& c : kCases) {
     double worst = 0;
@@ -91,7 +91,7 @@ TEST(Math, FloatFunctionsAtSpecialValues) {
   }
 }
 
-// Where the shape of a function matters more than its last digit.
+// Properties of a function that matter more than its last digit.
 TEST(Math, FloatFunctionsStayInRange) {
   for (float x = 0; x < 20; x += 0.00137f) {
     EXPECT_LE(math::tanh(x), 1.0f);

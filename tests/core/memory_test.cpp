@@ -65,7 +65,7 @@ TEST(Memory, NewBlocksArePoisoned) {
   }
   for (const Device device : test_devices()) {
     for (const std::int64_t size : {1, 100, 65536, 1 << 20}) {
-      for (int round = 0; round < 3; ++round) {  // fresh at first, then perhaps the block that was just freed
+      for (int round = 0; round < 3; ++round) {  // first a new block, later possibly the one just freed
         const Tensor x = empty({size}, uint8, device);
         const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(x);
         EXPECT_EQ(std::count(values.begin(), values.end(), 0xFF), size) << to_string(device) << ", round " << round;
@@ -80,7 +80,7 @@ TEST(Memory, NewBlocksArePoisoned) {
 }
 
 TEST(Memory, EveryByteCanBeUsed) {
-  // Sizes around the bounds of the size classes: a block that is too small shows under a memory checker.
+  // Sizes around the bounds of the size classes: a memory checker detects blocks that are too small.
   for (const std::int64_t base : {1, 64, 4096, 65536, 1 << 17, 147456, 1 << 20}) {
     for (const std::int64_t size : {base - 1, base, base + 1}) {
       for (const Device device : test_devices()) {
@@ -121,7 +121,7 @@ TEST(Memory, EachTensorOnItsOwnGpu) {
   expect_close(second, std::vector<double>(1000, 3), 0, 0);
   expect_close(second.to(Device::cuda(0)), std::vector<double>(1000, 3), 0, 0);
 
-  // Converted and spread out on the way; blocks that are freed go back to their own GPU.
+  // With conversion and strides; freed blocks return to their own GPU.
   const auto turned = [](const Tensor& x) { return as_strided(x, {1000, 300}, {1, 1000}, 0); };
   for (int round = 0; round < 20; ++round) {
     const Tensor from = turned(full({300, 1000}, round, float32, Device::cuda(round % 2)));

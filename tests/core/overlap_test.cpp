@@ -41,7 +41,7 @@ TEST(Overlap, OfElements) {
     EXPECT_EQ(find_overlap({empty({3}), part({6}, {2}, 0), part({4}, {3}, 1)}), Pair(1, 2));  // element 4
     EXPECT_EQ(find_overlap({part({2}, {2}, 0), part({2}, {3}, 1)}), std::nullopt);            // 0, 2 and 1, 4
     EXPECT_EQ(find_overlap({part({3}, {-2}, 4), part({2}, {2}, 4)}), Pair(0, 1));
-    // One that reaches over several others meets the last of them.
+    // A tensor whose range contains several others overlaps the last of them.
     EXPECT_EQ(find_overlap({part({2}, {11}, 0), part({3}, {1}, 1), part({3}, {1}, 4), part({1}, {1}, 11)}), Pair(0, 3));
   }
 }
@@ -54,7 +54,7 @@ TEST(Overlap, OfOneTensorWithItself) {
   EXPECT_TRUE(alone({2, 3, 4}, {12, 4, 1}));
   EXPECT_TRUE(alone({4, 3, 2}, {1, 4, 12}));
   EXPECT_TRUE(alone({1, 3}, {0, 1}));
-  EXPECT_TRUE(alone({2, 3}, {3, 2}));  // 0, 2, 4 and 3, 5, 7: steps within each other's reach
+  EXPECT_TRUE(alone({2, 3}, {3, 2}));  // 0, 2, 4 and 3, 5, 7: strides smaller than the other's extent
   EXPECT_FALSE(alone({2, 3}, {4, 2}));
   EXPECT_FALSE(alone({3, 2}, {0, 1}));
   EXPECT_FALSE(alone({3, 3}, {1, 1}));

@@ -13,7 +13,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-// Philox4x32-10 as the paper states it, to compare with for any counter and key.
+// Reference implementation of Philox4x32-10 from the paper, for any counter and key.
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t left = std::uint64_t{counter[0]} * 0xD2511F53u;
@@ -26,7 +26,7 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::a
 }
 
 TEST(Random, PhiloxKnownAnswers) {
-  // The answers that Random123 is published with.
+  // Known answers published with Random123.
   using Block = std::array<std::uint32_t, 4>;
   EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
@@ -86,7 +86,7 @@ TEST(Random, UniformsAreBelowOne) {
   }
 }
 
-// What a tensor holds does not depend on the device, and a shorter tensor is the start of a longer one.
+// Values do not depend on the device, and a shorter tensor is a prefix of a longer one.
 TEST(Random, SameNumbersEverywhere) {
   const auto drawn = [](auto make) {
     manual_seed(13);
@@ -101,7 +101,7 @@ TEST(Random, SameNumbersEverywhere) {
         auto longer = drawn([&] { return rand({n + 3}, dtype, device); });
         longer.resize(n);
         EXPECT_EQ(longer, here);
-        // Normals go through each device's own log, sin and cos.
+        // Normals use each device's own log, sin and cos.
         const double unit = dtype == float64   ? 0x1p-52
                             : dtype == float32 ? 0x1p-23
                             : dtype == float16 ? 0x1p-10
@@ -170,14 +170,14 @@ TEST(Random, IntegersUseAllTheirBits) {
         ones += of(values[i]);
         as_the_next += of(values[i]) == of(values[(i + 1) % values.size()]);
       }
-      // Six standard deviations of 4000 throws of a coin.
+      // Six standard deviations of 4000 coin tosses.
       EXPECT_NEAR(ones, 2000, 190) << "bit " << bit;
       EXPECT_NEAR(as_the_next, 2000, 190) << "bit " << bit;
     }
   }
 }
 
-// Of word 0, the least: log and the like want more than 0.
+// The smallest value, from word 0, must be above 0, for log and the like.
 TEST(Random, UniformsAreAboveZero) {
   const PhiloxBlock none{{0, 0, 0, 0}}, all{{~0u, ~0u, ~0u, ~0u}};
   for (int i = 0; i < 4; ++i) {

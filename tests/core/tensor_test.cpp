@@ -122,7 +122,7 @@ TEST(Tensor, FromBlobSharesMemory) {
   expect_error([] { from_blob(nullptr, {1}, float32); }, "got a null pointer");
   expect_error([&] { from_blob(values.data(), {INT64_MAX}, float32); },
                "from_blob: [9223372036854775807] of float32 has");
-  // As many bytes as an offset can count, and one element more.
+  // The largest size that offsets can represent, and one element more.
   EXPECT_EQ(from_blob(values.data(), {INT64_MAX / 4}, float32).numel(), INT64_MAX / 4);
   expect_error([&] { from_blob(values.data(), {INT64_MAX / 4 + 1}, float32); }, "has too many bytes");
   expect_error([&] { from_blob(values.data(), {1}, static_cast<DType>(77)); },
@@ -252,7 +252,7 @@ TEST(Tensor, Printing) {
   EXPECT_EQ(to_string(zeros({0, 2})), "[]\ntensor of float32 [0, 2] on cpu");
   EXPECT_EQ(to_string(Tensor{}), "tensor(undefined)");
   EXPECT_EQ(to_string(arange(2000)), "[   0,    1,    2, ..., 1997, 1998, 1999]\ntensor of int64 [2000] on cpu");
-  // 1000 elements are shown whole; of more, three at each end of an axis that has more than six.
+  // 1000 elements are printed completely; larger tensors show three at each end of axes with more than six.
   EXPECT_EQ(to_string(zeros({1000}, uint8)).find("..."), std::string::npos);
   const std::string long_rows = to_string(zeros({167, 6}, uint8));
   EXPECT_EQ(long_rows,
@@ -293,7 +293,7 @@ TEST(Half, ConvertsAsIeeeSays) {
   EXPECT_EQ(static_cast<float>(BFloat16(259.0f)), 260.0f);
 }
 
-// The conversions of many elements, which have loops of their own, beside those of one.
+// Compares the vectorized conversions with those of single elements.
 TEST(Half, ManyAtOnce) {
   for (const std::int64_t n : {1, 7, 8, 9, 37}) {
     std::vector<float> values(static_cast<std::size_t>(n));

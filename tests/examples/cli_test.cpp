@@ -1,4 +1,4 @@
-// Runs the example programs as a person would, with good and with bad input.
+// Runs the example programs from the command line, with valid and invalid input.
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -69,7 +69,7 @@ class Cli : public testing::Test {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
   }
 
-  /// A run of a second or less.
+  /// A run that takes at most a second.
   Outcome train(const std::string& more) const {
     return run(
         "train_transformer --data text.txt --device cpu --dtype float32 --steps 12 --batch 4 --context 16 --layers 1 "
@@ -165,7 +165,7 @@ TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
 }
 
 TEST_F(Cli, AccumulatesGradients) {
-  // Two batches of two windows are the four of one batch: the same windows, and up to rounding the same gradients.
+  // Two batches of two windows equal one batch of four: the same windows and, up to rounding, the same gradients.
   ASSERT_EQ(train("--out one").status, 0);
   ASSERT_EQ(train("--out two --batch 2 --accumulate 2").status, 0);
   const auto one = metrics("one"), two = metrics("two");
@@ -234,7 +234,7 @@ TEST_F(Cli, PresetsGiveWayToOptions) {
 }
 
 TEST_F(Cli, TrainsOnATokenFile) {
-  // 1, 2, … 50, again and again: which token follows is soon learned.
+  // 1, 2, … 50, repeated: the next token is easy to learn.
   std::string plain;
   for (int i = 0; i < 3000; ++i) {
     plain += {static_cast<char>(1 + i % 50), 0};
@@ -261,7 +261,7 @@ TEST_F(Cli, TrainsOnATokenFile) {
   EXPECT_EQ(text.status, 1);
   EXPECT_NE(text.err.find("its metadata lacks \"alphabet\""), std::string::npos) << text.err;
 
-  // What is wrong with a file is said before anything is written.
+  // Errors in a file are reported before anything is written.
   expect_refusal("train_transformer --data plain.bin --out run --sample 5" + sizes, 2,
                  "--sample: plain.bin holds tokens");
   expect_refusal("train_transformer --data missing.bin --out run" + sizes, 1, "missing.bin");
@@ -287,7 +287,7 @@ TEST_F(Cli, Gpt2PresetsKeepTheirBiases) {
 }
 
 TEST_F(Cli, StopsWhenAskedAndKeepsTheModel) {
-  // A shell of its own asks it to stop once the first step is on record.
+  // A shell interrupts the run once the first step is recorded.
   const std::string line = "cd '" + folder.string() + "' && { '" + programs.string() +
                            "'/train_transformer --data text.txt --device cpu --steps 100000000 --batch 1 --context 8 "
                            "--layers 1 --heads 1 --width 8 --eval-every 100000000 --out run >out.txt 2>err.txt & "
@@ -436,7 +436,7 @@ TEST_F(Cli, GenerateRefusesWhatIsNoModel) {
   damaged(std::string(8, '\xFF') + model.substr(8));
   damaged(std::string("\x02\0\0\0\0\0\0\0{}", 10));
 
-  // Metadata that do not belong to the tensors. The header keeps its length.
+  // Metadata that do not match the tensors. The header keeps its length.
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string bytes = model;
     const auto at = bytes.find(from);

@@ -33,7 +33,7 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// Ends the program, which the fuzzer reports together with the input, unless `ok`.
+/// Aborts unless `ok`, so that the fuzzer reports the input.
 inline void expect(bool ok) {
   if (!ok) {
     std::abort();

@@ -1,4 +1,4 @@
-// All that core, autograd and io ask of the ops, for programs that link without them.
+// Stubs of the ops that core, autograd and io use, for programs that link without them.
 
 #include <mica/core/finite.h>
 #include <mica/core/tensor.h>

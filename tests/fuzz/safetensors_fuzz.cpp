@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::expect(tensor.defined() && tensor.is_contiguous());
       bytes += tensor.bytes();
     }
-    fuzz::expect(bytes <= size);  // no tensor has what the file does not
+    fuzz::expect(bytes <= size);  // tensors hold no more than the file
     (void)io::load_metadata(file.path());
   } catch (const Error&) {
   }

@@ -1,5 +1,5 @@
-// Any bytes as UTF-8 text: decoded and encoded to the same bytes, or refused by an Error. What is refused is no UTF-8
-// by the table of the Unicode standard (table 3-7), which is written out here.
+// Any bytes as UTF-8 text: decoded and encoded to the same bytes, or refused by an Error. Refused input must be invalid
+// by table 3-7 of the Unicode standard, which is implemented here.
 
 #include <string>
 #include <string_view>
@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   fuzz::expect(accepted == is_utf8(data, size));
 
-  // The same bytes as code points, few of which are characters.
+  // The same bytes as code points, most of which are invalid.
   std::u32string points;
   for (std::size_t i = 0; i + 4 <= size; i += 4) {
     points.push_back(static_cast<char32_t>(data[i]) << 24 | static_cast<char32_t>(data[i + 1]) << 16 |

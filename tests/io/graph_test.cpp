@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A folder of its own, in which bin/ is all that PATH has.
+/// A separate folder, whose bin/ is the only entry of PATH.
 class WriteGraph : public testing::Test {
  protected:
   void SetUp() override {
@@ -31,7 +31,7 @@ class WriteGraph : public testing::Test {
     fs::remove_all(folder);
   }
 
-  /// Puts a program called dot there, as a script of the shell.
+  /// Installs a shell script as `dot`.
   void install_dot(const std::string& script) const {
     const fs::path program = folder / "bin" / "dot";
     std::ofstream(program) << "#!/bin/sh\nPATH=/usr/bin:/bin\n" << script;
@@ -45,7 +45,7 @@ class WriteGraph : public testing::Test {
     return {std::istreambuf_iterator<char>(stream), {}};
   }
 
-  /// Expects an error with `text`, and that a picture that was there stays as it is, alone.
+  /// Expects an error with `text`, and that an existing picture is unchanged and the only file.
   void expect_failure(const std::string& text) const {
     const fs::path file = folder / "out" / "graph.svg";
     fs::create_directories(file.parent_path());

@@ -1,6 +1,6 @@
-// Every allocation of forward, backward, clipping, optimizer step, save and load fails once: first those of tensors'
-// memory, then those of operator new. A failure is an error that says so, changes nothing and leaks nothing, and the
-// next try gives the bits of a run that nothing disturbed.
+// Every allocation of forward, backward, clipping, optimizer step, save and load fails once: first those of tensor
+// memory, then those of operator new. A failure must be a clear error, change nothing and leak nothing, and the next
+// attempt must give the bits of an undisturbed run.
 
 #include <gtest/gtest.h>
 
@@ -27,11 +27,11 @@
 
 namespace {
 
-std::atomic<std::int64_t> news_left{-1};  // until one fails; −1: none will
+std::atomic<std::int64_t> news_left{-1};  // allocations until one fails; −1: none fails
 
 }  // namespace
 
-// The program's own, so that operator new can fail. Not inline: g++ would take malloc and delete for a mismatch.
+// Replaced, so that operator new can fail. Not inline: g++ would report malloc and delete as a mismatch.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (news_left.load(std::memory_order_relaxed) >= 0 && news_left.fetch_sub(1) == 0) {
     throw std::bad_alloc();
@@ -41,7 +41,7 @@ std::atomic<std::int64_t> news_left{-1};  // until one fails; −1: none will
   }
   throw std::bad_alloc();
 }
-// A sanitizer's own would not know that ours frees its memory.
+// A sanitizer's version would not match our operator delete.
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   try {
     return operator new(bytes);
@@ -57,8 +57,8 @@ using namespace mica::testing_support;
 
 namespace {
 
-/// Makes the allocations of one kind fail, one after the other. happened() tells whether the last fault was reached;
-/// disarm() ends it if it was not.
+/// Makes each allocation of one kind fail in turn. happened() returns whether the last fault was reached; disarm()
+/// cancels it otherwise.
 struct TensorFaults {
   static constexpr std::int64_t kStep = 1;
   static constexpr const char* kName = "tensor memory";
@@ -68,7 +68,7 @@ struct TensorFaults {
 };
 struct NewFaults {
 #if defined(__SANITIZE_ADDRESS__)
-  static constexpr std::int64_t kStep = 3;  // there are thousands, which take too long under AddressSanitizer
+  static constexpr std::int64_t kStep = 3;  // testing all of the thousands would take too long under AddressSanitizer
 #else
   static constexpr std::int64_t kStep = 1;
 #endif
@@ -77,7 +77,7 @@ struct NewFaults {
   bool disarm() { return news_left.exchange(-1) < 0; }
 };
 
-/// Calls f and returns whether it threw for want of memory.
+/// Calls f and returns whether it threw because memory ran out.
 template <class F>
 bool runs_out(const F& f) {
   try {
@@ -154,9 +154,9 @@ struct World {
   }
 };
 
-/// For every allocation that `work` makes, in a new world each time that `prepare` made ready: lets it fail, expects
-/// `kept` as it was before, and `work` to give `bits` as undisturbed.
-/// Returns how many did fail.
+/// For every allocation in `work`: creates a world with `prepare`, makes that allocation fail, expects `kept` to
+/// be unchanged, and expects a second `work` to give `bits` as in an undisturbed run. Returns the number of
+/// failures.
 template <class Faults, class Prepare, class Work, class Kept>
 std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& count, const Prepare& prepare,
                        const Work& work, const Kept& kept) {
@@ -183,7 +183,7 @@ std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& co
         expect_same(world.bits(), expected);
         break;
       }
-      if (threw) {  // else the work managed without
+      if (threw) {  // otherwise `work` succeeded without the allocation
         ++failed;
         expect_same(kept(world), before);
         work(world);
@@ -205,7 +205,7 @@ void fail_each(const Prepare& prepare, const Work& work, const Kept& kept,
   set_num_threads(1);  // in the same order every time
   memory::AllocationFault fault;
   for (const Device device : devices) {
-    World(device).step();  // what is made once for all
+    World(device).step();  // creates one-time resources
     const std::int64_t of_tensors = fail_each(device, TensorFaults{fault}, fault, prepare, work, kept);
     const std::int64_t of_new = fail_each(device, NewFaults{}, fault, prepare, work, kept);
     EXPECT_GT(of_tensors + of_new, 0);
@@ -220,7 +220,7 @@ const auto kAll = [](const World& world) { return world.bits(); };
 TEST(OutOfMemory, BackwardChangesNoGradientOrAll) {
   fail_each(
       kNothing, [](World& world) { world.backward(); }, kAll);
-  // Gradients that are added to. A GPU's products add to them in place.
+  // Accumulated gradients, to which a GPU's products add in place.
   fail_each([](World& world) { world.backward(); }, [](World& world) { world.backward(); }, kAll, {Device::cpu()});
 }
 
@@ -294,7 +294,7 @@ TEST(OutOfMemory, SaveAndLoad) {
       EXPECT_GT(failed, 0);
     };
 
-    // A file that is there stays as it is, or is wholly the new one.
+    // An existing file is either unchanged or completely replaced.
     const auto save_again = [&](auto faults) {
       std::int64_t failed = 0;
       for (std::int64_t n = 0;; ++n) {

@@ -13,7 +13,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-/// An empty folder of its own for each test.
+/// A separate, empty folder per test.
 class Safetensors : public testing::Test {
  protected:
   Safetensors() {
@@ -132,7 +132,7 @@ TEST_F(Safetensors, RefusesWhatIsNoFile) {
   expect_error([&] { io::load(path_); }, "cannot open " + path_.string());
   expect_error([&] { io::load(folder_); }, "is not a regular file");
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
-  expect_error([&] { io::load(path_); }, "is not a regular file");  // and does not wait for a writer
+  expect_error([&] { io::load(path_); }, "is not a regular file");  // without waiting for a writer
   expect_error([&] { io::load_metadata(path_); }, "is not a regular file");
   expect_error([] { io::load("/dev/null"); }, "load: /dev/null is not a regular file");
 }
@@ -146,10 +146,10 @@ TEST_F(Safetensors, TakesNoOtherThingsPlace) {
   const std::filesystem::path link = folder_ / "link";
   std::filesystem::create_symlink("/dev/null", link);
   expect_error([&] { io::save(link, state); }, "is not a regular file");
-  // What the file system refuses is an Error too.
+  // Errors of the file system are Errors, too.
   expect_error([&] { io::save(folder_ / std::string(300, 'x'), state); }, "save: cannot create");
   expect_error([&] { io::load(folder_ / std::string(300, 'x')); }, "load: cannot open");
-  // A link to nowhere is replaced, as a file is.
+  // A dangling link is replaced like a file.
   std::filesystem::remove(link);
   std::filesystem::create_symlink(folder_ / "nowhere", link);
   io::save(link, state);

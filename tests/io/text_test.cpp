@@ -91,7 +91,7 @@ TEST(Text, RandomWindowsSeeEveryWindowBeforeOneComesBack) {
   const std::vector<std::int32_t> tokens = counting(101);
   io::RandomWindows windows(tokens, 10, 3);
   for (int epoch = 0; epoch < 5; ++epoch) {
-    // 9 or 10 windows of 10 fit, wherever the cut begins; each starts where another ends.
+    // 9 or 10 windows of 10 fit, for any offset; each starts where another one ends.
     std::vector<double> starts{to_vector<double>(windows.next(1).inputs)[0]};
     while (starts.size() < 10 - (static_cast<int>(starts[0]) % 10 > 0 ? 1u : 0u)) {
       starts.push_back(to_vector<double>(windows.next(1).inputs)[0]);

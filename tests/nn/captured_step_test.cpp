@@ -82,7 +82,7 @@ TEST(CapturedStep, SameBitsAsWithoutAGraph) {
       if (gpu_has_wgmma()) {
         EXPECT_EQ(record.has("flash_forward_sm90_kernel"), dtype == bfloat16);
       }
-      // Each step has had tokens and masks of its own.
+      // Each step had its own tokens and dropout masks.
       const std::set<float> different(captured.losses.begin(), captured.losses.end());
       EXPECT_EQ(different.size(), captured.losses.size()) << fmt::format("{}", dtype);
     }

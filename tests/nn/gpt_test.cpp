@@ -61,7 +61,7 @@ TEST(GPT, Gradients) {
   manual_seed(2);
   nn::GPT gpt{{.vocab = 5, .context = 4, .layers = 1, .heads = 2, .width = 4}};
   gpt.to(float64);
-  for (const Tensor& parameter : gpt.parameters()) {  // as far from 0 as in a trained model
+  for (const Tensor& parameter : gpt.parameters()) {  // of the magnitude of a trained model's
     parameter.set_data(randn(parameter.shape(), float64));
   }
   check_gradients(gpt, randint(0, 5, {2, 3}));
@@ -229,8 +229,8 @@ TEST(Sampler, RowsAreIndependentAndErrorsAreClear) {
   expect_error([&] { sampler(ones({3})); }, "expected logits of shape (B, vocab), got [3]");
 }
 
-// Draw n of row r is the n-th block of Philox's subsequence r: of tokens that are all as likely, the one in whose share
-// of [0, 1] the first number of that block lies.
+// Draw n of row r is the n-th block of Philox's subsequence r: for equally likely tokens, it selects the token whose
+// part of [0, 1] contains the first number of that block.
 TEST(Sampler, IsPhiloxFromTheSeedOn) {
   const Tensor logits = zeros({3, 1000});
   for (const bool seeded : {false, true}) {
@@ -253,7 +253,7 @@ TEST(GPT, ResidualProjectionsOfOneBlock) {
   for (const double w : to_vector<double>(model.state_dict().at("h.0.mlp.c_proj.weight"))) {
     squares += w * w;
   }
-  // 0.02 / √2: two additions to the residual. Of 16,384 numbers the deviation is known to 0.6 %.
+  // 0.02 / √2: two additions to the residual. The deviation of 16,384 numbers is accurate to 0.6 %.
   EXPECT_NEAR(std::sqrt(squares / (64 * 256)), 0.02 / std::sqrt(2.0), 0.02 * 0.02);
 }
 

@@ -162,8 +162,8 @@ TEST(ModuleList, GrowsAsAChild) {
   for (const nn::Linear& layer : net.layers) {
     EXPECT_FALSE(layer.is_training());
   }
-  expect_error([&] { net.layers[12]; }, "ModuleList: index 12 is out of range for 12 modules");
-  expect_error([&] { std::as_const(net.layers)[12]; }, "index 12 is out of range for 12 modules");
+  expect_error([&] { net.layers[12]; }, "ModuleList: there is no module 12 among 12");
+  expect_error([&] { std::as_const(net.layers)[12]; }, "there is no module 12 among 12");
 }
 
 TEST(LayerNormModule, Errors) {
@@ -211,7 +211,7 @@ TEST(Layers, TheSmallestAndTheLargest) {
   expect_error([] { nn::Mlp(INT64_MAX / 4, {}); }, "shape: [9223372036854775804, 2305843009213693951] has too many");
 }
 
-// What a graph has kept must not be overwritten without a word.
+// Overwriting a saved tensor must be detected.
 TEST(Init, CountsAsAWrite) {
   for (const auto& fill : std::vector<std::function<void(const Tensor&)>>{
            [](const Tensor& x) { nn::init::constant_(x, 2); }, [](const Tensor& x) { nn::init::normal_(x); },

@@ -263,7 +263,7 @@ TEST(Module, LoadsViewsOfItsOwnTensors) {
     expect_close(net.b, {1, 4, 7, 2, 5, 8, 3, 6, 9}, 0, 0);
     expect_close(net.mean, {2, 5, 8}, 0, 0);
 
-    // Moved on by one element: what a forward copy would smear.
+    // Shifted by one element, which a forward copy would smear.
     const Tensor line = arange(0, 10, 1, float32, device);
     net.a.set_data(as_strided(line, {3, 3}, {3, 1}, 1));
     state = net.state_dict();
@@ -271,7 +271,7 @@ TEST(Module, LoadsViewsOfItsOwnTensors) {
     net.load_state_dict(state);
     expect_close(net.a, {0, 1, 2, 3, 4, 5, 6, 7, 8}, 0, 0);
   }
-  // The same memory, in a storage of its own.
+  // The same memory in another storage.
   std::vector<float> values{1, 2, 3, 4, 5, 6, 7, 8, 9};
   Net net;
   net.a.set_data(from_blob(values.data(), {3, 3}, float32));

@@ -55,7 +55,7 @@ void check_gradients(M& module, const Tensor& input) {
 }
 
 /// Expects the same output and gradients on the GPU as on the CPU, in float32; leaves the module on the CPU in float64.
-/// Nothing happens where there is no GPU.
+/// Does nothing without a GPU.
 template <class M>
 void compare_devices(M& module, const Tensor& input, double tolerance = 1e-4) {
   if (!cuda_available()) {

@@ -127,7 +127,7 @@ TEST(TransformerBlock, AddsABranchThatIsStillApart) {
   }
 }
 
-// The norms drop what their modules' dropouts would have.
+// The norms drop the same elements as their modules' dropouts.
 TEST(TransformerBlock, DropsInItsNorms) {
   for (const Device device : test_devices()) {
     nn::TransformerBlock block{16, {.heads = 2, .dropout = 0.4}};

@@ -112,7 +112,7 @@ void expect_sums(const Tensor& got, const Sums& expected, double tolerance, cons
   expect_rows_close(got, expected.values, scales, 1, tolerance, what);
 }
 
-// What is computed in float32 at least, and rounded once, may be off by so much of the size of its terms.
+// Error relative to the size of the terms, for results computed in at least float32 and rounded once.
 double tolerance_of(DType dtype) { return dtype == float64 ? 1e-12 : 2e-5; }
 
 struct Sizes {
@@ -120,7 +120,7 @@ struct Sizes {
 };
 
 TEST(Attention, MatchesDefinition) {
-  // Rows of one, of less and of more than a packet or a warp, and each way in which a row is kept on CUDA.
+  // Rows of one element, shorter and longer than a packet or a warp, and for each CUDA kernel.
   const std::vector<Sizes> sizes{{1, 1, 1, 1},   {1, 5, 3, 2},    {5, 5, 4, 4},   {7, 3, 4, 5},  {3, 9, 4, 6},
                                  {33, 33, 8, 8}, {70, 70, 8, 16}, {2, 300, 4, 4}, {300, 2, 4, 4}};
   for (const Device device : test_devices()) {
@@ -197,7 +197,7 @@ TEST(Attention, GradientsWithDropout) {
 
 TEST(Attention, DropoutScalesWhatItKeeps) {
   for (const Device device : test_devices()) {
-    // Equal scores over values of 1: y is the share of weights that stayed, over 1 − p.
+    // Equal scores and values of 1: y is the share of kept weights, divided by 1 − p.
     const Tensor q = zeros({1, 64, 8}, float32, device), k = zeros({1, 256, 8}, float32, device);
     const Tensor v = ones({1, 256, 1}, float32, device);
     double sum = 0;
@@ -211,7 +211,7 @@ TEST(Attention, DropoutScalesWhatItKeeps) {
   }
 }
 
-// 0 where a weight is dropped, else 1: (items, queries, keys). Equal scores over values that tell keys apart.
+// 0 for dropped weights, else 1: (items, queries, keys). From equal scores and values that identify the keys.
 std::vector<double> kept_weights(std::int64_t items, std::int64_t queries, std::int64_t keys, double p, Device device) {
   const Tensor q = zeros({items, queries, 8}, float32, device), k = zeros({items, keys, 8}, float32, device);
   std::vector<float> identity(static_cast<std::size_t>(keys * keys));
@@ -230,7 +230,7 @@ TEST(Attention, DropoutDropsTheRightShareOfWeights) {
   const std::int64_t items = 4, queries = 192, keys = 160;
   for (const Device device : test_devices()) {
     for (const double p : {0.001, 0.1, 0.2, 0.5, 0.9, 0.999}) {
-      const double share = std::clamp(std::round(p * 256), 1.0, 255.0) / 256;  // that is dropped
+      const double share = std::clamp(std::round(p * 256), 1.0, 255.0) / 256;  // the dropped share
       const std::vector<double> kept = kept_weights(items, queries, keys, p, device);
       const double n = static_cast<double>(kept.size());
       double sum = 0;
@@ -238,7 +238,7 @@ TEST(Attention, DropoutDropsTheRightShareOfWeights) {
         sum += weight;
       }
       EXPECT_NEAR(sum / n, 1 - share, 5 * std::sqrt(share * (1 - share) / n)) << fmt::format("{} on {}", p, device);
-      // Each is independent of its neighbors, and of those that are drawn together with it.
+      // Each weight is independent of its neighbors, and of those drawn together with it.
       for (const auto& [down, right] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1},
                                                                                           {1, 0},
                                                                                           {1, 1},
@@ -268,7 +268,7 @@ TEST(Attention, DropoutDropsTheRightShareOfWeights) {
   }
 }
 
-// Which weights are dropped depends on their place and the key alone, and so does not change with T, S or the device.
+// The choice of dropped weights depends on their position and the key alone, not on T, S or the device.
 TEST(Attention, DropoutIsAFunctionOfTheWeightsPlace) {
   for (const Device device : test_devices()) {
     manual_seed(31);
@@ -397,7 +397,7 @@ TEST(Attention, ThreadsDoNotChangeBits) {
   set_num_threads(before);
 }
 
-// Large scores are where a score that was rounded to 16 bits shows.
+// Large scores reveal a rounding of scores to 16 bits.
 TEST(Attention, SixteenBitsRoundTheResultOnly) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
@@ -536,14 +536,14 @@ TEST(Attention, FusedKernelsTakeMasksAndDropout) {
   expect_launched(record, device, {"flash_masked_forward_kernel", "flash_masked_key_gradient_kernel"});
   const Tensors wanted = run(AttentionBackend::composed);
   for (std::size_t i = 0; i < got.size(); ++i) {
-    // By the size of the whole: where a query sees one key only, its gradient is 0, or a rounding error. That of a
-    // score is the difference of two sums of 64 terms of about 1.4, each rounded to 8 bits: 11 · 2⁻⁸ of an element of
-    // the keys, times the scale of 1/8, and the largest of 69,120 is four times as large.
+    // Relative to the whole: if a query sees one key only, its gradient is 0 or a rounding error. A score's gradient is
+    // the difference of two sums of 64 terms of about 1.4, each rounded to 8 bits: 11 · 2⁻⁸ of an element of the keys,
+    // times the scale of 1/8, and the largest of 69,120 is four times as large.
     expect_rows_close(got[i], to_vector<double>(wanted[i]), wanted[i].numel(), 5e-2, fmt::format("result {}", i));
   }
 }
 
-// A mask that learns, as a bias of positions does, gets its gradient.
+// A trainable mask, such as a position bias, gets its gradient.
 TEST(Attention, MasksLearn) {
   for (const Device device : test_devices()) {
     const Tensor x = randn({1, 2, 20, 32}, bfloat16, device);
@@ -557,7 +557,7 @@ TEST(Attention, MasksLearn) {
 TEST(Attention, RowsThatSeeNothingAreZeros) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      for (const std::int64_t keys : {5, 100, 2000}) {  // each way in which a row is kept on CUDA
+      for (const std::int64_t keys : {5, 100, 2000}) {  // for each CUDA kernel
         // Of the second kind, 16-bit tensors go to the fused kernel on CUDA.
         for (const Shape& rows : {Shape{1}, Shape{2, 2}}) {
           const std::int64_t width = rows.size() == 1 ? 8 : 32;
@@ -665,7 +665,7 @@ TEST(Attention, GradientsOfTheBlockedKernel) {
     const auto attention = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
       return scaled_dot_product_attention(q, k, v, options);
     };
-    // Values of another width, key heads that are shared, and more keys than a block has.
+    // Values of another width, shared key heads, and more keys than a block.
     EXPECT_TRUE(autograd::gradcheck(
         attention, {randn({2, 4, 3, 2}, float64), randn({2, 2, 5, 2}, float64), randn({2, 2, 5, 3}, float64)}));
     EXPECT_TRUE(autograd::gradgradcheck(
@@ -707,8 +707,8 @@ TEST(Attention, PackedIsTheSame) {
   }
 }
 
-// The kernels that are there, on problems that each of them takes: against the definition, and that they repeat their
-// bits, read strided operands and leave second derivatives to the composed path.
+// The available kernels, on problems that they support: compared with the definition, repeated bits, strided operands,
+// and second derivatives by the composed path.
 struct FusedCase {
   std::int64_t batch, heads, key_heads, queries, keys, width;
   bool causal;
@@ -881,7 +881,7 @@ TEST(Attention, PlanChoosesByTheProblem) {
   const std::vector flash_first{flash, cudnn, composed}, cudnn_first{cudnn, flash, composed};
   EXPECT_EQ(plan_attention(gpt2), flash_first);
   EXPECT_EQ(with([](auto& p) { p.dtype = float16; }), flash_first);
-  // Wide heads, and chips without the fast kernel: cuDNN, unless lengths vary or its workspace is large.
+  // Wide heads, and GPUs without the fast kernel: cuDNN, unless lengths vary or its workspace is large.
   EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128; }), cudnn_first);
   EXPECT_EQ(with([](auto& p) { p.wgmma = false; }), cudnn_first);
   EXPECT_EQ(with([](auto& p) { p.width = p.value_width = 128, p.queries = 1023; }), flash_first);

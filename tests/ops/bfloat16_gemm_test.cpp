@@ -19,7 +19,7 @@ using gemm::Bfloat16Unit;
 
 namespace {
 
-/// One of the CPU's units, for the time of a test.
+/// Selects one of the CPU's units for a test.
 class OnEachUnit : public ::testing::TestWithParam<Bfloat16Unit> {
  protected:
   void SetUp() override {
@@ -41,7 +41,7 @@ struct Operand {
     for (BFloat16& x : data) {
       x = BFloat16(static_cast<float>(static_cast<int>(random() % 9) - 4));
     }
-    // Odd addresses, so that nothing is on a cache line by chance.
+    // Odd addresses, so that nothing is aligned by chance.
     matrix = {data.data() + 1, transposed ? 1 : columns + gap, transposed ? rows + gap : 1};
   }
   double at(std::int64_t i, std::int64_t j) const { return matrix.data[i * matrix.row + j * matrix.column]; }

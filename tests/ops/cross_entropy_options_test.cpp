@@ -39,7 +39,7 @@ struct Reference {
   double reduced = 0;           // of a mean or a sum
 };
 
-/// By the definition: the target distribution of each row is written out, label or not.
+/// By the definition, with an explicit target distribution for each row.
 Reference reference(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o,
                     const std::vector<double>& dloss) {
   const std::vector<double> x = to_vector<double>(logits);
@@ -173,7 +173,7 @@ struct Tolerance {
   double gradient;  // of its terms
 };
 
-// The capped 16-bit kernels on CUDA have a tanh that is good to 2⁻¹¹; the gradient carries that times the cap.
+// The tanh of the capped 16-bit CUDA kernels has an error of 2⁻¹¹; the gradient has that times the cap.
 Tolerance tolerance_of(DType dtype) {
   switch (dtype) {
     case float64: return {1e-12, 1e-11};
@@ -268,7 +268,7 @@ TEST(CrossEntropyOptions, WideRowsMatchReference) {
 }
 
 TEST(CrossEntropyOptions, ManyRowsStreamThroughEachBlock) {
-  // More rows than there are blocks, so that each goes on to others, ignored ones among them.
+  // More rows than blocks, so that each block processes several, including ignored ones.
   for (const Device device : test_devices()) {
     const Shape shape = device.is_cpu() ? Shape{40, 2051} : Shape{3001, 2051};
     for (const DType dtype : {bfloat16, float32}) {
@@ -345,7 +345,7 @@ TEST(CrossEntropyOptions, ExtremeLogits) {
       for (const std::int64_t n : {4, 600, 5000}) {
         std::vector<float> values(4 * n, -1e4f);
         values[1] = 1e4f;
-        std::fill(values.begin() + n, values.begin() + 2 * n, 1e4f);                 // all alike
+        std::fill(values.begin() + n, values.begin() + 2 * n, 1e4f);                 // all equal
         std::fill(values.begin() + 2 * n, values.end(), static_cast<float>(-kInf));  // all masked but the label
         values[2 * n + 1] = 3;
         const Tensor logits = from_data(values, {4, n}, device).to(dtype);  // … and all masked
@@ -369,11 +369,11 @@ TEST(CrossEntropyOptions, ExtremeLogits) {
           }
         }
 
-        // Spread over all classes, each of the masked ones costs without end …
+        // With smoothing over all classes, each masked class has an infinite loss …
         const double smoothed =
             cross_entropy(slice(logits, 0, 2, 3), slice(labels, 0, 2, 3), {.label_smoothing = 0.1}).item();
         EXPECT_EQ(smoothed, kInf);
-        // … unless it weighs nothing.
+        // … unless its weight is 0.
         std::vector<float> w(n, 0);
         w[1] = 1;
         const Tensor weight = from_data(w, {n}, device);
@@ -514,20 +514,20 @@ TEST(CrossEntropyInPlace, Errors) {
       },
       "cross_entropy: expected probabilities that require no gradient for in_place");
 
-  // Who saved the logits finds out.
+  // An op that saved the logits detects the write.
   {
     const Tensor y = exp(leaf);  // saves its result
     const Tensor loss = cross_entropy(y, labels, in_place);
     expect_error([&] { loss.backward(); }, "last by cross_entropy");
   }
-  // Who uses them afterwards, too.
+  // So does a later use.
   {
     const Tensor logits = clone(leaf);
     const Tensor loss = cross_entropy(logits, labels, in_place);
     const Tensor later = sum(logits * 2);
     expect_error([&] { later.backward(); }, "cross_entropy: its logits were used after in_place overwrote them");
   }
-  // Who writes over the gradient as well.
+  // And a write to the gradient.
   {
     const Tensor logits = clone(leaf);
     const Tensor loss = cross_entropy(logits, labels, in_place);
@@ -566,7 +566,7 @@ TEST(CrossEntropyInPlace, OfAView) {
     const Tensor loss = cross_entropy(reshape(logits, {6, 1300}), labels, {.in_place = true});
     loss.backward({}, {.retain_graph = true});
     expect_close(x.grad(), expected, 1e-12, 1e-15);
-    // What it is a view of was written, too.
+    // Its base was written, too.
     expect_error([&] { sum(logits).backward(); }, "cross_entropy: its logits were used after in_place");
   }
 }

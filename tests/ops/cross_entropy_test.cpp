@@ -137,9 +137,9 @@ TEST(CrossEntropy, ExtremeLogits) {
   for (const Device device : test_devices()) {
     for (const std::int64_t n : {3, 600, 5000}) {
       std::vector<float> values(4 * n, -1e4f);
-      values[1] = 1e4f;                                                 // sure and right
-      values[n] = 1e4f;                                                 // sure and wrong
-      std::fill(values.begin() + 2 * n, values.begin() + 3 * n, 1e4f);  // all alike
+      values[1] = 1e4f;                                                 // confident and right
+      values[n] = 1e4f;                                                 // confident and wrong
+      std::fill(values.begin() + 2 * n, values.begin() + 3 * n, 1e4f);  // all equal
       std::fill(values.begin() + 3 * n, values.end(), static_cast<float>(-kInf));
       values[3 * n + 1] = 0;  // all masked but the target
       const Tensor logits = from_data(values, {4, n}, device).requires_grad_();
@@ -169,7 +169,7 @@ TEST(CrossEntropy, IgnoredRows) {
     sum.backward();
     EXPECT_EQ(to_vector<float>(logits.grad()), std::vector<float>(15, 0));
 
-    // A row that is ignored may hold anything.
+    // An ignored row may contain anything.
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const Tensor odd = from_data({nan, nan, 1.f, 1.f}, {2, 2}, device).requires_grad_();
     const Tensor loss = cross_entropy(odd, from_data<std::int64_t>({-100, 0}, device));

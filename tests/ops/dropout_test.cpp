@@ -14,7 +14,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-/// Expects that of y's elements a share of p is 0, give or take five standard deviations.
+/// Expects a share p of y's elements to be 0, within five standard deviations.
 void expect_share_of_zeros(const Tensor& y, double p) {
   const std::vector<double> values = to_vector<double>(y);
   const double n = static_cast<double>(values.size());
@@ -140,7 +140,7 @@ TEST(Dropout, ZeroesEvenWhatIsNotFinite) {
           ASSERT_TRUE(value == 0 || !std::isfinite(value));
         }
         expect_share_of_zeros(y, 0.5);
-        // Where y is 0, the gradient is, whatever arrives.
+        // Where y is 0, so is dx, for any dy.
         y.backward(full({1000}, special, dtype, device));
         const std::vector<double> g = to_vector<double>(x.grad());
         const std::vector<double> values = to_vector<double>(y);

@@ -23,7 +23,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Relative error of one rounding, with room for the function's own.
+// Relative error of one rounding and of the function.
 double tolerance(DType dtype) {
   switch (dtype) {
     case DType::float64: return 1e-13;
@@ -361,7 +361,7 @@ TEST(Elementwise, IntegerNumbers) {
     expect_close(5 - x, std::vector<double>{5, 4, 3}, 0, 0);
     expect_close(full({2}, 9, uint8, device) - 3, std::vector<double>{6, 6}, 0, 0);
     expect_close(x > 1, std::vector<double>{0, 0, 1}, 0, 0);
-    // Beyond what a double holds.
+    // Beyond the precision of a double.
     const std::int64_t big = (std::int64_t{1} << 53) + 1;
     EXPECT_EQ(to_vector<std::int64_t>(from_data({big}, device) + from_data({big}, device))[0], 2 * big);
   }

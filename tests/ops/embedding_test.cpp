@@ -139,7 +139,7 @@ TEST(Embedding, IndexOutOfRangeOnCudaIsNan) {
   expect_close(weight.grad(), {0, 0, 1, 1, 0, 0}, 0, 0);
 }
 
-// A weight that the head uses too: the look-up adds to the gradient that is there, and the rest of it stays.
+// A weight shared with the head: the look-up adds to the existing gradient, and other rows are unchanged.
 TEST(Embedding, AddsToTheGradientOfATiedWeight) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, bfloat16}) {
@@ -157,7 +157,7 @@ TEST(Embedding, AddsToTheGradientOfATiedWeight) {
         sum(embedding(weight, indices) * by_row).backward();
         expect_close(got, to_vector<double>(weight.grad() + direct), 0, 0);  // whole numbers: exact in any order
 
-        // Somebody who keeps the first contribution must not see it change.
+        // A stored first contribution must not change.
         weight.set_grad({});
         Tensor kept;
         const Tensor used = weight * direct;

@@ -1,5 +1,5 @@
-// mica's own kernels for attention on the tensor cores, asked for by their own names. Through the public function they
-// are tested in attention_test.cpp.
+// mica's tensor-core kernels for attention, called directly. attention_test.cpp tests them through the public
+// function.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-// Calls f(Cuda{}). Without CUDA, what f calls does not exist.
+// Calls f(Cuda{}). Without CUDA, the functions that f calls do not exist.
 template <class F>
 void on_gpu(F f) {
   on_device(Device::cuda(), [&]<class Where>(Where where) {
@@ -38,7 +38,7 @@ enum class Layout {
   dense,   // each tensor contiguous
   packed,  // q, k, v as slices of (B, T, (H + 2 Hkv) · D), out and dout as (B, T, H, D); T = S
   apart,   // (B, T, H, D) with 8 elements between two rows
-  shared,  // as dense, but the heads of k and v are one, repeated with a stride of 0: no tensor map can say that
+  shared,  // like dense, but k and v have one head with a stride of 0, which tensor maps cannot express
 };
 
 struct Case {
@@ -61,7 +61,7 @@ struct Case {
   }
 };
 
-// A tensor (B, H, rows, D) and the buffer that it lies in, which begins and ends with guards.
+// A tensor (B, H, rows, D) inside a buffer with guards at both ends.
 constexpr std::int64_t kGuard = 64;
 constexpr double kUnwritten = -7;
 
@@ -103,7 +103,7 @@ Triple triple_of(const Case& c) {
   return {{q.buffer, k.buffer, v.buffer}, q.view, k.view, v.view};
 }
 
-// What is not of a view is as it was.
+// Expects elements outside of the views to be unchanged.
 void expect_untouched(const Tensor& buffer, const std::vector<Tensor>& views, const std::string& what) {
   const Tensor marks = full(buffer.shape(), 0, buffer.dtype(), buffer.device());
   for (const Tensor& view : views) {
@@ -119,7 +119,8 @@ void expect_untouched(const Tensor& buffer, const std::vector<Tensor>& views, co
   }
 }
 
-// By the definition, in float64, each with the sums of absolute terms that rounding errors are proportional to.
+// Results by the definition in float64, each with the sum of its absolute terms, to which rounding errors are
+// proportional.
 struct Values {
   std::vector<double> exact, sizes;
   explicit Values(std::int64_t count) : exact(count), sizes(count) {}
@@ -300,7 +301,7 @@ constexpr Layout kLayouts[] = {Layout::dense, Layout::packed, Layout::apart, Lay
 
 class FlashAttentionSizes : public testing::TestWithParam<std::int64_t> {};  // queries
 
-// Everything else takes turns.
+// All other parameters alternate.
 TEST_P(FlashAttentionSizes, MatchTheDefinition) {
   if (!cuda_available()) {
     GTEST_SKIP() << "no GPU";
@@ -309,7 +310,7 @@ TEST_P(FlashAttentionSizes, MatchTheDefinition) {
   const std::int64_t queries = GetParam();
   std::size_t turn = static_cast<std::size_t>(queries);
   for (const std::int64_t keys : kSizes) {
-    // No mask; the first query and the first key aligned; the last ones; some queries that see nothing.
+    // No mask; first query and first key aligned; last ones aligned; some queries without visible keys.
     for (const std::int64_t offset : {keys, std::int64_t{0}, keys - queries, -queries / 2}) {
       const Layout layout = kLayouts[turn % 4];
       expect_matches({.dtype = turn % 3 == 0 ? float16 : bfloat16,

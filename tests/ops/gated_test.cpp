@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kRoot2OverPi = 0.79788456080286536;
 
-// An op in its two forms, and its activation in float64 by the formulas that PyTorch has.
+// An op in its two forms, and its activation in float64 by PyTorch's formulas.
 struct Op {
   std::string name;
   std::function<Tensor(const Tensor&, const Tensor&)> of_two;
@@ -90,7 +90,7 @@ Results run_halves(const Op& op, const Inputs& in, Tensor (*layout)(const Tensor
           .dup = contiguous(slice(x.grad(), -1, n, 2 * n))};
 }
 
-// Arithmetic may be off by so much of what is multiplied.
+// Relative error of the arithmetic.
 double tolerance(DType dtype) { return dtype == float64 ? 1e-14 : dtype == float32 ? 2e-6 : 2e-5; }
 
 void expect_matches(const Results& got, const Op& op, const Inputs& in, const std::string& what) {
@@ -105,7 +105,7 @@ void expect_matches(const Results& got, const Op& op, const Inputs& in, const st
     y.push_back(value * u[i]);
     dgate.push_back(dy[i] * u[i] * slope);
     dup.push_back(dy[i] * value);
-    // Values from far down the exponential are as exact as its argument, which is some digits less.
+    // Very small values of the exponential are as accurate as its argument, which has fewer digits.
     const double value_scale = std::max(std::abs(value), 1e-3);
     y_scale.push_back(std::abs(u[i]) * value_scale);
     dgate_scale.push_back(std::abs(dy[i] * u[i]) * std::max(std::abs(slope), 0.2));
@@ -159,7 +159,7 @@ TEST(Gated, AnyLayout) {
         for (const Shape& shape : {Shape{6, 40}, Shape{1, 4097}, Shape{33, 21}}) {
           const Inputs in = random_inputs(shape, dtype, device);
           for (const auto layout : {with_gaps, off_by_one}) {
-            // Each alone and then all, since a kernel may look at one pointer's alignment and trust the others.
+            // Each alone and then all, since a kernel might check one pointer's alignment only.
             for (int which = 0; which < 4; ++which) {
               const auto laid_out = [&](int i, const Tensor& x) { return which == i || which == 3 ? layout(x) : x; };
               const Inputs moved{.gate = laid_out(0, in.gate), .up = laid_out(1, in.up), .dy = laid_out(2, in.dy)};
@@ -215,7 +215,7 @@ TEST(Gated, ExtremesFlowAsTheFormulasSay) {
             dup.push_back(op.value(g));
           }
           const double rtol = std::max(2e-6, epsilon_of(dtype));
-          // What is below the smallest normal number, or goes to zero a little sooner, is as good as zero.
+          // Values below the smallest normal number may be flushed to zero.
           const double atol = dtype == float16 ? 1e-7 : 1e-30;
           const std::string what = fmt::format("{} of {} on {}, up {}", op.name, dtype, device, up);
           const auto expect = [&](const Tensor& t, std::vector<double> expected, const char* name) {
@@ -227,7 +227,7 @@ TEST(Gated, ExtremesFlowAsTheFormulasSay) {
             expect_close(t, expected, rtol, atol, what + ", " + name);
           };
           if (std::isinf(up)) {
-            // Whether infinity finds 0 or a number that is nearly 0 depends on the type.
+            // Whether infinity is multiplied by 0 or by a tiny number depends on the type.
             const std::vector<double> got_y = to_vector<double>(got.y);
             for (std::size_t i = 0; i < y.size(); ++i) {
               y[i] = std::abs(op.value(x[i])) < 1e-30 ? got_y[i] : y[i];
@@ -257,7 +257,7 @@ TEST(Gated, Gradcheck) {
         EXPECT_TRUE(autograd::gradcheck(op.of_halves, {x}));
         EXPECT_TRUE(autograd::gradgradcheck(op.of_halves, {x}));
       }
-      // Where only one of the two first gradients goes on.
+      // Only one of the two first gradients is differentiated.
       const Tensor gate = randn({7}, float64, device);
       const Tensor up = randn({7}, float64, device);
       EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& g) { return op.of_two(g, up); }, {gate}));

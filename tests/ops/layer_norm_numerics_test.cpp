@@ -1,4 +1,4 @@
-// Values that are hard on the arithmetic, and results that must not depend on what is beside a row, or on the run.
+// Numerically difficult values, and results that must not depend on other rows or on the run.
 
 #include "layer_norm_reference.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of layer_norm share: one way to run it, its formulas in float64, and how near to them it must come.
+// Shared code of layer_norm's tests: running it, its formulas in float64, and tolerances.
 
 #include "../support.h"
 #include "norm_grid.h"

@@ -150,7 +150,7 @@ Tensor coarse(const Shape& shape, DType dtype, Device device) {
   return (randint(-16, 17, shape, int64, device).to(float64) * 0.125).to(dtype);
 }
 
-// Close, in relation to each value and to the largest; where all are small, to the terms of their sums.
+// Close relative to each value and to the largest; if all are small, relative to the terms of their sums.
 void expect_near(const Tensor& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
   double largest = 1;
   for (const double value : expected) {
@@ -203,7 +203,7 @@ TEST(LinearActivation, MatchesDefinition) {
               if (with_bias) {
                 expect_sums(b.grad(), expected.dbias, expected.dbias_size, tolerance(dtype), what + " dbias");
               }
-              // Without gradients it may go another way.
+              // Without gradients it may use another kernel.
               const Tensor alone = linear(a.detach(), w.detach(), with_bias ? b.detach() : b, f.activation);
               expect_near(alone, expected.y, tolerance(dtype) / 2, what + " y alone");
             }
@@ -214,7 +214,7 @@ TEST(LinearActivation, MatchesDefinition) {
   }
 }
 
-// The sums before the bias need a bit more than 16-bit floats have.
+// The sums before the bias need one bit more than 16-bit floats have.
 TEST(LinearActivation, BiasIsAPartOfTheSum) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
@@ -333,7 +333,7 @@ TEST(LinearActivation, Empty) {
       EXPECT_EQ(none.grad().shape(), none.shape());
       expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
       expect_close(bias.grad(), std::vector<double>(3, 0.0), 0, 0);
-      // Nothing to sum: the activation of the bias is left.
+      // Nothing to sum: only the activation of the bias remains.
       const Tensor half = full({3}, -0.5, float32, device).requires_grad_();
       const Tensor left = linear(empty({2, 0}, float32, device), empty({3, 0}, float32, device), half, f.activation);
       expect_close(left, std::vector<double>(6, f.value(-0.5)), 1e-6, 0, f.name);
@@ -343,7 +343,7 @@ TEST(LinearActivation, Empty) {
   }
 }
 
-// What is kept for backward is what a gradient asked for needs.
+// Only tensors that a required gradient needs are saved for backward.
 TEST(Linear, KeepsOnlyWhatGradientsNeed) {
   const Tensor x = randn({5, 4}), weight = randn({3, 4}), bias = randn({3}), dy = ones({5, 3});
   for (const Function& f : kFunctions) {
@@ -390,7 +390,7 @@ TEST(Linear, Empty) {
     EXPECT_EQ(x.grad().shape(), x.shape());
     expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
     expect_close(bias.grad(), std::vector<double>(3, 0.0), 0, 0);
-    // Nothing to sum: the bias is left.
+    // Nothing to sum: only the bias remains.
     const Tensor only_bias = linear(empty({2, 0}, float32, device), empty({3, 0}, float32, device), bias);
     expect_close(only_bias, std::vector<double>(6, 1.0), 0, 0);
   }
@@ -426,7 +426,7 @@ TEST(Linear, Errors) {
   expect_error([&] { linear(x, weight, ones({3}, float64)); }, "linear: expected bias of float32 on cpu, got float64");
 }
 
-// As gradients accumulate over batches. On a GPU the product itself adds to what is there.
+// Gradients accumulate over batches. On a GPU, the product itself adds to the existing gradient.
 TEST(Linear, AddsToTheGradientOfEarlierPasses) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
@@ -444,7 +444,7 @@ TEST(Linear, AddsToTheGradientOfEarlierPasses) {
       EXPECT_TRUE(weight.grad().is_same(seen));
       expect_close(weight.grad(), to_vector<double>(both), 0, 0);
 
-      // grad() leaves it alone.
+      // grad() does not change it.
       const Tensor y = linear(x[0], weight, bias);
       expect_close(autograd::grad({y}, {weight}, {dy[0]})[0], to_vector<double>(d[0]), 0, 0);
       expect_close(weight.grad(), to_vector<double>(both), 0, 0);
@@ -455,7 +455,7 @@ TEST(Linear, AddsToTheGradientOfEarlierPasses) {
       (sum(linear(x[0], weight, bias) * dy[0]) + sum(linear(x[1], weight, bias) * dy[1])).backward();
       expect_close(weight.grad(), to_vector<double>(both + d[0]), 0, 0);
 
-      // A hook sees what this pass contributes.
+      // A hook sees the contribution of this pass.
       weight.set_grad({});
       backward(0);
       Tensor hooked;

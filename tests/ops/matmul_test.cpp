@@ -20,7 +20,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-// What one element of each dtype may be off by, in relation to the sum of its terms' magnitudes.
+// The tolerance of an element, relative to the sum of its terms' magnitudes.
 double tolerance(DType dtype) {
   switch (dtype) {
     case DType::float64: return 1e-14;
@@ -120,7 +120,7 @@ TEST(Matmul, LargerThanAPackedBlock) {
 TEST(Matmul, SixteenBitSumsAreRoundedOnce) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
-      // Each term alone would vanish beside the first.
+      // Each single term would vanish against the first.
       const Tensor a = ones({1, 2049}, dtype, device);
       const Tensor b = full({2049, 1}, 1.0 / 2048, dtype, device);
       fill_data(slice(b, 0, 0, 1), 8);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Matrices as products may be given them, and whether two of them are the same.
+// Layouts of matrices for products, and their comparison.
 
 #include <cmath>
 #include <cstring>

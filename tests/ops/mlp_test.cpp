@@ -114,7 +114,7 @@ TEST(Mlp, Gradients) {
       EXPECT_TRUE(autograd::gradcheck(without, {inputs[0], inputs[1], inputs[3]}));
       EXPECT_TRUE(autograd::gradgradcheck(with_biases, inputs));
       EXPECT_TRUE(autograd::gradgradcheck(without, {inputs[0], inputs[1], inputs[3]}));
-      // Each alone: what is constant is not kept.
+      // Each alone: constants are not saved.
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto of_one = [&](const Tensor& a) {
           Tensors all = inputs;
@@ -147,8 +147,8 @@ TEST(Mlp, OnlyTheGradientsAskedFor) {
           EXPECT_TRUE(same_bits(some[i].grad(), all[i + 1])) << i;
           continue;
         }
-        // cuBLAS takes another kernel where z or a bias gradient is not asked for. Each of the two is off by rounding:
-        // about √n · ε/2 of the terms' absolute sum, n being the number of terms on the longest way, 8 + 32 + 8.
+        // cuBLAS uses another kernel if z or a bias gradient is not required. Both have rounding errors: about √n · ε/2
+        // of the terms' absolute sum, n being the number of terms on the longest way, 8 + 32 + 8.
         expect_rows_close(some[i].grad(), to_vector<double>(all[i + 1]), to_vector<double>(terms[i + 1]), 1,
                           7 * epsilon_of(float32), fmt::format("input {}", i));
       }

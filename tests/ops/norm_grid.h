@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of normalizations share: the sizes they are tried at, and layouts that a kernel must not stumble over.
+// Shared code of the tests of normalizations: sizes, and difficult layouts.
 
 #include <algorithm>
 #include <cmath>
@@ -67,7 +67,7 @@ inline std::vector<NormCase> norm_grid(Device device) {
       }
     }
   }
-  // The dtypes take turns: there are many of these.
+  // The dtypes alternate, since there are many cases.
   std::size_t turn = 0;
   for (const std::int64_t rows : around_powers_of_2(11)) {
     for (const std::int64_t columns : around_powers_of_2(14)) {
@@ -97,8 +97,8 @@ inline std::vector<NormCase> norm_grid(Device device) {
   return cases;
 }
 
-/// Row lengths that meet every kernel, for what is tried on fewer shapes than the grid's; the longest only where that
-/// is quick.
+/// Row lengths that reach every kernel, for tests with fewer shapes than the grid; the longest only where that is
+/// fast.
 inline std::vector<std::int64_t> some_columns(Device device) {
   std::vector<std::int64_t> columns = {1, 7, 64, 100, 256, 500, 768, 1600, 4005, 9001};
   if (device.is_cuda()) {

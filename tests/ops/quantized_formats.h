@@ -7,7 +7,7 @@
 
 namespace mica::testing_support {
 
-// What a quantized weight can be.
+// The formats of quantized weights.
 inline const std::vector<int> kBits = {8, 4, 2, 1};
 inline const std::vector<std::int64_t> kGroupSizes = {32, 64, 128, kWholeColumn};
 

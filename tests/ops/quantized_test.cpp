@@ -49,7 +49,7 @@ struct Format {
   }
 };
 
-// A weight of random integers and factors, and what it stands for in float64.
+// A weight of random integers and factors, and its value in float64.
 struct Example {
   QuantizedWeight q;
   Doubles weight;
@@ -86,7 +86,7 @@ Example random_weight(const Format& f, Device device = Device::cpu()) {
   return example;
 }
 
-// What a product should be, and what its sums' rounding is measured by.
+// The expected product, and the magnitude for its rounding errors.
 struct Expected {
   Doubles values;
   Doubles scales;
@@ -117,8 +117,8 @@ void scale_by(Expected& e, std::size_t i, double factor) {
   e.scales[i] *= std::abs(factor);
 }
 
-// On a GPU, gradients and products of more rows than this read weights that were rounded to x's dtype, and round once
-// more before the rows' factors.
+// On a GPU, gradients and products of more rows than this use weights rounded to x's dtype, and round again before the
+// rows' factors.
 constexpr std::int64_t kFewRows = 16;
 
 double tolerance(DType dtype, bool rounds_weights) {
@@ -209,7 +209,7 @@ TEST(QuantizedMatmul, AnySizes) {
         }
       }
     }
-    // More rows than are worked on at once.
+    // More rows than a block processes at a time.
     const Format format{70, 45, 4, 32};
     expect_matches(random_weight(format, device), 519, float32, true, true, "many rows", device);
   }
@@ -245,7 +245,7 @@ TEST(QuantizedMatmul, LeadingAxesAndLayouts) {
       expect_same_bits(quantized_matmul(layout(x), q, {.rows = rows}), expected);
       expect_same_bits(dequantize(q), dequantize(example.q));
     }
-    // A vector, and what one row gives beside others.
+    // A vector, and one row of a larger product.
     const Tensor row = select(x, 0, 4);
     const Tensor of_row = quantized_matmul(row, example.q, {.rows = select(rows, 0, 4)});
     EXPECT_EQ(of_row.shape(), (Shape{33}));
@@ -336,7 +336,7 @@ TEST(QuantizedMatmul, Gradients) {
   }
 }
 
-// Sums of several blocks, whose order must not depend on who is first.
+// Sums over several blocks, whose order must not depend on timing.
 TEST(QuantizedMatmul, LongSumsRepeat) {
   manual_seed(13);
   for (const Device device : test_devices()) {
@@ -348,13 +348,13 @@ TEST(QuantizedMatmul, LongSumsRepeat) {
       for (int i = 0; i < 5; ++i) {
         expect_same_bits(quantized_matmul(x, example.q), first);
       }
-      // Rows beside a row change nothing of it.
+      // A row does not depend on other rows.
       expect_same_bits(quantized_matmul(contiguous(select(x, 0, 3)), example.q), contiguous(select(first, 0, 3)));
     }
   }
 }
 
-// As expect_matches, without the gradient, and by matrix products: for more rows.
+// Like expect_matches, without the gradient, and by matrix products, for more rows.
 void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtype, int channels,
                             const std::string& what) {
   const Device device = q.packed.device();
@@ -364,7 +364,7 @@ void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtyp
   const Tensor rows = channels & 2 ? randn({m}, float32, device) : Tensor{};
   const cuda::LaunchRecord record;
   const Tensor y = quantized_matmul(x, q, {.columns = columns, .rows = rows});
-  // What tensor cores take is a whole number of groups of 32 rows by one of 8 columns.
+  // Tensor-core kernels need multiples of 32 rows and 8 columns.
   const bool on_tensor_cores = gpu_has_clusters() && q.rows % 32 == 0 && n % 8 == 0;
   if (on_tensor_cores && m <= 16) {
     expect_launched(record, device, {"few_rows_tensor_kernel"}, what);
@@ -388,7 +388,7 @@ void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtyp
   expect_same_bits(quantized_matmul(x, q, {.columns = columns, .rows = rows}), y, what);
 }
 
-// Numbers of rows on both sides of what each kernel takes at once.
+// Numbers of rows around each kernel's limits.
 const std::vector<std::int64_t> kManyRows = {1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 300};
 
 class QuantizedMatmulKernels : public testing::TestWithParam<std::tuple<int, std::int64_t>> {};  // bits, group size
@@ -401,7 +401,7 @@ TEST_P(QuantizedMatmulKernels, EveryFormatAndSize) {
   manual_seed(14);
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {{32, 8},    {64, 128},   {96, 136}, {320, 72},
                                                                     {544, 264}, {1056, 120}, {100, 40}, {128, 12}};
-  // Sizes, dtypes and channel scales take turns.
+  // Sizes, dtypes and channel scales alternate.
   std::size_t count = static_cast<std::size_t>(bits) + static_cast<std::size_t>(group_size % 31);
   for (const Mode mode : kModes) {
     for (const bool one_zero : {false, true}) {
@@ -425,7 +425,7 @@ TEST_P(QuantizedMatmulKernels, EveryFormatAndSize) {
 INSTANTIATE_TEST_SUITE_P(All, QuantizedMatmulKernels,
                          testing::Combine(testing::ValuesIn(kBits), testing::ValuesIn(kGroupSizes)));
 
-// Long enough that all of a kernel's shared memory is used many times over, by several blocks whose order must not
+// Long enough that a kernel reuses all of its shared memory many times, in several blocks whose order must not
 // matter.
 TEST(QuantizedMatmul, EveryKernelRepeats) {
   if (!cuda_available()) {
@@ -533,7 +533,7 @@ TEST(QuantizedMatmul, Errors) {
                "expected a constant channels.rows, got one that requires a gradient");
   expect_error([&] { dequantize(good, int32); }, "dequantize: expected a floating dtype, got int32");
 
-  // Where nothing is recorded, no gradient can be lost.
+  // Without recording, no gradient can be lost.
   const autograd::NoGrad guard;
   quantized_matmul(x, good, {.rows = ones({2}).requires_grad_()});
 }

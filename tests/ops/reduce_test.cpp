@@ -76,7 +76,7 @@ double plain_sum(const std::vector<double>& v) {
 
 double plain_mean(const std::vector<double>& v) { return plain_sum(v) / static_cast<double>(v.size()); }
 
-// A tensor laid out in every way that the kernels tell apart: shape, and the axes to reduce.
+// Shapes and axes for every layout that the kernels distinguish.
 struct Case {
   Shape shape;
   Dims axes;
@@ -145,8 +145,8 @@ TEST(Reduce, SumAndMeanMatchReference) {
   for (const Device device : test_devices()) {
     for (const Case& c : kCases) {
       for (const Tensor& x : layouts(randn(c.shape, float32, device))) {
-        // What such a sum is in the root mean square, at most. How much of it is rounded off depends on the width of
-        // the CPU's vectors.
+        // The maximum root mean square of such a sum. Its rounding error depends on the width of the CPU's
+        // vectors.
         const double size = std::sqrt(static_cast<double>(std::max<std::int64_t>(x.numel(), 1)));
         expect_close(sum(x, c.axes), reference(x, c.axes, plain_sum), 1e-6, 1e-6 * size, describe(c, device));
         expect_close(mean(x, c.axes), reference(x, c.axes, plain_mean), 1e-6, 1e-6, describe(c, device));
@@ -387,7 +387,7 @@ TEST(Reduce, ExtremesMatchReference) {
         if (numel_of(c.shape) > 50'000 && dtype != float32) {
           continue;
         }
-        // Few distinct values, so that ties are the rule.
+        // Few distinct values, so that ties are common.
         const Tensor x = randint(0, 20, c.shape, int64, device).to(dtype);
         const std::vector<double> v = to_vector<double>(x);
         EXPECT_EQ(max(x).item(), *std::max_element(v.begin(), v.end()));
@@ -485,7 +485,7 @@ TEST(Reduce, GradientsOf16BitFloats) {
         f(x).backward(dy);
         f(wide).backward(dy.to(float64));
         EXPECT_EQ(x.grad().dtype(), dtype);
-        // logsumexp has its weights from a result that was rounded.
+        // logsumexp computes its weights from a rounded result.
         expect_rows_close(x.grad(), to_vector<double>(wide.grad()), 50, 3 * epsilon_of(dtype), to_string(device));
       }
     }

@@ -1,7 +1,7 @@
-// Each CUDA kernel once, on as little as reaches it, beside the CPU. The suite that compute-sanitizer runs, since its
-// racecheck takes minutes for the other tests: scripts/gpu_check runs SmallCase.* under each of its tools. A new kernel
-// gets a case here; gpu_check fails while a kernel has none. The name of each kernel that a case launches is in the
-// test's property `kernels`.
+// Each CUDA kernel once, on minimal input, compared with the CPU. scripts/gpu_check runs SmallCase.* under
+// each tool of compute-sanitizer, whose racecheck takes minutes for other tests. Every new kernel needs a
+// case here; otherwise gpu_check fails. The test property `kernels` lists the kernels that a case
+// launches.
 
 #include <tests/support.h>
 
@@ -39,7 +39,7 @@ class SmallCase : public testing::Test {
   }
 
   /// Runs `results` on the CPU and on the GPU and compares: the difference of each result is at most `tolerance` of its
-  /// norm. Inputs are drawn by from() before, and so the same.
+  /// norm. Inputs are drawn before by from(), so both use the same.
   void compare(const std::string& what, double tolerance, const std::function<Tensors(Device)>& results) {
     const Tensors expected = results(Device::cpu());
     Tensors got;
@@ -223,7 +223,7 @@ TEST_F(SmallCase, AddLayerNorm) {
 
 TEST_F(SmallCase, Softmax) {
   for (const DType dtype : {float32, bfloat16, float64}) {
-    // Rows of whole 16 bytes, and others, for a part of a warp, a warp and a block.
+    // Rows that are and are not multiples of 16 bytes, for a part of a warp, a warp and a block.
     for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001}) {
       const Tensor x = randn({5, n}, dtype);
       const std::string what = name_of(dtype, 5, n);
@@ -299,8 +299,8 @@ TEST_F(SmallCase, QuantizedMatmul) {
     DType dtype;
     std::int64_t m, k, n;
   };
-  // Without tensor cores, dequantized first, few rows on tensor cores, many, many in so many parts that they are joined
-  // in memory.
+  // Without tensor cores; dequantized first; few rows on tensor cores; many rows; many rows in so many parts that they
+  // are joined in memory.
   for (const Case& c : {Case{float32, 4, 600, 40}, Case{float32, 20, 96, 40}, Case{bfloat16, 4, 512, 64},
                         Case{bfloat16, 40, 512, 64}, Case{bfloat16, 20, 12'288, 128}}) {
     const Tensor weight = randn({c.k, c.n});

@@ -21,7 +21,7 @@ using namespace mica::testing_support;
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kLongestHeld = 16'384;  // beyond, a block's registers do not hold a row on CUDA
+constexpr std::int64_t kLongestHeld = 16'384;  // the longest row that a CUDA block keeps in registers
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Calls f(first, step, n) for every line of elements along the axis.
@@ -56,7 +56,7 @@ std::vector<double> reference(const Tensor& x, int axis, bool log) {
   return y;
 }
 
-/// A gradient, and how large what it is made of is: rounding errors are in proportion to that.
+/// A gradient, and the size of its terms, to which rounding errors are proportional.
 struct Gradient {
   std::vector<double> values, scales;
 };
@@ -91,7 +91,7 @@ void expect_forward(const Tensor& y, const Tensor& x, int axis, bool log, const 
   for (std::size_t i = 0; i < scales.size(); ++i) {
     scales[i] = std::abs(expected[i]) + (log ? 1 : 0);
   }
-  // In 16 bits what is left beside the rounding of the result is the error of a fast exp.
+  // In 16 bits, the remaining error besides rounding is that of a fast exp.
   expect_rows_close(y, expected, scales, 1, y.dtype() == float64 ? 1e-13 : y.dtype() == float32 ? 1e-5 : 1e-4, what);
 }
 
@@ -101,7 +101,7 @@ void expect_backward(const Tensor& dx, const Tensor& x, const Tensor& dy, int ax
   expect_rows_close(dx, expected.values, expected.scales, 1, tolerance, what + " gradient");
 }
 
-/// Gradients whose sum along a row is not nearly 0, so that it shows if a kernel leaves the sum out.
+/// Gradients whose row sums are far from 0, to detect a kernel that omits the sum.
 Tensor random_gradient(const Shape& shape, DType dtype, Device device) {
   return (randn(shape, float64) + 1).to(dtype).to(device);
 }
@@ -136,8 +136,8 @@ TEST(Softmax, MatchesReference) {
   }
 }
 
-// Rows whose lengths are multiples of 16 bytes have kernels of their own, by length; a view that begins between those
-// has others. Each length is the longest or the shortest of a kernel, and the rows are not a whole number of blocks.
+// Rows whose lengths are multiples of 16 bytes have special kernels by length; unaligned views have others. Each length
+// is the longest or the shortest of a kernel, and the rows are not a whole number of blocks.
 TEST(Softmax, EachKernel) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float16, bfloat16}) {
@@ -204,7 +204,7 @@ TEST(Softmax, ExtremeLogits) {
 TEST(Softmax, MaskedElements) {
   for (const Device device : test_devices()) {
     for (const std::int64_t n : {4, 500, 5000, 50'000}) {
-      // Row 0: only two elements are left. Row 1: none is. Row 2: a NaN.
+      // Row 0: two unmasked elements. Row 1: none. Row 2: a NaN.
       std::vector<float> values(3 * n, static_cast<float>(-kInf));
       values[1] = 2;
       values[n - 1] = 2;
@@ -222,7 +222,7 @@ TEST(Softmax, MaskedElements) {
       }
       expect_close(log_softmax(x, -1), expected, 1e-6, 0);
 
-      // No gradient reaches what is masked, and none is NaN.
+      // Masked elements get no gradient, and no gradient is NaN.
       const Tensor row = select(x, 0, 0).detach().requires_grad_();
       softmax(row, 0).backward(randn({n}, float32, device));
       for (const float g : to_vector<float>(row.grad())) {

@@ -23,7 +23,7 @@ namespace {
 const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
 const std::vector<Activation> kActivations{Activation::none, Activation::leaky_relu};
 
-// What one rounding may change, in relation to the value. On the CPU the activation's is another.
+// The relative error of rounding. On the CPU the activation rounds again.
 double rounding(DType dtype) {
   switch (dtype) {
     case DType::float64: return 1e-15;
@@ -52,11 +52,11 @@ void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, Activatio
   }
 }
 
-// Views of the same values that lie in memory in other ways.
+// Views of the same values with other memory layouts.
 
 Tensor by_columns(const Tensor& x) { return transpose(contiguous(transpose(x, 0, 1)), 0, 1); }
 
-// NaN around them: what is read from there shows. `lead` elements before the first, `more` after each row.
+// Surrounded by NaN, to detect reads outside: `lead` elements before the first, `more` after each row.
 Tensor inside(const Tensor& x, std::int64_t lead, std::int64_t more) {
   const Tensor base = full({x.size(0), lead + x.size(1) + more}, NAN, x.dtype(), x.device());
   const Tensor view = slice(base, 1, lead, lead + x.size(1));
@@ -64,7 +64,7 @@ Tensor inside(const Tensor& x, std::int64_t lead, std::int64_t more) {
   return view;
 }
 Tensor unaligned(const Tensor& x) { return inside(x, 1, 2); }
-// Rows as the copy engine takes them, though they hold a number of elements that it would not.
+// Rows aligned for the copy engine, although their length is not a multiple of its unit.
 Tensor aligned(const Tensor& x) { return inside(x, 8, 8 + (8 - x.size(1) % 8) % 8); }
 Tensor every_other(const Tensor& x) {
   const Tensor base = full({x.size(0), x.size(1), 2}, NAN, x.dtype(), x.device());
@@ -152,7 +152,7 @@ TEST(TiledMatmul, AnyLayout) {
   }
 }
 
-// So large that matrices which a kernel cannot read are copied for it.
+// So large that matrices are copied if a kernel cannot read them.
 TEST(TiledMatmul, AnyLayoutOfLargeMatrices) {
   manual_seed(8);
   for (const Device device : test_devices()) {

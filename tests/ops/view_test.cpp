@@ -64,17 +64,17 @@ TEST(View, ReshapeIsAViewWherePossible) {
   const Tensor x = counting({4, 6});
   EXPECT_TRUE(shares(x, reshape(x, {2, 2, 3, 2})));
   EXPECT_EQ(reshape(x, {3, -1}).shape(), (Shape{3, 8}));
-  // The rows of a slice lie apart, but each can be cut up.
+  // The rows of a slice are not adjacent, but each can be split.
   const Tensor part = slice(x, 1, 0, 4);
   const Tensor cut = reshape(part, {2, 2, 2, 2});
   EXPECT_TRUE(shares(x, cut));
   expect_close(cut, {0, 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19, 20, 21}, 0, 0);
-  // Joined rows cannot be seen without a copy.
+  // Merged rows cannot be viewed without a copy.
   const Tensor joined = reshape(part, {16});
   EXPECT_FALSE(shares(x, joined));
   expect_close(joined, to_vector<double>(part), 0, 0);
   expect_error([&] { view(part, {16}); }, "cannot be viewed as [16] without a copy");
-  // Axes that are swapped stay apart, merged axes stay merged.
+  // Swapped axes cannot be merged; merged axes stay merged.
   const Tensor swapped = permute(counting({2, 3, 4}), {2, 0, 1});
   EXPECT_TRUE(shares(swapped, reshape(swapped, {4, 6})));
   expect_close(reshape(swapped, {4, 6}), to_vector<double>(swapped), 0, 0);

@@ -104,7 +104,7 @@ TEST(MasterWeights, FollowParametersThatMove) {
     for (int i = 0; i < 3; ++i) {
       step();
     }
-    // What rounding had not shown yet moved along.
+    // The unrounded part moved along.
     expect_close(optimizer.state_dict().at("state.0.master"),
                  to_vector<double>(optimizer.state_dict().at("state.1.master")), 1e-6, 1e-7);
 
@@ -143,7 +143,7 @@ TEST(MasterWeights, StateDictRoundTrip) {
     }
     expect_close(first.state_dict().at("state.0.master"), second.state_dict().at("state.0.master"), 0, 0);
 
-    // Without it, from the parameter; and where there is no need for it, without it.
+    // A missing master is created from the parameter; an unneeded one is ignored.
     StateDict state = first.state_dict();
     state.erase("state.0.master");
     second.load_state_dict(state);

@@ -232,9 +232,9 @@ TEST(Optimizer, StateDictRoundTrip) {
     optim::AdamW second({b, b_unused}, {.lr = 0.1});
     second.load_state_dict(state);
     const Tensor grad = randn({5});
-    step(first, a, grad);  // does not touch what `second` has taken
+    step(first, a, grad);  // does not change the state of `second`
     if (device.is_cpu()) {
-      b.set_data(b.detach().to(float64).to(float32));  // memory of its own
+      b.set_data(b.detach().to(float64).to(float32));  // new memory
     }
     step(second, b, grad);
     EXPECT_EQ(second.state_dict().at("state.0.step").item(), 3);
@@ -306,7 +306,7 @@ TEST(Optimizer, RefusesParametersThatOverlap) {
     expect_error([&] { optim::SGD({part({3, 4}, {0, 1}, 0)}); }, "got one of shape [3, 4] and strides [0, 1]");
     expect_error([&] { optim::SGD({part({3, 4}, {1, 1}, 0)}); }, "got one of shape [3, 4]");
 
-    // Views that interleave or lie end to end share nothing.
+    // Interleaved or adjacent views share no element.
     const Tensor even = part({4, 3}, {6, 2}, 0);
     const Tensor odd = part({4, 3}, {6, 2}, 1);
     optim::SGD optimizer({even, odd, ones({0}, float32, device).requires_grad_()}, {.lr = 1});

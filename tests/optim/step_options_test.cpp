@@ -18,8 +18,8 @@ namespace {
 
 Tensor copy_of(const Tensor& x) { return (x.detach() + 0).requires_grad_(); }
 
-/// Parameters of many sizes and dtypes, with gradients: more than one block can look through at once, and than one
-/// kernel takes as arguments.
+/// Parameters of many sizes and dtypes, with gradients: more than a block searches at once, and more than fit in kernel
+/// arguments.
 struct Many {
   explicit Many(Device device, std::vector<DType> dtypes) {
     for (std::int64_t i = 0; i < 700; ++i) {
@@ -91,7 +91,7 @@ TEST(StepOptions, NormOfAllDtypes) {
   }
 }
 
-// The order of the sum follows from the sizes, not from where the gradients lie.
+// The order of the sum depends on the sizes, not on the gradients' addresses.
 TEST(StepOptions, NormHasTheSameBitsUnaligned) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float64, bfloat16, float16}) {
@@ -167,20 +167,20 @@ TEST(GradScaler, SkipsOverflowsAndRecovers) {
     std::vector<double> scales;
     for (int step = 0; step < 6; ++step) {
       optimizer.zero_grad();
-      // The gradient of each element is the scale, and 65536 is none of float16.
+      // The gradient of each element is the scale, and 65536 exceeds float16's range.
       scaler.scale(sum(x)).backward();
       const double norm = optimizer.step({.scaler = &scaler}).item();
       EXPECT_EQ(std::isfinite(norm), step != 0 && step != 3) << step;
       scaler.update();
       scales.push_back(scaler.scale());
-      if (step == 0) {  // nothing has happened, not even in the averages
+      if (step == 0) {  // nothing has changed, not even the averages
         expect_close(x, std::vector<double>(300, 2), 0, 0);
         EXPECT_TRUE(optimizer.state_dict().empty());
       }
     }
     EXPECT_EQ(scales, (std::vector<double>{32768, 32768, 65536, 32768, 32768, 65536}));
     EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 4);
-    expect_close(x, std::vector<double>(300, 0), 0, 1e-3);  // AdamW goes lr a step for a constant gradient
+    expect_close(x, std::vector<double>(300, 0), 0, 1e-3);  // AdamW moves by lr per step for a constant gradient
     expect_close(unused, {2, 2, 2}, 0, 0);
   }
 }
@@ -200,7 +200,7 @@ TEST(GradScaler, TwoOptimizers) {
     expect_close(x, {1, 1}, 0, 0);
     expect_close(y, {0, 0}, 0, 0);
     EXPECT_EQ(scaler.scale(), 4);
-    scaler.update();  // the overflow was told
+    scaler.update();  // the overflow was recorded
     EXPECT_EQ(scaler.scale(), 4);
   }
 }
