@@ -118,16 +118,16 @@ std::shared_ptr<const ModuleName> module_of(const Node& node) {
 }
 
 std::string label_of(const Node& node, std::size_t bytes) {
-  constexpr std::size_t kMostOutputs = 4;
+  constexpr std::size_t kMaxOutputs = 4;
   const std::shared_ptr<Slot> leaf = node.leaf();
   std::string label = leaf == nullptr                             ? node.name()
                       : leaf->notes && !leaf->notes->name.empty() ? leaf->notes->name
                                                                   : "input";
-  for (std::size_t k = 0; k < std::min(node.outputs.size(), kMostOutputs); ++k) {
+  for (std::size_t k = 0; k < std::min(node.outputs.size(), kMaxOutputs); ++k) {
     label += "\n" + shape_text(node.outputs[k]);
   }
-  if (node.outputs.size() > kMostOutputs) {
-    label += fmt::format("\nand {} more outputs", node.outputs.size() - kMostOutputs);
+  if (node.outputs.size() > kMaxOutputs) {
+    label += fmt::format("\nand {} more outputs", node.outputs.size() - kMaxOutputs);
   }
   return label + saves(bytes);
 }

@@ -19,9 +19,9 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 
 // malloc returns large blocks to the system, and touching new pages costs more than most ops. So freed blocks of at
-// least this size are kept for reuse, up to kMostKept bytes.
-constexpr std::size_t kLeastPooled = std::size_t{64} << 10;
-constexpr std::size_t kMostKept = std::size_t{2} << 30;
+// least this size are kept for reuse, up to kMaxKept bytes.
+constexpr std::size_t kMinPooled = std::size_t{64} << 10;
+constexpr std::size_t kMaxKept = std::size_t{2} << 30;
 
 void* system_allocate(std::size_t bytes) {
   return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
@@ -79,7 +79,7 @@ class Pool {
   void deallocate(void* data, std::size_t bytes) noexcept {
     const std::size_t size = rounded(bytes);
     const std::lock_guard lock(mutex_);
-    if (kept_ + size <= kMostKept) {
+    if (kept_ + size <= kMaxKept) {
       try {
         free_[size].push_back(data);
         kept_ += size;
@@ -114,7 +114,7 @@ Pool& pool() {
   return *instance;
 }
 
-bool is_small(std::size_t bytes) { return bytes < kLeastPooled; }
+bool is_small(std::size_t bytes) { return bytes < kMinPooled; }
 
 }  // namespace
 

@@ -14,9 +14,9 @@ constexpr std::size_t kPack = 16;  // bytes
 
 // Kernels take up to 4 KB of arguments on every chip and driver, nearly 32 KB from CUDA 12.1 on.
 #if CUDART_VERSION >= 12010
-constexpr std::size_t kMost = 31'968;
+constexpr std::size_t kMax = 31'968;
 #else
-constexpr std::size_t kMost = 3'984;
+constexpr std::size_t kMax = 3'984;
 #endif
 
 template <std::size_t kBytes>
@@ -53,13 +53,13 @@ void write(Cuda, void* to, const void* from, std::size_t bytes) {
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
   while (bytes > 0) {
-    const std::size_t part = std::min(bytes, kMost);
+    const std::size_t part = std::min(bytes, kMax);
     if (part <= 512) {
       write_part<512>(target, source, part);
-    } else if (part <= kMost / 3) {
-      write_part<kMost / 3 / kPack * kPack>(target, source, part);
+    } else if (part <= kMax / 3) {
+      write_part<kMax / 3 / kPack * kPack>(target, source, part);
     } else {
-      write_part<kMost>(target, source, part);
+      write_part<kMax>(target, source, part);
     }
     target += part;
     source += part;

@@ -16,7 +16,7 @@ namespace mica::io {
 namespace {
 
 // Below the size limit of a read or write call.
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
 std::string error_text(int number) { return std::generic_category().message(number); }
 
@@ -39,7 +39,7 @@ InputFile::~InputFile() { ::close(descriptor_); }
 void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) const {
   auto* at = static_cast<std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::pread(descriptor_, at, std::min(bytes, kMostBytes), static_cast<off_t>(offset));
+    const ssize_t count = ::pread(descriptor_, at, std::min(bytes, kMaxBytes), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) {
       continue;
     }
@@ -94,7 +94,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(const void* data, std::uint64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::write(descriptor_, at, std::min(bytes, kMostBytes));
+    const ssize_t count = ::write(descriptor_, at, std::min(bytes, kMaxBytes));
     if (count < 0 && errno == EINTR) {
       continue;
     }

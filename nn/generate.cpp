@@ -83,8 +83,8 @@ std::vector<std::int64_t> Sampler::operator()(const Tensor& logits) {
 Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "generate: expected tokens of shape (B, T), T >= 1, got {}",
         tokens.shape());
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // more would take days
-  check(count >= 0 && count <= kMostTokens, "generate: expected from 0 to {} new tokens, got {}", kMostTokens, count);
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
+  check(count >= 0 && count <= kMaxTokens, "generate: expected from 0 to {} new tokens, got {}", kMaxTokens, count);
   const autograd::NoGrad no_grad;
   const EvalGuard eval(gpt);
   Sampler sampler(options);

@@ -20,12 +20,12 @@ void grad_scaler_update(Cuda, const GradScalerUpdate& args);
 MICA_HOST_DEVICE inline void update_grad_scale(double* state, double growth_factor, double backoff_factor,
                                                double growth_interval) {
   constexpr double kLargest = 0x1p127;
-  constexpr double kLeast = 0x1p-126;
+  constexpr double kMin = 0x1p-126;
   double& scale = state[0];
   double& good_steps = state[1];
   if (state[2] != 0) {
     const double smaller = scale * backoff_factor;
-    scale = smaller < kLeast ? kLeast : smaller;
+    scale = smaller < kMin ? kMin : smaller;
     good_steps = 0;
   } else if (++good_steps >= growth_interval) {
     const double larger = scale * growth_factor;

@@ -11,11 +11,11 @@ namespace mica::kernels {
 
 /// A parameter, its gradient and its optimizer states. All are row-major and have `numel` elements.
 struct MultiTensorEntry {
-  static constexpr int kMostStates = 3;
+  static constexpr int kMaxStates = 3;
 
   void* param = nullptr;  // null if only gradients are read
   void* grad = nullptr;
-  void* states[kMostStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
+  void* states[kMaxStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
   std::int64_t numel = 0;
   std::int64_t first_chunk = 0;  // number of chunks of all entries before
   std::int64_t first_block = 0;  // number of blocks of the part's entries before

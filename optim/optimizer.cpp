@@ -29,16 +29,15 @@ Tensor copied(const Tensor& x, DType dtype, Device device) {
 
 // The number of steps in a state dict, exactly, whatever its dtype.
 std::int64_t step_count(const char* optimizer, const std::string& name, const Tensor& step) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 53;  // the bias corrections use it as an exponent, in double
+  constexpr std::int64_t kMax = std::int64_t{1} << 53;  // the bias corrections use it as an exponent, in double
   std::int64_t count = -1;
   if (step.dtype() == int64) {
     count = to_vector<std::int64_t>(step)[0];
-  } else if (const double value = step.item(); value >= 0 && value <= kMost && value == std::trunc(value)) {
+  } else if (const double value = step.item(); value >= 0 && value <= kMax && value == std::trunc(value)) {
     count = static_cast<std::int64_t>(value);
   }
-  check(count >= 0 && count <= kMost,
-        "{}: load_state_dict: expected \"{}\" to be a whole number from 0 to 2^53, got {}", optimizer, name,
-        step.dtype() == int64 ? fmt::format("{}", count) : fmt::format("{}", step.item()));
+  check(count >= 0 && count <= kMax, "{}: load_state_dict: expected \"{}\" to be a whole number from 0 to 2^53, got {}",
+        optimizer, name, step.dtype() == int64 ? fmt::format("{}", count) : fmt::format("{}", step.item()));
   return count;
 }
 

@@ -55,7 +55,7 @@ class SmallBlocks {
   /// False if the cache is full.
   bool keep(void* data, std::size_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
-    if (kept_ + rounded(bytes) > kMostKept) {
+    if (kept_ + rounded(bytes) > kMaxKept) {
       return false;
     }
     try {
@@ -82,7 +82,7 @@ class SmallBlocks {
  private:
   static constexpr std::size_t kStep = 512;
   static constexpr std::size_t kLargest = std::size_t{1} << 20;
-  static constexpr std::size_t kMostKept = std::size_t{256} << 20;
+  static constexpr std::size_t kMaxKept = std::size_t{256} << 20;
 
   std::vector<void*>& blocks_of(std::size_t bytes) { return free_[rounded(bytes) / kStep - 1]; }
 

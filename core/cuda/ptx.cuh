@@ -130,12 +130,12 @@ __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) { wait(shared_address(barrier), parity); }
 
 /// Like __syncthreads() for `threads` threads, whole warps, that use barrier `number`, 1 to 15.
-__device__ inline void meet(int number, int threads) {
+__device__ inline void barrier_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 /// For threads that do not wait for the others.
-__device__ inline void arrive_to_meet(int number, int threads) {
+__device__ inline void barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 

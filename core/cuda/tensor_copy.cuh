@@ -82,7 +82,7 @@ __device__ void wait_stores_read() {
 
 /// A fence between writes to shared memory, by this thread or by others it has waited for, and reads by the copy engine
 /// or wgmma, which access memory through another proxy.
-__device__ inline void publish_to_engines() { MICA_PTX_90("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_async_proxy() { MICA_PTX_90("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #undef MICA_PTX_90
 

@@ -55,17 +55,17 @@ CUtensorMap tensor_map(const TensorMapArgs& args, CUtensorMapSwizzle swizzle) {
 }  // namespace
 
 bool fits_tensor_map(DType dtype, const void* data, std::int64_t lines, std::int64_t length, std::int64_t leading) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // coordinates are ints
+  constexpr std::int64_t kMax = std::int64_t{1} << 31;  // coordinates are ints
   const std::int64_t bytes = leading * static_cast<std::int64_t>(size_of(dtype));
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && bytes % 16 == 0 && bytes < std::int64_t{1} << 40 &&
-         lines < kMost && length < kMost;
+         lines < kMax && length < kMax;
 }
 
 CUtensorMap swizzled_tensor_map(const TensorMapArgs& args) { return tensor_map(args, CU_TENSOR_MAP_SWIZZLE_128B); }
 bool fits_heads_map(const HeadsMapArgs& args) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // coordinates are ints
+  constexpr std::int64_t kMax = std::int64_t{1} << 31;  // coordinates are ints
   for (int axis = 0; axis < 4; ++axis) {
-    if (args.sizes[axis] >= kMost) {
+    if (args.sizes[axis] >= kMax) {
       return false;
     }
   }

@@ -33,15 +33,15 @@ __device__ std::uint32_t pair_of(float first, float second) {
 #define MICA_PTX_90A(...) __trap()
 #endif
 
-// Registers: a block's registers can be redistributed among its warpgroups. Every warp of the warpgroup makes the call;
-// the number is a multiple of 8 from 24 to 256.
+// Redistribute a block's registers among its warpgroups. kRegisters is the new number per thread, a multiple of 8 from
+// 24 to 256. Every warp of the warpgroup must make the call.
 
 template <int kRegisters>
-__device__ void keep_registers() {
+__device__ void release_registers() {
   MICA_PTX_90A("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ void claim_registers() {
+__device__ void acquire_registers() {
   MICA_PTX_90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

@@ -4,8 +4,8 @@ namespace mica {
 
 namespace {
 
-constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;      // of a head
-constexpr std::int64_t kMostInWorkspace = std::int64_t{1} << 29;  // of all heads, 2 bytes each
+constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;   // of a head
+constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 29;  // of all heads, 2 bytes each
 
 }  // namespace
 
@@ -23,7 +23,7 @@ std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem) {
       return {flash, composed};
     }
     const bool regular = problem.queries % 64 == 0 && problem.keys % 64 == 0 &&
-                         problem.items * problem.queries * problem.keys <= kMostInWorkspace;
+                         problem.items * problem.queries * problem.keys <= kMaxWorkspace;
     const bool cudnn_is_faster = problem.width > 64 || !problem.wgmma;
     return regular && cudnn_is_faster ? std::vector{cudnn, flash, composed} : std::vector{flash, cudnn, composed};
   }

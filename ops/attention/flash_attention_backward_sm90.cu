@@ -495,7 +495,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<P::kProducerRegisters>();
+    cuda::release_registers<P::kProducerRegisters>();
     if (threadIdx.x == 0) {
       if constexpr (kForKeys) {
         produce_for_keys<P>(shared, a, maps, order);
@@ -505,7 +505,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     }
     __syncwarp();
   } else {
-    cuda::claim_registers<P::kConsumerRegisters>();
+    cuda::acquire_registers<P::kConsumerRegisters>();
     if constexpr (kForKeys) {
       consume_for_keys<T, P, kDrops>(shared, a, maps, order);
     } else {

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
     const T* const out = a.out.at<const T>(b, h) + row * a.out.row;
     const T* const dout = a.dout.at<const T>(b, h) + row * a.dout.row;
 #pragma unroll
-    for (int i = 0; i < kMostDepth / (kLanes * kPack); ++i) {
+    for (int i = 0; i < kMaxDepth / (kLanes * kPack); ++i) {
       const int element = (i * kLanes + lane) * kPack;
       if (element < a.depth) {
         const uint4 x = *reinterpret_cast<const uint4*>(out + element);
@@ -154,7 +154,7 @@ Work work_of(const Args& args) {
 bool flash_attention_supports(Cuda, const FusedAttention& problem) {
   const Tensor& q = problem.q;
   const Tensor& k = problem.k;
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // rows and blocks are ints
+  constexpr std::int64_t kMax = std::int64_t{1} << 30;  // rows and blocks are ints
   const auto is_usable = [&](const Tensor& x) {
     return x.defined() && x.dim() == 4 && x.numel() > 0 && x.dtype() == q.dtype() && flash::has_aligned_rows(x);
   };
@@ -170,10 +170,10 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
   }
   // Maxima are those of the unscaled scores.
   const float scale = static_cast<float>(problem.scale);
-  return q.size(3) % flash::kPack == 0 && q.size(3) <= flash::kMostDepth && q.size(1) % k.size(1) == 0 &&
+  return q.size(3) % flash::kPack == 0 && q.size(3) <= flash::kMaxDepth && q.size(1) % k.size(1) == 0 &&
          k.size(0) == q.size(0) && k.size(3) == q.size(3) && problem.v.shape() == k.shape() &&
-         problem.out.shape() == q.shape() && std::isfinite(scale) && scale > 0 && q.size(0) < kMost &&
-         q.size(1) < kMost && q.size(2) < kMost && k.size(2) < kMost;
+         problem.out.shape() == q.shape() && std::isfinite(scale) && scale > 0 && q.size(0) < kMax &&
+         q.size(1) < kMax && q.size(2) < kMax && k.size(2) < kMax;
 }
 
 void flash_attention_forward(Cuda, const FusedAttention& args) {

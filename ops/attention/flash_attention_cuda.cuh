@@ -77,7 +77,7 @@ struct Work {
   __host__ __device__ int first_query(int begin) const { return begin > offset ? begin - offset : 0; }
 };
 
-constexpr int kMostDepth = 128;
+constexpr int kMaxDepth = 128;
 
 /// The kernel that fills `stats` before a backward, and the kernels for all GPUs.
 void fill_stats(const Work& work);

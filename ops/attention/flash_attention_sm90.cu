@@ -358,13 +358,13 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<P::kProducerRegisters>();
+    cuda::release_registers<P::kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce<P>(shared, a, maps, order);
     }
     __syncwarp();
   } else {
-    cuda::claim_registers<P::kConsumerRegisters>();
+    cuda::acquire_registers<P::kConsumerRegisters>();
     consume<T, P, kDrops>(shared, a, maps, order);
   }
 #endif

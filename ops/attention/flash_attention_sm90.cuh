@@ -211,7 +211,7 @@ __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float firs
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
   const int line = thread / kWarp * 16 + lane % 16;  // the line whose address this lane provides
-  cuda::meet(barrier, kWarpgroup);                   // no thread reads the tile any more
+  cuda::barrier_sync(barrier, kWarpgroup);           // no thread reads the tile any more
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
@@ -227,8 +227,8 @@ __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float firs
       cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + place * 16, pairs);
     }
   }
-  cuda::publish_to_engines();
-  cuda::meet(barrier, kWarpgroup);
+  cuda::fence_async_proxy();
+  cuda::barrier_sync(barrier, kWarpgroup);
   if (thread == 0) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -193,13 +193,13 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
 }
 
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
-  constexpr unsigned kMostBlocks = 2048;  // usually the factor is 1 and there is nothing to do
+  constexpr unsigned kMaxBlocks = 2048;  // usually the factor is 1 and there is nothing to do
   const cudaStream_t stream = cuda::current_stream();
   on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
     const std::int64_t rows = args.gradient.size(0);
     const std::int64_t classes = args.gradient.size(1);
     xent::for_teams(rows, classes, [&]<bool kBlock>(unsigned blocks, int threads) {
-      xent::cross_entropy_scale_rows<T, kBlock><<<std::min(blocks, kMostBlocks), threads, 0, stream>>>(
+      xent::cross_entropy_scale_rows<T, kBlock><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
           args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
     });
   });

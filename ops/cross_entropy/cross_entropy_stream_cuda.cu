@@ -17,11 +17,11 @@ namespace xent {
 
 namespace {
 
-constexpr int kMostThreads = 512;
+constexpr int kMaxThreads = 512;
 constexpr int kParts = 4;                        // of a row, each awaited separately
 constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block that allow two resident blocks
-constexpr std::int64_t kMostShared = 220 << 10;
-constexpr int kMostCluster = 8;
+constexpr std::int64_t kMaxShared = 220 << 10;
+constexpr int kMaxCluster = 8;
 
 /// The distribution of rows of a given length.
 struct Plan {
@@ -32,8 +32,8 @@ struct Plan {
 
   Plan(std::int64_t classes, std::int64_t pack) {
     const std::int64_t packs = classes / pack;
-    for (const std::int64_t most : {kHalfShared, kMostShared}) {
-      for (int blocks = 1; blocks <= kMostCluster && cluster == 0; blocks *= 2) {
+    for (const std::int64_t most : {kHalfShared, kMaxShared}) {
+      for (int blocks = 1; blocks <= kMaxCluster && cluster == 0; blocks *= 2) {
         const std::int64_t share = (packs + blocks - 1) / blocks;
         if (share * 16 <= most) {
           cluster = blocks;
@@ -42,7 +42,7 @@ struct Plan {
       }
     }
     // Three blocks of up to 72 KB fit on a multiprocessor, or two larger ones.
-    threads = slab > 4608 ? kMostThreads : slab > 1024 ? 256 : 128;
+    threads = slab > 4608 ? kMaxThreads : slab > 1024 ? 256 : 128;
     part = 2 * ((slab + threads * kParts * 2 - 1) / (threads * kParts * 2));
   }
 
@@ -70,28 +70,28 @@ struct Share {
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// Combines the results of all blocks that share a row, in every thread. `turn` alternates from row to row: a place is
-/// overwritten only after all blocks have synchronized for the row in between.
+/// Combines the results of all blocks that share a row, in every thread. `parity` alternates from row to row: a place
+/// is overwritten only after all blocks have synchronized for the row in between.
 template <bool kCluster, class Found>
-__device__ Found joined_blocks(const Found& mine, int blocks, int turn) {
-  const Found block = joined<true>(mine);
+__device__ Found joined_blocks(const Found& own, int blocks, int parity) {
+  const Found block = joined<true>(own);
   if constexpr (!kCluster) {
     return block;
   } else {
     __shared__ Found places[2];
     if (threadIdx.x == 0) {
-      places[turn] = block;
+      places[parity] = block;
     }
     __syncwarp();
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
     const int from = static_cast<int>(threadIdx.x) & (blocks - 1);  // the number of blocks is a power of two
-    Found found = Found::nothing(mine.unit);
-    found.largest = cuda::load_from_block(&places[turn].largest, from);
-    found.sum = cuda::load_from_block(&places[turn].sum, from);
+    Found found = Found::nothing(own.unit);
+    found.largest = cuda::load_from_block(&places[parity].largest, from);
+    found.sum = cuda::load_from_block(&places[parity].sum, from);
     if constexpr (Found::kShares) {
-      found.mass = cuda::load_from_block(&places[turn].mass, from);
-      found.distance = cuda::load_from_block(&places[turn].distance, from);
+      found.mass = cuda::load_from_block(&places[parity].mass, from);
+      found.distance = cuda::load_from_block(&places[parity].distance, from);
     }
     return found.joined(blocks);
   }
@@ -123,29 +123,29 @@ class Streamer {
     Label<T, kTarget> label(p_, row);
     while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
-      const int taken = leads() ? take_row() : 0;  // early, to hide its latency
-      if (label.ignored) {                         // uniform for all threads of the row
-        pass_on(taken);
-        meet();
-        const std::int64_t next = passed_on();
+      const int taken = is_leader() ? pop_row() : 0;  // early, to hide its latency
+      if (label.ignored) {                            // uniform for all threads of the row
+        publish_next(taken);
+        sync();
+        const std::int64_t next = published_next();
         label = label_of(next);
         cuda::wait_copies<0>();
         write(share, next, [](int, std::uint32_t) { return Packs{}; });
         for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
-        if (leads()) {
+        if (is_leader()) {
           losses[row] = 0;
         }
         row = next;
       } else {
         // Read before the barrier: after it, any thread may overwrite it.
         const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
-        const FoundInRow mine = found_by_thread(row, share);
-        pass_on(taken);
-        const FoundInRow found = joined_blocks<kCluster>(mine, blocks_, turn_);
-        const std::int64_t next = passed_on();
+        const FoundInRow own = found_by_thread(row, share);
+        publish_next(taken);
+        const FoundInRow found = joined_blocks<kCluster>(own, blocks_, parity_);
+        const std::int64_t next = published_next();
         const Label<T, kTarget> next_label = label_of(next);
         const Outcome<T, kTarget> outcome(p_, label, found, label_y);
-        if (leads()) {
+        if (is_leader()) {
           losses[row] = outcome.loss;
         }
         const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
@@ -161,30 +161,30 @@ class Streamer {
         row = next;
         label = next_label;
       }
-      turn_ ^= 1;
+      parity_ ^= 1;
     }
     if (kCluster) {  // no block exits while another reads its memory
-      meet();
+      sync();
     }
   }
 
  private:
-  __device__ bool leads() const { return rank_ == 0 && threadIdx.x == 0; }
+  __device__ bool is_leader() const { return rank_ == 0 && threadIdx.x == 0; }
 
   // Rows are taken from a queue: ignored rows cost little, so equal numbers of rows would not be equal work. The block
   // that processes a row does not affect its result.
-  __device__ int take_row() const { return static_cast<int>(gridDim.x / blocks_) + atomicAdd(queue_, 1); }
-  __device__ void pass_on(int row) const {
-    if (leads()) {
-      next_rows()[turn_] = row;
+  __device__ int pop_row() const { return static_cast<int>(gridDim.x / blocks_) + atomicAdd(queue_, 1); }
+  __device__ void publish_next(int row) const {
+    if (is_leader()) {
+      next_rows()[parity_] = row;
     }
   }
   /// Valid after all threads of the row have synchronized.
-  __device__ std::int64_t passed_on() const {
+  __device__ std::int64_t published_next() const {
     if constexpr (kCluster) {
-      return cuda::load_from_block(next_rows() + turn_, 0);
+      return cuda::load_from_block(next_rows() + parity_, 0);
     } else {
-      return next_rows()[turn_];
+      return next_rows()[parity_];
     }
   }
   /// Two places, used alternately: one is overwritten only after all threads have synchronized for the row in between.
@@ -196,7 +196,7 @@ class Streamer {
     return Label<T, kTarget>(p_, row < p_.rows ? row : 0);
   }
 
-  __device__ void meet() const {
+  __device__ void sync() const {
     if constexpr (kCluster) {
       __syncwarp();
       cuda::arrive_in_cluster();
@@ -320,12 +320,12 @@ class Streamer {
   std::uint32_t place_;  // the thread's first pack in shared memory; the next is 16 · threads_ bytes further
   int blocks_;
   int rank_;
-  int turn_ = 0;
+  int parity_ = 0;
 };
 
 /// Blocks per multiprocessor, which limits the registers per thread.
 template <class T, Target kTarget, bool kCap, bool kCluster>
-__global__ void __launch_bounds__(kMostThreads, 2)
+__global__ void __launch_bounds__(kMaxThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
   extern __shared__ __align__(16) unsigned char memory[];
   Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, queue, memory).run(incoming, losses);

@@ -15,7 +15,7 @@ using namespace rows;
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostUnits = std::int64_t{1} << 30;  // of a launch, so that 32 bits count them
+constexpr std::int64_t kMaxUnits = std::int64_t{1} << 30;  // of a launch, so that 32 bits count them
 
 // Units per thread, all loaded before the first is used.
 template <class T, int V>
@@ -164,10 +164,10 @@ __global__ void __launch_bounds__(kThreads) gated_backward_kernel(const Argument
 
 // On the host.
 
-/// Calls run(part) for parts of at most kMostUnits · V elements.
+/// Calls run(part) for parts of at most kMaxUnits · V elements.
 template <class Run>
 void for_parts(std::int64_t rows, std::int64_t columns, std::int64_t stride, int V, const Run& run) {
-  const std::int64_t most = kMostUnits * V;
+  const std::int64_t most = kMaxUnits * V;
   const std::int64_t some_columns = std::min(columns, most);
   const std::int64_t some_rows = std::max<std::int64_t>(most / columns, 1);
   for (std::int64_t row = 0; row < rows; row += some_rows) {

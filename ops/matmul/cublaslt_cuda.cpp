@@ -30,7 +30,7 @@ namespace mica::kernels {
 namespace {
 
 // The maximum number of products in a thread's cache of algorithms; when exceeded, the cache is cleared.
-constexpr std::size_t kMostAlgorithms = 4096;
+constexpr std::size_t kMaxAlgorithms = 4096;
 // The number of candidates requested from cuBLASLt's heuristics for a product to be timed.
 constexpr int kNamed = 12;
 // Rows that are not multiples of this size are not handled here: for some of them, cuBLASLt's kernels round the product
@@ -234,7 +234,7 @@ std::optional<Algorithm> algorithm_for(const Problem& problem, Description& desc
   if (const auto found = known.find(problem); found != known.end()) {
     return found->second;
   }
-  if (known.size() >= kMostAlgorithms) {
+  if (known.size() >= kMaxAlgorithms) {
     known.clear();
   }
   const std::vector<Algorithm> first = description.find(workspace, 1);
@@ -319,8 +319,8 @@ class Search {
     float ms;
   };
 
-  static constexpr std::chrono::milliseconds kMostTime{1500};  // for trying variants
-  static constexpr std::size_t kTiles = 5;                     // whose settings are all tried
+  static constexpr std::chrono::milliseconds kMaxTime{1500};  // for trying variants
+  static constexpr std::size_t kTiles = 5;                    // whose settings are all tried
   static constexpr std::size_t kFinalists = 8;
   static constexpr int kRounds = 5;
   static constexpr float kBurst = 4;     // ms of one measurement under load
@@ -355,7 +355,7 @@ class Search {
 
   // Tries every tile with the best settings so far, then every setting of the best tiles.
   void try_variants() {
-    const Clock::time_point until = Clock::now() + kMostTime;
+    const Clock::time_point until = Clock::now() + kMaxTime;
     sort_tried();
     const Algorithm best = tried_.front().algorithm;
     std::set<Settings> known;

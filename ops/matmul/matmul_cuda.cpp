@@ -19,7 +19,7 @@ constexpr cudaDataType_t kCudaType = cuda_type(dtype_of<T>);
 constexpr double kLaunch = 1e9;
 constexpr std::int64_t kFewRuns = 4;
 // The maximum number of products per call: the limit of the grid's third axis.
-constexpr std::int64_t kMostItems = 65535;
+constexpr std::int64_t kMaxItems = 65535;
 
 // cuBLAS is column-major and sees a row-major matrix as its transpose: it computes yᵀ = bᵀ · aᵀ.
 template <class T>
@@ -52,8 +52,8 @@ void multiply(const MatmulArgs& args) {
   for (std::int64_t run = 0; run < batch.size(); run += batch.run()) {
     const T* const run_a = a + batch.offset(0, run);
     const T* const run_b = b + batch.offset(1, run);
-    for (std::int64_t item = 0; item < batch.run(); item += kMostItems) {
-      const std::int64_t count = std::min(kMostItems, batch.run() - item);
+    for (std::int64_t item = 0; item < batch.run(); item += kMaxItems) {
+      const std::int64_t count = std::min(kMaxItems, batch.run() - item);
       const T* const from_a = run_a + item * a_step;
       const T* const from_b = run_b + item * b_step;
       T* const to = out + (run + item) * m * n;

@@ -28,7 +28,7 @@ constexpr int kUnits = 2;
 constexpr int kStep = kUnits * kUnit;  // rows of the weight per step of a warp
 constexpr int kTile = 8;               // rows of x per instruction
 constexpr int kPitch = kStrip + 4;     // floats between rows of sums in shared memory: no bank conflicts
-constexpr int kMostSplits = 8;         // blocks of a cluster
+constexpr int kMaxSplits = 8;          // blocks of a cluster
 
 // A thread has 8 neighbors along K of a column, an octet: a word of 4 bits, two of 8 bits, or a part of one.
 // The pair c of an octet is its members c and c + 4, as two 16-bit floats in a register.
@@ -107,7 +107,7 @@ struct Octets {
 
 /// Warps per multiprocessor, and the maximum per block, as limited by registers.
 template <int kBits>
-constexpr int kMostWarps = kBits == 8 ? 12 : 16;
+constexpr int kMaxWarps = kBits == 8 ? 12 : 16;
 
 /// The layout of a stage, which holds a warp's data for one step. A warp has a ring of stages.
 template <int kBits, int kTiles>
@@ -118,7 +118,7 @@ struct Stage {
   static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // each lane's own
   static constexpr int kFactorsAt = kXAt + kXBytes;
   // The number that fits if scales and zeros have 16 bits and groups are not shorter than a step.
-  static constexpr int kRoom = (224 << 10) / kMostWarps<kBits>;  // bytes of a warp
+  static constexpr int kRoom = (224 << 10) / kMaxWarps<kBits>;  // bytes of a warp
   static constexpr int kStages = std::clamp(kRoom / (kFactorsAt + 2 * kStrip * 2), 2, 8);
   static_assert(kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
 };
@@ -366,7 +366,7 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
 
 /// A cluster computes the columns of a strip, each of its blocks a part of K.
 template <class T, int kBits, int kTiles>
-__global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
+__global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
     few_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Product a, [[maybe_unused]] const T* x,
                            [[maybe_unused]] const __grid_constant__ Sizes sizes) {
 #if __CUDA_ARCH__ >= 900
@@ -468,27 +468,27 @@ __global__ void __launch_bounds__(kMostWarps<kBits>* kWarp, 1)
 // On the host.
 
 /// The split of K: blocks per strip and warps per block.
-struct Cut {
+struct Split {
   int splits;
   int warps;
 };
 
 // The fastest split by a model with fixed costs per block and per cluster. It does not depend on the GPU, so that sums
 // do not either.
-Cut cut_for(int strips, int steps, int most_warps, int warp_bytes) {
+Split split_for(int strips, int steps, int most_warps, int warp_bytes) {
   constexpr int kMultiprocessors = 132;
-  constexpr int kMostBytes = 227 << 10;  // for the blocks of a multiprocessor, without 1 KB of each
+  constexpr int kMaxBytes = 227 << 10;  // for the blocks of a multiprocessor, without 1 KB of each
   constexpr int kBlockCost = 3;
   constexpr int kClusterCost = 2;
-  Cut best{};
+  Split best{};
   int least = INT32_MAX;
   for (const int warps : {16, 12, 8, 4}) {
     const int at_once =
-        kMultiprocessors * std::min(most_warps / warps, (kMostBytes + 1024) / (warps * warp_bytes + 1024));
+        kMultiprocessors * std::min(most_warps / warps, (kMaxBytes + 1024) / (warps * warp_bytes + 1024));
     if (at_once == 0) {
       continue;
     }
-    for (int splits = 1; splits <= std::min(kMostSplits, std::max(1, steps / warps)); ++splits) {
+    for (int splits = 1; splits <= std::min(kMaxSplits, std::max(1, steps / warps)); ++splits) {
       const int waves = (strips * splits + at_once - 1) / at_once;
       const int parts = splits * warps;
       const int cost = waves * ((steps + parts - 1) / parts + kBlockCost) + (splits > 1 ? kClusterCost : 0);
@@ -514,12 +514,12 @@ void launch(const Product& a, const T* x) {
   // The split is the same for all numbers of rows, so that the bits of a row do not depend on it.
   const int most_bytes = std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
   const int strips = (a.columns + kStrip - 1) / kStrip;
-  const Cut cut = cut_for(strips, (a.rows + kStep - 1) / kStep, kMostWarps<kBits>, most_bytes);
+  const Split split = split_for(strips, (a.rows + kStep - 1) / kStep, kMaxWarps<kBits>, most_bytes);
   const auto kernel = few_rows_tensor_kernel<T, kBits, kTiles>;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cut.warps * bytes),
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, split.warps * bytes),
               "cudaFuncSetAttribute");
-  cuda::Launch(dim3(cut.splits, strips), dim3(cut.warps * kWarp), cut.warps * bytes)
-      .cluster(cut.splits)
+  cuda::Launch(dim3(split.splits, strips), dim3(split.warps * kWarp), split.warps * bytes)
+      .cluster(split.splits)
       .run(kernel, "few_rows_tensor_kernel", a, x, Sizes::of<Stage<kBits, kTiles>>(a));
 }
 

@@ -58,10 +58,10 @@ __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRo
   const auto bytes_of_factors = [&](const FactorMatrix& f) { return f.each() ? units * kStrip * f.size() : 0; };
   const int bytes = P::kXBytes + P::kWordBytes + bytes_of_factors(a.grids.scale) + bytes_of_factors(a.grids.zero);
   int stage = 0;
-  unsigned turn = 1;
+  unsigned parity = 1;
 #pragma unroll 1
   for (int tile = b.first; tile < b.first + b.tiles; ++tile) {
-    cuda::wait(&b.empty[stage], turn);
+    cuda::wait(&b.empty[stage], parity);
     std::uint64_t* const barrier = &b.full[stage];
     std::byte* const to = b.memory + stage * P::kStageBytes;
     cuda::arrive_expecting(barrier, bytes);
@@ -75,7 +75,7 @@ __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRo
     }
     if (++stage == P::kStages) {
       stage = 0;
-      turn ^= 1;
+      parity ^= 1;
     }
   }
 }
@@ -133,8 +133,8 @@ __device__ void load_integers(const PairReader<T, kBits>& reader, std::uint32_t 
 
 /// Accumulates the products of a block's tiles. kEachUnit: each unit has its own scales and zeros. The weights of the
 /// next tile are computed while the products of a tile run.
-template <class T, bool kEachUnit, int kBits, int kRows, class Maker>
-__device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, const Maker& maker,
+template <class T, bool kEachUnit, int kBits, int kRows, class Converter>
+__device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, const Converter& converter,
                                const Place<kBits, kRows>& at, Sums<kRows>& sums) {
   using P = Plan<kBits, kRows>;
   constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
@@ -146,17 +146,17 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   const bool leads = at.thread % kWarp == 0;
   std::uint32_t stage = first_stage;
   std::uint32_t full = first_full;
-  unsigned turn = 0;  // parity of the round in the ring
+  unsigned parity = 0;  // parity of the round in the ring
   std::uint32_t before_empty = 0;
   const auto multiply_tile = [&](int i, Fragments& fragments, Fragments& before) {
-    cuda::wait(full, turn);
+    cuda::wait(full, parity);
     load_integers(reader, stage + at.words, fragments);
     constexpr int kParts = kEachUnit ? kUnits : 1;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      maker.template make<kSteps / kParts>(stage + at.scales + part * scales_of_unit,
-                                           stage + at.zeros + part * zeros_of_unit,
-                                           fragments + part * (kSteps / kParts));
+      converter.template convert<kSteps / kParts>(stage + at.scales + part * scales_of_unit,
+                                                  stage + at.zeros + part * zeros_of_unit,
+                                                  fragments + part * (kSteps / kParts));
     }
     pin_all(fragments);
     const std::uint64_t x = cuda::depth_lines(stage);
@@ -178,7 +178,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
     if (full == first_full + P::kStages * 8) {
       full = first_full;
       stage = first_stage;
-      turn ^= 1;
+      parity ^= 1;
     }
   };
   Fragments even = {};
@@ -196,13 +196,13 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   cuda::pin(sums);
 }
 
-template <class T, int kBits, int kRows, class Maker>
-__device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Maker& maker, const Place<kBits, kRows>& at,
-                         Sums<kRows>& sums) {
+template <class T, int kBits, int kRows, class Converter>
+__device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Converter& converter,
+                         const Place<kBits, kRows>& at, Sums<kRows>& sums) {
   if (a.group_shift == 5) {
-    multiply_tiles<T, true>(a, b, maker, at, sums);
+    multiply_tiles<T, true>(a, b, converter, at, sums);
   } else {
-    multiply_tiles<T, false>(a, b, maker, at, sums);
+    multiply_tiles<T, false>(a, b, converter, at, sums);
   }
 }
 
@@ -272,13 +272,13 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
     *partial(own_cluster, row) = sum;
     *own(row) = sum;  // read by this thread only
   });
-  cuda::meet(1, kConsumerThreads);
+  cuda::barrier_sync(1, kConsumerThreads);
   if (thread == 0) {
     cuda::wait_for_previous_kernel();  // the previous kernel clears the counters
     const int block = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
     *is_last = cuda::exchange_add(&a.done[block * 2 + split % in_cluster], 1) == clusters - 1;
   }
-  cuda::meet(1, kConsumerThreads);
+  cuda::barrier_sync(1, kConsumerThreads);
   if (*is_last) {
     add(
         clusters,
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kReady = 2;  // barrier at which consumers wait for the initialization of the mbarriers
   constexpr int kReadyThreads = kConsumerThreads + kWarp;
   if (threadIdx.x >= kConsumerThreads) {
-    cuda::keep_registers<kCopyRegisters>();
+    cuda::release_registers<kCopyRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
     if (thread < kWarp) {
       if (thread == 0) {
@@ -323,13 +323,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         cuda::publish_barriers();
       }
       __syncwarp();
-      cuda::arrive_to_meet(kReady, kReadyThreads);
+      cuda::barrier_arrive(kReady, kReadyThreads);
       if (thread == 0) {
         copy_all(a, maps, b);
       }
     }
   } else {
-    cuda::claim_registers<kConsumerRegisters>();
+    cuda::acquire_registers<kConsumerRegisters>();
     // Fills in constants for missing scales or zeros.
     const auto fill = [&](const FactorMatrix& factors, int at, float value) {
       if (!factors.each()) {
@@ -341,16 +341,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     fill(a.grids.scale, P::kScalesAt, 1);
     fill(a.grids.zero, P::kZerosAt, a.grids.one_zero());
-    cuda::meet(kReady, kReadyThreads);
+    cuda::barrier_sync(kReady, kReadyThreads);
     const Place<kBits, kRows> at(a);
     Sums<kRows> sums = {};
-    if (PairMaker<T, kBits>::serves(a.grids)) {
-      multiply<T>(a, b, PairMaker<T, kBits>(a.grids), at, sums);
+    if (PairConverter<T, kBits>::serves(a.grids)) {
+      multiply<T>(a, b, PairConverter<T, kBits>(a.grids), at, sums);
     } else {
-      multiply<T>(a, b, FloatMaker<T, kBits>(a.grids), at, sums);
+      multiply<T>(a, b, FloatConverter<T, kBits>(a.grids), at, sums);
     }
     auto* const shared_sums = reinterpret_cast<float*>(memory);
-    cuda::meet(1, kConsumerThreads);  // all stages have been consumed
+    cuda::barrier_sync(1, kConsumerThreads);  // all stages have been consumed
     write_sums(at, sums, shared_sums);
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
@@ -376,7 +376,7 @@ int splits_for(std::int64_t blocks, int rows, int tiles) {
   constexpr int kOwnCost = 30;
   int best = 1;
   std::int64_t least = INT64_MAX;
-  for (int splits = 1; splits <= std::min(kMostSplits, tiles); ++splits) {
+  for (int splits = 1; splits <= std::min(kMaxSplits, tiles); ++splits) {
     const std::int64_t waves = (blocks * splits + kBlocksAtOnce - 1) / kBlocksAtOnce;
     const int clusters = splits / blocks_of_cluster(splits);
     const std::int64_t cost =
@@ -461,8 +461,8 @@ void launch_for_rows(const Tensor& x, const Work& a) {
 }  // namespace
 
 bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
-  constexpr int kMostRows = 2048;  // above, dequantizing the weight once for all rows is faster
-  if (!cuda::device_has_wgmma() || product.m > kMostRows) {
+  constexpr int kMaxRows = 2048;  // above, dequantizing the weight once for all rows is faster
+  if (!cuda::device_has_wgmma() || product.m > kMaxRows) {
     return false;
   }
   Work work{product};

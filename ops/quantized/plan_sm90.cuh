@@ -27,7 +27,7 @@ inline constexpr int kWordPitch = kStrip * 4;    // bytes between rows of words
 inline constexpr int kFactorBytes = kStrip * 4;  // of the scales, or the zeros, of a unit
 inline constexpr int kPitch = kStrip + 4;        // floats between rows of sums in shared memory: no bank conflicts
 inline constexpr int kBlocksAtOnce = 132;        // A constant, so that sums do not depend on the GPU.
-inline constexpr int kMostSplits = 16;
+inline constexpr int kMaxSplits = 16;
 
 // The parameters of a block with kRows rows of x.
 template <int kBits, int kRows>

@@ -128,9 +128,9 @@ __device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) 
 
 // Converters of a thread's integers to weights, given the addresses of its scales and zeros. This one handles pairs;
 template <class T, int kBits>
-class PairMaker {
+class PairConverter {
  public:
-  __device__ explicit PairMaker(const Grids& grids) : subtracts_(grids.adds ? 0 : ~0u) {
+  __device__ explicit PairConverter(const Grids& grids) : subtracts_(grids.adds ? 0 : ~0u) {
     asm volatile("" : "+r"(subtracts_));  // the compiler would reload it every time
   }
 
@@ -141,7 +141,7 @@ class PairMaker {
   }
 
   template <int kCount>
-  __device__ void make(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
+  __device__ void convert(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
     const PairFactors factors = load(scales, zeros);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -179,12 +179,12 @@ class PairMaker {
 
 // this one goes through float32.
 template <class T, int kBits>
-class FloatMaker {
+class FloatConverter {
  public:
-  __device__ explicit FloatMaker(const Grids& grids) : grids_(grids) {}
+  __device__ explicit FloatConverter(const Grids& grids) : grids_(grids) {}
 
   template <int kCount>
-  __device__ void make(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
+  __device__ void convert(std::uint32_t scales, std::uint32_t zeros, std::uint32_t (*fragments)[4]) const {
     const auto own = load_grids<T, kColumnsEach>(grids_, scales, zeros);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

@@ -96,10 +96,10 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   constexpr int kPack = Pack<T>::kSize;
-  constexpr int kWays = kPack < 4 ? 4 : kPack;
-  Acc acc[kWays];
+  constexpr int kAccumulators = kPack < 4 ? 4 : kPack;
+  Acc acc[kAccumulators];
 #pragma unroll
-  for (int j = 0; j < kWays; ++j) {
+  for (int j = 0; j < kAccumulators; ++j) {
     acc[j] = Op::identity();
   }
   if (reduced.rank == 1 && reduced.axis[0].in == 1) {
@@ -132,7 +132,7 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
     }
   }
 #pragma unroll
-  for (int width = kWays / 2; width > 0; width /= 2) {
+  for (int width = kAccumulators / 2; width > 0; width /= 2) {
 #pragma unroll
     for (int j = 0; j < width; ++j) {
       acc[j] = op.combine(acc[j], acc[j + width]);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   constexpr int kPack = kColumnPack<T, Op>;
-  constexpr int kWays = 4;  // rows in flight per thread
+  constexpr int kRowsInFlight = 4;  // rows in flight per thread
   struct alignas(kPack == 1 ? alignof(T) : sizeof(T) * kPack) Loaded {
     T values[kPack];
   };
@@ -269,14 +269,14 @@ __global__ void __launch_bounds__(kThreads)
     };
     std::int64_t row = begin + y_lane;
     if (packed) {
-      for (; row + (kWays - 1) * height < end; row += kWays * height) {
-        Loaded loaded[kWays];
+      for (; row + (kRowsInFlight - 1) * height < end; row += kRowsInFlight * height) {
+        Loaded loaded[kRowsInFlight];
 #pragma unroll
-        for (int j = 0; j < kWays; ++j) {
+        for (int j = 0; j < kRowsInFlight; ++j) {
           loaded[j] = *reinterpret_cast<const Loaded*>(row_at(row + j * height) + x_lane * kPack);
         }
 #pragma unroll
-        for (int j = 0; j < kWays; ++j) {
+        for (int j = 0; j < kRowsInFlight; ++j) {
           add(loaded[j], row + j * height);
         }
       }

@@ -28,12 +28,12 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
     if (column + chunk * kChunk >= columns) {
       return;
     }
-    unsigned char* const buffer = buffers[turn];
-    turn ^= 1;
+    unsigned char* const buffer = buffers[buffer_index];
+    buffer_index ^= 1;
     if (thread == 0) {
       cuda::wait_stores_read<1>();  // of the previous contents
     }
-    cuda::meet(1 + consumer, kWarpgroup);
+    cuda::barrier_sync(1 + consumer, kWarpgroup);
 #pragma unroll
     for (int i = 0; i < kChunk / 16; ++i) {
       const float* const s = sums + chunk * (kChunk / 2) + i * 8;
@@ -45,8 +45,8 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
       const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the map
       cuda::store_matrices(buffer + line * kLineBytes + place * 16, pairs);
     }
-    cuda::publish_to_engines();
-    cuda::meet(1 + consumer, kWarpgroup);
+    cuda::fence_async_proxy();
+    cuda::barrier_sync(1 + consumer, kWarpgroup);
     if (thread == 0) {
       cuda::store_tile(y_map, column + chunk * kChunk, row, buffer);
       cuda::commit_stores();
@@ -61,7 +61,7 @@ __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes
   const int thread = threadIdx.x % kWarpgroup;
   const int rank = rank_of_block<P>();
   Ring<P::kStages> ring;
-  int turn = 0;  // index of the buffer of y
+  int buffer_index = 0;  // of y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
     float sums[P::kColumns / 2];
     int last = 0;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<40>();  // of the initial 168 per thread
+    cuda::release_registers<40>();  // of the initial 168 per thread
     if (threadIdx.x == 0) {
       produce<P, kA, kB>(shared.stages, &a_map, &b_map, sizes);
     }
