@@ -1,4 +1,4 @@
-# The commands that people type. CMake does the work; see CMakePresets.json for what each preset builds.
+# Short commands. CMake does the work; CMakePresets.json defines the presets.
 
 PRESET ?= release
 CUDA ?= AUTO
@@ -7,7 +7,7 @@ ARGS ?=
 
 folder = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 bin = $(folder)/bin
-# Where scripts/setup puts tools that the system's packages are too old for.
+# scripts/setup installs tools here if the system's packages are too old.
 export PATH := $(CURDIR)/build/tools/bin:$(PATH)
 
 cuda = $(if $(filter cuda asan tsan,$(PRESET)),,-DMICA_CUDA=$(CUDA))

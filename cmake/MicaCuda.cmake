@@ -5,8 +5,8 @@ if(NOT MICA_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "MICA_CUDA: expected AUTO, ON or OFF, got ${MICA_CUDA}")
 endif()
 
-# Sets `out` to the compute capabilities of this machine's GPUs, as 80;90, without those that mica's kernels do not
-# support. Empty where there is no GPU or no driver.
+# Sets `out` to the compute capabilities of this machine's GPUs, such as 80;90, without unsupported ones. Empty without
+# a GPU or a driver.
 function(mica_find_gpus out)
   set(found "")
   find_program(MICA_NVIDIA_SMI nvidia-smi HINTS /usr/lib/wsl/lib /usr/local/nvidia/bin)
@@ -35,7 +35,7 @@ if(MICA_CUDA STREQUAL "AUTO" AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT mi
   string(APPEND mica_cuda_reason ", and there is no GPU of compute capability 8.0 or higher")
 elseif(NOT MICA_CUDA STREQUAL "OFF")
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Without a GPU, not CMake's default: it names chips that newer toolkits dropped.
+    # Without a GPU, not CMake's default, which includes architectures that newer toolkits dropped.
     if(NOT mica_gpus)
       set(mica_gpus 80 90)
     endif()
@@ -57,7 +57,7 @@ elseif(NOT MICA_CUDA STREQUAL "OFF")
     string(APPEND mica_cuda_reason ", and nvcc 12.0 or newer with cuBLAS was not found")
   endif()
 endif()
-# Under the name that find_package(mica) gives it, for projects that add this folder to theirs.
+# The name that find_package(mica) provides, for projects that add this folder.
 set(mica_WITH_CUDA ${MICA_WITH_CUDA})
 if(NOT PROJECT_IS_TOP_LEVEL)
   set(mica_WITH_CUDA ${MICA_WITH_CUDA} PARENT_SCOPE)

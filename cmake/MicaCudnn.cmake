@@ -1,6 +1,6 @@
-# Decides whether attention by cuDNN is built: sets MICA_WITH_CUDNN to 1 or 0 and makes the target mica_cudnn. cuDNN
-# comes with no CMake package of its own, so header and library are looked for beside the toolkit and under CUDNN_ROOT;
-# the wheels of PyPI (nvidia-cudnn-cu13) have the same two folders.
+# Decides whether attention by cuDNN is built: sets MICA_WITH_CUDNN to 1 or 0 and makes the target mica_cudnn. cuDNN has
+# no CMake package, so header and library are searched in the toolkit's folders and under CUDNN_ROOT; the PyPI wheels
+# (nvidia-cudnn-cu13) have the same two folders.
 
 set(MICA_WITH_CUDNN 0)
 if(NOT MICA_CUDNN MATCHES "^(AUTO|ON|OFF)$")

@@ -1,4 +1,4 @@
-# What the library needs: from the system where it is new enough, else fetched at a pinned version.
+# Dependencies of the library: from the system if new enough, else fetched at a pinned version.
 
 include(FetchContent)
 
@@ -53,8 +53,8 @@ endif()
 find_package(OpenMP QUIET COMPONENTS CXX)
 find_package(Threads REQUIRED)
 
-# libbacktrace: lines and local functions in the errors of anomaly mode. It comes with g++, so the compiler knows where
-# it is; without it the names are those that the dynamic linker knows.
+# libbacktrace: lines and local functions in the errors of anomaly mode. It comes with g++, so the compiler finds it;
+# without it, names come from the dynamic linker.
 include(CheckCXXSourceCompiles)
 set(CMAKE_REQUIRED_LIBRARIES backtrace)
 check_cxx_source_compiles(

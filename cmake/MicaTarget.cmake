@@ -1,6 +1,6 @@
-# How the library is compiled and what it links.
+# Compile options and link libraries of the library.
 
-# Every include is written <mica/core/tensor.h>, in the tree as after installation.
+# Includes are written <mica/core/tensor.h>, in the tree and after installation.
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/mica" SYMBOLIC)
 target_include_directories(mica PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
@@ -23,34 +23,34 @@ endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
-# g++ 12 takes its own AVX-512 intrinsics for uses of uninitialized variables.
+# g++ 12 warns about uninitialized variables in its own AVX-512 intrinsics.
 target_compile_options(mica PRIVATE
                        $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
-# Full vectorization, but not what else -O3 does: that made programs no faster and builds twice as slow.
+# Full vectorization without the rest of -O3, which made builds twice as slow and programs no faster.
 target_compile_options(mica PRIVATE
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<CONFIG:Release>>:-O2 -ftree-vectorize -fvect-cost-model=dynamic>)
 # No kernel reads errno or traps; without these, loops that call sqrt or compare do not vectorize.
 target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-math>)
 # Loops are marked as vectorizable for the types that have vectors; clang reports those for the others.
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
-# Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum. And
-# vectors wider than the CPU's are passed to no other file.
+# Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum.
+# Vectors wider than the CPU's are not passed between files.
 set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_norm_cpu.cpp
                             PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
 endif()
-# Half of a small file's compilation is its headers. With a compiler cache, files are compiled without: ccache does not
-# cache them otherwise, and this way CI notices an include that is missing.
+# Headers take half of a small file's compile time. With a compiler cache, precompiled headers are off: ccache would not
+# cache the files, and CI then detects missing includes.
 if(MICA_PRECOMPILE)
   target_precompile_headers(mica PRIVATE $<${mica_cxx}:<mica/autograd/function.h$<ANGLE-R>>
                                          $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
                                          $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
-  # Compiled with other options than the headers were.
+  # Compiled with other options than the precompiled headers.
   set_source_files_properties(ops/attention/fused_attention.cpp ops/layer_norm/layer_norm_cpu.cpp
                               ops/rms_norm/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
-# Instructions that the file's callers look for at run time.
+# Instructions that callers detect at run time.
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
@@ -59,7 +59,7 @@ if(MICA_HAS_AMX)
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
-  # Compilers that do not know the CPU halve its vectors.
+  # Compilers that do not recognize the CPU would halve its vector width.
   check_cxx_compiler_flag(-mprefer-vector-width=512 MICA_HAS_VECTOR_WIDTH)
   if(MICA_HAS_VECTOR_WIDTH)
     target_compile_options(mica PRIVATE $<${mica_cxx}:-mprefer-vector-width=512>)
@@ -77,15 +77,15 @@ endif()
 
 if(MICA_WITH_CUDA)
   target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
-  # Only one file asks.
+  # Used by one file only.
   set_property(SOURCE ops/attention/fused_attention.cpp APPEND PROPERTY COMPILE_DEFINITIONS
                MICA_WITH_CUDNN=${MICA_WITH_CUDNN})
   if(MICA_WITH_CUDNN)
     target_include_directories(mica SYSTEM PRIVATE ${MICA_CUDNN_INCLUDE})
     target_link_libraries(mica PRIVATE ${MICA_CUDNN_LIBRARY})
   endif()
-  # What the headers ask of nvcc, in the library's kernels as in those of others. CMake 3.25 does not know C++20 for nvcc
-  # 13, so the flag is passed by hand.
+  # Options of nvcc that the headers need, in mica's and in users' kernels. CMake 3.25 does not know C++20 for nvcc 13,
+  # so the flag is passed explicitly.
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PUBLIC $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
@@ -108,9 +108,9 @@ if(MICA_WITH_CUDA)
     target_compile_options(mica PRIVATE $<${mica_cuda}:-Xcompiler=-fsanitize=${MICA_SANITIZE}>)
   endif()
 
-  # Files named *_sm90.cu use instructions that only this one chip has (wgmma, setmaxnreg), and that are only compiled
-  # for 90a: the architectures with 90 replaced. Where none was, or for others, these kernels are empty, and the host,
-  # which asks cuda::device_has_wgmma(), takes the kernel for all chips.
+  # Files named *_sm90.cu use instructions of compute capability 9.0 only (wgmma, setmaxnreg), which require the
+  # architecture 90a in place of 90. For other architectures these kernels are empty, and the host, which checks
+  # cuda::device_has_wgmma(), uses the kernel for all GPUs.
   set(mica_sm90_architectures ${CMAKE_CUDA_ARCHITECTURES})
   list(TRANSFORM mica_sm90_architectures REPLACE "^90$" "90a")
   list(TRANSFORM mica_sm90_architectures REPLACE "^90-" "90a-")

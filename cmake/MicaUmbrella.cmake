@@ -1,5 +1,5 @@
-# Writes <mica/mica.h>: every header that a user of the library includes. The folders are the list, so a new op edits
-# nothing: a header in ops/<op>/ is public unless its name says that it belongs to the kernels.
+# Writes <mica/mica.h>, which includes every public header. Those of ops are collected from the folders, so a new op needs
+# no entry here: a header in ops/<op>/ is public unless its name marks it as internal.
 
 set(mica_public_headers
     core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/memory_stats.h

@@ -1,10 +1,10 @@
 # cmake -D ROOT=... -D FILES=... -D OUTPUT=... -P embed_corpus.cmake
-# Writes a C++ source with the text of the files, given as paths below ROOT, one a line.
+# Writes a C++ source with the text of the files, given as paths below ROOT, one per line.
 
 file(STRINGS "${FILES}" files)
-# Put together here, so that this file can be embedded as well.
+# Concatenated, so that this file can be embedded as well.
 set(open "R\"corpus(")
-set(close ")" "corpus\"sv")  # a literal that knows its length: for the compiler to count a megabyte is too much
+set(close ")" "corpus\"sv")  # a literal with a known length: counting a megabyte is too slow for the compiler
 list(JOIN close "" close)
 
 string(CONCAT code "#include \"examples/train_transformer/corpus.h\"\n\nnamespace {\n\n"
