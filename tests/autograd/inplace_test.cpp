@@ -324,7 +324,7 @@ TEST(InPlaceErrors, ViewsThatCustomOpsReturn) {
   const Tensor y = autograd::apply(Reverse{}, h);
   expect_error([&] { zero_(y); }, "zero_: the target of shape [2] is a view that Reverse returned");
   mul_(h, 3);
-  expect_error([&] { y * 2; }, "Reverse returned a view of shape [2] of a tensor that mul_ wrote in place since");
+  expect_error([&] { y * 2; }, "Reverse returned a view of shape [2] of a tensor that mul_ has since written");
 }
 
 TEST(InPlaceErrors, SetDataMakesOldGraphsRaise) {

@@ -101,7 +101,7 @@ TEST_F(WriteGraph, DotFails) {
   install_dot("cat >/dev/null; echo 'Error: syntax error in line 3' >&2; exit 3\n");
   expect_failure("write_graph: dot failed with status 3: Error: syntax error in line 3");
   install_dot("kill -9 $$\n");
-  expect_failure("write_graph: dot was ended by signal 9");
+  expect_failure("write_graph: dot was terminated by signal 9");
   install_dot("cat >/dev/null\n");
   expect_failure("write_graph: dot wrote nothing");
 }

@@ -507,7 +507,7 @@ TEST(CrossEntropyInPlace, Errors) {
                "cross_entropy: expected the reduction none, mean or sum, got 9");
   const Tensor tall = randn({5, 3}).requires_grad_();
   expect_error([&] { cross_entropy(transpose(clone(tall), 0, 1), labels, in_place); },
-               "which must be row-major without gaps, got shape");
+               "so they must be row-major without gaps, got shape");
   expect_error(
       [&] {
         cross_entropy(clone(leaf), rand({3, 5}).requires_grad_(), in_place);

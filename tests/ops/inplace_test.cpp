@@ -106,7 +106,7 @@ TEST(InPlace, Errors) {
   expect_error([&] { mul_(ones({2}, int64), 0.5); }, "mul_: 0.5 is not representable in int64");
   expect_error([&] { add_(ones({2}, int64), ones({2}, int64), 0.5); }, "add_: 0.5 is not representable in int64");
   expect_error([&] { fill_(ones({2}, uint8), -1); }, "fill_: -1 is not representable in uint8");
-  expect_error([&] { fill_(expand(ones({3}), {2, 3}), 0); }, "fill_: expected a target whose elements have places");
+  expect_error([&] { fill_(expand(ones({3}), {2, 3}), 0); }, "fill_: expected a target without overlapping elements");
 }
 
 TEST(InPlace, IntegersWrapAround) {

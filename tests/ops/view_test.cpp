@@ -106,7 +106,7 @@ TEST(View, EmptyTensors) {
   EXPECT_EQ(transpose(x, 0, 1).shape(), (Shape{3, 0}));
   EXPECT_EQ(contiguous(transpose(x, 0, 1)).numel(), 0);
   EXPECT_EQ(reshape(slice(counting({4, 6}), 1, 2, 2), {0}).shape(), (Shape{0}));
-  expect_error([&] { reshape(x, {0, -1}); }, "cannot give 0 elements");
+  expect_error([&] { reshape(x, {0, -1}); }, "cannot reshape 0 elements");
 }
 
 TEST(View, ExpandSqueezeUnsqueezeFlatten) {
