@@ -23,12 +23,12 @@ struct AddLayerNormResult {
 /// @param normalized_shape  the last one or more axes of x.
 /// @param weight, bias      of normalized_shape, each optional (undefined: 1 and 0), in one dtype: x's own or, for
 ///                          16-bit x, also float32.
-/// @param options           p in [0, 1), of which nothing is dropped if not training, and eps ≥ 0.
-/// @return both of x's shape and dtype, row-major. Differentiable any number of times.
+/// @param options p in [0, 1), which has no effect if not training, and eps ≥ 0. @return both of x's shape and dtype,
+/// row-major. Differentiable any number of times.
 ///
-/// y is that of the sum as it is returned, rounded to x's dtype. Which elements are dropped is as mica::dropout says.
-/// See mica::layer_norm for the rest. Throws Error before anything is computed if a shape, dtype, device or option does
-/// not fit.
+/// y is computed from the returned sum, which is rounded to x's dtype. Elements are dropped as by mica::dropout. See
+/// mica::layer_norm for the rest. Throws Error before anything is computed if a shape, dtype, device or option does not
+/// match.
 AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
                                   const Tensor& weight = {}, const Tensor& bias = {}, AddLayerNormOptions options = {});
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Which elements of a tensor dropout drops: a function of the key and of an element's number in row-major order alone,
-// so that all kernels and both devices drop the same ones. Eight neighbors share the 128 bits of one Philox block: on a
-// GPU, 32 bits for each would take longer to compute than the elements to load and store.
+// The choice of dropped elements: a function of the key and of an element's index in row-major order alone, so that all
+// kernels and both devices drop the same ones. Eight neighbors share the 128 bits of one Philox block: on a GPU,
+// computing 32 bits per element would take longer than loading and storing it.
 
 #include <cmath>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mica {
 
-/// `threshold` of 65536 elements are dropped, and the others scaled to make up for it.
+/// `threshold` of 65536 elements are dropped, and the others are scaled accordingly.
 struct ElementDropout {
   PhiloxKey key{};
   std::uint32_t threshold = 0;
@@ -37,7 +37,7 @@ MICA_HOST_DEVICE inline PhiloxBlock draw_dropout_group(PhiloxKey key, std::uint6
 /// Whether element i of the group is kept: its 16 bits, as a number, are at least the threshold.
 MICA_HOST_DEVICE inline bool is_kept(const PhiloxBlock& bits, int i, std::uint32_t threshold) {
   const std::uint32_t word = bits.word[i / 2];
-  return (i % 2 == 0 ? word << 16 : word) >= threshold << 16;  // what follows the 16 bits cannot matter
+  return (i % 2 == 0 ? word << 16 : word) >= threshold << 16;  // the bits below the 16 do not affect the comparison
 }
 
 }  // namespace detail

@@ -67,7 +67,7 @@ class ReduceSteps {
 /// The loops around the steps: reduces x to y.
 void run_reduction(const ReduceSteps& steps, const Tensor& x, const Tensor& y);
 
-/// The lanes of a leaf, which are combined in the end. Shorter leaves have one.
+/// The lanes of a leaf, which are combined at the end. Shorter leaves have one.
 template <class Op>
 inline constexpr int kReduceLanes = 256 / sizeof(typename Op::Acc);
 
@@ -223,8 +223,8 @@ class TypedSteps final : public ReduceSteps {
 }  // namespace detail
 
 /// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
-/// row-major order. The op gets x's elements as T, which is float for 16-bit floats or else their own type, and gives
-/// an Op::Out; y may be of 16-bit floats if that is float.
+/// row-major order. The op gets x's elements as T, which is float for 16-bit floats and else their own type, and
+/// returns an Op::Out; y may have 16-bit floats if that is float.
 template <class T, class Op, class Shifts = const typename Op::Value*>
 void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() != 0) {

@@ -10,8 +10,8 @@ namespace mica::kernels::detail {
 namespace {
 
 constexpr std::int64_t kReduceGrain = 16384;  // elements per thread, at least
-constexpr std::int64_t kLeaf = 4096;          // elements of a row that are reduced in one go, at most
-constexpr std::int64_t kRows = 64;            // rows that are, at most; a power of two
+constexpr std::int64_t kLeaf = 4096;          // maximum elements of a row per call
+constexpr std::int64_t kRows = 64;            // maximum rows per call; a power of two
 
 // The elements of a tensor as values of a dtype.
 class Source {
@@ -21,12 +21,12 @@ class Source {
     check(same_ || (value == DType::float32 && format_.converts()), "reduce: cannot read {} as {}", x.dtype(), value);
   }
 
-  /// How many rows of n elements values() gives at once.
+  /// The number of rows of n elements that values() returns at a time.
   std::int64_t rows_at_once(std::int64_t n) const {
     return same_ ? kRows : std::clamp<std::int64_t>(kLeaf / std::max<std::int64_t>(n, 1), 1, kRows);
   }
   /// The elements of the patch that starts at `offset`: in place if possible, else loaded into `buffer` side by side.
-  /// Sets the patch to where they are.
+  /// Updates the patch accordingly.
   const std::byte* values(std::int64_t offset, Patch& patch, std::byte* buffer) const {
     if (same_) {
       return at(offset);
@@ -45,7 +45,7 @@ class Source {
   bool same_;
 };
 
-// Where the results go.
+// The output of a reduction.
 class Sink {
  public:
   Sink(const Tensor& y, DType value)
@@ -104,7 +104,7 @@ void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const S
   }
 }
 
-// Reduces one result after the other, for results whose elements are adjacent in memory.
+// Reduces results one by one, if their elements are adjacent in memory.
 void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kGroup = 65536;
   const ReducePlan::Axis& run = plan.reduced.inner();
@@ -113,8 +113,8 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   const std::int64_t group = std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run.size, 1, kLeaf), 1);
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
-  // Runs that are reduced in one call if `rest` runs follow run `index`, and `done` runs are in the cascade: a power of
-  // two, so that they are a tree of it.
+  // The number of runs to reduce in one call if `rest` runs follow run `index`, and `done` runs are in the cascade: a
+  // power of two, so that they form a subtree of it.
   const std::int64_t at_once = x.rows_at_once(run.size);
   const auto runs_together = [&](std::int64_t index, std::int64_t done, std::int64_t rest) -> std::int64_t {
     if (leaves_per_run != 1 || plan.reduced.rank == 1) {
@@ -193,8 +193,8 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   }
 }
 
-// Reduces tiles of columns row by row, for results that are adjacent in memory while their elements are not. The
-// innermost kept axis has stride 1 in x.
+// Reduces tiles of columns row by row, if results are adjacent in memory and their elements are not. The innermost kept
+// axis has stride 1 in x.
 void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kTile = kReduceTile;
   constexpr std::int64_t kLeafRows = 32;

@@ -8,18 +8,18 @@ namespace mica {
 ///
 ///   y = x / √(mean(x²) + eps) · weight
 ///
-/// A row is what lies under the trailing axes `normalized_shape`; the mean is taken over it.
+/// A row is a slice of x over the trailing axes `normalized_shape`; the mean is over a row.
 ///
-/// @param x                 (…, normalized_shape…), floating, any strides. Any number of rows, none included.
-/// @param normalized_shape  the last one or more axes of x.
-/// @param weight            of normalized_shape, optional (undefined: 1): x's dtype or, for 16-bit x, also float32.
-/// @param eps               added to the mean square, under the root; at least 0.
-/// @return of x's shape and dtype, row-major. Differentiable in x and weight any number of times.
+/// @param x (…, normalized_shape…), floating, any strides. Any number of rows, including 0. @param
+/// normalized_shape the last one or more axes of x. @param weight of normalized_shape, optional
+/// (undefined: 1): x's dtype or, for 16-bit x, also float32. @param eps added to the mean square, under
+/// the root; at least 0. @return of x's shape and dtype, row-major. Differentiable in x and weight any
+/// number of times.
 ///
-/// Sums are kept in float32 (float64 for float64 x). What a row gives does not depend on the other rows and is the same
-/// from run to run. If the sum of a row's squares is past the largest float32 (float64), its y is 0.
+/// Sums are kept in float32 (float64 for float64 x). The result of a row does not depend on other rows and is the same
+/// from run to run. If the sum of a row's squares exceeds the largest float32 (float64), its y is 0.
 ///
-/// Throws Error before anything is computed if a shape, dtype or device does not fit.
+/// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///
 /// Zhang, Sennrich: Root Mean Square Layer Normalization (2019), arXiv:1910.07467. Derivation and kernels: README.md
 /// beside this file.

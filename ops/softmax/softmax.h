@@ -4,11 +4,11 @@
 
 namespace mica {
 
-/// exp(x) / Σ exp(x) along an axis, for floating x of any shape, without overflow: the largest x is taken off first.
-/// Elements of -inf get 0; where all of them are -inf, the result is NaN.
+/// exp(x) / Σ exp(x) along an axis, for floating x of any shape, without overflow: the maximum is subtracted first.
+/// Elements of -inf give 0; if all of them are -inf, the result is NaN.
 Tensor softmax(const Tensor& x, std::int64_t axis);
 
-/// log softmax(x) = x - log Σ exp(x) along an axis, as exact for very unlikely elements as for likely ones.
+/// log softmax(x) = x - log Σ exp(x) along an axis, with full accuracy also for very unlikely elements.
 Tensor log_softmax(const Tensor& x, std::int64_t axis);
 
 }  // namespace mica
