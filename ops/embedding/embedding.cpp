@@ -9,14 +9,14 @@ namespace mica {
 
 namespace {
 
-// dweight[indices[i]] += dy[i]; without `accumulate` to what was 0.
+// dweight[indices[i]] += dy[i]; without `accumulate`, dweight is initialized to 0.
 void add_rows(const Tensor& dy, const Tensor& indices, const Tensor& dweight, bool accumulate) {
   const kernels::EmbeddingBackward args{
       .dy = contiguous_data(dy), .indices = indices, .dweight = dweight, .accumulate = accumulate};
   on_device(dy.device(), [&](auto device) { kernels::embedding_backward(device, args); });
 }
 
-// dy's rows, added up where their indices say: what embedding() reads, written.
+// Scatters and adds dy's rows by index: the transpose of embedding().
 struct EmbeddingGradient {
   static constexpr bool composed = true;
   Shape table;  // of weight
@@ -66,7 +66,7 @@ Tensor checked_indices(const char* op, const Tensor& weight, const Tensor& indic
 }
 
 Tensor embedding_gradient(const Tensor& dy, const Tensor& indices, const Shape& table, int input) {
-  // A weight that is used elsewhere too, as the head's, has a gradient already: only the rows looked up change.
+  // A tied weight, such as the head's, already has a gradient: add only the rows in use.
   if (const Tensor sum = autograd::take_gradient_so_far(input); sum.defined()) {
     add_rows(dy, indices, sum, true);
     return sum;
