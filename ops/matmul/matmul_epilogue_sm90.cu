@@ -53,7 +53,7 @@ struct Tile {
   __device__ int thread() const { return threadIdx.x % kWarpgroup; }
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return thread() / 32; }
-  __device__ void sync() const { cuda::meet(1 + consumer, kWarpgroup); }
+  __device__ void sync() const { cuda::barrier_sync(1 + consumer, kWarpgroup); }
   /// The address that this lane gives for columns 16 i to 16 i + 15 of a chunk in the warp's 16 rows of a half.
   __device__ unsigned char* place(unsigned char* chunk, int half, int i) const {
     const int line = half * 64 + warp() * 16 + lane() % 16;
@@ -118,7 +118,7 @@ struct Gradient {
           cuda::store_matrices(tile.place(tile.buffer[chunk], half, i), pairs[i]);
         }
       }
-      cuda::publish_to_engines();
+      cuda::fence_async_proxy();
       if (parts != nullptr) {
         tile.sync();  // the sums before were read
         write_totals(shared.sums[tile.consumer][tile.warp()], totals, tile.lane());
@@ -210,7 +210,7 @@ struct Forward {
       if (chunk + 1 < kChunks) {
         loaded = load(tile, chunk + 1);
       }
-      cuda::publish_to_engines();
+      cuda::fence_async_proxy();
       tile.sync();
       if (tile.thread() == 0) {
         cuda::store_tile(z_map, column, tile.row, tile.buffer[0]);
@@ -324,13 +324,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
   if (threadIdx.x < kWarpgroup) {
-    cuda::keep_registers<40>();
+    cuda::release_registers<40>();
     if (threadIdx.x == 0) {
       produce<Ours, Lines::depth, kB>(shared.stages, &a_map, &b_map, sizes);
     }
     __syncwarp();
   } else {
-    cuda::claim_registers<232>();
+    cuda::acquire_registers<232>();
     consume<T, kB>(shared, &other_map, &out_map, sizes, epilogue);
   }
   // The other block may still write to this one's shared memory.

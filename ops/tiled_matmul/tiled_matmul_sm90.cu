@@ -17,8 +17,8 @@ struct Shared {
 /// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory: the copy engine writes whole lines
 /// asynchronously and skips elements outside of y.
 template <class T, class P>
-__device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes], int& turn,
-                          const CUtensorMap* y_map, int row, int column, int columns, float slope) {
+__device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes],
+                          int& buffer_index, const CUtensorMap* y_map, int row, int column, int columns, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
@@ -87,8 +87,8 @@ __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes
     cuda::pin(sums);
     release(shared.stages, last);
     const Corner corner = corner_of<P>(sizes, tile);
-    write_out<T, P>(sums, shared.y[consumer], turn, y_map, corner.row + rank * kTileRows + consumer * kConsumerRows,
-                    corner.column, sizes.columns, slope);
+    write_out<T, P>(sums, shared.y[consumer], buffer_index, y_map,
+                    corner.row + rank * kTileRows + consumer * kConsumerRows, corner.column, sizes.columns, slope);
   }
   if (thread == 0) {
     cuda::wait_stores_read<0>();  // shared memory must live until the stores have read it
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncwarp();
   } else {
-    cuda::claim_registers<232>();
+    cuda::acquire_registers<232>();
     consume<T, P, kA, kB>(shared, &y_map, sizes, slope);
   }
   // No block exits while the other may still write to its memory.
