@@ -147,6 +147,24 @@ TEST(Profiler, TableIsOfOneStep) {
   EXPECT_EQ(ProfiledOp{}.bytes_kept, 0);
 }
 
+TEST(Profiler, TableAddsUpModules) {
+  const Mlp mlp;
+  const Tensor x = randn({4096, 8});
+  Profiler profiler(ProfilerOptions{.device = false});
+  const Tensor y = mlp(x);
+  profiler.stop();
+  const std::vector<ProfiledOp>& ops = profiler.ops();
+  ASSERT_EQ(std::count_if(ops.begin(), ops.end(), [](const ProfiledOp& row) { return row.op == "Linear"; }), 2);
+  const ProfiledOp both = total(profiler, "Linear", "forward");
+  EXPECT_EQ(both.bytes_kept, 4096 * (16 + 4) * 4);
+  const std::string table = profiler.table();
+  const std::size_t row = table.find("\nLinear ") + 1;
+  ASSERT_NE(row, 0u) << table;
+  const std::string line = table.substr(row, table.find('\n', row) - row);
+  EXPECT_TRUE(line.ends_with(fmt::format(" {:.2f}", 4096 * (16 + 4) * 4 / 0x1p20))) << line;
+  EXPECT_NE(line.find(fmt::format(" {:.3f} ", both.host_ms)), std::string::npos) << line;
+}
+
 TEST(Profiler, TableShowsThirtyRowsOfEach) {
   std::vector<std::string> names;
   for (int i = 0; i < 32; ++i) {
