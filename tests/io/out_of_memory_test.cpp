@@ -154,12 +154,17 @@ struct World {
   }
 };
 
-/// For every allocation in `work`: creates a world with `prepare`, makes that allocation fail, expects `kept` to
-/// be unchanged, and expects a second `work` to give `bits` as in an undisturbed run. Returns the number of
+/// Which allocations fail: number `first`, and then every step-th.
+struct Part {
+  std::int64_t first = 0, step = 1;
+};
+
+/// For every allocation of a part in `work`: creates a world with `prepare`, makes that allocation fail, expects `kept`
+/// to be unchanged, and expects a second `work` to give `bits` as in an undisturbed run. Returns the number of
 /// failures.
 template <class Faults, class Prepare, class Work, class Kept>
 std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& count, const Prepare& prepare,
-                       const Work& work, const Kept& kept) {
+                       const Work& work, const Kept& kept, const Part& part) {
   Bits expected;
   {
     World world(device);
@@ -168,7 +173,7 @@ std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& co
     expected = world.bits();
   }
   std::int64_t failed = 0;
-  for (std::int64_t n = 0;; n += Faults::kStep) {
+  for (std::int64_t n = part.first;; n += part.step * Faults::kStep) {
     SCOPED_TRACE(fmt::format("{} {} on {}", Faults::kName, n, device));
     const std::int64_t before_all = count.outstanding();
     {
@@ -200,14 +205,14 @@ std::int64_t fail_each(Device device, Faults faults, memory::AllocationFault& co
 
 template <class Prepare, class Work, class Kept>
 void fail_each(const Prepare& prepare, const Work& work, const Kept& kept,
-               const std::vector<Device>& devices = test_devices()) {
+               const std::vector<Device>& devices = test_devices(), const Part& part = {}) {
   const int threads = num_threads();
   set_num_threads(1);  // in the same order every time
   memory::AllocationFault fault;
   for (const Device device : devices) {
     World(device).step();  // creates one-time resources
-    const std::int64_t of_tensors = fail_each(device, TensorFaults{fault}, fault, prepare, work, kept);
-    const std::int64_t of_new = fail_each(device, NewFaults{}, fault, prepare, work, kept);
+    const std::int64_t of_tensors = fail_each(device, TensorFaults{fault}, fault, prepare, work, kept, part);
+    const std::int64_t of_new = fail_each(device, NewFaults{}, fault, prepare, work, kept, part);
     EXPECT_GT(of_tensors + of_new, 0);
   }
   set_num_threads(threads);
@@ -217,6 +222,13 @@ const auto kNothing = [](World&) {};
 const auto kOneStep = [](World& world) { world.step(); };
 const auto kAll = [](const World& world) { return world.bits(); };
 
+// These have thousands of allocations: each of four tests takes a quarter, so that they can run side by side.
+class OutOfMemoryQuarter : public testing::TestWithParam<int> {
+ protected:
+  Part part() const { return {.first = GetParam(), .step = 4}; }
+};
+INSTANTIATE_TEST_SUITE_P(All, OutOfMemoryQuarter, testing::Range(0, 4));
+
 TEST(OutOfMemory, BackwardChangesNoGradientOrAll) {
   fail_each(
       kNothing, [](World& world) { world.backward(); }, kAll);
@@ -224,12 +236,14 @@ TEST(OutOfMemory, BackwardChangesNoGradientOrAll) {
   fail_each([](World& world) { world.backward(); }, [](World& world) { world.backward(); }, kAll, {Device::cpu()});
 }
 
-TEST(OutOfMemory, FirstTrainingStep) {
-  fail_each(kNothing, kOneStep, [](const World& world) { return world.bits_without_gradients(); });
+const auto kWithoutGradients = [](const World& world) { return world.bits_without_gradients(); };
+
+TEST_P(OutOfMemoryQuarter, FirstTrainingStep) {
+  fail_each(kNothing, kOneStep, kWithoutGradients, test_devices(), part());
 }
 
-TEST(OutOfMemory, LaterTrainingStep) {
-  fail_each(kOneStep, kOneStep, [](const World& world) { return world.bits_without_gradients(); });
+TEST_P(OutOfMemoryQuarter, LaterTrainingStep) {
+  fail_each(kOneStep, kOneStep, kWithoutGradients, test_devices(), part());
 }
 
 TEST(OutOfMemory, ClippingAndOptimizerByThemselves) {
@@ -332,18 +346,19 @@ TEST(OutOfMemory, SaveAndLoad) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(OutOfMemory, StateDicts) {
+TEST_P(OutOfMemoryQuarter, StateDicts) {
   World source(Device::cpu());
   source.step();
   source.step();
   const StateDict model = source.model.state_dict();
   const StateDict optimizer = source.optimizer.state_dict();
   fail_each(
-      kOneStep, [&](World& world) { world.model.load_state_dict(model); }, kAll);
+      kOneStep, [&](World& world) { world.model.load_state_dict(model); }, kAll, test_devices(), part());
   fail_each(
-      kOneStep, [&](World& world) { world.optimizer.load_state_dict(optimizer); }, kAll);
+      kOneStep, [&](World& world) { world.optimizer.load_state_dict(optimizer); }, kAll, test_devices(), part());
   fail_each(
-      kOneStep, [&](World& world) { (void)world.model.state_dict(), (void)world.optimizer.state_dict(); }, kAll);
+      kOneStep, [&](World& world) { (void)world.model.state_dict(), (void)world.optimizer.state_dict(); }, kAll,
+      test_devices(), part());
 }
 
 TEST(OutOfMemory, SaysWhatWasAskedFor) {
