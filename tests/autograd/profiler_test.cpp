@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -130,6 +131,7 @@ TEST(Profiler, EndsWhereItEnds) {
 
 TEST(Profiler, TableIsOfOneStep) {
   const Tensor x = ones({4});
+  const auto before = std::chrono::steady_clock::now();
   Profiler profiler(ProfilerOptions{.device = false});
   for (int step = 0; step < 4; ++step) {
     for (int call = 0; call < 3; ++call) {
@@ -138,6 +140,9 @@ TEST(Profiler, TableIsOfOneStep) {
     profiler.step();
   }
   profiler.stop();
+  const std::chrono::duration<double, std::milli> around = std::chrono::steady_clock::now() - before;
+  EXPECT_GT(profiler.wall_ms(), 0);
+  EXPECT_LT(profiler.wall_ms(), 2 * around.count() + 1000);  // by another clock
   const std::string table = profiler.table();
   EXPECT_TRUE(table.starts_with(fmt::format("4 steps, {:.3f} ms each\n", profiler.wall_ms() / 4))) << table;
   const std::size_t row = table.find("\nAdd ");
