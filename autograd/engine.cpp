@@ -186,7 +186,7 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bo
   }
 }
 
-// The nodes on paths from the outputs to the wanted inputs.
+// The nodes on paths from the outputs to the requested inputs.
 template <class Ends>
 class PathFilter {
  public:

@@ -10,7 +10,7 @@
 
 namespace mica::autograd {
 
-/// A group of ops that are recorded only when backward reaches them; until then this node stands for them. Its edges
+/// A group of ops that are recorded only when backward reaches them; until then this node represents them. Its edges
 /// lead to every tensor from outside that the ops use and that needs a gradient.
 class Segment : public Node {
  public:

@@ -12,7 +12,7 @@ namespace mica::autograd {
 
 /// Autograd's data of one tensor.
 struct Slot {
-  bool requires_grad = false;                        // for a leaf: its gradient is wanted
+  bool requires_grad = false;                        // for a leaf: it accumulates a gradient
   Tensor grad;                                       // … the gradient accumulated so far
   HookList<Hook> hooks;                              // … hooks on incoming gradients
   HookList<std::function<void()>> after_accumulate;  // … hooks after accumulation

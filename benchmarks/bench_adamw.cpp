@@ -1,4 +1,4 @@
-// How fast AdamW steps with all parameters of GPT-2 at once, beside a copy of as many elements.
+// The time of an AdamW step for all parameters of GPT-2, compared with a copy of as many elements.
 
 #include <string>
 #include <vector>
@@ -63,7 +63,7 @@ void measure(const Setting& setting, Device device, std::int64_t layers, std::in
   // Read and written: both averages, the parameter or its master copy. Read: the gradient. With master weights the
   // parameter is only written.
   const double step_bytes = size + (setting.master ? 6 * state + size : 4 * state + 2 * size);
-  // The ceiling.
+  // The limit.
   const Tensor from = zeros({numel}, setting.dtype, device);
   const Tensor to = zeros({numel}, setting.dtype, device);
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(to, from); });

@@ -1,4 +1,4 @@
-// How fast add_layer_norm's kernels are, with a copy of the same tensor as the ceiling.
+// The speed of add_layer_norm's kernels, compared with a copy of the same tensor.
 
 #include <vector>
 
@@ -14,7 +14,7 @@ using benchmarks::Case;
 
 namespace {
 
-// Only shapes that there are kernels for: not on the CPU.
+// Only shapes with fused kernels, which do not exist on the CPU.
 std::vector<Case> default_cases(Device device) {
   if (device.is_cpu()) {
     return {};
@@ -33,7 +33,7 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   const ElementDropout dropout{.key = {}, .threshold = ElementDropout::threshold_of(p)};
   const Tensor none;
   const kernels::AddLayerNormForward forward{c.m, c.n, x, residual, weight, bias, dropout, 1e-5, sum, y, mean, rstd};
-  // Results go where inputs of forward were.
+  // Results overwrite inputs of forward.
   const kernels::AddLayerNormBackward backward{
       c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias};
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });

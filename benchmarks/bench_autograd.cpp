@@ -1,4 +1,4 @@
-// What autograd costs the host: one small op without and with a gradient, and chains of ops forward and backward.
+// Host overhead of autograd: one small op without and with a gradient, and chains of ops forward and backward.
 
 #include <string>
 
@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kSize = 64;
 constexpr int kChain = 2000;
 
-// So few elements that what is measured is everything but arithmetic.
+// Few elements, to measure everything but arithmetic.
 void measure(Device device, int repeats, benchmarks::Report& report) {
   const Tensor x = randn({kSize}, float32, device).requires_grad_();
   const Tensor b = randn({kSize}, float32, device);

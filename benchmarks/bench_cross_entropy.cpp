@@ -1,5 +1,5 @@
-// How fast cross entropy's kernels are, with a copy of the logits as the ceiling, and linear_cross_entropy beside the
-// pair of ops.
+// The speed of cross entropy's kernels, compared with a copy of the logits, and of linear_cross_entropy, compared with
+// the pair of ops.
 
 #include <vector>
 
@@ -101,7 +101,7 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
       rows.forward(tag, softcap);
       rows.backward(tag, softcap, dloss, dlogits);
     });
-    // What one run leaves is what the next one reads; the time does not depend on it.
+    // Each run reads the results of the previous one; the time does not depend on the values.
     add(what + "_in_place", 2, [&](auto tag) { rows.in_place(tag, softcap, dloss); });
   }
 }

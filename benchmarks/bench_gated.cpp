@@ -1,5 +1,5 @@
-// How fast the gated activations' kernels are, of two tensors and of the halves of one, with a copy of a tensor of the
-// result's size as the ceiling.
+// The speed of the gated activations' kernels, on two tensors and on the halves of one, compared with a copy of a
+// tensor of the result's size.
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// How fast LayerNorm's kernels are, with a copy of the same tensor as the ceiling, and what one call through autograd
-// costs the host.
+// The speed of LayerNorm's kernels, compared with a copy of the same tensor, and the host time of a call through
+// autograd.
 
 #include <vector>
 
@@ -69,7 +69,7 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   times.add("layer_norm_backward_parameters", 2, [&] { backward({}); });
 }
 
-// What a call costs before the GPU is fast enough to matter: nn::LayerNorm forward and backward, gradients dropped.
+// The host overhead of a call: nn::LayerNorm forward and backward, gradients dropped.
 void measure_call(Device device, int repeats, benchmarks::Report& report) {
   constexpr std::int64_t kSize = 32;
   constexpr int kCalls = 50;

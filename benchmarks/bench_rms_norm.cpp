@@ -1,4 +1,4 @@
-// How fast RMSNorm's kernels are, with a copy of the same tensor as the ceiling.
+// The speed of RMSNorm's kernels, compared with a copy of the same tensor.
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Whole training steps of a GPT, from the modules as they are: ms a step, tokens/s, the share of a GPU's peak, memory.
+// Whole training steps of a GPT, from mica's modules: ms per step, tokens/s, share of the GPU's peak, memory.
 
 #include <fmt/core.h>
 
@@ -55,11 +55,11 @@ const std::map<std::string, Preset> presets = {
     {"character", {{.vocab = 65, .context = 256, .layers = 6, .heads = 6, .width = 384, .bias = false}, 64}},
 };
 
-// Before a step is captured.
+// Steps before the capture.
 constexpr int kPlainSteps = 3;
 
-// The batches of a training run: windows of T + 1 tokens, one after the other, from the beginning again where the
-// tokens end. The same as in train_peers.py.
+// The batches of a training run: consecutive windows of T + 1 tokens, wrapping around at the end of the tokens. The
+// same as in train_peers.py.
 class Batches {
  public:
   Batches(const Tensor& tokens, std::int64_t batch, std::int64_t context) : batch_(batch), context_(context) {

@@ -14,8 +14,8 @@
 
 namespace mica {
 
-/// The type of every error that mica throws. The message starts with the name of the op and says what was expected and
-/// what was given.
+/// The type of every error that mica throws. The message starts with the name of the op and states what was expected
+/// and what was given.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

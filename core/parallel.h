@@ -12,7 +12,7 @@
 
 namespace mica {
 
-/// The most threads that set_num_threads accepts. OpenMP ends the program if it cannot start the threads asked for.
+/// The maximum for set_num_threads. OpenMP ends the program if it cannot start the requested threads.
 inline constexpr int kMaxThreads = 1024;
 
 /// The number of threads for CPU kernels: the number of cores, unless set by set_num_threads or OMP_NUM_THREADS.

@@ -1,7 +1,7 @@
 #pragma once
 
 // The rounds of Philox4x32 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), for
-// host and device. core/philox.h says what a tensor's random numbers are.
+// host and device. core/philox.h defines a tensor's random numbers.
 
 #include <cstdint>
 

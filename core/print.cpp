@@ -52,7 +52,7 @@ class Format {
   std::size_t width_ = 0;
 };
 
-// The positions shown along an axis; -1 stands for the gap.
+// The positions shown along an axis; -1 marks the gap.
 std::vector<std::int64_t> shown(std::int64_t size, bool all) {
   std::vector<std::int64_t> result;
   for (std::int64_t i = 0; i < size; ++i) {

@@ -46,8 +46,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-/// A temporary file beside `path` that replaces it on commit(), after everything is flushed to disk. Without commit()
-/// it is removed.
+/// A temporary file in the folder of `path` that replaces it on commit(), after everything is flushed to disk. Without
+/// commit() it is removed.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);

@@ -10,7 +10,7 @@ namespace mica::nn {
 struct SamplingOptions {
   double temperature = 1;  ///< divides the logits; 0 takes the most likely token
   std::int64_t top_k = 0;  ///< draw among the k most likely tokens; 0: among all
-  std::uint64_t seed = 0;  ///< the sampler has random numbers of its own
+  std::uint64_t seed = 0;  ///< of the sampler's own random numbers
 };
 
 /// Draws tokens from logits. The same options and logits give the same tokens, on any device.

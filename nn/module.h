@@ -20,7 +20,7 @@ namespace detail {
 struct ModuleState;  // a module's registry, shared by the module, also after a move, and its parent
 }
 
-/// The base of everything that holds parameters. A module is a struct whose members register themselves as they are
+/// The base class of everything that has parameters. A module is a struct whose members register themselves as they are
 /// initialized, and whose `operator() const` is the computation:
 ///
 ///     struct Mlp : nn::Module {

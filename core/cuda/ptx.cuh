@@ -179,7 +179,7 @@ __device__ inline int load_acquire(const int* p) {
   return value;
 }
 
-// What follows needs compute capability 9.0: the host checks device_has_clusters(). On older chips it traps.
+// The following functions need compute capability 9.0: the host checks device_has_clusters(). On older GPUs they trap.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MICA_PTX_90(...) asm volatile(__VA_ARGS__)
 #else

@@ -45,7 +45,7 @@ struct CrossEntropyOptions {
 /// Throws Error before anything is computed if a shape, dtype, device or option does not match.
 ///
 /// Label smoothing: Szegedy et al. (2015), arXiv:1512.00567. Softcap: Gemma 2 (2024), arXiv:2408.00118. Derivation and
-/// kernels: README.md beside this file.
+/// kernels: README.md in this folder.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 }  // namespace mica

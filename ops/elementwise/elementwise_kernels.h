@@ -23,7 +23,7 @@ using Logical = std::variant<And, Or>;
 /// The differentiable functions of one argument, all for floating dtypes.
 using UnaryFunction = detail::Unary;
 using BinaryFunction = detail::Binary;
-/// Those whose gradient has a kernel of its own.
+/// Functions whose gradient has its own kernel.
 using FusedBinaryFunction = detail::FusedBinary;
 using Comparison = detail::Comparison;
 using LogicalFunction = detail::Logical;

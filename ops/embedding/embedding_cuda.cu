@@ -45,7 +45,7 @@ __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* in
   }
 }
 
-// keys[i] = indices[i], with `rows` standing for what is out of range; positions[i] = i; no long runs yet.
+// keys[i] = indices[i], with `rows` for indices out of range; positions[i] = i; clears the list of long runs.
 __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::int64_t rows, std::uint32_t* keys,
                                       std::uint32_t* positions, int* run_count) {
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -58,10 +58,10 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
   }
 }
 
-// dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block adds up a segment of
-// kSegment keys, V columns a thread. A run that lies in one segment is written at once. Of a long run, which does not,
-// each segment keeps a partial sum: as its head, if the run began earlier, else as its tail. A second kernel adds
-// those. The first lists the segments in which long runs begin, in any order: each run is summed by one block.
+// dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block sums a segment of kSegment
+// keys, V columns per thread. A run within one segment is written directly. A long run leaves a partial sum in each
+// segment: in its head if the run began earlier, else in its tail. A second kernel adds these. The first kernel lists
+// the segments in which long runs begin, in any order: one block sums each run.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
 constexpr int kRunLines = 4;     // threads that share a column of a long run
@@ -89,7 +89,7 @@ struct Gradient {
     const std::int64_t next = end_of(segment);
     return next < n && keys[next] == keys[next - 1];
   }
-  // Where the run ends that the segment's last key belongs to.
+  // The end of the run that contains the segment's last key.
   __device__ int last_segment(int segment) const {
     const std::uint32_t key = last_key(segment);
     std::int64_t at = end_of(segment) - 1;  // of this key
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   }
 }
 
-// Adds up long runs, kColumnThreads columns a block.
+// Sums long runs, kColumnThreads columns per block.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kernel(Gradient<T> g) {
   using S = Accumulate<T>;

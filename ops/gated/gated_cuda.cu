@@ -41,8 +41,8 @@ struct Arguments {
   const T* gate = nullptr;
   const T* up = nullptr;
   T* y = nullptr;      // forward
-  T* dgate = nullptr;  // backward; null: not wanted
-  T* dup = nullptr;    // backward; null: not wanted
+  T* dgate = nullptr;  // backward; null: not needed
+  T* dup = nullptr;    // backward; null: not needed
   bool inputs_last_in_l2 = false;
   std::int64_t gap = 0;  // between rows of gate, up and their gradients
   unsigned units = 0;

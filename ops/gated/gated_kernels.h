@@ -37,8 +37,8 @@ struct GatedBackward {
   const Tensor& dy;
   const Tensor& gate;
   const Tensor& up;
-  const Tensor& dgate;  // out, or undefined: not wanted
-  const Tensor& dup;    // out, or undefined: not wanted
+  const Tensor& dgate;  // out, or undefined: not needed
+  const Tensor& dup;    // out, or undefined: not needed
 };
 
 void gated_backward(Cpu, const GatedBackward& args);

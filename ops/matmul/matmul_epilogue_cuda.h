@@ -1,7 +1,7 @@
 #pragma once
 
-// Products whose epilogue costs about as much as they do, by a kernel for compute capability 9.0. False: not for these
-// tensors or this device; nothing was computed.
+// Products with expensive epilogues, by a kernel for compute capability 9.0. Functions return false, without any work,
+// if the tensors or the device are not supported.
 
 #include <mica/ops/matmul/matmul_kernels.h>
 

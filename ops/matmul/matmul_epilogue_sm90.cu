@@ -3,8 +3,8 @@
 #include <mica/ops/tiled_matmul/tiled_matmul_sm90.cuh>
 
 // Products with an activation or its derivative in the epilogue. The epilogue computes exponentials and moves two
-// tensors as large as the output. To hide it, each of a block's two consumer warpgroups has tiles of its own: one
-// multiplies while the other is in its epilogue.
+// tensors as large as the output. To hide it, each of a block's two consumer warpgroups has its own tiles: one
+// multiplies while the other runs its epilogue.
 //
 //     warpgroup 1   | multiply tile 0 | epilogue 0      | multiply tile 2 | epilogue 2 …
 //     warpgroup 2                     | multiply tile 1 | epilogue 1      | multiply tile 3 …
@@ -22,7 +22,7 @@ constexpr int kHalves = kTileRows / 64;     // wgmma has 64 rows
 constexpr int kChunks = kColumns / kChunk;  // of a tile
 constexpr int kWarps = kWarpgroup / 32;
 constexpr int kTileChunkBytes = kTileRows * kLineBytes;  // kChunk columns of a tile
-constexpr int kGroups = kChunk / 16;                     // of columns, which ldmatrix and stmatrix have at a time
+constexpr int kGroups = kChunk / 16;                     // of columns per ldmatrix or stmatrix
 
 struct Shared {
   unsigned char tiles[kConsumers][kChunks][kTileChunkBytes];
@@ -43,7 +43,7 @@ __device__ float2 floats_of(std::uint32_t pair) {
   }
 }
 
-/// What a warpgroup's epilogue has.
+/// The state of a warpgroup's epilogue.
 struct Tile {
   unsigned char (&buffer)[kChunks][kTileChunkBytes];
   int consumer;
@@ -54,7 +54,7 @@ struct Tile {
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return thread() / 32; }
   __device__ void sync() const { cuda::barrier_sync(1 + consumer, kWarpgroup); }
-  /// The address that this lane gives for columns 16 i to 16 i + 15 of a chunk in the warp's 16 rows of a half.
+  /// The address that this lane provides for columns 16 i to 16 i + 15 of a chunk, in the warp's 16 rows of a half.
   __device__ unsigned char* place(unsigned char* chunk, int half, int i) const {
     const int line = half * 64 + warp() * 16 + lane() % 16;
     return chunk + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
@@ -75,7 +75,7 @@ struct Gradient {
     if (tile.thread() != 0) {
       return {};
     }
-    cuda::wait_stores_read<0>();  // of the tile before
+    cuda::wait_stores_read<0>();  // of the previous tile
     std::uint64_t* const loaded = &shared.loaded[tile.consumer];
     cuda::arrive_expecting(loaded, kChunks * kTileChunkBytes);
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -120,7 +120,7 @@ struct Gradient {
       }
       cuda::fence_async_proxy();
       if (parts != nullptr) {
-        tile.sync();  // the sums before were read
+        tile.sync();  // the previous sums were read
         write_totals(shared.sums[tile.consumer][tile.warp()], totals, tile.lane());
       }
       tile.sync();
@@ -141,8 +141,8 @@ struct Gradient {
   }
 
  private:
-  /// Halves the number of totals: two lanes that differ by kStep in number exchange halves and add them. Returns the
-  /// index that the first of this lane's totals had.
+  /// Halves the number of totals: two lanes whose indices differ by kStep exchange halves and add them. Returns the
+  /// original index of this lane's first total.
   template <int kStep, int kKept>
   __device__ static int fold(float (&totals)[kChunk / 4], int lane) {
     const bool upper = (lane & kStep) != 0;
@@ -155,7 +155,7 @@ struct Gradient {
     return upper ? kKept : 0;
   }
 
-  /// Adds the totals of the 8 lanes that have the same 16 columns. Each lane writes two.
+  /// Adds the totals of the 8 lanes with the same 16 columns. Each lane writes two.
   __device__ static void write_totals(float (&to)[kChunk], float (&totals)[kChunk / 4], int lane) {
     const int first = fold<16, 8>(totals, lane) + fold<8, 4>(totals, lane) + fold<4, 2>(totals, lane);
     const int column = first / 4 * 16 + first % 4 / 2 * 8 + lane % 4 * 2;
@@ -236,7 +236,7 @@ struct Forward {
   }
 };
 
-/// One consumer warpgroup: every other tile of the block.
+/// One consumer warpgroup: processes every other tile of the block.
 template <class T, Lines kB, class Epilogue>
 __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUtensorMap* out_map, const Sizes& sizes,
                         const Epilogue& epilogue) {
@@ -247,7 +247,7 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
   if (consumer == 1) {
     ring.skip(sizes.pieces);
   }
-  unsigned parity = 0;  // of what happens once a tile
+  unsigned parity = 0;  // of barriers that complete once per tile
   for (int number = blockIdx.x / Ours::kCluster + consumer * step; number < sizes.order.size();
        number += kConsumers * step, parity ^= 1) {
     const Corner corner = corner_of<Ours>(sizes, number);
@@ -256,8 +256,8 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
                     .row = corner.row + rank_of_block<Ours>() * kTileRows,
                     .column = corner.column};
     auto loaded = epilogue.begin(shared, tile, other_map);
-    // The first warpgroup begins. Waiting for a stage before the other warpgroup has seen its last could mistake one
-    // round for another.
+    // The first warpgroup starts. A wait for a stage before the other warpgroup has consumed its last one could confuse
+    // two rounds.
     cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     Sums sums;
     int last = 0;

@@ -35,7 +35,7 @@ Tensor converted(Cpu device, const Tensor& x) {
 
 void sum(Cpu device, const Sum& args) {
   if (args.x.dtype() == DType::bfloat16) {
-    // Converted as they are added, which takes a shift, and not before.
+    // Converts elements as they are added, which takes a shift.
     reduce<BFloat16>(device, SumOp<BFloat16>{static_cast<float>(args.divisor)}, args.x, args.y);
     return;
   }

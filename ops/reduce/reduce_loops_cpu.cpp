@@ -9,7 +9,7 @@ namespace mica::kernels::detail {
 
 namespace {
 
-constexpr std::int64_t kReduceGrain = 16384;  // elements per thread, at least
+constexpr std::int64_t kReduceGrain = 16384;  // minimum elements per thread
 constexpr std::int64_t kLeaf = 4096;          // maximum elements of a row per call
 constexpr std::int64_t kRows = 64;            // maximum rows per call; a power of two
 

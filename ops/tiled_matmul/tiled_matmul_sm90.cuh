@@ -1,9 +1,9 @@
 #pragma once
 
-// What kernels of matrix products for compute capability 9.0 share. A block computes tiles of the output, one after the
-// other. Its first warpgroup has one thread that loads pieces of a and b into a ring of stages; the two others multiply
-// them. Two blocks can form a cluster: their tiles are vertically adjacent and need the same piece of b, of which each
-// block loads one half for both.
+// Code shared by the matrix products for compute capability 9.0. A block computes tiles of the output in sequence. One
+// thread of its first warpgroup loads pieces of a and b into a ring of stages; the two other warpgroups multiply them.
+// Two blocks can form a cluster: their tiles are vertically adjacent and need the same piece of b, of which each block
+// loads one half for both.
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/tensor_copy.cuh>
@@ -40,7 +40,7 @@ struct Stages {
   std::uint64_t empty[P::kStages];  // every consumer of the cluster has read it
 };
 
-// A place in the ring of stages. Barriers are known by the parity of the round.
+// A position in the ring of stages; `parity` is the phase of the stage's barriers.
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -93,7 +93,7 @@ CUtensorMap map_of_b(const Tensor& b) {
   return map_of(b, matrix_of(b), kB == Lines::depth ? P::kShare : kDepth);
 }
 
-/// The number of blocks that all tiles keep busy.
+/// The number of blocks that the tiles can occupy.
 template <class P>
 int blocks_for(const Sizes& sizes) {
   return std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
@@ -114,7 +114,7 @@ __device__ int rank_of_block() {
   return P::kCluster > 1 ? cuda::cluster_rank() : 0;
 }
 
-/// The first column or row of the first tile of the cluster's.
+/// The first column or row of the cluster's first tile.
 struct Corner {
   int row;
   int column;
@@ -126,7 +126,7 @@ __device__ Corner corner_of(const Sizes& sizes, int tile) {
   return {place.row * P::kCluster * kTileRows, place.column * P::kColumns};
 }
 
-/// Loads all pieces of all tiles of this block, each as soon as its stage is empty. One thread.
+/// Loads all pieces of all tiles of this block, each as soon as its stage is empty. Runs in one thread.
 template <class P, Lines kA, Lines kB>
 __device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
   const int rank = rank_of_block<P>();
@@ -144,7 +144,7 @@ __device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUten
     for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
       const int k = piece * kDepth;
       std::uint64_t* const full = &stages.full[ring.stage];
-      cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // at once in the first round
+      cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
       cuda::arrive_expecting(full, P::kABytes + P::kBBytes);
       unsigned char* const a = stages.a[ring.stage];
       if constexpr (kA == Lines::depth) {

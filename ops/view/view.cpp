@@ -17,7 +17,7 @@ using autograd::Context;
 std::int64_t offset_of(const Tensor& x) { return x.handle()->offset; }
 
 // The strides of a view of x with `shape`, if one exists. Within a run of axes of x that are contiguous in memory, the
-// axes can be split anew, but no axis of the result can span two runs.
+// axes can be split again, but no axis of the result can span two runs.
 std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) {
     return contiguous_strides(shape);
