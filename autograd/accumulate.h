@@ -15,7 +15,7 @@ bool is_unshared(const Tensor& x);
 ///
 /// Undefined if there is none yet, if its memory is shared, or if recording or hooks need each contribution separately.
 /// Then return the gradient as usual.
-Tensor take_gradient_so_far(std::size_t i);
+Tensor take_pending_gradient(std::size_t i);
 
 /// Returns `gradient` if is_unshared(), else a copy.
 Tensor unshared(Tensor gradient);

@@ -40,7 +40,7 @@ class Frontier {
 
   /// Removes and returns the pending gradient of `edge`, to be added to in place; undefined if there is none or its
   /// memory is shared. For a leaf, if `leaves` allows it, this may be the grad from earlier passes.
-  Tensor take(const Edge& edge, bool leaves) {
+  Tensor extract(const Edge& edge, bool leaves) {
     const auto at = gradients_.find(edge.node.get());
     if (at != gradients_.end() && at->second[edge.slot].defined()) {
       Tensor& pending = at->second[edge.slot];
@@ -250,12 +250,12 @@ class PathFilter {
 
 }  // namespace
 
-Tensor take_gradient_so_far(std::size_t i) {
+Tensor take_pending_gradient(std::size_t i) {
   if (running == nullptr || grad_enabled() || running->node.has_hooks()) {
     return {};
   }
   const Edge& edge = running->node.edges.at(i);
-  return edge.node == nullptr ? Tensor{} : running->frontier.take(edge, running->adds_to_leaves);
+  return edge.node == nullptr ? Tensor{} : running->frontier.extract(edge, running->adds_to_leaves);
 }
 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {

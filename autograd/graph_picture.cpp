@@ -47,7 +47,7 @@ std::string quoted(const std::string& text, const char* end = "\\n") {
 }
 
 // Every node reachable from the root, once, nearest first.
-std::vector<const Node*> nodes_behind(const Node* root) {
+std::vector<const Node*> reachable_nodes(const Node* root) {
   std::vector<const Node*> nodes{root};
   std::unordered_set<const Node*> seen{root};
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -176,7 +176,7 @@ class Picture {
   std::string text_;
 };
 
-Picture::Picture(const Node* root, GraphPictureOptions options) : root_(root), nodes_(nodes_behind(root)) {
+Picture::Picture(const Node* root, GraphPictureOptions options) : root_(root), nodes_(reachable_nodes(root)) {
   drawn_.assign(nodes_.begin(),
                 nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes_.size(), options.max_nodes)));
   nodes_ = in_order_of_forward(std::move(nodes_));

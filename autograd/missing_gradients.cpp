@@ -9,10 +9,10 @@ namespace mica::autograd {
 
 namespace {
 
-/// The graph behind a loss.
-class Behind {
+/// The graph of a loss.
+class LossGraph {
  public:
-  explicit Behind(const Tensor& loss) {
+  explicit LossGraph(const Tensor& loss) {
     if (const Slot* const slot = find_slot(loss); slot != nullptr && slot->notes) {
       is_traced_ = true;
       add(slot->notes->cuts);
@@ -85,7 +85,7 @@ class Behind {
 };
 
 // All nodes with edges to the leaf are in the loss's graph, so one of them stopped the gradient.
-std::string Behind::stop_before(const Node* leaf) const {
+std::string LossGraph::stop_before(const Node* leaf) const {
   std::unordered_multimap<const Node*, const Node*> users;
   for (const Node* const node : nodes_) {
     for (const Edge& edge : node->edges) {
@@ -111,23 +111,23 @@ std::string Behind::stop_before(const Node* leaf) const {
   return "";
 }
 
-MissingGradient explain(const Behind& behind, const std::string& name, const Tensor& parameter) {
+MissingGradient explain(const LossGraph& graph, const std::string& name, const Tensor& parameter) {
   if (!parameter.requires_grad()) {
     return {name, Missing::frozen, "frozen: its requires_grad is false"};
   }
   const Edge edge = gradient_edge(parameter);
-  if (behind.leads_to(edge.node.get())) {
-    const std::string stop = behind.stop_before(edge.node.get());
+  if (graph.leads_to(edge.node.get())) {
+    const std::string stop = graph.stop_before(edge.node.get());
     return {name, Missing::undefined,
             stop.empty() ? "no gradient arrived, although the loss depends on it: backward() has not run, or an op on "
                            "the way returned none (enable DetectAnomaly in forward and backward to see which)"
                          : stop};
   }
-  if (const Cut* const cut = behind.cut_of(parameter.handle()->slot.get())) {
+  if (const Cut* const cut = graph.cut_of(parameter.handle()->slot.get())) {
     return {name, Missing::cut, "cut off by " + cut->what + where(cut->module, &cut->call_site)};
   }
   return {name, Missing::unused,
-          behind.is_traced()
+          graph.is_traced()
               ? "unused: no op that the loss depends on has it as input"
               : "unused, or cut off: the loss does not depend on it (enable DetectAnomaly in forward to see where)"};
 }
@@ -137,15 +137,15 @@ MissingGradient explain(const Behind& behind, const std::string& name, const Ten
 std::vector<MissingGradient> explain_missing_gradients(const Tensor& loss,
                                                        const std::vector<std::pair<std::string, Tensor>>& parameters) {
   check(loss.defined(), "explain_missing_gradients: expected a defined loss");
-  const Behind behind(loss);
+  const LossGraph graph(loss);
   std::vector<MissingGradient> result;
   for (const auto& [name, parameter] : parameters) {
     check(parameter.defined(), "explain_missing_gradients: parameter {} is an undefined tensor", name);
     const Edge edge = gradient_edge(parameter);
     const bool arrived =
-        behind.leads_to(edge.node.get()) && !behind.is_stopped(edge.node.get()) && parameter.grad().defined();
+        graph.leads_to(edge.node.get()) && !graph.is_stopped(edge.node.get()) && parameter.grad().defined();
     if (!arrived) {
-      result.push_back(explain(behind, name, parameter));
+      result.push_back(explain(graph, name, parameter));
     }
   }
   return result;

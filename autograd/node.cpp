@@ -108,18 +108,18 @@ void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
 namespace detail {
 
 void destroy(Node* node) {
-  // Destroying a node releases its predecessors, which re-enters this function. They are queued in `doomed` for the
+  // Destroying a node releases its predecessors, which re-enters this function. They are queued in `pending` for the
   // outermost call.
-  thread_local std::vector<Node*> doomed;
+  thread_local std::vector<Node*> pending;
   thread_local bool busy = false;
-  doomed.push_back(node);
+  pending.push_back(node);
   if (busy) {
     return;
   }
   busy = true;
-  while (!doomed.empty()) {
-    Node* const next = doomed.back();
-    doomed.pop_back();
+  while (!pending.empty()) {
+    Node* const next = pending.back();
+    pending.pop_back();
     delete next;
   }
   busy = false;

@@ -35,7 +35,7 @@ class AccumulateGrad final : public Node {
             "backward: set_data has replaced a leaf of {} {} on {} since the graph was recorded", outputs[0].dtype,
             outputs[0].shape, outputs[0].device);
       // The grad outlives the graph, and its owner may write it in place, so its memory must not be shared.
-      if (slot_->grad.defined() && gradient.is_same(slot_->grad)) {  // an op has added to it: take_gradient_so_far()
+      if (slot_->grad.defined() && gradient.is_same(slot_->grad)) {  // an op has added to it: take_pending_gradient()
         slot_->grad.bump_version("backward");
       } else {
         slot_->grad = slot_->grad.defined() ? add_gradients(slot_->grad, gradient, /*in_place=*/true)

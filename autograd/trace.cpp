@@ -28,7 +28,7 @@ void add(Cuts& cuts, const Cuts& more) {
 }
 
 // The leaves behind a tensor that is about to lose its history, now disconnected at `cut`, and older cuts.
-void add_behind(Cuts& cuts, const Edge& edge, const std::shared_ptr<const Cut>& cut) {
+void add_cuts(Cuts& cuts, const Edge& edge, const std::shared_ptr<const Cut>& cut) {
   std::vector<const Node*> found{edge.node.get()};
   std::unordered_set<const Node*> seen{edge.node.get()};
   while (!found.empty()) {
@@ -54,7 +54,7 @@ void add_notes(Cuts& cuts, const Tensor& x) {
   }
 }
 
-Cuts cuts_behind(const Tensor* const* inputs, std::size_t count, const std::string& what) {
+Cuts cuts_of_inputs(const Tensor* const* inputs, std::size_t count, const std::string& what) {
   Cuts cuts;
   std::shared_ptr<const Cut> cut;
   for (std::size_t i = 0; i < count; ++i) {
@@ -63,7 +63,7 @@ Cuts cuts_behind(const Tensor* const* inputs, std::size_t count, const std::stri
       if (!cut) {
         cut = std::make_shared<Cut>(Cut{what, current_module(), CallSite::here()});
       }
-      add_behind(cuts, edge, cut);
+      add_cuts(cuts, edge, cut);
     }
   }
   return cuts;
@@ -115,16 +115,17 @@ void trace_recorded(Node& node, const Tensor* const* inputs, std::size_t count, 
   }
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     if (outputs[k].defined() && !outputs[k].requires_grad()) {
-      note(outputs[k], cuts_behind(inputs, count,
-                                   is_floating(outputs[k].dtype())
-                                       ? fmt::format("{}, whose output {} has no derivative", node.name(), k)
-                                       : fmt::format("{}, whose output {} is {}", node.name(), k, outputs[k].dtype())));
+      note(outputs[k],
+           cuts_of_inputs(inputs, count,
+                          is_floating(outputs[k].dtype())
+                              ? fmt::format("{}, whose output {} has no derivative", node.name(), k)
+                              : fmt::format("{}, whose output {} is {}", node.name(), k, outputs[k].dtype())));
     }
   }
 }
 
 void trace_unrecorded(const std::string& op, const Tensor* const* inputs, std::size_t count, const Tensors& outputs) {
-  const Cuts cuts = cuts_behind(inputs, count, op + ", which ran while recording was off");
+  const Cuts cuts = cuts_of_inputs(inputs, count, op + ", which ran while recording was off");
   for (const Tensor& output : outputs) {
     note(output, cuts);
   }
@@ -132,7 +133,7 @@ void trace_unrecorded(const std::string& op, const Tensor* const* inputs, std::s
 
 void trace_detach(const Tensor& x, const Tensor& result) {
   const Tensor* const input = &x;
-  note(result, cuts_behind(&input, 1, "detach()"));
+  note(result, cuts_of_inputs(&input, 1, "detach()"));
 }
 
 void trace_write(const Tensor& x, const Tensor& written) {

@@ -71,6 +71,6 @@ class ArenaGuard {
 Arena* current_arena();
 
 /// Waits for the current device and returns to it the freed memory that mica caches.
-void release_kept_memory();
+void release_cached_memory();
 
 }  // namespace mica::cuda

@@ -20,7 +20,7 @@ struct DeviceFacts {
 };
 
 // Of the current device.
-const DeviceFacts& about_device() {
+const DeviceFacts& device_facts() {
   static const std::vector<DeviceFacts> facts = [] {
     std::vector<DeviceFacts> result;
     for (int device = 0; device < device_count(); ++device) {
@@ -89,11 +89,11 @@ void synchronize() {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
-bool device_has_clusters() { return about_device().compute_capability >= 90; }
+bool device_has_clusters() { return device_facts().compute_capability >= 90; }
 
-bool device_has_wgmma() { return MICA_WITH_SM90A && about_device().compute_capability == 90; }
+bool device_has_wgmma() { return MICA_WITH_SM90A && device_facts().compute_capability == 90; }
 
-int multiprocessor_count() { return about_device().multiprocessors; }
+int multiprocessor_count() { return device_facts().multiprocessors; }
 
 cudaStream_t current_stream() { return stream; }
 

@@ -34,12 +34,12 @@ namespace {
 std::atomic<bool> tracing{false};
 
 /// One trace at a time.
-class OnlyOne {
+class ExclusiveTrace {
  public:
-  OnlyOne() { mica::check(!tracing.exchange(true), "profiler: another profiler is active"); }
-  ~OnlyOne() { tracing = false; }
-  OnlyOne(const OnlyOne&) = delete;
-  OnlyOne& operator=(const OnlyOne&) = delete;
+  ExclusiveTrace() { mica::check(!tracing.exchange(true), "profiler: another profiler is active"); }
+  ~ExclusiveTrace() { tracing = false; }
+  ExclusiveTrace(const ExclusiveTrace&) = delete;
+  ExclusiveTrace& operator=(const ExclusiveTrace&) = delete;
 };
 
 void sort_by_start(std::vector<DeviceWork>& work) {
@@ -105,7 +105,7 @@ class EventTrace final : public DeviceTrace {
     return event;
   }
 
-  OnlyOne only_one_;
+  ExclusiveTrace exclusive_;
   std::int64_t start_ns_ = 0;
   cudaEvent_t start_ = nullptr;
   std::vector<Range> ranges_;
@@ -317,7 +317,7 @@ class CuptiTrace final : public DeviceTrace {
 
   static inline std::atomic<CuptiTrace*> current{nullptr};
 
-  OnlyOne only_one_;
+  ExclusiveTrace exclusive_;
   const Cupti& cupti_;
   bool stopped_ = false;
   std::mutex mutex_;

@@ -80,7 +80,7 @@ Graph capture(const std::function<void()>& f, Device device) {
   const DeviceGuard on(device);
   const cudaStream_t stream = capture_stream(device.index);
   // The graph has its own memory and cannot reuse what earlier steps have freed.
-  release_kept_memory();
+  release_cached_memory();
 
   Graph graph;
   graph.state_ = std::make_shared<Graph::State>(device);

@@ -40,7 +40,7 @@ class SmallBlocks {
   static std::size_t rounded(std::size_t bytes) { return (bytes + kStep - 1) / kStep * kStep; }
 
   /// Null if there is none.
-  void* take(std::size_t bytes) {
+  void* pop(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     std::vector<void*>& blocks = blocks_of(bytes);
     if (blocks.empty()) {
@@ -53,7 +53,7 @@ class SmallBlocks {
   }
 
   /// False if the cache is full.
-  bool keep(void* data, std::size_t bytes) noexcept {
+  bool push(void* data, std::size_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
     if (kept_ + rounded(bytes) > kMaxKept) {
       return false;
@@ -105,7 +105,7 @@ cudaError_t try_allocate(void** data, std::size_t bytes, cudaStream_t stream) {
   }
   const bool small = SmallBlocks::fits(bytes, stream);
   if (small) {
-    *data = small_blocks().take(bytes);
+    *data = small_blocks().pop(bytes);
     if (*data != nullptr) {
       return cudaSuccess;
     }
@@ -229,7 +229,7 @@ void deallocate(Cuda, void* data, std::size_t bytes, void* stream) noexcept {
   const auto order = static_cast<cudaStream_t>(stream);
   if (!pooling()) {
     (void)cudaFree(data);
-  } else if (!SmallBlocks::fits(bytes, order) || !small_blocks().keep(data, bytes)) {
+  } else if (!SmallBlocks::fits(bytes, order) || !small_blocks().push(data, bytes)) {
     (void)cudaFreeAsync(data, order);
   }
 }
@@ -263,7 +263,7 @@ void copy(Cuda, void* to, Device to_device, const void* from, Device from_device
 
 namespace mica::cuda {
 
-void release_kept_memory() {
+void release_cached_memory() {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   memory::small_blocks().release();
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

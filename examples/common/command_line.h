@@ -41,12 +41,12 @@ int run_program(CLI::App& app, int argc, char** argv, const Body& body) {
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return complain(name, std::string(error.what()) + " (see --help)", 2);
+    return print_error(name, std::string(error.what()) + " (see --help)", 2);
   } catch (const UsageError& error) {
-    return complain(name, error.what(), 2);
+    return print_error(name, error.what(), 2);
   } catch (const std::bad_alloc&) {
-    return complain(name, "out of memory", 1);
+    return print_error(name, "out of memory", 1);
   } catch (const std::exception& error) {
-    return complain(name, error.what(), 1);
+    return print_error(name, error.what(), 1);
   }
 }

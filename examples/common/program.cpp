@@ -5,7 +5,7 @@
 
 #include <mica/core/check.h>
 
-int complain(const char* program, std::string message, int status) {
+int print_error(const char* program, std::string message, int status) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fflush(stdout);
   std::fprintf(stderr, "%s: %s\n", program, message.c_str());

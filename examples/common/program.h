@@ -13,7 +13,7 @@ class UsageError : public std::runtime_error {
 };
 
 /// Writes "program: message" as one line to stderr and returns `status`.
-int complain(const char* program, std::string message, int status);
+int print_error(const char* program, std::string message, int status);
 
 /// Writes text to stdout and flushes it.
 void put(std::string_view text);

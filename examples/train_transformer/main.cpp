@@ -313,8 +313,8 @@ void run(const Options& options) {
 
   const auto start = std::chrono::steady_clock::now();
   const Best best = train(trainer, gpt, data, options, results);
-  if (!trainer.graph_complaint().empty()) {
-    fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_complaint());
+  if (!trainer.graph_error().empty()) {
+    fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_error());
   }
   fmt::print("{} after {:.0f} s; best validation loss {:.4f}, at step {}\n", interrupted ? "stopped" : "done",
              seconds_since(start), best.loss, best.step);

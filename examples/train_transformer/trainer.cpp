@@ -107,7 +107,7 @@ bool Trainer::replay() {
     try {
       graph_ = cuda::capture([this] { compute(); }, device_);
     } catch (const Error& error) {
-      complaint_ = error.what();
+      graph_error_ = error.what();
       graph_allowed_ = false;
       return false;
     }

@@ -52,7 +52,7 @@ class Trainer {
   /// With false, the following steps do not use a CUDA graph.
   void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
   /// Why the requested CUDA graph is not used; empty otherwise.
-  const std::string& graph_complaint() const { return complaint_; }
+  const std::string& graph_error() const { return graph_error_; }
 
   std::int64_t tokens_per_step() const;
   /// Floating-point operations of a step's products, counted as in the PaLM paper: 6 per parameter and token, plus
@@ -87,6 +87,6 @@ class Trainer {
   std::int64_t steps_done_ = 0;
 
   bool graph_allowed_;
-  std::string complaint_;
+  std::string graph_error_;
   mica::cuda::Graph graph_;
 };

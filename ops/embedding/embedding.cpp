@@ -67,7 +67,7 @@ Tensor checked_indices(const char* op, const Tensor& weight, const Tensor& indic
 
 Tensor embedding_gradient(const Tensor& dy, const Tensor& indices, const Shape& table, int input) {
   // A tied weight, such as the head's, already has a gradient: add only the rows in use.
-  if (const Tensor sum = autograd::take_gradient_so_far(input); sum.defined()) {
+  if (const Tensor sum = autograd::take_pending_gradient(input); sum.defined()) {
     add_rows(dy, indices, sum, true);
     return sum;
   }

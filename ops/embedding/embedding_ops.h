@@ -11,7 +11,7 @@ namespace mica::detail {
 Tensor checked_indices(const char* op, const Tensor& weight, const Tensor& indices);
 
 /// For the backward of an op whose input number `input` is a table: its gradient, from dy (…, C) of the rows
-/// `indices` (…). Adds to the table's existing gradient where possible (autograd::take_gradient_so_far).
+/// `indices` (…). Adds to the table's existing gradient where possible (autograd::take_pending_gradient).
 /// Differentiable in dy.
 Tensor embedding_gradient(const Tensor& dy, const Tensor& indices, const Shape& table, int input);
 

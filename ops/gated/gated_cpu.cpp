@@ -38,9 +38,9 @@ const S* as_sums(const T* data, std::int64_t n, S* buffer) {
   }
 }
 
-// A place for n results of type S, which put_back() then stores to `data`.
+// A place for n results of type S, which store_results() then stores to `data`.
 template <class T, class S>
-S* room_for(T* data, S* buffer) {
+S* result_buffer(T* data, S* buffer) {
   if constexpr (std::is_same_v<T, S>) {
     return data;
   } else {
@@ -48,7 +48,7 @@ S* room_for(T* data, S* buffer) {
   }
 }
 template <class T, class S>
-void put_back([[maybe_unused]] const S* values, [[maybe_unused]] std::int64_t n, [[maybe_unused]] T* data) {
+void store_results([[maybe_unused]] const S* values, [[maybe_unused]] std::int64_t n, [[maybe_unused]] T* data) {
   if constexpr (!std::is_same_v<T, S>) {
     narrow(values, n, data);
   }
@@ -82,9 +82,9 @@ void forward(const GatedForward& args) {
     S buffers[3][kRun];
     const S* const gates = as_sums(gate + strided, n, buffers[0]);
     const S* const ups = as_sums(up + strided, n, buffers[1]);
-    S* const ys = room_for(y + at, buffers[2]);
+    S* const ys = result_buffer(y + at, buffers[2]);
     forward_run<F, T>(n, gates, ups, ys);
-    put_back(ys, n, y + at);
+    store_results(ys, n, y + at);
   });
 }
 
@@ -101,14 +101,14 @@ void backward(const GatedBackward& args) {
     const S* const gates = as_sums(gate + strided, n, buffers[1]);
     const S* const ups = as_sums(up + strided, n, buffers[2]);
     // A gradient that is not needed is computed into a buffer, since usually both are needed.
-    S* const dgates = dgate == nullptr ? buffers[3] : room_for(dgate + strided, buffers[3]);
-    S* const dups = dup == nullptr ? buffers[4] : room_for(dup + strided, buffers[4]);
+    S* const dgates = dgate == nullptr ? buffers[3] : result_buffer(dgate + strided, buffers[3]);
+    S* const dups = dup == nullptr ? buffers[4] : result_buffer(dup + strided, buffers[4]);
     backward_run<F, T>(n, dys, gates, ups, dgates, dups);
     if (dgate != nullptr) {
-      put_back(dgates, n, dgate + strided);
+      store_results(dgates, n, dgate + strided);
     }
     if (dup != nullptr) {
-      put_back(dups, n, dup + strided);
+      store_results(dups, n, dup + strided);
     }
   });
 }

@@ -309,7 +309,7 @@ class Search {
     for (std::size_t i = 0; i < std::min(tried_.size(), kFinalists); ++i) {
       last.push_back(tried_[i]);
     }
-    return agreeing(first, under_load(last));
+    return validated(first, under_load(last));
   }
 
  private:
@@ -427,7 +427,7 @@ class Search {
 
   // `chosen` if its result equals that of `first` up to rounding, else `first`: settings that the heuristics do not
   // propose have no guarantees.
-  Algorithm agreeing(const Algorithm& first, const Algorithm& chosen) {
+  Algorithm validated(const Algorithm& first, const Algorithm& chosen) {
     run(first);
     const std::vector<float> expected = sample();
     run(chosen);

@@ -29,7 +29,7 @@ void multiply(kernels::MatmulArgs args) {
 
 Tensor product_as_gradient(std::size_t i, const Tensor& a, const Tensor& b) {
   if (a.device().is_cuda() && a.numel() > 0 && b.numel() > 0) {
-    if (const Tensor sum = autograd::take_gradient_so_far(i); sum.defined()) {
+    if (const Tensor sum = autograd::take_pending_gradient(i); sum.defined()) {
       multiply({.a = a, .b = b, .bias = {}, .out = sum, .accumulate = true});
       return sum;
     }

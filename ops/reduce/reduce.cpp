@@ -46,11 +46,11 @@ void check_floating(const Tensor& x, const char* op) {
 }
 
 /// A contiguous tensor viewed in another shape with the same number of elements; no history.
-Tensor seen_as(const Tensor& x, const Shape& shape) {
+Tensor viewed_as(const Tensor& x, const Shape& shape) {
   return as_strided(x, shape, contiguous_strides(shape), x.handle()->offset);
 }
 
-Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return seen_as(contiguous_data(dy), shapes.kept); }
+Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return viewed_as(contiguous_data(dy), shapes.kept); }
 
 /// Scratch, and results used by backward only; reduced axes have length 1.
 Tensor statistic_of(const Tensor& x, const Shapes& shapes) {
@@ -60,7 +60,7 @@ Tensor statistic_of(const Tensor& x, const Shapes& shapes) {
 /// Σ x / divisor
 Tensor scaled_sum(const Tensor& x, const Shapes& shapes, double divisor) {
   const Tensor y = empty(shapes.result, is_floating(x.dtype()) ? x.dtype() : int64, x.device());
-  const Tensor kept = seen_as(y, shapes.kept);
+  const Tensor kept = viewed_as(y, shapes.kept);
   const kernels::Sum args{.x = x, .divisor = divisor, .y = kept};
   on_device(x.device(), [&](auto device) { kernels::sum(device, args); });
   return y;
@@ -138,7 +138,7 @@ struct Var {
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     const Tensor offset = statistic_of(x, shapes);
     const Tensor y = empty(shapes.result, x.dtype(), x.device());
-    const Tensor kept = seen_as(y, shapes.kept);
+    const Tensor kept = viewed_as(y, shapes.kept);
     const Tensor first = empty(shapes.kept, x.dtype(), x.device());
     copy_into(first,
               shapes.count > 0 ? as_strided(x, shapes.kept, x.strides(), x.handle()->offset) : full_like(first, 0));
@@ -184,7 +184,7 @@ struct LogSumExp {
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     const Tensor largest = statistic_of(x, shapes);
     const Tensor y = empty(shapes.result, x.dtype(), x.device());
-    const Tensor kept = seen_as(y, shapes.kept);
+    const Tensor kept = viewed_as(y, shapes.kept);
     const kernels::LogSumExp args{.x = x, .largest = largest, .y = kept};
     on_device(x.device(), [&](auto device) { kernels::logsumexp(device, args); });
     ctx.save_for_backward(x, y);
@@ -226,7 +226,7 @@ struct Extreme {
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     const Tensor y = empty(shapes.result, x.dtype(), x.device());
-    const Tensor values = seen_as(y, shapes.kept);
+    const Tensor values = viewed_as(y, shapes.kept);
     const kernels::Extreme args{.x = x, .largest = largest, .values = values, .indices = {}};
     on_device(x.device(), [&](auto device) { kernels::extreme(device, args); });
     ctx.save_for_backward(x, y);
@@ -249,7 +249,7 @@ struct PlaceAlongAxis {
     const Tensor dx = empty(in, dy.dtype(), dy.device());
     Shape line = Shape::filled(in.size(), 1);
     line[axis] = in[axis];
-    const Tensor positions = seen_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
+    const Tensor positions = viewed_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
     const Tensor indices = kept_of(where, shapes);
     const Tensor dkept = kept_of(dy, shapes);
     const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
@@ -273,8 +273,8 @@ struct ExtremeAlongAxis {
   std::array<Tensor, 2> forward(autograd::Context& ctx, const Tensor& x) const {
     const Tensor y = empty(shapes.result, x.dtype(), x.device());
     const Tensor where = empty(shapes.result, int64, x.device());
-    const Tensor values = seen_as(y, shapes.kept);
-    const Tensor indices = seen_as(where, shapes.kept);
+    const Tensor values = viewed_as(y, shapes.kept);
+    const Tensor indices = viewed_as(where, shapes.kept);
     const kernels::Extreme args{.x = x, .largest = largest, .values = values, .indices = indices};
     on_device(x.device(), [&](auto device) { kernels::extreme(device, args); });
     ctx.save_for_backward(where);

@@ -20,7 +20,7 @@ Tensor diagonals_of(const Tensor& x, const char* op) {
 }
 
 // Clamps a diagonal beyond the corners to just beyond them.
-double near_corners(const Tensor& x, std::int64_t diagonal) {
+double clamped_diagonal(const Tensor& x, std::int64_t diagonal) {
   return static_cast<double>(std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1));
 }
 
@@ -28,12 +28,12 @@ double near_corners(const Tensor& x, std::int64_t diagonal) {
 
 Tensor tril(const Tensor& x, std::int64_t diagonal) {
   const Tensor diagonals = diagonals_of(x, "tril");
-  return masked_fill(x, gt(diagonals, near_corners(x, diagonal)), 0);
+  return masked_fill(x, gt(diagonals, clamped_diagonal(x, diagonal)), 0);
 }
 
 Tensor triu(const Tensor& x, std::int64_t diagonal) {
   const Tensor diagonals = diagonals_of(x, "triu");
-  return masked_fill(x, lt(diagonals, near_corners(x, diagonal)), 0);
+  return masked_fill(x, lt(diagonals, clamped_diagonal(x, diagonal)), 0);
 }
 
 }  // namespace mica
