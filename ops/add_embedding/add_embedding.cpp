@@ -13,7 +13,7 @@ namespace mica {
 
 namespace {
 
-// By kernels of other ops.
+// Composed of other ops' kernels.
 void in_steps(const kernels::AddEmbedding& a) {
   on_device(a.y.device(), [&](auto device) {
     kernels::embedding_forward(device, {.weight = a.weight, .indices = a.indices, .y = a.y});

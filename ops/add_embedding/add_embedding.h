@@ -15,14 +15,14 @@ struct AddEmbeddingOptions {
 ///
 /// @param weight   (V, C), floating.
 /// @param indices  int64 or int32 of any shape (…), in [0, V), on weight's device.
-/// @param addend   of the last one or more axes of (…, C), as the rows of an embedding of positions; of weight's dtype,
-/// on
-///                 its device.
-/// @param options  p in [0, 1), of which nothing is dropped if not training.
+/// @param addend   of the last one or more axes of (…, C),
+///                 such as the rows of a position embedding;
+///                 of weight's dtype, on its device.
+/// @param options  p in [0, 1), which has no effect if not training.
 /// @return (…, C) of weight's dtype, row-major. Differentiable any number of times.
 ///
 /// See mica::embedding for indices out of range and for the gradient of weight, and mica::dropout for which elements
-/// are dropped. Throws Error before anything is computed if a shape, dtype, device or option does not fit.
+/// are dropped. Throws Error before anything is computed if a shape, dtype, device or option does not match.
 Tensor add_embedding(const Tensor& weight, const Tensor& indices, const Tensor& addend,
                      AddEmbeddingOptions options = {});
 

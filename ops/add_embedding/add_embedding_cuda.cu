@@ -12,7 +12,7 @@ using namespace rows;
 
 namespace {
 
-constexpr int kRows = 8;  // of a block, a warp for each
+constexpr int kRows = 8;  // per block, one warp each
 
 template <class T>
 struct Arguments {

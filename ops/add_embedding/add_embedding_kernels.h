@@ -8,9 +8,9 @@
 
 namespace mica::kernels {
 
-/// y[i] = dropped (weight[indices[i]] + addend[i % R]), row by row. All row-major and of one dtype; no size is 0. There
-/// are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other ops do it
-/// one after another.
+/// y[i] = dropped (weight[indices[i]] + addend[i % R]), row by row. All row-major and of one dtype; no size is 0.
+/// Kernels exist for CUDA only, and not for every shape: they return false, without any work, if they do not support
+/// the arguments. The op then uses the kernels of other ops.
 struct AddEmbedding {
   const Tensor& weight;   // (V, C)
   const Tensor& indices;  // n, int64
