@@ -156,7 +156,7 @@ CommandLine::CommandLine()
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
         "  {}: {} steps of {} x {} sequences of {} tokens; {} layers, {} heads, width {}, dropout {};\n"
-        "    lr {} to {}, warm-up {}, weight decay {}, clip {}, validation every {}, sample {}, dtype {}\n",
+        "    lr {:g} to {:g}, warm-up {}, weight decay {}, clip {}, validation every {}, sample {}, dtype {}\n",
         name, r.steps, r.accumulate, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr,
         r.warmup, r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
   }
