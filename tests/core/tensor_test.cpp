@@ -99,6 +99,8 @@ TEST(Tensor, NumbersThatIntegersCannotHold) {
 
     expect_error([&] { arange(0, 5, 1, boolean, device); }, "arange: 4 is not representable in bool");
     expect_error([&] { arange(0, 300, 1, uint8, device); }, "arange: 299 is not representable in uint8");
+    expect_error([&] { arange(0, 600, 200, uint8, device); }, "arange: 400 is not representable in uint8");
+    expect_close(arange(0, 300, 100, uint8, device), {0, 100, 200}, 0, 0);
     expect_error([&] { arange(-1, 3, 1, uint8, device); }, "arange: -1 is not representable in uint8");
     expect_error([&] { arange(0, 1, 0.25, int32, device); }, "is not representable in int");
     expect_error([&] { arange(0.5, 3, 1, int64, device); }, "arange: 0.5 is not representable in int64");
