@@ -50,6 +50,16 @@ if(MICA_PRECOMPILE)
   set_source_files_properties(ops/attention/fused_attention.cpp ops/layer_norm/layer_norm_cpu.cpp
                               ops/rms_norm/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
+# Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
+# unary.cpp has an op of the same name as binary.cpp. Where kernels for the GPU are compiled, this would save little.
+if(MICA_UNITY AND NOT MICA_WITH_CUDA)
+  set(mica_apart ${mica_sources})
+  list(FILTER mica_apart INCLUDE REGEX "_cpu\\.cpp$|/elementwise/unary\\.cpp$")
+  set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  # Takes a source that another one includes for a header.
+  target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endif()
 # Instructions that callers detect at run time.
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)

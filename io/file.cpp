@@ -18,9 +18,9 @@ namespace {
 // Below the size limit of a read or write call.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
-std::string error_text(int number) { return std::generic_category().message(number); }
-
 }  // namespace
+
+std::string error_text(int number) { return std::generic_category().message(number); }
 
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   // Without O_NONBLOCK, opening a FIFO waits for a writer.

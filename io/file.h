@@ -10,6 +10,9 @@
 
 namespace mica::io {
 
+/// What the system says about error `number`, an errno.
+std::string error_text(int number);
+
 /// A regular file open for reading.
 class InputFile {
  public:

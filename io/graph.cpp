@@ -19,8 +19,6 @@ namespace mica::io {
 
 namespace {
 
-std::string error_text(int number) { return std::generic_category().message(number); }
-
 // An unnamed temporary file, for the input and output of a program.
 class ScratchFile {
  public:

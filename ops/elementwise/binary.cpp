@@ -9,7 +9,6 @@
 #include <mica/ops/elementwise/operands.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
-#include <mica/ops/reduce/reduce.h>
 
 namespace mica {
 
@@ -40,10 +39,6 @@ Tensor compute(F f, double a, const Tensor& b) {
   return out;
 }
 
-Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
-  return gradient.shape() == shape ? gradient : sum_to(gradient, shape);
-}
-
 // The shapes of a and b, to which gradients are reduced.
 struct Shapes {
   Shape a, b;
@@ -65,8 +60,8 @@ struct Add {
     return compute(functions::Add{}, a, b);
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
-    return {ctx.needs_grad(0) ? unbroadcast(dy, shapes.a) : Tensor{},
-            ctx.needs_grad(1) ? unbroadcast(dy, shapes.b) : Tensor{}};
+    return {ctx.needs_grad(0) ? detail::unbroadcast(dy, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? detail::unbroadcast(dy, shapes.b) : Tensor{}};
   }
 };
 
@@ -87,8 +82,8 @@ struct Sub {
     return compute(functions::Sub{}, a, b);
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
-    return {ctx.needs_grad(0) ? unbroadcast(dy, shapes.a) : Tensor{},
-            ctx.needs_grad(1) ? neg(unbroadcast(dy, shapes.b)) : Tensor{}};
+    return {ctx.needs_grad(0) ? detail::unbroadcast(dy, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? neg(detail::unbroadcast(dy, shapes.b)) : Tensor{}};
   }
 };
 
@@ -120,8 +115,8 @@ struct Mul {
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
-    return {ctx.needs_grad(0) ? unbroadcast(dy * b, shapes.a) : Tensor{},
-            ctx.needs_grad(1) ? unbroadcast(dy * a, shapes.b) : Tensor{}};
+    return {ctx.needs_grad(0) ? detail::unbroadcast(dy * b, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? detail::unbroadcast(dy * a, shapes.b) : Tensor{}};
   }
 };
 
@@ -145,8 +140,8 @@ struct Div {
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [a, b] = ctx.saved<2>();
     const Tensor da = dy / b;
-    return {ctx.needs_grad(0) ? unbroadcast(da, shapes.a) : Tensor{},
-            ctx.needs_grad(1) ? neg(unbroadcast(da * (a / b), shapes.b)) : Tensor{}};
+    return {ctx.needs_grad(0) ? detail::unbroadcast(da, shapes.a) : Tensor{},
+            ctx.needs_grad(1) ? neg(detail::unbroadcast(da * (a / b), shapes.b)) : Tensor{}};
   }
 };
 
@@ -216,7 +211,7 @@ struct FusedGradient {
       if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
         const Tensor base = a.defined() ? a : full({}, number, t.dtype(), t.device());
         const Tensor log_a = where(gt(base, 0), log(base), 0);  // 0 at 0, as the first derivative
-        return unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
+        return detail::unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
       }
       // b aᵇ⁻¹ by a, or by b (which adds aᵇ⁻¹), or aᵇ ln a by a (the same): all are b times a derivative of aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
@@ -226,7 +221,7 @@ struct FusedGradient {
       if (other == kernels::Argument::b) {
         result = result + t * pow(a, lower);
       }
-      return unbroadcast(result, of.shape());
+      return detail::unbroadcast(result, of.shape());
     }
   }
 };
@@ -245,8 +240,8 @@ struct Fused {
     const auto by = [&, &a = a, &b = b](kernels::Argument argument) {
       return autograd::apply(FusedGradient<F>{argument}, dy, a, b);
     };
-    return {ctx.needs_grad(0) ? unbroadcast(by(kernels::Argument::a), a.shape()) : Tensor{},
-            ctx.needs_grad(1) ? unbroadcast(by(kernels::Argument::b), b.shape()) : Tensor{}};
+    return {ctx.needs_grad(0) ? detail::unbroadcast(by(kernels::Argument::a), a.shape()) : Tensor{},
+            ctx.needs_grad(1) ? detail::unbroadcast(by(kernels::Argument::b), b.shape()) : Tensor{}};
   }
 };
 

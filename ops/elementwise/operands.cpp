@@ -1,4 +1,5 @@
 #include <mica/ops/elementwise/operands.h>
+#include <mica/ops/reduce/reduce.h>
 
 namespace mica::detail {
 
@@ -6,6 +7,10 @@ Shape common_shape(const Tensor& a, const Tensor& b, const char* op) {
   check(a.dtype() == b.dtype(), "{}: expected tensors of one dtype, got {} and {}", op, a.dtype(), b.dtype());
   check(a.device() == b.device(), "{}: expected tensors on one device, got {} and {}", op, a.device(), b.device());
   return a.shape() == b.shape() ? a.shape() : broadcast_shapes(a.shape(), b.shape(), op);
+}
+
+Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
+  return gradient.shape() == shape ? gradient : sum_to(gradient, shape);
 }
 
 double rounded(double value, DType dtype) {

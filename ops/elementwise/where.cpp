@@ -2,7 +2,6 @@
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/operands.h>
 #include <mica/ops/elementwise/where.h>
-#include <mica/ops/reduce/reduce.h>
 
 namespace mica {
 
@@ -23,10 +22,6 @@ Tensor select(const Tensor& condition, const Operand& a, const Operand& b, const
   return out;
 }
 
-Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
-  return gradient.shape() == shape ? gradient : sum_to(gradient, shape);
-}
-
 struct Where {
   static constexpr bool composed = true;
   Shape shape_a{}, shape_b{};
@@ -41,8 +36,8 @@ struct Where {
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [condition] = ctx.saved<1>();
-    return {Tensor{}, ctx.needs_grad(1) ? unbroadcast(where(condition, dy, 0), shape_a) : Tensor{},
-            ctx.needs_grad(2) ? unbroadcast(where(condition, 0, dy), shape_b) : Tensor{}};
+    return {Tensor{}, ctx.needs_grad(1) ? detail::unbroadcast(where(condition, dy, 0), shape_a) : Tensor{},
+            ctx.needs_grad(2) ? detail::unbroadcast(where(condition, 0, dy), shape_b) : Tensor{}};
   }
 };
 
@@ -63,7 +58,7 @@ struct WhereNumber {
   }
   Tensors backward(Context& ctx, const Tensor& dy) const {
     const auto [condition] = ctx.saved<1>();
-    return {Tensor{}, unbroadcast(when ? where(condition, 0, dy) : where(condition, dy, 0), shape)};
+    return {Tensor{}, detail::unbroadcast(when ? where(condition, 0, dy) : where(condition, dy, 0), shape)};
   }
 };
 

@@ -61,13 +61,13 @@ Tensor half(const Tensor& x, int which) {
 Halves halves_of(const Tensor& x) { return {.gate = half(x, 0), .up = half(x, 1)}; }
 
 // The inputs for the kernels: contiguous, or halves of a contiguous tensor.
-struct Rows {
+struct GatedRows {
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t stride;
   Halves data;
 
-  explicit Rows(const Tensors& inputs)
+  explicit GatedRows(const Tensors& inputs)
       : rows(1), columns(inputs[0].numel()), stride(columns), data{inputs[0], inputs.back()} {
     if (inputs.size() == 1) {
       stride = inputs[0].size(-1);
@@ -95,7 +95,7 @@ struct GatedGradient {
       gradients.push_back(wanted[i] ? empty(inputs[i].shape(), inputs[i].dtype(), inputs[i].device()) : Tensor{});
     }
     if (inputs[0].numel() > 0) {
-      const Rows rows(inputs);
+      const GatedRows rows(inputs);
       const Tensor dy = contiguous_data(all[0]);
       const Halves out = inputs.size() == 1 ? halves_of(gradients[0]) : Halves{gradients[0], gradients[1]};
       const kernels::GatedBackward args{.function = F{},
@@ -155,7 +155,7 @@ struct Gated {
     }
     const Tensor y = empty(shape, inputs[0].dtype(), inputs[0].device());
     if (y.numel() > 0) {
-      const Rows rows(inputs);
+      const GatedRows rows(inputs);
       const kernels::GatedForward args{.function = F{},
                                        .rows = rows.rows,
                                        .columns = rows.columns,

@@ -18,7 +18,7 @@ using norm::contiguous_or_absent;
 namespace {
 
 // What a layer norm looks like: rows of so many columns, under the last `row_dim` axes.
-struct Rows {
+struct LayerNormRows {
   std::int64_t rows;
   std::int64_t columns;
   int row_dim;
@@ -46,7 +46,7 @@ struct RowScale {
 // of their own. README.md derives what its backward computes.
 struct LayerNormGradient {
   static constexpr bool composed = true;
-  Rows size;
+  LayerNormRows size;
   DType weight_dtype;
   std::array<bool, 3> wanted;
 
@@ -98,7 +98,7 @@ struct LayerNormGradient {
 
 struct LayerNorm {
   static constexpr bool composed = true;
-  Rows size;
+  LayerNormRows size;
   DType weight_dtype;  // of weight and bias
 
   Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) const {

@@ -18,7 +18,7 @@ using norm::contiguous_or_absent;
 namespace {
 
 // Rows of so many columns.
-struct Rows {
+struct RMSNormRows {
   std::int64_t rows;
   std::int64_t columns;
   double eps;
@@ -28,7 +28,7 @@ struct Rows {
 // README.md derives what its backward computes.
 struct RMSNormGradient {
   static constexpr bool composed = true;
-  Rows size;
+  RMSNormRows size;
   Shape row_shape;
   DType weight_dtype;
   std::array<bool, 2> wanted;
@@ -77,7 +77,7 @@ struct RMSNormGradient {
 
 struct RMSNorm {
   static constexpr bool composed = true;
-  Rows size;
+  RMSNormRows size;
   Shape row_shape;
   DType weight_dtype;
 
