@@ -164,53 +164,40 @@ CudnnDescriptor pointwise_settings(cudnnPointwiseMode_t mode, cudnnDataType_t co
 
 }  // namespace
 
-CudnnGraph::Node CudnnGraph::pointwise(cudnnPointwiseMode_t mode, Node x, Node to, cudnnDataType_t compute) {
-  CudnnDescriptor& settings = settings_.emplace_back(pointwise_settings(mode, compute));
-  settings.finalize();
+CudnnGraph::Node CudnnGraph::add_pointwise(CudnnDescriptor settings, std::initializer_list<Operand> operands, Node to) {
+  CudnnDescriptor& kept = settings_.emplace_back(std::move(settings));
+  kept.finalize();
   CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, settings);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, kDescriptor, tensor_of(x));
+  op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kept);
+  for (const Operand& operand : operands) {
+    op.set(operand.name, kDescriptor, tensor_of(operand.node));
+  }
   op.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, kDescriptor, tensor_of(to));
   op.finalize();
   return to;
+}
+
+CudnnGraph::Node CudnnGraph::pointwise(cudnnPointwiseMode_t mode, Node x, Node to, cudnnDataType_t compute) {
+  return add_pointwise(pointwise_settings(mode, compute), {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x}}, to);
 }
 
 CudnnGraph::Node CudnnGraph::pointwise(cudnnPointwiseMode_t mode, Node x, Node b, Node to, cudnnDataType_t compute) {
-  CudnnDescriptor& settings = settings_.emplace_back(pointwise_settings(mode, compute));
-  settings.finalize();
-  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, settings);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, kDescriptor, tensor_of(x));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, kDescriptor, tensor_of(b));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, kDescriptor, tensor_of(to));
-  op.finalize();
-  return to;
+  return add_pointwise(pointwise_settings(mode, compute),
+                       {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x}, {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b}}, to);
 }
 
 CudnnGraph::Node CudnnGraph::select(Node x, Node b, Node condition, Node to) {
-  CudnnDescriptor& settings =
-      settings_.emplace_back(pointwise_settings(CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT));
-  settings.finalize();
-  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, settings);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, kDescriptor, tensor_of(x));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, kDescriptor, tensor_of(b));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, kDescriptor, tensor_of(condition));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, kDescriptor, tensor_of(to));
-  op.finalize();
-  return to;
+  return add_pointwise(pointwise_settings(CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT),
+                       {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x},
+                        {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b},
+                        {CUDNN_ATTR_OPERATION_POINTWISE_TDESC, condition}},
+                       to);
 }
 
 CudnnGraph::Node CudnnGraph::index(Node like, std::int64_t axis, Node to) {
-  CudnnDescriptor& settings = settings_.emplace_back(pointwise_settings(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT));
+  CudnnDescriptor settings = pointwise_settings(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT);
   settings.set(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
-  settings.finalize();
-  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, settings);
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, kDescriptor, tensor_of(like));
-  op.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, kDescriptor, tensor_of(to));
-  op.finalize();
-  return to;
+  return add_pointwise(std::move(settings), {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, like}}, to);
 }
 
 CudnnGraph::Node CudnnGraph::reduce(cudnnReduceTensorOp_t reduction, Node x, Node to) {

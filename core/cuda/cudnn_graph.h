@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <source_location>
 #include <string>
@@ -109,6 +110,11 @@ class CudnnGraph {
  private:
   Node add(cudnnDataType_t type, const Axes& sizes, const Axes& strides, bool is_virtual, bool by_value);
   CudnnDescriptor& operation(cudnnBackendDescriptorType_t type);
+  struct Operand {
+    cudnnBackendAttributeName_t name;
+    Node node;
+  };
+  Node add_pointwise(CudnnDescriptor settings, std::initializer_list<Operand> operands, Node to);
   cudnnBackendDescriptor_t tensor_of(Node node) const { return tensors_[static_cast<std::size_t>(node.id - 1)].get(); }
 
   std::vector<CudnnDescriptor> tensors_;  // id − 1
