@@ -218,7 +218,65 @@ __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b,
   }
 }
 
-/// Block i: blocks of queries in descending order, since the last ones see the most keys; then the heads.
+/// A thread's place among the blocks of queries, which are in descending order, since the last ones see the most keys;
+/// then the heads.
+struct QueryPlace {
+  int first;  // query of the block
+  int head;   // of all batches
+  int b;
+  int h;
+  int warp_row;  // of the block
+  int lane;
+
+  __device__ static QueryPlace here(const Work& a) {
+    const int all_heads = a.batches * a.heads;
+    const int blocks = static_cast<int>(gridDim.x) / all_heads;
+    const int block = static_cast<int>(blockIdx.x) / all_heads;
+    const int head = static_cast<int>(blockIdx.x) % all_heads;
+    const int thread = static_cast<int>(threadIdx.x);
+    return {.first = (blocks - 1 - block) * kBlockRows,
+            .head = head,
+            .b = head / a.heads,
+            .h = static_cast<int>(blockIdx.x) % a.heads,
+            .warp_row = thread / kWarp * kWarpRows,
+            .lane = thread % kWarp};
+  }
+};
+
+/// The keys and values that a block of queries sees. They pass through shared memory step by step, in two stages.
+template <class T, int kDepth>
+class VisibleKeys {
+  using P = Plan<kDepth>;
+
+ public:
+  const int steps;
+
+  __device__ VisibleKeys(const Work& a, const QueryPlace& block, T* stages)
+      : steps((a.visible_keys(block.first + kBlockRows) + P::kSteps - 1) / P::kSteps),
+        a_(a),
+        k_(a.k.at<const T>(block.b, block.h / a.group)),
+        v_(a.v.at<const T>(block.b, block.h / a.group)),
+        stages_(stages) {}
+
+  /// Starts copying those of a step.
+  __device__ void load(int step) const {
+    T* const to = stages_ + step % 2 * 2 * P::kPassing;
+    const int key = step * P::kSteps;
+    load_rows<T, kDepth, P::kSteps>(to, k_ + key * a_.k.row, a_.k.row, a_.keys - key, a_.depth);
+    load_rows<T, kDepth, P::kSteps>(to + P::kPassing, v_ + key * a_.v.row, a_.v.row, a_.keys - key, a_.depth);
+  }
+
+  /// The keys of a step; its values are kPassing behind them.
+  __device__ const T* at(int step) const { return stages_ + step % 2 * 2 * P::kPassing; }
+
+ private:
+  const Work& a_;
+  const T* k_;
+  const T* v_;
+  T* stages_;
+};
+
+/// Block i: see QueryPlace.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
@@ -228,41 +286,27 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
   T* const q = reinterpret_cast<T*>(memory);
   T* const kv = q + P::kOwned;  // two stages of k and v
 
-  const int all_heads = a.batches * a.heads;
-  const int blocks = static_cast<int>(gridDim.x) / all_heads;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kBlockRows;
-  const int b = static_cast<int>(blockIdx.x) % all_heads / a.heads;
-  const int h = static_cast<int>(blockIdx.x) % a.heads;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const k_from = a.k.at<const T>(b, h / a.group);
-  const T* const v_from = a.v.at<const T>(b, h / a.group);
-  const int visible = a.visible_keys(first + kBlockRows);
-  const int steps = (visible + kKeys - 1) / kKeys;
-  const auto load = [&](int step) {
-    T* const to = kv + step % 2 * 2 * P::kPassing;
-    const int key = step * kKeys;
-    load_rows<T, kDepth, kKeys>(to, k_from + key * a.k.row, a.k.row, a.keys - key, a.depth);
-    load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
-  };
+  const QueryPlace place = QueryPlace::here(a);
+  const auto [first, head, b, h, warp_row, lane] = place;
+  const VisibleKeys<T, kDepth> passing(a, place, kv);
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
   float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores of rows l / 4 and l / 4 + 8
   float total[2] = {};                     // of the weights, this lane's part
-  if (steps > 0) {
+  if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
-    load(0);
+    passing.load(0);
     cuda::commit_copies();
   }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
+  for (int step = 0; step < passing.steps; ++step) {
+    if (step + 1 < passing.steps) {
+      passing.load(step + 1);
     }
     cuda::commit_copies();
     cuda::wait_copies<1>();
     __syncthreads();
-    const T* const k = kv + step % 2 * 2 * P::kPassing;
+    const T* const k = passing.at(step);
     float weights[kKeys / 8][4];
     multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
     const int key = step * kKeys;
@@ -336,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
                         factors[1]);
 }
 
-/// The gradient of a block of queries. Block i as in the forward.
+/// The gradient of a block of queries. Block i: see QueryPlace.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     query_gradient_kernel(const __grid_constant__ Work a) {
@@ -348,24 +392,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
   T* const dout = q + P::kOwned;
   T* const kv = dout + P::kOwned;  // two stages of k and v
 
-  const int all_heads = a.batches * a.heads;
-  const int blocks = static_cast<int>(gridDim.x) / all_heads;
-  const int first = (blocks - 1 - static_cast<int>(blockIdx.x) / all_heads) * kBlockRows;
-  const int head = static_cast<int>(blockIdx.x) % all_heads;
-  const int b = head / a.heads;
-  const int h = head % a.heads;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const T* const k_from = a.k.at<const T>(b, h / a.group);
-  const T* const v_from = a.v.at<const T>(b, h / a.group);
-  const int visible = a.visible_keys(first + kBlockRows);
-  const int steps = (visible + kKeys - 1) / kKeys;
-  const auto load = [&](int step) {
-    T* const to = kv + step % 2 * 2 * P::kPassing;
-    const int key = step * kKeys;
-    load_rows<T, kDepth, kKeys>(to, k_from + key * a.k.row, a.k.row, a.keys - key, a.depth);
-    load_rows<T, kDepth, kKeys>(to + P::kPassing, v_from + key * a.v.row, a.v.row, a.keys - key, a.depth);
-  };
+  const QueryPlace place = QueryPlace::here(a);
+  const auto [first, head, b, h, warp_row, lane] = place;
+  const VisibleKeys<T, kDepth> passing(a, place, kv);
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
@@ -377,21 +406,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     log2_sums[half] = stats[0];
     means[half] = stats[kStatsRows];
   }
-  if (steps > 0) {
+  if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
     load_rows<T, kDepth, kBlockRows>(dout, a.dout.at<const T>(b, h) + first * a.dout.row, a.dout.row, a.queries - first,
                                      a.depth);
-    load(0);
+    passing.load(0);
     cuda::commit_copies();
   }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
+  for (int step = 0; step < passing.steps; ++step) {
+    if (step + 1 < passing.steps) {
+      passing.load(step + 1);
     }
     cuda::commit_copies();
     cuda::wait_copies<1>();
     __syncthreads();
-    const T* const k = kv + step % 2 * 2 * P::kPassing;
+    const T* const k = passing.at(step);
     float weights[kKeys / 8][4];
     float dweights[kKeys / 8][4];
     multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
