@@ -8,6 +8,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
 
 using namespace mica;
 using benchmarks::Case;
@@ -28,8 +29,8 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   const auto row = [&] { return randn({c.n}, c.dtype, device); };
   const Tensor x = random(), residual = random(), dy = random(), dsum = random();
   const Tensor sum = random(), y = random(), weight = row(), bias = row(), dweight = row(), dbias = row();
-  const Tensor mean = empty({c.m}, accumulate_dtype(c.dtype), device);
-  const Tensor rstd = empty_like(mean);
+  const Tensor mean = empty({kernels::mean_parts(c.dtype), c.m}, accumulate_dtype(c.dtype), device);
+  const Tensor rstd = empty({c.m}, mean.dtype(), device);
   const ElementDropout dropout{.key = {}, .threshold = ElementDropout::threshold_of(p)};
   const Tensor none;
   const kernels::AddLayerNormForward forward{c.m, c.n, x, residual, weight, bias, dropout, 1e-5, sum, y, mean, rstd};

@@ -38,8 +38,8 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   const Tensor y = empty_like(x);
   const Tensor dweight = empty_like(weight);
   const Tensor dbias = empty_like(bias);
-  const Tensor mean = empty({c.m}, accumulate_dtype(c.dtype), device);
-  const Tensor rstd = empty_like(mean);
+  const Tensor mean = empty({kernels::mean_parts(c.dtype), c.m}, accumulate_dtype(c.dtype), device);
+  const Tensor rstd = empty({c.m}, mean.dtype(), device);
   const kernels::LayerNormForward forward{.rows = c.m,
                                           .columns = c.n,
                                           .x = x,

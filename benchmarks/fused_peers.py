@@ -157,7 +157,7 @@ class AddLayerNorm:
         self.dsum, self.dy = random(kind, m, n), random(kind, m, n)
         self.sum, self.y, self.dx = (torch.empty_like(self.dy) for _ in range(3))
         self.dweight, self.dbias = (torch.empty_like(self.inputs[2]) for _ in range(2))
-        self.mean, self.rstd = (torch.empty(m, dtype=torch.float32, device="cuda") for _ in range(2))
+        self.mean, self.rstd = (torch.empty(n, m, dtype=torch.float32, device="cuda") for n in (2, 1))
         self.outputs = [self.dx, self.dweight, self.dbias]
         self.codes = [CODES[kind], CODES[kind]]
 

@@ -86,7 +86,7 @@ class Torch:
 
     def backward(self, case, mask=(True, True, True)):
         def run():
-            result = torch.ops.aten.native_layer_norm_backward(case.dy, case.x, [case.n], case.mean[:, None],
+            result = torch.ops.aten.native_layer_norm_backward(case.dy, case.x, [case.n], case.mean[0, :, None],
                                                                case.rstd[:, None], case.weight, case.bias, list(mask))
             return tuple(r for r, wanted in zip(result, mask) if wanted)
         return run
@@ -114,7 +114,7 @@ class Compiled:
             return dx.to(x.dtype), (dy * x_hat).sum(0).to(weight.dtype), dy.sum(0).to(weight.dtype)
         torch._dynamo.reset()
         compiled = torch.compile(gradient, dynamic=False)
-        return lambda: compiled(case.dy, case.x, case.weight, case.mean, case.rstd)
+        return lambda: compiled(case.dy, case.x, case.weight, case.mean[0], case.rstd)
 
 
 if triton is not None:
@@ -246,8 +246,10 @@ class Case:
         self.dweight, self.dbias = torch.empty_like(self.weight), torch.empty_like(self.bias)
         self.sizes, self.codes = (m, n), (CODES[kind], CODES[kind])
         x = self.x.double() if m * n < 1 << 28 else self.x.float()
-        self.mean = x.mean(1).float()
-        self.rstd = (x.var(1, correction=0) + EPS).rsqrt().float()
+        mean, rstd = x.mean(1), (x.var(1, correction=0) + EPS).rsqrt()
+        self.rstd = rstd.float()
+        # The mean, and what its rounding adds to x_hat.
+        self.mean = torch.stack([mean.float(), ((mean.float() - mean) * rstd).float()])
 
     def poison(self):
         for t in (self.y, self.dx, self.dweight, self.dbias):

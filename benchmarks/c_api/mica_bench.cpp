@@ -231,7 +231,7 @@ int mica_layer_norm_forward(const void* x, const void* weight, const void* bias,
                                          .bias = wrap(bias, {N}, weight_type, device),
                                          .eps = eps,
                                          .y = wrap(y, {M, N}, type, device),
-                                         .mean = wrap(mean, {M}, float32, device),
+                                         .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
                                          .rstd = wrap(rstd, {M}, float32, device)});
   });
 }
@@ -253,7 +253,7 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
                                           .dy = wrap(dy, {M, N}, type, device),
                                           .x = wrap(x, {M, N}, type, device),
                                           .weight = wrap(weight, {N}, weight_type, device),
-                                          .mean = wrap(mean, {M}, float32, device),
+                                          .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
                                           .rstd = wrap(rstd, {M}, float32, device),
                                           .dx = wrap(dx, {M, N}, type, device),
                                           .dweight = wrap(dweight, {N}, weight_type, device),
@@ -360,18 +360,19 @@ int mica_add_layer_norm_forward(const void* x, const void* residual, const void*
     check(x != nullptr && residual != nullptr && sum != nullptr && y != nullptr,
           "expected x, residual, sum and y, got a null pointer");
     const Device device = current_device();
-    const bool done = kernels::add_layer_norm_forward(Cuda{}, {.rows = M,
-                                                               .columns = N,
-                                                               .x = wrap(x, {M, N}, type, device),
-                                                               .residual = wrap(residual, {M, N}, type, device),
-                                                               .weight = wrap(weight, {N}, weight_type, device),
-                                                               .bias = wrap(bias, {N}, weight_type, device),
-                                                               .dropout = {},
-                                                               .eps = eps,
-                                                               .sum = wrap(sum, {M, N}, type, device),
-                                                               .y = wrap(y, {M, N}, type, device),
-                                                               .mean = wrap(mean, {M}, float32, device),
-                                                               .rstd = wrap(rstd, {M}, float32, device)});
+    const bool done =
+        kernels::add_layer_norm_forward(Cuda{}, {.rows = M,
+                                                 .columns = N,
+                                                 .x = wrap(x, {M, N}, type, device),
+                                                 .residual = wrap(residual, {M, N}, type, device),
+                                                 .weight = wrap(weight, {N}, weight_type, device),
+                                                 .bias = wrap(bias, {N}, weight_type, device),
+                                                 .dropout = {},
+                                                 .eps = eps,
+                                                 .sum = wrap(sum, {M, N}, type, device),
+                                                 .y = wrap(y, {M, N}, type, device),
+                                                 .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                                 .rstd = wrap(rstd, {M}, float32, device)});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }
@@ -388,19 +389,20 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
     check(dsum != nullptr && dy != nullptr && sum != nullptr && mean != nullptr && rstd != nullptr,
           "expected dsum, dy, sum, mean and rstd, got a null pointer");
     const Device device = current_device();
-    const bool done = kernels::add_layer_norm_backward(Cuda{}, {.rows = M,
-                                                                .columns = N,
-                                                                .dsum = wrap(dsum, {M, N}, type, device),
-                                                                .dy = wrap(dy, {M, N}, type, device),
-                                                                .sum = wrap(sum, {M, N}, type, device),
-                                                                .weight = wrap(weight, {N}, weight_type, device),
-                                                                .mean = wrap(mean, {M}, float32, device),
-                                                                .rstd = wrap(rstd, {M}, float32, device),
-                                                                .dropout = {},
-                                                                .dresidual = wrap(dx, {M, N}, type, device),
-                                                                .dx = {},
-                                                                .dweight = wrap(dweight, {N}, weight_type, device),
-                                                                .dbias = wrap(dbias, {N}, weight_type, device)});
+    const bool done =
+        kernels::add_layer_norm_backward(Cuda{}, {.rows = M,
+                                                  .columns = N,
+                                                  .dsum = wrap(dsum, {M, N}, type, device),
+                                                  .dy = wrap(dy, {M, N}, type, device),
+                                                  .sum = wrap(sum, {M, N}, type, device),
+                                                  .weight = wrap(weight, {N}, weight_type, device),
+                                                  .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                                  .rstd = wrap(rstd, {M}, float32, device),
+                                                  .dropout = {},
+                                                  .dresidual = wrap(dx, {M, N}, type, device),
+                                                  .dx = {},
+                                                  .dweight = wrap(dweight, {N}, weight_type, device),
+                                                  .dbias = wrap(dbias, {N}, weight_type, device)});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }

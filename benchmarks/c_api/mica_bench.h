@@ -22,7 +22,8 @@ extern "C" {
 const char* mica_bench_error(void);
 
 /* y (M, N) = layer norm of the rows of x (M, N), with weight and bias (N) of weight_dtype, which is dtype or float32;
- * mean and rstd (M), both or neither, are always float32. */
+ * mean (2, M) and rstd (M), both or neither, are always float32. mean[1] is what the rounding of mean[0] adds to each
+ * x_hat = (x - mean[0]) * rstd; where x has 16 bits, it is neither written nor read. */
 int mica_layer_norm_forward(const void* x, const void* weight, const void* bias, void* y, float* mean, float* rstd,
                             int64_t M, int64_t N, double eps, int dtype, int weight_dtype, void* stream);
 

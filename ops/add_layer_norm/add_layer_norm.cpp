@@ -64,8 +64,8 @@ struct AddLayerNorm {
       const Tensor weight_row = contiguous_or_absent(weight);
       const Tensor bias_row = contiguous_or_absent(bias);
       if (ctx.needs_any_grad()) {
-        mean = empty({rows}, accumulate_dtype(x.dtype()), x.device());
-        rstd = empty_like(mean);
+        mean = empty({kernels::mean_parts(x.dtype()), rows}, accumulate_dtype(x.dtype()), x.device());
+        rstd = empty({rows}, mean.dtype(), x.device());
       }
       const kernels::AddLayerNormForward args{.rows = rows,
                                               .columns = columns,

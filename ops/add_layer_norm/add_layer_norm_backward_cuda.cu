@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   for (int i = 0; i < kDepth; ++i) {
     fetch(i);
   }
-  RowNumbers means(a.mean, a.rows, at.first, at.step);
-  RowNumbers rstds(a.rstd, a.rows, at.first, at.step);
+  layer_norm_cuda::RowStatistics<T, W> statistics(a, at.first, at.step);
   const Weights<W, V, P, kWeightsInRegisters<V, P, kDrop>> weights(a.weight, p, at, memory);
   float dweight[P * V] = {};
   float dbias[P * V] = {};
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   float x_hat[kHeld ? P * V : V];
   float g[kHeld ? P * V : V];
   // x̂, g and dy of pack i of the row at `place`.
-  const auto look = [&](int place, int i, float mean, float rstd, float(&dy)[V]) {
+  const auto look = [&](int place, int i, const layer_norm_cuda::Statistics<T>& of_row, float(&dy)[V]) {
     float x[V];
     float w[V];
     unpack(stream.at(place, 0, i), x);
@@ -87,15 +86,14 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     weights.at(i, w);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      x_hat[(kHeld ? i * V : 0) + j] = (x[j] - mean) * rstd;
+      x_hat[(kHeld ? i * V : 0) + j] = of_row.x_hat(x[j]);
       g[(kHeld ? i * V : 0) + j] = dy[j] * w[j];
     }
   };
   int place = 0;
 #pragma unroll 1
   for (std::int64_t row = at.first; row < a.rows; row += at.step) {
-    const float mean = means.take();
-    const float rstd = rstds.take();
+    const layer_norm_cuda::Statistics<T> of_row = statistics.take();
     cuda::wait_copies<kDepth - 1>();
     float g_sum = 0;
     float gx_sum = 0;
@@ -103,7 +101,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     for (int i = 0; i < P; ++i) {
       if (i < at.packs) {
         float dy[V];
-        look(place, i, mean, rstd, dy);
+        look(place, i, of_row, dy);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const int k = (kHeld ? i * V : 0) + j;
@@ -121,21 +119,21 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     const float sums = sum_lanes<kWarp / 2>(
         member < meeting.members() ? numbers[lane / (kWarp / 2) * meeting.members() + member] : 0.0f);
     // dresidual = dsum + g · rstd + x̂ · slope + offset
-    const float offset = -__shfl_sync(kAllLanes, sums, 0) * in_row * rstd;
-    const float slope = -__shfl_sync(kAllLanes, sums, kWarp / 2) * in_row * rstd;
+    const float offset = -__shfl_sync(kAllLanes, sums, 0) * in_row * of_row.rstd;
+    const float slope = -__shfl_sync(kAllLanes, sums, kWarp / 2) * in_row * of_row.rstd;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       if (i < at.packs) {
         const std::int64_t element = current + i * (kWarp * V);
         float values[V];
         if constexpr (!kHeld) {
-          look(place, i, mean, rstd, values);
+          look(place, i, of_row, values);
         }
         unpack(stream.at(place, 2, i), values);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const int k = (kHeld ? i * V : 0) + j;
-          values[j] += fma(g[k], rstd, fma(x_hat[k], slope, offset));
+          values[j] += fma(g[k], of_row.rstd, fma(x_hat[k], slope, offset));
         }
         if (a.dx != nullptr) {
           store(a.dx + element, pack_of<T>(values));
@@ -223,6 +221,7 @@ bool backward(const AddLayerNormBackward& args) {
                                    .x = args.sum.data<T>(),
                                    .weight = args.weight.data_or_null<W>(),
                                    .mean = args.mean.data<float>(),
+                                   .mean_rest = mean_rest_of<float>(args.mean),
                                    .rstd = args.rstd.data<float>(),
                                    .dx = args.dresidual.data_or_null<T>(),
                                    .dweight = args.dweight.data_or_null<W>(),

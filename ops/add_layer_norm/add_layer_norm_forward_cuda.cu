@@ -37,7 +37,8 @@ struct Forward {
   float in_row;  // 1 / columns
   T* sum;
   T* y;
-  float* mean;  // null, with rstd: not wanted
+  float* mean;  // null, with those that follow: not wanted
+  float* mean_rest;
   float* rstd;
   bool inputs_last_in_l2;
 };
@@ -164,6 +165,9 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
   if (a.mean != nullptr && threadIdx.x == 0) {
     a.mean[row] = shift + mean / scale;
     a.rstd[row] = rstd * scale;
+    if constexpr (has_mean_rest(sizeof(T))) {
+      a.mean_rest[row] = mean_rounding(shift, mean / scale) * (rstd * scale);
+    }
   }
 }
 
@@ -213,6 +217,7 @@ bool forward(const AddLayerNormForward& args) {
                         .sum = args.sum.data<T>(),
                         .y = args.y.data<T>(),
                         .mean = args.mean.data_or_null<float>(),
+                        .mean_rest = mean_rest_of<float>(args.mean),
                         .rstd = args.rstd.data_or_null<float>(),
                         .inputs_last_in_l2 = 2 * args.y.bytes() > kLargeResult};
   bool fits = args.columns <= std::int64_t{kBlock} * V * kMostPacks;

@@ -24,7 +24,7 @@ struct AddLayerNormForward {
   double eps;
   const Tensor& sum;   // out (M, N), x's dtype
   const Tensor& y;     // out (M, N), x's dtype
-  const Tensor& mean;  // out (M), sums; undefined, with rstd: not wanted
+  const Tensor& mean;  // out (mean_parts, M) as layer_norm's, sums; undefined, with rstd: not wanted
   const Tensor& rstd;  // out (M), sums
 };
 
@@ -40,7 +40,7 @@ struct AddLayerNormBackward {
   const Tensor& dy;         // (M, N)
   const Tensor& sum;        // (M, N)
   const Tensor& weight;     // (N) or undefined
-  const Tensor& mean;       // (M)
+  const Tensor& mean;       // as forward left it
   const Tensor& rstd;       // (M)
   ElementDropout dropout;   // of x, element by element as mica::dropout
   const Tensor& dresidual;  // out (M, N), x's dtype

@@ -113,8 +113,8 @@ struct LayerNorm {
     Tensor mean;
     Tensor rstd;
     if (ctx.needs_any_grad()) {
-      mean = empty({size.rows}, accumulate_dtype(x.dtype()), x.device());
-      rstd = empty_like(mean);
+      mean = empty({kernels::mean_parts(x.dtype()), size.rows}, accumulate_dtype(x.dtype()), x.device());
+      rstd = empty({size.rows}, mean.dtype(), x.device());
     }
     const kernels::LayerNormForward args{.rows = size.rows,
                                          .columns = size.columns,

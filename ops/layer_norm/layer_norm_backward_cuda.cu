@@ -1,3 +1,5 @@
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/layer_norm/layer_norm_backward_cuda.cuh>
@@ -70,8 +72,8 @@ struct Share {
   S g[L::kElements];
   S x_hat[L::kElements];
 
-  __device__ Sums<S> load(const Backward<T, W>& a, std::int64_t row, std::int64_t begin, std::int64_t columns, S mean,
-                          S rstd) {
+  __device__ Sums<S> load(const Backward<T, W>& a, std::int64_t row, std::int64_t begin, std::int64_t columns,
+                          const Statistics<T>& statistics) {
     Pack<T, V> dys[L::kElements / V];
     Pack<T, V> xs[L::kElements / V];
     Pack<W, V> weights[L::kElements / V];
@@ -89,7 +91,7 @@ struct Share {
     for (int k = 0; k < L::kElements; ++k) {
       dy[k] = static_cast<S>(dys[k / V].at[k % V]);
       g[k] = dy[k] * static_cast<S>(weights[k / V].at[k % V]);
-      x_hat[k] = (static_cast<S>(xs[k / V].at[k % V]) - mean) * rstd;
+      x_hat[k] = statistics.x_hat(static_cast<S>(xs[k / V].at[k % V]));
       sums.g += g[k];
       sums.gx += g[k] * x_hat[k];
     }
@@ -171,15 +173,15 @@ __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_kernel(const
     const std::int64_t row = first + threadIdx.x / L::kThreads;
     const bool present = L::kRows == 1 || row < a.rows;  // else the thread only takes part in what warps do together
     const std::int64_t columns = present ? a.columns : 0;
-    const S rstd = present ? a.rstd[row] : S(0);
+    const Statistics<T> statistics = a.statistics(row, present);
     Share<T, W, L, V> share;
-    const Sums<S> mine = share.load(a, row, 0, columns, present ? a.mean[row] : S(0), rstd);
+    const Sums<S> mine = share.load(a, row, 0, columns, statistics);
 #pragma unroll
     for (int k = 0; k < L::kElements; ++k) {
       dweight[k] += share.dy[k] * share.x_hat[k];
       dbias[k] += share.dy[k];
     }
-    share.write_dx(a, row, 0, columns, sum_row<L>(mine, exchange), rstd);
+    share.write_dx(a, row, 0, columns, sum_row<L>(mine, exchange), statistics.rstd);
   }
   if (a.dweights != nullptr) {
     write_partial<L, V>(a.dweights, a.columns, dweight, fold);
@@ -196,20 +198,19 @@ __global__ void __launch_bounds__(L::kBlock, 1) layer_norm_backward_dx_kernel(co
   __shared__ typename Exchange<Sums<S>, L>::Shared shared;
   Exchange<Sums<S>, L> exchange(shared);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const S mean = a.mean[row];
-    const S rstd = a.rstd[row];
+    const Statistics<T> statistics = a.statistics(row);
     Sums<S> mine{0, 0};
     for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
       Share<T, W, L, V> share;
-      const Sums<S> piece = share.load(a, row, begin, a.columns - begin, mean, rstd);
+      const Sums<S> piece = share.load(a, row, begin, a.columns - begin, statistics);
       mine.g += piece.g;
       mine.gx += piece.gx;
     }
     const Sums<S> sums = sum_row<L>(mine, exchange);
     for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
       Share<T, W, L, V> share;
-      share.load(a, row, begin, a.columns - begin, mean, rstd);
-      share.write_dx(a, row, begin, a.columns - begin, sums, rstd);
+      share.load(a, row, begin, a.columns - begin, statistics);
+      share.write_dx(a, row, begin, a.columns - begin, sums, statistics.rstd);
     }
   }
 }
@@ -289,11 +290,18 @@ void launch_backward(const LayerNormBackward& args) {
                    .x = args.x.data_or_null<T>(),
                    .weight = args.weight.data_or_null<W>(),
                    .mean = args.mean.data_or_null<S>(),
+                   .mean_rest = mean_rest_of<S>(args.mean),
                    .rstd = args.rstd.data_or_null<S>(),
                    .dx = args.dx.data_or_null<T>(),
                    .dweight = args.dweight.data_or_null<W>(),
                    .dbias = args.dbias.data_or_null<W>()};
   const Device device = args.x.device();
+  Tensor zeros;
+  if (has_mean_rest(sizeof(T)) && a.mean_rest == nullptr && args.rows > 0) {
+    zeros = empty({args.rows}, dtype_of<S>, device);
+    fill_data(zeros, 0);
+    a.mean_rest = zeros.data<S>();
+  }
   if (!args.dx.defined() || args.rows == 0) {
     return backward_parameters(a, device);
   }

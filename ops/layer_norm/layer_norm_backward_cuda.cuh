@@ -6,9 +6,27 @@
 #include <cstdint>
 
 #include <mica/core/tensor.h>
+#include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/rows/rows_cuda.cuh>
 
 namespace mica::kernels::layer_norm_cuda {
+
+/// What forward has found out about a row.
+template <class T>
+struct Statistics {
+  using S = Accumulate<T>;
+  S mean;
+  S rstd;
+  S mean_rest;
+
+  __device__ S x_hat(S x) const {
+    if constexpr (has_mean_rest(sizeof(T))) {
+      return fma(x - mean, rstd, mean_rest);
+    } else {
+      return (x - mean) * rstd;
+    }
+  }
+};
 
 template <class T, class W>
 struct Backward {
@@ -19,12 +37,67 @@ struct Backward {
   const T* x;
   const W* weight;
   const S* mean;
+  const S* mean_rest;  // only where x has more than 16 bits
   const S* rstd;
   T* dx;                  // null, as what follows may be: not wanted
   W* dweight;             // (N)
   W* dbias;               // (N)
   S* dweights = nullptr;  // (G, N), partial sums
   S* dbiases = nullptr;   // (G, N)
+
+  /// Zeros for a row that is not `present`.
+  __device__ Statistics<T> statistics(std::int64_t row, bool present = true) const {
+    Statistics<T> result{};
+    if (present) {
+      result.mean = mean[row];
+      result.rstd = rstd[row];
+      if constexpr (has_mean_rest(sizeof(T))) {
+        result.mean_rest = mean_rest[row];
+      }
+    }
+    return result;
+  }
+};
+
+/// Those of a group's rows, which a warp fetches 32 at a time: loads in each row would wait behind its copies.
+template <class T, class W>
+class RowStatistics {
+ public:
+  __device__ RowStatistics(const Backward<T, W>& a, std::int64_t first, std::int64_t step)
+      : a_(a), step_(step), ahead_(first + threadIdx.x % rows::kWarp * step) {
+    fetch();
+  }
+
+  /// Those of the next row.
+  __device__ Statistics<T> take() {
+    const int i = taken_++ % rows::kWarp;
+    if (i == 0) {
+      current_ = next_;
+      fetch();
+    }
+    Statistics<T> result{.mean = __shfl_sync(rows::kAllLanes, current_.mean, i),
+                         .rstd = __shfl_sync(rows::kAllLanes, current_.rstd, i),
+                         .mean_rest = 0};
+    if constexpr (has_mean_rest(sizeof(T))) {
+      result.mean_rest = __shfl_sync(rows::kAllLanes, current_.mean_rest, i);
+    }
+    return result;
+  }
+
+ private:
+  __device__ void fetch() {
+    if (ahead_ < a_.rows) {
+      next_ = a_.statistics(ahead_);
+    }
+    ahead_ += rows::kWarp * step_;
+  }
+
+  const Backward<T, W>& a_;
+  std::int64_t step_;
+  std::int64_t ahead_;  // the lane's next row
+  unsigned taken_ = 0;
+  Statistics<T> current_{};
+  Statistics<T> next_{};
 };
 
 /// Memory for G rows of those partials that are wanted; a has the pointers. Undefined: none are.

@@ -67,13 +67,11 @@ __global__ void __launch_bounds__(kBlock, kResident)
   const auto add_rows = [&](auto all) {
     Pack<T, V> xs[U][P];
     Pack<T, V> dys[U][P];
-    S mean[U];
-    S rstd[U];
+    Statistics<T> statistics[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const bool present = all || row < a.rows;
-      mean[u] = present ? a.mean[row] : S(0);
-      rstd[u] = present ? a.rstd[row] : S(0);
+      statistics[u] = a.statistics(row, present);
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         xs[u][i] = {};
@@ -97,7 +95,7 @@ __global__ void __launch_bounds__(kBlock, kResident)
         unpack(dys[u][i], dy);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          dweight[i * V + j] += dy[j] * ((x[j] - mean[u]) * rstd[u]);
+          dweight[i * V + j] += dy[j] * statistics[u].x_hat(x[j]);
           dbias[i * V + j] += dy[j];
         }
       }

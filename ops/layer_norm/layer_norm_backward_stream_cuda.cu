@@ -11,48 +11,6 @@ namespace {
 
 constexpr int kMostThreads = 512;  // of a block
 
-// mean and rstd of a group's rows, which a warp fetches 32 at a time: loads in each row would wait behind its copies.
-class Statistics {
- public:
-  template <class T, class W>
-  __device__ Statistics(const Backward<T, W>& a, std::int64_t first, std::int64_t step)
-      : means_(a.mean), rstds_(a.rstd), rows_(a.rows), step_(step), ahead_(first + threadIdx.x % kWarp * step) {
-    fetch();
-  }
-
-  /// Those of the next row.
-  __device__ void take(float& mean, float& rstd) {
-    const int i = taken_++ % kWarp;
-    if (i == 0) {
-      mean_ = next_mean_;
-      rstd_ = next_rstd_;
-      fetch();
-    }
-    mean = __shfl_sync(kAllLanes, mean_, i);
-    rstd = __shfl_sync(kAllLanes, rstd_, i);
-  }
-
- private:
-  __device__ void fetch() {
-    if (ahead_ < rows_) {
-      next_mean_ = means_[ahead_];
-      next_rstd_ = rstds_[ahead_];
-    }
-    ahead_ += kWarp * step_;
-  }
-
-  const float* means_;
-  const float* rstds_;
-  std::int64_t rows_;
-  std::int64_t step_;
-  std::int64_t ahead_;  // the lane's next row
-  unsigned taken_ = 0;
-  float mean_ = 0;
-  float rstd_ = 0;
-  float next_mean_ = 0;
-  float next_rstd_ = 0;
-};
-
 // P packs of a row a thread. Where registers allow, x̂ and g = dy · weight stay in them from the first look at a row,
 // for its sums, to the second, for dx; else the second reads shared memory again. A cluster, whose blocks take long to
 // meet, begins a row before it ends the one before.
@@ -88,7 +46,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   for (int i = 0; i < D; ++i) {
     fetch(i, i % C);
   }
-  Statistics statistics(a, at.first, at.step);
+  RowStatistics<T, W> statistics(a, at.first, at.step);
   W* const weight_slab = reinterpret_cast<W*>(memory + p.kept_begin());
   float weights[kWeightsInRegisters ? P * V : 1] = {};
   if constexpr (kWeightsInRegisters) {
@@ -123,7 +81,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   float x_hat[kKeep ? P * V : V];
   float g[kKeep ? P * V : V];
   // x̂, g and dy of pack i of the row at `place`.
-  const auto look = [&](int place, int i, float mean, float rstd, float(&dy)[V]) {
+  const auto look = [&](int place, int i, const Statistics<T>& of_row, float(&dy)[V]) {
     float x[V];
     unpack(stream.at(place, 0, i % kChunk), x);
     unpack(stream.at(place, 1, i % kChunk), dy);
@@ -138,7 +96,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      x_hat[(kKeep ? i * V : 0) + j] = (x[j] - mean) * rstd;
+      x_hat[(kKeep ? i * V : 0) + j] = of_row.x_hat(x[j]);
       g[(kKeep ? i * V : 0) + j] = dy[j] * w[j];
     }
   };
@@ -151,7 +109,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   T* dx = a.dx + at.first * a.columns + first_column;
   // The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
   // dbias, and its two sums.
-  const auto begin_row = [&](int place, float mean, float rstd, int pending) {
+  const auto begin_row = [&](int place, const Statistics<T>& of_row, int pending) {
     float g_sum = 0;
     float gx_sum = 0;
 #pragma unroll
@@ -162,7 +120,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         // Absent packs are zeros, but many packs without branches between them would fill the registers.
         if (P * V <= 16 || i < at.packs) {
           float dy[V];
-          look(place, i, mean, rstd, dy);
+          look(place, i, of_row, dy);
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int k = (kKeep ? i * V : 0) + j;
@@ -180,7 +138,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     return sum_pair(g_sum, gx_sum);
   };
   // The second look: dx, from the sums over the row.
-  const auto end_row = [&](int place, float mean, float rstd, float sums) {
+  const auto end_row = [&](int place, const Statistics<T>& of_row, float sums) {
+    const float rstd = of_row.rstd;
     if constexpr (kTeam != Team::warp) {
       sums = sum_members(meeting.take(), meeting.members());
     }
@@ -194,7 +153,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         if (i < at.packs) {
           float values[V];
           if constexpr (!kKeep) {
-            look(place, i, mean, rstd, values);
+            look(place, i, of_row, values);
           }
 #pragma unroll
           for (int j = 0; j < V; ++j) {
@@ -218,33 +177,29 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     return place;
   };
 
-  float mean;
-  float rstd;
+  Statistics<T> of_row;
   int place = 0;
   if (kAhead && at.first < a.rows) {
-    statistics.take(mean, rstd);
-    meeting.leave(begin_row(place, mean, rstd, D - 1), sum_members);
+    of_row = statistics.take();
+    meeting.leave(begin_row(place, of_row, D - 1), sum_members);
   }
 #pragma unroll 1
   for (std::int64_t row = at.first; row < a.rows; row += at.step) {
     float sums = 0;
     if constexpr (kAhead) {
-      float next_mean;
-      float next_rstd;
-      statistics.take(next_mean, next_rstd);
+      const Statistics<T> next = statistics.take();
       if (row + at.step < a.rows) {
-        meeting.leave(begin_row(after(place), next_mean, next_rstd, D - 1 - C), sum_members);
+        meeting.leave(begin_row(after(place), next, D - 1 - C), sum_members);
       }
-      end_row(place, mean, rstd, sums);
-      mean = next_mean;
-      rstd = next_rstd;
+      end_row(place, of_row, sums);
+      of_row = next;
     } else {
-      statistics.take(mean, rstd);
-      sums = begin_row(place, mean, rstd, D - 1);
+      of_row = statistics.take();
+      sums = begin_row(place, of_row, D - 1);
       if constexpr (kTeam != Team::warp) {
         meeting.leave(sums, sum_members);
       }
-      end_row(place, mean, rstd, sums);
+      end_row(place, of_row, sums);
     }
     place = after(place);
   }

@@ -56,6 +56,7 @@ template <class T, class S = Accumulate<T>>
 void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
   const std::int64_t n = args.columns;
   S* const means = args.mean.data_or_null<S>();
+  S* const mean_rests = mean_rest_of<S>(args.mean);
   S* const rstds = args.rstd.data_or_null<S>();
   Buffer<S> buffer;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -76,6 +77,9 @@ void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t
     if (means != nullptr) {
       means[row] = (m.shift + m.mean) / scale;
       rstds[row] = rstd * scale;
+      if (mean_rests != nullptr) {
+        mean_rests[row] = mean_rounding(m.shift, m.mean) * rstd;
+      }
     }
   }
 }
@@ -89,6 +93,7 @@ struct BackwardRow {
   const S* weight;
   S mean;
   S rstd;
+  S mean_rest;
   S* dweight;
   S* dbias;
   Prefetch dx_prefetch;
@@ -97,7 +102,7 @@ struct BackwardRow {
 
   template <class V>
   V x_hat(std::int64_t i) const {
-    return (load<V>(x + i) - mean) * rstd;
+    return multiply_add<V, S>(load<V>(x + i) - mean, rstd, mean_rest);
   }
 };
 
@@ -157,6 +162,9 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
                    S* dbias) {
   const std::int64_t n = args.columns;
   const bool with_dx = args.dx.defined();
+  const S* const means = args.mean.data<S>();
+  const S* const mean_rests = mean_rest_of<S>(args.mean);
+  const S* const rstds = args.rstd.data<S>();
   Buffer<S> dy_buffer;
   Buffer<S> x_buffer;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -168,8 +176,9 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
                               .dy = as_sums<S>(dy, n, dy_buffer),
                               .x = as_sums<S>(x, n, x_buffer),
                               .weight = weight,
-                              .mean = args.mean.data<S>()[row],
-                              .rstd = args.rstd.data<S>()[row],
+                              .mean = means[row],
+                              .rstd = rstds[row],
+                              .mean_rest = mean_rests != nullptr ? mean_rests[row] : S(0),
                               .dweight = dweight,
                               .dbias = dbias,
                               .dx_prefetch = Prefetch(dx),

@@ -188,7 +188,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& 
     }
   }
   if (lane == 0 && place.rank == 0) {
-    write_statistics(a, place.row, shift + m.a, rstd, kShrink<S>);
+    write_statistics(a, place.row, shift, m.a, rstd, kShrink<S>);
   }
 }
 
@@ -221,7 +221,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, RowP
   if (place.present && !overflow) {
     const S rstd = rsqrt(m.b * a.in_row + a.eps);
     if (threadIdx.x == 0 && place.rank == 0) {
-      write_statistics(a, place.row, shift + m.a, rstd, S(1));
+      write_statistics(a, place.row, shift, m.a, rstd, S(1));
     }
     T* const y = a.y + place.row * a.columns + place.at;
     if (kBoth || (a.weight != nullptr && a.bias != nullptr)) {
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1) layer_norm_forward_looped_ke
       store(a.y + row * a.columns + column, pack_of<T>(x));
     });
     if (threadIdx.x == 0) {
-      write_statistics(a, row, shift + mean, rstd, scale);
+      write_statistics(a, row, shift, mean, rstd, scale);
     }
   }
 }
@@ -457,6 +457,7 @@ void launch_forward(const Forward<T, W>& a, Device device) {
       part.x = a.x + begin * a.columns;
       part.y = a.y + begin * a.columns;
       part.mean = a.mean == nullptr ? nullptr : a.mean + begin;
+      part.mean_rest = a.mean_rest == nullptr ? nullptr : a.mean_rest + begin;
       part.rstd = a.rstd == nullptr ? nullptr : a.rstd + begin;
       Tensor counts;
       Tensor moments;
@@ -529,6 +530,7 @@ void layer_norm_forward(Cuda, const LayerNormForward& args) {
                           .in_row = Accumulate<T>(1) / static_cast<Accumulate<T>>(args.columns),
                           .y = args.y.data<T>(),
                           .mean = args.mean.data_or_null<Accumulate<T>>(),
+                          .mean_rest = mean_rest_of<Accumulate<T>>(args.mean),
                           .rstd = args.rstd.data_or_null<Accumulate<T>>(),
                           // What the next kernel reads of a smaller y is better found there than x.
                           .x_last_in_l2 = args.y.bytes() > kKeptInL2};

@@ -23,7 +23,8 @@ struct Forward {
   S eps;
   S in_row;  // 1 / columns
   T* y;
-  S* mean;  // null, with rstd: not wanted
+  S* mean;  // null, with those that follow: not wanted
+  S* mean_rest;
   S* rstd;
   bool x_last_in_l2;  // of what is in the L2 cache, others than x are to go first
 };
@@ -83,12 +84,15 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
-/// Of a row that was scaled before; `mean` still is.
+/// Of a row that was scaled before, as its shift and its mean relative to that still are.
 template <class T, class W, class S>
-__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rstd, S scale) {
+__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S shift, S mean, S rstd, S scale) {
   if (a.mean != nullptr) {
-    a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
+    a.mean[row] = (shift + mean) * (scale == 1 ? S(1) : S(1) / kShrink<S>);
     a.rstd[row] = rstd * scale;
+    if constexpr (has_mean_rest(sizeof(T))) {
+      a.mean_rest[row] = mean_rounding(shift, mean) * rstd;
+    }
   }
 }
 

@@ -403,6 +403,7 @@ void long_rows(Backward<T, W> a, Device device) {
     const Tensor mean = empty({a.rows}, dtype_of<S>, device);
     fill_data(mean, 0);
     a.mean = mean.data<S>();
+    a.mean_rest = mean.data<S>();
     layer_norm_cuda::backward_parameters(a, device);
   }
 }
@@ -439,6 +440,7 @@ void rms_norm_backward(Cuda, const RMSNormBackward& args) {
                            .x = args.x.data<T>(),
                            .weight = args.weight.data_or_null<W>(),
                            .mean = nullptr,
+                           .mean_rest = nullptr,
                            .rstd = args.rstd.data<S>(),
                            .dx = args.dx.data_or_null<T>(),
                            .dweight = args.dweight.data_or_null<W>(),

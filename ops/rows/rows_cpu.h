@@ -6,6 +6,7 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -38,6 +39,32 @@ V load(const S* from) {
 template <class V, class S>
 void store(S* to, V value) {
   std::memcpy(to, &value, sizeof(V));
+}
+
+// a · b + c, rounded once where the CPU can: files that include this are compiled so that nothing is fused by itself.
+template <class V, class S>
+V multiply_add(V a, S b, S c) {
+  if constexpr (std::is_same_v<V, S>) {
+#if defined(EIGEN_VECTORIZE_FMA)
+    return std::fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+  } else {
+    using Register = typename Eigen::internal::packet_traits<S>::type;
+    if constexpr (sizeof(Register) == sizeof(V)) {
+      return (V)Eigen::internal::pmadd((Register)a, Eigen::internal::pset1<Register>(b),
+                                       Eigen::internal::pset1<Register>(c));
+    } else {
+      Register parts[sizeof(V) / sizeof(Register)];
+      std::memcpy(parts, &a, sizeof(V));
+      for (Register& part : parts) {
+        part = Eigen::internal::pmadd(part, Eigen::internal::pset1<Register>(b), Eigen::internal::pset1<Register>(c));
+      }
+      std::memcpy(&a, parts, sizeof(V));
+      return a;
+    }
+  }
 }
 
 // A row that will be needed soon. It is prefetched while another one is computed, so that loads and computation
