@@ -110,40 +110,40 @@ TEST(GraphPicture, ATransformerBlock) {
   const Tensor x = randn({2, 16, 64}).requires_grad_();
   const std::string dot = to_dot(model.block(x));
   const auto drawn = parse(dot);
-  // Whole picture: no leaf counts. ln_1 keeps mean and rstd of 32 rows (256 B); c_attn its input, 2·16·64·4 B = 8 KiB;
+  // Whole picture: no leaf counts. ln_1 keeps mean and rstd of 32 rows (384 B); c_attn its input, 2·16·64·4 B = 8 KiB;
   // attention the 24 KiB that c_attn made, its result, 8 KiB, which is what c_proj keeps too, and the logarithms of its
   // rows' sums, 2·4·16·4 B = 512 B; ln_2 the sum of the residual and the branch and as much as ln_1; the MLP its input,
   // 8 KiB, and the arguments and results of gelu, 32 KiB each.
-  EXPECT_TRUE(contains(dot, "label=\"7 ops, saving 121 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
+  EXPECT_TRUE(contains(dot, "label=\"7 ops, saving 121.2 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
   const std::string block = "block", attn = "block > block.attn", mlp = "block > block.mlp";
   for (const auto& [frames, label] : std::vector<std::pair<std::string, std::string>>{
-           {"", R"(block (TransformerBlock)\lsaves 121 KiB\l)"},
-           {block, R"(block.ln_1 (LayerNorm)\lsaves 256 B\l)"},
+           {"", R"(block (TransformerBlock)\lsaves 121.2 KiB\l)"},
+           {block, R"(block.ln_1 (LayerNorm)\lsaves 384 B\l)"},
            {block, R"(block.attn (MultiheadAttention)\lsaves 40.5 KiB\l)"},
            {attn, R"(block.attn.c_attn (Linear)\lsaves 8 KiB\l)"},
            {attn, R"(block.attn.c_proj (Linear)\l)"},
-           {block, R"(block.ln_2 (LayerNorm)\lsaves 8.2 KiB\l)"},
+           {block, R"(block.ln_2 (LayerNorm)\lsaves 8.4 KiB\l)"},
            {block, R"(block.mlp (Mlp)\lsaves 72 KiB\l)"},
            {mlp, R"(block.mlp.c_fc (Linear)\l)"},
            {mlp, R"(block.mlp.c_proj (Linear)\l)"},
            {"", R"(input\n[2, 16, 64] float32)"},
-           {block + " > block.ln_1", R"(LayerNorm\n[2, 16, 64] float32\nsaves 256 B)"},
+           {block + " > block.ln_1", R"(LayerNorm\n[2, 16, 64] float32\nsaves 384 B)"},
            {block + " > block.ln_1", R"(weight\n[64] float32)"},
            {attn + " > block.attn.c_attn", R"(weight\n[192, 64] float32)"},
            {attn + " > block.attn.c_attn", R"(bias\n[192] float32)"},
            {attn + " > block.attn.c_attn", R"(Linear\n[2, 16, 192] float32\nsaves 8 KiB)"},
            {attn, R"(FusedSelfAttention\n[2, 16, 64] float32\nsaves 32.5 KiB)"},
            {attn + " > block.attn.c_proj", R"(Linear\n[2, 16, 64] float32)"},
-           {block + " > block.ln_2", R"(AddLayerNorm\n[2, 16, 64] float32\n[2, 16, 64] float32\nsaves 8.2 KiB)"},
+           {block + " > block.ln_2", R"(AddLayerNorm\n[2, 16, 64] float32\n[2, 16, 64] float32\nsaves 8.4 KiB)"},
            {mlp + " > block.mlp.c_fc", R"(weight\n[256, 64] float32)"},
            {mlp, R"(Mlp\n[2, 16, 64] float32\n[2, 16, 256] float32\n[2, 16, 256] float32\nsaves 72 KiB)"},
            {block, R"(Add\n[2, 16, 64] float32)"}}) {
     EXPECT_EQ(count(drawn, frames, label), 1u) << frames << ": " << label << "\n" << dot;
   }
   const std::string input = id_of(drawn, "", R"(input\n[2, 16, 64] float32)");
-  const std::string norm = id_of(drawn, block + " > block.ln_1", R"(LayerNorm\n[2, 16, 64] float32\nsaves 256 B)");
+  const std::string norm = id_of(drawn, block + " > block.ln_1", R"(LayerNorm\n[2, 16, 64] float32\nsaves 384 B)");
   const std::string sum =
-      id_of(drawn, block + " > block.ln_2", R"(AddLayerNorm\n[2, 16, 64] float32\n[2, 16, 64] float32\nsaves 8.2 KiB)");
+      id_of(drawn, block + " > block.ln_2", R"(AddLayerNorm\n[2, 16, 64] float32\n[2, 16, 64] float32\nsaves 8.4 KiB)");
   EXPECT_TRUE(has(drawn, input + " -> " + norm));
   EXPECT_TRUE(has(drawn, input + " -> " + sum));
   EXPECT_FALSE(has(drawn, norm + " -> " + input));
@@ -244,7 +244,7 @@ TEST(GraphPicture, DrawsTheNearestAndCountsTheOthers) {
 TEST(GraphPicture, FramesCountWhatIsNotDrawnToo) {
   const Model model;
   const auto drawn = parse(to_dot(model.block(randn({2, 16, 64}).requires_grad_()), {.max_nodes = 10}));
-  EXPECT_EQ(count(drawn, "", R"(block (TransformerBlock)\lsaves 121 KiB\l)"), 1u);
+  EXPECT_EQ(count(drawn, "", R"(block (TransformerBlock)\lsaves 121.2 KiB\l)"), 1u);
   EXPECT_EQ(count(drawn, "block", R"(block.mlp (Mlp)\lsaves 72 KiB\l)"), 1u);
   EXPECT_EQ(count(drawn, "", "and 10 more"), 1u);
 }
