@@ -33,10 +33,11 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   const Tensor rstd = empty({c.m}, mean.dtype(), device);
   const ElementDropout dropout{.key = {}, .threshold = ElementDropout::threshold_of(p)};
   const Tensor none;
-  const kernels::AddLayerNormForward forward{c.m, c.n, x, residual, weight, bias, dropout, 1e-5, sum, y, mean, rstd};
+  const kernels::AddLayerNormForward forward{c.m,     c.n,  x,   residual, weight, bias, none,
+                                             dropout, 1e-5, sum, y,        mean,   rstd};
   // Results overwrite inputs of forward.
   const kernels::AddLayerNormBackward backward{
-      c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias};
+      c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias, none};
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
   const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
     report.add({.op = fmt::format("{}{}", op, p > 0 ? "_dropout" : ""),

@@ -22,16 +22,19 @@ MultiheadAttention::MultiheadAttention(std::int64_t width, MultiheadAttentionOpt
 
 Tensor MultiheadAttention::operator()(const Tensor& x) const {
   const Scope scope(*this);
-  return resid_dropout(undropped(x));
+  return resid_dropout(c_proj(attend(x)));
 }
 
-Tensor MultiheadAttention::undropped(const Tensor& x) const {
+Tensor MultiheadAttention::branch(const Tensor& x) const {
   const Scope scope(*this);
+  return c_proj.product(attend(x));
+}
+
+Tensor MultiheadAttention::attend(const Tensor& x) const {
   const std::int64_t width = c_proj.weight.size(0);
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
-  const Tensor y = self_attention(c_attn(x), options.heads,
-                                  {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
-  return c_proj(y);
+  return self_attention(c_attn(x), options.heads,
+                        {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
 }
 
 }  // namespace mica::nn

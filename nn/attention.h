@@ -23,13 +23,16 @@ class MultiheadAttention : public Module {
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The result before dropout, for callers that fuse dropout and addition.
-  Tensor undropped(const Tensor& x) const;
+  /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
+  Tensor branch(const Tensor& x) const;
 
   MultiheadAttentionOptions options;
   Linear c_attn;
   Linear c_proj;
   Dropout resid_dropout;
+
+ private:
+  Tensor attend(const Tensor& x) const;  // all but c_proj and its dropout
 };
 
 }  // namespace mica::nn

@@ -65,12 +65,14 @@ Tensor GPT::features(const Tensor& tokens) const {
   check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
   const Tensor x = wte(tokens, slice(wpe.weight, 0, 0, length), drop);
   ResidualAndBranch stream{x, {}};
+  Tensor bias;  // of the branch
   for (const TransformerBlock& block : h) {
     const auto& [residual, branch] = stream;
-    stream = config.checkpoint ? nn::checkpoint(block, residual, branch) : block(residual, branch);
+    stream = config.checkpoint ? nn::checkpoint(block, residual, branch, bias) : block(residual, branch, bias);
+    bias = block.mlp.c_proj.bias;
   }
   const auto& [residual, branch] = stream;
-  return branch.defined() ? ln_f(branch, residual, drop).y : ln_f(residual);
+  return branch.defined() ? ln_f(branch, residual, drop, bias).y : ln_f(residual);
 }
 
 Tensor GPT::operator()(const Tensor& tokens) const {

@@ -26,10 +26,11 @@ AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual
   return add_layer_norm(x, residual, normalized_shape, weight, bias, {.eps = eps});
 }
 
-AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout) const {
+AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
+                                         const Tensor& x_bias) const {
   const Scope scope(*this);
   return add_layer_norm(x, residual, normalized_shape, weight, bias,
-                        {.p = dropout.p, .training = dropout.is_training(), .eps = eps});
+                        {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
 }
 
 }  // namespace mica::nn

@@ -23,8 +23,9 @@ class LayerNorm : public Module {
   Tensor operator()(const Tensor& x) const;
   /// residual + x and the norm of that sum, in one pass: see mica::add_layer_norm.
   AddLayerNormResult operator()(const Tensor& x, const Tensor& residual) const;
-  /// The same for residual + dropout(x).
-  AddLayerNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout) const;
+  /// The same for residual + dropout(x + x_bias), where an undefined x_bias is 0.
+  AddLayerNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
+                                const Tensor& x_bias = {}) const;
 
   Shape normalized_shape;
   double eps;

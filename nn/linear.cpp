@@ -29,4 +29,9 @@ Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   return linear(x, weight, bias, activation);
 }
 
+Tensor Linear::product(const Tensor& x) const {
+  const Scope scope(*this);
+  return linear(x, weight);
+}
+
 }  // namespace mica::nn

@@ -20,6 +20,8 @@ class Linear : public Module {
 
   /// Applies `activation`, fused where possible: fc(x, Activation::relu).
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
+  /// x · weightᵀ alone, for callers that add the bias with something else.
+  Tensor product(const Tensor& x) const;
 
   Tensor weight;
   Tensor bias;  // undefined without one

@@ -21,14 +21,18 @@ Mlp::Mlp(std::int64_t width, Options options)
 
 Tensor Mlp::operator()(const Tensor& x) const {
   const Scope scope(*this);
-  return dropout(undropped(x));
+  return dropout(by_layers(x, c_proj.bias));
 }
 
-Tensor Mlp::undropped(const Tensor& x) const {
+Tensor Mlp::branch(const Tensor& x) const {
   const Scope scope(*this);
+  return by_layers(x, {});
+}
+
+Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
   // Both layers in one op: its backward goes through gelu in the product with c_proj's weight.
-  return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, c_proj.bias,
+  return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, last_bias,
                    by_tanh ? Activation::gelu_tanh : Activation::gelu);
 }
 
@@ -44,16 +48,22 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
   const Scope scope(*this);
-  const auto [residual, branch] = (*this)(x, {});
-  return residual + mlp.dropout(branch);
+  const auto [y, y_normed] = up_to_mlp(x, {}, {});
+  return y + mlp(y_normed);
 }
 
-ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch) const {
+ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch,
+                                               const Tensor& branch_bias) const {
   const Scope scope(*this);
-  const auto [x, x_normed] =
-      branch.defined() ? ln_1(branch, residual, mlp.dropout) : AddLayerNormResult{residual, ln_1(residual)};
-  const auto [y, y_normed] = ln_2(attn.undropped(x_normed), x, attn.resid_dropout);
-  return {y, mlp.undropped(y_normed)};
+  const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias);
+  return {y, mlp.branch(y_normed)};
+}
+
+AddLayerNormResult TransformerBlock::up_to_mlp(const Tensor& residual, const Tensor& branch,
+                                               const Tensor& branch_bias) const {
+  const auto [x, x_normed] = branch.defined() ? ln_1(branch, residual, mlp.dropout, branch_bias)
+                                              : AddLayerNormResult{residual, ln_1(residual)};
+  return ln_2(attn.branch(x_normed), x, attn.resid_dropout, attn.c_proj.bias);
 }
 
 }  // namespace mica::nn

@@ -21,13 +21,16 @@ class Mlp : public Module {
   Mlp(std::int64_t width, Options options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The result before dropout, for callers that fuse dropout and addition.
-  Tensor undropped(const Tensor& x) const;
+  /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
+  Tensor branch(const Tensor& x) const;
 
   Options options;
   Linear c_fc;
   Linear c_proj;
   Dropout dropout;
+
+ private:
+  Tensor by_layers(const Tensor& x, const Tensor& last_bias) const;
 };
 
 struct TransformerBlockOptions {
@@ -38,8 +41,8 @@ struct TransformerBlockOptions {
   GeluApproximation gelu = GeluApproximation::tanh;
 };
 
-/// The stream between two blocks: a residual and a branch. The norm that follows applies dropout to the branch, adds it
-/// to the residual and normalizes the sum, in one pass.
+/// The stream between two blocks: a residual and a branch, that of mlp. The norm that follows adds the branch's bias,
+/// applies dropout, adds the residual and normalizes the sum, in one pass; its backward has the gradient of that bias.
 using ResidualAndBranch = std::array<Tensor, 2>;
 
 /// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
@@ -53,14 +56,19 @@ class TransformerBlock : public Module {
   TransformerBlock(std::int64_t width, TransformerBlockOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The same for x = residual + dropout(branch), where an undefined branch is 0 and the dropout is that of mlp. The
-  /// result is again such a pair: the next module applies dropout and adds.
-  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch) const;
+  /// The same for x = residual + dropout(branch + branch_bias), where an undefined branch or bias is 0 and the dropout
+  /// is that of mlp. The result is again such a pair, whose branch lacks mlp.c_proj.bias: the next module adds it,
+  /// applies dropout and adds the residual.
+  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {}) const;
 
   LayerNorm ln_1;
   MultiheadAttention attn;
   LayerNorm ln_2;
   Mlp mlp;
+
+ private:
+  /// The stream after attention, and its norm.
+  AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias) const;
 };
 
 }  // namespace mica::nn

@@ -367,6 +367,7 @@ int mica_add_layer_norm_forward(const void* x, const void* residual, const void*
                                                  .residual = wrap(residual, {M, N}, type, device),
                                                  .weight = wrap(weight, {N}, weight_type, device),
                                                  .bias = wrap(bias, {N}, weight_type, device),
+                                                 .x_bias = {},
                                                  .dropout = {},
                                                  .eps = eps,
                                                  .sum = wrap(sum, {M, N}, type, device),
@@ -402,7 +403,8 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
                                                   .dresidual = wrap(dx, {M, N}, type, device),
                                                   .dx = {},
                                                   .dweight = wrap(dweight, {N}, weight_type, device),
-                                                  .dbias = wrap(dbias, {N}, weight_type, device)});
+                                                  .dbias = wrap(dbias, {N}, weight_type, device),
+                                                  .dx_bias = {}});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }

@@ -13,6 +13,7 @@
 #include <mica/ops/layer_norm/layer_norm_kernels.h>
 #include <mica/ops/layer_norm/layer_norm_ops.h>
 #include <mica/ops/layer_norm/norm_ops.h>
+#include <mica/ops/reduce/reduce.h>
 
 namespace mica {
 
@@ -22,10 +23,12 @@ using norm::contiguous_or_absent;
 
 // By kernels of other ops.
 void forward_in_steps(const kernels::AddLayerNormForward& a) {
-  Tensor addend = a.x;
+  const Tensor addend = a.x_bias.defined() || a.dropout.drops() ? empty_like(a.x) : a.x;
+  if (a.x_bias.defined()) {
+    on_device(a.x.device(), [&](auto device) { kernels::binary(device, functions::Add{}, addend, a.x, a.x_bias); });
+  }
   if (a.dropout.drops()) {
-    addend = empty_like(a.x);
-    detail::write_dropped(addend, a.x, a.dropout);
+    detail::write_dropped(addend, a.x_bias.defined() ? addend : a.x, a.dropout);
   }
   const kernels::LayerNormForward norm{.rows = a.rows,
                                        .columns = a.columns,
@@ -52,7 +55,7 @@ struct AddLayerNorm {
   DType weight_dtype;  // of weight and bias
 
   std::array<Tensor, 2> forward(autograd::Context& ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                const Tensor& bias) const {
+                                const Tensor& bias, const Tensor& x_bias) const {
     ctx.set_materialize_grads(false);
     const Tensor sum = empty(x.shape(), x.dtype(), x.device());
     const Tensor y = empty_like(sum);
@@ -63,6 +66,7 @@ struct AddLayerNorm {
       const Tensor residual_rows = contiguous_data(residual);
       const Tensor weight_row = contiguous_or_absent(weight);
       const Tensor bias_row = contiguous_or_absent(bias);
+      const Tensor x_bias_row = contiguous_or_absent(x_bias);
       if (ctx.needs_any_grad()) {
         mean = empty({kernels::mean_parts(x.dtype()), rows}, accumulate_dtype(x.dtype()), x.device());
         rstd = empty({rows}, mean.dtype(), x.device());
@@ -73,6 +77,7 @@ struct AddLayerNorm {
                                               .residual = residual_rows,
                                               .weight = weight_row,
                                               .bias = bias_row,
+                                              .x_bias = x_bias_row,
                                               .dropout = dropout,
                                               .eps = eps,
                                               .sum = sum,
@@ -98,15 +103,17 @@ struct AddLayerNorm {
     }
     Tensors d(3);  // of layer_norm's argument and parameters
     if (dy.defined()) {
-      d = detail::layer_norm_gradient(dy, sum, weight, mean, rstd, row_shape.size(), eps, weight_dtype,
-                                      {ctx.needs_grad(0) || ctx.needs_grad(1), ctx.needs_grad(2), ctx.needs_grad(3)});
+      d = detail::layer_norm_gradient(
+          dy, sum, weight, mean, rstd, row_shape.size(), eps, weight_dtype,
+          {ctx.needs_grad(0) || ctx.needs_grad(1) || ctx.needs_grad(4), ctx.needs_grad(2), ctx.needs_grad(3)});
     }
     const Tensor dresidual = !d[0].defined() ? dsum : !dsum.defined() ? d[0] : d[0] + dsum;
     Tensor dx;
-    if (ctx.needs_grad(0) && dresidual.defined()) {
+    if ((ctx.needs_grad(0) || ctx.needs_grad(4)) && dresidual.defined()) {
       dx = dropout.drops() && dresidual.numel() > 0 ? detail::dropped(dresidual, dropout) : dresidual;
     }
-    return {dx, ctx.needs_grad(1) ? dresidual : Tensor{}, d[1], d[2]};
+    return {ctx.needs_grad(0) ? dx : Tensor{}, ctx.needs_grad(1) ? dresidual : Tensor{}, d[1], d[2],
+            ctx.needs_grad(4) && dx.defined() ? sum_to(dx, row_shape) : Tensor{}};
   }
 
  private:
@@ -121,12 +128,15 @@ struct AddLayerNorm {
   bool in_one_pass(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy, const Saved& saved,
                    Tensors& gradients) const {
     const bool other_dx = dropout.drops();
+    const bool wants_dx = ctx.needs_grad(0) || ctx.needs_grad(4);
     const auto matrix = [&](bool wanted) { return wanted ? empty_like(saved.sum) : Tensor{}; };
-    const Tensor dresidual = matrix(ctx.needs_grad(1) || (ctx.needs_grad(0) && !other_dx));
-    const Tensor dx = matrix(ctx.needs_grad(0) && other_dx);
+    const Tensor dresidual = matrix(ctx.needs_grad(1) || (wants_dx && !other_dx));
+    const Tensor dx = matrix(wants_dx && other_dx);
     const auto row = [&](bool wanted) { return wanted ? empty(row_shape, weight_dtype, dy.device()) : Tensor{}; };
     const Tensor dweight = row(ctx.needs_grad(2));
     const Tensor dbias = row(ctx.needs_grad(3));
+    const bool sums_dx = ctx.needs_grad(4) && kernels::add_layer_norm_sums_dx(dy.dtype(), columns);
+    Tensor dx_bias = sums_dx ? empty(row_shape, dy.dtype(), dy.device()) : Tensor{};
     const Tensor dsum_rows = contiguous_data(dsum);
     const Tensor dy_rows = contiguous_data(dy);
     const Tensor weight_row = contiguous_or_absent(saved.weight);
@@ -142,10 +152,18 @@ struct AddLayerNorm {
                                              .dresidual = dresidual,
                                              .dx = dx,
                                              .dweight = dweight,
-                                             .dbias = dbias};
-    gradients = {ctx.needs_grad(0) ? (other_dx ? dx : dresidual) : Tensor{}, ctx.needs_grad(1) ? dresidual : Tensor{},
-                 dweight, dbias};
-    return on_device(dy.device(), [&](auto device) { return kernels::add_layer_norm_backward(device, args); });
+                                             .dbias = dbias,
+                                             .dx_bias = dx_bias};
+    if (!on_device(dy.device(), [&](auto device) { return kernels::add_layer_norm_backward(device, args); })) {
+      return false;
+    }
+    const Tensor& of_x = other_dx ? dx : dresidual;
+    if (ctx.needs_grad(4) && !sums_dx) {
+      dx_bias = sum_to(of_x, row_shape);
+    }
+    gradients = {ctx.needs_grad(0) ? of_x : Tensor{}, ctx.needs_grad(1) ? dresidual : Tensor{}, dweight, dbias,
+                 dx_bias};
+    return true;
   }
 };
 
@@ -154,6 +172,9 @@ struct AddLayerNorm {
 AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Shape& normalized_shape,
                                   const Tensor& weight, const Tensor& bias, AddLayerNormOptions options) {
   if (autograd::autocast_widens(x, residual)) {
+    if (options.x_bias.defined()) {
+      options.x_bias = autograd::widened(options.x_bias);
+    }
     return add_layer_norm(autograd::widened(x), autograd::widened(residual), normalized_shape,
                           autograd::widened(weight), autograd::widened(bias), options);
   }
@@ -167,6 +188,11 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const
   if (weight.defined() && bias.defined()) {
     check(weight.dtype() == bias.dtype(), "add_layer_norm: expected bias of weight's {}, got {}", weight.dtype(),
           bias.dtype());
+  }
+  norm::check_parameter("add_layer_norm", "x_bias", options.x_bias, x, normalized_shape);
+  if (options.x_bias.defined()) {
+    check(options.x_bias.dtype() == x.dtype(), "add_layer_norm: expected x_bias of x's {}, got {}", x.dtype(),
+          options.x_bias.dtype());
   }
   check(options.p >= 0 && options.p < 1, "add_layer_norm: expected p in [0, 1), got {}", options.p);
   check(options.eps >= 0, "add_layer_norm: expected eps of at least 0, got {}", options.eps);
@@ -183,7 +209,7 @@ AddLayerNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const
                                    .eps = options.eps,
                                    .row_shape = normalized_shape,
                                    .weight_dtype = parameter.defined() ? parameter.dtype() : x.dtype()},
-                      x, residual, weight, bias);
+                      x, residual, weight, bias, options.x_bias);
   return {.sum = sum, .y = y};
 }
 

@@ -38,8 +38,8 @@ constexpr bool kKeep = P* V <= (kDrop ? 8 : 16);
 template <int V, int P, bool kDrop>
 constexpr bool kWeightsInRegisters = P* V <= 16 && !kDrop;
 
-// Rows stream as in layer_norm's backward, with dsum beside them.
-template <class T, class W, int P, bool kDrop>
+// Rows stream as in layer_norm's backward, with dsum beside them. kBias: the rows of dx are summed too.
+template <class T, class W, int P, bool kDrop, bool kBias>
 __global__ void __launch_bounds__(kMostThreads, 1)
     add_layer_norm_backward_kernel(const Arguments<T, W> arguments, const StreamPlan p) {
   constexpr int V = 16 / sizeof(T);
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const Weights<W, V, P, kWeightsInRegisters<V, P, kDrop>> weights(a.weight, p, at, memory);
   float dweight[P * V] = {};
   float dbias[P * V] = {};
+  [[maybe_unused]] float dx_sum[kBias ? P * V : 1] = {};
   const float in_row = 1.0f / static_cast<float>(a.columns);
   [[maybe_unused]] const PhiloxKey key = kDrop ? absolute_key(arguments.key) : PhiloxKey{};
   meeting.open();
@@ -144,6 +145,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
             store(arguments.dx + element, pack_of<T>(values));
           }
         }
+        if constexpr (kBias) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            dx_sum[i * V + j] += values[j];
+          }
+        }
       }
     }
     fetch(place);
@@ -159,6 +166,9 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   }
   if (a.dbiases != nullptr) {
     write_partials<V, P>(dbias, a.dbiases + blockIdx.x * a.columns, p, at, fold + p.groups * p.slab);
+  }
+  if constexpr (kBias) {
+    write_partials<V, P>(dx_sum, a.dx_sums + blockIdx.x * a.columns, p, at, fold + 2 * p.groups * p.slab);
   }
 }
 
@@ -184,7 +194,7 @@ StreamPlan plan_of(std::int64_t columns, int packs) {
   divide(p, columns, V, kMostThreads);
   const bool in_registers = packs * V <= 16 && !kDrop;
   p.kept_bytes = in_registers ? 0 : p.threads * packs * V * static_cast<int>(sizeof(W));
-  const int fold_bytes = p.groups > 1 ? 2 * p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
+  const int fold_bytes = p.groups > 1 ? 3 * p.groups * p.slab * static_cast<int>(sizeof(float)) : 0;
   p.stream_bytes = std::max(fold_bytes, depth_for(packs) * p.block() * packs * 3 * V * static_cast<int>(sizeof(T)));
   return p;
 }
@@ -195,7 +205,13 @@ void launch_backward(Arguments<T, W> a, int packs, Device device) {
   const std::int64_t G = stream_teams(p, a.norm.rows);
   const Tensor partials = allocate_partials(a.norm, G, device);
   const auto launch = [&]<int P>() {
-    launch_stream(add_layer_norm_backward_kernel<T, W, P, kDrop>, "add_layer_norm_backward_kernel", p, a.norm.rows, a);
+    const auto run = [&](auto kernel) { launch_stream(kernel, "add_layer_norm_backward_kernel", p, a.norm.rows, a); };
+    if constexpr (sizeof(T) == 2 && P == 1) {
+      if (a.norm.dx_sum != nullptr) {
+        return run(add_layer_norm_backward_kernel<T, W, P, kDrop, true>);
+      }
+    }
+    run(add_layer_norm_backward_kernel<T, W, P, kDrop, false>);
   };
   if constexpr (sizeof(T) == 4) {
     packs == 2 ? launch.template operator()<2>() : launch.template operator()<4>();
@@ -225,7 +241,8 @@ bool backward(const AddLayerNormBackward& args) {
                                    .rstd = args.rstd.data<float>(),
                                    .dx = args.dresidual.data_or_null<T>(),
                                    .dweight = args.dweight.data_or_null<W>(),
-                                   .dbias = args.dbias.data_or_null<W>()},
+                                   .dbias = args.dbias.data_or_null<W>(),
+                                   .dx_sum = args.dx_bias.data_or_null<T>()},
                           .dsum = args.dsum.data<T>(),
                           .dx = args.dx.data_or_null<T>(),
                           .key = args.dropout.key,

@@ -30,6 +30,7 @@ struct Forward {
   const T* residual;
   const W* weight;  // null: 1
   const W* bias;    // null: 0
+  const T* x_bias;  // null: 0
   PhiloxKey key;
   std::uint32_t threshold;
   float scale;
@@ -96,6 +97,14 @@ __global__ void __launch_bounds__(kOneWarp ? kWarpTeams* kWarp : kBlock, kOneWar
       float x[V];
       unpack(sums[i], s);
       unpack(addends[i], x);
+      if (a.x_bias != nullptr) {
+        float b[V];
+        unpack(load<V>(a.x_bias + column), b);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          x[j] += b[j];
+        }
+      }
       if constexpr (kDrop) {
         drop_pack(x, begin + column, key, a.threshold, a.scale);
       }
@@ -209,6 +218,7 @@ bool forward(const AddLayerNormForward& args) {
                         .residual = args.residual.data<T>(),
                         .weight = args.weight.data_or_null<W>(),
                         .bias = args.bias.data_or_null<W>(),
+                        .x_bias = args.x_bias.data_or_null<T>(),
                         .key = args.dropout.key,
                         .threshold = args.dropout.threshold,
                         .scale = static_cast<float>(args.dropout.scale()),
@@ -223,7 +233,7 @@ bool forward(const AddLayerNormForward& args) {
   bool fits = args.columns <= std::int64_t{kBlock} * V * kMostPacks;
   with_pack_size<T>(
       a.columns, [&]<int kPack>(std::integral_constant<int, kPack>) { fits = fits && kPack == V; }, a.x, a.residual,
-      a.weight, a.bias, a.sum, a.y);
+      a.weight, a.bias, a.x_bias, a.sum, a.y);
   if (fits) {
     args.dropout.drops() ? launch_forward<T, W, true>(a) : launch_forward<T, W, false>(a);
   }

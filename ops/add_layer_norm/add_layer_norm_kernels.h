@@ -12,7 +12,7 @@ namespace mica::kernels {
 // is. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other
 // ops do it one after another.
 
-/// sum = residual + dropped x; y = (sum − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps).
+/// sum = residual + dropped (x + x_bias); y = (sum − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps).
 struct AddLayerNormForward {
   std::int64_t rows;       // M
   std::int64_t columns;    // N
@@ -20,7 +20,8 @@ struct AddLayerNormForward {
   const Tensor& residual;  // (M, N), x's dtype
   const Tensor& weight;    // (N), x's dtype or sums; undefined: 1
   const Tensor& bias;      // (N), weight's dtype; undefined: 0
-  ElementDropout dropout;  // of x, element by element as mica::dropout
+  const Tensor& x_bias;    // (N), x's dtype; undefined: 0
+  ElementDropout dropout;  // of x + x_bias, element by element as mica::dropout
   double eps;
   const Tensor& sum;   // out (M, N), x's dtype
   const Tensor& y;     // out (M, N), x's dtype
@@ -47,7 +48,13 @@ struct AddLayerNormBackward {
   const Tensor& dx;         // out (M, N); undefined where nothing is dropped, as it is dresidual then
   const Tensor& dweight;    // out (N), x's dtype or sums
   const Tensor& dbias;      // out (N), dweight's dtype where both are defined
+  const Tensor& dx_bias;    // out (N), x's dtype: the sum of dx's rows; only if add_layer_norm_sums_dx() says so
 };
+
+/// Whether the kernel adds up dx_bias too, which takes registers that longer rows have not.
+constexpr bool add_layer_norm_sums_dx(DType dtype, std::int64_t columns) {
+  return size_of(dtype) == 2 && columns <= 1536;
+}
 
 inline bool add_layer_norm_backward(Cpu, const AddLayerNormBackward&) { return false; }
 bool add_layer_norm_backward(Cuda, const AddLayerNormBackward& args);

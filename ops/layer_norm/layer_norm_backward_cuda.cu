@@ -221,19 +221,18 @@ constexpr int kStage2Warps = 16;
 
 template <class S, class W>
 struct Stage2 {
-  const S* partials;  // (G, N)
-  W* out;             // (N); null: not wanted
+  const S* partials;  // (G, N); null: not wanted
+  W* out;             // (N)
 };
 
-template <class S, class W>
+template <class S, class W, class T>
 __global__ void __launch_bounds__(kStage2Warps* kWarp)
-    layer_norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, std::int64_t partial_rows,
-                                   std::int64_t columns) {
+    layer_norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, const Stage2<S, T> dx_sum,
+                                   std::int64_t partial_rows, std::int64_t columns) {
   __shared__ S fold[kStage2Warps][kWarp];
   cuda::wait_for_previous_kernel();
-  const S* const partials = blockIdx.y == 0 ? dweight.partials : dbias.partials;
-  W* const out = blockIdx.y == 0 ? dweight.out : dbias.out;
-  if (out == nullptr) {
+  const S* const partials = blockIdx.y == 0 ? dweight.partials : blockIdx.y == 1 ? dbias.partials : dx_sum.partials;
+  if (partials == nullptr) {
     return;
   }
   const int lane = threadIdx.x % kWarp;
@@ -254,7 +253,11 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
     for (int i = 0; i < kStage2Warps; ++i) {
       total += fold[i][lane];
     }
-    out[column] = static_cast<W>(total);
+    if (blockIdx.y == 2) {
+      dx_sum.out[column] = static_cast<T>(total);
+    } else {
+      (blockIdx.y == 0 ? dweight.out : dbias.out)[column] = static_cast<W>(total);
+    }
   }
 }
 
@@ -329,13 +332,15 @@ void launch_backward(const LayerNormBackward& args) {
 template <class T, class W>
 void add_partials(const Backward<T, W>& a, std::int64_t partial_rows) {
   using S = Accumulate<T>;
-  if (a.dweight == nullptr && a.dbias == nullptr) {
+  if (a.dweight == nullptr && a.dbias == nullptr && a.dx_sum == nullptr) {
     return;
   }
-  cuda::Launch(dim3(grid_of((a.columns + kWarp - 1) / kWarp), 2), kStage2Warps * kWarp)
+  const int rows = a.dx_sum != nullptr ? 3 : 2;  // of results
+  cuda::Launch(dim3(grid_of((a.columns + kWarp - 1) / kWarp), rows), kStage2Warps * kWarp)
       .dependent()
-      .run(layer_norm_backward_sum_kernel<S, W>, "layer_norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight},
-           Stage2<S, W>{a.dbiases, a.dbias}, partial_rows, a.columns);
+      .run(layer_norm_backward_sum_kernel<S, W, T>, "layer_norm_backward_sum_kernel",
+           Stage2<S, W>{a.dweights, a.dweight}, Stage2<S, W>{a.dbiases, a.dbias}, Stage2<S, T>{a.dx_sums, a.dx_sum},
+           partial_rows, a.columns);
 }
 
 #define MICA_INSTANTIATE(T, W) template void add_partials(const Backward<T, W>&, std::int64_t)

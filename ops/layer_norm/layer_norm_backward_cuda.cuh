@@ -42,8 +42,10 @@ struct Backward {
   T* dx;                  // null, as what follows may be: not wanted
   W* dweight;             // (N)
   W* dbias;               // (N)
+  T* dx_sum = nullptr;    // (N), the sum of dx's rows as add_layer_norm has it
   S* dweights = nullptr;  // (G, N), partial sums
   S* dbiases = nullptr;   // (G, N)
+  S* dx_sums = nullptr;   // (G, N)
 
   /// Zeros for a row that is not `present`.
   __device__ Statistics<T> statistics(std::int64_t row, bool present = true) const {
@@ -104,19 +106,25 @@ class RowStatistics {
 template <class T, class W>
 Tensor allocate_partials(Backward<T, W>& a, std::int64_t partial_rows, Device device) {
   using S = Accumulate<T>;
-  const int wanted = (a.dweight != nullptr) + (a.dbias != nullptr);
+  const std::int64_t one = partial_rows * a.columns;
+  const int wanted = (a.dweight != nullptr) + (a.dbias != nullptr) + (a.dx_sum != nullptr);
   if (wanted == 0) {
     return {};
   }
-  const std::int64_t one = partial_rows * a.columns;
   Tensor partials = empty({wanted * one}, dtype_of<S>, device);
-  S* const begin = partials.template data<S>();
-  a.dweights = a.dweight != nullptr ? begin : nullptr;
-  a.dbiases = a.dbias != nullptr ? begin + (wanted - 1) * one : nullptr;
+  S* next = partials.template data<S>();
+  const auto take = [&](bool is_wanted) {
+    S* const taken = is_wanted ? next : nullptr;
+    next += is_wanted ? one : 0;
+    return taken;
+  };
+  a.dweights = take(a.dweight != nullptr);
+  a.dbiases = take(a.dbias != nullptr);
+  a.dx_sums = take(a.dx_sum != nullptr);
   return partials;
 }
 
-/// Stage 2: dweight and dbias, those that are wanted, from G rows of partials.
+/// Stage 2: dweight, dbias and dx_sum, those that are wanted, from G rows of partials.
 template <class T, class W>
 void add_partials(const Backward<T, W>& a, std::int64_t partial_rows);
 

@@ -21,11 +21,11 @@ using namespace mica::testing_support;
 namespace {
 
 struct Inputs {
-  Tensor x, residual, weight, bias, dsum, dy;
+  Tensor x, residual, weight, bias, dsum, dy, x_bias{};
 };
 
 struct Results {
-  Tensor sum{}, y{}, dx{}, dresidual{}, dweight{}, dbias{};
+  Tensor sum{}, y{}, dx{}, dresidual{}, dweight{}, dbias{}, dx_bias{};
 };
 
 Inputs random_inputs(const NormCase& c, Device device) {
@@ -38,8 +38,9 @@ template <class F>
 Results run_with(const F& f, const Inputs& in) {
   const auto leaf = [](const Tensor& t) { return t.defined() ? t.detach().requires_grad_() : t; };
   const Tensor x = leaf(in.x), residual = leaf(in.residual), weight = leaf(in.weight), bias = leaf(in.bias);
+  const Tensor x_bias = leaf(in.x_bias);
   manual_seed(123);
-  const AddLayerNormResult result = f(x, residual, weight, bias);
+  const AddLayerNormResult result = f(x, residual, weight, bias, x_bias);
   Results results{.sum = result.sum.detach(), .y = result.y.detach()};
   Tensors leaves;
   std::vector<Tensor*> gradients;
@@ -53,6 +54,7 @@ Results run_with(const F& f, const Inputs& in) {
   want(residual, results.dresidual);
   want(weight, results.dweight);
   want(bias, results.dbias);
+  want(x_bias, results.dx_bias);
   const Tensors found = autograd::grad({result.sum, result.y}, leaves, {in.dsum, in.dy});
   for (std::size_t i = 0; i < found.size(); ++i) {
     *gradients[i] = found[i];
@@ -61,21 +63,25 @@ Results run_with(const F& f, const Inputs& in) {
 }
 
 Results run(const Inputs& in, AddLayerNormOptions options) {
-  return run_with([&](const Tensor& x, const Tensor& residual, const Tensor& weight,
-                      const Tensor& bias) { return add_layer_norm(x, residual, {x.size(-1)}, weight, bias, options); },
-                  in);
+  return run_with(
+      [&](const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, const Tensor& x_bias) {
+        options.x_bias = x_bias;
+        return add_layer_norm(x, residual, {x.size(-1)}, weight, bias, options);
+      },
+      in);
 }
 
 // The same by three ops in float64, the sum being that which `sum` was rounded to.
 Results reference(const Inputs& in, AddLayerNormOptions options, const Tensor& sum) {
   const auto exact = [](const Tensor& t) { return t.defined() ? t.to(Device::cpu(), float64) : t; };
   return run_with(
-      [&](const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias) {
-        const Tensor s = residual + dropout(x, options.p, options.training);
+      [&](const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, const Tensor& x_bias) {
+        const Tensor s = residual + dropout(x_bias.defined() ? x + x_bias : x, options.p, options.training);
         const Tensor rounded = s + (exact(sum) - s.detach());
         return AddLayerNormResult{s, layer_norm(rounded, {x.size(-1)}, weight, bias, options.eps)};
       },
-      {exact(in.x), exact(in.residual), exact(in.weight), exact(in.bias), exact(in.dsum), exact(in.dy)});
+      {exact(in.x), exact(in.residual), exact(in.weight), exact(in.bias), exact(in.dsum), exact(in.dy),
+       exact(in.x_bias)});
 }
 
 void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::string& what) {
@@ -85,7 +91,9 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
   const double eps = epsilon_of(dtype);
   const double atol = dtype == float64 ? 1e-12 : 1e-5;
   // What dropout leaves may be rounded before it is added.
-  expect_close(got.sum, to_vector<double>(expected.sum), 2 * eps, 4 * eps, what + ", sum");
+  // The sum with the bias of x too, by kernels of other ops.
+  const double by_steps = in.x_bias.defined() ? 2 : 1;
+  expect_close(got.sum, to_vector<double>(expected.sum), 2 * eps, by_steps * 4 * eps, what + ", sum");
   expect_close(got.y, to_vector<double>(expected.y), 2 * eps, atol, what + ", y");
   // dresidual = dsum + dnorm and dx = factor · dresidual. In 16 bits dnorm is rounded before it is added, which may
   // leave little of either, and the sum before it is multiplied: half an epsilon of each.
@@ -117,6 +125,15 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
   };
   expect_row(got.dweight, expected.dweight, ", dweight");
   expect_row(got.dbias, expected.dbias, ", dbias");
+  if (in.x_bias.defined()) {
+    // Sums of dx, which may have been rounded, whose limits are those above.
+    const std::vector<double> dx = to_vector<double>(expected.dx);
+    std::vector<double> limits(static_cast<std::size_t>(columns));
+    for (std::size_t i = 0; i < dx.size(); ++i) {
+      limits[i % limits.size()] += (half + rounded) * (3 * std::abs(dx[i]) + 2 * std::abs(dsum[i]) + 1);
+    }
+    expect_rows_close(got.dx_bias, to_vector<double>(expected.dx_bias), limits, 1, 1, what + ", dx_bias");
+  }
 }
 
 TEST(AddLayerNorm, MatchesThreeOps) {
@@ -134,7 +151,13 @@ TEST(AddLayerNorm, MatchesThreeOps) {
           for (const double p : {0.0, 0.3}) {
             const NormCase c{dtype, weight_dtype, rows, columns};
             manual_seed(columns);
-            expect_matches(random_inputs(c, device), {.p = p}, fmt::format("{} on {}, p {}", c.name(), device, p));
+            Inputs in = random_inputs(c, device);
+            const std::string what = fmt::format("{} on {}, p {}", c.name(), device, p);
+            expect_matches(in, {.p = p}, what);
+            if (rows != 19) {
+              in.x_bias = randn({columns}, dtype, device);
+              expect_matches(in, {.p = p}, what + ", a bias of x");
+            }
             if (HasFatalFailure()) {
               return;
             }
@@ -163,8 +186,13 @@ TEST(AddLayerNorm, OptionalParametersAndAnyLayout) {
       some.weight = in.weight;
       expect_matches(some, {.p = 0.5, .training = false}, "no bias");
       for (const auto layout : {with_gaps, off_by_one}) {
-        const Inputs moved{layout(in.x),    layout(in.residual), layout(in.weight),
-                           layout(in.bias), layout(in.dsum),     layout(in.dy)};
+        const Inputs moved{layout(in.x),
+                           layout(in.residual),
+                           layout(in.weight),
+                           layout(in.bias),
+                           layout(in.dsum),
+                           layout(in.dy),
+                           layout(randn({768}, dtype, device))};
         expect_matches(moved, {.p = 0.1}, "moved");
       }
     }
@@ -184,6 +212,25 @@ TEST(AddLayerNorm, OneResultMayBeUnused) {
   }
 }
 
+// Only the bias of x, with a kernel for all at once and without.
+TEST(AddLayerNorm, OnlyTheGradientOfTheBiasOfX) {
+  for (const Device device : test_devices()) {
+    for (const double p : {0.0, 0.4}) {
+      for (const std::int64_t columns : {24, 768, 2048}) {
+        manual_seed(9);
+        Inputs in = random_inputs({bfloat16, bfloat16, 300, columns}, device);
+        in.x_bias = randn({columns}, bfloat16, device);
+        const Tensor x_bias = in.x_bias.detach().requires_grad_();
+        manual_seed(123);
+        const auto [sum, y] =
+            add_layer_norm(in.x, in.residual, {columns}, in.weight, in.bias, {.p = p, .x_bias = x_bias});
+        const Tensor alone = autograd::grad({sum, y}, {x_bias}, {in.dsum, in.dy})[0];
+        expect_same_bits(alone, run(in, {.p = p}).dx_bias);
+      }
+    }
+  }
+}
+
 TEST(AddLayerNorm, Gradcheck) {
   for (const Device device : test_devices()) {
     for (const double p : {0.0, 0.4}) {
@@ -197,6 +244,14 @@ TEST(AddLayerNorm, Gradcheck) {
       };
       EXPECT_TRUE(autograd::gradcheck(f, in));
       EXPECT_TRUE(autograd::gradgradcheck(f, in));
+      const auto with_bias = [&](const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                 const Tensor& x_bias) -> Tensors {
+        manual_seed(5);
+        const auto [sum, y] = add_layer_norm(x, residual, {6}, weight, {}, {.p = p, .eps = 0.1, .x_bias = x_bias});
+        return {sum, y};
+      };
+      EXPECT_TRUE(autograd::gradcheck(with_bias, in));
+      EXPECT_TRUE(autograd::gradgradcheck(with_bias, in));
       const auto plain = [&](const Tensor& x, const Tensor& residual) {
         manual_seed(5);
         return add_layer_norm(x, residual, {6}, {}, {}, {.p = p}).y;
@@ -242,7 +297,8 @@ TEST(AddLayerNorm, SameBitsInEveryRun) {
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       manual_seed(8);
-      const Inputs in = random_inputs({dtype, weight_dtype, 97, 768}, device);
+      Inputs in = random_inputs({dtype, weight_dtype, 97, 768}, device);
+      in.x_bias = randn({768}, dtype, device);
       const Results once = run(in, {.p = 0.2});
       const Results again = run(in, {.p = 0.2});
       expect_same_bits(again.sum, once.sum);
@@ -251,18 +307,21 @@ TEST(AddLayerNorm, SameBitsInEveryRun) {
       expect_same_bits(again.dresidual, once.dresidual);
       expect_same_bits(again.dweight, once.dweight);
       expect_same_bits(again.dbias, once.dbias);
+      expect_same_bits(again.dx_bias, once.dx_bias);
     }
   }
 }
 
 TEST(AddLayerNorm, NoElements) {
   for (const Device device : test_devices()) {
-    const Inputs in = random_inputs({float32, float32, 0, 6}, device);
+    Inputs in = random_inputs({float32, float32, 0, 6}, device);
+    in.x_bias = ones({6}, float32, device);
     for (const double p : {0.0, 0.5}) {
       const Results got = run(in, {.p = p});
       EXPECT_EQ(got.y.shape(), (Shape{0, 6}));
       EXPECT_EQ(got.dx.shape(), (Shape{0, 6}));
       expect_close(got.dweight, std::vector<double>(6, 0), 0, 0);
+      expect_close(got.dx_bias, std::vector<double>(6, 0), 0, 0);
       expect_close(got.dbias, std::vector<double>(6, 0), 0, 0);
     }
   }
@@ -284,6 +343,10 @@ TEST(AddLayerNorm, BadCallsSayWhy) {
                "add_layer_norm: expected bias of weight's float32, got float16");
   expect_error([&] { add_layer_norm(x, x, {4}, {}, {}, {.p = 1}); }, "add_layer_norm: expected p in [0, 1), got 1");
   expect_error([&] { add_layer_norm(x, x, {4}, {}, {}, {.eps = -1}); }, "add_layer_norm: expected eps of at least 0");
+  expect_error([&] { add_layer_norm(x, x, {4}, {}, {}, {.x_bias = ones({3})}); },
+               "add_layer_norm: expected x_bias of shape [4], got [3]");
+  expect_error([&] { add_layer_norm(x.to(float16), x.to(float16), {4}, {}, {}, {.x_bias = ones({4})}); },
+               "add_layer_norm: expected x_bias of x's float16, got float32");
   expect_error([&] { add_layer_norm(x, Tensor{}, {4}); }, "add_layer_norm: expected x and residual, got an undefined");
   expect_error([&] { add_layer_norm(x.to(int32), x.to(int32), {4}); },
                "add_layer_norm: expected x of a floating dtype");

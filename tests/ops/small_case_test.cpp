@@ -211,10 +211,11 @@ TEST_F(SmallCase, AddLayerNorm) {
     for (const double p : {0.0, 0.3}) {
       compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
                              {randn({c.rows, c.columns}, c.dtype), randn({c.rows, c.columns}, c.dtype),
-                              randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)},
+                              randn({c.columns}, c.dtype), randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)},
                              [&](const Tensors& in) {
                                manual_seed(3);
-                               const auto [sum, y] = add_layer_norm(in[0], in[1], {c.columns}, in[2], in[3], {.p = p});
+                               const auto [sum, y] =
+                                   add_layer_norm(in[0], in[1], {c.columns}, in[2], in[3], {.p = p, .x_bias = in[4]});
                                return sum + y;
                              });
     }
