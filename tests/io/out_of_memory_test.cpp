@@ -229,11 +229,12 @@ class OutOfMemoryQuarter : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(All, OutOfMemoryQuarter, testing::Range(0, 4));
 
-TEST(OutOfMemory, BackwardChangesNoGradientOrAll) {
+TEST_P(OutOfMemoryQuarter, BackwardChangesNoGradientOrAll) {
   fail_each(
-      kNothing, [](World& world) { world.backward(); }, kAll);
+      kNothing, [](World& world) { world.backward(); }, kAll, test_devices(), part());
   // Accumulated gradients, to which a GPU's products add in place.
-  fail_each([](World& world) { world.backward(); }, [](World& world) { world.backward(); }, kAll, {Device::cpu()});
+  fail_each([](World& world) { world.backward(); }, [](World& world) { world.backward(); }, kAll, {Device::cpu()},
+            part());
 }
 
 const auto kWithoutGradients = [](const World& world) { return world.bits_without_gradients(); };

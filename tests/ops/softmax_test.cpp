@@ -97,7 +97,10 @@ void expect_forward(const Tensor& y, const Tensor& x, int axis, bool log, const 
 
 void expect_backward(const Tensor& dx, const Tensor& x, const Tensor& dy, int axis, bool log, const std::string& what) {
   const Gradient expected = reference_backward(x, dy, axis, log);
-  const double tolerance = dx.dtype() == float64 ? 1e-12 : dx.dtype() == float32 ? 1e-5 : 0.6 * epsilon_of(dx.dtype());
+  // In 16 bits, y is rounded before it is used, and a fast exp adds its error.
+  const double tolerance = dx.dtype() == float64   ? 1e-12
+                           : dx.dtype() == float32 ? 1e-5
+                                                   : 0.6 * epsilon_of(dx.dtype()) + 1e-4;
   expect_rows_close(dx, expected.values, expected.scales, 1, tolerance, what + " gradient");
 }
 
