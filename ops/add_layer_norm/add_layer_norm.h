@@ -24,9 +24,8 @@ struct AddLayerNormResult {
 /// @param normalized_shape  the last one or more axes of x.
 /// @param weight, bias      of normalized_shape, each optional (undefined: 1 and 0), in one dtype: x's own or, for
 ///                          16-bit x, also float32.
-/// @param options           p in [0, 1), which has no effect if not training; eps ≥ 0; x_bias of normalized_shape and
-/// x's
-///                          dtype, or undefined: 0.
+/// @param options           p in [0, 1), which has no effect if not training; eps ≥ 0;
+///                          x_bias of normalized_shape and x's dtype, or undefined: 0.
 /// @return both of x's shape and dtype, row-major. Differentiable any number of times.
 ///
 /// y is computed from the returned sum, which is rounded to x's dtype. Elements are dropped as by mica::dropout. See
