@@ -60,7 +60,7 @@ class Checkpoint final : public Segment {
  public:
   Checkpoint(std::unique_ptr<CheckpointedCall> call, Used used, std::vector<PhiloxKey> keys)
       : call_(std::move(call)), used_(std::move(used)), keys_(std::move(keys)) {
-    call_->keep_inputs_as_they_are();
+    call_->snapshot_inputs();
     note(used_, call_->inputs());  // the handles that f used may be destroyed before backward
   }
 

@@ -20,7 +20,7 @@ class CheckpointedCall {
   /// The tensors among the inputs.
   virtual Tensors inputs() const = 0;
   /// Replaces the inputs by handles that do not follow later in-place writes.
-  virtual void keep_inputs_as_they_are() = 0;
+  virtual void snapshot_inputs() = 0;
 };
 
 /// Makes the first call. If it would have recorded something, adds a Segment to the graph.
@@ -32,18 +32,18 @@ inline void collect(Tensors& tensors, const Tensors& x) { tensors.insert(tensors
 template <class T>
 void collect(Tensors&, const T&) {}
 
-inline void keep_as_it_is(Tensor& x) {
+inline void replace_by_snapshot(Tensor& x) {
   if (x.defined()) {
-    x = as_it_is(x);
+    x = snapshot(x);
   }
 }
-inline void keep_as_it_is(Tensors& inputs) {
+inline void replace_by_snapshot(Tensors& inputs) {
   for (Tensor& x : inputs) {
-    keep_as_it_is(x);
+    replace_by_snapshot(x);
   }
 }
 template <class T>
-void keep_as_it_is(T&) {}
+void replace_by_snapshot(T&) {}
 
 template <class F, class... In>
 class CheckpointedCallOf final : public CheckpointedCall {
@@ -58,8 +58,8 @@ class CheckpointedCallOf final : public CheckpointedCall {
     std::apply([&](const In&... inputs) { (collect(tensors, inputs), ...); }, inputs_);
     return tensors;
   }
-  void keep_inputs_as_they_are() override {
-    std::apply([](In&... inputs) { (keep_as_it_is(inputs), ...); }, inputs_);
+  void snapshot_inputs() override {
+    std::apply([](In&... inputs) { (replace_by_snapshot(inputs), ...); }, inputs_);
   }
 
  private:

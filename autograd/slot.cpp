@@ -93,7 +93,7 @@ Tensor without_history(const Tensor& x) {
   return as_strided(x, shape, x.strides(), x.handle()->offset);
 }
 
-Tensor as_it_is(const Tensor& x) {
+Tensor snapshot(const Tensor& x) {
   find_slot(x);
   auto impl = std::make_shared<mica::detail::TensorImpl>(*x.handle());
   impl->base.reset();

@@ -48,7 +48,7 @@ Tensor without_history(const Tensor& x);
 
 /// A new handle to the current value of `x`, with its current place in the graph. It does not follow later in-place
 /// writes to `x`, so the graph can hold it without a cycle.
-Tensor as_it_is(const Tensor& x);
+Tensor snapshot(const Tensor& x);
 
 /// Makes `x` output number `output` of `node`. Snapshots that share the old slot of `x` keep their place in the graph.
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output);

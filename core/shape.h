@@ -65,7 +65,7 @@ class Dims {
 
   /// The entries from `from` up to `to` (or the end).
   Dims slice(int from, int to) const {
-    check(from >= 0 && from <= to && to <= size_, "shape: there are no axes {} to {} among {}", from, to, size_);
+    check(from >= 0 && from <= to && to <= size_, "shape: axes {} to {} are out of range for {} axes", from, to, size_);
     return std::span(begin() + from, begin() + to);
   }
   Dims slice(int from) const { return slice(from, size_); }

@@ -31,7 +31,7 @@ class ModuleList : public Module {
 
  private:
   std::size_t checked(std::size_t i) const {
-    check(i < size(), "ModuleList: there is no module {} among {}", i, size());
+    check(i < size(), "ModuleList: index {} is out of range for {} modules", i, size());
     return i;
   }
 

@@ -26,6 +26,7 @@ AdamW::AdamW(const Tensors& parameters, AdamWOptions options) : AdamW(std::vecto
 AdamW::AdamW(const std::vector<Group>& groups)
     : Optimizer("AdamW", [&] {
         std::vector<GroupSpec> specs;
+        specs.reserve(groups.size());
         for (const Group& group : groups) {
           specs.push_back({.parameters = group.parameters,
                            .scalars = checked_scalars(group.options),

@@ -281,6 +281,7 @@ Tensor Optimizer::step(const StepOptions& options) {
   }
   if (wants_norm) {
     std::vector<DeviceGradients*> gradients;
+    gradients.reserve(works.size());
     for (Work& work : works) {
       gradients.push_back(&work);
     }

@@ -50,9 +50,9 @@ TEST(Shape, PositionsThatDoNotExist) {
   expect_error([&] { dims.erase(-1); }, "axis -1 is out of range for 2 axes");
   expect_error([&] { dims.insert(3, 1); }, "cannot insert at position 3 of 2 axes");
   expect_error([&] { dims.insert(-1, 1); }, "cannot insert at position -1 of 2 axes");
-  expect_error([&] { dims.slice(1, 3); }, "there are no axes 1 to 3 among 2");
-  expect_error([&] { dims.slice(2, 1); }, "there are no axes 2 to 1 among 2");
-  expect_error([&] { dims.slice(-1, 1); }, "there are no axes -1 to 1 among 2");
+  expect_error([&] { dims.slice(1, 3); }, "axes 1 to 3 are out of range for 2 axes");
+  expect_error([&] { dims.slice(2, 1); }, "axes 2 to 1 are out of range for 2 axes");
+  expect_error([&] { dims.slice(-1, 1); }, "axes -1 to 1 are out of range for 2 axes");
   EXPECT_EQ(dims, (Dims{4, 5}));
 
   dims.insert(2, 6);

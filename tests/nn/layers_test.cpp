@@ -162,8 +162,8 @@ TEST(ModuleList, GrowsAsAChild) {
   for (const nn::Linear& layer : net.layers) {
     EXPECT_FALSE(layer.is_training());
   }
-  expect_error([&] { net.layers[12]; }, "ModuleList: there is no module 12 among 12");
-  expect_error([&] { std::as_const(net.layers)[12]; }, "there is no module 12 among 12");
+  expect_error([&] { net.layers[12]; }, "ModuleList: index 12 is out of range for 12 modules");
+  expect_error([&] { std::as_const(net.layers)[12]; }, "index 12 is out of range for 12 modules");
 }
 
 TEST(LayerNormModule, Errors) {
