@@ -188,7 +188,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const ForwardPlan& 
     }
   }
   if (lane == 0 && place.rank == 0) {
-    write_statistics(a, place.row, shift, m.a, rstd, kShrink<S>);
+    write_statistics(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
   }
 }
 
@@ -221,7 +221,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const ForwardPlan& p, RowP
   if (place.present && !overflow) {
     const S rstd = rsqrt(m.b * a.in_row + a.eps);
     if (threadIdx.x == 0 && place.rank == 0) {
-      write_statistics(a, place.row, shift, m.a, rstd, S(1));
+      write_statistics(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
     }
     T* const y = a.y + place.row * a.columns + place.at;
     if (kBoth || (a.weight != nullptr && a.bias != nullptr)) {
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1) layer_norm_forward_looped_ke
       store(a.y + row * a.columns + column, pack_of<T>(x));
     });
     if (threadIdx.x == 0) {
-      write_statistics(a, row, shift, mean, rstd, scale);
+      write_statistics(a, row, shift + mean, mean_rounding(shift, mean), rstd, scale);
     }
   }
 }

@@ -84,14 +84,14 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
-/// Of a row that was scaled before, as its shift and its mean relative to that still are.
+/// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.
 template <class T, class W, class S>
-__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S shift, S mean, S rstd, S scale) {
+__device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rounding, S rstd, S scale) {
   if (a.mean != nullptr) {
-    a.mean[row] = (shift + mean) * (scale == 1 ? S(1) : S(1) / kShrink<S>);
+    a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
     a.rstd[row] = rstd * scale;
     if constexpr (has_mean_rest(sizeof(T))) {
-      a.mean_rest[row] = mean_rounding(shift, mean) * rstd;
+      a.mean_rest[row] = rounding * rstd;
     }
   }
 }

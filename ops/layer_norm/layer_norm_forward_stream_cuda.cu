@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
       const float rstd = rsqrt(m.b * a.in_row + a.eps * scale * scale);
       const float offset = -m.a * rstd;
       if (threadIdx.x == 0 && at.rank == 0) {
-        write_statistics(a, row, shift, m.a, rstd, scale);
+        write_statistics(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
       }
       const int phase = phase_of(a.x, row);
       const int y_phase = phase_of(a.y, row);
