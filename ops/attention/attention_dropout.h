@@ -9,27 +9,15 @@
 // elements of a register at once. The lanes of a warp hold scores of such a group in two neighboring rows, whether rows
 // are queries or keys (flash_attention_dropout.cuh).
 
-#include <cmath>
 #include <cstdint>
 
 #include <mica/core/philox_rounds.h>
+#include <mica/ops/dropout/dropout_choice.h>
 
 namespace mica {
 
-/// `threshold` of 256 weights are dropped, and the others are scaled accordingly.
-struct WeightDropout {
-  PhiloxKey key{};
-  std::uint32_t threshold = 0;
-
-  /// For a probability in [0, 1): rounded to a multiple of 1/256, but to 0 only if it is 0.
-  static std::uint32_t threshold_of(double p) {
-    const auto nearest = static_cast<std::uint32_t>(std::lround(p * 256));
-    return p == 0 ? 0 : nearest == 0 ? 1 : nearest > 255 ? 255 : nearest;
-  }
-  bool drops() const { return threshold > 0; }
-  double kept_share() const { return 1 - threshold / 256.0; }
-  double scale() const { return 1 / kept_share(); }
-};
+/// Dropped weights of attention, by 8 random bits each.
+using WeightDropout = DropoutChoice<256>;
 
 namespace detail {
 

@@ -11,12 +11,15 @@
 
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/ops/attention/flash_attention_cuda.cuh>
 
 namespace mica::kernels::flash {
+
+using cuda::Ring;
 
 constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
@@ -25,20 +28,6 @@ constexpr int kLineBytes = 128;
 constexpr int kChunk = 64;  // elements of a line
 constexpr int kConsumerChunkBytes = kConsumerRows * kLineBytes;
 constexpr float kLn2 = 0.6931471805599453f;
-
-/// A position in a ring of stages; `parity` is the phase of the stage's barriers.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 /// The tiles of a block: parts of (batch, head), in descending order of work. Tiles are assigned in units: one tile, or
 /// two tiles paired so that all pairs have equal work.

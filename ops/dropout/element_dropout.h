@@ -4,26 +4,15 @@
 // kernels and both devices drop the same ones. Eight neighbors share the 128 bits of one Philox block: on a GPU,
 // computing 32 bits per element would take longer than loading and storing it.
 
-#include <cmath>
 #include <cstdint>
 
 #include <mica/core/philox_rounds.h>
+#include <mica/ops/dropout/dropout_choice.h>
 
 namespace mica {
 
-/// `threshold` of 65536 elements are dropped, and the others are scaled accordingly.
-struct ElementDropout {
-  PhiloxKey key{};
-  std::uint32_t threshold = 0;
-
-  /// For a probability in [0, 1): rounded to a multiple of 1/65536, but to 0 only if it is 0.
-  static std::uint32_t threshold_of(double p) {
-    const auto nearest = static_cast<std::uint32_t>(std::lround(p * 65536));
-    return p == 0 ? 0 : nearest == 0 ? 1 : nearest > 65535 ? 65535 : nearest;
-  }
-  bool drops() const { return threshold > 0; }
-  double scale() const { return 1 / (1 - threshold / 65536.0); }
-};
+/// Dropped elements, by 16 random bits each.
+using ElementDropout = DropoutChoice<65536>;
 
 namespace detail {
 

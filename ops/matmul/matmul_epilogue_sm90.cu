@@ -260,38 +260,11 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
     // two rounds.
     cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     Sums sums;
-    int last = 0;
-    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
-      cuda::wait(&shared.stages.full[ring.stage], ring.parity);
-      std::uint64_t a = descriptor<Lines::depth>(shared.stages.a[ring.stage]);
-      std::uint64_t b = descriptor<kB>(shared.stages.b[ring.stage]);
-      cuda::begin_products();
-#pragma unroll
-      for (int k = 0; k < kDepth; k += 16) {
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          cuda::multiply_add<T, kColumns, Lines::depth, kB>(sums[half], a + half * (kChunkBytes / 16), b,
-                                                            piece > 0 || k > 0);
-        }
-        a += cuda::kNextDepth<Lines::depth>;
-        b += cuda::kNextDepth<kB>;
+    multiply_tile<T, Ours, Lines::depth, kB>(sums, shared.stages, ring, sizes.pieces, 0, [&] {
+      if (is_first) {
+        cuda::arrive(&shared.turn[1 - consumer]);
       }
-      cuda::commit_products();
-      if (piece > 0) {
-        cuda::wait_products<1>();
-        release(shared.stages, last);
-      }
-      last = ring.stage;
-    }
-    if (is_first) {
-      cuda::arrive(&shared.turn[1 - consumer]);
-    }
-    cuda::wait_products<0>();
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      cuda::pin(sums[half]);
-    }
-    release(shared.stages, last);
+    });
     ring.skip(sizes.pieces);
     epilogue.end(shared, tile, sums, loaded, parity, other_map, out_map);
   }

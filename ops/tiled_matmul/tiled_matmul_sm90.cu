@@ -63,31 +63,10 @@ __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes
   Ring<P::kStages> ring;
   int buffer_index = 0;  // of y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
-    float sums[P::kColumns / 2];
-    int last = 0;
-    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
-      cuda::wait(&shared.stages.full[ring.stage], ring.parity);
-      std::uint64_t a = descriptor<kA>(shared.stages.a[ring.stage] + consumer * kChunkBytes);
-      std::uint64_t b = descriptor<kB>(shared.stages.b[ring.stage]);
-      cuda::begin_products();
-#pragma unroll
-      for (int k = 0; k < kDepth; k += 16) {
-        cuda::multiply_add<T, P::kColumns, kA, kB>(sums, a, b, piece > 0 || k > 0);
-        a += cuda::kNextDepth<kA>;
-        b += cuda::kNextDepth<kB>;
-      }
-      cuda::commit_products();
-      if (piece > 0) {
-        cuda::wait_products<1>();
-        release(shared.stages, last);
-      }
-      last = ring.stage;
-    }
-    cuda::wait_products<0>();
-    cuda::pin(sums);
-    release(shared.stages, last);
+    float sums[1][P::kColumns / 2];
+    multiply_tile<T, P, kA, kB>(sums, shared.stages, ring, sizes.pieces, consumer * kChunkBytes, [] {});
     const Corner corner = corner_of<P>(sizes, tile);
-    write_out<T, P>(sums, shared.y[consumer], buffer_index, y_map,
+    write_out<T, P>(sums[0], shared.y[consumer], buffer_index, y_map,
                     corner.row + rank * kTileRows + consumer * kConsumerRows, corner.column, sizes.columns, slope);
   }
   if (thread == 0) {

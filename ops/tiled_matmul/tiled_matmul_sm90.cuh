@@ -6,11 +6,14 @@
 // loads one half for both.
 
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/tiled_matmul/tiled_matmul_cuda.cuh>
 
 namespace mica::kernels::tiles {
+
+using cuda::Ring;
 
 inline constexpr int kTileRows = 128;
 inline constexpr int kDepth = 64;  // of a piece: 128 bytes, the length of a swizzled line
@@ -38,25 +41,6 @@ struct Stages {
   unsigned char b[P::kStages][P::kBBytes];
   std::uint64_t full[P::kStages];   // a piece was loaded
   std::uint64_t empty[P::kStages];  // every consumer of the cluster has read it
-};
-
-// A position in the ring of stages; `parity` is the phase of the stage's barriers.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ void skip(int pieces) {
-    const int to = stage + pieces;
-    parity ^= to / kStages & 1;
-    stage = to % kStages;
-  }
 };
 
 struct Sizes {
@@ -184,6 +168,42 @@ __device__ void release(Stages<P>& stages, int stage) {
   if (thread < P::kCluster) {
     cuda::arrive_in_block(&stages.empty[stage], thread);
   }
+}
+
+/// One warpgroup multiplies all pieces of a tile: kHalves times 64 rows, from byte `first_row` of a stage's a on. Calls
+/// issued() after the last product was issued, before waiting for it.
+template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
+__device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
+                              int pieces, int first_row, const F& issued) {
+  int last = 0;
+  for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
+    cuda::wait(&stages.full[ring.stage], ring.parity);
+    std::uint64_t a = descriptor<kA>(stages.a[ring.stage] + first_row);
+    std::uint64_t b = descriptor<kB>(stages.b[ring.stage]);
+    cuda::begin_products();
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        cuda::multiply_add<T, P::kColumns, kA, kB>(sums[half], a + half * (kChunkBytes / 16), b, piece > 0 || k > 0);
+      }
+      a += cuda::kNextDepth<kA>;
+      b += cuda::kNextDepth<kB>;
+    }
+    cuda::commit_products();
+    if (piece > 0) {
+      cuda::wait_products<1>();
+      release(stages, last);
+    }
+    last = ring.stage;
+  }
+  issued();
+  cuda::wait_products<0>();
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    cuda::pin(sums[half]);
+  }
+  release(stages, last);
 }
 
 }  // namespace mica::kernels::tiles

@@ -1,0 +1,24 @@
+#pragma once
+
+namespace mica::cuda {
+
+/// A position in a ring of stages in shared memory; `parity` is the phase of the stage's barriers.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ void skip(int pieces) {
+    const int to = stage + pieces;
+    parity ^= to / kStages & 1;
+    stage = to % kStages;
+  }
+};
+
+}  // namespace mica::cuda

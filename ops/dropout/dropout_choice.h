@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include <mica/core/philox_rounds.h>
+
+namespace mica {
+
+/// `threshold` of kLevels elements are dropped, and the others are scaled accordingly.
+template <std::uint32_t kLevels>
+struct DropoutChoice {
+  PhiloxKey key{};
+  std::uint32_t threshold = 0;
+
+  /// For a probability in [0, 1): rounded to a multiple of 1/kLevels, but to 0 only if it is 0.
+  static std::uint32_t threshold_of(double p) {
+    const auto nearest = static_cast<std::uint32_t>(std::lround(p * kLevels));
+    return p == 0 ? 0 : nearest == 0 ? 1 : nearest > kLevels - 1 ? kLevels - 1 : nearest;
+  }
+  bool drops() const { return threshold > 0; }
+  double kept_share() const { return 1 - threshold / double{kLevels}; }
+  double scale() const { return 1 / kept_share(); }
+};
+
+}  // namespace mica
