@@ -15,9 +15,7 @@ struct AddEmbeddingOptions {
 ///
 /// @param weight   (V, C), floating.
 /// @param indices  int64 or int32 of any shape (…), in [0, V), on weight's device.
-/// @param addend   of the last one or more axes of (…, C),
-///                 such as the rows of a position embedding;
-///                 of weight's dtype, on its device.
+/// @param addend   the last one or more axes of (…, C), e.g. rows of a position embedding; weight's dtype and device.
 /// @param options  p in [0, 1), which has no effect if not training.
 /// @return (…, C) of weight's dtype, row-major. Differentiable any number of times.
 ///
