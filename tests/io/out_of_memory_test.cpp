@@ -21,6 +21,7 @@
 #include <mica/io/safetensors.h>
 #include <mica/nn/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/clip_grad.h>
@@ -134,21 +135,42 @@ struct World {
   }
 
   Bits bits() const {
-    Bits result = bits_without_gradients();
+    std::vector<Named> all = tensors();
     for (const auto& [name, tensor] : model.named_parameters()) {
       if (tensor.grad().defined()) {
-        result.emplace(name + ".grad", to_vector<double>(tensor.grad()));
+        all.emplace_back(name + ".grad", tensor.grad());
       }
     }
-    return result;
+    return bits_of(all);
   }
-  Bits bits_without_gradients() const {
-    Bits result;
+  Bits bits_without_gradients() const { return bits_of(tensors()); }
+
+ private:
+  using Named = std::pair<std::string, Tensor>;
+
+  std::vector<Named> tensors() const {
+    std::vector<Named> all;
     for (const auto& [name, tensor] : model.named_parameters()) {
-      result.emplace(name, to_vector<double>(tensor));
+      all.emplace_back(name, tensor.detach());
     }
     for (const auto& [name, tensor] : optimizer.state_dict()) {
-      result.emplace(name, to_vector<double>(tensor));
+      all.emplace_back(name, tensor);
+    }
+    return all;
+  }
+
+  /// Copies all values at once: every copy from a GPU waits for it, and other tests keep it busy.
+  static Bits bits_of(const std::vector<Named>& all) {
+    std::vector<Tensor> flat;
+    for (const auto& [name, tensor] : all) {
+      flat.push_back(reshape(tensor.to(float64), {-1}));
+    }
+    const std::vector<double> values = to_vector<double>(cat(flat, 0));
+    Bits result;
+    auto next = values.begin();
+    for (const auto& [name, tensor] : all) {
+      result.emplace(name, std::vector<double>(next, next + tensor.numel()));
+      next += tensor.numel();
     }
     return result;
   }

@@ -8,10 +8,14 @@ using namespace mica::layer_norm_testing;
 
 namespace {
 
-TEST(LayerNorm, MatchesReference) {
+// One test for each pair of dtypes, so that they can run side by side.
+class LayerNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
+INSTANTIATE_TEST_SUITE_P(All, LayerNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
+
+TEST_P(LayerNormTypes, MatchReference) {
   manual_seed(1);
   for (const Device device : test_devices()) {
-    for (const NormCase& c : norm_grid(device)) {
+    for (const NormCase& c : norm_grid(device, GetParam())) {
       SCOPED_TRACE(to_string(device));
       const Inputs in = random_inputs(c, device);
       expect_matches(run(in), reference(in), c);

@@ -127,10 +127,14 @@ void expect_same(const Results& a, const Results& b, const std::string& what) {
   expect_same_bits(a.dweight, b.dweight, what + ": dweight");
 }
 
-TEST(RMSNorm, MatchesReference) {
+// One test for each pair of dtypes, so that they can run side by side.
+class RMSNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
+INSTANTIATE_TEST_SUITE_P(All, RMSNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
+
+TEST_P(RMSNormTypes, MatchReference) {
   manual_seed(1);
   for (const Device device : test_devices()) {
-    for (const NormCase& c : norm_grid(device)) {
+    for (const NormCase& c : norm_grid(device, GetParam())) {
       if (c.rows * c.columns == 0) {
         continue;
       }
