@@ -12,6 +12,7 @@ namespace {
 struct alignas(64) Counters {
   std::atomic<std::size_t> allocated{0};
   std::atomic<std::size_t> peak{0};
+  std::atomic<std::size_t> workspace{0};
 };
 
 constinit std::array<Counters, 65> all;  // the CPU, then up to 64 GPUs
@@ -29,7 +30,9 @@ void raise_peak(Counters& of, std::size_t allocated) {
 MemoryStats memory_stats(Device device) {
   const Counters& of = counters(device);
   const std::size_t allocated = of.allocated.load(std::memory_order_relaxed);
-  return {allocated, std::max(allocated, of.peak.load(std::memory_order_relaxed))};
+  return {.allocated = allocated,
+          .peak = std::max(allocated, of.peak.load(std::memory_order_relaxed)),
+          .workspace = of.workspace.load(std::memory_order_relaxed)};
 }
 
 void reset_peak_memory(Device device) {
@@ -46,6 +49,10 @@ void count_allocated(Device device, std::size_t bytes) {
 
 void count_freed(Device device, std::size_t bytes) noexcept {
   counters(device).allocated.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+void count_workspace(Device device, std::ptrdiff_t bytes) noexcept {
+  counters(device).workspace.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
 }
 
 }  // namespace detail

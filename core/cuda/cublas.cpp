@@ -9,6 +9,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/memory_stats.h>
 #include <mica/core/storage.h>
 
 namespace mica::cuda {
@@ -25,6 +26,24 @@ std::size_t workspace_bytes(int device) {
   return major >= 9 ? kWorkspaceHopper : kWorkspace;
 }
 
+/// Memory for cuBLAS, counted as MemoryStats::workspace.
+class Workspace {
+ public:
+  Workspace(std::size_t bytes, Device device) : device_(device), storage_(bytes, device) {
+    detail::count_workspace(device_, static_cast<std::ptrdiff_t>(bytes));
+  }
+  ~Workspace() { detail::count_workspace(device_, -static_cast<std::ptrdiff_t>(storage_.bytes())); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void* data() const { return storage_.data(); }
+  std::size_t bytes() const { return storage_.bytes(); }
+
+ private:
+  Device device_;
+  Storage storage_;
+};
+
 // For the current device. The stream may be destroyed before the handle, so memory is not freed in stream order.
 class Handle {
  public:
@@ -32,7 +51,7 @@ class Handle {
     const std::size_t bytes = workspace_bytes(device);
     {
       const StreamGuard guard(nullptr);
-      workspace_ = std::make_unique<Storage>(bytes, Device::cuda(device));
+      workspace_ = std::make_unique<Workspace>(bytes, Device::cuda(device));
     }
     check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     check(cublasCreate(&handle_), "cublasCreate");
@@ -68,7 +87,7 @@ class Handle {
   /// Each captured graph has its own workspace in its arena, since two graphs may be replayed concurrently.
   void use_workspace_of(const Arena& arena) {
     if (arena_ != arena.id()) {
-      auto fresh = std::make_unique<Storage>(workspace_->bytes(), Device::cuda(device_));
+      auto fresh = std::make_unique<Workspace>(workspace_->bytes(), Device::cuda(device_));
       check(cublasSetWorkspace(handle_, fresh->data(), fresh->bytes()), "cublasSetWorkspace");
       workspace_ = std::move(fresh);
       arena_ = arena.id();
@@ -80,7 +99,7 @@ class Handle {
 
  private:
   int device_;
-  std::unique_ptr<Storage> workspace_;
+  std::unique_ptr<Workspace> workspace_;
   std::uint64_t arena_ = 0;  // the arena that holds the workspace
   cublasHandle_t handle_ = nullptr;
 };

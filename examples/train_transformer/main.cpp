@@ -198,9 +198,11 @@ class Profiling {
     profiler_->stop();
     profiler_->write_trace(trace_);
     const MemoryUse memory = trainer_.memory();
-    fmt::print("{}\nmemory: weights {}, gradients {}, optimizer {}, activations and other {}; peak {}\nwrote {}\n",
-               profiler_->table(), mebibytes(memory.weights), mebibytes(memory.gradients), mebibytes(memory.optimizer),
-               mebibytes(memory.others), mebibytes(memory.peak), trace_.string());
+    fmt::print(
+        "{}\nmemory: weights {}, gradients {}, optimizer {}, workspace {}, activations and other {}; peak {}\nwrote "
+        "{}\n",
+        profiler_->table(), mebibytes(memory.weights), mebibytes(memory.gradients), mebibytes(memory.optimizer),
+        mebibytes(memory.workspace), mebibytes(memory.others), mebibytes(memory.peak), trace_.string());
     profiler_.reset();
     trainer_.allow_graph(graph_);
   }

@@ -183,17 +183,19 @@ double Trainer::flops_per_step() const {
 }
 
 MemoryUse Trainer::memory() const {
+  const MemoryStats stats = memory_stats(device_);
   MemoryUse use{.weights = 0,
                 .gradients = 0,
                 .optimizer = bytes_of(optimizer_.state_dict()),
+                .workspace = stats.workspace,
                 .others = 0,
-                .peak = memory_stats(device_).peak};
+                .peak = stats.peak};
   for (const Tensor& parameter : parameters_) {
     use.weights += parameter.bytes();
     if (const Tensor gradient = parameter.grad(); gradient.defined()) {
       use.gradients += gradient.bytes();
     }
   }
-  use.others = use.peak - std::min(use.peak, use.weights + use.gradients + use.optimizer);
+  use.others = use.peak - std::min(use.peak, use.weights + use.gradients + use.optimizer + use.workspace);
   return use;
 }

@@ -25,7 +25,8 @@ struct MemoryUse {
   std::size_t weights;
   std::size_t gradients;
   std::size_t optimizer;
-  std::size_t others;  // at the peak: activations, workspaces, validation data
+  std::size_t workspace;  // of cuBLAS
+  std::size_t others;     // at the peak: activations, validation data
   std::size_t peak;
 };
 

@@ -209,6 +209,16 @@ TEST(MemoryStats, CountWhatTensorsHold) {
   }
 }
 
+TEST(MemoryStats, CountTheWorkspaceOfProducts) {
+  for (const Device device : test_devices()) {
+    const Tensor x = ones({4, 4}, float32, device);
+    (void)matmul(x, x);
+    const MemoryStats stats = memory_stats(device);
+    EXPECT_EQ(stats.workspace > 0, device.is_cuda());
+    EXPECT_LE(stats.workspace, stats.allocated);
+  }
+}
+
 TEST(Copies, FromTheHostKeepTheirOrder) {
   NEEDS_GPU();
   // Copies of many sizes, more than the staging memory; the source is overwritten right after each call.
