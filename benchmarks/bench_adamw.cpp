@@ -92,22 +92,20 @@ void measure(const Setting& setting, Device device, std::int64_t layers, std::in
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times a step of AdamW for all parameters of a GPT-2, with clipping and without, and clipping alone.",
-               "bench_adamw");
+  CommandLine command_line(
+      "Times a step of AdamW for all parameters of a GPT-2, with clipping and without, and clipping alone.",
+      "bench_adamw");
   std::string device_name = "auto", json;
   std::int64_t layers = 12, width = 768;
   int threads = 0, repeats = 50;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--device", device_name, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--layers", layers, "Blocks of the model")->check(between(1, 1024))->capture_default_str();
-  app.add_option("--width", width, "Width of the model")->check(between(1, 65536))->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
-  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
-  app.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--device", device_name, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line.add_option("--layers", layers, "Blocks of the model").between(1, 1024).show_default();
+  command_line.add_option("--width", width, "Width of the model").between(1, 65536).show_default();
+  command_line.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
+  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the same as lines of JSON");
 
-  return run_program(app, argc, argv, [&] {
+  return command_line.run(argc, argv, [&] {
     if (threads > 0) {
       set_num_threads(threads);
     }

@@ -47,19 +47,19 @@ void measure(Device device, int repeats, benchmarks::Report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times what autograd costs the host: us per op on 64 floats; M is the number of ops in the graph.",
-               "bench_autograd");
+  CommandLine command_line(
+      "Times what autograd costs the host: us per op on 64 floats; M is the number of ops in the graph.",
+      "bench_autograd");
   std::string device_name = "auto", json;
   int threads = 1, repeats = 50;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--device", device_name, "auto, cpu or cuda; auto: both, where there is a GPU")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads")->check(between(1, 1024))->capture_default_str();
-  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
-  app.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--device", device_name, "auto, cpu or cuda; auto: both, where there is a GPU")
+      .one_of({"auto", "cpu", "cuda"})
+      .show_default();
+  command_line.add_option("--threads", threads, "CPU threads").between(1, 1024).show_default();
+  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the same as lines of JSON");
 
-  return run_program(app, argc, argv, [&] {
+  return command_line.run(argc, argv, [&] {
     set_num_threads(threads);
     benchmarks::Report report(json);
     if (device_name != "cuda") {

@@ -203,49 +203,47 @@ void measure(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times training steps of a GPT: forward, loss, backward, clipping, AdamW.", "bench_train");
+  CommandLine command_line("Times training steps of a GPT: forward, loss, backward, clipping, AdamW.", "bench_train");
   Options o;
   std::string model = "gpt2-124m";
   bool bias = true;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--model", model, "The sizes below change it")
-      ->check(CLI::IsMember({"gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "character"}))
-      ->capture_default_str();
-  app.add_option("--layers", o.model.layers)->check(at_least(0));
-  app.add_option("--heads", o.model.heads)->check(at_least(1));
-  app.add_option("--width", o.model.width)->check(at_least(1));
-  app.add_option("--vocab", o.model.vocab)->check(at_least(1));
-  app.add_option("--context", o.model.context)->check(at_least(1));
-  app.add_option("--batch", o.batch)->check(at_least(1));
-  app.add_option("--bias", bias, "0: linear layers and norms without");
-  app.add_option("--dropout", o.model.dropout)->check(between(0, 0.99));
-  app.add_flag("--checkpoint", o.model.checkpoint, "Compute the inside of each block again in backward");
-  app.add_option("--device", o.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
-  app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"float32", "float16", "bfloat16"}))->capture_default_str();
-  app.add_flag("--graph", o.graph, "Replay the steps from a CUDA graph, after a few plain ones of the warm-up");
-  app.add_flag("--tf32", o.tf32, "Multiply float32 on a GPU with fewer digits");
-  app.add_option("--tune", o.tune,
-                 "Time the algorithms of products, but for those in this file, and keep them all in it");
-  app.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
-  app.add_option("--lr", o.lr)->check(positive())->capture_default_str();
-  app.add_option("--lr-warmup", o.lr_warmup, "Steps until the learning rate is reached")->check(at_least(0));
-  app.add_option("--weight-decay", o.weight_decay)->check(between(0, 1))->capture_default_str();
-  app.add_option("--clip", o.clip, "The most that the gradients' norm may be")
-      ->check(positive())
-      ->capture_default_str();
-  app.add_option("--warmup", o.warmup, "Steps that are not timed")->check(at_least(0))->capture_default_str();
-  app.add_option("--steps", o.steps, "Steps that a median is taken of")->check(at_least(1))->capture_default_str();
-  app.add_option("--peak", o.peak_tflops, "TFLOP/s of the GPU")->check(positive())->capture_default_str();
-  app.add_option("--weights", o.weights, "safetensors file to start from");
-  app.add_option("--save-weights", o.save_weights, "safetensors file for what it starts from");
-  app.add_option("--tokens", o.tokens, "safetensors file with int32 \"tokens\" (N); without it, random ones");
-  app.add_option("--losses", o.losses, "safetensors file for the losses of all steps");
-  app.add_option("--json", o.json, "File for the result as a line of JSON");
+  command_line.add_option("--model", model, "The sizes below change it")
+      .one_of({"gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "character"})
+      .show_default();
+  command_line.add_option("--layers", o.model.layers).at_least(0);
+  command_line.add_option("--heads", o.model.heads).at_least(1);
+  command_line.add_option("--width", o.model.width).at_least(1);
+  command_line.add_option("--vocab", o.model.vocab).at_least(1);
+  command_line.add_option("--context", o.model.context).at_least(1);
+  command_line.add_option("--batch", o.batch).at_least(1);
+  command_line.add_option("--bias", bias, "0: linear layers and norms without");
+  command_line.add_option("--dropout", o.model.dropout).between(0, 0.99);
+  command_line.add_flag("--checkpoint", o.model.checkpoint, "Compute the inside of each block again in backward");
+  command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line.add_option("--dtype", o.dtype).one_of({"float32", "float16", "bfloat16"}).show_default();
+  command_line.add_flag("--graph", o.graph,
+                        "Replay the steps from a CUDA graph, after a few plain ones of the warm-up");
+  command_line.add_flag("--tf32", o.tf32, "Multiply float32 on a GPU with fewer digits");
+  command_line.add_option("--tune", o.tune,
+                          "Time the algorithms of products, but for those in this file, and keep them all in it");
+  command_line.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
+  command_line.add_option("--lr", o.lr).positive().show_default();
+  command_line.add_option("--lr-warmup", o.lr_warmup, "Steps until the learning rate is reached").at_least(0);
+  command_line.add_option("--weight-decay", o.weight_decay).between(0, 1).show_default();
+  command_line.add_option("--clip", o.clip, "The most that the gradients' norm may be").positive().show_default();
+  command_line.add_option("--warmup", o.warmup, "Steps that are not timed").at_least(0).show_default();
+  command_line.add_option("--steps", o.steps, "Steps that a median is taken of").at_least(1).show_default();
+  command_line.add_option("--peak", o.peak_tflops, "TFLOP/s of the GPU").positive().show_default();
+  command_line.add_option("--weights", o.weights, "safetensors file to start from");
+  command_line.add_option("--save-weights", o.save_weights, "safetensors file for what it starts from");
+  command_line.add_option("--tokens", o.tokens, "safetensors file with int32 \"tokens\" (N); without it, random ones");
+  command_line.add_option("--losses", o.losses, "safetensors file for the losses of all steps");
+  command_line.add_option("--json", o.json, "File for the result as a line of JSON");
 
-  return run_program(app, argc, argv, [&] {
+  return command_line.run(argc, argv, [&] {
     const Preset& preset = presets.at(model);
     const auto unless_given = [&](const char* option, auto& value, auto from_preset) {
-      if (app.count(option) == 0) {
+      if (!command_line.given(option)) {
         value = from_preset;
       }
     };
@@ -255,7 +253,7 @@ int main(int argc, char** argv) {
     unless_given("--vocab", o.model.vocab, preset.model.vocab);
     unless_given("--context", o.model.context, preset.model.context);
     unless_given("--batch", o.batch, preset.batch);
-    o.model.bias = app.count("--bias") > 0 ? bias : preset.model.bias;
+    o.model.bias = command_line.given("--bias") ? bias : preset.model.bias;
     if (o.graph && o.warmup <= kPlainSteps) {
       throw UsageError(fmt::format("--graph: expected --warmup of more than {}, got {}", kPlainSteps, o.warmup));
     }

@@ -81,26 +81,24 @@ void KernelTimes::add(const std::string& op, int tensors, const Work& work) {
 
 int run(int argc, char** argv, const char* name, const char* description, const DefaultCases& default_cases,
         const Measure& measure) {
-  CLI::App app(description, name);
+  CommandLine command_line(description, name);
   std::string device_name = "auto", dtype_name, shapes, json;
   int threads = 0, repeats = 50;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--device", device_name, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--dtype", dtype_name, "float32, float64, float16 or bfloat16; without it, what the shapes come with");
-  app.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
-  app.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores")->check(between(0, 1024));
-  app.add_option("--repeats", repeats, "Runs that a median is taken of")->check(at_least(1))->capture_default_str();
-  app.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--device", device_name, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line.add_option("--dtype", dtype_name,
+                          "float32, float64, float16 or bfloat16; without it, what the shapes come with");
+  command_line.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
+  command_line.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
+  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the same as lines of JSON");
 
-  return run_program(app, argc, argv, [&] {
+  return command_line.run(argc, argv, [&] {
     if (threads > 0) {
       set_num_threads(threads);
     }
     const Device device = device_named(device_name);
-    std::vector<Case> cases = app.count("--shapes") > 0 ? parse_shapes(shapes) : default_cases(device);
-    if (app.count("--dtype") > 0) {
+    std::vector<Case> cases = command_line.given("--shapes") ? parse_shapes(shapes) : default_cases(device);
+    if (command_line.given("--dtype")) {
       cases = in_dtype(cases, dtype_named(dtype_name));
     }
     Report report(json);

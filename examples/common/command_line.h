@@ -1,52 +1,59 @@
 #pragma once
 
-// The command lines of the examples. CLI11 takes seconds to compile, so only the file that declares a program's options
-// includes this.
-
-#include <CLI/CLI.hpp>
-#include <fmt/core.h>
-
-#include <cstdio>
-#include <exception>
-#include <new>
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "examples/common/program.h"
 
-/// Validators of options: numbers from `low` to `high`, from `low`, above 0. NaN is rejected.
-inline CLI::Validator number(double low, double high, const std::string& expected) {
-  return CLI::Validator(
-      [=](std::string& given) {
-        double value = 0;
-        const bool good = CLI::detail::lexical_cast(given, value) && value >= low && value <= high;
-        return good ? std::string() : fmt::format("expected {}, got {}", expected, given);
-      },
-      "");
-}
-inline CLI::Validator between(double low, double high) {
-  return number(low, high, fmt::format("a number from {} to {}", low, high));
-}
-inline CLI::Validator at_least(double low) { return number(low, 1 << 30, fmt::format("a number from {}", low)); }
-inline CLI::Validator positive() { return number(1e-30, 1 << 30, "a number above 0"); }
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
-/// Runs a program: parses the command line into the variables bound to `app`, then calls `body`. Every error is one
-/// line on stderr, with status 2 for a bad command line and 1 otherwise.
-template <class Body>
-int run_program(CLI::App& app, int argc, char** argv, const Body& body) {
-  const char* const name = app.get_name().c_str();
-  try {
-    app.parse(argc, argv);
-    body();
-    return 0;
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    return print_error(name, std::string(error.what()) + " (see --help)", 2);
-  } catch (const UsageError& error) {
-    return print_error(name, error.what(), 2);
-  } catch (const std::bad_alloc&) {
-    return print_error(name, "out of memory", 1);
-  } catch (const std::exception& error) {
-    return print_error(name, error.what(), 1);
-  }
-}
+/// A program's command line. A wrapper of CLI11, which takes seconds to compile: only command_line.cpp includes it.
+class CommandLine {
+ public:
+  /// `name` is the program's.
+  CommandLine(const std::string& description, const std::string& name);
+  ~CommandLine();
+
+  /// What is expected of an option. NaN is not in any range.
+  class Option {
+   public:
+    Option& at_least(double low);
+    Option& between(double low, double high);
+    Option& positive();
+    Option& one_of(const std::vector<std::string>& values);
+    Option& required();
+    /// --help shows the variable's present value.
+    Option& show_default();
+
+   private:
+    friend class CommandLine;
+    explicit Option(CLI::Option& option) : option_(option) {}
+    Option& in_range(double low, double high, const std::string& expected);
+
+    CLI::Option& option_;
+  };
+
+  /// Parsing writes the option's value, the last one if it is given several times, to `variable`. T is bool, int,
+  /// std::int64_t, std::uint64_t, double, std::string, or std::optional of std::int64_t, double or std::string.
+  template <class T>
+  Option add_option(const std::string& name, T& variable, const std::string& help = "");
+  /// An option without a value, which sets `variable`.
+  void add_flag(const std::string& name, bool& variable, const std::string& help);
+  /// Text below the options in --help.
+  void footer(const std::string& text);
+
+  /// After parsing: whether the option was given.
+  bool given(const std::string& name) const;
+
+  /// Runs the program: parses the command line, then calls `body`. Returns the exit status. Every error is one line on
+  /// stderr, with status 2 for a bad command line and 1 otherwise.
+  int run(int argc, char** argv, const std::function<void()>& body);
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+};

@@ -8,29 +8,27 @@
 #include <mica/core/parallel.h>
 
 int main(int argc, char** argv) {
-  CLI::App app("Generates text with a model trained by train_transformer.", "generate");
+  CommandLine command_line("Generates text with a model trained by train_transformer.", "generate");
   std::string folder, prompt, device = "auto";
   std::int64_t tokens = 500;
   mica::nn::SamplingOptions sampling{.temperature = 0.8};
   int threads = 0;
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--model", folder, "Output folder of train_transformer")->required();
-  app.add_option("--prompt", prompt, "Text to continue (default: a newline)");
-  app.add_option("--tokens", tokens, "Characters to generate")->check(at_least(0))->capture_default_str();
-  app.add_option("--temperature", sampling.temperature,
-                 "0 always picks the most likely character; 1 samples the model's distribution")
-      ->check(at_least(0))
-      ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "Sample from the k most likely characters only; 0 for all")
-      ->check(at_least(0))
-      ->capture_default_str();
-  app.add_option("--seed", sampling.seed, "Random seed")->check(between(0, 1e18))->capture_default_str();
-  app.add_option("--device", device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads; 0 uses every core")->check(between(0, 1024));
+  command_line.add_option("--model", folder, "Output folder of train_transformer").required();
+  command_line.add_option("--prompt", prompt, "Text to continue (default: a newline)");
+  command_line.add_option("--tokens", tokens, "Characters to generate").at_least(0).show_default();
+  command_line
+      .add_option("--temperature", sampling.temperature,
+                  "0 always picks the most likely character; 1 samples the model's distribution")
+      .at_least(0)
+      .show_default();
+  command_line.add_option("--top-k", sampling.top_k, "Sample from the k most likely characters only; 0 for all")
+      .at_least(0)
+      .show_default();
+  command_line.add_option("--seed", sampling.seed, "Random seed").between(0, 1e18).show_default();
+  command_line.add_option("--device", device, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
-  return run_program(app, argc, argv, [&] {
+  return command_line.run(argc, argv, [&] {
     if (threads > 0) {
       mica::set_num_threads(threads);
     }

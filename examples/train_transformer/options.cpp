@@ -80,14 +80,14 @@ const std::map<std::string, Recipe> recipes{
 };
 
 /// The options given on the command line; the preset supplies the others.
-class CommandLine {
+class GivenOptions {
  public:
-  CommandLine();
+  GivenOptions();
 
   /// Throws UsageError if the settings do not fit together.
   Options options() const;
 
-  CLI::App app;
+  CommandLine command_line;
 
  private:
   std::string preset_ = "default";
@@ -107,51 +107,56 @@ class CommandLine {
   std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
 };
 
-CommandLine::CommandLine()
-    : app("Trains a transformer on the characters of a text, or on a file of GPT-2 tokens, and generates a sample.",
+GivenOptions::GivenOptions()
+    : command_line(
+          "Trains a transformer on the characters of a text, or on a file of GPT-2 tokens, and generates a sample.",
           "train_transformer") {
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> names;
   for (const auto& [name, recipe] : recipes) {
     names.push_back(name);
   }
-  app.add_option("--preset", preset_, fmt::format("Initial settings: {}", fmt::join(names, ", ")))
-      ->check(CLI::IsMember(names));
-  app.add_option("--data", data_,
-                 "Training data: a UTF-8 text, tokenized by character, or a .bin file of GPT-2 tokens in the format of "
-                 "nanoGPT or llm.c; the last tenth is used for validation (default: mica's sources and documents)");
-  app.add_option("--device", device_, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--steps", steps_, "Training steps")->check(at_least(1));
-  app.add_option("--batch", batch_, "Sequences per batch")->check(at_least(1));
-  app.add_option("--context", context_, "Tokens per sequence")->check(at_least(1));
-  app.add_option("--layers", layers_, "Transformer blocks")->check(at_least(1));
-  app.add_option("--heads", heads_, "Attention heads per block")->check(at_least(1));
-  app.add_option("--width", width_, "Model width; a multiple of --heads")->check(at_least(1));
-  app.add_option("--dropout", dropout_, "Dropout probability")->check(between(0, 0.999));
-  app.add_option("--lr", lr_, "Peak learning rate")->check(positive());
-  app.add_option("--min-lr", min_lr_, "Final learning rate")->check(at_least(0));
-  app.add_option("--warmup", warmup_, "Warm-up steps")->check(at_least(0));
-  app.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only")->check(at_least(0));
-  app.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping")->check(at_least(0));
-  app.add_option("--eval-every", eval_every_, "Steps between validations")->check(at_least(1));
-  app.add_option("--seed", seed_, "Random seed")->check(between(0, 1e18))->capture_default_str();
-  app.add_option("--threads", threads_, "CPU threads; 0 uses every core")->check(between(0, 1024));
-  app.add_flag("--checkpoint", checkpoint_,
-               "Recompute the activations of each block in backward: less memory, more time, the same losses");
-  app.add_flag("--tf32", tf32_, "Use TF32 for float32 products on a GPU: faster, with 10 instead of 23 mantissa bits");
-  app.add_option("--dtype", dtype_,
-                 "Dtype of weights and activations: float32, float16, bfloat16 or auto. auto is bfloat16 if the device "
-                 "has instructions for it (GPUs, CPUs with AMX), else float32. With 16 bits the optimizer keeps "
-                 "float32 master weights")
-      ->check(CLI::IsMember({"auto", "float32", "float16", "bfloat16"}));
-  app.add_option("--accumulate", accumulate_, "Batches per step, whose gradients are accumulated")->check(at_least(1));
-  app.add_flag("--no-cuda-graph", no_cuda_graph_,
-               "Launch every kernel from the CPU instead of replaying a captured CUDA graph");
-  app.add_flag("--profile", profile_,
-               "Profile ten steps: print a table of time and memory, and write trace.json for ui.perfetto.dev");
-  app.add_option("--draw-graph", draw_graph_,
-                 "Draw the autograd graph of the first step to a .dot file, or with Graphviz to a .svg file");
-  app.add_option("--out", out_, "Output folder for the model, the metrics and the loss curve")->capture_default_str();
+  command_line.add_option("--preset", preset_, fmt::format("Initial settings: {}", fmt::join(names, ", ")))
+      .one_of(names);
+  command_line.add_option(
+      "--data", data_,
+      "Training data: a UTF-8 text, tokenized by character, or a .bin file of GPT-2 tokens in the format of "
+      "nanoGPT or llm.c; the last tenth is used for validation (default: mica's sources and documents)");
+  command_line.add_option("--device", device_, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"});
+  command_line.add_option("--steps", steps_, "Training steps").at_least(1);
+  command_line.add_option("--batch", batch_, "Sequences per batch").at_least(1);
+  command_line.add_option("--context", context_, "Tokens per sequence").at_least(1);
+  command_line.add_option("--layers", layers_, "Transformer blocks").at_least(1);
+  command_line.add_option("--heads", heads_, "Attention heads per block").at_least(1);
+  command_line.add_option("--width", width_, "Model width; a multiple of --heads").at_least(1);
+  command_line.add_option("--dropout", dropout_, "Dropout probability").between(0, 0.999);
+  command_line.add_option("--lr", lr_, "Peak learning rate").positive();
+  command_line.add_option("--min-lr", min_lr_, "Final learning rate").at_least(0);
+  command_line.add_option("--warmup", warmup_, "Warm-up steps").at_least(0);
+  command_line.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only").at_least(0);
+  command_line.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping").at_least(0);
+  command_line.add_option("--eval-every", eval_every_, "Steps between validations").at_least(1);
+  command_line.add_option("--seed", seed_, "Random seed").between(0, 1e18).show_default();
+  command_line.add_option("--threads", threads_, "CPU threads; 0 uses every core").between(0, 1024);
+  command_line.add_flag("--checkpoint", checkpoint_,
+                        "Recompute the activations of each block in backward: less memory, more time, the same losses");
+  command_line.add_flag("--tf32", tf32_,
+                        "Use TF32 for float32 products on a GPU: faster, with 10 instead of 23 mantissa bits");
+  command_line
+      .add_option(
+          "--dtype", dtype_,
+          "Dtype of weights and activations: float32, float16, bfloat16 or auto. auto is bfloat16 if the device "
+          "has instructions for it (GPUs, CPUs with AMX), else float32. With 16 bits the optimizer keeps "
+          "float32 master weights")
+      .one_of({"auto", "float32", "float16", "bfloat16"});
+  command_line.add_option("--accumulate", accumulate_, "Batches per step, whose gradients are accumulated").at_least(1);
+  command_line.add_flag("--no-cuda-graph", no_cuda_graph_,
+                        "Launch every kernel from the CPU instead of replaying a captured CUDA graph");
+  command_line.add_flag(
+      "--profile", profile_,
+      "Profile ten steps: print a table of time and memory, and write trace.json for ui.perfetto.dev");
+  command_line.add_option("--draw-graph", draw_graph_,
+                          "Draw the autograd graph of the first step to a .dot file, or with Graphviz to a .svg file");
+  command_line.add_option("--out", out_, "Output folder for the model, the metrics and the loss curve").show_default();
   std::string footer = "Presets:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
@@ -160,11 +165,11 @@ CommandLine::CommandLine()
         name, r.steps, r.accumulate, r.batch, r.context, r.layers, r.heads, r.width, r.dropout, r.lr, r.min_lr,
         r.warmup, r.weight_decay, r.clip, r.eval_every, r.sample, r.dtype);
   }
-  app.footer(footer);
-  app.add_option("--sample", sample_, "Characters to generate after training; 0 for none")->check(at_least(0));
+  command_line.footer(footer);
+  command_line.add_option("--sample", sample_, "Characters to generate after training; 0 for none").at_least(0);
 }
 
-Options CommandLine::options() const {
+Options GivenOptions::options() const {
   Options options{recipes.at(preset_), preset_, data_,           device_,  out_,       seed_, threads_,
                   checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_};
   if (trains_on_tokens(options)) {
@@ -212,6 +217,6 @@ Options CommandLine::options() const {
 bool trains_on_tokens(const Options& options) { return options.data.ends_with(".bin"); }
 
 int run_with_options(int argc, char** argv, const std::function<void(const Options&)>& body) {
-  CommandLine command_line;
-  return run_program(command_line.app, argc, argv, [&] { body(command_line.options()); });
+  GivenOptions given;
+  return given.command_line.run(argc, argv, [&] { body(given.options()); });
 }

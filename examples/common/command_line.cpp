@@ -1,0 +1,124 @@
+#include "examples/common/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <optional>
+
+namespace {
+
+template <class T>
+struct Variable {
+  using Value = T;
+  static std::string text(const T& variable) { return fmt::format("{}", variable); }
+};
+
+template <class T>
+struct Variable<std::optional<T>> {
+  using Value = T;
+  static std::string text(const std::optional<T>& variable) { return variable ? fmt::format("{}", *variable) : ""; }
+};
+
+}  // namespace
+
+CommandLine::CommandLine(const std::string& description, const std::string& name)
+    : app_(std::make_unique<CLI::App>(description, name)) {
+  app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+CommandLine::~CommandLine() = default;
+
+CommandLine::Option& CommandLine::Option::in_range(double low, double high, const std::string& expected) {
+  const auto check = [=](std::string& given) {
+    double value = 0;
+    const bool good = CLI::detail::lexical_cast(given, value) && value >= low && value <= high;
+    return good ? std::string() : fmt::format("expected {}, got {}", expected, given);
+  };
+  option_.check(CLI::Validator(check, ""));
+  return *this;
+}
+
+CommandLine::Option& CommandLine::Option::at_least(double low) {
+  return in_range(low, 1 << 30, fmt::format("a number from {}", low));
+}
+
+CommandLine::Option& CommandLine::Option::between(double low, double high) {
+  return in_range(low, high, fmt::format("a number from {} to {}", low, high));
+}
+
+CommandLine::Option& CommandLine::Option::positive() { return in_range(1e-30, 1 << 30, "a number above 0"); }
+
+CommandLine::Option& CommandLine::Option::one_of(const std::vector<std::string>& values) {
+  option_.check(CLI::IsMember(values));
+  return *this;
+}
+
+CommandLine::Option& CommandLine::Option::required() {
+  option_.required();
+  return *this;
+}
+
+CommandLine::Option& CommandLine::Option::show_default() {
+  option_.capture_default_str();
+  return *this;
+}
+
+template <class T>
+CommandLine::Option CommandLine::add_option(const std::string& name, T& variable, const std::string& help) {
+  using Value = typename Variable<T>::Value;
+  const auto set = [&variable](const CLI::results_t& given) {
+    Value value{};
+    if (!CLI::detail::lexical_cast(given.at(0), value)) {
+      return false;
+    }
+    variable = value;
+    return true;
+  };
+  const auto text = [&variable] { return Variable<T>::text(variable); };
+  CLI::Option* const option = app_->add_option(name, set, help, false, text);
+  option->type_name(CLI::detail::type_name<Value>());
+  return Option(*option);
+}
+
+template CommandLine::Option CommandLine::add_option(const std::string&, bool&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, int&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::int64_t&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::uint64_t&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, double&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::string&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::optional<std::int64_t>&,
+                                                     const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::optional<double>&, const std::string&);
+template CommandLine::Option CommandLine::add_option(const std::string&, std::optional<std::string>&,
+                                                     const std::string&);
+
+void CommandLine::add_flag(const std::string& name, bool& variable, const std::string& help) {
+  app_->add_flag_function(
+      name, [&variable](std::int64_t count) { variable = count > 0; }, help);
+}
+
+void CommandLine::footer(const std::string& text) { app_->footer(text); }
+
+bool CommandLine::given(const std::string& name) const { return app_->count(name) > 0; }
+
+int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
+  const std::string name = app_->get_name();
+  try {
+    app_->parse(argc, argv);
+    body();
+    return 0;
+  } catch (const CLI::CallForHelp& help) {
+    return app_->exit(help);
+  } catch (const CLI::ParseError& error) {
+    return print_error(name.c_str(), std::string(error.what()) + " (see --help)", 2);
+  } catch (const UsageError& error) {
+    return print_error(name.c_str(), error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return print_error(name.c_str(), "out of memory", 1);
+  } catch (const std::exception& error) {
+    return print_error(name.c_str(), error.what(), 1);
+  }
+}
