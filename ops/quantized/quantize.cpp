@@ -59,17 +59,15 @@ T round_down(double value) {
   }
 }
 
-// The quantization of one group: q = round((w − offset) / scale + zero).
-template <class T>
+// The quantization of one group: q = round((w − offset) / scale + shift). scale and zero are as they are stored.
 struct Grid {
-  T scale;
-  T zero;  // as stored
-  double divisor;
+  double scale;
+  double zero;
   double shift;
   double offset;
 
   std::uint32_t quantize(double w, int most) const {
-    const double q = divisor > 0 ? (w - offset) / divisor + shift : shift;
+    const double q = scale > 0 ? (w - offset) / scale + shift : shift;
     return static_cast<std::uint32_t>(std::clamp(std::nearbyint(q), 0.0, static_cast<double>(most)));
   }
 };
@@ -77,47 +75,44 @@ struct Grid {
 // The middle of [0, 2^bits). With 1 bit it is not an integer, so the grid lacks 0.
 double symmetric_zero(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 1); }
 
-// See README.md for the formulas. Scales are rounded up, so that the grid covers the range of the weights.
+// See README.md for the formulas. Scales are rounded up, so that the grid covers the range of the weights. T: their
+// dtype.
 template <class T>
-Grid<T> grid_of(double least, double greatest, const QuantizeOptions& options) {
+Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
+  const auto scale_of = [](double range) { return static_cast<double>(static_cast<float>(round_up<T>(range))); };
   const int most = (1 << options.bits) - 1;
-  Grid<T> grid{};
+  Grid grid{};
   if (options.scheme == QuantizationScheme::symmetric) {
     grid.shift = symmetric_zero(options.bits);
-    grid.scale = round_up<T>(std::max(-least, greatest) / (most - grid.shift));
+    grid.scale = scale_of(std::max(-least, greatest) / (most - grid.shift));
+    grid.zero = grid.shift;
   } else if (options.mode == QuantizationMode::fused_multiply_add) {
-    grid.zero = round_down<T>(least);
-    grid.offset = static_cast<float>(grid.zero);
-    grid.scale = round_up<T>((greatest - grid.offset) / most);
+    grid.zero = static_cast<float>(round_down<T>(least));
+    grid.offset = grid.zero;
+    grid.scale = scale_of((greatest - grid.offset) / most);
   } else {
     least = std::min(least, 0.0);  // 0 is on the grid
     greatest = std::max(greatest, 0.0);
-    grid.scale = round_up<T>((greatest - least) / most);
-  }
-  grid.divisor = static_cast<float>(grid.scale);
-  if (options.scheme == QuantizationScheme::asymmetric && options.mode == QuantizationMode::scale_and_shift) {
-    grid.shift = grid.divisor > 0 ? std::nearbyint(-least / grid.divisor) : 0;
-    grid.zero = T(static_cast<float>(grid.shift));
+    grid.scale = scale_of((greatest - least) / most);
+    grid.shift = grid.scale > 0 ? std::nearbyint(-least / grid.scale) : 0;
+    grid.zero = grid.shift;
   }
   return grid;
 }
 
 // The weights of a group in up to kStrip columns.
-template <class W, class T>
+template <class W>
 struct Piece {
   const W* weights;
   std::int64_t leading;  // elements from one row to the next
   std::int64_t rows;
   std::int64_t columns;
   std::int32_t* words;
-  T* scale;
-  T* zero;  // null: one known scalar
 
-  bool quantize(const QuantizeOptions& options) const {
-    std::array<double, kStrip> least;
-    std::array<double, kStrip> greatest;
-    least.fill(INFINITY);
-    greatest.fill(-INFINITY);
+  /// Writes the least and the greatest weight of each column. False if a weight is not finite.
+  bool range(double* least, double* greatest) const {
+    std::fill(least, least + columns, INFINITY);
+    std::fill(greatest, greatest + columns, -INFINITY);
     bool finite = true;
     for (std::int64_t k = 0; k < rows; ++k) {
       for (std::int64_t n = 0; n < columns; ++n) {
@@ -127,25 +122,10 @@ struct Piece {
         greatest[n] = std::max(greatest[n], w);
       }
     }
-    if (!finite) {
-      return false;
-    }
-    std::array<Grid<T>, kStrip> grids;
-    for (std::int64_t n = 0; n < columns; ++n) {
-      grids[n] = grid_of<T>(least[n], greatest[n], options);
-      finite = finite && std::isfinite(grids[n].divisor) && std::isfinite(grids[n].offset);
-      scale[n] = grids[n].scale;
-      if (zero != nullptr) {
-        zero[n] = grids[n].zero;
-      }
-    }
-    if (finite) {
-      write(grids, options.bits);
-    }
     return finite;
   }
 
-  void write(const std::array<Grid<T>, kStrip>& grids, int bits) const {
+  void write(const Grid* grids, int bits) const {
     const int per_word = quantized::kWordBits / bits;
     const int most = (1 << bits) - 1;
     for (std::int64_t k = 0; k < rows; ++k) {
@@ -159,8 +139,12 @@ struct Piece {
   }
 };
 
-template <class W, class T>
-void quantize_groups(const Tensor& weight, const QuantizeOptions& options, const QuantizedWeight& q) {
+using GridOf = Grid (*)(double least, double greatest, const QuantizeOptions& options);
+
+// Writes q.packed and, in float32, the scales and zeros; `zeros` may be null.
+template <class W>
+void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridOf grid_of, const QuantizedWeight& q,
+                     float* scales, float* zeros) {
   const std::int64_t n = weight.size(1);
   const std::int64_t size = quantized::rows_of_group(q.rows, q.group_size);
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
@@ -168,20 +152,29 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, const
   std::atomic<bool> finite{true};
   const std::int64_t grain = kGrain / (std::min(size, q.rows) * std::min(kStrip, n)) + 1;
   parallel_for(q.groups() * strips, grain, [&](std::int64_t begin, std::int64_t end) {
+    std::array<double, kStrip> least, greatest;
+    std::array<Grid, kStrip> grids;
     for (; begin < end; ++begin) {
       const std::int64_t group = begin / strips;
       const std::int64_t column = begin % strips * kStrip;
       const std::int64_t row = group * size;
-      const Piece<W, T> piece{
-          .weights = weight.data<W>() + row * n + column,
-          .leading = n,
-          .rows = std::min(size, q.rows - row),
-          .columns = std::min(kStrip, n - column),
-          .words = q.packed.data<std::int32_t>() + row / per_word * n + column,
-          .scale = q.scale.data<T>() + group * n + column,
-          .zero = q.zero.dim() == 0 ? nullptr : q.zero.data<T>() + group * n + column,
-      };
-      if (!piece.quantize(options)) {
+      const Piece<W> piece{.weights = weight.data<W>() + row * n + column,
+                           .leading = n,
+                           .rows = std::min(size, q.rows - row),
+                           .columns = std::min(kStrip, n - column),
+                           .words = q.packed.data<std::int32_t>() + row / per_word * n + column};
+      bool good = piece.range(least.data(), greatest.data());
+      for (std::int64_t c = 0; good && c < piece.columns; ++c) {
+        grids[c] = grid_of(least[c], greatest[c], options);
+        good = std::isfinite(grids[c].scale) && std::isfinite(grids[c].offset);
+        scales[group * n + column + c] = static_cast<float>(grids[c].scale);
+        if (zeros != nullptr) {
+          zeros[group * n + column + c] = static_cast<float>(grids[c].zero);
+        }
+      }
+      if (good) {
+        piece.write(grids.data(), options.bits);
+      } else {
         finite = false;
       }
     }
@@ -212,6 +205,15 @@ Tensor to_device(const Tensor& x, Device device) {
   return result;
 }
 
+Tensor in_dtype(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) {
+    return x;
+  }
+  const Tensor result = empty(x.shape(), dtype);
+  copy_into(result, x);
+  return result;
+}
+
 }  // namespace
 
 QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
@@ -221,15 +223,20 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
   const Tensor host = contiguous_data(to_device(weight, Device::cpu()));
   QuantizedWeight q{.rows = host.size(0), .bits = options.bits, .group_size = options.group_size, .mode = options.mode};
   const Shape per_group{q.groups(), host.size(1)};
+  const bool symmetric = options.scheme == QuantizationScheme::symmetric;
   q.packed = zeros({quantized::words_of(q.rows, q.bits), host.size(1)}, int32);
-  q.scale = empty(per_group, options.dtype);
-  q.zero = options.scheme == QuantizationScheme::symmetric ? full({}, symmetric_zero(options.bits), options.dtype)
-                                                           : empty(per_group, options.dtype);
+  // All scales and zeros of the dtype are also float32.
+  const Tensor scale = empty(per_group, float32);
+  const Tensor zero = symmetric ? full({}, symmetric_zero(options.bits), float32) : empty(per_group, float32);
   if (host.numel() > 0) {
+    GridOf grid = nullptr;
+    on_dtype(Scales{}, options.dtype, kOp, [&]<class T>() { grid = grid_of<T>; });
     on_dtype(FloatTypes{}, host.dtype(), kOp, [&]<class W>() {
-      on_dtype(Scales{}, options.dtype, kOp, [&]<class T>() { quantize_groups<W, T>(host, options, q); });
+      quantize_groups<W>(host, options, grid, q, scale.data<float>(), symmetric ? nullptr : zero.data<float>());
     });
   }
+  q.scale = in_dtype(scale, options.dtype);
+  q.zero = in_dtype(zero, options.dtype);
   for (Tensor* part : {&q.packed, &q.scale, &q.zero}) {
     *part = to_device(*part, weight.device());
   }

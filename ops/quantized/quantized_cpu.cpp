@@ -59,7 +59,12 @@ class Weights {
         adds_(q.mode == QuantizationMode::fused_multiply_add),
         group_size_(quantized::rows_of_group(q.rows, q.group_size)),
         rows_(q.rows),
-        columns_(q.columns()) {}
+        columns_(q.columns()) {
+    quantized::on_bits(q.bits, [this]<int kBits>() {
+      dequantize_ = &Weights::dequantize_bits<kBits>;
+      dequantize_transposed_ = &Weights::dequantize_bits_transposed<kBits>;
+    });
+  }
 
   std::int64_t rows() const { return rows_; }
   std::int64_t columns() const { return columns_; }
@@ -71,8 +76,19 @@ class Weights {
   }
 
   /// out (depth, kTile) = rows [row, row + depth) of `count` columns, zeros beyond; `row` is a multiple of 32.
-  template <int kBits>
   void dequantize(std::int64_t row, std::int64_t depth, std::int64_t column, std::int64_t count, S* out) const {
+    (this->*dequantize_)(row, depth, column, count, out);
+  }
+
+  /// out (depth, kTile) = the transpose of columns [column, column + depth) of the rows from `row` on, which is a
+  /// multiple of kTile. Elements past the last row are arbitrary.
+  void dequantize_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
+    (this->*dequantize_transposed_)(column, depth, row, out);
+  }
+
+ private:
+  template <int kBits>
+  void dequantize_bits(std::int64_t row, std::int64_t depth, std::int64_t column, std::int64_t count, S* out) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
     std::array<std::uint32_t, kTile<S>> words{};
     std::array<S, kTile<S>> zero{};
@@ -101,10 +117,8 @@ class Weights {
     }
   }
 
-  /// out (depth, kTile) = the transpose of columns [column, column + depth) of the rows from `row` on, which is a
-  /// multiple of kTile. Elements past the last row are arbitrary.
   template <int kBits>
-  void dequantize_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
+  void dequantize_bits_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
     constexpr int kRun = std::min(kPerWord, kTile<S>);  // rows of the tile in one word
     const std::int64_t group = row / group_size_;
@@ -123,7 +137,6 @@ class Weights {
     }
   }
 
- private:
   Tensor scales_, zeros_;  // own the memory of the pointers
   const std::uint32_t* words_;
   const S* scale_;
@@ -131,16 +144,38 @@ class Weights {
   bool one_zero_;
   bool adds_;
   std::int64_t group_size_, rows_, columns_;
+  // For this number of bits.
+  void (Weights::*dequantize_)(std::int64_t row, std::int64_t depth, std::int64_t column, std::int64_t count,
+                               S* out) const;
+  void (Weights::*dequantize_transposed_)(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const;
 };
 
-// out (M, N) = rows · (a (M, K) · b (K, N)) · columns. The factors may be null.
+// Writes row_factor · line[c] · factors[c] to the elements [at, at + count) of `output`. factors may be null.
+template <class S>
+using WriteLine = void (*)(const S* line, S row_factor, const S* factors, std::int64_t count, void* output,
+                           std::int64_t at);
+
+// The same for an output of dtype T.
 template <class S, class T>
+void write_line(const S* line, S row_factor, const S* factors, std::int64_t count, void* output, std::int64_t at) {
+  T* const to = static_cast<T*>(output) + at;
+  if (factors == nullptr) {
+    std::transform(line, line + count, to, [row_factor](S value) { return static_cast<T>(value * row_factor); });
+  } else {
+    std::transform(line, line + count, factors, to,
+                   [row_factor](S value, S factor) { return static_cast<T>(value * factor * row_factor); });
+  }
+}
+
+// out (M, N) = rows · (a (M, K) · b (K, N)) · columns. The factors may be null.
+template <class S>
 struct Product {
   std::int64_t m, n, depth;
   const S* a;
   const S* row_factors;
   const S* column_factors;
-  T* out;
+  void* out;
+  WriteLine<S> write;  // for out's dtype
 
   /// b(k, part, column, count, to) writes a part of b, `count` columns wide, as (part, kTile).
   template <class B>
@@ -164,7 +199,7 @@ struct Product {
           b(k, part, column, columns, some_weights);
           add_part(row, rows, k, part, some_weights, block_sums);
         }
-        write(row, rows, column, columns, block_sums);
+        write_block(row, rows, column, columns, block_sums);
       }
     });
   }
@@ -180,15 +215,12 @@ struct Product {
     }
   }
 
-  void write(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns, S* sums) const {
+  void write_block(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns,
+                   const S* sums) const {
+    const S* const factors = column_factors == nullptr ? nullptr : column_factors + column;
     for (std::int64_t i = 0; i < rows; ++i) {
-      S* const line = sums + i * kTile<S>;
       const S row_factor = row_factors == nullptr ? S{1} : row_factors[row + i];
-      T* const to = out + (row + i) * n + column;
-      for (std::int64_t c = 0; c < columns; ++c) {
-        const S column_factor = column_factors == nullptr ? S{1} : column_factors[column + c];
-        to[c] = static_cast<T>(line[c] * column_factor * row_factor);
-      }
+      write(sums + i * kTile<S>, row_factor, factors, columns, out, (row + i) * n + column);
     }
   }
 };
@@ -215,42 +247,44 @@ Tensor scaled(const Tensor& x, const Tensor& columns) {
   return result;
 }
 
-template <class S, class T, int kBits>
-void forward(const QuantizedMatmulForward& args) {
+template <class S>
+void forward(const QuantizedMatmulForward& args, WriteLine<S> write) {
   const Weights<S> weights(args.weight);
   const Tensor x = converted<S>(args.x);
-  const Product<S, T> product{.m = x.size(0),
-                              .n = weights.columns(),
-                              .depth = weights.rows(),
-                              .a = x.data<S>(),
-                              .row_factors = args.rows.data_or_null<S>(),
-                              .column_factors = args.columns.data_or_null<S>(),
-                              .out = args.y.data<T>()};
+  const Product<S> product{.m = x.size(0),
+                           .n = weights.columns(),
+                           .depth = weights.rows(),
+                           .a = x.data<S>(),
+                           .row_factors = args.rows.data_or_null<S>(),
+                           .column_factors = args.columns.data_or_null<S>(),
+                           .out = args.y.raw_data(),
+                           .write = write};
   product.run([&](std::int64_t k, std::int64_t part, std::int64_t column, std::int64_t count, S* to) {
-    weights.template dequantize<kBits>(k, part, column, count, to);
+    weights.dequantize(k, part, column, count, to);
   });
 }
 
-template <class S, class T, int kBits>
-void backward(const QuantizedMatmulBackward& args) {
+template <class S>
+void backward(const QuantizedMatmulBackward& args, WriteLine<S> write) {
   const Weights<S> weights(args.weight);
   const Tensor dy = scaled<S>(args.dy, args.columns);
-  const Product<S, T> product{.m = dy.size(0),
-                              .n = weights.rows(),
-                              .depth = weights.columns(),
-                              .a = dy.data<S>(),
-                              .row_factors = args.rows.data_or_null<S>(),
-                              .column_factors = nullptr,
-                              .out = args.dx.data<T>()};
+  const Product<S> product{.m = dy.size(0),
+                           .n = weights.rows(),
+                           .depth = weights.columns(),
+                           .a = dy.data<S>(),
+                           .row_factors = args.rows.data_or_null<S>(),
+                           .column_factors = nullptr,
+                           .out = args.dx.raw_data(),
+                           .write = write};
   product.run([&](std::int64_t n, std::int64_t part, std::int64_t row, std::int64_t, S* to) {
-    weights.template dequantize_transposed<kBits>(n, part, row, to);
+    weights.dequantize_transposed(n, part, row, to);
   });
 }
 
-template <class S, class T, int kBits>
-void dequantize_all(const Dequantize& args) {
+template <class S>
+void dequantize_all(const Dequantize& args, WriteLine<S> write) {
   const Weights<S> weights(args.weight);
-  T* const out = args.out.data<T>();
+  void* const out = args.out.raw_data();
   const std::int64_t n = weights.columns();
   const std::int64_t tiles = (n + kTile<S> - 1) / kTile<S>;
   const std::int64_t runs = (weights.rows() + 31) / 32;
@@ -261,10 +295,9 @@ void dequantize_all(const Dequantize& args) {
       const std::int64_t column = begin % tiles * kTile<S>;
       const std::int64_t depth = std::min<std::int64_t>(32, weights.rows() - row);
       const std::int64_t count = std::min<std::int64_t>(kTile<S>, n - column);
-      weights.template dequantize<kBits>(row, depth, column, count, values.data());
+      weights.dequantize(row, depth, column, count, values.data());
       for (std::int64_t k = 0; k < depth; ++k) {
-        const S* const line = values.data() + k * kTile<S>;
-        std::transform(line, line + count, out + (row + k) * n + column, [](S value) { return static_cast<T>(value); });
+        write(values.data() + k * kTile<S>, S{1}, nullptr, count, out, (row + k) * n + column);
       }
     }
   });
@@ -273,21 +306,18 @@ void dequantize_all(const Dequantize& args) {
 }  // namespace
 
 void quantized_matmul_forward(Cpu, const QuantizedMatmulForward& args) {
-  on_dtype(FloatTypes{}, args.y.dtype(), "quantized_matmul", [&]<class T>() {
-    quantized::on_bits(args.weight.bits, [&]<int kBits>() { forward<Accumulate<T>, T, kBits>(args); });
-  });
+  on_dtype(FloatTypes{}, args.y.dtype(), "quantized_matmul",
+           [&]<class T>() { forward<Accumulate<T>>(args, write_line<Accumulate<T>, T>); });
 }
 
 void quantized_matmul_backward(Cpu, const QuantizedMatmulBackward& args) {
-  on_dtype(FloatTypes{}, args.dx.dtype(), "quantized_matmul", [&]<class T>() {
-    quantized::on_bits(args.weight.bits, [&]<int kBits>() { backward<Accumulate<T>, T, kBits>(args); });
-  });
+  on_dtype(FloatTypes{}, args.dx.dtype(), "quantized_matmul",
+           [&]<class T>() { backward<Accumulate<T>>(args, write_line<Accumulate<T>, T>); });
 }
 
 void dequantize(Cpu, const Dequantize& args) {
-  on_dtype(FloatTypes{}, args.out.dtype(), "dequantize", [&]<class T>() {
-    quantized::on_bits(args.weight.bits, [&]<int kBits>() { dequantize_all<Accumulate<T>, T, kBits>(args); });
-  });
+  on_dtype(FloatTypes{}, args.out.dtype(), "dequantize",
+           [&]<class T>() { dequantize_all<Accumulate<T>>(args, write_line<Accumulate<T>, T>); });
 }
 
 }  // namespace mica::kernels
