@@ -139,7 +139,7 @@ bool has_several_outputs(const Node& node) {
 }
 
 // The frame of a module.
-struct Frame {
+struct ModuleFrame {
   const ModuleName* module = nullptr;  // null for the whole picture
   std::size_t bytes = 0;               // saved by the ops inside
   std::vector<const Node*> nodes;
@@ -171,7 +171,7 @@ class Picture {
   Bytes bytes_;
   std::vector<const Node*> drawn_;                        // in order of forward
   std::unordered_map<const Node*, std::size_t> numbers_;  // … and their positions there
-  std::vector<Frame> frames_{Frame{}};                    // the first is the whole picture
+  std::vector<ModuleFrame> frames_{ModuleFrame{}};        // the first is the whole picture
   std::unordered_map<const ModuleName*, std::size_t> frame_numbers_{{nullptr, 0}};
   std::string text_;
 };
@@ -222,7 +222,7 @@ void Picture::draw_node(const Node& node, int depth) {
 }
 
 void Picture::draw_frame(std::size_t number, int depth) {
-  const Frame& frame = frames_[number];
+  const ModuleFrame& frame = frames_[number];
   if (frame.module != nullptr) {
     line(depth++, "subgraph cluster_{} {{", number);
     line(depth, "label={};", quoted(describe(*frame.module) + saves(frame.bytes) + "\n", "\\l"));

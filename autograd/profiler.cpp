@@ -4,7 +4,10 @@
 #include <cctype>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <mica/autograd/module_name.h>
 #include <mica/autograd/op_observer.h>
@@ -29,6 +32,31 @@ const char* name_of(OpObserver::Phase phase) {
     case OpObserver::Phase::backward: return "backward";
     default: return "";
   }
+}
+
+// The indices of `times`, those of the longest first and equal ones in order.
+std::vector<std::size_t> longest_first(const std::vector<double>& times) {
+  std::vector<std::size_t> order(times.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&times](std::size_t a, std::size_t b) { return times[a] > times[b] || (times[a] == times[b] && a < b); });
+  return order;
+}
+
+// Moves the values out of a map, those with the longest `time` first.
+template <class Key, class Value, class Time>
+std::vector<Value> by_time(std::map<Key, Value>& values, const Time& time) {
+  std::vector<double> times;
+  std::vector<Value*> found;
+  for (auto& [key, value] : values) {
+    times.push_back(time(value));
+    found.push_back(&value);
+  }
+  std::vector<Value> sorted;
+  for (const std::size_t i : longest_first(times)) {
+    sorted.push_back(std::move(*found[i]));
+  }
+  return sorted;
 }
 
 // "h.3.mlp" as "h.*.mlp".
@@ -233,17 +261,8 @@ void Profiler::State::sum_up() {
   if (launches_outside > 0) {
     entry("", Phase::other, "").launches += launches_outside;
   }
-  for (auto& [key, op] : by_op) {
-    ops.push_back(std::move(op));
-  }
-  std::stable_sort(ops.begin(), ops.end(), [this](const ProfiledOp& a, const ProfiledOp& b) {
-    return busy_ms > 0 ? a.device_ms > b.device_ms : a.host_ms > b.host_ms;
-  });
-  for (auto& [name, kernel] : by_kernel) {
-    kernels.push_back(std::move(kernel));
-  }
-  std::stable_sort(kernels.begin(), kernels.end(),
-                   [](const ProfiledKernel& a, const ProfiledKernel& b) { return a.device_ms > b.device_ms; });
+  ops = by_time(by_op, [this](const ProfiledOp& op) { return busy_ms > 0 ? op.device_ms : op.host_ms; });
+  kernels = by_time(by_kernel, [](const ProfiledKernel& kernel) { return kernel.device_ms; });
 }
 
 Profiler::Profiler(ProfilerOptions options) : state_(std::make_unique<State>(options)) {}
@@ -273,23 +292,18 @@ struct Sums {
 };
 
 std::vector<Sums> grouped(const std::vector<ProfiledOp>& ops, std::string (*label)(const ProfiledOp&), bool by_device) {
-  std::map<std::string, ProfiledOp> groups;
+  std::map<std::string, Sums> groups;
   for (const ProfiledOp& op : ops) {
-    ProfiledOp& sum = groups[label(op)];
+    auto& [name, sum] = groups[label(op)];
+    name = label(op);
     sum.calls += op.calls;
     sum.launches += op.launches;
     sum.host_ms += op.host_ms;
     sum.device_ms += op.device_ms;
     sum.bytes_kept += op.bytes_kept;
   }
-  std::vector<Sums> result;
-  for (auto& [name, sum] : groups) {
-    result.push_back({name, std::move(sum)});
-  }
-  std::stable_sort(result.begin(), result.end(), [by_device](const Sums& a, const Sums& b) {
-    return by_device ? a.sum.device_ms > b.sum.device_ms : a.sum.host_ms > b.sum.host_ms;
-  });
-  return result;
+  return by_time(groups,
+                 [by_device](const Sums& group) { return by_device ? group.sum.device_ms : group.sum.host_ms; });
 }
 
 std::string op_label(const ProfiledOp& op) {

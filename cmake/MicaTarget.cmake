@@ -56,7 +56,7 @@ if(MICA_UNITY AND NOT MICA_WITH_CUDA)
   set(mica_apart ${mica_sources})
   list(FILTER mica_apart INCLUDE REGEX "_cpu\\.cpp$|/elementwise/unary\\.cpp$")
   set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   # Takes a source that another one includes for a header.
   target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
