@@ -195,7 +195,8 @@ TEST_F(Cli, ProfilesSomeSteps) {
   ASSERT_EQ(train("--out plain").status, 0);
   const Outcome profiled = train("--out run --profile");
   ASSERT_EQ(profiled.status, 0) << profiled.err;
-  for (const char* part : {"5 steps", "h.*.mlp", "CrossEntropyInPlace backward", "optimizer", "memory: weights", "workspace"}) {
+  for (const char* part :
+       {"5 steps", "h.*.mlp", "CrossEntropyInPlace backward", "optimizer", "memory: weights", "workspace"}) {
     EXPECT_NE(profiled.out.find(part), std::string::npos) << part << "\n" << profiled.out;
   }
   const auto trace = nlohmann::json::parse(contents(folder / "run/trace.json"));
