@@ -159,18 +159,27 @@ struct World {
     return all;
   }
 
-  /// Copies all values at once: every copy from a GPU waits for it, and other tests keep it busy.
+  /// Copies all values from a GPU at once: every copy waits for it, and other tests keep it busy.
   static Bits bits_of(const std::vector<Named>& all) {
-    std::vector<Tensor> flat;
-    for (const auto& [name, tensor] : all) {
-      flat.push_back(reshape(tensor.to(float64), {-1}));
-    }
-    const std::vector<double> values = to_vector<double>(cat(flat, 0));
     Bits result;
+    Tensors on_gpu;
+    for (const auto& [name, tensor] : all) {
+      if (tensor.device().is_cuda()) {
+        on_gpu.push_back(reshape(tensor.to(float64), {-1}));
+      } else {
+        result.emplace(name, to_vector<double>(tensor));
+      }
+    }
+    if (on_gpu.empty()) {
+      return result;
+    }
+    const std::vector<double> values = to_vector<double>(cat(on_gpu));
     auto next = values.begin();
     for (const auto& [name, tensor] : all) {
-      result.emplace(name, std::vector<double>(next, next + tensor.numel()));
-      next += tensor.numel();
+      if (tensor.device().is_cuda()) {
+        result.emplace(name, std::vector<double>(next, next + tensor.numel()));
+        next += tensor.numel();
+      }
     }
     return result;
   }
