@@ -35,7 +35,7 @@ Tensor converted(Cpu device, const Tensor& x) {
 
 void sum(Cpu device, const Sum& args) {
   if (args.x.dtype() == DType::bfloat16) {
-    // Converts elements as they are added, which takes a shift.
+    // Converts elements as they are added, which takes only a shift of their bits.
     reduce<BFloat16>(device, SumOp<BFloat16>{static_cast<float>(args.divisor)}, args.x, args.y);
     return;
   }
@@ -44,13 +44,19 @@ void sum(Cpu device, const Sum& args) {
 }
 
 void var(Cpu device, const Var& args) {
-  on_value(FloatValues{}, args.x.dtype(), "var", [&]<class V>() {
+  // T: what elements are read as; V: what is computed in.
+  const auto reduce_twice = [&]<class T, class V>() {
     const Tensor first = converted<V>(device, args.first);
     const V* const firsts = first.data<V>();
-    reduce<V>(device, MeanOffsetOp<V>{static_cast<V>(args.count)}, args.x, args.offset, firsts);
-    reduce<V>(device, VarOp<V>{static_cast<V>(args.divisor)}, args.x, args.y,
+    reduce<T>(device, MeanOffsetOp<V>{static_cast<V>(args.count)}, args.x, args.offset, firsts);
+    reduce<T>(device, VarOp<V>{static_cast<V>(args.divisor)}, args.x, args.y,
               Centers<V>{firsts, args.offset.data<V>()});
-  });
+  };
+  if (args.x.dtype() == DType::bfloat16) {
+    reduce_twice.operator()<BFloat16, float>();
+  } else {
+    on_value(FloatValues{}, args.x.dtype(), "var", [&]<class V>() { reduce_twice.template operator()<V, V>(); });
+  }
 }
 
 void var_backward(Cpu device, const VarBackward& args) {
