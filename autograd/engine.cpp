@@ -140,10 +140,11 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   const bool has_hooks = node.has_hooks();
   const Running now{node, frontier, adds_to_leaves};
   const RunningGuard running_guard(now);
-  Tensors results = node.backward(has_hooks ? gradients : std::move(gradients));
+  const Tensors for_hooks = has_hooks ? gradients : Tensors();
+  Tensors results = node.backward(std::move(gradients));
   anomalies.made(node, results);
   if (has_hooks) {
-    node.run_hooks(results, gradients);
+    node.run_hooks(results, for_hooks);
     anomalies.posthooked(node, results);
   }
   for (std::size_t i = 0; i < results.size(); ++i) {

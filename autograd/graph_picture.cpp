@@ -162,7 +162,7 @@ class Picture {
 
   template <class... Args>
   void line(int depth, fmt::format_string<Args...> format, Args&&... args) {
-    text_.append(static_cast<std::size_t>(2 * depth), ' ');
+    text_.append(2 * static_cast<std::size_t>(depth), ' ');
     text_ += fmt::format(format, std::forward<Args>(args)...) + "\n";
   }
 

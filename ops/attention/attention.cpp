@@ -115,7 +115,8 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
 
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options) {
   constexpr const char* kName = "scaled_dot_product_attention";
   if (autograd::autocast_active()) {
     const Tensor narrow_q = autograd::narrowed(q), narrow_k = autograd::narrowed(k), narrow_v = autograd::narrowed(v);
@@ -131,7 +132,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   return detail::composed_attention(q, k, v, options.mask, rule);
 }
 
-Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options) {
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options) {
   constexpr const char* kName = "self_attention";
   if (autograd::autocast_active()) {
     const Tensor narrow = autograd::narrowed(qkv);

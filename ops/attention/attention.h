@@ -44,11 +44,12 @@ struct AttentionOptions {
 /// derivatives use the composed path.
 ///
 /// Vaswani et al., Attention Is All You Need, 2017; Dao et al., FlashAttention, 2022; Ainslie et al., GQA, 2023.
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options = {});
 
 /// The same for queries, keys and values from one product: qkv (B, T, 3 · C) has q, k and v side by side, each of C =
 /// heads · D columns. Returns (B, T, C), the heads side by side. With a fused kernel, inputs and outputs are not
 /// copied, and backward writes the three gradients into one (B, T, 3 · C).
-Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
 }  // namespace mica

@@ -11,7 +11,7 @@ namespace mica::kernels {
 // function in the type of computation. `On` is Cpu or Cuda.
 
 namespace detail {
-using namespace functions;
+using namespace functions;  // NOLINT(google-build-using-namespace)
 using Unary = std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, LeakyRelu, Silu, Gelu,
                            GeluTanh, Abs, Clamp>;
 using Binary = std::variant<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;

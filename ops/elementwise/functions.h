@@ -300,7 +300,7 @@ struct Maximum {
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
-    return a > b || a != a ? a : b;
+    return a > b || a != a ? a : b;  // NOLINT(misc-redundant-expression)
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_a(T a, T b) const {
@@ -317,7 +317,7 @@ struct Minimum {
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
-    return a < b || a != a ? a : b;
+    return a < b || a != a ? a : b;  // NOLINT(misc-redundant-expression)
   }
   template <class T>
   MICA_HOST_DEVICE T derivative_a(T a, T b) const {
