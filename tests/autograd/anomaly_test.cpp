@@ -150,7 +150,7 @@ TEST(Anomaly, NamesModuleAndParameter) {
       << of_hook;
 }
 
-TEST(Anomaly, TellsWhatWasWrongBeforeBackward) {
+TEST(Anomaly, ReportsNonFiniteInputGradients) {
   const DetectAnomaly guard;
   const Tensor x = from_data({1.0, kNaN}).requires_grad_();
   const std::string message = message_of([&] { faulty(x, kInf).backward(ones({2}, float64)); });
@@ -185,7 +185,7 @@ TEST(Anomaly, ChecksGradAndSecondDerivatives) {
   expect_error([&] { autograd::grad(first, {x}); }, "its backward made Inf");
 }
 
-TEST(Anomaly, OffIsOff) {
+TEST(Anomaly, ChecksNothingWhenOff) {
   const Tensor x = ones({2}, float64).requires_grad_();
   const Tensor y = faulty(x, kNaN);
   EXPECT_FALSE(autograd::anomaly_enabled());
@@ -205,7 +205,7 @@ TEST(Anomaly, OffIsOff) {
   EXPECT_EQ(to_vector<double>(x.grad())[0], 1);
 }
 
-TEST(Anomaly, IsOfOneThread) {
+TEST(Anomaly, IsThreadLocal) {
   const DetectAnomaly guard;
   bool elsewhere = true;
   std::thread([&] { elsewhere = autograd::anomaly_enabled(); }).join();
@@ -213,7 +213,7 @@ TEST(Anomaly, IsOfOneThread) {
   EXPECT_TRUE(autograd::anomaly_enabled());
 }
 
-TEST(Anomaly, TellsHooksOfNodesFromTheirBackward) {
+TEST(Anomaly, DistinguishesNodeHooksFromBackward) {
   const DetectAnomaly guard;
   const Tensor x = ones({2}, float64).requires_grad_();
   const auto nan = [](const Tensors& gradients) { return Tensors{gradients[0] * kNaN}; };

@@ -108,7 +108,7 @@ TEST(Checkpoint, Nested) {
       {x, w});
 }
 
-TEST(Checkpoint, RunsAgainExactlyOnce) {
+TEST(Checkpoint, RecomputesExactlyOnce) {
   const Tensor x = randn({3}).requires_grad_();
   int calls = 0, hooks = 0;
   x.register_hook([&](const Tensor& g) {
@@ -230,7 +230,7 @@ TEST(Checkpoint, OnlyCapturedTensorsNeedGradients) {
   EXPECT_TRUE(autograd::explain_missing_gradients(loss, {{"w", w}}).empty());
 }
 
-TEST(Checkpoint, IsJustACallWhereNothingIsRecorded) {
+TEST(Checkpoint, IsAPlainCallWithoutRecording) {
   const Tensor w = randn({3}).requires_grad_();
   int calls = 0;
   const auto f = [&](const Tensor& in) {
@@ -274,7 +274,7 @@ TEST(Checkpoint, GradAroundAndThroughSeveral) {
   }
 }
 
-TEST(Checkpoint, OtherThreadsMayDrawMeanwhile) {
+TEST(Checkpoint, OtherThreadsMayDrawRandomNumbers) {
   manual_seed(6);
   const Tensor x = ones({1000}).requires_grad_();
   const Tensor y = checkpoint(
@@ -289,7 +289,7 @@ TEST(Checkpoint, OtherThreadsMayDrawMeanwhile) {
   EXPECT_EQ(to_vector<float>(x.grad()), to_vector<float>(y));
 }
 
-TEST(Checkpoint, SeedingInsideDoesNotReachOutOfBackward) {
+TEST(Checkpoint, SeedingInsideDoesNotAffectTheOutside) {
   manual_seed(8);
   const Tensor x = ones({10}).requires_grad_();
   const Tensor y = checkpoint(
@@ -306,7 +306,7 @@ TEST(Checkpoint, SeedingInsideDoesNotReachOutOfBackward) {
   EXPECT_EQ(to_vector<float>(x.grad()), to_vector<float>(y));
 }
 
-TEST(Checkpoint, NoticesWhatChanged) {
+TEST(Checkpoint, DetectsChangesBeforeRecomputation) {
   const Tensor x = ones({3}).requires_grad_(), w = ones({3}).requires_grad_();
   const Tensor constant = ones({3});
   const auto product = [&](const Tensor& in, const Tensor& by) { return in * by * w; };
@@ -373,7 +373,7 @@ TEST(Checkpoint, ErrorsLeaveTheGraphUsable) {
   EXPECT_EQ(to_vector<float>(x.grad()), to_vector<float>(y));
 }
 
-TEST(Checkpoint, TensorsMustNotLeaveByOtherWays) {
+TEST(Checkpoint, EscapedTensorsCannotBeDifferentiated) {
   const Tensor x = ones({3}).requires_grad_();
   Tensor leaked;
   checkpoint(
@@ -395,7 +395,7 @@ TEST(Checkpoint, AnomaliesInsideAreFound) {
   expect_error([&] { sum(y).backward(); }, "Sqrt: its backward made Inf in the gradient of input 0");
 }
 
-TEST(Checkpoint, ReturnsWhatAnInnerOneReturned) {
+TEST(Checkpoint, ReturnsTheResultOfANestedCheckpoint) {
   manual_seed(9);
   const Tensor x = randn({8}).requires_grad_(), w = randn({8}).requires_grad_();
   expect_same_bits(
@@ -407,7 +407,7 @@ TEST(Checkpoint, ReturnsWhatAnInnerOneReturned) {
       {x, w});
 }
 
-TEST(Checkpoint, AnInnerOneKeepsNothingUntilItIsComputedAgain) {
+TEST(Checkpoint, NestedCheckpointsKeepNothingUntilRecomputed) {
   const Tensor x = randn({8}).requires_grad_();
   std::weak_ptr<Storage> made;
   const auto square = [](const Tensor& in) { return in * in; };
@@ -469,7 +469,7 @@ TEST(Checkpoint, ResultsCanBeWrittenInPlace) {
   expect_close(x.grad(), exp(x.detach() * 2) * w.detach() * w.detach() * 2, 1e-12, 1e-12);
 }
 
-TEST(Checkpoint, NoticesWhatTheFunctionWrites) {
+TEST(Checkpoint, DetectsWritesToInputs) {
   const Tensor x = ones({3}).requires_grad_(), w = ones({3}).requires_grad_();
   const std::string changed = "that the function used was modified in place by the function itself, last by add_";
   const Tensor h = x * 1;

@@ -173,7 +173,7 @@ TEST(Autograd, LeavesAccumulate) {
   EXPECT_EQ(grad.item(), 12);
 }
 
-TEST(Autograd, GradIsNobodyElsesMemory) {
+TEST(Autograd, GradSharesNoMemory) {
   const Tensor x = ones({2}, float64).requires_grad_();
   const Tensor y = ones({2}, float64).requires_grad_();
   const Tensor dy = from_data<double>({5, 6});
@@ -290,7 +290,7 @@ TEST(Autograd, GradAddsOverOutputsAndTakesHooks) {
   EXPECT_EQ(got.at(0).item(), 2 * (1 + 2 * 9) * 6 + 100);
 }
 
-TEST(Autograd, GradRunsNothingThatDoesNotLeadToItsInputs) {
+TEST(Autograd, GradRunsOnlyThePathsToItsInputs) {
   const Tensor x = scalar(3).requires_grad_();
   const Tensor other = scalar(4).requires_grad_();
   const Tensor y = plus(square(x), autograd::apply(NoWay{}, other));
@@ -445,7 +445,7 @@ TEST(Autograd, ForwardMayNotReturnItsInput) {
   expect_error([&] { autograd::apply(Same{}, x); }, "Same: forward returned its input 0");
 }
 
-TEST(Autograd, BadStarts) {
+TEST(Autograd, InvalidRootsAndGradients) {
   const Tensor x = ones({2}, float64).requires_grad_();
   expect_error([&] { plus(x, x).backward(); }, "a tensor of shape [2] is not a scalar and needs an explicit gradient");
   expect_error([&] { plus(x, x).backward(ones({3}, float64)); },
@@ -476,7 +476,7 @@ TEST(Autograd, ExceptionInBackwardLeavesTheGraphUsable) {
   EXPECT_EQ(x.grad().item(), 2);
 }
 
-TEST(Autograd, TwoThreadsWithGraphsOfTheirOwn) {
+TEST(Autograd, TwoThreadsWithSeparateGraphs) {
   const auto work = [] {
     for (int round = 0; round < 20; ++round) {
       const Tensor x = scalar(1).requires_grad_();

@@ -31,7 +31,7 @@ TEST(GradMode, EnableGradRecordsInsideNoGrad) {
   EXPECT_TRUE((x * 2).requires_grad());
 }
 
-TEST(GradMode, ComesBackAfterExceptions) {
+TEST(GradMode, IsRestoredAfterExceptions) {
   EXPECT_THROW(no_grad([] { enable_grad([] { fail("out"); }); }), Error);
   EXPECT_TRUE(autograd::grad_enabled());
   EXPECT_THROW(inference_mode([] { fail("out"); }), Error);
@@ -39,7 +39,7 @@ TEST(GradMode, ComesBackAfterExceptions) {
   EXPECT_FALSE(autograd::inference_mode_enabled());
 }
 
-TEST(GradMode, IsTheThreadsOwn) {
+TEST(GradMode, IsThreadLocal) {
   const Tensor x = leaf();
   inference_mode([&] {
     std::thread([&] {
@@ -82,7 +82,7 @@ TEST(InferenceMode, OrdinaryTensorsAreWrittenAndCounted) {
                "Mul: a tensor of shape [2] that it saved for backward was modified in place");
 }
 
-TEST(InferenceMode, CanBeLeftForAWhile) {
+TEST(InferenceMode, CanBeDisabledInside) {
   const Tensor x = leaf();
   inference_mode([&] {
     const autograd::InferenceMode ordinary(false);

@@ -366,7 +366,7 @@ TEST(CreateGraph, LayerNormInOtherDtypes) {
   }
 }
 
-TEST(CreateGraph, LayerNormOfNothing) {
+TEST(CreateGraph, EmptyLayerNorm) {
   for (const Device device : test_devices()) {
     for (const Shape& shape : {Shape{0, 4}, Shape{3, 0}}) {
       const Shape row{shape.back()};
@@ -416,7 +416,7 @@ TEST(CreateGraph, CrossEntropy) {
   }
 }
 
-TEST(CreateGraph, CrossEntropyOfRowsThatMayHoldAnything) {
+TEST(CreateGraph, CrossEntropyOfIgnoredNonFiniteRows) {
   for (const Device device : test_devices()) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const Tensor x = from_data<double>({nan, nan, 1, 1}, {2, 2}, device).requires_grad_();
@@ -480,7 +480,7 @@ struct OpaqueCopy {
   Tensor backward(autograd::Context& ctx, const Tensor& dy) const { return dy * ctx.saved<1>()[0] * 2; }
 };
 
-TEST(CreateGraph, OpaqueOpsKnowTheirInputsWhateverTheySaved) {
+TEST(CreateGraph, OpaqueOpsDependOnAllTheirInputs) {
   const Tensor x = randn({5}, float64).requires_grad_();
   const Tensor y = autograd::apply(OpaqueCopy{}, x);
   const Tensor dx = autograd::grad({y}, {x}, {ones_like(y)}, {.create_graph = true}).at(0);

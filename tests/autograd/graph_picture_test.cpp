@@ -226,7 +226,7 @@ TEST(GraphPicture, NamesAreEscaped) {
   EXPECT_TRUE(contains(dot, R"([label="a \"b\" \\n\nc\n[1] float32")")) << dot;
 }
 
-TEST(GraphPicture, DrawsTheNearestAndCountsTheOthers) {
+TEST(GraphPicture, DrawsTheNearestOpsAndCountsTheOthers) {
   const Tensor x = randn({3}).requires_grad_(), b = randn({3}).requires_grad_();
   Tensor y = x;
   for (int i = 0; i < 10; ++i) {

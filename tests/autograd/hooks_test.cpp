@@ -70,13 +70,13 @@ TEST(Hooks, HandlesOutliveTensorAndGraph) {
   EXPECT_NO_THROW(none.remove());
 }
 
-TEST(Hooks, LettingGoOfTheHandleKeepsTheHook) {
+TEST(Hooks, DestroyingTheHandleKeepsTheHook) {
   const Tensor x = scalar(1).requires_grad_();
   x.register_hook([](const Tensor& g) { return g * 10; });
   EXPECT_EQ(triple_backward(x), 30);
 }
 
-TEST(Hooks, RegisteredByAHookRunsFromTheNextTimeOn) {
+TEST(Hooks, RegisteredByAHookRunsFromTheNextBackwardOn) {
   const Tensor x = scalar(1).requires_grad_();
   int inner = 0;
   HookHandle outer;

@@ -224,7 +224,7 @@ TEST(InPlaceViews, AWriteInNoGradIsNotPassedOn) {
   EXPECT_EQ(part.grad_fn()->name(), "Slice");
 }
 
-TEST(InPlaceViews, DetachedOnesAreTensorsOfTheirOwn) {
+TEST(InPlaceViews, DetachedViewsHaveNoHistory) {
   const Tensor x = normal({4}).requires_grad_();
   const Tensor y = x * 2;
   const Tensor detached = slice(y.detach(), 0, 0, 2);
@@ -295,7 +295,7 @@ TEST(InPlaceErrors, ASavedTensorNamesBothOps) {
   expect_error([&] { sum(step).backward(); }, message("Mul", "an optimizer's step"));
 }
 
-TEST(InPlaceErrors, WhatBackwardDoesNotNeedMayBeWritten) {
+TEST(InPlaceErrors, TensorsThatBackwardDoesNotNeedMayBeWritten) {
   const Tensor x = full({2}, 3, float64).requires_grad_();
   const Tensor h = x * 2;
   const Tensor y = h * full({2}, 5, float64);  // needs the constant only
@@ -336,7 +336,7 @@ TEST(InPlaceErrors, SetDataMakesOldGraphsRaise) {
   EXPECT_FALSE(x.grad().defined());
 }
 
-TEST(InPlaceErrors, SetGradLeavesTheHistoryBehind) {
+TEST(InPlaceErrors, SetGradDetaches) {
   const Tensor x = ones({2}).requires_grad_();
   x.set_grad(x * 2);
   EXPECT_FALSE(x.grad().requires_grad());
@@ -344,7 +344,7 @@ TEST(InPlaceErrors, SetGradLeavesTheHistoryBehind) {
 
 // No cycles: the graph is freed with the last handle.
 
-TEST(InPlaceCycles, WritingWhatWasSavedMakesNone) {
+TEST(InPlaceCycles, WritingSavedTensorsMakesNone) {
   const Tensor x = ones({2}).requires_grad_();
   std::weak_ptr<autograd::Node> last, base;
   {

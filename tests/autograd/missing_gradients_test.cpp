@@ -116,7 +116,7 @@ TEST(MissingGradients, ALossWithoutHistory) {
   expect_missing(loss, {{"a", a}}, "a", Missing::cut, "cut off by detach()");
 }
 
-TEST(MissingGradients, OneWayIsEnough) {
+TEST(MissingGradients, OnePathIsEnough) {
   const DetectAnomaly guard;
   const Tensor a = parameter();
   const Tensor loss = sum(a * a.detach());
@@ -124,7 +124,7 @@ TEST(MissingGradients, OneWayIsEnough) {
   EXPECT_TRUE(explain_missing_gradients(loss, {{"a", a}}).empty());
 }
 
-TEST(MissingGradients, NamesTheModuleOfTheCut) {
+TEST(MissingGradients, NamesTheModuleThatDetached) {
   const DetectAnomaly guard;
   struct Outer : nn::Module {
     struct Inner : nn::Module {
@@ -167,7 +167,7 @@ TEST(MissingGradients, NamesTheOpThatReturnedNone) {
   expect_missing(loss, {{"a", a}, {"b", b}}, "b", Missing::undefined, "or an op on the way returned none");
 }
 
-TEST(MissingGradients, WhatIsRememberedDoesNotGrow) {
+TEST(MissingGradients, MemoryDoesNotGrow) {
   const DetectAnomaly guard;
   const Tensor a = parameter(0.5), b = parameter(0.5);
   Tensor state = zeros({3}, float64);

@@ -111,7 +111,7 @@ TEST(Profiler, WritesATrace) {
   expect_error([&] { profiler.write_trace("/no/such/folder/trace.json"); }, "cannot write to");
 }
 
-TEST(Profiler, EndsWhereItEnds) {
+TEST(Profiler, StopsAndNests) {
   const Tensor x = ones({4});
   Profiler outer;
   { const Profiler unused(ProfilerOptions{.device = false}); }
@@ -129,7 +129,7 @@ TEST(Profiler, EndsWhereItEnds) {
   EXPECT_EQ(total(inside, "a range", "").calls, 1);
 }
 
-TEST(Profiler, TableIsOfOneStep) {
+TEST(Profiler, TableIsPerStep) {
   const Tensor x = ones({4});
   const auto before = std::chrono::steady_clock::now();
   Profiler profiler(ProfilerOptions{.device = false});

@@ -41,7 +41,7 @@ Tensor small_network(const Tensor& x, const Tensor& weight) {
   return sum(relu(h) * 2 + slice(h, 1, 0, 1));
 }
 
-TEST(Threads, GraphsOfTheirOwn) {
+TEST(Threads, SeparateGraphs) {
   std::array<Tensor, kThreads> gradients;
   on_threads([&](int i) {
     for (int round = 0; round < 20; ++round) {
@@ -131,7 +131,7 @@ TEST(Threads, ModesAndWritesInPlace) {
   });
 }
 
-TEST(Threads, AGraphIsFreedByAThreadThatDidNotMakeIt) {
+TEST(Threads, AGraphFreedByAnotherThread) {
   const Tensor x = ones({2}).requires_grad_();
   Tensor y = x;
   for (int i = 0; i < 10'000; ++i) {

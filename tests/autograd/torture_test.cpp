@@ -91,7 +91,7 @@ TEST(Torture, OneTensorUsedByManyOps) {
   EXPECT_EQ(x.grad().item(), 500'000);
 }
 
-TEST(Torture, DiamondsOnDiamonds) {
+TEST(Torture, NestedDiamonds) {
   // 2⁶⁰ paths from the last to the first.
   const Tensor x = scalar(1).requires_grad_();
   Tensor y = x;

@@ -8,7 +8,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-TEST(AllocationFault, FailsTheOneAllocationThatItIsToldTo) {
+TEST(AllocationFault, FailsTheChosenAllocation) {
   memory::AllocationFault fault;
   EXPECT_EQ(fault.allocations(), 0);
   EXPECT_EQ(fault.outstanding(), 0);
@@ -33,13 +33,13 @@ TEST(AllocationFault, FailsTheOneAllocationThatItIsToldTo) {
   EXPECT_EQ(fault.outstanding(), 1);
 }
 
-TEST(AllocationFault, NothingIsAllocatedForNothing) {
+TEST(AllocationFault, EmptyTensorsAllocateNothing) {
   memory::AllocationFault fault;
   EXPECT_EQ(empty({0, 3}).numel(), 0);
   EXPECT_EQ(fault.allocations(), 0);
 }
 
-TEST(AllocationFault, OneAtATime) {
+TEST(AllocationFault, OnlyOneMayBeActive) {
   {
     const memory::AllocationFault first;
     expect_error([] { memory::AllocationFault second; }, "AllocationFault: another one is active");

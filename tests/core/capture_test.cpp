@@ -6,7 +6,7 @@
 namespace mica {
 namespace {
 
-TEST(Capture, RunsAtOnceOutsideOfOne) {
+TEST(Capture, RunsImmediatelyOutsideACapture) {
   int calls = 0;
   on_each_replay([&] { ++calls; });
   EXPECT_EQ(calls, 1);

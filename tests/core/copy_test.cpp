@@ -63,7 +63,7 @@ TEST(Copy, AllDtypesAndLayouts) {
   }
 }
 
-TEST(Copy, StretchedSources) {
+TEST(Copy, BroadcastSources) {
   for (const Device device : test_devices()) {
     for (const DType to : {float32, float16, int64}) {
       const Tensor row = from_data({1.f, 2.f, 3.f, 4.f}, device);

@@ -90,7 +90,7 @@ TEST(Graph, RecyclesMemoryWithinTheCapture) {
   EXPECT_LE(graph.reserved_bytes(), std::size_t{128} << 20);  // 50 of 4 MiB and a workspace would be more
 }
 
-TEST(Graph, TensorsOutliveIt) {
+TEST(Graph, TensorsOutliveTheGraph) {
   NEEDS_GPU();
   cuda::capture([] {});  // creates this thread's cached resources
   const std::size_t before = memory_stats(gpu).allocated;
@@ -219,7 +219,7 @@ TEST(MemoryStats, CountTheWorkspaceOfProducts) {
   }
 }
 
-TEST(Copies, FromTheHostKeepTheirOrder) {
+TEST(Copies, FromTheHostAreInStreamOrder) {
   NEEDS_GPU();
   // Copies of many sizes, more than the staging memory; the source is overwritten right after each call.
   const Tensor host = empty({1 + (1 << 23)});

@@ -91,7 +91,7 @@ TEST(Memory, EveryByteCanBeUsed) {
   }
 }
 
-TEST(Memory, BlocksCrossThreads) {
+TEST(Memory, BlocksFreedByAnotherThread) {
   for (int round = 0; round < 50; ++round) {
     Tensor made;
     std::thread([&] { made = ones({1 << 15}); }).join();

@@ -26,7 +26,7 @@ TEST(Shape, NumelStridesAndBroadcast) {
   EXPECT_EQ(to_string(Shape{2, 3}), "[2, 3]");
 }
 
-TEST(Shape, EmptyOnesWhoseStridesDoNotFit) {
+TEST(Shape, SizesThatOverflow) {
   const std::int64_t most = INT64_MAX;
   EXPECT_EQ(numel_of({0, most, 1}), 0);
   for (const Shape& shape : {Shape{0, most, most}, Shape{most, 0, most}, Shape{most, most, 0}}) {
@@ -36,7 +36,7 @@ TEST(Shape, EmptyOnesWhoseStridesDoNotFit) {
   expect_error([&] { zeros({most}); }, "too many bytes");
 }
 
-TEST(Shape, PositionsThatDoNotExist) {
+TEST(Shape, PositionsOutOfRange) {
   Dims dims{4, 5};
   const Dims none;
   expect_error([&] { dims[2]; }, "axis 2 is out of range for 2 axes");
@@ -150,7 +150,7 @@ TEST(Tensor, Errors) {
   expect_error([] { rand({2}, int64); }, "rand: expected a floating dtype, got int64");
 }
 
-TEST(Tensor, UndefinedOnesAreRefused) {
+TEST(Tensor, UndefinedTensorsAreRefused) {
   const Tensor none;
   const std::string text = "expected a defined tensor";
   expect_error([&] { none.detach(); }, text);
@@ -266,7 +266,7 @@ TEST(Tensor, Printing) {
   EXPECT_EQ(out.str(), "[1.0000e-09]\ntensor of float32 [1] on cpu");
 }
 
-TEST(Half, ConvertsAsIeeeSays) {
+TEST(Half, ConversionsFollowIeee754) {
   // Every float16 goes to float and back unchanged; halfway cases round to even.
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     Half h;
@@ -315,7 +315,7 @@ TEST(Half, ManyAtOnce) {
   }
 }
 
-TEST(Tensor, EmptyOnesAreContiguousWhateverTheirStrides) {
+TEST(Tensor, EmptyTensorsAreContiguous) {
   const Tensor x = as_strided(zeros({4, 3}), {0, 3}, {1, 7}, 0);
   EXPECT_TRUE(x.is_contiguous());
   EXPECT_FALSE(as_strided(zeros({4, 3}), {2, 2}, {1, 3}, 0).is_contiguous());

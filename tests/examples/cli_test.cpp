@@ -226,7 +226,7 @@ TEST_F(Cli, CudaGraphsChangeNothing) {
   }
 }
 
-TEST_F(Cli, PresetsGiveWayToOptions) {
+TEST_F(Cli, OptionsOverridePresets) {
   ASSERT_EQ(train("--preset shakespeare-gpu --dropout 0 --lr 0.004 --warmup 0 --out run").status, 0);
   const auto lines = metrics("run");
   EXPECT_EQ(lines.size(), 12u);
@@ -287,7 +287,7 @@ TEST_F(Cli, Gpt2PresetsKeepTheirBiases) {
       << help.out;
 }
 
-TEST_F(Cli, StopsWhenAskedAndKeepsTheModel) {
+TEST_F(Cli, StopsOnASignalAndKeepsTheModel) {
   // A shell interrupts the run once the first step is recorded.
   const std::string line = "cd '" + folder.string() + "' && { '" + programs.string() +
                            "'/train_transformer --data text.txt --device cpu --steps 100000000 --batch 1 --context 8 "
@@ -311,7 +311,7 @@ TEST_F(Cli, RunsOnTheBuiltInText) {
   EXPECT_EQ(run("generate --model run --prompt '#include <mica/mica.h> {};' --tokens 1").status, 0);
 }
 
-TEST_F(Cli, HelpIsNoError) {
+TEST_F(Cli, HelpSucceeds) {
   for (const std::string program : {"train_transformer", "generate"}) {
     const Outcome help = run(program + " --help");
     EXPECT_EQ(help.status, 0);
@@ -320,7 +320,7 @@ TEST_F(Cli, HelpIsNoError) {
   }
 }
 
-TEST_F(Cli, CustomOpFindsNothingWrong) {
+TEST_F(Cli, CustomOpPassesItsChecks) {
   const Outcome checked = run("custom_op");
   EXPECT_EQ(checked.status, 0) << checked.out << checked.err;
   EXPECT_EQ(checked.err, "");
@@ -417,7 +417,7 @@ TEST_F(Cli, KeepsEarlierResultsWhereItRefuses) {
   EXPECT_EQ(contents(folder / "keep/metrics.jsonl"), lines);
 }
 
-TEST_F(Cli, GenerateRefusesWhatIsNoModel) {
+TEST_F(Cli, GenerateRefusesInvalidModels) {
   ASSERT_EQ(train("--out good").status, 0);
   const std::string model = contents(folder / "good/model.safetensors");
   fs::create_directory(folder / "bad");

@@ -107,7 +107,7 @@ TEST_F(Safetensors, RoundTripOfEveryDType) {
   }
 }
 
-TEST_F(Safetensors, NothingToStore) {
+TEST_F(Safetensors, EmptyStateDict) {
   io::save(path_, {});
   EXPECT_EQ(read(), file_of("{}      ", ""));
   EXPECT_TRUE(io::load(path_).empty());
@@ -128,7 +128,7 @@ TEST_F(Safetensors, FailedSaveKeepsTheOldFile) {
   expect_error([&] { io::save(folder_ / "no" / "x", {{"x", ones({1})}}); }, "cannot create");
 }
 
-TEST_F(Safetensors, RefusesWhatIsNoFile) {
+TEST_F(Safetensors, LoadRefusesOtherThanRegularFiles) {
   expect_error([&] { io::load(path_); }, "cannot open " + path_.string());
   expect_error([&] { io::load(folder_); }, "is not a regular file");
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
@@ -137,7 +137,7 @@ TEST_F(Safetensors, RefusesWhatIsNoFile) {
   expect_error([] { io::load("/dev/null"); }, "load: /dev/null is not a regular file");
 }
 
-TEST_F(Safetensors, TakesNoOtherThingsPlace) {
+TEST_F(Safetensors, SaveReplacesRegularFilesOnly) {
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   const StateDict state{{"x", ones({1})}};
   expect_error([&] { io::save(path_, state); }, "save: " + path_.string() + " is not a regular file");

@@ -28,7 +28,7 @@ TEST(Text, Utf8RoundTripsAtEveryLength) {
   EXPECT_EQ(io::from_utf8(std::string("a\0b", 3)).size(), 3u);
 }
 
-TEST(Text, SaysWhereTextIsNotUtf8) {
+TEST(Text, ReportsThePositionOfInvalidUtf8) {
   expect_error([] { io::from_utf8("ab\x80"); }, "got something else at byte 2");
   expect_error([] { io::from_utf8("a\xE2\x86"); }, "at byte 1");         // cut off
   expect_error([] { io::from_utf8("\xC0\x80"); }, "at byte 0");          // longer than needed
@@ -48,7 +48,7 @@ TEST(Text, TokenizerSortsAndRoundTrips) {
   EXPECT_EQ(io::CharTokenizer(tokenizer.alphabet()).alphabet(), tokenizer.alphabet());
 }
 
-TEST(Text, TokenizerRefusesWhatItDoesNotKnow) {
+TEST(Text, TokenizerRefusesUnknownCharacters) {
   const io::CharTokenizer tokenizer("ba");
   EXPECT_EQ(tokenizer.encode("ab"), (std::vector<std::int32_t>{1, 0}));
   expect_error([&] { tokenizer.encode("abc"); }, "got U+0063");
@@ -87,7 +87,7 @@ TEST(Text, RandomWindowsAreShiftedByOneAndFollowTheSeed) {
   }
 }
 
-TEST(Text, RandomWindowsSeeEveryWindowBeforeOneComesBack) {
+TEST(Text, RandomWindowsVisitEveryWindowBeforeRepeating) {
   const std::vector<std::int32_t> tokens = counting(101);
   io::RandomWindows windows(tokens, 10, 3);
   for (int epoch = 0; epoch < 5; ++epoch) {

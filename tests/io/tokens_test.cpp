@@ -54,7 +54,7 @@ TEST_F(TokenFiles, PlainAndWithHeader) {
   EXPECT_EQ(read(), std::vector<std::int64_t>{9});
 }
 
-TEST_F(TokenFiles, WhatDoesNotFitIsAnError) {
+TEST_F(TokenFiles, InvalidFilesAreErrors) {
   expect_error([&] { io::TokenFile{path_}; }, "cannot open");
   expect_error([&] { io::TokenFile{testing::TempDir()}; }, "is not a regular file");
   write<char>({});

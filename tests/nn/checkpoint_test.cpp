@@ -62,7 +62,7 @@ std::size_t kept_bytes(const Tensor& loss) {
   return bytes;
 }
 
-TEST(NnCheckpoint, TheGraphKeepsLess) {
+TEST(NnCheckpoint, SavesMemory) {
   std::size_t bytes[2];
   for (const bool on : {false, true}) {
     const nn::GPT gpt{{.vocab = 11, .context = 32, .layers = 4, .heads = 2, .width = 16, .checkpoint = on}};
@@ -87,7 +87,7 @@ TEST(NnCheckpoint, FollowsAModuleThatMoves) {
   y.backward(ones({4, 2}), {.retain_graph = true});
 }
 
-TEST(NnCheckpoint, RefusesAModuleThatIsGone) {
+TEST(NnCheckpoint, RefusesADestroyedModule) {
   const Tensor x = randn({4, 3}).requires_grad_();
   Tensor y;
   {

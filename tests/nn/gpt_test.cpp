@@ -43,7 +43,7 @@ TEST(GPT, NamesAndTiedHead) {
   EXPECT_TRUE(gpt.state_dict().contains("lm_head.weight"));
 }
 
-TEST(GPT, StartsAsGPT2Does) {
+TEST(GPT, InitializesLikeGPT2) {
   manual_seed(1);
   const nn::GPT gpt{{.vocab = 200, .context = 100, .layers = 8, .heads = 2, .width = 64}};
   for (const auto& [name, parameter] : gpt.named_parameters()) {
@@ -68,7 +68,7 @@ TEST(GPT, Gradients) {
   compare_devices(gpt, randint(0, 5, {2, 3}), 1e-3);
 }
 
-TEST(GPT, LooksBackOnly) {
+TEST(GPT, IsCausal) {
   manual_seed(3);
   nn::GPT gpt{kTiny};
   const Tensor tokens = randint(0, 7, {2, 6});
@@ -135,7 +135,7 @@ TEST(GPT, Errors) {
   expect_error([&] { gpt.next_token_logits(zeros({1, 0}, int64)); }, "at least one token");
 }
 
-TEST(GPT, LearnsASequenceByHeartAndSaysIt) {
+TEST(GPT, MemorizesAndGeneratesASequence) {
   for (const Device device : test_devices()) {
     manual_seed(4);
     nn::GPT gpt{{.vocab = 11, .context = 12, .layers = 2, .heads = 2, .width = 32, .dropout = 0.05}};

@@ -20,7 +20,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-TEST(Linear, MatchesReference) {
+TEST(LinearModule, MatchesReference) {
   manual_seed(1);
   const nn::Linear linear{3, 2};
   const Tensor x = randn({4, 5, 3});
@@ -41,7 +41,7 @@ TEST(Linear, MatchesReference) {
   expect_close(y, expected, 1e-5, 1e-6);
 }
 
-TEST(Linear, WithAnActivation) {
+TEST(LinearModule, WithAnActivation) {
   const nn::Linear linear{3, 2};
   const Tensor x = randn({5, 3});
   expect_close(linear(x, Activation::relu), relu(linear(x)), 0, 0);
@@ -50,7 +50,7 @@ TEST(Linear, WithAnActivation) {
   expect_close(without(x, Activation::leaky_relu), leaky_relu(without(x)), 0, 0);
 }
 
-TEST(Linear, StartsAsPyTorchDoes) {
+TEST(LinearModule, InitializesLikePyTorch) {
   manual_seed(1);
   const nn::Linear linear{100, 300};
   for (const Tensor& tensor : {linear.weight, linear.bias}) {
@@ -65,7 +65,7 @@ TEST(Linear, StartsAsPyTorchDoes) {
   EXPECT_EQ(names_of((nn::Linear{2, 3, {.bias = false}}).named_parameters()), (Names{"weight"}));
 }
 
-TEST(Linear, Gradients) {
+TEST(LinearModule, Gradients) {
   manual_seed(2);
   nn::Linear with_bias{3, 2};
   check_gradients(with_bias, randn({2, 4, 3}));
@@ -74,7 +74,7 @@ TEST(Linear, Gradients) {
   check_gradients(without, randn({3}));
 }
 
-TEST(Linear, Errors) {
+TEST(LinearModule, Errors) {
   expect_error([] { nn::Linear(0, 2); }, "Linear: expected in >= 1 and out >= 1, got 0 and 2");
   expect_error([] { nn::Linear(ones({3})); }, "expected a weight of shape (out, in), got [3]");
   expect_error([] { nn::Linear(ones({3, 2}), ones({2})); }, "expected a bias of shape [3], got [2]");
@@ -197,7 +197,7 @@ TEST(RMSNormModule, GradientsAndErrors) {
   expect_error([] { nn::RMSNorm(Shape{}); }, "RMSNorm: expected at least one axis to normalize over");
 }
 
-TEST(Layers, TheSmallestAndTheLargest) {
+TEST(Layers, SmallestAndLargestSizes) {
   EXPECT_EQ(nn::Embedding(1, 1).weight.shape(), (Shape{1, 1}));
   expect_error([] { nn::Embedding(0, 1); }, "Embedding: expected count >= 1 and width >= 1, got 0 and 1");
   expect_error([] { nn::Embedding(1, 0); }, "Embedding: expected count >= 1 and width >= 1, got 1 and 0");

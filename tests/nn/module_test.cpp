@@ -101,7 +101,7 @@ TEST(Module, RefusesBadNames) {
   expect_error([] { Integers(); }, "cannot have a gradient");
 }
 
-TEST(Module, ToMovesWhatEveryoneHolds) {
+TEST(Module, ToMovesTensorsHeldElsewhere) {
   for (const Device device : test_devices()) {
     Pair pair;
     const Tensor held = pair.first.weight;

@@ -106,7 +106,7 @@ TEST(TransformerBlock, NamesGradientsAndOptions) {
   check_gradients(no_bias, randn({1, 3, 4}));
 }
 
-TEST(TransformerBlock, AddsABranchThatIsStillApart) {
+TEST(TransformerBlock, AddsTheBranchOfTheBlockBefore) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, bfloat16}) {
       manual_seed(6);

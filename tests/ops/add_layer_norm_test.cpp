@@ -280,7 +280,7 @@ TEST(AddLayerNorm, DropsWhatDropoutDrops) {
   }
 }
 
-TEST(AddLayerNorm, ExtremeRowsAreAsLayerNormHasThem) {
+TEST(AddLayerNorm, ExtremeRowsMatchLayerNorm) {
   for (const Device device : test_devices()) {
     for (const std::int64_t columns : {256, 4096}) {
       manual_seed(7);
@@ -333,7 +333,7 @@ TEST(AddLayerNorm, NoElements) {
   }
 }
 
-TEST(AddLayerNorm, BadCallsSayWhy) {
+TEST(AddLayerNorm, Errors) {
   const Tensor x = ones({2, 4});
   expect_error(
       [&] {

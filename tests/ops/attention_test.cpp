@@ -226,7 +226,7 @@ std::vector<double> kept_weights(std::int64_t items, std::int64_t queries, std::
   return kept;
 }
 
-TEST(Attention, DropoutDropsTheRightShareOfWeights) {
+TEST(Attention, DropoutDropsTheExpectedShareOfWeights) {
   const std::int64_t items = 4, queries = 192, keys = 160;
   for (const Device device : test_devices()) {
     for (const double p : {0.001, 0.1, 0.2, 0.5, 0.9, 0.999}) {
@@ -269,7 +269,7 @@ TEST(Attention, DropoutDropsTheRightShareOfWeights) {
 }
 
 // The choice of dropped weights depends on their position and the key alone, not on T, S or the device.
-TEST(Attention, DropoutIsAFunctionOfTheWeightsPlace) {
+TEST(Attention, DropoutDependsOnThePositionOnly) {
   for (const Device device : test_devices()) {
     manual_seed(31);
     const std::vector<double> large = kept_weights(1, 100, 90, 0.4, Device::cpu());
@@ -323,7 +323,7 @@ TEST(Attention, EveryBackendDropsTheSameWeights) {
   }
 }
 
-TEST(Attention, CausalRowsDoNotSeeWhatComesAfter) {
+TEST(Attention, CausalRowsDoNotDependOnLaterKeys) {
   for (const Device device : test_devices()) {
     const Tensor q = randn({1, 2, 6, 4}, float32, device), k = randn({1, 2, 6, 4}, float32, device);
     const Tensor v = randn({1, 2, 6, 3}, float32, device);
@@ -544,7 +544,7 @@ TEST(Attention, FusedKernelsTakeMasksAndDropout) {
 }
 
 // A trainable mask, such as a position bias, gets its gradient.
-TEST(Attention, MasksLearn) {
+TEST(Attention, GradientsOfMasks) {
   for (const Device device : test_devices()) {
     const Tensor x = randn({1, 2, 20, 32}, bfloat16, device);
     const Tensor mask = randn({2, 20, 20}, float32, device).requires_grad_();
@@ -685,7 +685,7 @@ TEST(Attention, GradientsOfTheBlockedKernel) {
   }
 }
 
-TEST(Attention, PackedIsTheSame) {
+TEST(Attention, PackedMatchesSeparate) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, bfloat16}) {
       const Tensor qkv = randn({2, 9, 3 * 24}, dtype, device).requires_grad_();

@@ -389,7 +389,7 @@ TEST(CrossEntropyOptions, ExtremeLogits) {
   }
 }
 
-TEST(CrossEntropyOptions, ProbabilitiesOfNothingAndInfinities) {
+TEST(CrossEntropyOptions, ZeroProbabilitiesOfInfiniteLogits) {
   for (const Device device : test_devices()) {
     const float inf = std::numeric_limits<float>::infinity();
     const Tensor logits = from_data({0.f, -inf, 0.f}, {1, 3}, device).requires_grad_();
@@ -405,7 +405,7 @@ TEST(CrossEntropyOptions, ProbabilitiesOfNothingAndInfinities) {
   }
 }
 
-TEST(CrossEntropyOptions, WeightsOfAllRowsNothing) {
+TEST(CrossEntropyOptions, TotalWeightOfZero) {
   for (const Device device : test_devices()) {
     const Tensor logits = randn({2, 3}, float32, device);
     const Tensor labels = from_data<std::int64_t>({0, 0}, device);
@@ -477,7 +477,7 @@ TEST(CrossEntropyInPlace, WritesTheGradientOverTheLogits) {
   }
 }
 
-TEST(CrossEntropyInPlace, LeavesTheLogitsWhereNoGradientIsNeeded) {
+TEST(CrossEntropyInPlace, KeepsTheLogitsWithoutAGradient) {
   const Tensor logits = randn({3, 5});
   const std::vector<float> before = to_vector<float>(logits);
   const Tensor labels = from_data<std::int64_t>({0, 1, 2});

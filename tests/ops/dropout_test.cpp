@@ -22,7 +22,7 @@ void expect_share_of_zeros(const Tensor& y, double p) {
   EXPECT_NEAR(zeros / n, p, 5 * std::sqrt(p * (1 - p) / n));
 }
 
-TEST(Dropout, KeepsTheRightShareAndScalesIt) {
+TEST(Dropout, KeepsTheExpectedShareAndScalesIt) {
   for (const Device device : test_devices()) {
     for (const double p : {0.1, 0.5, 0.9}) {
       manual_seed(7);
@@ -129,7 +129,7 @@ TEST(Dropout, GradientUsesTheSameMask) {
   }
 }
 
-TEST(Dropout, ZeroesEvenWhatIsNotFinite) {
+TEST(Dropout, ZeroesNonFiniteValues) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       for (const double special : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {

@@ -196,7 +196,7 @@ TEST(Gated, GradientsNotNeededAreNotComputedAndChangeNoOther) {
   }
 }
 
-TEST(Gated, ExtremesFlowAsTheFormulasSay) {
+TEST(Gated, ExtremeValues) {
   const double infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> gates = {0.0, -0.0, 1e-30, -1e-30, 5,   -5,   12,       -12,       50,          -50,
                                      100, -100, 1e4,   -1e4,   3e4, -3e4, infinity, -infinity, std::nan("")};
@@ -351,7 +351,7 @@ TEST(Gated, MoreElementsThan32BitsCount) {
   }
 }
 
-TEST(Gated, BadCallsSayWhy) {
+TEST(Gated, Errors) {
   const Tensor x = ones({2, 4});
   expect_error(
       [&] {

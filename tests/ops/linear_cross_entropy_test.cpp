@@ -37,7 +37,7 @@ Result run(const std::function<Tensor(const Tensor&, const Tensor&)>& f, const T
   return {loss.detach(), a.grad(), b.grad()};
 }
 
-TEST(LinearCrossEntropy, EqualsThePairOfOps) {
+TEST(LinearCrossEntropy, MatchesLinearAndCrossEntropy) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       const double tolerance = dtype == float64 ? 1e-11 : dtype == float32 ? 2e-5 : dtype == float16 ? 1e-2 : 5e-2;
@@ -150,7 +150,7 @@ TEST(LinearCrossEntropy, BackwardRunsAgainAndRepeatsBitForBit) {
   }
 }
 
-TEST(LinearCrossEntropy, SizesOfNothingAndStrides) {
+TEST(LinearCrossEntropy, EmptyAndStridedInputs) {
   for (const Device device : test_devices()) {
     const Tensor weight = randn({5, 4}, float32, device).requires_grad_();
     const Tensor none = zeros({0, 4}, float32, device).requires_grad_();

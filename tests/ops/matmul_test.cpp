@@ -437,7 +437,7 @@ TEST(MatmulTuning, AnAlgorithmAgreesUpToRounding) {
   EXPECT_FALSE(agree({kNan, kInf, -kInf, 3, -4}, {kNan, kInf, -kInf, 3, -5}));
 }
 
-TEST(MatmulTuning, TheCpuHasNothingToChoose) {
+TEST(MatmulTuning, DoesNothingOnTheCpu) {
   const Timed guard;
   EXPECT_EQ(matmul_tuning(), MatmulTuning::timed);
   const Tensor a = randn({9, 5}), b = randn({5, 4});

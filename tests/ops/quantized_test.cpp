@@ -480,7 +480,7 @@ TEST(QuantizedMatmul, Empty) {
   }
 }
 
-TEST(QuantizedWeight, GroupsOfWhatDoesNotFit) {
+TEST(QuantizedWeight, GroupsOfInvalidSizes) {
   EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = 32}.groups()), std::int64_t{1} << 58);
   EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = kWholeColumn}.groups()), 1);
   expect_error([] { QuantizedWeight{.rows = 4, .group_size = 0}.groups(); }, "expected a group size of 32, 64, 128");

@@ -203,7 +203,7 @@ TEST(Reduce, SumIsAccurate) {
 }
 
 // Runs that have gaps between them are reduced several at a time. Sums of these small integers are exact in any order.
-TEST(Reduce, ShortRunsApart) {
+TEST(Reduce, ShortStridedRuns) {
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes{{1, 3},   {2, 40},  {63, 3},   {64, 100},
                                                                  {65, 40}, {130, 1}, {1000, 3}, {22'000, 3}};
   for (const auto& [rows, run] : sizes) {
@@ -358,7 +358,7 @@ TEST(Reduce, LogSumExpMatchesReference) {
   }
 }
 
-TEST(Reduce, LogSumExpAtTheEdges) {
+TEST(Reduce, LogSumExpOfExtremeValues) {
   for (const Device device : test_devices()) {
     const float inf = static_cast<float>(kInf);
     const Tensor x = from_data({-inf, -inf, 1e4f, 1e4f, -1e4f, -1e4f, inf, 0.f, -inf, 3.f, inf, -inf}, {6, 2}, device);
@@ -504,7 +504,7 @@ TEST(Reduce, RunsAreBitIdentical) {
   }
 }
 
-TEST(Reduce, ThreadCountDoesNotShow) {
+TEST(Reduce, SameBitsForAnyNumberOfThreads) {
   const int before = num_threads();
   for (const Case& c : kCases) {
     const Tensor x = randn(c.shape);

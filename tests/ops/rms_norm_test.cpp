@@ -348,7 +348,7 @@ TEST(RMSNorm, MoreElementsThan32BitsCount) {
   }
 }
 
-TEST(RMSNorm, BadCallsSayWhy) {
+TEST(RMSNorm, Errors) {
   const Tensor x = ones({2, 4});
   expect_error([&] { rms_norm(x, {3}); }, "rms_norm: expected x of a shape that ends in [3], got [2, 4]");
   expect_error([&] { rms_norm(x, {}); }, "rms_norm: expected normalized_shape of at least one axis, got []");

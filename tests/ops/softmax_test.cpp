@@ -170,7 +170,7 @@ TEST(Softmax, EachKernel) {
   }
 }
 
-TEST(Softmax, OtherAxesHaveAKernelOfTheirOwn) {
+TEST(Softmax, OtherAxes) {
   for (const Device device : test_devices()) {
     const cuda::LaunchRecord record;
     const Tensor x = randn({3, 50, 9}, float32, device).requires_grad_();
@@ -256,7 +256,7 @@ TEST(Softmax, NonContiguousInput) {
   }
 }
 
-TEST(Softmax, ThreadCountDoesNotShow) {
+TEST(Softmax, SameBitsForAnyNumberOfThreads) {
   const int before = num_threads();
   for (const Shape& shape : kShapes) {
     const Tensor x = randn(shape);

@@ -320,7 +320,7 @@ TEST(TiledMatmul, MoreElementsThan32BitsCount) {
   }
 }
 
-TEST(TiledMatmul, BadCallsSayWhy) {
+TEST(TiledMatmul, Errors) {
   const Tensor a = ones({2, 3});
   expect_error(
       [&] {

@@ -136,7 +136,7 @@ TEST(View, Split) {
   expect_close(uneven[2], {1, 2, 3, 4, 6, 7, 8, 9}, 0, 0);
 }
 
-TEST(View, ContiguousIsItselfOrACopy) {
+TEST(View, ContiguousReturnsTheTensorOrACopy) {
   const Tensor x = counting({2, 3});
   EXPECT_TRUE(contiguous(x).is_same(x));
   const Tensor y = contiguous(transpose(x, 0, 1));
@@ -144,7 +144,7 @@ TEST(View, ContiguousIsItselfOrACopy) {
   EXPECT_FALSE(shares(x, y));
 }
 
-TEST(View, CloneIsACopyInMemoryOfItsOwn) {
+TEST(View, CloneCopiesTheElements) {
   for (const Device device : test_devices()) {
     const Tensor x = transpose(counting({2, 3}, device), 0, 1);
     const Tensor y = clone(x);
@@ -214,7 +214,7 @@ TEST(View, SliceByHugeSteps) {
   expect_close(pieces, {0, 1, 2, 3, 4}, 0, 0);
 }
 
-TEST(View, ReshapeOfNothingToWhatHasNoStrides) {
+TEST(View, ReshapeOfEmptyTensorsToHugeShapes) {
   const std::int64_t most = INT64_MAX;
   for (const Shape& shape : {Shape{0, most, most}, Shape{most, most, 0}, Shape{-1, 0, most, most}}) {
     expect_error([&] { reshape(zeros({0}), shape); }, "too many elements");

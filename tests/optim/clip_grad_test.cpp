@@ -52,7 +52,7 @@ TEST(ClipGradNorm, ScalesToTheNorm) {
   }
 }
 
-TEST(ClipGradNorm, MayClipToNothing) {
+TEST(ClipGradNorm, MaximumNormOfZero) {
   for (const Device device : test_devices()) {
     const Tensor x = with_grad(full({3}, 2, float64, device));
     optim::clip_grad_norm_({x}, 0);

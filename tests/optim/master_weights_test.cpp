@@ -37,7 +37,7 @@ void expect_rounded_reference(Device device, DType dtype, Options options) {
   expect_close(optimizer.state_dict().at("state.0.master"), exact.detach(), 0, 0);
 }
 
-TEST(MasterWeights, AreWhatFloat32WouldBe) {
+TEST(MasterWeights, MatchFloat32Parameters) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
       expect_rounded_reference<optim::AdamW>(device, dtype, optim::AdamWOptions{.lr = 1e-4, .weight_decay = 0.1});
@@ -64,7 +64,7 @@ TEST(MasterWeights, KeepSmallUpdates) {
   }
 }
 
-TEST(MasterWeights, TakeOverWhatOthersWrite) {
+TEST(MasterWeights, FollowWritesToParameters) {
   for (const Device device : test_devices()) {
     const Tensor x = ones({2000}, bfloat16, device).requires_grad_();
     optim::SGD optimizer({x}, {.lr = 1e-3});

@@ -29,7 +29,7 @@ TEST(CosineSchedule, EdgesAndErrors) {
   expect_error([] { optim::CosineSchedule{.total = 4}.lr(-1); }, "expected step >= 0, got -1");
 }
 
-TEST(CosineSchedule, LongestOnes) {
+TEST(CosineSchedule, LargestStepCounts) {
   const std::int64_t most = INT64_MAX;
   const optim::CosineSchedule schedule{.peak = 1, .warmup = most, .total = most};
   EXPECT_DOUBLE_EQ(schedule.lr(0), 0x1p-63);
