@@ -89,16 +89,24 @@ struct Gradient {
     const std::int64_t next = end_of(segment);
     return next < n && keys[next] == keys[next - 1];
   }
-  // The end of the run that contains the segment's last key.
+  // The last segment of the run that contains this segment's last key and continues. Doubles the distance until the run
+  // has ended, then halves it: most runs end in the next segment, and every step waits for memory.
   __device__ int last_segment(int segment) const {
     const std::uint32_t key = last_key(segment);
-    std::int64_t at = end_of(segment) - 1;  // of this key
-    std::int64_t end = n;                   // of a larger one
-    while (end - at > 1) {
-      const std::int64_t middle = (at + end) / 2;
-      (keys[middle] == key ? at : end) = middle;
+    const int segments = (n - 1) / kSegment + 1;
+    const auto reaches = [&](int other) { return other < segments && keys[std::int64_t{other} * kSegment] == key; };
+    int last = segment + 1;
+    int step = 1;
+    while (reaches(last + step)) {
+      last += step;
+      step *= 2;
     }
-    return static_cast<int>(at / kSegment);
+    while ((step /= 2) > 0) {
+      if (reaches(last + step)) {
+        last += step;
+      }
+    }
+    return last;
   }
   __device__ Accumulate<T>* sums(int segment, int tail) const { return partial + (2LL * segment + tail) * width; }
 };
