@@ -2,7 +2,7 @@
 
 // Elementary functions for element-wise kernels, for float and double on both devices. The float versions for the CPU
 // have no branches or calls, so that loops over them vectorize; their error is about 2 ulp at most
-// (tests/core/math_test.cpp). The others call the platform's math library.
+// (tests/core/math_test.cpp). The one-line functions call the platform's math library.
 
 #include <bit>
 #include <cmath>
@@ -18,6 +18,25 @@ MICA_HOST_DEVICE inline double tanh(double x) { return ::tanh(x); }
 MICA_HOST_DEVICE inline double erf(double x) { return ::erf(x); }
 MICA_HOST_DEVICE inline double sqrt(double x) { return ::sqrt(x); }
 MICA_HOST_DEVICE inline double pow(double x, double y) { return ::pow(x, y); }
+MICA_HOST_DEVICE inline double log1p(double x) { return ::log1p(x); }
+MICA_HOST_DEVICE inline double expm1(double x) { return ::expm1(x); }
+MICA_HOST_DEVICE inline double sin(double x) { return ::sin(x); }
+MICA_HOST_DEVICE inline double cos(double x) { return ::cos(x); }
+MICA_HOST_DEVICE inline double fmod(double x, double y) { return ::fmod(x, y); }
+MICA_HOST_DEVICE inline double floor(double x) { return ::floor(x); }
+MICA_HOST_DEVICE inline double ceil(double x) { return ::ceil(x); }
+MICA_HOST_DEVICE inline double trunc(double x) { return ::trunc(x); }
+MICA_HOST_DEVICE inline float log1p(float x) { return ::log1pf(x); }
+MICA_HOST_DEVICE inline float expm1(float x) { return ::expm1f(x); }
+MICA_HOST_DEVICE inline float sin(float x) { return ::sinf(x); }
+MICA_HOST_DEVICE inline float cos(float x) { return ::cosf(x); }
+MICA_HOST_DEVICE inline float fmod(float x, float y) { return ::fmodf(x, y); }
+MICA_HOST_DEVICE inline float floor(float x) { return ::floorf(x); }
+MICA_HOST_DEVICE inline float ceil(float x) { return ::ceilf(x); }
+MICA_HOST_DEVICE inline float trunc(float x) { return ::truncf(x); }
+/// To the nearest integer; from the middle to the even one.
+MICA_HOST_DEVICE inline double round_to_even(double x) { return ::rint(x); }
+MICA_HOST_DEVICE inline float round_to_even(float x) { return ::rintf(x); }
 MICA_HOST_DEVICE inline float sqrt(float x) { return ::sqrtf(x); }
 MICA_HOST_DEVICE inline float pow(float x, float y) { return ::powf(x, y); }
 

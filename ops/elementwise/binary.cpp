@@ -167,6 +167,36 @@ struct DivNumber {
   }
 };
 
+// Piecewise constant: the gradients are 0.
+struct FloorDivide {
+  static constexpr bool composed = true;
+
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) const {
+    ctx.save_for_backward(a, b);
+    return compute(functions::FloorDivide{}, a, b);
+  }
+  Tensors backward(Context& ctx, const Tensor&) const {
+    const auto [a, b] = ctx.saved<2>();
+    return {ctx.needs_grad(0) ? zeros_like(a) : Tensor{}, ctx.needs_grad(1) ? zeros_like(b) : Tensor{}};
+  }
+};
+
+struct FloorDivideByNumber {
+  static constexpr bool composed = true;
+  double b;
+
+  Tensor forward(Context&, const Tensor& a) const { return compute(functions::FloorDivide{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return zeros_like(dy); }
+};
+
+struct FloorDivideNumber {
+  static constexpr bool composed = true;
+  double a;
+
+  Tensor forward(Context&, const Tensor& b) const { return compute(functions::FloorDivide{}, a, b); }
+  Tensor backward(Context&, const Tensor& dy) const { return zeros_like(dy); }
+};
+
 // dy times the partial derivative of F with respect to one argument, by a kernel. A numeric argument is passed as an
 // undefined tensor.
 template <class F>
@@ -226,7 +256,7 @@ struct FusedGradient {
   }
 };
 
-// Pow, Maximum, Minimum: their gradients have kernels.
+// Fmod, Pow, Maximum, Minimum: their gradients have kernels.
 template <class F>
 struct Fused {
   static constexpr bool composed = true;
@@ -245,6 +275,7 @@ struct Fused {
   }
 };
 
+struct Fmod : Fused<functions::Fmod> {};
 struct Pow : Fused<functions::Pow> {};
 struct Maximum : Fused<functions::Maximum> {};
 struct Minimum : Fused<functions::Minimum> {};
@@ -264,22 +295,27 @@ struct FusedWithNumber {
   }
 };
 
+struct FmodNumber : FusedWithNumber<functions::Fmod> {};
 struct MaximumNumber : FusedWithNumber<functions::Maximum> {};
 struct MinimumNumber : FusedWithNumber<functions::Minimum> {};
 
-struct PowOfNumber {
+template <class F>
+struct FusedOfNumber {
   static constexpr bool composed = true;
   double a;
 
   Tensor forward(Context& ctx, const Tensor& b) const {
     ctx.save_for_backward(b);
-    return compute(functions::Pow{}, a, b);
+    return compute(F{}, a, b);
   }
   Tensor backward(Context& ctx, const Tensor& dy) const {
     const auto [b] = ctx.saved<1>();
-    return autograd::apply(FusedGradient<functions::Pow>{kernels::Argument::b, a}, dy, Tensor{}, b);
+    return autograd::apply(FusedGradient<F>{kernels::Argument::b, a}, dy, Tensor{}, b);
   }
 };
+
+struct FmodOfNumber : FusedOfNumber<functions::Fmod> {};
+struct PowOfNumber : FusedOfNumber<functions::Pow> {};
 
 // A recorded op of two tensors, which Autocast converts to one dtype.
 template <class F>
@@ -308,8 +344,17 @@ Tensor div(const Tensor& a, const Tensor& b) { return of_both(Div{}, a, b); }
 Tensor div(const Tensor& a, double b) { return autograd::apply(DivByNumber{b}, a); }
 Tensor div(double a, const Tensor& b) { return autograd::apply(DivNumber{a}, b); }
 
+Tensor floor_divide(const Tensor& a, const Tensor& b) { return of_both(FloorDivide{}, a, b); }
+Tensor floor_divide(const Tensor& a, double b) { return autograd::apply(FloorDivideByNumber{b}, a); }
+Tensor floor_divide(double a, const Tensor& b) { return autograd::apply(FloorDivideNumber{a}, b); }
+Tensor fmod(const Tensor& a, const Tensor& b) { return of_both(Fmod{}, a, b); }
+Tensor fmod(const Tensor& a, double b) { return autograd::apply(FmodNumber{{.b = detail::rounded(b, a.dtype())}}, a); }
+Tensor fmod(double a, const Tensor& b) {
+  return autograd::apply(FmodOfNumber{{.a = detail::rounded(a, b.dtype())}}, b);
+}
+
 Tensor pow(const Tensor& a, const Tensor& b) { return autograd::apply(Pow{}, a, b); }
-Tensor pow(double a, const Tensor& b) { return autograd::apply(PowOfNumber{a}, b); }
+Tensor pow(double a, const Tensor& b) { return autograd::apply(PowOfNumber{{.a = a}}, b); }
 
 Tensor maximum(const Tensor& a, const Tensor& b) { return of_both(Maximum{}, a, b); }
 Tensor maximum(const Tensor& a, double b) {

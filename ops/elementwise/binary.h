@@ -24,6 +24,15 @@ Tensor mul(double a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, double b);
 Tensor div(double a, const Tensor& b);
+/// a / b rounded down, for all dtypes but bool. An integer divided by 0 is 0, and the smallest divided by −1 wraps
+/// around. Not differentiable: the gradient is 0.
+Tensor floor_divide(const Tensor& a, const Tensor& b);
+Tensor floor_divide(const Tensor& a, double b);
+Tensor floor_divide(double a, const Tensor& b);
+/// The remainder of a / b with the sign of a, for all dtypes but bool; of an integer and 0, it is 0.
+Tensor fmod(const Tensor& a, const Tensor& b);
+Tensor fmod(const Tensor& a, double b);
+Tensor fmod(double a, const Tensor& b);
 /// aᵇ, for floating dtypes; pow(Tensor, double) is in unary.h.
 Tensor pow(const Tensor& a, const Tensor& b);
 Tensor pow(double a, const Tensor& b);

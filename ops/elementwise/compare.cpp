@@ -1,6 +1,9 @@
+#include <limits>
+
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/unary.h>
 
 namespace mica {
 
@@ -53,6 +56,11 @@ Tensor gt(const Tensor& a, const Tensor& b) { return compare("gt", functions::Le
 Tensor gt(const Tensor& a, double b) { return compare("gt", functions::Less{}, a, b, Order::exchanged); }
 Tensor ge(const Tensor& a, const Tensor& b) { return compare("ge", functions::LessEqual{}, a, b, Order::exchanged); }
 Tensor ge(const Tensor& a, double b) { return compare("ge", functions::LessEqual{}, a, b, Order::exchanged); }
+
+Tensor isnan(const Tensor& x) { return ne(x, x); }
+Tensor isfinite(const Tensor& x) {
+  return is_floating(x.dtype()) ? lt(abs(x.detach()), std::numeric_limits<double>::infinity()) : eq(x, x);
+}
 
 Tensor logical_and(const Tensor& a, const Tensor& b) { return logical("logical_and", functions::And{}, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return logical("logical_or", functions::Or{}, a, b); }

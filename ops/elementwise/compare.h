@@ -20,6 +20,10 @@ Tensor gt(const Tensor& a, double b);
 Tensor ge(const Tensor& a, const Tensor& b);
 Tensor ge(const Tensor& a, double b);
 
+/// Whether x is NaN, and whether it is neither NaN nor infinite. All dtypes; integers are finite.
+Tensor isnan(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+
 /// Between bool tensors; shapes broadcast. Another dtype throws.
 Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);

@@ -11,11 +11,11 @@ namespace mica::kernels {
 // function in the type of computation. `On` is Cpu or Cuda.
 
 namespace detail {
-using namespace functions;  // NOLINT(google-build-using-namespace)
-using Unary = std::variant<Exp, Log, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid, Relu, LeakyRelu, Silu, Gelu,
-                           GeluTanh, Abs, Clamp>;
-using Binary = std::variant<Add, Sub, Mul, Div, Pow, Maximum, Minimum>;
-using FusedBinary = std::variant<Pow, Maximum, Minimum>;
+using namespace functions;
+using Unary = std::variant<Exp, Log, Log1p, Expm1, Sin, Cos, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid,
+                           Softplus, Relu, LeakyRelu, Elu, Silu, Gelu, GeluTanh, Abs, Clamp, Floor, Ceil, Round>;
+using Binary = std::variant<Add, Sub, Mul, Div, FloorDivide, Fmod, Pow, Maximum, Minimum>;
+using FusedBinary = std::variant<Fmod, Pow, Maximum, Minimum>;
 using Comparison = std::variant<Equal, NotEqual, Less, LessEqual>;
 using Logical = std::variant<And, Or>;
 }  // namespace detail

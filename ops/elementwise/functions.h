@@ -37,6 +37,58 @@ struct Log {
   }
 };
 
+struct Log1p {
+  static constexpr const char* name = "log1p";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::log1p(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    return T{1} / (T{1} + x);
+  }
+};
+
+struct Expm1 {
+  static constexpr const char* name = "expm1";
+  static constexpr bool from_output = true;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::expm1(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T y) const {
+    return y + T{1};
+  }
+};
+
+struct Sin {
+  static constexpr const char* name = "sin";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::sin(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    return math::cos(x);
+  }
+};
+
+struct Cos {
+  static constexpr const char* name = "cos";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::cos(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    return -math::sin(x);
+  }
+};
+
 struct Sqrt {
   static constexpr const char* name = "sqrt";
   static constexpr bool from_output = true;
@@ -238,6 +290,77 @@ struct Clamp {
   }
 };
 
+// log(1 + e^(beta x)) / beta, and x where beta x exceeds the threshold.
+struct Softplus {
+  static constexpr const char* name = "softplus";
+  static constexpr bool from_output = false;
+  double beta;
+  double threshold;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    const T scaled = x * static_cast<T>(beta);
+    return scaled > static_cast<T>(threshold) ? x : math::log1p(math::exp(scaled)) / static_cast<T>(beta);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    const T scaled = x * static_cast<T>(beta);
+    return scaled > static_cast<T>(threshold) ? T{1} : math::sigmoid(scaled);
+  }
+};
+
+struct Elu {
+  static constexpr const char* name = "elu";
+  static constexpr bool from_output = false;
+  double alpha;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return x <= T{0} ? static_cast<T>(alpha) * math::expm1(x) : x;
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T x) const {
+    return x <= T{0} ? static_cast<T>(alpha) * math::exp(x) : T{1};
+  }
+};
+
+struct Floor {
+  static constexpr const char* name = "floor";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::floor(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T) const {
+    return T{0};
+  }
+};
+
+struct Ceil {
+  static constexpr const char* name = "ceil";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::ceil(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T) const {
+    return T{0};
+  }
+};
+
+struct Round {
+  static constexpr const char* name = "round";
+  static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T x) const {
+    return math::round_to_even(x);
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T) const {
+    return T{0};
+  }
+};
+
 // Of two arguments. `Dtypes` are those it is defined for; derivatives only if the op's backward is not composed of
 // other ops.
 
@@ -291,6 +414,60 @@ struct Pow {
   template <class T>
   MICA_HOST_DEVICE T derivative_b(T a, T b) const {
     return a == T{0} && b >= T{0} ? T{0} : math::pow(a, b) * math::log(a);
+  }
+};
+
+// The remainder of a / b with a's sign; that of integers by 0 is 0.
+struct Fmod {
+  static constexpr const char* name = "fmod";
+  using Dtypes = NumericTypes;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      // The smallest number divided by -1 overflows.
+      return b == T{0} || b == static_cast<T>(-1) ? T{0} : static_cast<T>(a % b);
+    } else {
+      return math::fmod(a, b);
+    }
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative_a(T, T) const {
+    return T{1};
+  }
+  template <class T>
+  MICA_HOST_DEVICE T derivative_b(T a, T b) const {
+    return -math::trunc(a / b);
+  }
+};
+
+// a / b rounded down; that of integers by 0 is 0.
+struct FloorDivide {
+  static constexpr const char* name = "floor_divide";
+  using Dtypes = NumericTypes;
+  template <class T>
+  MICA_HOST_DEVICE T operator()(T a, T b) const {
+    if constexpr (std::is_unsigned_v<T>) {
+      return b == T{0} ? T{0} : static_cast<T>(a / b);
+    } else if constexpr (std::is_integral_v<T>) {
+      if (b == T{0}) {
+        return T{0};
+      }
+      if (b == T{-1}) {
+        return wrapping_sub(T{0}, a);  // the smallest number is its own negative
+      }
+      const T quotient = a / b;
+      return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+    } else {
+      // From the exact remainder: a / b may round up to an integer.
+      if (b == T{0}) {
+        return a / b;
+      }
+      const T rest = math::fmod(a, b);
+      const T quotient = (a - rest) / b;
+      const T down = rest != T{0} && (rest < T{0}) != (b < T{0}) ? quotient - T{1} : quotient;
+      const T whole = math::floor(down);
+      return down - whole > T(0.5) ? whole + T{1} : whole;
+    }
   }
 };
 

@@ -1,9 +1,11 @@
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/elementwise_kernels.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/unary_ops.h>
+#include <mica/ops/elementwise/where.h>
 
 namespace mica {
 
@@ -13,6 +15,13 @@ namespace {
 
 Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
 Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / (x * x)); }
+Tensor times_curvature(functions::Log1p, const Tensor& t, const Tensor& x) {
+  const Tensor z = x + 1;
+  return neg(t / (z * z));
+}
+Tensor times_curvature(functions::Expm1, const Tensor& t, const Tensor&) { return t; }
+Tensor times_curvature(functions::Sin, const Tensor& t, const Tensor& x) { return neg(t * sin(x)); }
+Tensor times_curvature(functions::Cos, const Tensor& t, const Tensor& x) { return neg(t * cos(x)); }
 Tensor times_curvature(functions::Sqrt, const Tensor& t, const Tensor& y) { return t * -0.5 / (y * y); }
 Tensor times_curvature(functions::Rsqrt, const Tensor& t, const Tensor& y) { return t * (y * y * -1.5); }
 Tensor times_curvature(functions::Square, const Tensor& t, const Tensor&) { return t * 2; }
@@ -25,6 +34,14 @@ Tensor times_curvature(functions::Erf, const Tensor& t, const Tensor& x) {
   return t * (x * exp(neg(x * x)) * -2.2567583341910251);  // −4 / √π
 }
 Tensor times_curvature(functions::Sigmoid, const Tensor& t, const Tensor& y) { return t * (1 - y * 2); }
+Tensor times_curvature(functions::Softplus f, const Tensor& t, const Tensor& x) {
+  const Tensor scaled = x * f.beta;
+  const Tensor s = sigmoid(scaled);
+  return where(gt(scaled, f.threshold), 0, t * (s * (1 - s)) * f.beta);
+}
+Tensor times_curvature(functions::Elu f, const Tensor& t, const Tensor& x) {
+  return where(gt(x, 0), 0, t * exp(x) * f.alpha);
+}
 Tensor times_curvature(functions::Silu, const Tensor& t, const Tensor& x) {
   const Tensor s = sigmoid(x);
   return t * (s * (1 - s) * (x * (1 - s * 2) + 2));
@@ -44,6 +61,9 @@ Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return
 Tensor times_curvature(functions::LeakyRelu, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Clamp, const Tensor&, const Tensor& x) { return zeros_like(x); }
+Tensor times_curvature(functions::Floor, const Tensor&, const Tensor& x) { return zeros_like(x); }
+Tensor times_curvature(functions::Ceil, const Tensor&, const Tensor& x) { return zeros_like(x); }
+Tensor times_curvature(functions::Round, const Tensor&, const Tensor& x) { return zeros_like(x); }
 
 // dx = dy · derivative(v).
 template <class F>
@@ -87,6 +107,10 @@ struct Unary {
 // One type per op, so that errors name it.
 struct Exp : Unary<functions::Exp> {};
 struct Log : Unary<functions::Log> {};
+struct Log1p : Unary<functions::Log1p> {};
+struct Expm1 : Unary<functions::Expm1> {};
+struct Sin : Unary<functions::Sin> {};
+struct Cos : Unary<functions::Cos> {};
 struct Sqrt : Unary<functions::Sqrt> {};
 struct Rsqrt : Unary<functions::Rsqrt> {};
 struct Square : Unary<functions::Square> {};
@@ -96,9 +120,14 @@ struct Erf : Unary<functions::Erf> {};
 struct Sigmoid : Unary<functions::Sigmoid> {};
 struct Relu : Unary<functions::Relu> {};
 struct LeakyRelu : Unary<functions::LeakyRelu> {};
+struct Softplus : Unary<functions::Softplus> {};
+struct Elu : Unary<functions::Elu> {};
 struct Silu : Unary<functions::Silu> {};
 struct Abs : Unary<functions::Abs> {};
 struct Clamp : Unary<functions::Clamp> {};
+struct Floor : Unary<functions::Floor> {};
+struct Ceil : Unary<functions::Ceil> {};
+struct Round : Unary<functions::Round> {};
 struct Gelu : Unary<functions::Gelu> {};
 struct GeluTanh : Unary<functions::GeluTanh> {};
 
@@ -123,6 +152,10 @@ Tensor detail::unary_gradient(const kernels::UnaryFunction& function, const Tens
 Tensor neg(const Tensor& x) { return autograd::apply(Neg{}, x); }
 Tensor exp(const Tensor& x) { return autograd::apply(Exp{}, x); }
 Tensor log(const Tensor& x) { return autograd::apply(Log{}, x); }
+Tensor log1p(const Tensor& x) { return autograd::apply(Log1p{}, x); }
+Tensor expm1(const Tensor& x) { return autograd::apply(Expm1{}, x); }
+Tensor sin(const Tensor& x) { return autograd::apply(Sin{}, x); }
+Tensor cos(const Tensor& x) { return autograd::apply(Cos{}, x); }
 Tensor sqrt(const Tensor& x) { return autograd::apply(Sqrt{}, x); }
 Tensor rsqrt(const Tensor& x) { return autograd::apply(Rsqrt{}, x); }
 Tensor pow(const Tensor& x, double exponent) {
@@ -136,12 +169,20 @@ Tensor erf(const Tensor& x) { return autograd::apply(Erf{}, x); }
 Tensor sigmoid(const Tensor& x) { return autograd::apply(Sigmoid{}, x); }
 Tensor relu(const Tensor& x) { return autograd::apply(Relu{}, x); }
 Tensor leaky_relu(const Tensor& x, double slope) { return autograd::apply(LeakyRelu{{.f = {.slope = slope}}}, x); }
+Tensor elu(const Tensor& x, double alpha) { return autograd::apply(Elu{{.f = {.alpha = alpha}}}, x); }
+Tensor softplus(const Tensor& x, double beta, double threshold) {
+  check(beta != 0, "softplus: expected beta != 0");
+  return autograd::apply(Softplus{{.f = {.beta = beta, .threshold = threshold}}}, x);
+}
 Tensor silu(const Tensor& x) { return autograd::apply(Silu{}, x); }
 Tensor abs(const Tensor& x) { return autograd::apply(Abs{}, x); }
 Tensor clamp(const Tensor& x, double low, double high) {
   check(low <= high, "clamp: expected low <= high, got {} and {}", low, high);
   return autograd::apply(Clamp{{.f = {.low = low, .high = high}}}, x);
 }
+Tensor floor(const Tensor& x) { return autograd::apply(Floor{}, x); }
+Tensor ceil(const Tensor& x) { return autograd::apply(Ceil{}, x); }
+Tensor round(const Tensor& x) { return autograd::apply(Round{}, x); }
 Tensor gelu(const Tensor& x, GeluApproximation approximation) {
   check(approximation <= GeluApproximation::tanh, "gelu: expected the approximation none or tanh, got {}",
         static_cast<int>(approximation));

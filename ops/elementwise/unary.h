@@ -14,6 +14,12 @@ inline Tensor operator-(const Tensor& x) { return neg(x); }
 Tensor exp(const Tensor& x);
 /// The natural logarithm.
 Tensor log(const Tensor& x);
+/// log(1 + x) and exp(x) − 1, exact to rounding also near 0.
+Tensor log1p(const Tensor& x);
+Tensor expm1(const Tensor& x);
+/// Of angles in radians.
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
 Tensor sqrt(const Tensor& x);
 /// 1 / √x.
 Tensor rsqrt(const Tensor& x);
@@ -28,6 +34,10 @@ Tensor sigmoid(const Tensor& x);
 Tensor relu(const Tensor& x);
 /// x if x > 0, else x · slope; its derivative at 0 is the slope.
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+/// x if x > 0, else alpha · (eˣ − 1); its derivative at 0 is alpha.
+Tensor elu(const Tensor& x, double alpha = 1);
+/// log(1 + e^(beta · x)) / beta, and x where beta · x > threshold. Throws unless beta ≠ 0.
+Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
 /// x · sigmoid(x).
 Tensor silu(const Tensor& x);
 /// |x|; its derivative at 0 is 0.
@@ -35,6 +45,10 @@ Tensor abs(const Tensor& x);
 /// min(max(x, low), high); the derivative is 1 in [low, high], bounds included, and 0 outside. Throws unless low ≤
 /// high. Use an infinity for no bound.
 Tensor clamp(const Tensor& x, double low, double high);
+/// The next integer below, above, and the nearest, halves to the even one. Their derivative is 0.
+Tensor floor(const Tensor& x);
+Tensor ceil(const Tensor& x);
+Tensor round(const Tensor& x);
 
 enum class GeluApproximation { none, tanh };
 

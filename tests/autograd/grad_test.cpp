@@ -176,6 +176,12 @@ TEST(CreateGraph, FunctionsOfOneArgument) {
     };
     for (const Case& c : {Case{"exp", [](const Tensor& x) { return exp(x); }, any},
                           Case{"log", [](const Tensor& x) { return log(x); }, positive},
+                          Case{"log1p", [](const Tensor& x) { return log1p(x); }, positive},
+                          Case{"expm1", [](const Tensor& x) { return expm1(x); }, any},
+                          Case{"sin", [](const Tensor& x) { return sin(x); }, any},
+                          Case{"cos", [](const Tensor& x) { return cos(x); }, any},
+                          Case{"softplus", [](const Tensor& x) { return softplus(x, 2, 1.5); }, away},
+                          Case{"elu", [](const Tensor& x) { return elu(x, 0.7); }, away},
                           Case{"sqrt", [](const Tensor& x) { return sqrt(x); }, positive},
                           Case{"rsqrt", [](const Tensor& x) { return rsqrt(x); }, positive},
                           Case{"pow 2", [](const Tensor& x) { return pow(x, 2); }, any},
@@ -209,6 +215,8 @@ TEST(CreateGraph, FunctionsOfTwoArguments) {
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return pow(x, y); }, {a, b}));
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& y) { return pow(1.7, y); }, {b}));
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return maximum(x * x, y); }, {a, b}));
+    EXPECT_TRUE(
+        autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return fmod(x * x, y * y + 20); }, {a, b}));
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x, const Tensor& y) { return minimum(x * x, y); }, {a, b}));
     EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& x) { return maximum(x * x, 0.9) * minimum(x, 1.1); }, {a}));
   }

@@ -135,6 +135,15 @@ def leaky_relu(x, args, kwargs):
     return Call([x], {"slope": slope})
 
 
+def elu(x, args, kwargs):
+    return Call([x], {"alpha": arguments(args, kwargs, "alpha").get("alpha", 1.0)})
+
+
+def softplus(x, args, kwargs):
+    values = arguments(args, kwargs, "beta", "threshold")
+    return Call([x], {"beta": values.get("beta", 1.0), "threshold": values.get("threshold", 20.0)})
+
+
 def chosen(a, args, kwargs):
     values = arguments(args, kwargs, "condition", "other")
     condition, b = values["condition"], values["other"]

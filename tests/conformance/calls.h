@@ -118,6 +118,8 @@ inline const std::map<std::string, Call>& calls() {
       {"mul", binary([](const auto& a, const auto& b) -> decltype(mul(a, b)) { return mul(a, b); })},
       {"div", binary([](const auto& a, const auto& b) -> decltype(div(a, b)) { return div(a, b); })},
       {"pow", binary([](const auto& a, const auto& b) -> decltype(pow(a, b)) { return pow(a, b); })},
+      {"fmod", binary([](const auto& a, const auto& b) -> decltype(fmod(a, b)) { return fmod(a, b); })},
+      {"floor_divide", binary([](const auto& a, const auto& b) -> decltype(floor_divide(a, b)) { return floor_divide(a, b); })},
       {"maximum", binary([](const Tensor& a, const auto& b) { return maximum(a, b); })},
       {"minimum", binary([](const Tensor& a, const auto& b) { return minimum(a, b); })},
       {"eq", binary([](const Tensor& a, const auto& b) { return eq(a, b); })},
@@ -139,6 +141,10 @@ inline const std::map<std::string, Call>& calls() {
       {"neg", plain([](const Tensor& x) { return neg(x); })},
       {"exp", plain([](const Tensor& x) { return exp(x); })},
       {"log", plain([](const Tensor& x) { return log(x); })},
+      {"log1p", plain([](const Tensor& x) { return log1p(x); })},
+      {"expm1", plain([](const Tensor& x) { return expm1(x); })},
+      {"sin", plain([](const Tensor& x) { return sin(x); })},
+      {"cos", plain([](const Tensor& x) { return cos(x); })},
       {"sqrt", plain([](const Tensor& x) { return sqrt(x); })},
       {"rsqrt", plain([](const Tensor& x) { return rsqrt(x); })},
       {"tanh", plain([](const Tensor& x) { return tanh(x); })},
@@ -147,6 +153,15 @@ inline const std::map<std::string, Call>& calls() {
       {"abs", plain([](const Tensor& x) { return abs(x); })},
       {"relu", plain([](const Tensor& x) { return relu(x); })},
       {"leaky_relu", with([](const Tensor& x, const Json& a) { return leaky_relu(x, number(a["slope"])); })},
+      {"elu", with([](const Tensor& x, const Json& a) { return elu(x, number(a["alpha"])); })},
+      {"softplus", with([](const Tensor& x, const Json& a) {
+         return softplus(x, number(a["beta"]), number(a["threshold"]));
+       })},
+      {"floor", plain([](const Tensor& x) { return floor(x); })},
+      {"ceil", plain([](const Tensor& x) { return ceil(x); })},
+      {"round", plain([](const Tensor& x) { return round(x); })},
+      {"isnan", plain([](const Tensor& x) { return isnan(x); })},
+      {"isfinite", plain([](const Tensor& x) { return isfinite(x); })},
       {"silu", plain([](const Tensor& x) { return silu(x); })},
       {"gelu", with([](const Tensor& x, const Json& a) {
          return gelu(x, a["approximate"] == "tanh" ? GeluApproximation::tanh : GeluApproximation::none);

@@ -49,6 +49,8 @@ SPECS = [
     reflected("mul", "__rmul__", NUMERIC),
     Spec("div", "div", to.binary, variant="no_rounding_mode"),
     reflected("div", "__rdiv__", FLOATS),
+    Spec("fmod", "fmod", to.binary, NUMERIC),
+    Spec("floor_divide", "floor_divide", to.binary, NUMERIC),
     Spec("pow", "pow", to.binary),
     reflected("pow", "__rpow__", FLOATS),
     *(Spec(name, name, to.two_tensors, NUMERIC) for name in ("maximum", "minimum")),
@@ -59,7 +61,12 @@ SPECS = [
     Spec("masked_fill", "masked_fill", to.masked, ALL),
 
     Spec("neg", "neg", to.unary, SIGNED),
-    *(Spec(name, name, to.unary) for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "abs")),
+    *(Spec(name, name, to.unary) for name in ("exp", "log", "log1p", "expm1", "sin", "cos", "sqrt", "rsqrt", "sigmoid",
+                                              "abs", "floor", "ceil")),
+    Spec("round", "round", to.unary),
+    *(Spec(name, name, to.unary, ALL) for name in ("isnan", "isfinite")),
+    Spec("elu", "nn.functional.elu", to.elu),
+    Spec("softplus", "nn.functional.softplus", to.softplus),
     *(Spec(name, name, to.unary, limit=400) for name in ("tanh", "erf")),  # have no smaller sample of many values
     Spec("relu", "nn.functional.relu", to.unary),
     Spec("leaky_relu", "nn.functional.leaky_relu", to.leaky_relu),

@@ -83,6 +83,10 @@ const UnaryCase kUnary[] = {
     {"neg", [](const Tensor& x) { return -x; }, [](double x) { return -x; }, -3, 3},
     {"exp", [](const Tensor& x) { return exp(x); }, [](double x) { return std::exp(x); }, -5, 5},
     {"log", [](const Tensor& x) { return log(x); }, [](double x) { return std::log(x); }, 0.1, 5},
+    {"log1p", [](const Tensor& x) { return log1p(x); }, [](double x) { return std::log1p(x); }, -0.7, 5},
+    {"expm1", [](const Tensor& x) { return expm1(x); }, [](double x) { return std::expm1(x); }, -3, 3},
+    {"sin", [](const Tensor& x) { return sin(x); }, [](double x) { return std::sin(x); }, -9, 9},
+    {"cos", [](const Tensor& x) { return cos(x); }, [](double x) { return std::cos(x); }, -9, 9},
     {"sqrt", [](const Tensor& x) { return sqrt(x); }, [](double x) { return std::sqrt(x); }, 0.1, 5},
     {"rsqrt", [](const Tensor& x) { return rsqrt(x); }, [](double x) { return 1 / std::sqrt(x); }, 0.1, 5},
     {"pow 2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }, -3, 3},
@@ -96,6 +100,21 @@ const UnaryCase kUnary[] = {
     {"relu", [](const Tensor& x) { return relu(x); }, [](double x) { return std::max(x, 0.0); }, -3, 3},
     {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.3); }, [](double x) { return x > 0 ? x : 0.3 * x; }, -3,
      3},
+    {"elu", [](const Tensor& x) { return elu(x, 0.7); }, [](double x) { return x > 0 ? x : 0.7 * std::expm1(x); }, -3,
+     3},
+    {"softplus", [](const Tensor& x) { return softplus(x); }, [](double x) { return std::log1p(std::exp(x)); }, -6, 6},
+    {"softplus, beta", [](const Tensor& x) { return softplus(x, 3); },
+     [](double x) { return std::log1p(std::exp(3 * x)) / 3; }, -2, 2},
+    {"softplus, threshold", [](const Tensor& x) { return softplus(x, 1, -7); }, [](double x) { return x; }, -6, 6},
+    {"floor", [](const Tensor& x) { return floor(x); }, [](double x) { return std::floor(x); }, -6, 6},
+    {"ceil", [](const Tensor& x) { return ceil(x); }, [](double x) { return std::ceil(x); }, -6, 6},
+    {"round", [](const Tensor& x) { return round(x); }, [](double x) { return std::nearbyint(x); }, -6, 6},
+    {"fmod number", [](const Tensor& x) { return fmod(x, 0.5); }, [](double x) { return std::fmod(x, 0.5); }, 0.6, 0.9},
+    {"floor_divide number", [](const Tensor& x) { return floor_divide(x, 0.5); },
+     [](double x) { return std::floor(x / 0.5); }, 0.6, 0.9},
+    {"number fmod", [](const Tensor& x) { return fmod(2, x); }, [](double x) { return std::fmod(2, x); }, 0.7, 0.95},
+    {"number floor_divide", [](const Tensor& x) { return floor_divide(2, x); },
+     [](double x) { return std::floor(2 / x); }, 0.7, 0.95},
     {"silu", [](const Tensor& x) { return silu(x); }, [](double x) { return x / (1 + std::exp(-x)); }, -6, 6},
     {"abs", [](const Tensor& x) { return abs(x); }, [](double x) { return std::abs(x); }, -3, 3},
     {"clamp", [](const Tensor& x) { return clamp(x, -1, 2); },
@@ -194,6 +213,16 @@ TEST(Elementwise, KinksAndSpecialValues) {
       expect(log(special), {kNaN, kInfinity, kNaN, -kInfinity});
       expect(tanh(special), {kNaN, 1, -1, 0});
       expect(sigmoid(special), {kNaN, 1, 0, 0.5});
+      EXPECT_EQ(gradient([](const Tensor& x) { return elu(x, 0.5); }, {0, 1}), (Values{0.5, 1}));
+      EXPECT_EQ(gradient([](const Tensor& x) { return floor(x); }, {-0.5, 0, 1.5}), (Values{0, 0, 0}));
+      expect(softplus(special), {kNaN, kInfinity, 0, std::log(2.0)});
+      expect(elu(special, 2), {kNaN, kInfinity, -2, 0});
+      expect(log1p(special), {kNaN, kInfinity, kNaN, 0});
+      expect(expm1(special), {kNaN, kInfinity, -1, 0});
+      expect(sin(special), {kNaN, kNaN, kNaN, 0});
+      expect(round(from_data({0.5, 1.5, -2.5, 2.4}).to(device, dtype)), {0, 2, -2, 2});
+      expect(log1p(from_data({1e-10}).to(device, dtype)), {1e-10});
+      expect(expm1(from_data({1e-10}).to(device, dtype)), {1e-10});
       expect(clamp(special, -1, 1), {kNaN, 1, -1, 0});
       expect(maximum(special, 1), {kNaN, kInfinity, 1, 1});
       expect(minimum(special, full_like(special, 1)), {kNaN, 1, -kInfinity, 0});
@@ -216,6 +245,10 @@ const BinaryCase kBinary[] = {
     {"div", [](const Tensor& a, const Tensor& b) { return a / b; }, [](double a, double b) { return a / b; }, false},
     {"pow", [](const Tensor& a, const Tensor& b) { return pow(a, b); },
      [](double a, double b) { return std::pow(a, b); }, false},
+    {"fmod", [](const Tensor& a, const Tensor& b) { return fmod(a, b); },
+     [](double a, double b) { return std::fmod(a, b); }, true},
+    {"floor_divide", [](const Tensor& a, const Tensor& b) { return floor_divide(a, b); },
+     [](double a, double b) { return std::floor(a / b); }, true},
     {"maximum", [](const Tensor& a, const Tensor& b) { return maximum(a, b); },
      [](double a, double b) { return std::max(a, b); }, true},
     {"minimum", [](const Tensor& a, const Tensor& b) { return minimum(a, b); },
@@ -367,6 +400,42 @@ TEST(Elementwise, IntegerNumbers) {
   }
 }
 
+TEST(Elementwise, IntegerDivision) {
+  constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
+  for (const Device device : test_devices()) {
+    const Tensor a = from_data<std::int64_t>({7, -7, 7, -7, 6, 5, kLowest, kLowest}, device);
+    const Tensor b = from_data<std::int64_t>({2, 2, -2, -2, -3, 0, -1, 1}, device);
+    EXPECT_EQ(to_vector<std::int64_t>(floor_divide(a, b)),
+              (std::vector<std::int64_t>{3, -4, -4, 3, -2, 0, kLowest, kLowest}));
+    EXPECT_EQ(to_vector<std::int64_t>(fmod(a, b)), (std::vector<std::int64_t>{1, -1, 1, -1, 0, 0, 0, 0}));
+    EXPECT_EQ(to_vector<int>(floor_divide(full({1}, 200, uint8, device), 7)), std::vector<int>{28});
+  }
+}
+
+TEST(Elementwise, FloatingRemaindersAndQuotients) {
+  for (const Device device : test_devices()) {
+    const Tensor a = from_data({7.5, -7.5, 7.5, -7.5, 1.0, 0.0, kInfinity, 5.0}, device);
+    const Tensor b = from_data({2.0, 2.0, -2.0, -2.0, 0.1, 3.0, 2.0, kInfinity}, device);
+    expect_close(fmod(a, b), std::vector<double>{1.5, -1.5, 1.5, -1.5, std::fmod(1.0, 0.1), 0, kNaN, 5}, 0, 0);
+    // 1 / 0.1 rounds up to 10, but ten times the double 0.1 is more than 1.
+    expect_close(floor_divide(a, b), std::vector<double>{3, -4, -4, 3, 9, 0, kNaN, 0}, 0, 0);
+    expect_close(floor_divide(from_data({1.0, -1.0, 0.0}, device), 0.0),
+                 std::vector<double>{kInfinity, -kInfinity, kNaN}, 0, 0);
+  }
+}
+
+TEST(Elementwise, NaNAndInfinityAreRecognized) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor x = from_data({kNaN, kInfinity, -kInfinity, 0.0, -1.0}).to(device, dtype);
+      expect_close(isnan(x), std::vector<double>{1, 0, 0, 0, 0}, 0, 0);
+      expect_close(isfinite(x), std::vector<double>{0, 0, 0, 1, 1}, 0, 0);
+    }
+    expect_close(isnan(arange(2, int64, device)), std::vector<double>{0, 0}, 0, 0);
+    expect_close(isfinite(arange(2, uint8, device)), std::vector<double>{1, 1}, 0, 0);
+  }
+}
+
 TEST(Elementwise, Logical) {
   for (const Device device : test_devices()) {
     const Tensor a = from_data({false, false, true, true}, device);
@@ -430,6 +499,10 @@ TEST(Elementwise, Errors) {
   expect_error([&] { exp(ones({2}, int64)); }, "exp: expected a floating dtype, got int64");
   expect_error([&] { neg(ones({2}, uint8)); }, "neg: expected a signed dtype, got uint8");
   expect_error([&] { clamp(x, 1, 0); }, "clamp: expected low <= high, got 1 and 0");
+  expect_error([&] { softplus(x, 0); }, "softplus: expected beta != 0");
+  expect_error([&] { sin(ones({2}, int64)); }, "sin: expected a floating dtype, got int64");
+  expect_error([&] { fmod(ones({2}, int64), 0.5); }, "fmod: 0.5 is not representable in int64");
+  expect_error([&] { floor_divide(ones({2}, boolean), ones({2}, boolean)); }, "floor_divide: dtype bool");
   expect_error([&] { clamp(x, kNaN, 0); }, "clamp: expected low <= high");
   expect_error([&] { ones({2}, int64) + 0.5; }, "add: 0.5 is not representable in int64");
   expect_error([&] { ones({2}, uint8) * 256; }, "mul: 256 is not representable in uint8");
