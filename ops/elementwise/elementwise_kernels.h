@@ -11,7 +11,7 @@ namespace mica::kernels {
 // function in the type of computation. `On` is Cpu or Cuda.
 
 namespace detail {
-using namespace functions;
+using namespace functions;  // NOLINT(google-build-using-namespace)
 using Unary = std::variant<Exp, Log, Log1p, Expm1, Sin, Cos, Sqrt, Rsqrt, Square, PowScalar, Tanh, Erf, Sigmoid,
                            Softplus, Relu, LeakyRelu, Elu, Silu, Gelu, GeluTanh, Abs, Clamp, Floor, Ceil, Round>;
 using Binary = std::variant<Add, Sub, Mul, Div, FloorDivide, Fmod, Pow, Maximum, Minimum>;
