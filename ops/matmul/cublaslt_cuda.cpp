@@ -545,8 +545,8 @@ bool matmul_in_one_kernel(const MatmulArgs& args) {
 }
 
 bool matmul_activation_backward_in_one_kernel(const MatmulActivationBackward& args) {
-  if (args.activation != Activation::gelu_tanh || size_of(args.out.dtype()) != 2 || !has_whole_packs(args.a) ||
-      !has_whole_packs(args.b) || !has_whole_packs(args.out) || !is_aligned(args.v)) {
+  if (args.activation != Activation::gelu_tanh || !args.v.defined() || size_of(args.out.dtype()) != 2 ||
+      !has_whole_packs(args.a) || !has_whole_packs(args.b) || !has_whole_packs(args.out) || !is_aligned(args.v)) {
     return false;
   }
   const EpilogueData data{.bias = nullptr, .sums = args.v.raw_data()};

@@ -2,15 +2,15 @@
 #include <mica/ops/matmul/matmul_epilogue_cuda.h>
 #include <mica/ops/tiled_matmul/tiled_matmul_sm90.cuh>
 
-// Products with an activation or its derivative in the epilogue. The epilogue computes exponentials and moves two
-// tensors as large as the output. To hide it, each of a block's two consumer warpgroups has its own tiles: one
+// Products with an activation or its derivative in the epilogue. The epilogue moves two tensors as large as the output,
+// and forward's computes exponentials. To hide it, each of a block's two consumer warpgroups has its own tiles: one
 // multiplies while the other runs its epilogue.
 //
 //     warpgroup 1   | multiply tile 0 | epilogue 0      | multiply tile 2 | epilogue 2 …
 //     warpgroup 2                     | multiply tile 1 | epilogue 1      | multiply tile 3 …
 //
-// A warpgroup has a buffer for a tile in shared memory. The copy engine reads and writes it, in the swizzled layout,
-// and the warps access it by ldmatrix and stmatrix, which put elements in the lanes that hold the tile's sums.
+// A warpgroup has a buffer in shared memory. The copy engine reads and writes it, in the swizzled layout, and the warps
+// access it by ldmatrix and stmatrix, which put elements in the lanes that hold the tile's sums.
 
 namespace mica::kernels::tiles {
 
@@ -18,17 +18,18 @@ namespace {
 
 using Ours = Plan<128, 5, 2>;
 constexpr int kColumns = Ours::kColumns;
-constexpr int kHalves = kTileRows / 64;     // wgmma has 64 rows
+constexpr int kHalfRows = 64;  // of a product by wgmma
+constexpr int kHalves = kTileRows / kHalfRows;
 constexpr int kChunks = kColumns / kChunk;  // of a tile
+constexpr int kUnits = kHalves * kChunks;   // of a tile, each of kHalfRows rows and kChunk columns
 constexpr int kWarps = kWarpgroup / 32;
-constexpr int kTileChunkBytes = kTileRows * kLineBytes;  // kChunk columns of a tile
-constexpr int kGroups = kChunk / 16;                     // of columns per ldmatrix or stmatrix
+constexpr int kGroups = kChunk / 16;  // of columns per ldmatrix or stmatrix
 
 struct Shared {
-  unsigned char tiles[kConsumers][kChunks][kTileChunkBytes];
+  unsigned char tiles[kConsumers][kUnits][kChunkBytes];
   Stages<Ours> stages;
   float sums[kConsumers][kWarps][kChunk];  // of columns
-  std::uint64_t loaded[kConsumers];        // the tile of v
+  std::uint64_t loaded[kConsumers];        // the tile of slopes
   std::uint64_t turn[kConsumers];          // the other warpgroup has issued all products of its tile
 };
 
@@ -43,9 +44,9 @@ __device__ float2 floats_of(std::uint32_t pair) {
   }
 }
 
-/// The state of a warpgroup's epilogue.
+/// A warpgroup's tile.
 struct Tile {
-  unsigned char (&buffer)[kChunks][kTileChunkBytes];
+  unsigned char (&units)[kUnits][kChunkBytes];
   int consumer;
   int row;  // of the output
   int column;
@@ -54,15 +55,15 @@ struct Tile {
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return thread() / 32; }
   __device__ void sync() const { cuda::barrier_sync(1 + consumer, kWarpgroup); }
-  /// The address that this lane provides for columns 16 i to 16 i + 15 of a chunk, in the warp's 16 rows of a half.
-  __device__ unsigned char* place(unsigned char* chunk, int half, int i) const {
-    const int line = half * 64 + warp() * 16 + lane() % 16;
-    return chunk + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
+  /// The address that this lane provides for columns 16 i to 16 i + 15 of a unit, in the warp's 16 rows.
+  __device__ unsigned char* place(int unit, int i) const {
+    const int line = warp() * 16 + lane() % 16;
+    return units[unit] + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
   }
 };
 
-/// out = (a · b) · f′(v), and the sums of the columns of each tile.
-template <class T, class F>
+/// out = (a · b) · slopes, and the sums of the columns of each warpgroup's tile.
+template <class T>
 struct Gradient {
   float* parts;  // (tiles of rows, N), or null
   int part_count;
@@ -70,16 +71,18 @@ struct Gradient {
 
   struct Loaded {};
 
-  /// Starts loading the tile of v.
-  __device__ Loaded begin(Shared& shared, const Tile& tile, const CUtensorMap* v_map) const {
+  /// Starts loading the tile of slopes.
+  __device__ Loaded begin(Shared& shared, const Tile& tile, const CUtensorMap* slopes_map) const {
     if (tile.thread() != 0) {
       return {};
     }
     cuda::wait_stores_read<0>();  // of the previous tile
     std::uint64_t* const loaded = &shared.loaded[tile.consumer];
-    cuda::arrive_expecting(loaded, kChunks * kTileChunkBytes);
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      cuda::load_tile(tile.buffer[chunk], v_map, tile.column + chunk * kChunk, tile.row, loaded);
+    cuda::arrive_expecting(loaded, kUnits * kChunkBytes);
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      cuda::load_tile(tile.units[unit], slopes_map, tile.column + unit / kHalves * kChunk,
+                      tile.row + unit % kHalves * kHalfRows, loaded);
     }
     return {};
   }
@@ -92,30 +95,25 @@ struct Gradient {
       float totals[kChunk / 4] = {};  // of this thread's columns: of each 8, two
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
+        const int unit = chunk * kHalves + half;
         std::uint32_t pairs[kGroups][4];
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
-          cuda::load_matrices(pairs[i], tile.place(tile.buffer[chunk], half, i));
+          cuda::load_matrices(pairs[i], tile.place(unit, i));
         }
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
           const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
-          float slopes[8];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float2 v = floats_of<T>(pairs[i][j]);
-            slopes[2 * j] = F::template at<T>(v.x).slope;
-            slopes[2 * j + 1] = F::template at<T>(v.y).slope;
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float first = s[2 * j] * slopes[2 * j];
-            const float second = s[2 * j + 1] * slopes[2 * j + 1];
+            const float2 slopes = floats_of<T>(pairs[i][j]);
+            const float first = s[2 * j] * slopes.x;
+            const float second = s[2 * j + 1] * slopes.y;
             totals[4 * i + j / 2 * 2] += first;
             totals[4 * i + j / 2 * 2 + 1] += second;
             pairs[i][j] = cuda::pair_of<T>(first, second);
           }
-          cuda::store_matrices(tile.place(tile.buffer[chunk], half, i), pairs[i]);
+          cuda::store_matrices(tile.place(unit, i), pairs[i]);
         }
       }
       cuda::fence_async_proxy();
@@ -126,7 +124,10 @@ struct Gradient {
       tile.sync();
       const int column = tile.column + chunk * kChunk;
       if (tile.thread() == 0 && column < columns) {
-        cuda::store_tile(out_map, column, tile.row, tile.buffer[chunk]);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          cuda::store_tile(out_map, column, tile.row + half * kHalfRows, tile.units[chunk * kHalves + half]);
+        }
         cuda::commit_stores();
       }
       const int part = tile.row / kTileRows;
@@ -164,8 +165,8 @@ struct Gradient {
   }
 };
 
-/// out = f(z), z = a · b + bias.
-template <class T, class F>
+/// out = f(z), z = a · b + bias, and as a second output z or f′(z).
+template <class T, class F, bool kSlopes>
 struct Forward {
   const T* bias;  // or null
   int columns;
@@ -176,50 +177,50 @@ struct Forward {
 
   __device__ Loaded begin(Shared&, const Tile& tile, const CUtensorMap*) const { return load(tile, 0); }
 
-  __device__ void end(Shared&, const Tile& tile, const Sums& sums, Loaded& loaded, unsigned, const CUtensorMap* z_map,
-                      const CUtensorMap* out_map) const {
+  __device__ void end(Shared&, const Tile& tile, const Sums& sums, Loaded& loaded, unsigned,
+                      const CUtensorMap* second_map, const CUtensorMap* out_map) const {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int column = tile.column + chunk * kChunk;
-      if (column >= columns) {
-        return;
-      }
-      if (tile.thread() == 0) {
-        cuda::wait_stores_read<0>();
-      }
-      tile.sync();
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        const float2 biases[2] = {floats_of<T>(loaded.biases[i][0]), floats_of<T>(loaded.biases[i][1])};
+      for (int half = 0; half < kHalves; ++half) {
+        const int unit = (chunk * kHalves + half) % 2 * 2;  // and the next, for the second output
+        if (tile.thread() == 0) {
+          cuda::wait_stores_read<1>();  // all but those of the other two units
+        }
+        tile.sync();
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
+        for (int i = 0; i < kGroups; ++i) {
+          const float2 biases[2] = {floats_of<T>(loaded.biases[i][0]), floats_of<T>(loaded.biases[i][1])};
           const float* const s = sums[half] + chunk * (kChunk / 2) + i * 8;
-          std::uint32_t z_pairs[4];
           std::uint32_t pairs[4];
+          std::uint32_t second_pairs[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float first = s[2 * j] + biases[j / 2].x;
-            const float second = s[2 * j + 1] + biases[j / 2].y;
-            z_pairs[j] = cuda::pair_of<T>(first, second);
-            pairs[j] = cuda::pair_of<T>(F::template at<T>(first).value, F::template at<T>(second).value);
+            const float z[2] = {s[2 * j] + biases[j / 2].x, s[2 * j + 1] + biases[j / 2].y};
+            const auto first = F::template at<T>(z[0]);
+            const auto second = F::template at<T>(z[1]);
+            pairs[j] = cuda::pair_of<T>(first.value, second.value);
+            second_pairs[j] = kSlopes ? cuda::pair_of<T>(first.slope, second.slope) : cuda::pair_of<T>(z[0], z[1]);
           }
-          cuda::store_matrices(tile.place(tile.buffer[0], half, i), z_pairs);
-          cuda::store_matrices(tile.place(tile.buffer[1], half, i), pairs);
+          cuda::store_matrices(tile.place(unit, i), pairs);
+          cuda::store_matrices(tile.place(unit + 1, i), second_pairs);
         }
-      }
-      if (chunk + 1 < kChunks) {
-        loaded = load(tile, chunk + 1);
-      }
-      cuda::fence_async_proxy();
-      tile.sync();
-      if (tile.thread() == 0) {
-        cuda::store_tile(z_map, column, tile.row, tile.buffer[0]);
-        cuda::store_tile(out_map, column, tile.row, tile.buffer[1]);
-        cuda::commit_stores();
+        if (half + 1 == kHalves && chunk + 1 < kChunks) {
+          loaded = load(tile, chunk + 1);
+        }
+        cuda::fence_async_proxy();
+        tile.sync();
+        if (tile.thread() == 0) {
+          const int column = tile.column + chunk * kChunk;
+          if (column < columns) {
+            cuda::store_tile(out_map, column, tile.row + half * kHalfRows, tile.units[unit]);
+            cuda::store_tile(second_map, column, tile.row + half * kHalfRows, tile.units[unit + 1]);
+          }
+          cuda::commit_stores();
+        }
       }
     }
   }
-  static_assert(kChunks == 2);  // one for z, one for out
 
  private:
   /// The biases of a thread's columns.
@@ -251,7 +252,7 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
   for (int number = blockIdx.x / Ours::kCluster + consumer * step; number < sizes.order.size();
        number += kConsumers * step, parity ^= 1) {
     const Corner corner = corner_of<Ours>(sizes, number);
-    const Tile tile{.buffer = shared.tiles[consumer],
+    const Tile tile{.units = shared.tiles[consumer],
                     .consumer = consumer,
                     .row = corner.row + rank_of_block<Ours>() * kTileRows,
                     .column = corner.column};
@@ -322,17 +323,17 @@ void launch(const Tensor& a, const Tensor& b, const Tensor& other, const Tensor&
   cuda::Launch(blocks_for<Ours>(sizes), kThreads, kBytes)
       .cluster(Ours::kCluster)
       .run(kernel, "matmul_epilogue_kernel", map_of_a<Ours, Lines::depth>(a), map_of_b<Ours, kB>(b),
-           map_of(other, matrix_of(other), kTileRows), map_of(out, matrix_of(out), kTileRows), sizes, epilogue);
+           map_of(other, matrix_of(other), kHalfRows), map_of(out, matrix_of(out), kHalfRows), sizes, epilogue);
 }
 
 /// Whether this kernel computes a · b: 16-bit floats, rows of a and the given lines of b adjacent in memory, and
 /// enough tiles for every multiprocessor.
-bool fits(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& other, const Tensor& out) {
-  return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && other.defined() &&
-         matrix_of(a).lines_are_rows && matrix_of(b).lines_are_rows == b_has_rows &&
-         std::int64_t{parts_of(out.size(0), kTileRows)} * parts_of(out.size(1), kColumns) >=
+bool fits(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& out) {
+  return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && matrix_of(a).lines_are_rows &&
+         matrix_of(b).lines_are_rows == b_has_rows &&
+         std::int64_t{parts_of(out.size(0), kTileRows)} * parts_of(out.size(1), kTileRows) >=
              cuda::multiprocessor_count() &&
-         fits_sm90(a) && fits_sm90(b) && fits_sm90(other) && fits_sm90(out);
+         fits_sm90(a) && fits_sm90(b) && fits_sm90(out);
 }
 
 }  // namespace
@@ -342,7 +343,7 @@ bool fits(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& other
 namespace mica::kernels {
 
 bool matmul_with_epilogue(const MatmulActivationBackward& args) {
-  if (args.activation != Activation::gelu_tanh || !tiles::fits(args.a, args.b, true, args.v, args.out)) {
+  if (!args.slopes.defined() || !tiles::fits(args.a, args.b, true, args.out) || !tiles::fits_sm90(args.slopes)) {
     return false;
   }
   const std::int64_t rows = args.out.size(0);
@@ -350,10 +351,10 @@ bool matmul_with_epilogue(const MatmulActivationBackward& args) {
   const int part_count = tiles::parts_of(rows, tiles::kTileRows);
   const Tensor parts = args.dbias.defined() ? empty({part_count, columns}, float32, args.out.device()) : Tensor{};
   on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
-    using Epilogue = tiles::Gradient<T, functions::gated::GeluTanh>;
     tiles::launch<T, tiles::Lines::rows>(
-        args.a, args.b, args.v, args.out,
-        Epilogue{.parts = parts.data_or_null<float>(), .part_count = part_count, .columns = static_cast<int>(columns)});
+        args.a, args.b, args.slopes, args.out,
+        tiles::Gradient<T>{
+            .parts = parts.data_or_null<float>(), .part_count = part_count, .columns = static_cast<int>(columns)});
   });
   if (parts.defined()) {
     add_parts(parts, args.dbias);
@@ -361,17 +362,26 @@ bool matmul_with_epilogue(const MatmulActivationBackward& args) {
   return true;
 }
 
+bool gives_slopes(Cuda, const MatmulArgs& args) {
+  return args.activation == Activation::gelu_tanh && !args.accumulate && args.a.size(-1) > 0 &&
+         tiles::fits(args.a, args.b, false, args.out) &&
+         (!args.bias.defined() || reinterpret_cast<std::uintptr_t>(args.bias.raw_data()) % 4 == 0);
+}
+
 bool matmul_with_epilogue(const MatmulArgs& args) {
-  if (args.activation != Activation::gelu_tanh || args.accumulate ||
-      !tiles::fits(args.a, args.b, false, args.sums, args.out) ||
-      (args.bias.defined() && reinterpret_cast<std::uintptr_t>(args.bias.raw_data()) % 4 != 0)) {
+  const bool keeps_sums = args.sums.defined() && tiles::fits_sm90(args.sums) && gives_slopes(Cuda{}, args);
+  if (!args.slopes.defined() && !keeps_sums) {
     return false;
   }
+  const Tensor& second = keeps_sums ? args.sums : args.slopes;
   on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
-    using Epilogue = tiles::Forward<T, functions::gated::GeluTanh>;
-    tiles::launch<T, tiles::Lines::depth>(
-        args.a, args.b, args.sums, args.out,
-        Epilogue{.bias = args.bias.data_or_null<T>(), .columns = static_cast<int>(args.out.size(1))});
+    const auto launch = [&]<bool kSlopes>() {
+      using Epilogue = tiles::Forward<T, functions::gated::GeluTanh, kSlopes>;
+      tiles::launch<T, tiles::Lines::depth>(
+          args.a, args.b, second, args.out,
+          Epilogue{.bias = args.bias.data_or_null<T>(), .columns = static_cast<int>(args.out.size(1))});
+    };
+    args.slopes.defined() ? launch.template operator()<true>() : launch.template operator()<false>();
   });
   return true;
 }

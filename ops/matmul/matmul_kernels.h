@@ -15,11 +15,16 @@ struct MatmulArgs {
   Tensor out;                                // (…, M, N) contiguous
   Activation activation = Activation::none;  // f
   Tensor sums{};                             // like out: a · b + bias, the argument of f; undefined if not needed
+  Tensor slopes{};                           // like out: f′ of the sums, instead of these; only if gives_slopes()
   bool accumulate = false;                   // out += a · b, on CUDA only, without bias and f, both of two axes
 };
 
 void matmul(Cpu, const MatmulArgs& args);
 void matmul(Cuda, const MatmulArgs& args);
+
+/// Whether matmul(), given these arguments, can also give slopes.
+inline bool gives_slopes(Cpu, const MatmulArgs&) { return false; }
+bool gives_slopes(Cuda, const MatmulArgs& args);
 
 inline constexpr double kLeakySlope = 0.01;
 
@@ -65,7 +70,8 @@ struct MatmulActivationBackward {
   Tensor a;               // (M, K), readable
   Tensor b;               // (K, N), readable
   Activation activation;  // f
-  Tensor v;               // (M, N) contiguous, as ActivationBackward's
+  Tensor v;               // (M, N) contiguous, as ActivationBackward's; undefined with slopes
+  Tensor slopes;          // (M, N) contiguous: f′, or undefined
   Tensor out;             // (M, N) contiguous
   Tensor dbias;           // (N) contiguous, or undefined
 };
@@ -79,7 +85,13 @@ void matmul_activation_backward_in_steps(On device, const MatmulActivationBackwa
   const bool has_function = args.activation != Activation::none;
   const Tensor product = has_function ? empty(args.out.shape(), args.out.dtype(), args.out.device()) : args.out;
   matmul(device, {.a = args.a, .b = args.b, .bias = {}, .out = product});
-  if (args.dbias.defined()) {
+  if (args.slopes.defined()) {
+    binary(device, functions::Mul{}, args.out, product, args.slopes);
+    if (args.dbias.defined()) {
+      activation_backward(device,
+                          {.activation = Activation::none, .dy = args.out, .v = {}, .dz = {}, .dbias = args.dbias});
+    }
+  } else if (args.dbias.defined()) {
     activation_backward(
         device, {.activation = args.activation, .dy = product, .v = args.v, .dz = args.out, .dbias = args.dbias});
   } else if (has_function) {

@@ -19,7 +19,8 @@ using detail::row_count;
 using detail::rows_of;
 
 // With z = x · weight1ᵀ + bias1 and h = f(z): outputs y and, if backward needs them, h and z. These are hidden outputs,
-// so that second derivatives can flow through them.
+// so that second derivatives can flow through them. If a kernel computes f′(z) and what z depends on is saved anyway,
+// f′(z) takes the place of z, and second derivatives compute z again.
 struct Mlp {
   static constexpr bool composed = true;
   Activation activation;
@@ -37,21 +38,23 @@ struct Mlp {
     const bool has_function = activation != Activation::none;
     const Tensor y = new_output(weight2.size(0));
     const Tensor h = new_output(weight1.size(0));
-    const Tensor z = wants_first && has_function && !kernels::has_slope_from_output(activation)
-                         ? new_output(weight1.size(0))
-                         : Tensor{};
-    const Tensor v = !wants_first || !has_function ? Tensor{} : z.defined() ? z : h;
-    ctx.save_for_backward(ctx.needs_grad(1) ? x : Tensor{}, ctx.needs_grad(0) ? weight1 : Tensor{},
-                          wants_first ? weight2 : Tensor{}, ctx.needs_grad(3) ? h : Tensor{}, v);
-
     const std::int64_t rows = row_count(x.shape());
     const Tensor h_rows = rows_of(h, rows);
-    multiply({.a = rows_of(x, rows),
-              .b = transpose(weight1, 0, 1),
-              .bias = bias1,
-              .out = h_rows,
-              .activation = activation,
-              .sums = z.defined() ? rows_of(z, rows) : z});
+    const auto matrix = [&](const Tensor& t) { return t.defined() ? rows_of(t, rows) : t; };
+    kernels::MatmulArgs first{
+        .a = matrix(x), .b = transpose(weight1, 0, 1), .bias = bias1, .out = h_rows, .activation = activation};
+    const bool from_z = wants_first && has_function && !kernels::has_slope_from_output(activation);
+    const bool has_slopes = from_z && ctx.needs_grad(0) && ctx.needs_grad(1) &&
+                            on_device(x.device(), [&](auto device) { return kernels::gives_slopes(device, first); });
+    const Tensor slopes = has_slopes ? new_output(weight1.size(0)) : Tensor{};
+    const Tensor z = from_z && !has_slopes ? new_output(weight1.size(0)) : Tensor{};
+    const Tensor v = !wants_first || !has_function || has_slopes ? Tensor{} : z.defined() ? z : h;
+    ctx.save_for_backward(ctx.needs_grad(1) ? x : Tensor{}, ctx.needs_grad(0) ? weight1 : Tensor{},
+                          wants_first ? weight2 : Tensor{}, ctx.needs_grad(3) ? h : Tensor{}, v, slopes,
+                          has_slopes ? bias1 : Tensor{});
+    first.slopes = matrix(slopes);
+    first.sums = matrix(z);
+    multiply(first);
     multiply({.a = h_rows, .b = transpose(weight2, 0, 1), .bias = bias2, .out = rows_of(y, rows)});
     Tensors outputs{y};
     if (ctx.needs_any_grad()) {
@@ -64,7 +67,7 @@ struct Mlp {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensors& came) const {
-    const auto [x, weight1, weight2, h, v] = ctx.saved<5>();
+    const auto [x, weight1, weight2, h, v, slopes, bias1] = ctx.saved<7>();
     const std::int64_t rows = row_count(x_shape);
     const auto rows_or_none = [&](const Tensor& d) { return d.defined() ? reshape(d, {rows, d.size(-1)}) : d; };
     const Tensor dy = rows_or_none(came[0]);
@@ -80,10 +83,10 @@ struct Mlp {
                           !autograd::grad_enabled();
       Tensor dsums;
       if (in_one) {
-        const Tensor rows_of_v = v.defined() ? rows_of(v, rows) : v;
-        dsums = through_both(contiguous_data(dy), weight2, rows_of_v, ctx.needs_grad(2), gradients[2]);
+        const auto matrix = [&](const Tensor& t) { return t.defined() ? rows_of(t, rows) : t; };
+        dsums = through_both(contiguous_data(dy), weight2, matrix(v), matrix(slopes), ctx.needs_grad(2), gradients[2]);
       } else {
-        dsums = in_steps(dy, dh, dz, weight2, v.defined() ? rows_or_none(v) : v);
+        dsums = in_steps(dy, dh, dz, weight2, rows_or_none(slopes.defined() ? linear(x, weight1, bias1) : v));
         gradients[2] = ctx.needs_grad(2) && dsums.defined() ? column_sums(dsums) : Tensor{};
       }
       if (dsums.defined()) {
@@ -102,7 +105,8 @@ struct Mlp {
   }
 
   // dz by the kernel that multiplies by weight2; nothing is recorded.
-  Tensor through_both(const Tensor& dy, const Tensor& weight2, const Tensor& v, bool wants_dbias, Tensor& dbias) const {
+  Tensor through_both(const Tensor& dy, const Tensor& weight2, const Tensor& v, const Tensor& slopes, bool wants_dbias,
+                      Tensor& dbias) const {
     const std::int64_t hidden = weight2.size(1);
     const Tensor dsums = empty({dy.size(0), hidden}, dy.dtype(), dy.device());
     dbias = wants_dbias ? empty({hidden}, dy.dtype(), dy.device()) : Tensor{};
@@ -110,6 +114,7 @@ struct Mlp {
                                                  .b = kernels::readable(weight2.detach()),
                                                  .activation = activation,
                                                  .v = v,
+                                                 .slopes = slopes,
                                                  .out = dsums,
                                                  .dbias = dbias};
     on_device(dy.device(), [&](auto device) { kernels::matmul_activation_backward(device, args); });

@@ -5,6 +5,7 @@
 #include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/autograd/autocast.h>
+#include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
@@ -213,6 +214,78 @@ TEST(Mlp, EpilogueKernelMatchesReference) {
         }
       }
     }
+  }
+}
+
+// That kernel stores f′(z). What needs z computes it again.
+TEST(Mlp, SecondDerivativesOfEpilogueKernel) {
+  if (!gpu_has_wgmma()) {
+    GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  }
+  const auto run_twice = [](Function function, const Tensors& inputs, const Tensor& dy, const Tensor& u) {
+    Tensors leaves;
+    for (const Tensor& input : inputs) {
+      leaves.push_back(input.defined() ? input.detach().requires_grad_() : input);
+    }
+    const Tensor y = function(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], Activation::gelu_tanh);
+    const Tensor dx = autograd::grad({y}, {leaves[0]}, {dy}, {.create_graph = true})[0];
+    dx.backward(u);
+    Tensors results{dx.detach()};
+    for (const Tensor& leaf : leaves) {
+      if (leaf.defined() && leaf.grad().defined()) {
+        results.push_back(leaf.grad());
+      }
+    }
+    return results;
+  };
+  const Device device = Device::cuda();
+  constexpr std::int64_t kWidth = 72;
+  for (const DType dtype : {float16, bfloat16}) {
+    for (const bool biases : {true, false}) {
+      SCOPED_TRACE(fmt::format("{}, biases {}", dtype, biases));
+      const double scale = 1 / std::sqrt(static_cast<double>(kWidth));
+      const auto random = [&](const Shape& shape, double size) {
+        return (randn(shape, float64, device) * size).to(dtype);
+      };
+      Tensors inputs{random({1413, kWidth}, 1), random({1528, kWidth}, scale), random({1528}, 0.5),
+                     random({kWidth, 1528}, scale / 2), random({kWidth}, 0.5)};
+      if (!biases) {
+        inputs[2] = inputs[4] = Tensor{};
+      }
+      const Tensor dy = random(inputs[0].shape(), 1), u = random(inputs[0].shape(), 1);
+      cuda::LaunchRecord record;
+      const Tensors got = run_twice(mlp, inputs, dy, u);
+      expect_launched(record, device, {"matmul_epilogue_kernel"});
+      Tensors wide;
+      for (const Tensor& input : inputs) {
+        wide.push_back(input.defined() ? input.to(float64) : input);
+      }
+      const Tensors exact = run_twice(by_two_layers, wide, dy.to(float64), u.to(float64));
+      ASSERT_EQ(got.size(), exact.size());
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        // A few roundings one after the other: of z, of dh, of f″(z) and of their products.
+        EXPECT_LE(distance(got[i], exact[i]), 3 * epsilon_of(dtype) / 2) << "result " << i;
+      }
+    }
+  }
+}
+
+// The kernel cannot read this gradient, so a product and a pass multiply by f′(z).
+TEST(Mlp, UnalignedGradientAfterEpilogueKernel) {
+  if (!gpu_has_wgmma()) {
+    GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  }
+  const Device device = Device::cuda();
+  const double scale = 1 / std::sqrt(72.0);
+  Tensors inputs{randn({1413, 72}, bfloat16, device), (randn({1528, 72}, float32, device) * scale).to(bfloat16),
+                 randn({1528}, bfloat16, device), (randn({72, 1528}, float32, device) * scale).to(bfloat16),
+                 randn({72}, bfloat16, device)};
+  const Tensor dy = randn({1413 * 72 + 1}, bfloat16, device);
+  const Tensor unaligned = reshape(slice(dy, 0, 1, 1413 * 72 + 1), {1413, 72});
+  const Tensors got = run(mlp, inputs, Activation::gelu_tanh, unaligned);
+  const Tensors aligned = run(mlp, inputs, Activation::gelu_tanh, clone(unaligned));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(distance(got[i], aligned[i]), 1.5 * epsilon_of(bfloat16) / 2) << "result " << i;
   }
 }
 
