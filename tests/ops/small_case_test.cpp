@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -179,6 +180,21 @@ TEST_F(SmallCase, Gated) {
     const double tolerance = tolerance_of(c.dtype);
     compare_with_gradients("swiglu", tolerance, inputs, [](const Tensors& in) { return swiglu(in[0], in[1]); });
     compare_with_gradients("geglu", tolerance, inputs, [](const Tensors& in) { return geglu(in[0], in[1]); });
+  }
+}
+
+TEST_F(SmallCase, Rotary) {
+  const Tensor positions = from_data<std::int64_t>({3, 1, 100000, 0, 5, 6}, {2, 3});
+  const std::vector<float> frequencies = nn::rotary_frequencies(10, {});
+  for (const DType dtype : {float64, float32, bfloat16}) {
+    const Tensor x = randn({2, 3, 5, 10}, dtype);
+    compare_with_gradients("rotary", tolerance_of(dtype), {x},
+                           [&](const Tensors& in) { return rotary(in[0], frequencies, {.offset = 7}); });
+    // The kernel rounds an angle to float64 as a multiple of π.
+    const double of_angles = dtype == float64 ? 4 * std::numeric_limits<double>::epsilon() * 100000 : 0;
+    compare_with_gradients(
+        "rotary, positions", tolerance_of(dtype) + of_angles, {x, positions},
+        [&](const Tensors& in) { return rotary(in[0], frequencies, {.positions = in[1], .scale = 1.2}); });
   }
 }
 
