@@ -51,11 +51,13 @@ void InputFile::read(void* data, std::uint64_t bytes, std::uint64_t offset) cons
   }
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const InputFile file(path);
+MappedFile::MappedFile(const InputFile& file, bool writable) : path_(file.path()) {
   if (file.size() > 0) {  // an empty file cannot be mapped
-    void* const data = ::mmap(nullptr, file.size(), PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
-    check(data != MAP_FAILED, "load: cannot map {}: {}", path.string(), error_text(errno));
+    // Without MAP_NORESERVE, a writable mapping of a file larger than the memory may be refused.
+    const int access = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int kind = writable ? MAP_PRIVATE | MAP_NORESERVE : MAP_PRIVATE;
+    void* const data = ::mmap(nullptr, file.size(), access, kind, file.descriptor(), 0);
+    check(data != MAP_FAILED, "load: cannot map {}: {}", path_.string(), error_text(errno));
     bytes_ = {static_cast<const std::byte*>(data), file.size()};
   }
 }

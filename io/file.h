@@ -33,10 +33,13 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// A regular file mapped into memory for reading: pages are loaded when they are read.
+/// A regular file mapped into memory: pages are loaded when they are read. The file must not be truncated or written
+/// while it is mapped; it may be renamed, replaced or removed.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path);
+  explicit MappedFile(const std::filesystem::path& path) : MappedFile(InputFile(path)) {}
+  /// With `writable`, a write changes a private copy of its page, never the file.
+  explicit MappedFile(const InputFile& file, bool writable = false);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
 
@@ -310,6 +312,22 @@ std::string header_text(const std::filesystem::path& path, const std::vector<Sta
   return text;
 }
 
+void check_booleans(const std::filesystem::path& path, const Entry& entry, const std::byte* data) {
+  check(entry.dtype != boolean ||
+            std::all_of(data, data + (entry.end - entry.begin), [](std::byte byte) { return byte <= std::byte{1}; }),
+        "load: {} is not a valid safetensors file: \"{}\" has a bool that is neither 0 nor 1", path.string(),
+        entry.name);
+}
+
+/// The storage of one tensor in a mapped file. Each tensor has its own, which counts its own writes.
+struct MappedPart {
+  MappedPart(std::shared_ptr<MappedFile> file, std::byte* data, std::size_t bytes)
+      : file(std::move(file)), storage(data, bytes, Device::cpu()) {}
+
+  std::shared_ptr<MappedFile> file;
+  Storage storage;
+};
+
 }  // namespace
 
 void save(const std::filesystem::path& path, const StateDict& tensors, const Metadata& metadata) {
@@ -347,16 +365,33 @@ StateDict load(const std::filesystem::path& path, Device device) {
   for (const Entry& entry : header.entries) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     file.read(tensor.raw_data(), tensor.bytes(), header.data_start + entry.begin);
-    if (entry.dtype == boolean) {
-      const auto* const bytes = reinterpret_cast<const unsigned char*>(tensor.raw_data());
-      check(std::all_of(bytes, bytes + tensor.bytes(), [](unsigned char byte) { return byte <= 1; }),
-            "load: {} is not a valid safetensors file: \"{}\" has a bool that is neither 0 nor 1", path.string(),
-            entry.name);
-    }
+    check_booleans(path, entry, tensor.raw_data());
     if (!device.is_cpu()) {
       const Tensor moved = empty(entry.shape, entry.dtype, device);
       copy_into(moved, tensor);
       tensor = moved;
+    }
+    result.emplace(entry.name, tensor);
+  }
+  return result;
+}
+
+StateDict load_mapped(const std::filesystem::path& path) {
+  const InputFile input(path);
+  const Header header = HeaderReader(input).read();
+  const auto file = std::make_shared<MappedFile>(input, true);
+  StateDict result;
+  for (const Entry& entry : header.entries) {
+    const std::byte* const data = file->bytes().data() + header.data_start + entry.begin;
+    check_booleans(path, entry, data);
+    Tensor tensor;
+    if (reinterpret_cast<std::uintptr_t>(data) % size_of(entry.dtype) == 0) {
+      tensor = from_blob(const_cast<std::byte*>(data), entry.shape, entry.dtype);
+      const auto part = std::make_shared<MappedPart>(file, tensor.raw_data(), tensor.bytes());
+      tensor.handle()->storage = std::shared_ptr<Storage>(part, &part->storage);
+    } else {
+      tensor = empty(entry.shape, entry.dtype);
+      std::copy_n(data, tensor.bytes(), tensor.raw_data());
     }
     result.emplace(entry.name, tensor);
   }

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
@@ -7,6 +9,8 @@
 namespace mica::nn::init {
 
 namespace {
+
+thread_local bool skips = false;
 
 // x = scale · random + shift, where random is on the CPU and may be overwritten.
 Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, double scale, double shift) {
@@ -25,19 +29,31 @@ Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, doub
 
 Tensor uniform_(const Tensor& x, double low, double high) {
   check(low <= high, "uniform_: expected low <= high, got {} and {}", low, high);
+  if (skips) {
+    return x;
+  }
   return fill_scaled("uniform_", x, rand(x.shape(), accumulate_dtype(x.dtype())), high - low, low);
 }
 
 Tensor normal_(const Tensor& x, double mean, double std) {
   check(std >= 0, "normal_: expected std >= 0, got {}", std);
+  if (skips) {
+    return x;
+  }
   return fill_scaled("normal_", x, randn(x.shape(), accumulate_dtype(x.dtype())), std, mean);
 }
 
 Tensor constant_(const Tensor& x, double value) {
-  detail::check_number(value, x.dtype(), "constant_");
+  mica::detail::check_number(value, x.dtype(), "constant_");
+  if (skips) {
+    return x;
+  }
   fill_data(x, value);
   x.bump_version("constant_");
   return x;
 }
+
+Skip::Skip() : before_(std::exchange(skips, true)) {}
+Skip::~Skip() { skips = before_; }
 
 }  // namespace mica::nn::init

@@ -14,4 +14,17 @@ Tensor normal_(const Tensor& x, double mean = 0, double std = 1);
 /// Sets every element to `value`.
 Tensor constant_(const Tensor& x, double value);
 
+/// While one exists, the functions above write nothing on this thread: for modules whose parameters are all loaded
+/// next.
+class Skip {
+ public:
+  Skip();
+  ~Skip();
+  Skip(const Skip&) = delete;
+  Skip& operator=(const Skip&) = delete;
+
+ private:
+  bool before_;
+};
+
 }  // namespace mica::nn::init

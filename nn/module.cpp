@@ -224,7 +224,7 @@ StateDict Module::state_dict() const {
   return result;
 }
 
-void Module::load_state_dict(const StateDict& state_dict, bool strict) {
+void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assign) {
   const NamedTensors own = entries_of(state());
   std::unordered_map<const void*, std::pair<std::string, Tensor>> given;  // by tensor: the name and value to load
   std::unordered_set<std::string> names;
@@ -267,6 +267,18 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict) {
   report("shape mismatch", misshapen);
   report("shared tensors with different values", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
+
+  if (assign) {
+    for (auto& [key, value] : given) {
+      value.second = contiguous_data(value.second);
+    }
+    for (const auto& [name, tensor] : own) {
+      if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
+        tensor.set_data(at->second.second);
+      }
+    }
+    return;
+  }
 
   // A value may be a view of a parameter or buffer that is written before the value is read.
   for (auto& [key, value] : given) {

@@ -74,7 +74,10 @@ class Module {
   /// lists missing and unexpected names and different shapes, without writing anything; with `strict` false only shapes
   /// must match. A tied tensor needs only one of its names; if several are given, their values must be equal. Values
   /// may be views of the module's own tensors: all are read before any is written.
-  void load_state_dict(const StateDict& state, bool strict = true);
+  ///
+  /// With `assign`, nothing is copied: parameters and buffers refer to the elements of the values afterwards, with
+  /// their dtype and device, and lose their gradients. Only a value that is not contiguous is copied.
+  void load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
 
   /// Removes the gradients of all parameters.
   void zero_grad();

@@ -225,4 +225,53 @@ TEST_F(Safetensors, EveryTruncationIsAnError) {
   }
 }
 
+TEST_F(Safetensors, MapsFiles) {
+  manual_seed(9);
+  const StateDict written{{"a", randn({3, 5})},          {"b", randn({7}, bfloat16)}, {"c", randint(0, 9, {2})},
+                          {"d", ones({3}, boolean)},     {"e", zeros({0, 4})},        {"f", full({}, 2, float64)},
+                          {"g", ones({5}, DType::uint8)}};
+  io::save(path_, written);
+  const std::string bytes = read();
+  StateDict mapped = io::load_mapped(path_);
+  ASSERT_EQ(mapped.size(), written.size());
+  for (const auto& [name, tensor] : written) {
+    EXPECT_EQ(mapped.at(name).dtype(), tensor.dtype());
+    expect_close(mapped.at(name), tensor, 0, 0, name);
+  }
+  // Neighbors in one file; each counts its own writes, which stay in memory.
+  Tensor a = mapped.at("a");
+  a.data<float>()[0] = 5;
+  a.bump_version();
+  EXPECT_EQ(a.version(), 1u);
+  EXPECT_EQ(mapped.at("f").version(), 0u);
+  EXPECT_EQ(read(), bytes);
+  // The mapping lives as long as one of its tensors, also without the file.
+  mapped.clear();
+  std::filesystem::remove(path_);
+  EXPECT_EQ(a.data<float>()[0], 5);
+  EXPECT_EQ(a.data<float>()[14], written.at("a").data<float>()[14]);
+}
+
+TEST_F(Safetensors, MapsUnalignedFilesAndRefusesDamagedOnes) {
+  const std::vector<float> values{1, 2};
+  std::string header = R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  while (header.size() % 4 != 1) {
+    header += ' ';
+  }
+  const std::uint64_t length = header.size();
+  const std::string bytes = std::string(reinterpret_cast<const char*>(&length), 8) + header +
+                            std::string(reinterpret_cast<const char*>(values.data()), 8);
+  write(bytes);
+  expect_close(io::load_mapped(path_).at("x"), {1, 2}, 0, 0);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{4}, std::size_t{40}, bytes.size() - 1}) {
+    write(bytes.substr(0, size));
+    expect_error([&] { io::load_mapped(path_); }, "is not a valid safetensors file");
+  }
+  io::save(path_, {{"b", ones({2}, boolean)}});
+  std::string booleans = read();
+  booleans.back() = 2;
+  write(booleans);
+  expect_error([&] { io::load_mapped(path_); }, "neither 0 nor 1");
+}
+
 }  // namespace

@@ -301,4 +301,43 @@ TEST(Module, TiedTensorsMayHoldNaN) {
   EXPECT_TRUE(std::isnan(to_vector<float>(tied.a)[1]));
 }
 
+TEST(Module, AssignsInsteadOfCopying) {
+  Pair pair;
+  StateDict state = pair.state_dict();
+  state["first.weight"] = full({3}, 7, bfloat16);
+  state["second.weight"] = slice(arange(8, float32), 0, 0, 8, 2);  // not contiguous
+  state["second.mean"] = ones({2});
+  pair.first.weight.set_grad(ones({3}));
+  pair.load_state_dict(state, true, true);
+  EXPECT_EQ(pair.first.weight.raw_data(), state["first.weight"].raw_data());
+  EXPECT_EQ(pair.first.weight.dtype(), bfloat16);
+  EXPECT_TRUE(pair.first.weight.requires_grad());
+  EXPECT_FALSE(pair.first.weight.grad().defined());
+  EXPECT_TRUE(pair.second.weight.is_contiguous());
+  expect_close(pair.second.weight, {0, 2, 4, 6}, 0, 0);
+  EXPECT_EQ(pair.second.mean.raw_data(), state["second.mean"].raw_data());
+  state.erase("scale");
+  state["first.weight"] = zeros({3});
+  expect_error([&] { pair.load_state_dict(state, true, true); }, "load_state_dict: missing: scale");
+  expect_close(pair.first.weight, {7, 7, 7}, 0, 0);
+  pair.load_state_dict(state, false, true);
+  expect_close(pair.first.weight, {0, 0, 0}, 0, 0);
+  expect_close(pair.scale, {1}, 0, 0);
+}
+
+TEST(Init, CanBeSkipped) {
+  const Tensor x = full({4}, 3);
+  {
+    const nn::init::Skip outer;
+    { const nn::init::Skip inner; }
+    nn::init::normal_(x);
+    nn::init::uniform_(x, 0, 1);
+    nn::init::constant_(x, 5);
+    expect_close(x, {3, 3, 3, 3}, 0, 0);
+    expect_error([&] { nn::init::uniform_(x, 1, 0); }, "expected low <= high");
+  }
+  nn::init::constant_(x, 5);
+  expect_close(x, {5, 5, 5, 5}, 0, 0);
+}
+
 }  // namespace
