@@ -43,11 +43,15 @@ GPT::GPT(const GPTConfig& config)
       wpe(child("wpe", Embedding{config.context, config.width})),
       drop(child("drop", Dropout{config.dropout})),
       h(child("h", ModuleList<TransformerBlock>{})),
-      ln_f(child("ln_f", LayerNorm{config.width, {.bias = config.bias}})),
+      ln_f(child("ln_f", LayerNorm{config.width, {.eps = config.norm_eps, .bias = config.bias}})),
       lm_head(child("lm_head", Linear{wte.weight})) {
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    h.push_back(TransformerBlock{
-        config.width, {.heads = config.heads, .dropout = config.dropout, .bias = config.bias, .gelu = config.gelu}});
+    h.push_back(TransformerBlock{config.width,
+                                 {.heads = config.heads,
+                                  .dropout = config.dropout,
+                                  .bias = config.bias,
+                                  .gelu = config.gelu,
+                                  .norm_eps = config.norm_eps}});
   }
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::int64_t>(config.layers, 1)));
   for (const auto& [name, parameter] : named_parameters()) {

@@ -20,6 +20,7 @@ struct GPTConfig {
   GeluApproximation gelu = GeluApproximation::tanh;
   bool checkpoint = false;  ///< keep only the input of each block and compute the rest again in backward: the same
                             ///< bits, more time, less memory (see nn::checkpoint); may be changed at any time
+  double norm_eps = 1e-5;
 };
 
 /// GPT-2's four sizes, by their number of parameters: "124m", "350m", "774m" and "1558m". The vocabulary is padded to

@@ -37,13 +37,13 @@ Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
 }
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
-    : ln_1(child("ln_1", LayerNorm{width, {.bias = options.bias}})),
+    : ln_1(child("ln_1", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
       attn(child(
           "attn",
           MultiheadAttention{
               width,
               {.heads = options.heads, .dropout = options.dropout, .causal = options.causal, .bias = options.bias}})),
-      ln_2(child("ln_2", LayerNorm{width, {.bias = options.bias}})),
+      ln_2(child("ln_2", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
       mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {

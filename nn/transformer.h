@@ -39,6 +39,7 @@ struct TransformerBlockOptions {
   bool causal = true;
   bool bias = true;  ///< of the linear layers and the norms
   GeluApproximation gelu = GeluApproximation::tanh;
+  double norm_eps = 1e-5;
 };
 
 /// The stream between two blocks: a residual and a branch, that of mlp. The norm that follows adds the branch's bias,

@@ -1,0 +1,140 @@
+#include <mica/nn/checkpoint.h>
+#include <mica/nn/init.h>
+#include <mica/nn/models/llama.h>
+#include <mica/ops/attention/attention.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/gated/gated.h>
+#include <mica/ops/view/view.h>
+
+namespace mica::nn {
+
+namespace {
+
+std::int64_t head_width_of(const LlamaConfig& c) { return c.head_width > 0 ? c.head_width : c.width / c.heads; }
+
+const LlamaConfig& checked(const LlamaConfig& c) {
+  check(c.vocab >= 1 && c.layers >= 0 && c.width >= 1 && c.hidden >= 1,
+        "Llama: expected vocab, width and hidden of at least 1 and layers of at least 0, got {}, {}, {} and {}",
+        c.vocab, c.width, c.hidden, c.layers);
+  check(c.heads >= 1 && c.key_heads >= 1 && c.heads % c.key_heads == 0,
+        "Llama: expected key_heads to divide heads, got {} and {}", c.key_heads, c.heads);
+  check(c.head_width > 0 || (c.head_width == 0 && c.width % c.heads == 0),
+        "Llama: expected a head_width, or heads to divide width, got head_width {}, heads {} and width {}",
+        c.head_width, c.heads, c.width);
+  check(head_width_of(c) <= INT64_MAX / c.heads, "Llama: {} heads of width {} are too many", c.heads, head_width_of(c));
+  return c;
+}
+
+RMSNorm head_norm(const LlamaConfig& c) {
+  return RMSNorm{head_width_of(c), {.eps = c.norm_eps, .elementwise_affine = c.qk_norm}};
+}
+
+}  // namespace
+
+LlamaAttention::LlamaAttention(const LlamaConfig& c)
+    : heads(checked(c).heads),
+      key_heads(c.key_heads),
+      head_width(head_width_of(c)),
+      dropout(c.dropout),
+      q_proj(child("q_proj", Linear{c.width, heads * head_width, {.bias = c.qkv_bias}})),
+      k_proj(child("k_proj", Linear{c.width, key_heads * head_width, {.bias = c.qkv_bias}})),
+      v_proj(child("v_proj", Linear{c.width, key_heads * head_width, {.bias = c.qkv_bias}})),
+      o_proj(child("o_proj", Linear{heads * head_width, c.width, {.bias = c.output_bias}})),
+      q_norm(child("q_norm", head_norm(c))),
+      k_norm(child("k_norm", head_norm(c))),
+      rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
+      qk_norm_(c.qk_norm) {}
+
+Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm) const {
+  const Tensor by_head = reshape(x, {x.size(0), x.size(1), count, head_width});
+  return transpose(rotary(qk_norm_ ? norm(by_head) : by_head), 1, 2);
+}
+
+Tensor LlamaAttention::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  check(x.dim() == 3 && x.size(2) == q_proj.weight.size(1), "LlamaAttention: expected (B, T, {}), got {}",
+        q_proj.weight.size(1), x.shape());
+  const std::int64_t batch = x.size(0), length = x.size(1);
+  const Tensor q = rotated(q_proj(x), heads, q_norm);
+  const Tensor k = rotated(k_proj(x), key_heads, k_norm);
+  const Tensor v = transpose(reshape(v_proj(x), {batch, length, key_heads, head_width}), 1, 2);
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0});
+  return o_proj(reshape(transpose(y, 1, 2), {batch, length, heads * head_width}));
+}
+
+LlamaMlp::LlamaMlp(const LlamaConfig& c)
+    : gate_proj(child("gate_proj", Linear{c.width, c.hidden, {.bias = c.mlp_bias}})),
+      up_proj(child("up_proj", Linear{c.width, c.hidden, {.bias = c.mlp_bias}})),
+      down_proj(child("down_proj", Linear{c.hidden, c.width, {.bias = c.mlp_bias}})) {}
+
+Tensor LlamaMlp::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  return down_proj(swiglu(gate_proj(x), up_proj(x)));
+}
+
+LlamaBlock::LlamaBlock(const LlamaConfig& c)
+    : input_layernorm(child("input_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
+      self_attn(child("self_attn", LlamaAttention{c})),
+      post_attention_layernorm(child("post_attention_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
+      mlp(child("mlp", LlamaMlp{c})) {}
+
+Tensor LlamaBlock::operator()(const Tensor& x) const {
+  const Scope scope(*this);
+  const Tensor y = x + self_attn(input_layernorm(x));
+  return y + mlp(post_attention_layernorm(y));
+}
+
+LlamaModel::LlamaModel(const LlamaConfig& c)
+    : embed_tokens(child("embed_tokens", Embedding{checked(c).vocab, c.width})),
+      layers(child("layers", ModuleList<LlamaBlock>{})),
+      norm(child("norm", RMSNorm{c.width, {.eps = c.norm_eps}})),
+      checkpoint(c.checkpoint) {
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    layers.push_back(LlamaBlock{c});
+  }
+}
+
+Tensor LlamaModel::operator()(const Tensor& tokens) const {
+  const Scope scope(*this);
+  check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
+  Tensor x = embed_tokens(tokens);
+  for (const LlamaBlock& block : layers) {
+    x = checkpoint ? nn::checkpoint(block, x) : block(x);
+  }
+  return norm(x);
+}
+
+Llama::Llama(const LlamaConfig& config)
+    : config(config),
+      model(child("model", LlamaModel{config})),
+      lm_head(child("lm_head", config.tied_head ? Linear{model.embed_tokens.weight}
+                                                : Linear{config.width, config.vocab, {.bias = false}})) {
+  for (const auto& [name, parameter] : named_parameters()) {
+    if (parameter.dim() == 2) {
+      init::normal_(parameter, 0, 0.02);
+    } else if (name.ends_with(".bias")) {
+      init::constant_(parameter, 0);
+    }
+  }
+}
+
+Tensor Llama::operator()(const Tensor& tokens) const {
+  const Scope scope(*this);
+  return lm_head(model(tokens));
+}
+
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
+  const Scope scope(*this);
+  const Tensor logits = lm_head(model(tokens));
+  return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
+}
+
+Tensor Llama::next_token_logits(const Tensor& tokens) const {
+  const Scope scope(*this);
+  check(tokens.dim() == 2 && tokens.size(1) >= 1, "Llama: expected at least one token to go on from, got shape {}",
+        tokens.shape());
+  return lm_head(select(model(tokens), 1, -1));
+}
+
+}  // namespace mica::nn

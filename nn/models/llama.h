@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+
+#include <mica/nn/containers.h>
+#include <mica/nn/embedding.h>
+#include <mica/nn/linear.h>
+#include <mica/nn/rms_norm.h>
+#include <mica/nn/rotary_embedding.h>
+
+namespace mica::nn {
+
+/// The defaults are Llama 3.2's model of one billion parameters.
+struct LlamaConfig {
+  std::int64_t vocab = 128256;    ///< tokens are 0 … vocab − 1
+  std::int64_t context = 131072;  ///< the longest sequence in training; longer ones are computed too
+  std::int64_t layers = 16;
+  std::int64_t heads = 32;      ///< of the queries
+  std::int64_t key_heads = 8;   ///< of keys and values; must divide heads
+  std::int64_t head_width = 0;  ///< even; 0: width / heads
+  std::int64_t width = 2048;
+  std::int64_t hidden = 8192;  ///< inner width of the feed-forward part
+  double norm_eps = 1e-5;
+  RotaryConfig rotary{.theta = 500000,
+                      .scaling = RotaryScaling::llama3,
+                      .factor = 32,
+                      .original_context = 8192,
+                      .low_frequency_factor = 1,
+                      .high_frequency_factor = 4};
+  bool tied_head = true;     ///< lm_head.weight is model.embed_tokens.weight
+  bool qkv_bias = false;     ///< Qwen 2: of q_proj, k_proj and v_proj
+  bool output_bias = false;  ///< of o_proj
+  bool mlp_bias = false;     ///< of gate_proj, up_proj and down_proj
+  bool qk_norm = false;      ///< Qwen 3: normalizes each head's query and key before the rotation
+  double dropout = 0;        ///< of the attention weights
+  bool checkpoint = false;   ///< keep only the input of each block and compute the rest again in backward
+};
+
+/// Self-attention with rotary embeddings and grouped queries, x (B, T, width) to (B, T, width).
+class LlamaAttention : public Module {
+ public:
+  explicit LlamaAttention(const LlamaConfig& config);
+  Tensor operator()(const Tensor& x) const;
+
+  std::int64_t heads, key_heads, head_width;
+  double dropout;
+  Linear q_proj, k_proj, v_proj, o_proj;
+  RMSNorm q_norm, k_norm;  // registered, with weights, only with qk_norm
+  RotaryEmbedding rotary;
+
+ private:
+  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm) const;
+  bool qk_norm_;
+};
+
+/// The feed-forward part of a block: down_proj(silu(gate_proj(x)) · up_proj(x)).
+class LlamaMlp : public Module {
+ public:
+  explicit LlamaMlp(const LlamaConfig& config);
+  Tensor operator()(const Tensor& x) const;
+
+  Linear gate_proj, up_proj, down_proj;
+};
+
+/// One pre-norm block:
+///
+///     x ← x + self_attn(input_layernorm(x))
+///     x ← x + mlp(post_attention_layernorm(x))
+class LlamaBlock : public Module {
+ public:
+  explicit LlamaBlock(const LlamaConfig& config);
+  Tensor operator()(const Tensor& x) const;
+
+  RMSNorm input_layernorm;
+  LlamaAttention self_attn;
+  RMSNorm post_attention_layernorm;
+  LlamaMlp mlp;
+};
+
+/// All but the head: tokens (B, T) to features (B, T, width).
+class LlamaModel : public Module {
+ public:
+  explicit LlamaModel(const LlamaConfig& config);
+  Tensor operator()(const Tensor& tokens) const;
+
+  Embedding embed_tokens;
+  ModuleList<LlamaBlock> layers;
+  RMSNorm norm;
+  bool checkpoint;
+};
+
+/// A decoder-only transformer in the shape of Llama 2 and 3, Mistral without a window, SmolLM, Qwen 2, 2.5 and 3:
+/// pre-norm blocks with RMS norms, rotary embeddings, grouped queries and SwiGLU, and a head that is tied to the token
+/// embedding or free.
+///
+/// Starts with weights that are normal with standard deviation 0.02, biases 0 and norms 1. Parameters are named as in
+/// Hugging Face's files: model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight,
+/// lm_head.weight. See io/pretrained.h for reading and writing these.
+///
+/// Touvron et al., Llama 2, 2023, arXiv:2307.09288; Dubey et al., The Llama 3 Herd of Models, 2024, arXiv:2407.21783.
+class Llama : public Module {
+ public:
+  explicit Llama(const LlamaConfig& config);
+
+  /// Tokens (B, T), int64 or int32, to logits (B, T, vocab).
+  Tensor operator()(const Tensor& tokens) const;
+  /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
+  /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
+  /// underflow.
+  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
+  /// The logits of the token after the last one only, (B, vocab).
+  Tensor next_token_logits(const Tensor& tokens) const;
+
+  LlamaConfig config;
+  LlamaModel model;
+  Linear lm_head;
+};
+
+}  // namespace mica::nn
