@@ -18,6 +18,7 @@
 #include <mica/core/allocation_fault.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
@@ -374,6 +375,42 @@ TEST(OutOfMemory, SaveAndLoad) {
     for (const auto& [name, tensor] : state(world)) {
       expect_same_bits(loaded.at(name), tensor, name);
     }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(OutOfMemory, LoadPretrained) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "mica_out_of_memory_pretrained";
+  std::filesystem::remove_all(folder);
+  manual_seed(8);
+  const nn::Llama model({.vocab = 5, .layers = 1, .heads = 2, .key_heads = 1, .width = 4, .hidden = 4});
+  io::save_pretrained(model, folder, {.shard_bytes = 200});
+  memory::AllocationFault fault;
+  const auto each = [&](auto faults, DType dtype) {
+    std::int64_t failed = 0;
+    for (std::int64_t n = 0;; n += faults.kStep) {
+      SCOPED_TRACE(fmt::format("{} {}", faults.kName, n));
+      const std::int64_t outstanding = fault.outstanding();
+      faults.arm(n);
+      const bool threw = runs_out([&] { (void)io::load_pretrained(folder, {.dtype = dtype}); });
+      if (!faults.disarm()) {
+        EXPECT_FALSE(threw);
+        break;
+      }
+      failed += threw;
+      EXPECT_EQ(fault.outstanding(), outstanding) << "tensors leaked";
+      if (testing::Test::HasFailure()) {
+        return;
+      }
+    }
+    EXPECT_GT(failed, 0);
+  };
+  each(TensorFaults{fault}, bfloat16);
+  each(NewFaults{}, bfloat16);
+  each(NewFaults{}, float32);
+  const nn::Llama loaded = io::load_pretrained<nn::Llama>(folder);
+  for (const auto& [name, tensor] : model.state_dict()) {
+    expect_same_bits(loaded.state_dict().at(name), tensor, name);
   }
   std::filesystem::remove_all(folder);
 }

@@ -1,0 +1,362 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <mica/core/check.h>
+#include <mica/io/file.h>
+#include <mica/io/json.h>
+#include <mica/io/pretrained.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/init.h>
+#include <mica/ops/view/view.h>
+
+namespace mica::io {
+
+namespace {
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr std::uint64_t kLongestConfig = std::uint64_t{1} << 20;
+constexpr std::uint64_t kLongestIndex = std::uint64_t{16} << 20;
+
+template <class... Parts>
+bool ends_with_any(std::string_view name, const Parts&... parts) {
+  return (name.ends_with(parts) || ...);
+}
+
+// Names.
+
+std::string renamed(std::string name, const std::vector<Renaming>& renamings) {
+  for (const Renaming& rule : renamings) {
+    std::string_view from = rule.from;
+    const bool at_begin = from.starts_with('^');
+    from.remove_prefix(at_begin ? 1 : 0);
+    const bool at_end = from.ends_with('$');
+    from.remove_suffix(at_end ? 1 : 0);
+    check(!from.empty(), "load_pretrained: the renaming \"{}\" to \"{}\" replaces nothing", rule.from, rule.to);
+    const std::size_t at = at_end && name.ends_with(from) ? name.size() - from.size() : name.find(from);
+    const bool fits = at != std::string::npos && (!at_begin || at == 0) && (!at_end || at + from.size() == name.size());
+    if (fits) {
+      name.replace(at, from.size(), rule.to);
+    }
+  }
+  return name;
+}
+
+/// What differs between a family's files and its state_dict().
+struct Layout {
+  std::string_view prefix;        // that a larger model puts before the names, removed
+  std::string_view own_prefix{};  // of the names here, added if none in the files has it: they are a smaller model's
+  bool transposed = false;        // linear weights are stored as (in, out)
+};
+
+Layout layout_of(const nn::GPTConfig&) { return {.prefix = "transformer.", .transposed = true}; }
+Layout layout_of(const nn::LlamaConfig&) { return {.prefix = "", .own_prefix = "model."}; }
+Layout layout_of(const nn::BertConfig&) { return {.prefix = "bert."}; }
+
+// Buffers in old files, which models compute themselves.
+bool is_obsolete(std::string_view name) {
+  return ends_with_any(name, ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "embeddings.position_ids");
+}
+
+bool is_transposed(const Layout& layout, std::string_view name, const Tensor& tensor) {
+  return layout.transposed && tensor.dim() == 2 &&
+         ends_with_any(name, ".c_attn.weight", ".c_proj.weight", ".c_fc.weight");
+}
+
+constexpr std::string_view kHead = "lm_head.weight";
+
+std::string own_name(const Layout& layout, bool lacks_prefix, std::string name) {
+  if (!layout.prefix.empty() && name.starts_with(layout.prefix)) {
+    name.erase(0, layout.prefix.size());
+  }
+  if (lacks_prefix && name != kHead) {
+    name.insert(0, layout.own_prefix);
+  }
+  // BERT's first files come from TensorFlow.
+  for (const auto& [from, to] : {std::pair<std::string_view, std::string_view>{".LayerNorm.gamma", ".LayerNorm.weight"},
+                                 {".LayerNorm.beta", ".LayerNorm.bias"}}) {
+    if (name.ends_with(from)) {
+      name.replace(name.size() - from.size(), from.size(), to);
+    }
+  }
+  return name;
+}
+
+StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files, const LoadOptions& options,
+                    const std::string& what) {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  bool lacks_prefix = true;
+  for (const auto& [file_name, tensor] : files) {
+    tensors.emplace_back(renamed(file_name, options.renamings), tensor);
+    lacks_prefix = lacks_prefix && !tensors.back().first.starts_with(layout.own_prefix);
+  }
+  StateDict result;
+  for (const auto& [file_name, tensor] : tensors) {
+    const std::string name = own_name(layout, lacks_prefix, file_name);
+    if (is_obsolete(name) || (tied_head && name == kHead)) {
+      continue;
+    }
+    // load_state_dict copies what is not contiguous.
+    const Tensor value = is_transposed(layout, name, tensor) ? transpose(tensor, 0, 1) : tensor;
+    check(result.emplace(name, value).second, "{}: two tensors of the files have the name \"{}\" in the model", what,
+          name);
+  }
+  return result;
+}
+
+// Models.
+
+template <class Config>
+struct ModelOf;
+template <>
+struct ModelOf<nn::GPTConfig> {
+  using Type = nn::GPT;
+};
+template <>
+struct ModelOf<nn::LlamaConfig> {
+  using Type = nn::Llama;
+};
+template <>
+struct ModelOf<nn::BertConfig> {
+  using Type = nn::Bert;
+};
+
+bool has_tied_head(const nn::GPTConfig&) { return true; }
+bool has_tied_head(const nn::LlamaConfig& c) { return c.tied_head; }
+bool has_tied_head(const nn::BertConfig&) { return false; }
+
+void adapt(nn::BertConfig& config, const StateDict& state) {
+  config.pooler = state.contains("pooler.dense.weight") || state.contains("pooler.dense.bias");
+}
+template <class Config>
+void adapt(Config&, const StateDict&) {}
+
+// A damaged configuration must not allocate much more than the files have. With strict = false, parameters may be
+// missing, but hardly more than these many times those that are there.
+void check_size(const PretrainedConfig& config, const StateDict& state, bool strict, const std::string& what) {
+  std::int64_t elements = 0;
+  for (const auto& [name, tensor] : state) {
+    elements += tensor.numel();
+  }
+  constexpr std::int64_t kSlack = 1 << 20;
+  const std::int64_t most = strict ? elements : elements / 4 > INT64_MAX / 64 ? INT64_MAX : 16 * elements;
+  const std::int64_t expected = parameter_count(config);
+  check(expected <= std::max(most, kSlack),
+        "{}: the model of {} has {} parameters, but the tensors of the files have {} elements", what, kConfig, expected,
+        elements);
+}
+
+template <class Config>
+PretrainedModel build(Config config, const StateDict& files, const LoadOptions& options, const std::string& what) {
+  const StateDict state = own_state(layout_of(config), has_tied_head(config), files, options, what);
+  adapt(config, state);
+  check_size(config, state, options.strict, what);
+  // With strict, every parameter is replaced.
+  std::optional<nn::init::Skip> skip;
+  if (options.strict) {
+    skip.emplace();
+  }
+  typename ModelOf<Config>::Type model(config);
+  skip.reset();
+  if (options.differences != nullptr) {
+    *options.differences = {};
+    const StateDict own = model.state_dict();
+    for (const auto& [name, tensor] : own) {
+      if (!state.contains(name) && !(has_tied_head(config) && name == kHead)) {
+        options.differences->missing.push_back(name);
+      }
+    }
+    for (const auto& [name, tensor] : state) {
+      if (!own.contains(name)) {
+        options.differences->unexpected.push_back(name);
+      }
+    }
+  }
+  try {
+    model.load_state_dict(state, options.strict, true);
+  } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Error& error) {
+    std::string_view problem = error.what();
+    constexpr std::string_view kBefore = "load_state_dict: ";
+    problem.remove_prefix(problem.starts_with(kBefore) ? kBefore.size() : 0);
+    fail("{}: {}", what, problem);
+  }
+  if (options.dtype.has_value()) {
+    model.to(options.device, *options.dtype);
+  } else {
+    model.to(options.device);
+  }
+  model.eval();
+  return model;
+}
+
+// Files.
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+StateDict load_shards(const std::filesystem::path& folder) {
+  const std::filesystem::path index = folder / kIndex;
+  const std::string what = "load_pretrained: " + index.string();
+  const std::map<std::string, std::string> files = weight_map(read_json(index, kLongestIndex), what);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : files) {
+    names.insert(file);
+  }
+  StateDict result;
+  for (const std::string& file : names) {
+    for (auto& [name, tensor] : load_mapped(folder / file)) {
+      const auto at = files.find(name);
+      check(at != files.end() && at->second == file, "{}: {} has the tensor \"{}\", which is not listed for it", what,
+            file, name);
+      result.emplace(name, tensor);
+    }
+  }
+  for (const auto& [tensor, file] : files) {
+    check(result.contains(tensor), "{}: {} lacks the tensor \"{}\", which is listed for it", what, file, tensor);
+  }
+  return result;
+}
+
+// Saving.
+
+StateDict file_state(const nn::GPT& model) {
+  const Layout layout = layout_of(model.config);
+  StateDict result;
+  for (const auto& [name, tensor] : model.state_dict()) {
+    if (name != kHead) {
+      result.emplace(std::string(layout.prefix) + name,
+                     is_transposed(layout, name, tensor) ? transpose(tensor, 0, 1) : tensor);
+    }
+  }
+  return result;
+}
+StateDict file_state(const nn::Llama& model) {
+  StateDict result = model.state_dict();
+  if (model.config.tied_head) {
+    result.erase(std::string(kHead));
+  }
+  return result;
+}
+StateDict file_state(const nn::Bert& model) { return model.state_dict(); }
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void remove_quietly(const std::filesystem::path& path) {
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+}
+
+void write_weights(const std::filesystem::path& folder, const StateDict& state, std::uint64_t shard_bytes) {
+  const Metadata metadata{{"format", "pt"}};  // transformers asks for it
+  std::vector<StateDict> shards(1);
+  std::uint64_t bytes = 0, total = 0;
+  for (const auto& [name, tensor] : state) {
+    if (!shards.back().empty() && tensor.bytes() > shard_bytes - std::min(bytes, shard_bytes)) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().emplace(name, tensor);
+    bytes += tensor.bytes();
+    total += tensor.bytes();
+  }
+  if (shards.size() == 1) {
+    save(folder / kWeights, state, metadata);
+    remove_quietly(folder / kIndex);
+    return;
+  }
+  JsonValue::Object map;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    save(folder / file, shards[i], metadata);
+    for (const auto& [name, tensor] : shards[i]) {
+      map[name] = {file};
+    }
+  }
+  const JsonValue::Object about{{"total_size", {static_cast<std::int64_t>(total)}}};
+  write_text(folder / kIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
+  remove_quietly(folder / kWeights);  // which transformers prefers to an index
+}
+
+template <class Model>
+void save_model(const Model& model, const std::filesystem::path& folder, const SaveOptions& options) {
+  check(options.shard_bytes > 0, "save_pretrained: expected shard_bytes above 0");
+  JsonValue::Object config = config_entries(model.config);  // before anything is written
+  const StateDict state = file_state(model);
+  config["dtype"] = {fmt::format("{}", state.begin()->second.dtype())};
+  config["torch_dtype"] = config["dtype"];  // the older name
+  if (!options.like.empty()) {
+    const JsonValue like = read_json(options.like / kConfig, kLongestConfig);
+    check(like.as<JsonValue::Object>() != nullptr, "save_pretrained: {} is not an object",
+          (options.like / kConfig).string());
+    for (const auto& [name, value] : *like.as<JsonValue::Object>()) {
+      const auto at = config.find(name);
+      if (at == config.end() || name.ends_with("_token_id")) {
+        config[name] = value;
+      }
+    }
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  check(std::filesystem::is_directory(folder), "save_pretrained: cannot create the folder {}{}", folder.string(),
+        error ? ": " + error.message() : "");
+  write_weights(folder, state, options.shard_bytes);
+  write_text(folder / kConfig, to_json({config}));
+}
+
+}  // namespace
+
+PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / kConfig;
+  return pretrained_config(read_json(path, kLongestConfig), "load_pretrained: " + path.string());
+}
+
+StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
+  if (is_there(folder / kWeights)) {
+    return load_mapped(folder / kWeights);
+  }
+  check(is_there(folder / kIndex), "load_pretrained: {} has neither {} nor {}{}", folder.string(), kWeights, kIndex,
+        is_there(folder / "pytorch_model.bin")
+            ? "; pytorch_model.bin is not read: let transformers save it again, which "
+              "writes safetensors"
+            : "");
+  return load_shards(folder);
+}
+
+PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadOptions& options) {
+  check(!options.dtype.has_value() || is_floating(*options.dtype), "load_pretrained: expected a floating dtype, got {}",
+        options.dtype.value_or(float32));
+  const PretrainedConfig config = load_pretrained_config(folder);
+  const StateDict files = load_pretrained_tensors(folder);
+  const std::string what = "load_pretrained: " + folder.string();
+  return std::visit([&](const auto& c) { return build(c, files, options, what); }, config);
+}
+
+void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options) {
+  save_model(model, folder, options);
+}
+void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options) {
+  save_model(model, folder, options);
+}
+void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options) {
+  save_model(model, folder, options);
+}
+void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder, const SaveOptions& options) {
+  std::visit([&](const auto& m) { save_model(m, folder, options); }, model);
+}
+
+}  // namespace mica::io

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Writes fixtures/: small random models as transformers saves them, and what PyTorch computes with them. See README.md.
+
+    python3 tests/pretrained/make_fixtures.py
+"""
+
+import json
+import os
+import pathlib
+import shutil
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # the same results on every CPU
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+FOLDER = pathlib.Path(__file__).parent / "fixtures"
+BATCH, LENGTH = 2, 12
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
+
+GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+LLAMA = dict(vocab_size=43, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64)
+BERT = dict(vocab_size=47, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=16)
+
+# name: (class, configuration, largest shard)
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2), None),
+    "gpt2_gelu_sharded": (GPT2LMHeadModel, GPT2Config(**GPT2, activation_function="gelu", layer_norm_epsilon=1e-3),
+                          "12KB"),
+    "gpt2_base": (GPT2Model, GPT2Config(**{**GPT2, "n_embd": 24, "n_head": 3}), None),
+    "llama3": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_parameters=LLAMA3), "12KB"),
+    "llama_dynamic": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "max_position_embeddings": 8}, attention_bias=True,
+                                                    mlp_bias=True, head_dim=6, rope_parameters=DYNAMIC), None),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, tie_word_embeddings=True, rope_parameters=YARN), None),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=8, tie_word_embeddings=True, rope_parameters=LINEAR),
+              None),
+    "bert": (BertModel, BertConfig(**BERT), None),
+    "bert_tanh_sharded": (BertModel, BertConfig(**BERT, hidden_act="gelu_new", type_vocab_size=3), "12KB"),
+    "bert_no_pooler": (BertModel, BertConfig(**{**BERT, "hidden_size": 24, "num_attention_heads": 3},
+                                             layer_norm_eps=1e-5), None),
+}
+
+
+def randomize(model):
+    """Weights of the size of a trained model's, with biases and norms that matter."""
+    for name, parameter in model.named_parameters():
+        is_norm = parameter.dim() == 1 and "bias" not in name
+        parameter.data = torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else 0.1) + (1 if is_norm else 0)
+
+
+def inputs_for(config):
+    data = {"tokens": torch.randint(1, config.vocab_size, (BATCH, LENGTH))}
+    if config.model_type == "bert":
+        data["visible"] = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 5]])
+        data["tokens"] *= data["visible"]  # 0 is padding, to whose embedding PyTorch gives no gradient
+        data["types"] = torch.randint(0, config.type_vocab_size, (BATCH, LENGTH))
+        data["weights"] = torch.randn(BATCH, LENGTH, config.hidden_size)
+        data["pooled_weights"] = torch.randn(BATCH, config.hidden_size)
+    else:
+        data["targets"] = torch.randint(0, config.vocab_size, (BATCH, LENGTH))
+        data["targets"][1, -3:] = -100
+    return data
+
+
+def outputs_of(model, data):
+    """Logits or features, and the loss."""
+    if model.config.model_type == "bert":
+        out = model(data["tokens"], attention_mask=data["visible"].long(), token_type_ids=data["types"])
+        features = out.last_hidden_state
+        # Padding's own features mean nothing.
+        loss = (features * data["weights"] * data["visible"][..., None]).to(features.dtype).sum()
+        results = {"features": features}
+        if model.pooler is not None:
+            results["pooled"] = out.pooler_output
+            loss = loss + (out.pooler_output * data["pooled_weights"].to(features.dtype)).sum()
+        return results, loss
+    features = model(data["tokens"])
+    logits = features.logits if hasattr(features, "logits") else features.last_hidden_state @ model.wte.weight.T
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), data["targets"].flatten())
+    return {"logits": logits}, loss
+
+
+def make(name, kind, config, shard):
+    torch.manual_seed(sum(name.encode()))
+    model = kind(config, add_pooling_layer=False) if name == "bert_no_pooler" else kind(config)
+    randomize(model)
+    model.eval()  # no dropout
+    folder = FOLDER / name
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    data = inputs_for(config)
+    expected = dict(data)
+    for label in ("float32", "bfloat16"):
+        if label == "bfloat16":
+            # Weights rounded, and the rest in float32: PyTorch's own bfloat16 is up to 2% away from this.
+            model.to(torch.bfloat16).to(torch.float32)
+        model.zero_grad()
+        results, loss = outputs_of(model, data)
+        loss.backward()
+        expected |= {f"{label}.{key}": value.clone() for key, value in results.items()}
+        expected[f"{label}.loss"] = loss
+        expected |= {f"{label}.grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    # A file of another name, which no reader of the folder takes for weights.
+    save_file({key: value.detach().contiguous() for key, value in expected.items()}, folder / "expected.safetensors")
+    for extra in folder.iterdir():
+        if extra.suffix not in (".json", ".safetensors") or extra.name == "generation_config.json":
+            extra.unlink()
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    torch.set_num_threads(1)
+    for name, (kind, config, shard) in MODELS.items():
+        config._attn_implementation = "eager"
+        make(name, kind, config, shard)
+    about = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    (FOLDER / "versions.json").write_text(json.dumps(about) + "\n")
+
+
+if __name__ == "__main__":
+    main()
