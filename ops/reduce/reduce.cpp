@@ -1,10 +1,14 @@
+#include <cmath>
+
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/reduce/reduce_kernels.h>
 #include <mica/ops/view/view.h>
@@ -317,6 +321,44 @@ Tensor var(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
   const Shapes shapes = reduced_shapes(x, axes, keepdim, "var");
   const double divisor = std::max(static_cast<double>(shapes.count) - correction, 0.0);
   return autograd::apply(Var{shapes, divisor}, x);
+}
+
+namespace {
+
+/// xᵖ for p < 1, with derivative 0 where x is 0.
+Tensor root(const Tensor& x, double p) {
+  const Tensor zero = eq(x, 0);
+  const Tensor others = where(zero, 1, x);
+  return where(zero, 0, p == 0.5 ? sqrt(others) : pow(others, p));
+}
+
+}  // namespace
+
+Tensor stddev(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
+  check_floating(x, "stddev");
+  return root(var(x, axes, correction, keepdim), 0.5);
+}
+
+Tensor vector_norm(const Tensor& x, const Dims& axes, double p, bool keepdim) {
+  check_floating(x, "vector_norm");
+  check(!std::isnan(p), "vector_norm: expected a number p, got NaN");
+  if (size_of(x.dtype()) == 2) {
+    return vector_norm(x.to(float32), axes, p, keepdim).to(x.dtype());
+  }
+  if (p == 0) {
+    return sum(where(eq(x, 0), 0, pow(x, 0)), axes, keepdim);
+  }
+  if (p == 2) {
+    return root(sum(pow(x, 2), axes, keepdim), 0.5);
+  }
+  const Tensor sizes = abs(x);
+  if (std::isinf(p)) {
+    return p > 0 ? amax(sizes, axes, keepdim) : amin(sizes, axes, keepdim);
+  }
+  if (p == 1) {
+    return sum(sizes, axes, keepdim);
+  }
+  return root(sum(pow(sizes, p), axes, keepdim), 1 / p);
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& axes, bool keepdim) {

@@ -19,6 +19,14 @@ Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 /// unbiased estimate, which is NaN for a single element.
 Tensor var(const Tensor& x, const Dims& axes = {}, double correction = 1, bool keepdim = false);
 
+/// √var. Where it is 0, its derivative is 0, too.
+Tensor stddev(const Tensor& x, const Dims& axes = {}, double correction = 1, bool keepdim = false);
+
+/// (Σ |x|ᵖ)^(1/p) over the axes, for floating x: the Euclidean length unless p is given. For p = ∞ the largest |x|, for
+/// −∞ the smallest, for 0 the number of elements that are not 0. Where the norm is 0, its derivative is 0. 16-bit
+/// floats are computed in float32.
+Tensor vector_norm(const Tensor& x, const Dims& axes = {}, double p = 2, bool keepdim = false);
+
 /// log Σ exp(x) over the axes, for floating x, without overflow; -inf where all x are -inf and over nothing.
 Tensor logsumexp(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 

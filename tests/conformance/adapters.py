@@ -180,6 +180,15 @@ def variance(x, args, kwargs):
     return call
 
 
+def norm(x, args, kwargs):
+    values = arguments(args, kwargs, "ord", "dim", "keepdim", "dtype")
+    need(values.get("dtype") is None, "no argument dtype: cast x")
+    call = reduced(x, (), {"dim": values.get("dim"), "keepdim": values.get("keepdim", False)})
+    call.attributes["p"] = values.get("ord", 2)
+    need(call.attributes["p"] != 0, "PyTorch's count of elements has a gradient for some axes only")
+    return call
+
+
 def position(x, args, kwargs):
     values = arguments(args, kwargs, "dim", "keepdim")
     if values.get("dim") is None:
@@ -237,6 +246,47 @@ def cross_entropy(x, args, kwargs):
     # PyTorch's classes lie along axis 1 (0 without a batch), mica's along the last: the test permutes.
     tensors = [x, values["target"]] + ([] if weight is None else [weight])
     return Call(tensors, attributes | {"class_axis": min(1, x.dim() - 1)})
+
+
+def loss(x, args, kwargs):
+    values = arguments(args, kwargs, "target", "reduction", "delta", "log_target", "weight")
+    need(values.get("reduction") != "batchmean", "a mean over rows is a sum divided by their number")
+    need(values.get("reduction", "mean") in ("none", "mean", "sum"), "the reduction is an enum: no other can be named")
+    need(values.get("weight") is None, "no weights")
+    target = values["target"]
+    call = Call([x, target], {name: values[name] for name in ("reduction", "delta", "log_target") if name in values})
+    if target.shape != x.shape:
+        call.refused = "there is no broadcasting"
+    return call
+
+
+def binary_cross_entropy(x, args, kwargs):
+    values = arguments(args, kwargs, "target", "weight", "pos_weight", "reduction")
+    need(values.get("pos_weight") is None or values.get("weight") is not None, "pos_weight alone has no input of its own")
+    need(x.dtype.itemsize > 2, "PyTorch rounds each step to 16 bits, mica the result")
+    tensors = [x, values["target"]] + [values[name] for name in ("weight", "pos_weight") if values.get(name) is not None]
+    return Call(tensors, {"reduction": values.get("reduction", "mean")})
+
+
+def rolled(x, args, kwargs):
+    values = arguments(args, kwargs, "shifts", "dims")
+    need(is_integer(values["shifts"]) and is_integer(values.get("dims")), "one axis at a time")
+    return on_axes(Call([x], {"shift": values["shifts"], "axis": values["dims"]}), values["dims"])
+
+
+def repeated(x, args, kwargs):
+    counts = arguments(args, kwargs, "repeats")["repeats"]
+    return Call([x], {"counts": list(counts)})
+
+
+def padded(x, args, kwargs):
+    values = arguments(args, kwargs, "pad", "mode", "value")
+    sizes = list(values["pad"])
+    need(len(sizes) == 2, "one axis at a time")
+    value = values.get("value") or 0
+    held = x.dtype != torch.bool or value in (0, 1)
+    return Call([x], {"before": sizes[0], "after": sizes[1], "value": value},
+                refused="a negative number of elements is a slice" if min(sizes) < 0 else "" if held else NOT_HELD)
 
 
 def embedding(weight, args, kwargs):

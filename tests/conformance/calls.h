@@ -71,14 +71,26 @@ Call along_axis(F f) {
   };
 }
 
+inline Reduction reduction_of(const Json& attributes) {
+  const std::string name = attributes.value("reduction", "mean");
+  return name == "none" ? Reduction::none : name == "sum" ? Reduction::sum : Reduction::mean;
+}
+
+/// A loss of predictions and targets of one shape.
+template <class F>
+Call loss(F f) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    return {f(x.at(0), x.at(1), c.attributes, reduction_of(c.attributes))};
+  };
+}
+
 inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   const Json& a = c.attributes;
   CrossEntropyOptions options;
   options.ignore_index = a.value("ignore_index", options.ignore_index);
   options.label_smoothing = a.value("label_smoothing", options.label_smoothing);
   options.weight = x.size() > 2 ? x[2].detach() : Tensor{};
-  const std::string reduction = a.value("reduction", "mean");
-  options.reduction = reduction == "none" ? Reduction::none : reduction == "sum" ? Reduction::sum : Reduction::mean;
+  options.reduction = reduction_of(a);
   // PyTorch's classes are not along the last axis.
   Dims order;
   for (int i = 0; i < x.at(0).dim(); ++i) {
@@ -177,6 +189,12 @@ inline const std::map<std::string, Call>& calls() {
       {"var", with([](const Tensor& x, const Json& a) {
          return var(x, dims(a["axes"]), number(a["correction"]), a["keepdim"].get<bool>());
        })},
+      {"stddev", with([](const Tensor& x, const Json& a) {
+         return stddev(x, dims(a["axes"]), number(a["correction"]), a["keepdim"].get<bool>());
+       })},
+      {"vector_norm", with([](const Tensor& x, const Json& a) {
+         return vector_norm(x, dims(a["axes"]), number(a["p"]), a["keepdim"].get<bool>());
+       })},
       {"max", plain([](const Tensor& x) { return max(x); })},
       {"min", plain([](const Tensor& x) { return min(x); })},
       {"max_along", along_axis([](const Tensor& x, std::int64_t axis, bool keepdim) { return max(x, axis, keepdim); })},
@@ -192,6 +210,21 @@ inline const std::map<std::string, Call>& calls() {
       {"softmax", with([](const Tensor& x, const Json& a) { return softmax(x, a["axis"]); })},
       {"log_softmax", with([](const Tensor& x, const Json& a) { return log_softmax(x, a["axis"]); })},
       {"cross_entropy", call_cross_entropy},
+      {"mse_loss", loss([](const Tensor& x, const Tensor& t, const Json&, Reduction r) { return mse_loss(x, t, r); })},
+      {"l1_loss", loss([](const Tensor& x, const Tensor& t, const Json&, Reduction r) { return l1_loss(x, t, r); })},
+      {"huber_loss", loss([](const Tensor& x, const Tensor& t, const Json& a, Reduction r) {
+         return huber_loss(x, t, a.contains("delta") ? number(a["delta"]) : 1.0, r);
+       })},
+      {"kl_div", loss([](const Tensor& x, const Tensor& t, const Json& a, Reduction r) {
+         return kl_div(x, t, a.value("log_target", false), r);
+       })},
+      {"bce_with_logits",
+       [](const Case& c, const Tensors& x, Device) -> Tensors {
+         BceOptions options{.reduction = reduction_of(c.attributes)};
+         options.weight = x.size() > 2 ? x[2] : Tensor{};
+         options.pos_weight = x.size() > 3 ? x[3] : Tensor{};
+         return {bce_with_logits(x.at(0), x.at(1), options)};
+       }},
       {"layer_norm", call_layer_norm},
       {"rms_norm", call_rms_norm},
       {"embedding", plain([](const Tensor& weight, const Tensor& indices) { return embedding(weight, indices); })},
@@ -224,6 +257,11 @@ inline const std::map<std::string, Call>& calls() {
                                 : split(x.at(0), size.get<std::int64_t>(), axis);
        }},
       {"cat", [](const Case& c, const Tensors& x, Device) -> Tensors { return {cat(x, c.attributes["axis"])}; }},
+      {"roll", with([](const Tensor& x, const Json& a) { return roll(x, a["shift"], a["axis"]); })},
+      {"repeat", with([](const Tensor& x, const Json& a) { return repeat(x, dims(a["counts"])); })},
+      {"pad", with([](const Tensor& x, const Json& a) {
+         return pad(x, -1, a["before"], a["after"], number(a["value"]));
+       })},
       {"stack", [](const Case& c, const Tensors& x, Device) -> Tensors { return {stack(x, c.attributes["axis"])}; }},
       {"tril", with([](const Tensor& x, const Json& a) { return tril(x, a["diagonal"]); })},
       {"triu", with([](const Tensor& x, const Json& a) { return triu(x, a["diagonal"]); })},

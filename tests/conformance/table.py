@@ -79,6 +79,9 @@ SPECS = [
     Spec("mean", "mean", to.reduced),
     Spec("var", "var", to.variance),
     Spec("var", "var", to.variance, variant="unbiased"),
+    Spec("stddev", "std", to.variance),
+    Spec("stddev", "std", to.variance, variant="unbiased"),
+    Spec("vector_norm", "linalg.vector_norm", to.norm),
     Spec("logsumexp", "logsumexp", to.reduced),
     *(Spec(name, name, to.unary, NUMERIC, variant="reduction_no_dim") for name in ("max", "min")),
     *(Spec(f"{name}_along", name, to.along_axis, NUMERIC, variant="reduction_with_dim") for name in ("max", "min")),
@@ -88,6 +91,8 @@ SPECS = [
 
     *(Spec(name, name, to.softmax, variant=v) for name in ("softmax", "log_softmax") for v in ("", "with_dtype")),
     Spec("cross_entropy", "nn.functional.cross_entropy", to.cross_entropy),
+    *(Spec(name, f"nn.functional.{name}", to.loss, limit=130) for name in ("mse_loss", "l1_loss", "huber_loss", "kl_div")),
+    Spec("bce_with_logits", "nn.functional.binary_cross_entropy_with_logits", to.binary_cross_entropy, limit=130),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
     Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
     Spec("embedding", "nn.functional.embedding", to.embedding),
@@ -121,6 +126,9 @@ SPECS = [
     Moved("split", "split", to.split),
     Moved("split", "split", to.split, variant="list_args"),
     Moved("cat", "cat", to.concatenated),
+    Moved("roll", "roll", to.rolled),
+    Moved("repeat", "repeat", to.repeated),
+    Moved("pad", "nn.functional.pad", to.padded, variant="constant"),
     Moved("stack", "stack", to.joined),
     *(Moved(name, name, to.triangle) for name in ("tril", "triu")),
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
+#include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -285,6 +287,65 @@ TEST(Reduce, VarMatchesReference) {
       }
     }
   }
+}
+
+TEST(Reduce, StddevAndVectorNorm) {
+  manual_seed(21);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor x = randn({4, 5}, dtype, device);
+      const double tolerance = dtype == float64 ? 1e-13 : 4 * epsilon_of(dtype);
+      const auto expect = [&](const Tensor& y, const std::function<double(const std::vector<double>&)>& of) {
+        EXPECT_EQ(y.dtype(), dtype);
+        expect_close(y, reference(x, {1}, of), tolerance, 0);
+      };
+      const auto power_sum = [](double p) {
+        return [p](const std::vector<double>& v) {
+          double sum = 0;
+          for (const double element : v) {
+            sum += std::pow(std::abs(element), p);
+          }
+          return std::pow(sum, 1 / p);
+        };
+      };
+      const auto sizes = [](std::vector<double> v) {
+        for (double& element : v) {
+          element = std::abs(element);
+        }
+        return v;
+      };
+      expect(stddev(x, {1}), [](const std::vector<double>& v) { return std::sqrt(plain_var(v, 1)); });
+      expect(stddev(x, {1}, 0), [](const std::vector<double>& v) { return std::sqrt(plain_var(v, 0)); });
+      for (const double p : {1.0, 2.0, 3.0, 0.5, -1.0}) {
+        expect(vector_norm(x, {1}, p), power_sum(p));
+      }
+      expect(vector_norm(x, {1}, kInf), [&](const std::vector<double>& v) { return std::ranges::max(sizes(v)); });
+      expect(vector_norm(x, {1}, -kInf), [&](const std::vector<double>& v) { return std::ranges::min(sizes(v)); });
+      EXPECT_EQ(vector_norm(x, {0}, 2, true).shape(), (Shape{1, 5}));
+      EXPECT_EQ(vector_norm(from_data({0.0, 2.0, -1.0}).to(device, dtype), {}, 0).item(), 2);
+    }
+    // The squares overflow in float16.
+    EXPECT_EQ(vector_norm(full({4}, 300, float16, device)).item(), 600);
+
+    const Tensor x = randn({3, 4}, float64, device);
+    for (const double p : {1.0, 2.0, 3.0, -2.0, kInf}) {
+      EXPECT_TRUE(autograd::gradcheck([&](const Tensor& a) { return vector_norm(a, {1}, p); }, {x})) << p;
+    }
+    EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return stddev(a, {0}); }, {x}));
+    EXPECT_TRUE(autograd::gradgradcheck([](const Tensor& a) { return vector_norm(a, {1}) * stddev(a, {1}); }, {x}));
+    for (const auto& f : {std::function<Tensor(const Tensor&)>([](const Tensor& a) { return vector_norm(a); }),
+                          std::function<Tensor(const Tensor&)>([](const Tensor& a) { return vector_norm(a, {}, 3); }),
+                          std::function<Tensor(const Tensor&)>([](const Tensor& a) { return stddev(a); })}) {
+      const Tensor zero = zeros({3}, float64, device).requires_grad_();
+      const Tensor y = f(zero);
+      EXPECT_EQ(y.item(), 0);
+      y.backward();
+      expect_close(zero.grad(), std::vector<double>{0, 0, 0}, 0, 0);
+    }
+  }
+  expect_error([] { vector_norm(ones({2}, int64)); }, "vector_norm: expected a floating dtype, got int64");
+  expect_error([] { vector_norm(ones({2}), {}, std::nan("")); }, "vector_norm: expected a number p, got NaN");
+  expect_error([] { stddev(ones({2}, int32)); }, "stddev: expected a floating dtype, got int32");
 }
 
 TEST(Reduce, VarOfLargeMeanIsAccurate) {

@@ -1,0 +1,87 @@
+#include <mica/autograd/autocast.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/loss/loss.h>
+#include <mica/ops/reduce/reduce.h>
+
+namespace mica {
+
+namespace {
+
+void check_pair(const char* op, const Tensor& x, const Tensor& target) {
+  check(is_floating(x.dtype()), "{}: expected a floating dtype, got {}", op, x.dtype());
+  check(target.shape() == x.shape(), "{}: expected a target of shape {}, got {}", op, x.shape(), target.shape());
+  check(target.dtype() == x.dtype(), "{}: expected a target of {}, got {}", op, x.dtype(), target.dtype());
+  check(target.device() == x.device(), "{}: expected a target on {}, got {}", op, x.device(), target.device());
+}
+
+// The result for predictions x, in their dtype; under autocast in float32.
+Tensor reduced(const char* op, const Tensor& losses, Reduction reduction, const Tensor& x) {
+  check(reduction <= Reduction::sum, "{}: expected the reduction none, mean or sum, got {}", op,
+        static_cast<int>(reduction));
+  const Tensor result = reduction == Reduction::none   ? losses
+                        : reduction == Reduction::mean ? mean(losses)
+                                                       : sum(losses);
+  return autograd::autocast_widens(x) ? result : result.to(x.dtype());
+}
+
+// 16-bit floats as float32: differences would lose their digits.
+Tensor wide(const Tensor& x) { return x.defined() && size_of(x.dtype()) == 2 ? x.to(float32) : x; }
+
+}  // namespace
+
+Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  check_pair("mse_loss", x, target);
+  const Tensor a = wide(x), b = wide(target);
+  return reduced("mse_loss", pow(a - b, 2), reduction, x);
+}
+
+Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  check_pair("l1_loss", x, target);
+  const Tensor a = wide(x), b = wide(target);
+  return reduced("l1_loss", abs(a - b), reduction, x);
+}
+
+Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, Reduction reduction) {
+  check_pair("huber_loss", x, target);
+  const Tensor a = wide(x), b = wide(target);
+  check(delta > 0, "huber_loss: expected delta > 0, got {}", delta);
+  const Tensor d = abs(a - b);
+  return reduced("huber_loss", where(le(d, delta), pow(d, 2) * 0.5, (d - 0.5 * delta) * delta), reduction, x);
+}
+
+Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options) {
+  check_pair("bce_with_logits", logits, targets);
+  const Tensor x = wide(logits), t = wide(targets);
+  // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x) = x + softplus(-x). Beyond 40, softplus(x) is
+  // x in float64, too.
+  Tensor losses;
+  if (options.pos_weight.defined()) {
+    const Tensor p = wide(options.pos_weight);
+    losses = t * p * softplus(-x, 1, 40) + (1 - t) * softplus(x, 1, 40);
+  } else {
+    losses = softplus(x, 1, 40) - x * t;
+  }
+  if (options.weight.defined()) {
+    losses = losses * wide(options.weight);
+  }
+  check(losses.shape() == x.shape(), "bce_with_logits: expected weights that broadcast to {}, got {}", x.shape(),
+        losses.shape());
+  return reduced("bce_with_logits", losses, options.reduction, logits);
+}
+
+Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target, Reduction reduction) {
+  check_pair("kl_div", x, target);
+  const Tensor a = wide(x), t = wide(target);
+  if (log_target) {
+    return reduced("kl_div", exp(t) * (t - a), reduction, x);
+  }
+  // t log t is 0 at 0, where the logarithm is not finite.
+  const Tensor some = gt(t, 0);
+  const Tensor entropy = t * log(where(some, t, 1));
+  return reduced("kl_div", entropy - t * a, reduction, x);
+}
+
+}  // namespace mica

@@ -1,0 +1,161 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "tests/rows_close.h"
+#include "tests/support.h"
+#include <mica/autograd/autocast.h>
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/loss/loss.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Values = std::vector<double>;
+
+Tensor uniform(const Shape& shape, double low, double high, DType dtype, Device device) {
+  return (rand(shape, float64, device) * (high - low) + low).to(dtype);
+}
+
+struct LossCase {
+  const char* name;
+  std::function<Tensor(const Tensor&, const Tensor&, Reduction)> loss;
+  std::function<double(double, double)> reference;
+};
+
+const LossCase kLosses[] = {
+    {"mse_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return mse_loss(x, t, r); },
+     [](double x, double t) { return (x - t) * (x - t); }},
+    {"l1_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return l1_loss(x, t, r); },
+     [](double x, double t) { return std::abs(x - t); }},
+    {"huber_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return huber_loss(x, t, 0.4, r); },
+     [](double x, double t) {
+       const double d = std::abs(x - t);
+       return d <= 0.4 ? d * d / 2 : 0.4 * (d - 0.2);
+     }},
+    {"bce_with_logits",
+     [](const Tensor& x, const Tensor& t, Reduction r) { return bce_with_logits(x, t, {.reduction = r}); },
+     [](double x, double t) {
+       return -t * std::log(1 / (1 + std::exp(-x))) - (1 - t) * std::log(1 / (1 + std::exp(x)));
+     }},
+    {"kl_div", [](const Tensor& x, const Tensor& t, Reduction r) { return kl_div(x, t, false, r); },
+     [](double x, double t) { return t * (std::log(t) - x); }},
+    {"kl_div, log_target", [](const Tensor& x, const Tensor& t, Reduction r) { return kl_div(x, t, true, r); },
+     [](double x, double t) { return std::exp(t) * (t - x); }},
+};
+
+TEST(Loss, MatchesReference) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor x = uniform({5, 7}, -3, 3, dtype, device);
+      const Tensor target = uniform({5, 7}, 0.1, 0.9, dtype, device);
+      const Values a = to_vector<double>(x), b = to_vector<double>(target);
+      for (const LossCase& c : kLosses) {
+        Values losses;
+        double total = 0;
+        for (std::size_t i = 0; i < a.size(); ++i) {
+          losses.push_back(c.reference(a[i], b[i]));
+          total += losses.back();
+        }
+        const double tolerance = dtype == float64 ? 1e-14 : 8 * epsilon_of(dtype);
+        expect_close(c.loss(x, target, Reduction::none), losses, tolerance, tolerance, c.name);
+        expect_close(c.loss(x, target, Reduction::sum), Values{total}, tolerance, 8 * tolerance, c.name);
+        expect_close(c.loss(x, target, Reduction::mean), Values{total / 35}, tolerance, tolerance, c.name);
+      }
+    }
+  }
+}
+
+TEST(Loss, Gradients) {
+  manual_seed(2);
+  for (const Device device : test_devices()) {
+    const Tensor x = uniform({3, 4}, -3, 3, float64, device);
+    const Tensor target = uniform({3, 4}, 0.1, 0.9, float64, device);
+    for (const LossCase& c : kLosses) {
+      SCOPED_TRACE(c.name);
+      for (const Reduction reduction : {Reduction::none, Reduction::mean}) {
+        const auto loss = [&](const Tensor& a, const Tensor& b) { return c.loss(a, b, reduction); };
+        EXPECT_TRUE(autograd::gradcheck(loss, {x, target}));
+        EXPECT_TRUE(autograd::gradgradcheck(loss, {x, target}));
+      }
+    }
+  }
+}
+
+TEST(Loss, BceWithWeights) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    const Tensor x = uniform({2, 3}, -2, 2, float64, device);
+    const Tensor t = uniform({2, 3}, 0, 1, float64, device);
+    const Tensor weight = uniform({3}, 0.5, 2, float64, device), pos_weight = uniform({3}, 0.5, 2, float64, device);
+    const Values xs = to_vector<double>(x), ts = to_vector<double>(t), ws = to_vector<double>(weight),
+                 ps = to_vector<double>(pos_weight);
+    Values expected;
+    for (std::size_t i = 0; i < xs.size(); ++i) {
+      const double s = 1 / (1 + std::exp(-xs[i]));
+      expected.push_back(-ws[i % 3] * (ps[i % 3] * ts[i] * std::log(s) + (1 - ts[i]) * std::log(1 - s)));
+    }
+    const BceOptions options{.weight = weight, .pos_weight = pos_weight, .reduction = Reduction::none};
+    expect_close(bce_with_logits(x, t, options), expected, 1e-13, 1e-13);
+    EXPECT_TRUE(
+        autograd::gradcheck([&](const Tensor& a, const Tensor& b) { return bce_with_logits(a, b, options); }, {x, t}));
+  }
+}
+
+TEST(Loss, ExtremeValues) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32}) {
+      const Tensor x = from_data({1000.0, -1000.0, 1000.0, -1000.0, 30.0}).to(device, dtype).requires_grad_();
+      const Tensor t = from_data({1.0, 1.0, 0.0, 0.0, 1.0}).to(device, dtype);
+      const Tensor losses = bce_with_logits(x, t, {.reduction = Reduction::none});
+      const double tail = dtype == float64 ? std::log1p(std::exp(-30.0)) : 0;
+      expect_close(losses, Values{0, 1000, 1000, 0, tail}, 1e-2, 1e-14);
+      losses.backward(ones_like(losses));
+      expect_close(x.grad(), Values{0, -1, 1, 0, 0}, 0, 1e-12);
+      // 0 log 0 is 0.
+      expect_close(kl_div(from_data({-1.0, -kInfinity}).to(device, dtype), from_data({0.0, 0.5}).to(device, dtype),
+                          false, Reduction::none),
+                   Values{0, kInfinity}, 0, 0);
+    }
+    EXPECT_TRUE(std::isnan(mse_loss(empty({0}, float32, device), empty({0}, float32, device)).item()));
+    EXPECT_EQ(mse_loss(empty({0}, float32, device), empty({0}, float32, device), Reduction::sum).item(), 0);
+  }
+}
+
+TEST(Loss, AutocastComputesInFloat32) {
+  for (const Device device : test_devices()) {
+    const autograd::Autocast guard(bfloat16);
+    const Tensor x = full({3}, 1.5, bfloat16, device), t = full({3}, 0.5, bfloat16, device);
+    EXPECT_EQ(mse_loss(x, t).dtype(), float32);
+    EXPECT_EQ(bce_with_logits(x, t).dtype(), float32);
+  }
+}
+
+TEST(Loss, Errors) {
+  const Tensor x = ones({2, 3});
+  expect_error([&] { mse_loss(x, ones({3})); }, "mse_loss: expected a target of shape [2, 3], got [3]");
+  expect_error([&] { l1_loss(x, ones({2, 3}, float64)); }, "l1_loss: expected a target of float32, got float64");
+  expect_error([&] { kl_div(ones({2}, int64), ones({2}, int64)); }, "kl_div: expected a floating dtype, got int64");
+  expect_error([&] { huber_loss(x, x, 0); }, "huber_loss: expected delta > 0, got 0");
+  expect_error([&] { huber_loss(x, x, std::nan("")); }, "huber_loss: expected delta > 0");
+  expect_error([&] { mse_loss(x, x, static_cast<Reduction>(9)); },
+               "mse_loss: expected the reduction none, mean or sum");
+  expect_error(
+      [&] {
+        bce_with_logits(x, x, {.weight = ones({4, 2, 3})});
+      },
+      "bce_with_logits: expected weights that broadcast to [2, 3]");
+  expect_error([&] { mse_loss(x, Tensor{}); }, "undefined");
+}
+
+}  // namespace
