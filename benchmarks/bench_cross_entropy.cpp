@@ -8,8 +8,8 @@
 #include "benchmarks/common/timer.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/cross_entropy/cross_entropy_kernels.h>
-#include <mica/ops/cross_entropy/cross_entropy_steps.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/matmul/matmul.h>
 

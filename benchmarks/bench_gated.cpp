@@ -7,7 +7,7 @@
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
 #include <mica/core/creation.h>
-#include <mica/ops/gated/gated_kernels.h>
+#include <mica/ops/gated/detail/gated_kernels.h>
 
 using namespace mica;
 using benchmarks::Case;

@@ -8,7 +8,7 @@
 #include "benchmarks/common/timer.h"
 #include <mica/core/creation.h>
 #include <mica/nn/layer_norm.h>
-#include <mica/ops/layer_norm/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/layer_norm_kernels.h>
 
 using namespace mica;
 using benchmarks::Case;

@@ -5,7 +5,7 @@
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
 #include <mica/core/creation.h>
-#include <mica/ops/rms_norm/rms_norm_kernels.h>
+#include <mica/ops/norm/detail/rms_norm_kernels.h>
 
 using namespace mica;
 using benchmarks::Case;

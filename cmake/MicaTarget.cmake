@@ -35,7 +35,7 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
 # Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum.
 # Vectors wider than the CPU's are not passed between files.
-set_source_files_properties(ops/layer_norm/layer_norm_cpu.cpp ops/rms_norm/rms_norm_cpu.cpp
+set_source_files_properties(ops/norm/detail/layer_norm_cpu.cpp ops/norm/detail/rms_norm_cpu.cpp
                             PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
@@ -47,8 +47,8 @@ if(MICA_PRECOMPILE)
                                          $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
                                          $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
   # Compiled with other options than the precompiled headers.
-  set_source_files_properties(ops/attention/fused_attention.cpp ops/layer_norm/layer_norm_cpu.cpp
-                              ops/rms_norm/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/layer_norm_cpu.cpp
+                              ops/norm/detail/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
 # unary.cpp has an op of the same name as binary.cpp. Where kernels for the GPU are compiled, this would save little.
@@ -64,7 +64,7 @@ endif()
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
-  set_source_files_properties(ops/matmul/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+  set_source_files_properties(ops/matmul/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
                               "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
@@ -101,7 +101,7 @@ if(MICA_WITH_CUDA)
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
-  set_source_files_properties(optim/adamw_cuda.cu optim/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  set_source_files_properties(optim/detail/adamw_cuda.cu optim/detail/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   if(MICA_DEVICE_SYNTAX_ONLY)
     set(mica_parsed_sources ${mica_cuda_sources})
     list(FILTER mica_parsed_sources INCLUDE REGEX "${MICA_DEVICE_SYNTAX_ONLY}")

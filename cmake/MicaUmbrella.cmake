@@ -1,5 +1,5 @@
 # Writes <mica/mica.h>, which includes every public header. Those of ops are collected from the folders, so a new op needs
-# no entry here: a header in ops/<op>/ is public unless its name marks it as internal.
+# no entry here: a header is public unless it lies in a folder named detail.
 
 set(mica_public_headers
     core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/memory_stats.h
@@ -9,7 +9,7 @@ set(mica_public_headers
     autograd/profiler.h core/device_info.h)
 foreach(folder ops nn optim io)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
-  list(FILTER headers EXCLUDE REGEX "[_/](kernels|bodies|cpu|cuda|functions|ops|plan)\\.h$")
+  list(FILTER headers EXCLUDE REGEX "(^|/)detail/")
   list(SORT headers)
   list(APPEND mica_public_headers ${headers})
 endforeach()

@@ -1,6 +1,6 @@
 #include <mica/core/creation.h>
 #include <mica/nn/layer_norm.h>
-#include <mica/ops/layer_norm/layer_norm.h>
+#include <mica/ops/norm/layer_norm.h>
 
 namespace mica::nn {
 

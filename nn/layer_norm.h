@@ -2,7 +2,7 @@
 
 #include <mica/nn/dropout.h>
 #include <mica/nn/module.h>
-#include <mica/ops/add_layer_norm/add_layer_norm.h>
+#include <mica/ops/norm/add_layer_norm.h>
 
 namespace mica::nn {
 

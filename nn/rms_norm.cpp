@@ -1,6 +1,6 @@
 #include <mica/core/creation.h>
 #include <mica/nn/rms_norm.h>
-#include <mica/ops/rms_norm/rms_norm.h>
+#include <mica/ops/norm/rms_norm.h>
 
 namespace mica::nn {
 

@@ -2,7 +2,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/optim/adamw.h>
-#include <mica/optim/adamw_kernels.h>
+#include <mica/optim/detail/adamw_kernels.h>
 
 namespace mica::optim {
 

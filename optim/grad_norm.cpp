@@ -3,8 +3,8 @@
 #include <mica/core/dispatch.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/optim/detail/grad_norm_kernels.h>
 #include <mica/optim/grad_norm.h>
-#include <mica/optim/grad_norm_kernels.h>
 
 namespace mica::optim {
 

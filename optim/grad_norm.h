@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <mica/core/tensor.h>
-#include <mica/optim/step_kernels.h>
+#include <mica/optim/detail/step_kernels.h>
 
 namespace mica::optim {
 

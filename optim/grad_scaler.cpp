@@ -3,8 +3,8 @@
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/optim/detail/grad_scaler_kernels.h>
 #include <mica/optim/grad_scaler.h>
-#include <mica/optim/grad_scaler_kernels.h>
 
 namespace mica::optim {
 

@@ -12,10 +12,10 @@
 #include <mica/core/overlap.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/optim/detail/step_kernels.h>
 #include <mica/optim/grad_norm.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/optimizer.h>
-#include <mica/optim/step_kernels.h>
 
 namespace mica::optim {
 

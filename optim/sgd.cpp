@@ -1,8 +1,8 @@
 #include <cmath>
 
 #include <mica/core/dispatch.h>
+#include <mica/optim/detail/sgd_kernels.h>
 #include <mica/optim/sgd.h>
-#include <mica/optim/sgd_kernels.h>
 
 namespace mica::optim {
 

@@ -10,19 +10,19 @@
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/add_layer_norm/add_layer_norm_kernels.h>
-#include <mica/ops/attention/fused_attention_ops.h>
-#include <mica/ops/cross_entropy/cross_entropy_kernels.h>
-#include <mica/ops/cross_entropy/cross_entropy_steps.h>
+#include <mica/ops/attention/detail/fused_attention_ops.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
-#include <mica/ops/gated/gated_kernels.h>
-#include <mica/ops/layer_norm/layer_norm_kernels.h>
-#include <mica/ops/matmul/matmul_kernels.h>
-#include <mica/ops/quantized/quantized_functions.h>
-#include <mica/ops/quantized/quantized_kernels.h>
-#include <mica/ops/rms_norm/rms_norm_kernels.h>
-#include <mica/ops/softmax/softmax_kernels.h>
-#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
+#include <mica/ops/gated/detail/gated_kernels.h>
+#include <mica/ops/matmul/detail/matmul_kernels.h>
+#include <mica/ops/norm/detail/add_layer_norm_kernels.h>
+#include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/rms_norm_kernels.h>
+#include <mica/ops/quantized/detail/quantized_functions.h>
+#include <mica/ops/quantized/detail/quantized_kernels.h>
+#include <mica/ops/softmax/detail/softmax_kernels.h>
+#include <mica/ops/tiled_matmul/detail/tiled_matmul_kernels.h>
 
 using namespace mica;
 

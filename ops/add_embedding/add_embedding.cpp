@@ -2,11 +2,11 @@
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
 #include <mica/ops/add_embedding/add_embedding.h>
-#include <mica/ops/add_embedding/add_embedding_kernels.h>
-#include <mica/ops/dropout/dropout_ops.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
-#include <mica/ops/embedding/embedding_kernels.h>
-#include <mica/ops/embedding/embedding_ops.h>
+#include <mica/ops/add_embedding/detail/add_embedding_kernels.h>
+#include <mica/ops/dropout/detail/dropout_ops.h>
+#include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/embedding/detail/embedding_kernels.h>
+#include <mica/ops/embedding/detail/embedding_ops.h>
 #include <mica/ops/reduce/reduce.h>
 
 namespace mica {

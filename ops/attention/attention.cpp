@@ -4,9 +4,9 @@
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/attention/attention_plan.h>
-#include <mica/ops/attention/composed_attention_ops.h>
-#include <mica/ops/attention/fused_attention_ops.h>
+#include <mica/ops/attention/detail/attention_plan.h>
+#include <mica/ops/attention/detail/composed_attention_ops.h>
+#include <mica/ops/attention/detail/fused_attention_ops.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

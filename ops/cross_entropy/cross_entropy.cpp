@@ -3,14 +3,14 @@
 #include <mica/autograd/inplace.h>
 #include <mica/core/creation.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
-#include <mica/ops/cross_entropy/cross_entropy_steps.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/softmax/detail/softmax_ops.h>
 #include <mica/ops/softmax/softmax.h>
-#include <mica/ops/softmax/softmax_ops.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

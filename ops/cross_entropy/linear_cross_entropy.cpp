@@ -5,11 +5,11 @@
 #include <mica/autograd/grad.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/cross_entropy/cross_entropy_steps.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/matmul/matmul.h>
-#include <mica/ops/matmul/matmul_kernels.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

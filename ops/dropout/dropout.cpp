@@ -1,9 +1,9 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/dropout/detail/dropout_kernels.h>
+#include <mica/ops/dropout/detail/dropout_ops.h>
 #include <mica/ops/dropout/dropout.h>
-#include <mica/ops/dropout/dropout_kernels.h>
-#include <mica/ops/dropout/dropout_ops.h>
 
 namespace mica {
 

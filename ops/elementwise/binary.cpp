@@ -5,8 +5,8 @@
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
-#include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/operands.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 

@@ -1,8 +1,8 @@
 #include <limits>
 
 #include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
-#include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/operands.h>
 #include <mica/ops/elementwise/unary.h>
 
 namespace mica {

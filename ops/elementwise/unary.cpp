@@ -2,9 +2,9 @@
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/unary_ops.h>
 #include <mica/ops/elementwise/unary.h>
-#include <mica/ops/elementwise/unary_ops.h>
 #include <mica/ops/elementwise/where.h>
 
 namespace mica {

@@ -1,6 +1,6 @@
 #include <mica/autograd/function.h>
-#include <mica/ops/elementwise/elementwise_kernels.h>
-#include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/operands.h>
 #include <mica/ops/elementwise/where.h>
 
 namespace mica {

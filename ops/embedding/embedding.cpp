@@ -1,9 +1,9 @@
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/ops/embedding/detail/embedding_kernels.h>
+#include <mica/ops/embedding/detail/embedding_ops.h>
 #include <mica/ops/embedding/embedding.h>
-#include <mica/ops/embedding/embedding_kernels.h>
-#include <mica/ops/embedding/embedding_ops.h>
 
 namespace mica {
 

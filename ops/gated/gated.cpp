@@ -4,8 +4,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/gated/detail/gated_kernels.h>
 #include <mica/ops/gated/gated.h>
-#include <mica/ops/gated/gated_kernels.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 

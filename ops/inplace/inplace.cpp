@@ -2,9 +2,9 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/operands.h>
+#include <mica/ops/elementwise/detail/operands.h>
+#include <mica/ops/inplace/detail/inplace_kernels.h>
 #include <mica/ops/inplace/inplace.h>
-#include <mica/ops/inplace/inplace_kernels.h>
 #include <mica/ops/reduce/reduce.h>
 
 namespace mica {

@@ -3,8 +3,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/unary_ops.h>
-#include <mica/ops/matmul/matmul_steps.h>
+#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/matmul/detail/matmul_steps.h>
 #include <mica/ops/matmul/mlp.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>

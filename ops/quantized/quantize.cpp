@@ -8,8 +8,8 @@
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
+#include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/quantized.h>
-#include <mica/ops/quantized/quantized_functions.h>
 
 namespace mica {
 

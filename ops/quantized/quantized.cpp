@@ -3,9 +3,9 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/quantized/detail/quantized_functions.h>
+#include <mica/ops/quantized/detail/quantized_kernels.h>
 #include <mica/ops/quantized/quantized.h>
-#include <mica/ops/quantized/quantized_functions.h>
-#include <mica/ops/quantized/quantized_kernels.h>
 
 namespace mica {
 

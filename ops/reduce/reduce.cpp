@@ -9,8 +9,8 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/reduce/detail/reduce_kernels.h>
 #include <mica/ops/reduce/reduce.h>
-#include <mica/ops/reduce/reduce_kernels.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

@@ -2,8 +2,8 @@
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/ops/rotary/detail/rotary_kernels.h>
 #include <mica/ops/rotary/rotary.h>
-#include <mica/ops/rotary/rotary_kernels.h>
 
 namespace mica {
 

@@ -5,9 +5,9 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/softmax/detail/softmax_kernels.h>
+#include <mica/ops/softmax/detail/softmax_ops.h>
 #include <mica/ops/softmax/softmax.h>
-#include <mica/ops/softmax/softmax_kernels.h>
-#include <mica/ops/softmax/softmax_ops.h>
 
 namespace mica {
 

@@ -1,10 +1,10 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/elementwise/unary_ops.h>
-#include <mica/ops/matmul/matmul_kernels.h>
+#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/matmul/detail/matmul_kernels.h>
+#include <mica/ops/tiled_matmul/detail/tiled_matmul_kernels.h>
 #include <mica/ops/tiled_matmul/tiled_matmul.h>
-#include <mica/ops/tiled_matmul/tiled_matmul_kernels.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

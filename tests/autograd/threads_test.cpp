@@ -10,8 +10,8 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/inplace/inplace.h>
-#include <mica/ops/layer_norm/layer_norm.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/norm/layer_norm.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
 #include <mica/ops/view/view.h>

@@ -10,10 +10,10 @@
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/rng.h>
-#include <mica/ops/add_layer_norm/add_layer_norm.h>
 #include <mica/ops/dropout/dropout.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/layer_norm/layer_norm.h>
+#include <mica/ops/norm/add_layer_norm.h>
+#include <mica/ops/norm/layer_norm.h>
 
 using namespace mica;
 using namespace mica::testing_support;

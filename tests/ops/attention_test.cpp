@@ -11,7 +11,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/attention/attention_plan.h>
+#include <mica/ops/attention/detail/attention_plan.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>

@@ -15,8 +15,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/rng.h>
-#include <mica/ops/attention/attention_kernels.h>
-#include <mica/ops/attention/fused_attention_kernels.h>
+#include <mica/ops/attention/detail/attention_kernels.h>
+#include <mica/ops/attention/detail/fused_attention_kernels.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;

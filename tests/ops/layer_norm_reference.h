@@ -6,7 +6,7 @@
 #include "norm_grid.h"
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
-#include <mica/ops/layer_norm/layer_norm.h>
+#include <mica/ops/norm/layer_norm.h>
 
 namespace mica::layer_norm_testing {
 

@@ -10,8 +10,8 @@
 #include <mica/core/parallel.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/inplace/inplace.h>
-#include <mica/ops/matmul/agreement.h>
-#include <mica/ops/matmul/layout.h>
+#include <mica/ops/matmul/detail/agreement.h>
+#include <mica/ops/matmul/detail/layout.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 

@@ -13,8 +13,8 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/nn/rms_norm.h>
+#include <mica/ops/norm/rms_norm.h>
 #include <mica/ops/reduce/reduce.h>
-#include <mica/ops/rms_norm/rms_norm.h>
 
 using namespace mica;
 using namespace mica::testing_support;

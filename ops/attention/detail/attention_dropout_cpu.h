@@ -1,0 +1,32 @@
+#pragma once
+
+// The weights that dropout keeps, row by row. Included by *_cpu.cpp only.
+
+#include <cstdint>
+
+#include <mica/ops/attention/detail/attention_dropout.h>
+
+namespace mica::kernels {
+
+/// kept[i * stride + j] = 1 or 0 for query i of a block of 16 and key first + j; first is a multiple of 16, and the
+/// number of keys written is rounded up to a whole block. For `row_of_blocks` see detail::draw_dropout_group().
+inline void draw_kept_rows(const WeightDropout& dropout, std::int64_t row_of_blocks, std::int64_t first,
+                           std::int64_t keys, std::uint8_t* kept, std::int64_t stride) {
+  constexpr int kBlock = detail::kDropoutBlock;
+  for (std::int64_t key = 0; key < keys; key += kBlock) {
+    for (int group = 0; group < 16; ++group) {
+      const int u = group / 4, v = group % 4;
+      const std::uint32_t bits = detail::kept_of_dropout_group(
+          detail::draw_dropout_group(dropout.key, static_cast<std::uint32_t>(row_of_blocks),
+                                     static_cast<std::uint32_t>((first + key) / kBlock), static_cast<std::uint32_t>(u),
+                                     static_cast<std::uint32_t>(v)),
+          dropout.threshold);
+      for (int place = 0; place < 16; ++place) {
+        kept[detail::query_of_dropout_group(u, place) * stride + key + detail::key_of_dropout_group(v, place)] =
+            bits >> place & 1;
+      }
+    }
+  }
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include <mica/core/tensor.h>
+#include <mica/ops/attention/detail/attention_dropout.h>
+
+namespace mica::detail {
+
+/// AttentionOptions with all defaults resolved.
+struct AttentionRule {
+  double scale = 1;
+  bool causal = false;
+  std::int64_t causal_offset = 0;
+  WeightDropout dropout{};
+};
+
+/// Attention by recorded ops, for validated arguments; `mask` may be undefined. 16-bit inputs are cast to float32, and
+/// the result is cast back.
+Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                          const AttentionRule& rule);
+
+/// The gradients of q, k and v for dy, by recorded ops; the mask is a constant.
+Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                                     const Tensor& dy, const AttentionRule& rule);
+
+}  // namespace mica::detail

@@ -1,0 +1,556 @@
+// Attention backward with wgmma and the copy engine of compute capability 9.0: one kernel for the gradients of the
+// queries, one for those of keys and values. Each recomputes the weights, so that no sum crosses blocks and results are
+// bit-identical from run to run. See flash_attention.md.
+
+#include <algorithm>
+#include <type_traits>
+
+#include <mica/ops/attention/detail/flash_attention_dropout.cuh>
+#include <mica/ops/attention/detail/flash_attention_sm90.cuh>
+
+namespace mica::kernels::flash {
+
+namespace {
+
+/// Parameters of both kernels. A consumer owns 64 rows of two tensors, queries and dout or keys and values. Tiles of
+/// kRows rows of the two others stream through kStages stages.
+template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
+struct BackwardPlan {
+  static constexpr int kDepth = kDepth_;
+  static constexpr int kChunks = kDepth / kChunk;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kOwnedRows = kConsumers * kConsumerRows;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kOwnedBytes = kChunks * kConsumerChunkBytes;
+  static constexpr int kPassingBytes = kChunks * kRows * kLineBytes;
+
+  struct Shared {
+    unsigned char owned[kConsumers][2][kOwnedBytes];  // and the gradients
+    unsigned char passing[kStages][2][kPassingBytes];
+    float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of streamed queries
+    std::uint64_t owned_full[kConsumers];
+    std::uint64_t owned_empty[kConsumers];
+    std::uint64_t full[kStages];
+    std::uint64_t empty[kStages];
+  };
+
+  __device__ static void init(Shared& shared) {
+    for (int i = 0; i < kConsumers; ++i) {
+      cuda::init_barrier(&shared.owned_full[i], 1);
+      cuda::init_barrier(&shared.owned_empty[i], 1);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      cuda::init_barrier(&shared.full[i], 1);
+      cuda::init_barrier(&shared.empty[i], kConsumers * kWarpgroup / kWarp);
+    }
+    cuda::publish_barriers();
+  }
+};
+
+/// For the gradients of keys and values. `kLean`: products of queries and of dout share registers, one at a time.
+template <int kDepth, int kConsumers, int kRows, int kStages, bool kLean_>
+struct KeysPlan : BackwardPlan<kDepth, kConsumers, kRows, kStages> {
+  static constexpr bool kLean = kLean_;
+};
+
+/// Maps of the tensors to read and of the gradients to write.
+struct BackwardMaps {
+  CUtensorMap q, k, v, dout;
+  CUtensorMap first, second;  // dq, or dk and dv
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Loads a consumer's rows of two tensors, once the previous ones are no longer needed.
+template <class P>
+__device__ void load_owned(typename P::Shared& shared, unsigned& parities, int consumer, const CUtensorMap* first,
+                           const CUtensorMap* second, int row, int head, int batch) {
+  std::uint64_t* const full = &shared.owned_full[consumer];
+  cuda::wait(&shared.owned_empty[consumer], ~parities >> consumer & 1);
+  parities ^= 1u << consumer;
+  cuda::arrive_expecting(full, 2 * P::kOwnedBytes);
+  load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][0], first, row, head, batch, full);
+  load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][1], second, row, head, batch, full);
+}
+
+/// Multiplies a pair rounded by cuda::pair_of by two numbers and rounds again. bfloat16 is multiplied in bfloat16: the
+/// compiler would unpack all pairs at once and run out of registers. float16 lacks the range.
+template <class T>
+__device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
+  if constexpr (std::is_same_v<T, Half>) {
+    const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    return cuda::pair_of<T>(two.x * first, two.y * second);
+  } else {
+    std::uint32_t result;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(cuda::pair_of<T>(first, second)));
+    return result;
+  }
+}
+
+template <class P>
+__device__ void release(std::uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) {
+    cuda::arrive(barrier);
+  }
+}
+
+/// Waits for a stage that only other consumers need, and releases it.
+template <class P>
+__device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
+  cuda::wait(&shared.full[ring.stage], ring.parity);
+  release<P>(&shared.empty[ring.stage]);
+  ring.advance();
+}
+
+// Gradients of queries.
+
+/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
+template <class P>
+__device__ int key_steps(const Work& a, int begin, int end) {
+  return begin < a.queries ? (a.visible_keys(end) + P::kRows - 1) / P::kRows : 0;
+}
+
+template <class P>
+__device__ void produce_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+                                    const Order& order) {
+  Ring<P::kStages> ring;
+  unsigned parities = 0;
+  order.each([&](Order::Place place) {
+    const int b = place.head / a.heads;
+    const int h = place.head % a.heads;
+    const int key_head = h / a.group;
+    const int first = place.tile * P::kOwnedRows;
+#pragma unroll 1
+    for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
+      const int row = first + consumer * kConsumerRows;
+      if (key_steps<P>(a, row, row + kConsumerRows) > 0) {
+        load_owned<P>(shared, parities, consumer, &maps.q, &maps.dout, row, h, b);
+      }
+    }
+#pragma unroll 1
+    for (int step = key_steps<P>(a, first, first + P::kOwnedRows) - 1; step >= 0; --step, ring.advance()) {
+      std::uint64_t* const full = &shared.full[ring.stage];
+      cuda::wait(&shared.empty[ring.stage], ring.parity ^ 1);
+      cuda::arrive_expecting(full, 2 * P::kPassingBytes);
+      load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][0], &maps.k, step * P::kRows, key_head, b, full);
+      load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][1], &maps.v, step * P::kRows, key_head, b, full);
+    }
+  });
+}
+
+template <class T, class P, bool kDrops>
+__device__ void consume_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+                                    const Order& order) {
+  const int consumer = consumer_of_thread();
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % kWarp;
+  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
+  unsigned char* const q = shared.owned[consumer][0];
+  unsigned char* const dout = shared.owned[consumer][1];
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  Ring<P::kStages> ring;
+  unsigned parity = 0;
+  order.each([&](Order::Place place) {
+    const int b = place.head / a.heads;
+    const int h = place.head % a.heads;
+    const int first = place.tile * P::kOwnedRows;
+    const int begin = first + consumer * kConsumerRows;
+    const int steps = key_steps<P>(a, begin, begin + kConsumerRows);
+    for (int step = key_steps<P>(a, first, first + P::kOwnedRows); step > steps; --step) {
+      skip<P>(shared, ring);
+    }
+    float dq[P::kDepth / 2] = {};
+    if (steps > 0) {
+      float log2_sums[2];
+      float means[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const stats = a.stats_of(place.head, min(first + own_row + half * 8, a.queries - 1));
+        log2_sums[half] = stats[0];
+        means[half] = stats[kStatsRows];
+      }
+      float weights[P::kRows / 2];
+      float dweights[P::kRows / 2];
+      std::uint32_t dscores[P::kRows / 16][4];
+      int last = -1;  // stage
+      int step = steps - 1;
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // blocks fully visible to all queries
+      const auto do_step = [&](auto masked) {
+        const unsigned char* const k = shared.passing[ring.stage][0];
+        const unsigned char* const v = shared.passing[ring.stage][1];
+        cuda::wait(&shared.full[ring.stage], ring.parity);
+        cuda::begin_products();
+        multiply_transposed<T, P::kChunks, P::kRows>(weights, q, k);
+        cuda::commit_products();
+        multiply_transposed<T, P::kChunks, P::kRows>(dweights, dout, v);
+        cuda::commit_products();
+        [[maybe_unused]] std::uint32_t kept = 0;
+        if constexpr (kDrops) {
+          static_assert(P::kRows == 64);
+          kept = draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kRows);
+        }
+        cuda::wait_products<1>();
+        cuda::pin(weights);
+        pin_all(dscores);
+        __syncwarp();
+        if (last >= 0 && lane == 0) {
+          cuda::arrive(&shared.empty[last]);
+        }
+        last = ring.stage;
+#pragma unroll
+        for (int i = 0; i < P::kRows / 2; ++i) {
+          weights[i] = cuda::approximate_exp2(weights[i] * a.scale_log2 - log2_sums[i / 2 % 2]);
+        }
+        if constexpr (decltype(masked)::value) {
+#pragma unroll
+          for (int i = 0; i < P::kRows / 2; ++i) {
+            const int visible = min(a.keys, first + own_row + i / 2 % 2 * 8 + a.offset + 1) - step * P::kRows;
+            if (i / 4 * 8 + i % 2 + lane % 4 * 2 >= visible) {
+              weights[i] = 0;
+            }
+          }
+        }
+        cuda::wait_products<0>();
+        cuda::pin(dweights);
+#pragma unroll
+        for (int i = 0; i < P::kRows / 2; ++i) {
+          if constexpr (kDrops) {
+            dweights[i] = keep<true>(dweights[i], kept, i);
+          }
+          weights[i] *= dweights[i] - means[i / 2 % 2];
+        }
+        round_to<T, P::kRows>(dscores, weights);
+        pin_all(dscores);
+        cuda::pin(dq);
+        cuda::begin_products();
+        add_product<T, P::kChunks, P::kRows>(dq, dscores, k);
+        cuda::commit_products();
+        ring.advance();
+      };
+      cuda::wait(&shared.owned_full[consumer], parity);
+      parity ^= 1;
+#pragma unroll 1
+      for (; step >= unmasked; --step) {
+        do_step(std::true_type{});
+      }
+#pragma unroll 1
+      for (; step >= 0; --step) {
+        do_step(std::false_type{});
+      }
+      cuda::wait_products<0>();
+      cuda::pin(dq);
+      pin_all(dscores);
+      release<P>(&shared.empty[last]);
+    }
+    if (begin < a.queries) {
+      write_rows<T, P::kChunks>(dq, a.gradient_scale, a.gradient_scale, q, &maps.first, begin, h, b, 1 + consumer);
+    }
+    if (steps > 0 && thread == 0) {
+      cuda::arrive(&shared.owned_empty[consumer]);
+    }
+  });
+}
+
+// Gradients of keys and values. Weights are transposed here: rows are keys.
+
+template <bool kFirst, int kSize, int kOtherSize>
+__device__ auto& either(float (&first)[kSize], float (&second)[kOtherSize]) {
+  if constexpr (kFirst) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
+/// The first block of queries that see keys from `begin` on, if there are such keys.
+template <class P>
+__device__ int first_query_step(const Work& a, int begin) {
+  const int all = (a.queries + P::kRows - 1) / P::kRows;
+  return begin < a.keys ? min(all, a.first_query(begin) / P::kRows) : all;
+}
+
+template <class P>
+__device__ void produce_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+                                 const Order& order) {
+  const int key_heads = a.heads / a.group;
+  const int steps = (a.queries + P::kRows - 1) / P::kRows;
+  Ring<P::kStages> ring;
+  unsigned parities = 0;
+  order.each([&](Order::Place place) {
+    const int b = place.head / key_heads;
+    const int key_head = place.head % key_heads;
+    const int first = place.tile * P::kOwnedRows;
+#pragma unroll 1
+    for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
+      const int row = first + consumer * kConsumerRows;
+      if (first_query_step<P>(a, row) < steps) {
+        load_owned<P>(shared, parities, consumer, &maps.k, &maps.v, row, key_head, b);
+      }
+    }
+    const int first_step = first_query_step<P>(a, first);
+#pragma unroll 1
+    for (int h = key_head * a.group; h < (key_head + 1) * a.group; ++h) {
+#pragma unroll 1
+      for (int step = first_step; step < steps; ++step, ring.advance()) {
+        std::uint64_t* const full = &shared.full[ring.stage];
+        const int row = step * P::kRows;
+        cuda::wait(&shared.empty[ring.stage], ring.parity ^ 1);
+        cuda::arrive_expecting(full, 2 * P::kPassingBytes + static_cast<int>(sizeof(shared.stats[0])));
+        cuda::load_bytes(shared.stats[ring.stage], a.stats_of(b * a.heads + h, row), sizeof(shared.stats[0]), full);
+        load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][0], &maps.q, row, h, b, full);
+        load_chunks<P::kChunks, P::kRows>(shared.passing[ring.stage][1], &maps.dout, row, h, b, full);
+      }
+    }
+  });
+}
+
+template <class T, class P, bool kDrops>
+__device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+                                 const Order& order) {
+  // Between two heads, a consumer holds the last stage of the first one while it skips stages of the other consumers.
+  static_assert(P::kStages > P::kConsumers);
+  const int consumer = consumer_of_thread();
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % kWarp;
+  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
+  const int key_heads = a.heads / a.group;
+  const int steps = (a.queries + P::kRows - 1) / P::kRows;
+  unsigned char* const k = shared.owned[consumer][0];
+  unsigned char* const v = shared.owned[consumer][1];
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  Ring<P::kStages> ring;
+  unsigned parity = 0;
+  order.each([&](Order::Place place) {
+    const int b = place.head / key_heads;
+    const int key_head = place.head % key_heads;
+    const int first = place.tile * P::kOwnedRows;
+    const int begin = first + consumer * kConsumerRows;
+    const int first_of_block = first_query_step<P>(a, first);
+    const int first_step = first_query_step<P>(a, begin);
+    // The first step from which all queries see all keys of the block.
+    const int first_unmasked = min(steps, (a.first_query(begin + kConsumerRows - 1) + P::kRows - 1) / P::kRows);
+    float dk[P::kDepth / 2] = {};
+    float dv[P::kDepth / 2] = {};
+    if (first_step < steps) {
+      cuda::wait(&shared.owned_full[consumer], parity);
+      parity ^= 1;
+      float weights[P::kRows / 2];
+      float more[P::kLean ? 1 : P::kRows / 2];
+      auto& dweights = either<P::kLean>(weights, more);
+      std::uint32_t rounded[P::kRows / 16][4];
+      std::uint32_t dscores[P::kRows / 16][4];
+      int last = -1;  // stage
+      int step = 0;
+      int query_head = 0;  // among those that share the key head
+      const auto do_step = [&](auto masked) {
+        const unsigned char* const q = shared.passing[ring.stage][0];
+        const unsigned char* const dout = shared.passing[ring.stage][1];
+        // The logarithms or the means of queries 8 j + 2 (l % 4) and the next.
+        const auto stats = [&](int which, int j) {
+          return *reinterpret_cast<const float2*>(
+              &shared.stats[ring.stage][j * 8 / kStatsRows][which][j * 8 % kStatsRows + lane % 4 * 2]);
+        };
+        cuda::wait(&shared.full[ring.stage], ring.parity);
+        cuda::begin_products();
+        multiply_transposed<T, P::kChunks, P::kRows>(weights, k, q);
+        cuda::commit_products();
+        if constexpr (!P::kLean) {
+          multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
+          cuda::commit_products();
+        }
+        [[maybe_unused]] std::uint32_t kept = 0;
+        if constexpr (kDrops) {
+          static_assert(P::kRows == 64);
+          const int head = b * a.heads + key_head * a.group + query_head;
+          kept = draw_kept<false, 64>(a, dropout_key, head, begin + thread / kWarp * 16, step * P::kRows);
+        }
+        cuda::wait_products<P::kLean ? 0 : 1>();
+        cuda::pin(weights);
+        pin_all(rounded);
+        pin_all(dscores);
+        __syncwarp();
+        if (last >= 0 && lane == 0) {
+          cuda::arrive(&shared.empty[last]);
+        }
+        last = ring.stage;
+#pragma unroll
+        for (int j = 0; j < P::kRows / 8; ++j) {
+          const float2 both = stats(0, j);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& weight = weights[j * 4 + i];
+            weight = cuda::approximate_exp2(weight * a.scale_log2 - (i % 2 == 0 ? both.x : both.y));
+            if constexpr (decltype(masked)::value) {
+              const int begin_of_row = first + own_row + i / 2 * 8 - a.offset - step * P::kRows;
+              if (j * 8 + i % 2 + lane % 4 * 2 < begin_of_row) {
+                weight = 0;
+              }
+            }
+          }
+        }
+        round_to<T, P::kRows>(rounded, weights);
+        if constexpr (kDrops) {
+          if constexpr (P::kLean) {  // dS also needs the dropped ones
+            copy_fragments(dscores, rounded);
+          }
+          drop_rounded<false, P::kRows>(rounded, &kept);
+        }
+        pin_all(rounded);
+        cuda::pin(dv);
+        if constexpr (P::kLean) {
+          cuda::pin(weights);
+        }
+        cuda::begin_products();
+        if constexpr (P::kLean) {
+          multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
+          cuda::commit_products();
+        }
+        add_product<T, P::kChunks, P::kRows>(dv, rounded, dout);
+        cuda::commit_products();
+        cuda::wait_products<1>();
+        cuda::pin(dweights);
+#pragma unroll
+        for (int j = 0; j < P::kRows / 8; ++j) {
+          const float2 both = stats(1, j);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int i = j * 4 + half * 2;
+            if constexpr (kDrops) {
+              dweights[i] = keep<false>(dweights[i], kept, i);
+              dweights[i + 1] = keep<false>(dweights[i + 1], kept, i + 1);
+            }
+            const float first_difference = dweights[i] - both.x;
+            const float second_difference = dweights[i + 1] - both.y;
+            const int place = j % 2 * 2 + half;
+            if constexpr (P::kLean) {  // only the rounded weights remain
+              dscores[j / 2][place] =
+                  multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
+            } else {
+              dscores[j / 2][place] =
+                  cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
+            }
+          }
+        }
+        pin_all(dscores);
+        cuda::pin(dk);
+        cuda::begin_products();
+        add_product<T, P::kChunks, P::kRows>(dk, dscores, q);
+        cuda::commit_products();
+        ring.advance();
+      };
+#pragma unroll 1
+      for (; query_head < a.group; ++query_head) {
+        for (step = first_of_block; step < first_step; ++step) {
+          skip<P>(shared, ring);
+        }
+#pragma unroll 1
+        for (; step < first_unmasked; ++step) {
+          do_step(std::true_type{});
+        }
+#pragma unroll 1
+        for (; step < steps; ++step) {
+          do_step(std::false_type{});
+        }
+      }
+      cuda::wait_products<0>();
+      cuda::pin(dk);
+      cuda::pin(dv);
+      pin_all(rounded);
+      pin_all(dscores);
+      release<P>(&shared.empty[last]);
+    } else {
+      for (int i = 0; i < a.group * (steps - first_of_block); ++i) {
+        skip<P>(shared, ring);
+      }
+    }
+    if (begin < a.keys) {
+      write_rows<T, P::kChunks>(dk, a.gradient_scale, a.gradient_scale, k, &maps.first, begin, key_head, b,
+                                1 + consumer);
+      write_rows<T, P::kChunks>(dv, a.weight_factor, a.weight_factor, v, &maps.second, begin, key_head, b,
+                                1 + consumer);
+    }
+    if (first_step < steps && thread == 0) {
+      cuda::arrive(&shared.owned_empty[consumer]);
+    }
+  });
+}
+
+#endif
+
+template <class T, class P, bool kForKeys, bool kDrops>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    backward_sm90_kernel([[maybe_unused]] const __grid_constant__ Work a,
+                         [[maybe_unused]] const __grid_constant__ BackwardMaps maps,
+                         [[maybe_unused]] const __grid_constant__ Order order) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
+  if (threadIdx.x == 0) {
+    P::init(shared);
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    cuda::release_registers<P::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      if constexpr (kForKeys) {
+        produce_for_keys<P>(shared, a, maps, order);
+      } else {
+        produce_for_queries<P>(shared, a, maps, order);
+      }
+    }
+    __syncwarp();
+  } else {
+    cuda::acquire_registers<P::kConsumerRegisters>();
+    if constexpr (kForKeys) {
+      consume_for_keys<T, P, kDrops>(shared, a, maps, order);
+    } else {
+      consume_for_queries<T, P, kDrops>(shared, a, maps, order);
+    }
+  }
+#endif
+}
+
+// On the host.
+
+template <class T, class P, bool kForKeys>
+void launch_backward(const Work& work) {
+  const int query_lines = kForKeys ? P::kRows : kConsumerRows;
+  const int key_lines = kForKeys ? kConsumerRows : P::kRows;
+  const BackwardMaps maps{
+      .q = map_of_queries(work, work.q, query_lines),
+      .k = map_of_keys(work, work.k, key_lines),
+      .v = map_of_keys(work, work.v, key_lines),
+      .dout = map_of_queries(work, work.dout, query_lines),
+      .first = kForKeys ? map_of_keys(work, work.dk, kConsumerRows) : map_of_queries(work, work.dq, kConsumerRows),
+      .second = kForKeys ? map_of_keys(work, work.dv, kConsumerRows) : CUtensorMap{}};
+  const int heads = work.batches * (kForKeys ? work.heads / work.group : work.heads);
+  const int rows = kForKeys ? work.keys : work.queries;
+  const int tiles = (rows + P::kOwnedRows - 1) / P::kOwnedRows;
+  const double read = kForKeys ? 4.0 * work.queries * work.group : 4.0 * work.keys / work.group;
+  const char* const name = kForKeys ? "flash_key_gradient_sm90_kernel" : "flash_query_gradient_sm90_kernel";
+  launch_persistent(
+      work.drops ? backward_sm90_kernel<T, P, kForKeys, true> : backward_sm90_kernel<T, P, kForKeys, false>, name,
+      P::kThreads, sizeof(typename P::Shared), heads, tiles,
+      /*last_is_heavy=*/!kForKeys, read * work.depth, work, maps);
+}
+
+}  // namespace
+
+void backward_sm90(const Work& work) {
+  on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
+    if (work.depth <= 64) {
+      launch_backward<T, BackwardPlan<64, 3, 64, 4>, false>(work);
+      launch_backward<T, KeysPlan<64, 2, 64, 4, false>, true>(work);
+    } else {
+      launch_backward<T, BackwardPlan<128, 2, 64, 3>, false>(work);
+      launch_backward<T, KeysPlan<128, 2, 64, 3, true>, true>(work);
+    }
+  });
+}
+
+}  // namespace mica::kernels::flash

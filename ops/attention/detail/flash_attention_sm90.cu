@@ -1,0 +1,409 @@
+// Attention forward with wgmma and the copy engine of compute capability 9.0, after FlashAttention-3 (Shah et al.,
+// 2024). See flash_attention.md.
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include <mica/ops/attention/detail/flash_attention_dropout.cuh>
+#include <mica/ops/attention/detail/flash_attention_sm90.cuh>
+
+namespace mica::kernels::flash {
+
+namespace {
+
+/// Tiles of kKeys keys and values stream through kStages stages.
+template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_>
+struct ForwardPlan {
+  static constexpr int kDepth = kDepth_;
+  static constexpr int kChunks = kDepth / kChunk;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kKeys = kKeys_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kOverlap = kOverlap_;  // a consumer's products overlap its own softmax
+  static constexpr int kQueries = kConsumers * kConsumerRows;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 232;
+  static constexpr int kQueryBytes = kChunks * kConsumerChunkBytes;
+  static constexpr int kKeyBytes = kChunks * kKeys * kLineBytes;
+
+  struct Shared {
+    unsigned char q[kConsumers][kQueryBytes];  // and out
+    unsigned char k[kStages][kKeyBytes];
+    unsigned char v[kStages][kKeyBytes];
+    std::uint64_t q_full[kConsumers];
+    std::uint64_t q_empty[kConsumers];
+    std::uint64_t k_full[kStages];
+    std::uint64_t k_empty[kStages];
+    std::uint64_t v_full[kStages];
+    std::uint64_t v_empty[kStages];
+  };
+};
+
+struct ForwardMaps {
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+  CUtensorMap out;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
+template <class P>
+__device__ int steps_of(const Work& a, int begin, int end) {
+  return begin < a.queries ? (a.visible_keys(end) + P::kKeys - 1) / P::kKeys : 0;
+}
+
+/// Runs in one thread. Key blocks are loaded in descending order, so that masked ones come first.
+template <class P>
+__device__ void produce(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
+  Ring<P::kStages> ring;
+  unsigned q_parities = 0;  // one bit per consumer
+  order.each([&](Order::Place place) {
+    const int b = place.head / a.heads;
+    const int h = place.head % a.heads;
+    const int key_head = h / a.group;
+    const int first = place.tile * P::kQueries;
+    const int steps = steps_of<P>(a, first, first + P::kQueries);
+    for (int step = steps - 1; step >= 0; --step, ring.advance()) {
+      cuda::wait(&shared.k_empty[ring.stage], ring.parity ^ 1);
+      cuda::arrive_expecting(&shared.k_full[ring.stage], P::kKeyBytes);
+      load_chunks<P::kChunks, P::kKeys>(shared.k[ring.stage], &maps.k, step * P::kKeys, key_head, b,
+                                        &shared.k_full[ring.stage]);
+      if (step == steps - 1) {
+#pragma unroll
+        for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
+          const int row = first + consumer * kConsumerRows;
+          if (steps_of<P>(a, row, row + kConsumerRows) > 0) {
+            cuda::wait(&shared.q_empty[consumer], ~q_parities >> consumer & 1);
+            q_parities ^= 1u << consumer;
+            cuda::arrive_expecting(&shared.q_full[consumer], P::kQueryBytes);
+            load_chunks<P::kChunks, kConsumerRows>(shared.q[consumer], &maps.q, row, h, b, &shared.q_full[consumer]);
+          }
+        }
+      }
+      cuda::wait(&shared.v_empty[ring.stage], ring.parity ^ 1);
+      cuda::arrive_expecting(&shared.v_full[ring.stage], P::kKeyBytes);
+      load_chunks<P::kChunks, P::kKeys>(shared.v[ring.stage], &maps.v, step * P::kKeys, key_head, b,
+                                        &shared.v_full[ring.stage]);
+    }
+  });
+}
+
+/// The four lanes that share a row.
+__device__ float maximum_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ float sum_of_row(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// A lane's state of its rows, l / 4 and l / 4 + 8 of the warp's.
+struct Rows {
+  float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores so far
+  float total[2] = {};                     // of the weights, this lane's part
+};
+
+/// Masks the keys that a row does not see; `visible` counts from the first key of the block.
+template <int kKeys>
+__device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kKeys / 2; ++i) {
+    if (i / 4 * 8 + i % 2 + column >= visible[i / 2 % 2]) {
+      scores[i] = -INFINITY;
+    }
+  }
+}
+
+/// Converts scores to weights; earlier sums must be multiplied by `shrink`.
+template <int kKeys>
+__device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most = rows.most[half];
+#pragma unroll
+    for (int i = 2 * half; i < kKeys / 2; i += 4) {
+      most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
+    }
+    most = maximum_of_row(most);
+    const float shift = most == -INFINITY ? 0 : most * scale_log2;
+    shrink[half] = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
+    rows.most[half] = most;
+    float sums[2] = {};
+#pragma unroll
+    for (int i = 2 * half; i < kKeys / 2; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        scores[i + j] = cuda::approximate_exp2(scores[i + j] * scale_log2 - shift);
+        sums[j] += scores[i + j];
+      }
+    }
+    rows.total[half] = rows.total[half] * shrink[half] + (sums[0] + sums[1]);
+  }
+}
+
+/// A warpgroup, for 64 queries of each tile of this block. The warpgroup computes the softmax while the tensor cores
+/// accumulate a block's weighted values and multiply the next block's keys.
+template <class T, class P, bool kDrops>
+__device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
+  const int consumer = consumer_of_thread();
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % kWarp;
+  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
+  unsigned char* const q = shared.q[consumer];
+  const auto release = [&](std::uint64_t* barrier) {
+    __syncwarp();
+    if (lane == 0) {
+      cuda::arrive(barrier);
+    }
+  };
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  Ring<P::kStages> ring;
+  unsigned q_parity = 0;
+  order.each([&](Order::Place place) {
+    const int b = place.head / a.heads;
+    const int h = place.head % a.heads;
+    const int first = place.tile * P::kQueries;
+    const int begin = first + consumer * kConsumerRows;
+    const int steps_of_block = steps_of<P>(a, first, first + P::kQueries);
+    const int steps = steps_of<P>(a, begin, begin + kConsumerRows);
+    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // steps that only other consumers need
+      cuda::wait(&shared.k_full[ring.stage], ring.parity);
+      release(&shared.k_empty[ring.stage]);
+      cuda::wait(&shared.v_full[ring.stage], ring.parity);
+      release(&shared.v_empty[ring.stage]);
+    }
+    float out[P::kDepth / 2] = {};
+    Rows rows;
+    if (steps > 0) {
+      float scores[P::kKeys / 2];
+      std::uint32_t weights[P::kKeys / 16][4];
+      float shrink[2];
+      const auto mask_step = [&](int step) {
+        int visible[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          visible[half] = min(a.keys, first + own_row + half * 8 + a.offset + 1) - step * P::kKeys;
+        }
+        mask<P::kKeys>(scores, visible);
+      };
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // blocks fully visible to all queries
+      const auto multiply_keys = [&](int stage) {
+        multiply_transposed<T, P::kChunks, P::kKeys>(scores, q, shared.k[stage]);
+      };
+      // The kept weights of a block, 64 keys per register. Compute it while products run.
+      std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];
+      const auto draw = [&](int step) {
+        if constexpr (kDrops) {
+#pragma unroll
+          for (int i = 0; i < P::kKeys / 64; ++i) {
+            kept[i] =
+                draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kKeys + i * 64);
+          }
+        }
+      };
+      const auto round_weights = [&] {
+        round_to<T, P::kKeys>(weights, scores);
+        if constexpr (kDrops) {
+          drop_rounded<true, P::kKeys>(weights, kept);
+        }
+      };
+      const auto add_values = [&](int stage) { add_product<T, P::kChunks, P::kKeys>(out, weights, shared.v[stage]); };
+      const auto shrink_out = [&] {
+#pragma unroll
+        for (int i = 0; i < P::kDepth / 2; ++i) {
+          out[i] *= shrink[i / 2 % 2];
+        }
+      };
+      cuda::wait(&shared.q_full[consumer], q_parity);
+      q_parity ^= 1;
+      if constexpr (P::kOverlap) {
+        int step = steps - 1;
+        cuda::wait(&shared.k_full[ring.stage], ring.parity);
+        cuda::begin_products();
+        multiply_keys(ring.stage);
+        cuda::commit_products();
+        draw(step);
+        cuda::wait_products<0>();
+        cuda::pin(scores);
+        release(&shared.k_empty[ring.stage]);
+        if (step >= unmasked) {
+          mask_step(step);
+        }
+        soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+        round_weights();
+        const auto do_step = [&](auto masked) {
+          Ring<P::kStages> next = ring;
+          next.advance();
+          cuda::wait(&shared.k_full[next.stage], next.parity);
+          pin_all(weights);
+          cuda::pin(out);
+          cuda::begin_products();
+          multiply_keys(next.stage);
+          cuda::commit_products();
+          cuda::wait(&shared.v_full[ring.stage], ring.parity);
+          add_values(ring.stage);
+          cuda::commit_products();
+          draw(step);
+          cuda::wait_products<1>();
+          cuda::pin(scores);
+          release(&shared.k_empty[next.stage]);
+          if constexpr (decltype(masked)::value) {
+            mask_step(step);
+          }
+          soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+          cuda::wait_products<0>();
+          cuda::pin(out);
+          pin_all(weights);
+          release(&shared.v_empty[ring.stage]);
+          shrink_out();
+          round_weights();
+          ring = next;
+        };
+#pragma unroll 1
+        for (--step; step >= unmasked; --step) {
+          do_step(std::true_type{});
+        }
+#pragma unroll 1
+        for (; step >= 0; --step) {
+          do_step(std::false_type{});
+        }
+        cuda::wait(&shared.v_full[ring.stage], ring.parity);
+        pin_all(weights);
+        cuda::pin(out);
+        cuda::begin_products();
+        add_values(ring.stage);
+        cuda::commit_products();
+        cuda::wait_products<0>();
+        cuda::pin(out);
+        release(&shared.v_empty[ring.stage]);
+        ring.advance();
+      } else {
+#pragma unroll 1
+        for (int step = steps - 1; step >= 0; --step, ring.advance()) {
+          cuda::wait(&shared.k_full[ring.stage], ring.parity);
+          cuda::begin_products();
+          multiply_keys(ring.stage);
+          cuda::commit_products();
+          draw(step);
+          cuda::wait_products<0>();
+          cuda::pin(scores);
+          release(&shared.k_empty[ring.stage]);
+          if (step >= unmasked) {
+            mask_step(step);
+          }
+          soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+          shrink_out();
+          round_weights();
+          cuda::wait(&shared.v_full[ring.stage], ring.parity);
+          pin_all(weights);
+          cuda::pin(out);
+          cuda::begin_products();
+          add_values(ring.stage);
+          cuda::commit_products();
+          cuda::wait_products<0>();
+          cuda::pin(out);
+          release(&shared.v_empty[ring.stage]);
+        }
+      }
+    }
+    float factors[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = sum_of_row(rows.total[half]);
+      factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0: no key is visible
+      const int row = first + own_row + half * 8;
+      if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
+        a.lse[std::int64_t{place.head} * a.queries + row] =
+            total == 0 ? -INFINITY : (rows.most[half] * a.scale_log2 + log2f(total)) * kLn2;
+      }
+    }
+    if (begin < a.queries) {
+      write_rows<T, P::kChunks>(out, factors[0], factors[1], q, &maps.out, begin, h, b, 1 + consumer);
+    }
+    if (steps > 0 && thread == 0) {
+      cuda::arrive(&shared.q_empty[consumer]);
+    }
+  });
+}
+
+#endif
+
+template <class T, class P, bool kDrops>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    forward_sm90_kernel([[maybe_unused]] const __grid_constant__ Work a,
+                        [[maybe_unused]] const __grid_constant__ ForwardMaps maps,
+                        [[maybe_unused]] const __grid_constant__ Order order) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
+  if (threadIdx.x == 0) {
+    constexpr int kConsumerWarps = P::kConsumers * kWarpgroup / kWarp;
+    for (int i = 0; i < P::kConsumers; ++i) {
+      cuda::init_barrier(&shared.q_full[i], 1);
+      cuda::init_barrier(&shared.q_empty[i], 1);
+    }
+    for (int i = 0; i < P::kStages; ++i) {
+      cuda::init_barrier(&shared.k_full[i], 1);
+      cuda::init_barrier(&shared.k_empty[i], kConsumerWarps);
+      cuda::init_barrier(&shared.v_full[i], 1);
+      cuda::init_barrier(&shared.v_empty[i], kConsumerWarps);
+    }
+    cuda::publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    cuda::release_registers<P::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      produce<P>(shared, a, maps, order);
+    }
+    __syncwarp();
+  } else {
+    cuda::acquire_registers<P::kConsumerRegisters>();
+    consume<T, P, kDrops>(shared, a, maps, order);
+  }
+#endif
+}
+
+// On the host.
+
+template <class T, class P>
+void launch_forward(const Work& work) {
+  const ForwardMaps maps{.q = map_of_queries(work, work.q, kConsumerRows),
+                         .k = map_of_keys(work, work.k, P::kKeys),
+                         .v = map_of_keys(work, work.v, P::kKeys),
+                         .out = map_of_queries(work, work.out, kConsumerRows)};
+  launch_persistent(work.drops ? forward_sm90_kernel<T, P, true> : forward_sm90_kernel<T, P, false>,
+                    "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared), work.batches * work.heads,
+                    (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
+                    4.0 * work.keys * work.depth / work.group, work, maps);
+}
+
+}  // namespace
+
+bool fits_sm90(const Work& work, bool backward) {
+  const auto fits = [&](const Operand& x, int heads, int rows) {
+    return cuda::fits_heads_map(heads_map_args(work, x, heads, rows, 1));
+  };
+  const auto queries = [&](const Operand& x) { return fits(x, work.heads, work.queries); };
+  const auto keys = [&](const Operand& x) { return fits(x, work.heads / work.group, work.keys); };
+  return cuda::device_has_wgmma() && queries(work.q) && keys(work.k) && keys(work.v) &&
+         (backward ? queries(work.dout) && queries(work.dq) && keys(work.dk) && keys(work.dv) : queries(work.out));
+}
+
+void forward_sm90(const Work& work) {
+  on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
+    if (work.depth <= 64) {
+      launch_forward<T, ForwardPlan<64, 4, 64, 4, true>>(work);
+    } else {
+      launch_forward<T, ForwardPlan<128, 2, 128, 2, true>>(work);
+    }
+  });
+}
+
+}  // namespace mica::kernels::flash

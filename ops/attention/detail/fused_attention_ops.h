@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+
+#include <mica/ops/attention/attention.h>
+#include <mica/ops/attention/detail/composed_attention_ops.h>
+#include <mica/ops/attention/detail/fused_attention_kernels.h>
+
+namespace mica::detail {
+
+/// A call of a fused kernel, with its results allocated.
+struct FusedCall {
+  AttentionBackend backend;
+  kernels::FusedAttention args;
+};
+
+/// Whether the device runs the flash kernel's fast variant.
+bool has_wgmma(Device device);
+
+/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined, for `backend`; nullopt if it is not
+/// built in or does not support the problem. Operands with unaligned rows are copied.
+std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const Tensor& q, const Tensor& k,
+                                                 const Tensor& v, const Tensor& mask, const AttentionRule& rule);
+
+/// Runs the kernels on arguments that satisfy the conditions of prepare_fused_attention().
+void run_fused_attention(const FusedCall& call);
+void run_fused_attention_backward(AttentionBackend backend, const kernels::FusedAttentionBackward& args);
+
+/// Runs it as a recorded op: returns (B, H, T, D), in memory (B, T, H, D).
+Tensor fused_attention(FusedCall call, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionRule& rule);
+
+/// The same for q, k and v that are views of qkv (B, T, 3 · C): returns (B, T, C).
+Tensor fused_self_attention(FusedCall call, const Tensor& qkv, const AttentionRule& rule);
+
+}  // namespace mica::detail

@@ -1,9 +1,0 @@
-#include <mica/ops/cross_entropy/cross_entropy_ops.h>
-#include <mica/ops/reduce/reduce_cuda.cuh>
-
-namespace mica::kernels {
-
-void cross_entropy_denominator(Cuda device, const CrossEntropyDenominator& args) { sum_label_weights(device, args); }
-void cross_entropy_reduce(Cuda device, const CrossEntropyReduce& args) { reduce_losses(device, args); }
-
-}  // namespace mica::kernels

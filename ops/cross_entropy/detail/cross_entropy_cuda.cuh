@@ -1,0 +1,460 @@
+#pragma once
+
+// Code shared by the kernels of cross entropy: the transformed logits of a row, the sums over them, and the gradient of
+// one. Included by *_cuda.cu only. See README.md for the notation and the derivation.
+//
+// z = span · y with span > 0, where y = x and span = s or, with a cap, y = tanh(s x / cap) and span = cap. Powers have
+// base 2, and differences are computed before products, so that large logits keep their precision and the lowest do not
+// become infinite.
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/core/dtype.h>
+#include <mica/core/math.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
+#include <mica/ops/detail/rows_cuda.cuh>
+#include <mica/ops/softmax/detail/row_cuda.cuh>
+
+namespace mica::kernels::xent {
+
+using Target = CrossEntropyTarget;
+
+template <class S>
+constexpr S kLog2E = S(1.4426950408889634);
+
+template <class T>
+constexpr bool kNarrow = sizeof(T) == 2;  // the GPU's approximate functions are accurate enough
+// With a cap, one of this many powers is computed by a polynomial.
+constexpr int kPolynomialEach = 3;
+
+template <class T, class S>
+__device__ S exp2_of(S x) {
+  if constexpr (kNarrow<T>) {
+    return cuda::approximate_exp2(x);
+  } else if constexpr (std::is_same_v<S, float>) {
+    return ::exp2f(x);
+  } else {
+    return ::exp2(x);
+  }
+}
+
+/// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. Otherwise the special function units, which
+/// also compute tanh, would limit capped rows. kLow: x may be below −126.
+template <bool kLow>
+__device__ float exp2_by_polynomial(float x) {
+  float bounded = x;
+  if constexpr (kLow) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(x), "f"(-126.0f));
+  }
+  // Adding 1.5 · 2²³ rounds to an integer, in the low bits of the mantissa.
+  const float shifted = bounded + 12582912.0f;
+  const float r = bounded - (shifted - 12582912.0f);
+  const float p = math::detail::polynomial(r, 0.0551716691f, 0.242611122f, 0.693260985f, 0.999928074f);
+  return p * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+}
+
+template <class T, class S>
+__device__ S tanh_of(S x) {
+  if constexpr (kNarrow<T>) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  } else {
+    return math::tanh(x);
+  }
+}
+
+__device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ inline double larger(double a, double b) { return fmax(a, b); }
+
+template <class S>
+__device__ S not_a_number() {
+  return std::numeric_limits<S>::quiet_NaN();
+}
+
+/// CrossEntropyTerms as kernel arguments.
+template <class T>
+struct Problem {
+  using S = Accumulate<T>;
+
+  std::int64_t rows;
+  std::int64_t classes;
+  const T* logits;
+  const T* given;      // probabilities, or null
+  const void* labels;  // or null
+  bool wide_labels;    // int64
+  const S* weight;     // null: 1
+  std::int64_t ignore_index;
+  S even;   // label_smoothing / V
+  S sharp;  // 1 − label_smoothing
+  S scale;
+  S inner;     // y = inner · x, or its tanh
+  bool flips;  // no cap and scale ≤ 0: the largest z does not belong to the largest x, so y = z
+  S span;      // z = span · y
+
+  explicit Problem(const CrossEntropyTerms& terms)
+      : rows(terms.logits.size(0)),
+        classes(terms.logits.size(1)),
+        logits(terms.logits.data<T>()),
+        given(nullptr),
+        labels(nullptr),
+        wide_labels(terms.targets.dtype() == int64),
+        weight(terms.weight.data_or_null<S>()),
+        ignore_index(terms.ignore_index),
+        even(static_cast<S>(terms.label_smoothing / static_cast<double>(terms.logits.size(1)))),
+        sharp(static_cast<S>(1 - terms.label_smoothing)),
+        scale(static_cast<S>(terms.logit_scale)),
+        inner(static_cast<S>(terms.softcap != 0 ? terms.logit_scale / terms.softcap : 1)),
+        flips(terms.softcap == 0 && terms.logit_scale <= 0),
+        span(static_cast<S>(terms.softcap != 0 ? terms.softcap : terms.logit_scale)) {
+    if (flips) {
+      inner = scale;
+      span = 1;
+    }
+    if (target_of(terms) == Target::given) {
+      given = terms.targets.data<T>();
+    } else {
+      labels = terms.targets.raw_data();
+    }
+  }
+
+  /// 2^(unit() · y) = eᶻ
+  __device__ S unit() const { return span * kLog2E<S>; }
+  __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
+};
+
+/// The label of a row.
+template <class T, Target kTarget>
+struct Label {
+  using S = Accumulate<T>;
+
+  std::int64_t index = -1;
+  bool ignored = false;
+  bool valid = true;
+  S u = 0;  // the label's own part
+
+  __device__ Label(const Problem<T>& p, std::int64_t row) {
+    if constexpr (kTarget != Target::given) {
+      index = p.wide_labels ? static_cast<const std::int64_t*>(p.labels)[row]
+                            : static_cast<const std::int32_t*>(p.labels)[row];
+      ignored = index == p.ignore_index;
+      valid = index >= 0 && index < p.classes;
+      u = valid ? p.sharp * p.weight_of(index) : not_a_number<S>();
+    }
+  }
+};
+
+/// y of a logit.
+template <bool kCap, class T>
+__device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
+  if constexpr (kCap) {
+    return tanh_of<T>(x * p.inner);
+  } else {
+    return p.flips ? x * p.inner : x;
+  }
+}
+
+/// u of class i of a row, without the label's own part and the part common to all classes.
+template <Target kTarget, class T>
+__device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::int64_t i) {
+  using S = Accumulate<T>;
+  if constexpr (kTarget == Target::given) {
+    return p.weight_of(i) * fused(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even);
+  } else {
+    return p.weight_of(i);
+  }
+}
+
+/// 2ˣ, x ≤ 0 up to rounding, of number j of a pack. kLow: x may be below −126.
+template <class T, bool kCap, bool kLow = true, class S>
+__device__ S power(S x, int j) {
+  if constexpr (kNarrow<T> && kCap) {
+    return j % kPolynomialEach == 1 ? exp2_by_polynomial<kLow>(x) : exp2_of<T>(x);
+  } else {
+    return exp2_of<T>(x);
+  }
+}
+
+/// Partial results over the elements of a row. For any kTarget but label also Σ u and Σ u (largest − y), with u from
+/// share_of().
+template <class T, Target kTarget, bool kCap>
+struct Found {
+  using S = Accumulate<T>;
+  static constexpr bool kShares = kTarget != Target::label;
+
+  // y; finite even without elements, so that no difference becomes NaN. If no tanh can be so low that its power
+  // underflows, it is 1 from the start.
+  S largest;
+  S sum;  // Σ 2^(unit · (y − largest))
+  S mass;
+  S distance;
+  S unit;  // Problem::unit()
+
+  // Not member initializers: objects in shared memory cannot be initialized.
+  __device__ static Found nothing(S unit) {
+    return {is_bounded(unit) ? S{1} : std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit};
+  }
+
+  __device__ void raise(S top) {
+    sum *= exp2_of<T>((largest - top) * unit);
+    if constexpr (kShares) {
+      distance += weighed(mass, top - largest);
+    }
+    largest = top;
+  }
+
+  /// Adds several y. share(j) is u of number j.
+  template <int N, class Share>
+  __device__ void add(const S (&y)[N], const Share& share) {
+    if (is_bounded(unit)) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sum += power<T, kCap, /*kLow=*/false>(fused(y[j], unit, -unit), j);
+      }
+    } else {
+      S top = y[0];
+#pragma unroll
+      for (int j = 1; j < N; ++j) {
+        top = larger(top, y[j]);
+      }
+      raise(larger(largest, top));
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sum += power<T, kCap>((y[j] - largest) * unit, j);
+      }
+    }
+    if constexpr (kShares) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const S u = share(j);
+        mass += u;
+        distance += weighed(u, largest - y[j]);
+      }
+    }
+  }
+
+  /// Combines the results of `lanes` neighboring lanes, a power of two, in each of them. The largest y comes first, so
+  /// that each needs one power. Both partners of an exchange add the same two numbers and get the same bits.
+  __device__ Found joined(int lanes) const {
+    const auto of_partner = [](S x, int mask) { return __shfl_xor_sync(rows::kAllLanes, x, mask); };
+    Found all = *this;
+    if (!is_bounded(unit)) {
+      S top = largest;
+      for (int mask = 1; mask < lanes; mask *= 2) {
+        top = larger(top, of_partner(top, mask));
+      }
+      all.raise(top);
+    }
+    for (int mask = 1; mask < lanes; mask *= 2) {
+      all.sum += of_partner(all.sum, mask);
+      if constexpr (kShares) {
+        all.mass += of_partner(all.mass, mask);
+        all.distance += of_partner(all.distance, mask);
+      }
+    }
+    return all;
+  }
+
+ private:
+  __device__ static bool is_bounded(S unit) { return kCap && unit <= S{60}; }
+};
+
+/// Called by joined() of row_cuda.cuh.
+template <class T, Target kTarget, bool kCap>
+__device__ Found<T, kTarget, kCap> joined_lanes(const Found<T, kTarget, kCap>& found, int, int lanes) {
+  return found.joined(lanes);
+}
+
+/// The result of a row. label_y: y of its label.
+template <class T, Target kTarget>
+struct Outcome {
+  using S = Accumulate<T>;
+
+  S mass;  // U
+  S log_sum;
+  S loss;
+
+  template <class Found>
+  __device__ Outcome(const Problem<T>& p, const Label<T, kTarget>& label, const Found& found, S label_y)
+      : mass(0), log_sum(math::log(found.sum)) {
+    S distance = 0;
+    if constexpr (kTarget == Target::given) {
+      mass = found.mass;
+      distance = found.distance;
+    } else {
+      if constexpr (kTarget == Target::smoothed) {
+        mass = p.even * found.mass;
+        distance = weighed(p.even, found.distance);
+      }
+      mass += label.u;
+      distance += weighed(label.u, found.largest - label_y);
+    }
+    loss = p.span * distance + mass * log_sum;
+  }
+};
+
+/// dx of the logits of a row: (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h, and less by hit for
+/// its label. With a cap, y being a tanh, 2^(unit · y − shift).
+template <class T, Target kTarget, bool kCap>
+struct Gradient {
+  using S = Accumulate<T>;
+
+  S span;
+  S shift;
+  S unit;
+  S sum_scale;
+  S share_scale;  // of share_of()
+  S hit;
+
+  /// From the results of a pass over the row; g is the factor of its gradient.
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, const Found<T, kTarget, kCap>& found, S mass,
+                      S g)
+      : Gradient(p, label, g) {
+    span = 1;
+    unit = found.unit;
+    shift = kCap ? found.largest * unit : found.largest;
+    sum_scale = g * mass * p.scale / found.sum;
+  }
+  /// From log Σ eᶻ.
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
+      : Gradient(p, label, g) {
+    span = p.span;
+    unit = kCap ? p.unit() : kLog2E<S>;
+    shift = kCap ? logsumexp * kLog2E<S> : logsumexp;
+    sum_scale = g * mass * p.scale;
+  }
+
+  /// The gradient for y, number j of a pack. is_label: whether it belongs to the row's label; share(): its u.
+  template <class Share>
+  __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
+    S dz = power<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
+    if constexpr (kTarget != Target::label) {
+      dz -= share() * share_scale;
+    }
+    dz -= is_label ? hit : S{0};
+    if constexpr (kCap) {
+      dz *= fused(-y, y, S{1});
+    }
+    return dz;
+  }
+
+ private:
+  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S g)
+      : share_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
+};
+
+/// A row, divided into aligned packs of 16 bytes and the few elements before and after them, its edges.
+template <class T>
+struct Span {
+  static constexpr int kPack = 16 / sizeof(T);
+
+  int head;  // elements before the first pack
+  std::int64_t packs;
+  std::int64_t classes;
+
+  __device__ Span(const T* row, std::int64_t classes) : classes(classes) {
+    const int off = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    const int before = off == 0 ? 0 : kPack - off;
+    head = before < classes ? before : static_cast<int>(classes);
+    packs = (classes - head) / kPack;
+  }
+
+  __device__ int edges() const { return static_cast<int>(classes - packs * kPack); }
+  /// The class of edge number e < edges().
+  __device__ std::int64_t edge(int e) const { return e < head ? e : e + packs * kPack; }
+  /// The first class of a pack.
+  __device__ std::int64_t first(std::int64_t pack) const { return head + pack * kPack; }
+};
+
+/// 16 bytes of logits as y.
+template <bool kCap, class T>
+__device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::kPack>& pack,
+                              Accumulate<T> (&y)[Span<T>::kPack]) {
+  rows::unpack(pack, y);
+  if (kCap || p.flips) {
+#pragma unroll
+    for (int j = 0; j < Span<T>::kPack; ++j) {
+      y[j] = capped<kCap>(p, y[j]);
+    }
+  }
+}
+
+/// The gradient of 16 bytes of logits whose first is class i of a row. label_at: the position of the label in the pack,
+/// or an out-of-range number.
+template <class T, Target kTarget, bool kCap>
+__device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
+                                                     int label_at, const rows::Pack<T, Span<T>::kPack>& pack,
+                                                     const Gradient<T, kTarget, kCap>& gradient) {
+  constexpr int kPack = Span<T>::kPack;
+  Accumulate<T> values[kPack];
+  unpack_capped<kCap>(p, pack, values);
+  const auto all = [&](auto is_label) {
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      values[j] = gradient(values[j], j, is_label(j), [&] { return share_of<kTarget>(p, row, i + j); });
+    }
+  };
+  // Only one pack of a row contains the label: others skip the test.
+  if (kTarget != Target::given && static_cast<unsigned>(label_at) < kPack) {
+    all([&](int j) { return j == label_at; });
+  } else {
+    all([](int) { return false; });
+  }
+  return rows::pack_of<T>(values);
+}
+
+/// … and of one alone, class i.
+template <class T, Target kTarget, bool kCap>
+__device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
+                             const Gradient<T, kTarget, kCap>& gradient) {
+  using S = Accumulate<T>;
+  const S y = capped<kCap>(p, static_cast<S>(x));
+  return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
+}
+
+/// The common factors of all rows' gradients: pointers to dloss and denominator, null for 1.
+template <class T>
+struct Incoming {
+  using S = Accumulate<T>;
+
+  const S* dloss;
+  bool per_row;
+  const S* denominator;
+
+  Incoming(const Tensor& dloss, const Tensor& denominator)
+      : dloss(dloss.data_or_null<S>()),
+        per_row(dloss.defined() && dloss.numel() > 1),
+        denominator(denominator.data_or_null<S>()) {}
+
+  __device__ S operator()(std::int64_t row) const {
+    const S given = dloss != nullptr ? dloss[per_row ? row : 0] : S{1};
+    return denominator != nullptr ? given / *denominator : given;
+  }
+};
+
+/// Calls f.operator()<T, kTarget, kCap>().
+template <class F>
+void for_kinds(const CrossEntropyTerms& terms, const F& f) {
+  const auto with_cap = [&]<class T, Target kTarget>() {
+    if (terms.softcap != 0) {
+      f.template operator()<T, kTarget, true>();
+    } else {
+      f.template operator()<T, kTarget, false>();
+    }
+  };
+  on_dtype(FloatTypes{}, terms.logits.dtype(), "cross_entropy", [&]<class T>() {
+    switch (target_of(terms)) {
+      case Target::label: return with_cap.template operator()<T, Target::label>();
+      case Target::smoothed: return with_cap.template operator()<T, Target::smoothed>();
+      case Target::given: return with_cap.template operator()<T, Target::given>();
+    }
+  });
+}
+
+}  // namespace mica::kernels::xent

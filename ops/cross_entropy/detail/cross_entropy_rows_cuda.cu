@@ -1,0 +1,209 @@
+// One warp or block per row of logits. Forward reads it once; backward reads it once and writes its gradient, possibly
+// over the logits. Rows of every length and alignment.
+
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_cuda.cuh>
+
+namespace mica::kernels {
+
+namespace xent {
+
+namespace {
+
+constexpr int kBlockThreads = 512;
+// Up to this length, blocks are small, so that a multiprocessor has several rows: one loads while another computes.
+constexpr std::int64_t kSmallBlockRow = 1 << 17;
+
+constexpr int most_threads(bool block) { return block ? kBlockThreads : kWarp * kWarpTeams; }
+
+/// Packs in flight per thread, and the minimum of blocks per multiprocessor, which limits the registers for them.
+template <class T, Target kTarget>
+constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
+template <class T>
+constexpr int least_blocks(bool block) {
+  return sizeof(T) == 8 ? 1 : block ? 2 : 3;
+}
+
+/// Calls f(pack, number) for thread t's packs of a row, reading kAhead of them at a time.
+template <int kAhead, class T, class F>
+__device__ void for_packs(const T* row, const Span<T>& span, int t, int threads, const F& f) {
+  constexpr int kPack = Span<T>::kPack;
+  const T* const from = row + span.head;
+  for (std::int64_t i = t; i < span.packs; i += std::int64_t{kAhead} * threads) {
+    rows::Pack<T, kPack> packs[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const std::int64_t number = i + std::int64_t{a} * threads;
+      if (number < span.packs) {
+        packs[a] = rows::load<kPack>(from + number * kPack);
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const std::int64_t number = i + std::int64_t{a} * threads;
+      if (number < span.packs) {
+        f(packs[a], number);
+      }
+    }
+  }
+}
+
+template <class T, Target kTarget, bool kCap>
+__device__ Found<T, kTarget, kCap> found_by_thread(const Problem<T>& p, std::int64_t row, int t, int threads) {
+  using S = Accumulate<T>;
+  const T* const x = p.logits + row * p.classes;
+  const Span<T> span(x, p.classes);
+  auto found = Found<T, kTarget, kCap>::nothing(p.unit());
+  for_packs<kAhead<T, kTarget>>(x, span, t, threads, [&](const auto& pack, std::int64_t number) {
+    S y[Span<T>::kPack];
+    unpack_capped<kCap>(p, pack, y);
+    found.add(y, [&](int j) { return share_of<kTarget>(p, row, span.first(number) + j); });
+  });
+  for (int e = t; e < span.edges(); e += threads) {
+    const std::int64_t i = span.edge(e);
+    const S y[1] = {capped<kCap>(p, static_cast<S>(x[i]))};
+    found.add(y, [&](int) { return share_of<kTarget>(p, row, i); });
+  }
+  return found;
+}
+
+template <class T, Target kTarget, bool kCap, bool kBlock>
+__global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
+    cross_entropy_rows(Problem<T> p, Accumulate<T>* logsumexp, Accumulate<T>* mass, Accumulate<T>* losses) {
+  using S = Accumulate<T>;
+  const Team<kBlock> team;
+  for (std::int64_t row = team.first; row < p.rows; row += team.step) {
+    const Label<T, kTarget> label(p, row);
+    if (label.ignored) {  // uniform in the team
+      if (team.t == 0) {
+        logsumexp[row] = 0;
+        mass[row] = 0;
+        losses[row] = 0;
+      }
+      continue;
+    }
+    const auto found = joined<kBlock>(found_by_thread<T, kTarget, kCap>(p, row, team.t, team.threads));
+    if (team.t == 0) {
+      const bool look = kTarget != Target::given && label.valid;
+      const S label_y = look ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
+      const Outcome<T, kTarget> outcome(p, label, found, label_y);
+      logsumexp[row] = p.span * found.largest + outcome.log_sum;
+      mass[row] = outcome.mass;
+      losses[row] = outcome.loss;
+    }
+  }
+}
+
+template <class T, Target kTarget, bool kCap, bool kBlock>
+__global__ void __launch_bounds__(most_threads(kBlock), least_blocks<T>(kBlock))
+    cross_entropy_backward_rows(Problem<T> p, const Accumulate<T>* logsumexp, const Accumulate<T>* mass,
+                                Incoming<T> incoming, T* dlogits) {
+  const Team<kBlock> team;
+  for (std::int64_t row = team.first; row < p.rows; row += team.step) {
+    const T* const x = p.logits + row * p.classes;
+    T* const dx = dlogits + row * p.classes;
+    const Label<T, kTarget> label(p, row);
+    if (label.ignored) {
+      for (std::int64_t i = team.t; i < p.classes; i += team.threads) {
+        dx[i] = static_cast<T>(0.0f);
+      }
+      continue;
+    }
+    const Gradient<T, kTarget, kCap> gradient(p, label, logsumexp[row], mass[row], incoming(row));
+    const Span<T> span(x, p.classes);
+    T* const to = dx + span.head;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
+    for_packs<kAhead<T, kTarget>>(x, span, team.t, team.threads, [&](const auto& pack, std::int64_t number) {
+      const std::int64_t first = span.first(number);
+      const std::int64_t ahead = label.index - first;
+      const int label_at = ahead >= 0 && ahead < Span<T>::kPack ? static_cast<int>(ahead) : -1;
+      const auto out = gradient_of(p, row, first, label_at, pack, gradient);
+      T* const place = to + number * Span<T>::kPack;
+      if (aligned) {
+        rows::store_whole(place, out);
+      } else {
+        store_pack(place, reinterpret_cast<const Pack<T>&>(out), false);
+      }
+    });
+    for (int e = team.t; e < span.edges(); e += team.threads) {
+      const std::int64_t i = span.edge(e);
+      dx[i] = gradient_of_one(p, row, i, label.index, x[i], gradient);
+    }
+  }
+}
+
+template <class T, bool kBlock>
+__global__ void __launch_bounds__(most_threads(kBlock))
+    cross_entropy_scale_rows(T* gradient, const Accumulate<T>* factors, bool per_row, std::int64_t rows,
+                             std::int64_t classes) {
+  using S = Accumulate<T>;
+  if (!per_row && *factors == S{1}) {
+    return;
+  }
+  const Team<kBlock> team;
+  for (std::int64_t row = team.first; row < rows; row += team.step) {
+    const S factor = factors[per_row ? row : 0];
+    if (factor != S{1}) {
+      T* const g = gradient + row * classes;
+      map_row(g, g, classes, team.t, team.threads, [factor](S value, std::int64_t) { return value * factor; });
+    }
+  }
+}
+
+/// Calls f.operator()<kBlock>(blocks, threads).
+template <class F>
+void for_teams(std::int64_t rows, std::int64_t classes, const F& f) {
+  if (classes <= kWarpRow) {
+    f.template operator()<false>(row_blocks(rows, false), kWarp * kWarpTeams);
+  } else {
+    f.template operator()<true>(row_blocks(rows, true), classes <= kSmallBlockRow ? kBlockThreads / 2 : kBlockThreads);
+  }
+}
+
+}  // namespace
+
+}  // namespace xent
+
+void cross_entropy_forward(Cuda, const CrossEntropyForward& args) {
+  const cudaStream_t stream = cuda::current_stream();
+  const Tensor& logits = args.terms.logits;
+  xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
+    using S = Accumulate<T>;
+    xent::for_teams(logits.size(0), logits.size(1), [&]<bool kBlock>(unsigned blocks, int threads) {
+      xent::cross_entropy_rows<T, kTarget, kCap, kBlock><<<blocks, threads, 0, stream>>>(
+          xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(), args.losses.data<S>());
+    });
+  });
+  cuda::check_launch("cross_entropy_rows");
+}
+
+void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
+  const cudaStream_t stream = cuda::current_stream();
+  const Tensor& logits = args.terms.logits;
+  xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
+    using S = Accumulate<T>;
+    xent::for_teams(logits.size(0), logits.size(1), [&]<bool kBlock>(unsigned blocks, int threads) {
+      xent::cross_entropy_backward_rows<T, kTarget, kCap, kBlock>
+          <<<blocks, threads, 0, stream>>>(xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(),
+                                           xent::Incoming<T>(args.dloss, args.denominator), args.dlogits.data<T>());
+    });
+  });
+  cuda::check_launch("cross_entropy_backward_rows");
+}
+
+void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
+  constexpr unsigned kMaxBlocks = 2048;  // usually the factor is 1 and there is nothing to do
+  const cudaStream_t stream = cuda::current_stream();
+  on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
+    const std::int64_t rows = args.gradient.size(0);
+    const std::int64_t classes = args.gradient.size(1);
+    xent::for_teams(rows, classes, [&]<bool kBlock>(unsigned blocks, int threads) {
+      xent::cross_entropy_scale_rows<T, kBlock><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
+          args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
+    });
+  });
+  cuda::check_launch("cross_entropy_scale_rows");
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,41 @@
+#pragma once
+
+// Steps shared by cross_entropy and linear_cross_entropy.
+
+#include <mica/core/tensor.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
+
+namespace mica::detail {
+
+/// Throws, naming `op`, unless targets and options are valid for logits of this shape, dtype and device.
+void check_cross_entropy(const char* op, const Shape& logits, DType dtype, Device device, const Tensor& targets,
+                         const CrossEntropyOptions& options);
+
+/// The classes' weights in the form that kernels require; undefined if there are none.
+Tensor class_weights(const CrossEntropyOptions& options, DType logits_dtype);
+
+/// The elements in row-major order in the given shape, without history.
+Tensor packed(const Tensor& x, const Shape& shape);
+
+/// The targets of `rows` rows, packed. Throws, on the CPU only and naming `op`, if a label is neither a class nor
+/// ignored.
+Tensor packed_targets(const char* op, const Tensor& targets, std::int64_t rows, std::int64_t classes,
+                      std::int64_t ignore_index);
+
+/// `options` for a matrix of logits. The arguments must outlive it.
+kernels::CrossEntropyTerms terms_of(const CrossEntropyOptions& options, const Tensor& logits, const Tensor& targets,
+                                    const Tensor& weight);
+
+/// The divisor of a mean over packed targets (1); undefined for other reductions.
+Tensor mean_denominator(const CrossEntropyOptions& options, const Tensor& targets, const Tensor& weight,
+                        DType logits_dtype);
+
+/// The result of an op, from the losses of its rows and in their dtype.
+Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows);
+
+/// Multiplies gradient (…, n), row-major, by `factor`, a number or one per row, in place and without history. If the
+/// factor is 1, the gradient is not read.
+void scale_gradient(const Tensor& gradient, const Tensor& factor);
+
+}  // namespace mica::detail

@@ -1,0 +1,329 @@
+#pragma once
+
+// Rows of a matrix that stream through shared memory. One block stays on each multiprocessor for the whole kernel; each
+// thread copies the elements of rows to come that it will itself use, so that it need not wait for other threads to
+// read them, and a row's threads meet only to add up.
+//
+// A block has blockDim.y groups of blockDim.x threads, and each group has rows of its own: first, first + step, ….
+// Where a row is too long for a block, `cluster` blocks share it, each with a slab of its columns. A row, or slab, is
+// cut into C chunks; the shared memory holds D chunks of each thread, in use or under way.
+
+#include <algorithm>
+#include <cstdint>
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/detail/rows_cuda.cuh>
+
+namespace mica::kernels::rows {
+
+/// Who shares a row.
+enum class Team { warp, block, cluster };
+
+// Blocks in all: a number of its own and not the chip's, so that results do not depend on the chip.
+constexpr int kStreamBlocks = 132;
+// Where more than 2 blocks share a row, which must lie in one group of multiprocessors, an H200 has room for so many.
+constexpr int kStreamClusterBlocks = 120;
+constexpr int kStreamLargestClusterBlocks = 112;  // 16
+constexpr int kStreamShared = 227 * 1024;         // bytes of shared memory that a block may have
+constexpr int kMeetings = 4;  // of a group, used in turn: warps are up to two apart, and a row is begun ahead
+
+struct StreamPlan {
+  int packs = 0;         // of a row that a thread has; 0: rows of this length need another kernel
+  int threads = 0;       // of a block that share a row
+  int groups = 1;        // of so many threads, in a block
+  int cluster = 1;       // blocks that share a row
+  int slab = 0;          // columns of a row that a block has
+  int kept_bytes = 0;    // of parameters kept in shared memory
+  int stream_bytes = 0;  // of what streams
+
+  __host__ __device__ int block() const { return threads * groups; }
+  __host__ __device__ int warps() const { return threads / kWarp; }  // of a block that share a row
+  __host__ __device__ int meeting_begin() const { return groups * kMeetings * (cluster > 1 ? 2 : 1) * 8; }
+  __host__ __device__ int kept_begin() const {
+    const int numbers = groups * kMeetings * 2 * (warps() + (cluster > 1 ? cluster : 0));
+    return (meeting_begin() + numbers * 4 + 127) / 128 * 128;
+  }
+  __host__ __device__ int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
+  __host__ __device__ int shared_bytes() const { return stream_begin() + stream_bytes; }
+};
+
+#if defined(__CUDACC__)
+
+/// A thread's place. Its packs of a row are first_pack, first_pack + 32, …: a warp's lie one after another.
+template <Team kTeam>
+struct StreamPlace {
+  int rank;            // of the block among those that share a row
+  int columns;         // of the slab
+  std::int64_t begin;  // the slab's first column
+  int first_pack;      // in the slab
+  int packs;           // of the thread
+  std::int64_t first;  // row
+  std::int64_t step;
+
+  __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
+    rank = kTeam == Team::cluster ? cuda::cluster_rank() : 0;
+    begin = kTeam == Team::cluster ? std::int64_t{rank} * p.slab : 0;
+    const std::int64_t left = row_columns - begin;
+    columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
+    const int lane = threadIdx.x % kWarp;
+    first_pack = threadIdx.x / kWarp * (most_packs * kWarp) + lane;
+    const int packs_left = (columns / pack_columns - first_pack + kWarp - 1) / kWarp;
+    packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
+    const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
+    const int team = kTeam == Team::cluster ? blockIdx.x / p.cluster : blockIdx.x;
+    first = threadIdx.y * teams + team;
+    step = teams * blockDim.y;
+  }
+};
+
+/// The thread's part of the shared memory through which its packs of kSources matrices stream: D chunks of P packs of
+/// each.
+template <class T, int V, int kSources, int P, int D>
+class Stream {
+ public:
+  using Packs = Pack<T, V>;
+
+  __device__ Stream(const StreamPlan& p, unsigned char* memory) {
+    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
+    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + warp * (D * kChunk) + threadIdx.x % kWarp;
+  }
+
+  /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. No place needs
+  /// to be cleared first. What was read stays in the L2 cache longest: what is written then leaves it in the order in
+  /// which it came, which suits memory.
+  template <class... From>
+  __device__ void fetch(int place, int count, const From*... from) {
+    Packs* to = places_ + place * kChunk;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      int source = 0;
+      (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
+                                                           i < count ? from + i * (kWarp * V) : from, i < count),
+       ...);
+    }
+  }
+
+  /// Pack number i of a chunk.
+  __device__ const Packs& at(int place, int source, int i) const {
+    return places_[place * kChunk + (source * P + i) * kWarp];
+  }
+
+  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
+
+ private:
+  static constexpr int kChunk = kSources * P * kWarp;
+  Packs* places_;
+};
+
+/// The same for rows that begin anywhere, of single elements: a warp copies the units of 16 bytes in which those of its
+/// lanes lie, P for each. So its lanes have to meet where one of them uses what others have copied.
+template <class T, int P, int D>
+class WarpStream {
+ public:
+  static constexpr int kElements = P * kWarp;  // of a chunk
+  static constexpr int kUnit = 16 / sizeof(T);
+  static constexpr int kPlace = kElements + kUnit;  // elements of the shared memory that a chunk takes
+
+  __device__ WarpStream(const StreamPlan& p, unsigned char* memory) {
+    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
+    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + warp * (D * kPlace);
+  }
+
+  /// Where in its first unit what begins at `from` has its first element.
+  __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
+
+  /// Starts copying a chunk that begins at `from`. Of the row, `left` elements are left; the others become zeros. What
+  /// precedes `from` in its unit is read too.
+  __device__ void fetch(int place, const T* from, int left) {
+    const int skipped = phase(from);
+    const int lane = threadIdx.x % kWarp;
+    const int end = max(0, left + skipped);
+    const int whole = end / kUnit * kUnit;
+    T* const to = places_ + place * kPlace;
+    from -= skipped;
+#pragma unroll
+    for (int i = 0; i * kWarp * kUnit < kPlace; ++i) {
+      const int unit = (i * kWarp + lane) * kUnit;
+      if (unit < kPlace && (unit != whole || end == whole)) {
+        const bool present = unit < whole;
+        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, present ? from + unit : from, present);
+      }
+    }
+    if (end != whole && whole < kPlace && lane < kUnit) {  // the row ends in a unit
+      const bool present = lane < end - whole;
+      cuda::copy_async<sizeof(T)>(to + whole + lane, present ? from + whole + lane : from + skipped, present);
+    }
+  }
+
+  /// The lane's element number i of a chunk that began at such a phase.
+  __device__ T& at(int place, int phase, int i) const {
+    return places_[place * kPlace + phase + i * kWarp + threadIdx.x % kWarp];
+  }
+
+  /// Writes a chunk, which lies at the phase of `to`, in whole units where it can.
+  __device__ void write(int place, T* to) const {
+    const int skipped = phase(to);
+    const int lane = threadIdx.x % kWarp;
+    const T* const from = places_ + place * kPlace;
+#pragma unroll
+    for (int i = 0; i * kWarp * kUnit < kElements; ++i) {
+      const int unit = (i * kWarp + lane) * kUnit;
+      if (unit >= skipped && unit < kElements) {
+        store(to - skipped + unit, load<kUnit>(from + unit));
+      }
+    }
+    if (skipped > 0 && lane < kUnit) {  // as many elements in all as a unit has: some first ones and some last ones
+      const int first = kUnit - skipped;
+      const int element = lane < first ? lane : kElements - kUnit + lane;
+      to[element] = from[skipped + element];
+    }
+  }
+
+ private:
+  T* places_;
+};
+
+/// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
+/// cluster, whose warps have met before. Hardly any waits to leave them: of a block in a cluster one warp does, for the
+/// others of its block. A warp may be a row ahead of others.
+template <Team kTeam>
+class Meeting {
+ public:
+  __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
+      : blocks_(p.cluster),
+        warps_(p.warps()),
+        rank_(rank),
+        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * (kLevels * kMeetings)),
+        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) +
+                 threadIdx.y * (kMeetings * 2 * (warps_ + (kTeam == Team::cluster ? blocks_ : 0)))) {
+    if (kTeam != Team::warp && threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < kLevels * kMeetings; ++i) {
+        cuda::init_barrier(barriers_ + i, i < kMeetings ? 2 * warps_ : 1);
+      }
+      if (kTeam == Team::cluster) {
+        cuda::publish_barriers();
+      }
+    }
+    __syncthreads();  // race checkers want barriers to be there before copies begin
+  }
+
+  /// To follow the constructor: the barriers of the other blocks, and what else a block has written, are there.
+  __device__ void open() const {
+    __syncthreads();
+    if (kTeam == Team::cluster) {
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    }
+  }
+
+  /// How many take part in the last meeting of a row.
+  __device__ int members() const { return kTeam == Team::cluster ? blocks_ : warps_; }
+
+  /// Leaves a warp's `mine`, of which the lower 16 lanes have the first number and the upper ones the second.
+  /// fold(numbers, warps) returns those of a block from its warps', in the same lanes.
+  template <class Fold>
+  __device__ void leave(float mine, Fold fold) {
+    const int lane = threadIdx.x % kWarp;
+    const int warp = threadIdx.x / kWarp;
+    const int slot = left_ % kMeetings;
+    float* const in_block = numbers_ + slot * 2 * warps_;
+    if (lane % (kWarp / 2) == 0) {
+      in_block[lane / (kWarp / 2) * warps_ + warp] = mine;
+      cuda::arrive(barriers_ + slot);
+    }
+    if constexpr (kTeam == Team::cluster) {
+      if (left_ % warps_ == warp) {  // the warps take turns at it
+        cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
+        const float block = fold(in_block, warps_);
+        std::uint64_t* const barrier = barriers_ + kMeetings + slot;
+        if (lane == 0) {
+          cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
+        }
+        float* const place = numbers_ + kMeetings * 2 * warps_ + (slot * 2 + lane / (kWarp / 2)) * blocks_ + rank_;
+        if (lane % (kWarp / 2) < blocks_) {
+          cuda::send(place, lane % (kWarp / 2), block, barrier);
+        }
+      }
+    }
+    ++left_;
+  }
+
+  /// Waits until all have left theirs for the first row not yet taken. Returns the first numbers of members 0, 1, …;
+  /// the second ones follow.
+  __device__ const float* take() {
+    const int slot = taken_ % kMeetings;
+    constexpr int kLast = kLevels - 1;
+    cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
+    if (kTeam == Team::cluster) {
+      // Passed long since; but a warp that has it knows, as race checkers do, that the warps before have read theirs.
+      cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
+    }
+    ++taken_;
+    return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
+  }
+
+  /// To precede the end: nobody sends to a block that has ended.
+  __device__ void close() const {
+    if (kTeam == Team::cluster) {
+      cuda::arrive_in_cluster();
+      cuda::wait_for_cluster();
+    }
+  }
+
+ private:
+  static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
+
+  int blocks_;
+  int warps_;
+  int rank_;
+  unsigned left_ = 0;
+  unsigned taken_ = 0;
+  std::uint64_t* barriers_;
+  float* numbers_;
+};
+
+#endif
+
+// On the host.
+
+/// How rows of some length are streamed.
+struct StreamChoice {
+  int packs;    // a thread; 0: rows of this length need another kernel
+  int depth;    // chunks that the shared memory holds
+  int cluster;  // blocks that share a row
+};
+
+/// So many columns a block, in whole warps of packs.
+inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
+  constexpr std::int64_t kUnit = 64;
+  p.slab = static_cast<int>((columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
+  const int warp_columns = p.packs * V * kWarp;
+  p.threads = (p.slab + warp_columns - 1) / warp_columns * kWarp;
+  p.groups = std::max(1, most_threads / p.threads);
+}
+
+/// Blocks, or clusters of them that share rows.
+inline unsigned stream_teams(const StreamPlan& p, std::int64_t rows) {
+  const int blocks = p.cluster <= 2   ? kStreamBlocks
+                     : p.cluster <= 8 ? kStreamClusterBlocks
+                                      : kStreamLargestClusterBlocks;
+  return static_cast<unsigned>(std::min<std::int64_t>(blocks / p.cluster, (rows + p.groups - 1) / p.groups));
+}
+
+/// Launches a kernel that takes the plan as its last argument.
+template <class Kernel, class Arguments>
+void launch_stream(Kernel kernel, const char* name, const StreamPlan& p, std::int64_t rows, const Arguments& a) {
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes()),
+              "cudaFuncSetAttribute");
+  if (p.cluster > 8) {
+    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                "cudaFuncSetAttribute");
+  }
+  cuda::Launch(stream_teams(p, rows) * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
+      .cluster(p.cluster)
+      .run(kernel, name, a, p);
+}
+
+}  // namespace mica::kernels::rows

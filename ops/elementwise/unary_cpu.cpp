@@ -1,8 +1,0 @@
-#include <mica/core/elementwise_cpu.h>
-#include <mica/ops/elementwise/elementwise_bodies.h>
-
-namespace mica::kernels {
-
-template void unary(Cpu, const UnaryFunction&, const Tensor&, const Tensor&);
-
-}  // namespace mica::kernels

@@ -1,8 +1,0 @@
-#include <mica/core/cuda/elementwise.cuh>
-#include <mica/ops/elementwise/elementwise_bodies.h>
-
-namespace mica::kernels {
-
-template void unary(Cuda, const UnaryFunction&, const Tensor&, const Tensor&);
-
-}  // namespace mica::kernels

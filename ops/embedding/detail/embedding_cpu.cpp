@@ -1,0 +1,63 @@
+#include <algorithm>
+#include <vector>
+
+#include <mica/core/parallel.h>
+#include <mica/ops/embedding/detail/embedding_kernels.h>
+
+namespace mica::kernels {
+
+void embedding_forward(Cpu, const EmbeddingForward& args) {
+  const std::int64_t rows = args.weight.shape()[0];
+  const std::int64_t width = args.weight.shape()[1];
+  const std::int64_t n = args.indices.numel();
+  const std::int64_t* indices = args.indices.data<std::int64_t>();
+  for (std::int64_t i = 0; i < n; ++i) {
+    check(indices[i] >= 0 && indices[i] < rows, "embedding: index {} is out of range for {} rows", indices[i], rows);
+  }
+  on_dtype(FloatTypes{}, args.weight.dtype(), "embedding", [&]<class T>() {
+    const T* weight = args.weight.data<T>();
+    T* y = args.y.data<T>();
+    parallel_for(n, 1 + 16384 / (width + 1), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        std::copy_n(weight + indices[i] * width, width, y + i * width);
+      }
+    });
+  });
+}
+
+void embedding_backward(Cpu, const EmbeddingBackward& args) {
+  const std::int64_t rows = args.dweight.shape()[0];
+  const std::int64_t width = args.dweight.shape()[1];
+  const std::int64_t n = args.indices.numel();
+  const std::int64_t* indices = args.indices.data<std::int64_t>();
+  on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
+    using Sum = Accumulate<T>;
+    const T* dy = args.dy.data<T>();
+    T* dweight = args.dweight.data<T>();
+    // Each thread owns a range of columns, so every sum has the order of the indices, for any number of
+    // threads.
+    parallel_for(width, 64, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t columns = end - begin;
+      std::vector<Sum> sums(static_cast<std::size_t>(rows * columns), Sum{0});
+      for (std::int64_t r = 0; args.accumulate && r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) {
+          sums[static_cast<std::size_t>(r * columns + c)] = static_cast<Sum>(dweight[r * width + begin + c]);
+        }
+      }
+      for (std::int64_t i = 0; i < n; ++i) {
+        Sum* to = sums.data() + indices[i] * columns;
+        const T* from = dy + i * width + begin;
+        for (std::int64_t c = 0; c < columns; ++c) {
+          to[c] += static_cast<Sum>(from[c]);
+        }
+      }
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) {
+          dweight[r * width + begin + c] = static_cast<T>(sums[static_cast<std::size_t>(r * columns + c)]);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,305 @@
+#include <cub/device/device_radix_sort.cuh>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+
+#include <mica/core/creation.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/detail/rows_cuda.cuh>
+#include <mica/ops/embedding/detail/embedding_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+using rows::load;
+using rows::Pack;
+using rows::store;
+
+constexpr int kThreads = 256;
+
+int blocks_for(std::int64_t n) {
+  return static_cast<int>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 1 << 20));
+}
+
+// y[i, c] = weight[indices[i], c], V columns per thread.
+template <class T, int V>
+__global__ void embedding_forward_kernel(const T* weight, const std::int64_t* indices, T* y, std::int64_t n,
+                                         std::int64_t rows, std::int64_t packs) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n * packs; at += step) {
+    const std::int64_t i = at / packs;
+    const std::int64_t row = indices[i];
+    Pack<T, V> pack;
+    if (row >= 0 && row < rows) {
+      pack = load<V>(weight + (row * packs + at - i * packs) * V);
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        pack.at[j] = static_cast<T>(static_cast<Accumulate<T>>(NAN));
+      }
+    }
+    store(y + at * V, pack);
+  }
+}
+
+// keys[i] = indices[i], with `rows` for indices out of range; positions[i] = i; clears the list of long runs.
+__global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::int64_t rows, std::uint32_t* keys,
+                                      std::uint32_t* positions, int* run_count) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *run_count = 0;
+  }
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+    const std::int64_t row = indices[i];
+    keys[i] = static_cast<std::uint32_t>(row >= 0 && row < rows ? row : rows);
+    positions[i] = static_cast<std::uint32_t>(i);
+  }
+}
+
+// dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block sums a segment of kSegment
+// keys, V columns per thread. A run within one segment is written directly. A long run leaves a partial sum in each
+// segment: in its head if the run began earlier, else in its tail. A second kernel adds these. The first kernel lists
+// the segments in which long runs begin, in any order: one block sums each run.
+constexpr int kSegment = 16;
+constexpr int kColumnThreads = 128;
+constexpr int kRunLines = 4;     // threads that share a column of a long run
+constexpr int kRunBlocks = 256;  // that share the long runs
+
+template <class T>
+struct Gradient {
+  const T* dy;
+  const std::uint32_t* keys;       // sorted
+  const std::uint32_t* positions;  // of the keys before they were sorted; equal keys in order
+  T* dweight;
+  Accumulate<T>* partial;  // (segments, 2, width): head and tail
+  int* run_starts;         // segments
+  int* run_count;
+  int n;
+  std::uint32_t rows;
+  std::int64_t width;
+  bool accumulate;
+
+  __device__ std::int64_t end_of(int segment) const {
+    return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment);
+  }
+  __device__ std::uint32_t last_key(int segment) const { return keys[end_of(segment) - 1]; }
+  __device__ bool continues(int segment) const {  // its last run continues in the next segment
+    const std::int64_t next = end_of(segment);
+    return next < n && keys[next] == keys[next - 1];
+  }
+  // The last segment of the run that contains this segment's last key and continues. Doubles the distance until the run
+  // has ended, then halves it: most runs end in the next segment, and every step waits for memory.
+  __device__ int last_segment(int segment) const {
+    const std::uint32_t key = last_key(segment);
+    const int segments = (n - 1) / kSegment + 1;
+    const auto reaches = [&](int other) { return other < segments && keys[std::int64_t{other} * kSegment] == key; };
+    int last = segment + 1;
+    int step = 1;
+    while (reaches(last + step)) {
+      last += step;
+      step *= 2;
+    }
+    while ((step /= 2) > 0) {
+      if (reaches(last + step)) {
+        last += step;
+      }
+    }
+    return last;
+  }
+  __device__ Accumulate<T>* sums(int segment, int tail) const { return partial + (2LL * segment + tail) * width; }
+};
+
+template <class T, int V>
+__global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Gradient<T> g) {
+  using S = Accumulate<T>;
+  const std::int64_t column = (std::int64_t{blockIdx.y} * kColumnThreads + threadIdx.x) * V;
+  if (column >= g.width) {
+    return;
+  }
+  const int segment = blockIdx.x;
+  const int first = segment * kSegment;
+  const int count = min(kSegment, g.n - first);
+  // Issue all loads before the first sum.
+  std::uint32_t keys[kSegment];
+  Pack<T, V> packs[kSegment];
+#pragma unroll
+  for (int k = 0; k < kSegment; ++k) {
+    if (k < count) {
+      keys[k] = g.keys[first + k];
+      packs[k] = load<V>(g.dy + g.positions[first + k] * g.width + column);
+    }
+  }
+  bool is_head = segment > 0 && g.continues(segment - 1);
+  const bool goes_on = g.continues(segment);
+  if (goes_on && column == 0 && g.last_key(segment) < g.rows && !(is_head && keys[0] == g.last_key(segment))) {
+    g.run_starts[atomicAdd(g.run_count, 1)] = segment;
+  }
+  S sums[V] = {};
+#pragma unroll
+  for (int k = 0; k < kSegment; ++k) {
+    if (k >= count) {
+      break;
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      sums[j] += static_cast<S>(packs[k].at[j]);
+    }
+    const bool last = k + 1 == count;
+    if (!last && keys[k + 1 < kSegment ? k + 1 : k] == keys[k]) {
+      continue;
+    }
+    if (keys[k] < g.rows) {
+      if (is_head || (last && goes_on)) {
+        S* const to = g.sums(segment, is_head ? 0 : 1) + column;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          to[j] = sums[j];
+        }
+      } else {
+        T* const to = g.dweight + keys[k] * g.width + column;
+        if (g.accumulate) {
+          const Pack<T, V> before = load<V>(to);
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            sums[j] += static_cast<S>(before.at[j]);
+          }
+        }
+        store(to, rows::pack_of<T>(sums));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      sums[j] = 0;
+    }
+    is_head = false;
+  }
+}
+
+// Sums long runs, kColumnThreads columns per block.
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kernel(Gradient<T> g) {
+  using S = Accumulate<T>;
+  __shared__ S lines[kRunLines][kColumnThreads];
+  const int thread = threadIdx.x % kColumnThreads;
+  const int line = threadIdx.x / kColumnThreads;
+  const std::int64_t column = std::int64_t{blockIdx.y} * kColumnThreads + thread;
+  for (int run = blockIdx.x; run < *g.run_count; run += gridDim.x) {
+    const int first = g.run_starts[run];
+    const int last = g.last_segment(first);
+    S sum = 0;
+    if (column < g.width) {
+#pragma unroll 8
+      for (int s = first + 1 + line; s <= last; s += kRunLines) {
+        sum += g.sums(s, 0)[column];
+      }
+    }
+    lines[line][thread] = sum;
+    __syncthreads();
+    if (line == 0 && column < g.width) {
+      sum = g.sums(first, 1)[column];
+      for (int k = 0; k < kRunLines; ++k) {
+        sum += lines[k][thread];
+      }
+      T& to = g.dweight[g.last_key(first) * g.width + column];
+      to = static_cast<T>(g.accumulate ? sum + static_cast<S>(to) : sum);
+    }
+    __syncthreads();
+  }
+}
+
+unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
+
+}  // namespace
+
+void embedding_forward(Cuda, const EmbeddingForward& args) {
+  if (args.y.numel() == 0) {
+    return;
+  }
+  on_dtype(FloatTypes{}, args.weight.dtype(), "embedding", [&]<class T>() {
+    const std::int64_t width = args.weight.shape()[1];
+    const T* const weight = args.weight.data<T>();
+    T* const y = args.y.data<T>();
+    rows::with_pack_size<T>(
+        width,
+        [&]<int V>(std::integral_constant<int, V>) {
+          embedding_forward_kernel<T, V><<<blocks_for(args.y.numel() / V), kThreads, 0, cuda::current_stream()>>>(
+              weight, args.indices.data<std::int64_t>(), y, args.indices.numel(), args.weight.shape()[0], width / V);
+          cuda::check_launch("embedding_forward_kernel");
+        },
+        weight, y);
+  });
+}
+
+void embedding_backward(Cuda, const EmbeddingBackward& args) {
+  if (args.dweight.numel() == 0) {
+    return;
+  }
+  const cudaStream_t stream = cuda::current_stream();
+  const Device device = args.dweight.device();
+  const std::int64_t count = args.indices.numel();
+  const std::int64_t rows = args.dweight.shape()[0];
+  const std::int64_t width = args.dweight.shape()[1];
+  check(count <= INT_MAX && rows <= INT_MAX,
+        "embedding: expected at most {} indices and rows for a gradient on CUDA, got {} and {}", INT_MAX, count, rows);
+  if (!args.accumulate) {
+    cuda::check(cudaMemsetAsync(args.dweight.raw_data(), 0, args.dweight.bytes(), stream), "cudaMemsetAsync");
+  }
+  if (count == 0) {
+    return;
+  }
+  const int n = static_cast<int>(count);
+
+  // A stable sort by row preserves the order of the uses of each row, so the sums are bit-identical in every run.
+  const Tensor buffers = empty({4, n}, int32, device);
+  auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
+  std::uint32_t* const positions = keys + 2LL * n;
+  const unsigned segments = parts(n, kSegment);
+  const Tensor runs = empty({1 + static_cast<std::int64_t>(segments)}, int32, device);
+  std::int32_t* const run_count = runs.data<std::int32_t>();
+  embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys,
+                                                                positions, run_count);
+  cuda::check_launch("embedding_keys_kernel");
+  const int bits = std::bit_width(static_cast<std::uint64_t>(rows));
+  std::size_t bytes = 0;
+  const auto sort = [&](void* scratch) {
+    cuda::check(
+        cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, keys + n, positions, positions + n, n, 0, bits, stream),
+        "cub::DeviceRadixSort::SortPairs");
+  };
+  sort(nullptr);
+  const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
+  sort(scratch.raw_data());
+
+  on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
+    using S = Accumulate<T>;
+    const Tensor partial = empty({segments, 2, width}, dtype_of<S>, device);
+    const Gradient<T> gradient{.dy = args.dy.data<T>(),
+                               .keys = keys + n,
+                               .positions = positions + n,
+                               .dweight = args.dweight.data<T>(),
+                               .partial = partial.data<S>(),
+                               .run_starts = run_count + 1,
+                               .run_count = run_count,
+                               .n = n,
+                               .rows = static_cast<std::uint32_t>(rows),
+                               .width = width,
+                               .accumulate = args.accumulate};
+    rows::with_pack_size<T>(
+        width,
+        [&]<int V>(std::integral_constant<int, V>) {
+          const dim3 grid(segments, parts(width, kColumnThreads * V));
+          embedding_segments_kernel<T, V><<<grid, kColumnThreads, 0, stream>>>(gradient);
+          cuda::check_launch("embedding_segments_kernel");
+        },
+        gradient.dy, gradient.dweight);
+    if (segments > 1) {
+      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), parts(width, kColumnThreads));
+      embedding_runs_kernel<T><<<grid, kColumnThreads * kRunLines, 0, stream>>>(gradient);
+      cuda::check_launch("embedding_runs_kernel");
+    }
+  });
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,92 @@
+#include <mica/core/copy.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/quantized/detail/quantized_cuda.cuh>
+
+namespace mica::kernels {
+
+namespace quantized_cuda {
+
+namespace {
+
+template <class T>
+struct alignas(sizeof(T) * kColumns < 16 ? sizeof(T) * kColumns : 16) Pack {
+  T at[kColumns];
+};
+
+/// out = weight · columns. Each thread dequantizes the words of four neighboring columns.
+template <class T, int kBits, class S = Accumulate<T>>
+__global__ void __launch_bounds__(kSimpleThreads)
+    dequantize_kernel(const Weights<Numbers<S>> weight, const S* column_factors, T* out) {
+  constexpr int kPerWord = quantized::kWordBits / kBits;
+  const std::int64_t in_row = (weight.columns + kColumns - 1) / kColumns;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kSimpleThreads + threadIdx.x;
+  const std::int64_t word_row = i / in_row;
+  const std::int64_t column = i % in_row * kColumns;
+  if (word_row >= weight.word_rows) {
+    return;
+  }
+  const std::int64_t first = word_row * kPerWord;
+  std::uint32_t words[kColumns];
+  weight.load(word_row, column, words);
+  Grid<S> grids[kColumns];
+  S factors[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    grids[c] = weight.template grid<S>(first / weight.group_size, column + c);
+    factors[c] = column_factors != nullptr && column + c < weight.columns ? column_factors[column + c] : S{1};
+  }
+  const int valid = static_cast<int>(weight.rows - first < kPerWord ? weight.rows - first : kPerWord);
+#pragma unroll 1
+  for (int j = 0; j < valid; ++j) {
+    Pack<T> four;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const S q = integer_at<kBits>(words[c], j * kBits);
+      four.at[c] = static_cast<T>(((q - grids[c].zero) * grids[c].scale + grids[c].offset) * factors[c]);
+    }
+    T* const to = out + (first + j) * weight.columns + column;
+    if (weight.columns % kColumns == 0) {
+      *reinterpret_cast<Pack<T>*>(to) = four;
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (column + c < weight.columns) {
+          to[c] = four.at[c];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Tensor converted(const Tensor& x, DType dtype) {
+  if (!x.defined() || x.dtype() == dtype) {
+    return x;
+  }
+  const Tensor result = empty(x.shape(), dtype, x.device());
+  copy_into(result, x);
+  return result;
+}
+
+void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out) {
+  QuantizedWeight ready = weight;
+  ready.scale = converted(weight.scale, accumulate_dtype(out.dtype()));
+  ready.zero = converted(weight.zero, accumulate_dtype(out.dtype()));
+  const std::int64_t threads = weight.packed.size(0) * ((weight.columns() + kColumns - 1) / kColumns);
+  on_dtype(FloatTypes{}, out.dtype(), "dequantize", [&]<class T>() {
+    using S = Accumulate<T>;
+    quantized::on_bits(weight.bits, [&]<int kBits>() {
+      dequantize_kernel<T, kBits><<<blocks_for(threads), kSimpleThreads, 0, cuda::current_stream()>>>(
+          Weights<Numbers<S>>(ready), Numbers<S>(columns).data, out.data<T>());
+    });
+  });
+  cuda::check_launch("dequantize_kernel");
+}
+
+}  // namespace quantized_cuda
+
+void dequantize(Cuda, const Dequantize& args) { quantized_cuda::dequantize_into(args.weight, {}, args.out); }
+
+}  // namespace mica::kernels

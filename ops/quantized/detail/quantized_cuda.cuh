@@ -1,0 +1,141 @@
+#pragma once
+
+// Reading of packed weights, shared by the CUDA kernels. Included by .cu files only.
+
+#include <cstdint>
+
+#include <mica/ops/quantized/detail/quantized_functions.h>
+#include <mica/ops/quantized/detail/quantized_kernels.h>
+
+namespace mica::kernels::quantized_cuda {
+
+inline constexpr int kColumns = 4;  // per thread: 16 bytes of words
+inline constexpr int kSimpleThreads = 256;
+
+inline unsigned blocks_for(std::int64_t threads) {
+  return static_cast<unsigned>((threads + kSimpleThreads - 1) / kSimpleThreads);
+}
+
+// Elements whose type is known at run time; they are few compared to the weight's.
+struct Values {
+  const void* data = nullptr;
+  DType dtype = DType::float32;
+
+  Values() = default;
+  explicit Values(const Tensor& x) {
+    if (x.defined()) {
+      data = x.raw_data();
+      dtype = x.dtype();
+    }
+  }
+
+  template <class S>
+  __device__ S at(std::int64_t i) const {
+    switch (dtype) {
+      case DType::float64: return static_cast<S>(static_cast<const double*>(data)[i]);
+      case DType::float32: return static_cast<S>(static_cast<const float*>(data)[i]);
+      case DType::float16: return static_cast<S>(static_cast<float>(static_cast<const Half*>(data)[i]));
+      default: return static_cast<S>(static_cast<float>(static_cast<const BFloat16*>(data)[i]));
+    }
+  }
+};
+
+// Elements of a known type.
+template <class T>
+struct Numbers {
+  const T* data = nullptr;
+
+  explicit Numbers(const Tensor& x) : data(x.defined() ? x.data<T>() : nullptr) {}
+
+  template <class S>
+  __device__ S at(std::int64_t i) const {
+    return data[i];
+  }
+};
+
+// Every mode is exactly (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 if absent.
+template <class S>
+struct Grid {
+  S zero;
+  S scale;
+  S offset;
+};
+
+/// Scale and zero are read by a Source: Values or Numbers.
+template <class Source>
+struct Weights {
+  const std::uint32_t* words;
+  Source scale;
+  Source zero;
+  bool one_zero;
+  bool adds;
+  bool aligned;  // four neighbors can be read in one access
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t word_rows;
+  std::int64_t group_size;
+
+  explicit Weights(const QuantizedWeight& q)
+      : words(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
+        scale(q.scale),
+        zero(q.zero),
+        one_zero(q.zero.defined() && q.zero.dim() == 0),
+        adds(q.mode == QuantizationMode::fused_multiply_add),
+        aligned(q.columns() % kColumns == 0 && reinterpret_cast<std::uintptr_t>(words) % 16 == 0),
+        rows(q.rows),
+        columns(q.columns()),
+        word_rows(q.packed.size(0)),
+        group_size(quantized::rows_of_group(q.rows, q.group_size)) {}
+
+  template <class S>
+  __device__ Grid<S> grid(std::int64_t group, std::int64_t column) const {
+    Grid<S> g{0, 0, 0};
+    if (column < columns) {
+      const std::int64_t at = group * columns + column;
+      const S z = zero.data == nullptr ? S{0} : zero.template at<S>(one_zero ? 0 : at);
+      g.zero = adds ? S{0} : z;
+      g.scale = scale.data == nullptr ? S{1} : scale.template at<S>(at);
+      g.offset = adds ? z : S{0};
+    }
+    return g;
+  }
+
+  /// Loads words of four neighboring columns; zeros past the matrix.
+  __device__ void load(std::int64_t row, std::int64_t column, std::uint32_t (&to)[kColumns]) const {
+    const std::uint32_t* const from = words + row * columns + column;
+    if (row >= word_rows || column >= columns) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        to[c] = 0;
+      }
+    } else if (aligned) {
+      asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+          : "l"(from));
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        to[c] = column + c < columns ? from[c] : 0;
+      }
+    }
+  }
+};
+
+/// The integer at `bit` of a word as a float, without a conversion instruction, which would take four times as long:
+/// its bits become the top bits of the fraction of a number ≥ 2^kBits.
+template <int kBits>
+__device__ float integer_at(std::uint32_t word, int bit) {
+  constexpr int kFirst = 23 - kBits;
+  constexpr std::uint32_t kMask = ((1u << kBits) - 1) << kFirst;
+  constexpr std::uint32_t kPower = static_cast<std::uint32_t>(127 + kBits) << 23;
+  const std::uint32_t moved = bit >= kFirst ? word >> (bit - kFirst) : word << (kFirst - bit);
+  return __uint_as_float((moved & kMask) | kPower) - static_cast<float>(1 << kBits);
+}
+
+/// out = weight · columns, for out (K, N) of any floating dtype; `columns` may be undefined.
+void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out);
+
+/// x, or a copy in a dtype that the kernels support: scales and zeros are few compared to the weights.
+Tensor converted(const Tensor& x, DType dtype);
+
+}  // namespace mica::kernels::quantized_cuda

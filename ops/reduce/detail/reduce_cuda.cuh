@@ -1,0 +1,405 @@
+#pragma once
+
+// The reduction on CUDA. Included by *_cuda.cu only.
+//
+// The order of additions depends on the lengths and strides of the axes alone, never on timing or the GPU: results are
+// bit-identical from run to run, and a row's result does not depend on the number of rows.
+//
+//   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
+//   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
+//   columns      results side by side: a thread for 16 bytes of neighboring columns and some of their rows; tall
+//   columns
+//                are cut into pieces of rows, which a second pass joins
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/core/dispatch.h>
+#include <mica/ops/reduce/detail/pack.cuh>
+#include <mica/ops/reduce/detail/reduce_plan.h>
+
+namespace mica::kernels {
+
+namespace reduce_detail {
+
+inline constexpr int kThreads = 256;
+inline constexpr std::int64_t kShortRow = 1024;
+inline constexpr std::int64_t kPiece = 32768;           // elements of a long row
+inline constexpr std::int64_t kPieceRows = 256;         // rows of tall columns, at least
+inline constexpr std::int64_t kMaxColumnPieces = 1024;  // beyond this, pieces grow
+inline constexpr std::int64_t kEnoughBlocks = 512;      // to keep a GPU busy
+inline constexpr int kMinColumnThreads = 4;             // adjacent threads of a block, which read whole sectors
+inline constexpr std::int64_t kMaxBlocks = 1 << 30;
+
+/// Joins partial results of Op.
+template <class Op>
+struct JoinOp {
+  using Value = typename Op::Acc;
+  using Acc = typename Op::Acc;
+  using Out = typename Op::Out;
+  using Shift = ShiftOf<Op>;  // may differ from Value here
+  static constexpr bool kShifted = Op::kShifted;
+
+  Op op;
+
+  MICA_HOST_DEVICE static Acc identity() { return Op::identity(); }
+  MICA_HOST_DEVICE Acc map(Acc x, Shift, std::int64_t) const { return x; }
+  MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return op.combine(a, b); }
+  MICA_HOST_DEVICE Acc finish(Acc acc, Shift shift) const { return op.finish(acc, shift); }
+};
+
+template <class Op>
+struct JoinOf {
+  using type = JoinOp<Op>;
+  static type of(const Op& op) { return {op}; }
+};
+template <class Op>
+struct JoinOf<JoinOp<Op>> {
+  using type = JoinOp<Op>;
+  static type of(const type& op) { return op; }
+};
+
+/// The output: finished results in y or, if a second pass follows, partial results.
+template <class Op, class Shifts>
+struct Target {
+  using Acc = typename Op::Acc;
+  Shifts shifts;
+  typename Op::Out* y;
+  Acc* partials;  // null if there is no second pass
+
+  __device__ ShiftOf<Op> shift_at(std::int64_t out) const {
+    if constexpr (Op::kShifted) {
+      return static_cast<ShiftOf<Op>>(shifts[out]);
+    } else {
+      return ShiftOf<Op>{};
+    }
+  }
+  __device__ void write(const Op& op, Acc value, std::int64_t out, std::int64_t partial) const {
+    if (partials != nullptr) {
+      partials[partial] = value;
+    } else {
+      y[out] = static_cast<typename Op::Out>(op.finish(value, shift_at(out)));
+    }
+  }
+};
+
+/// The contribution of thread `t` of `threads` to the elements [begin, end) of one result; begin is a multiple of the
+/// pack size. Row-major rows are read in packs of 16 bytes; the assignment to threads does not depend on alignment.
+template <class T, class Op>
+__device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
+                                       std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
+  using Acc = typename Op::Acc;
+  using Value = typename Op::Value;
+  constexpr int kPack = Pack<T>::kSize;
+  constexpr int kAccumulators = kPack < 4 ? 4 : kPack;
+  Acc acc[kAccumulators];
+#pragma unroll
+  for (int j = 0; j < kAccumulators; ++j) {
+    acc[j] = Op::identity();
+  }
+  if (reduced.rank == 1 && reduced.axis[0].in == 1) {
+    const bool aligned = is_aligned(x + begin);
+    const std::int64_t packed_end = begin + (end - begin) / kPack * kPack;
+#pragma unroll 4
+    for (std::int64_t i = begin + static_cast<std::int64_t>(t) * kPack; i < packed_end;
+         i += static_cast<std::int64_t>(threads) * kPack) {
+      const Pack<T> pack = load_pack(x + i, aligned);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        acc[j] = op.combine(acc[j], op.map(static_cast<Value>(pack.values[j]), shift, i + j));
+      }
+    }
+    for (std::int64_t i = packed_end + t; i < end; i += threads) {
+      acc[0] = op.combine(acc[0], op.map(static_cast<Value>(x[i]), shift, i));
+    }
+  } else {
+    const bool simple = reduced.rank == 1;
+    const std::int64_t stride = reduced.axis[0].in;
+    for (std::int64_t i = begin + t; i < end; i += static_cast<std::int64_t>(threads) * 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::int64_t k = i + static_cast<std::int64_t>(threads) * j;
+        if (k < end) {
+          const std::int64_t in = simple ? k * stride : ReduceOffsets(reduced, k).in;
+          acc[j] = op.combine(acc[j], op.map(static_cast<Value>(x[in]), shift, k));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int width = kAccumulators / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      acc[j] = op.combine(acc[j], acc[j + width]);
+    }
+  }
+  return acc[0];
+}
+
+/// Combines the results of `lanes` neighboring threads of a warp (a power of two) in the first of them. All threads of
+/// the warp participate.
+template <class Op>
+__device__ typename Op::Acc join_lanes(const Op& op, typename Op::Acc acc, int lanes) {
+  using Acc = typename Op::Acc;
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    acc = op.combine(acc, static_cast<Acc>(__shfl_down_sync(0xffffffffu, acc, offset, lanes)));
+  }
+  return acc;
+}
+
+template <class T, class Op, class Shifts>
+__global__ void __launch_bounds__(kThreads)
+    reduce_short_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int lanes) {
+  const int rows_per_block = kThreads / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
+  // The trip count is the block's, so that whole warps reach the shuffles.
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block; first < plan.kept.numel;
+       first += stride) {
+    const std::int64_t row = first + threadIdx.x / lanes;
+    const bool valid = row < plan.kept.numel;
+    const ReduceOffsets at(plan.kept, valid ? row : 0);
+    typename Op::Acc acc = Op::identity();
+    if (valid) {
+      acc = accumulate(op, x + at.in, plan.reduced, 0, plan.reduced.numel, lane, lanes, target.shift_at(at.out));
+    }
+    acc = join_lanes(op, acc, lanes);
+    if (valid && lane == 0) {
+      target.write(op, acc, at.out, row);
+    }
+  }
+}
+
+template <class T, class Op, class Shifts>
+__global__ void __launch_bounds__(kThreads)
+    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, std::int64_t pieces) {
+  using Acc = typename Op::Acc;
+  __shared__ Acc warps[kThreads / 32];
+  for (std::int64_t block = blockIdx.x; block < plan.kept.numel * pieces; block += gridDim.x) {
+    const ReduceOffsets at(plan.kept, block / pieces);
+    const std::int64_t begin = block % pieces * kPiece;
+    const std::int64_t end = begin + kPiece < plan.reduced.numel ? begin + kPiece : plan.reduced.numel;
+    Acc acc = accumulate(op, x + at.in, plan.reduced, begin, end, static_cast<int>(threadIdx.x), kThreads,
+                         target.shift_at(at.out));
+    acc = join_lanes(op, acc, 32);
+    if (threadIdx.x % 32 == 0) {
+      warps[threadIdx.x / 32] = acc;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      acc = join_lanes(op, threadIdx.x < kThreads / 32 ? warps[threadIdx.x] : Op::identity(), kThreads / 32);
+      if (threadIdx.x == 0) {
+        target.write(op, acc, at.out, block);
+      }
+    }
+    __syncthreads();  // before `warps` is written again
+  }
+}
+
+/// Neighboring columns per thread: 16 bytes, unless their results need too many registers.
+template <class T, class Op>
+inline constexpr int kColumnPack =
+    static_cast<int>(std::bit_floor(std::max(std::min(16 / sizeof(T), 64 / sizeof(typename Op::Acc)), std::size_t{1})));
+
+/// The innermost kept axis is the one of the columns. Threads form `width` columns of threads, a power of two up to 32,
+/// with kColumnPack columns of x each. A thread's rows do not depend on alignment; its columns do.
+template <class T, class Op, class Shifts>
+__global__ void __launch_bounds__(kThreads)
+    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
+                   std::int64_t pieces) {
+  using Acc = typename Op::Acc;
+  using Value = typename Op::Value;
+  constexpr int kPack = kColumnPack<T, Op>;
+  constexpr int kRowsInFlight = 4;  // rows in flight per thread
+  struct alignas(kPack == 1 ? alignof(T) : sizeof(T) * kPack) Loaded {
+    T values[kPack];
+  };
+  __shared__ Acc shared[kThreads * kPack];
+  const ReducePlan::Axis columns = plan.kept.inner();
+  const int block_columns = width * kPack;
+  const std::int64_t tiles = (columns.size + block_columns - 1) / block_columns;
+  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
+  const int height = kThreads / width;
+  const int x_lane = static_cast<int>(threadIdx.x) % width;
+  const int y_lane = static_cast<int>(threadIdx.x) / width;
+  const bool simple = plan.reduced.rank == 1;
+  const std::int64_t row_stride = plan.reduced.axis[0].in;
+  bool packed_rows = true;
+  for (int i = 0; i < plan.reduced.rank; ++i) {
+    packed_rows = packed_rows && plan.reduced.axis[i].in % kPack == 0;
+  }
+
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t tile = block % tiles;
+    const std::int64_t piece = block / tiles % pieces;
+    const std::int64_t outer = block / tiles / pieces;
+    const ReduceOffsets at(plan.kept, outer, 1);
+    const std::int64_t first = tile * block_columns;
+    const T* base = x + at.in + first;
+    const std::int64_t out = at.out + first * columns.out;
+    const auto rest = static_cast<int>(columns.size - first < block_columns ? columns.size - first : block_columns);
+    const std::int64_t begin = piece * piece_rows;
+    const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
+    const bool packed =
+        packed_rows && rest == block_columns && reinterpret_cast<std::uintptr_t>(base) % sizeof(Loaded) == 0;
+    // The thread's column v within the block. Columns of a pack are adjacent; columns read one by one are spaced so
+    // that a warp reads neighbors.
+    const auto column = [&](int v) { return packed ? x_lane * kPack + v : v * width + x_lane; };
+
+    Acc acc[kPack];
+    ShiftOf<Op> shifts[kPack];
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) {
+      acc[v] = Op::identity();
+      shifts[v] = column(v) < rest ? target.shift_at(out + column(v) * columns.out) : ShiftOf<Op>{};
+    }
+    const auto add = [&](const Loaded& loaded, std::int64_t i) {
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.values[v]), shifts[v], i));
+      }
+    };
+    const auto row_at = [&](std::int64_t i) {
+      return base + (simple ? i * row_stride : ReduceOffsets(plan.reduced, i).in);
+    };
+    std::int64_t row = begin + y_lane;
+    if (packed) {
+      for (; row + (kRowsInFlight - 1) * height < end; row += kRowsInFlight * height) {
+        Loaded loaded[kRowsInFlight];
+#pragma unroll
+        for (int j = 0; j < kRowsInFlight; ++j) {
+          loaded[j] = *reinterpret_cast<const Loaded*>(row_at(row + j * height) + x_lane * kPack);
+        }
+#pragma unroll
+        for (int j = 0; j < kRowsInFlight; ++j) {
+          add(loaded[j], row + j * height);
+        }
+      }
+    }
+    for (; row < end; row += height) {
+      const T* const from = row_at(row);
+      Loaded loaded;
+#pragma unroll
+      for (int v = 0; v < kPack; ++v) {
+        loaded.values[v] = column(v) < rest ? from[column(v)] : T{};
+      }
+      add(loaded, row);
+    }
+#pragma unroll
+    for (int v = 0; v < kPack; ++v) {
+      shared[y_lane * block_columns + column(v)] = acc[v];
+    }
+    for (int half = height / 2; half > 0; half /= 2) {
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < half * block_columns; i += kThreads) {
+        shared[i] = op.combine(shared[i], shared[i + half * block_columns]);
+      }
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rest; i += kThreads) {
+      target.write(op, shared[i], out + i * columns.out, piece * plan.kept.numel + outer * columns.size + first + i);
+    }
+    __syncthreads();  // before `shared` is written again
+  }
+}
+
+inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min(blocks, kMaxBlocks)); }
+
+inline int power_of_two_from(std::int64_t n) {
+  int power = 1;
+  while (power < n) {
+    power *= 2;
+  }
+  return power;
+}
+
+template <class T, class Op, class Shifts>
+void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device);
+
+/// The second pass, over `pieces` partial results of each result: `step` apart, those of the next result `next` apart.
+template <class Op, class Shifts>
+void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t pieces, std::int64_t step,
+          std::int64_t next, Shifts shifts, typename Op::Out* y, Device device) {
+  for (int i = plan.kept.rank - 1; i >= 0; --i) {  // partials are in row-major order of the plan's kept axes
+    plan.kept.axis[i].in = next;
+    next *= plan.kept.axis[i].size;
+  }
+  plan.reduced = {};
+  plan.reduced.rank = 1;
+  plan.reduced.numel = pieces;
+  plan.reduced.axis[0] = {pieces, step, 0};
+  launch(JoinOf<Op>::of(op), plan, partials, shifts, y, device);
+}
+
+template <class T, class Op, class Shifts>
+void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device) {
+  using Acc = typename Op::Acc;
+  const cudaStream_t stream = cuda::current_stream();
+  const std::int64_t results = plan.kept.numel;
+  const std::int64_t n = plan.reduced.numel;
+  const ReducePlan::Axis columns = plan.kept.inner();
+  Target<Op, Shifts> target{shifts, y, nullptr};
+  Tensor partials;
+  const auto two_passes = [&](std::int64_t pieces) {
+    partials = empty({results, pieces}, dtype_of<Acc>, device);
+    target.partials = partials.data<Acc>();
+  };
+
+  if (columns.in == 1 && columns.size > 1 && plan.reduced.inner().in != 1 && n > 1) {
+    constexpr std::int64_t kPack = kColumnPack<T, Op>;
+    const std::int64_t piece_rows = std::max(kPieceRows, (n + kMaxColumnPieces - 1) / kMaxColumnPieces);
+    const std::int64_t pieces = (n + piece_rows - 1) / piece_rows;
+    // A second pass over few pieces costs more than the longer first one.
+    const bool whole = n <= 4 * kPieceRows;
+    if (!whole) {
+      two_passes(pieces);
+    }
+    const auto tiles_of = [&](int width) { return (columns.size + width * kPack - 1) / (width * kPack); };
+    int width = std::min(power_of_two_from((columns.size + kPack - 1) / kPack), 32);
+    while (width > kMinColumnThreads && tiles_of(width) * (whole ? 1 : pieces) < kEnoughBlocks) {
+      width /= 2;  // narrower blocks have more threads for each column
+    }
+    const std::int64_t blocks = results / columns.size * tiles_of(width) * (whole ? 1 : pieces);
+    reduce_columns<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
+                                                                            whole ? n : piece_rows, whole ? 1 : pieces);
+    cuda::check_launch("reduce_columns");
+    if (!whole) {
+      join(op, plan, target.partials, pieces, results, 1, shifts, y, device);
+    }
+  } else if (n <= kShortRow) {
+    const int lanes = std::min(power_of_two_from((n + Pack<T>::kSize - 1) / Pack<T>::kSize), 32);
+    const std::int64_t rows_per_block = kThreads / lanes;
+    const std::int64_t blocks = (results + rows_per_block - 1) / rows_per_block;
+    reduce_short_rows<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
+    cuda::check_launch("reduce_short_rows");
+  } else {
+    const std::int64_t pieces = (n + kPiece - 1) / kPiece;
+    if (pieces > 1) {
+      two_passes(pieces);
+    }
+    reduce_long_rows<T, Op, Shifts><<<grid_of(results * pieces), kThreads, 0, stream>>>(op, plan, x, target, pieces);
+    cuda::check_launch("reduce_long_rows");
+    if (pieces > 1) {
+      join(op, plan, target.partials, pieces, 1, pieces, shifts, y, device);
+    }
+  }
+}
+
+}  // namespace reduce_detail
+
+/// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
+/// row-major order.
+template <class T, class Op, class Shifts = const typename Op::Value*>
+void reduce(Cuda, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
+  if (y.numel() > 0) {
+    reduce_detail::launch(op, ReducePlan(x, y), static_cast<const T*>(x.data<T>()), shifts, y.data<typename Op::Out>(),
+                          x.device());
+  }
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,97 @@
+#include <algorithm>
+
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/core/dispatch.h>
+#include <mica/ops/rotary/detail/rotary_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kHeads = 4;  // of a thread: they share a sine and a cosine
+
+template <class T>
+struct Arguments {
+  const T* x;
+  T* y;
+  const std::int64_t* positions;  // or null
+  std::int64_t position_count;
+  std::int64_t rows;
+  std::int64_t steps;
+  std::int64_t heads;
+  std::int64_t offset;
+  int half;
+  double scale;
+  double direction;  // 1 or -1
+  float frequencies[kMostRotaryPairs];
+};
+
+// The sine and cosine of an angle, given in half turns, as sincospi takes them.
+__device__ void sincos_of(double half_turns, double* sine, double* cosine) { sincospi(half_turns, sine, cosine); }
+__device__ void sincos_of(double half_turns, float* sine, float* cosine) {
+  // Less than a turn is left for float32.
+  sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), sine, cosine);
+}
+
+// A thread rotates one pair of columns of kHeads heads.
+template <class T>
+__global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant__ Arguments<T> a) {
+  using S = Accumulate<T>;
+  constexpr double kOneOverPi = 0.31830988618379067;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const std::int64_t first_head = static_cast<std::int64_t>(blockIdx.y) * kHeads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.rows * a.half;
+       i += step) {
+    const std::int64_t row = i / a.half;
+    const int j = static_cast<int>(i - row * a.half);
+    const std::int64_t position =
+        a.positions != nullptr ? a.positions[row % a.position_count] : a.offset + row % a.steps;
+    // Rounded to float32 by itself, as on the CPU.
+    const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
+    S sine;
+    S cosine;
+    sincos_of(angle * (a.direction * kOneOverPi), &sine, &cosine);
+    sine = static_cast<S>(a.scale) * sine;
+    cosine = static_cast<S>(a.scale) * cosine;
+    const std::int64_t at = (row * a.heads + first_head) * 2 * a.half + j;
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) {
+      if (first_head + head < a.heads) {
+        const std::int64_t left = at + static_cast<std::int64_t>(head) * 2 * a.half;
+        const S u = static_cast<S>(a.x[left]);
+        const S v = static_cast<S>(a.x[left + a.half]);
+        a.y[left] = static_cast<T>(u * cosine - v * sine);
+        a.y[left + a.half] = static_cast<T>(v * cosine + u * sine);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void rotary(Cuda, const Rotary& args) {
+  on_dtype(FloatTypes{}, args.x.dtype(), "rotary", [&]<class T>() {
+    Arguments<T> a{.x = args.x.data<T>(),
+                   .y = args.y.data<T>(),
+                   .positions = args.positions.data_or_null<std::int64_t>(),
+                   .position_count = args.positions.defined() ? args.positions.numel() : 0,
+                   .rows = args.rows,
+                   .steps = args.steps,
+                   .heads = args.heads,
+                   .offset = args.offset,
+                   .half = static_cast<int>(args.frequencies.size()),
+                   .scale = args.scale,
+                   .direction = args.back ? -1.0 : 1.0,
+                   .frequencies = {}};
+    std::copy(args.frequencies.begin(), args.frequencies.end(), a.frequencies);
+    const std::int64_t blocks = (args.rows * a.half + kThreads - 1) / kThreads;
+    const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 20)),
+                    static_cast<unsigned>((args.heads + kHeads - 1) / kHeads));
+    rotary_kernel<T><<<grid, kThreads, 0, cuda::current_stream()>>>(a);
+    cuda::check_launch("rotary_kernel");
+  });
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,355 @@
+#include <algorithm>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/mma.cuh>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
+
+// The kernels for all GPUs and all strides: one with tensor cores for 16-bit floats, and one without for other dtypes.
+// On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight times as
+// fast; large matrices that it cannot read are copied first.
+
+namespace mica::kernels {
+
+namespace tiles {
+
+namespace {
+
+constexpr int kGroup = 8;  // rows of tiles
+
+/// Sizes of a product, whose output is divided into tiles, one per block.
+struct Product {
+  TileOrder order;
+  std::int64_t rows;     // M
+  std::int64_t columns;  // N
+  std::int64_t depth;    // K
+};
+
+Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns) {
+  const std::int64_t m = args.y.size(0);
+  const std::int64_t n = args.y.size(1);
+  return {.order = {.rows = parts_of(m, tile_rows), .columns = parts_of(n, tile_columns), .group = kGroup},
+          .rows = m,
+          .columns = n,
+          .depth = args.a.size(1)};
+}
+
+// With tensor cores.
+
+constexpr int kTile = 128;  // rows and columns of the output
+constexpr int kPiece = 32;  // of K, between two barriers
+constexpr int kStages = 3;  // pieces being loaded or multiplied
+constexpr int kPack = 8;    // 16-bit elements in 16 bytes
+// Each warp has a part of the tile, made of products of 16 by 8 by 16.
+constexpr int kWarpsDown = 2;
+constexpr int kWarpsAcross = 2;
+constexpr int kWarpRows = kTile / kWarpsDown;
+constexpr int kWarpColumns = kTile / kWarpsAcross;
+constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
+
+using Bits = std::uint16_t;
+
+/// A 16-bit operand on the device.
+struct Source {
+  const Bits* data;
+  std::int64_t lines;
+  std::int64_t length;
+  std::int64_t leading;
+  std::int64_t step;
+  bool packs;  // packs of 16 bytes are aligned and contiguous
+
+  Source(const Tensor& x, const Matrix& m)
+      : data(reinterpret_cast<const Bits*>(x.raw_data())),
+        lines(m.lines),
+        length(m.length),
+        leading(m.leading),
+        step(m.step),
+        packs(m.step == 1 && m.leading % kPack == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {}
+};
+
+/// A piece of an operand in shared memory: lines along K of length `kPiece`, or along the rows of A or columns of B of
+/// length `kTile`. Lines are padded by 16 bytes, so that a column of 8 lines is in different banks.
+template <Lines kLines>
+struct Piece {
+  static constexpr int kCount = kLines == Lines::depth ? kTile : kPiece;
+  static constexpr int kLength = kLines == Lines::depth ? kPiece : kTile;
+  static constexpr int kPitch = kLength + kPack;
+
+  Bits data[kCount * kPitch];
+
+  /// Starts loading the piece at row (of A) or column (of B) `row` and at `k`; zeros outside. Called by all threads.
+  __device__ void load(const Source& x, std::int64_t row, std::int64_t k) {
+    const std::int64_t first_line = kLines == Lines::depth ? row : k;
+    const std::int64_t first = kLines == Lines::depth ? k : row;
+#pragma unroll
+    for (int i = threadIdx.x; i < kCount * kLength / kPack; i += kThreads) {
+      const int line = i / (kLength / kPack);
+      const int element = i % (kLength / kPack) * kPack;
+      Bits* const to = data + line * kPitch + element;
+      const std::int64_t rest = first_line + line < x.lines ? x.length - first - element : 0;
+      const Bits* const from = x.data + (first_line + line) * x.leading + (first + element) * x.step;
+      if (x.packs && rest >= kPack) {
+        cuda::copy_async<16>(to, from);
+      } else {
+        alignas(16) Bits values[kPack];
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) {
+          values[j] = j < rest ? from[j * x.step] : Bits{0};
+        }
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(values);
+      }
+    }
+  }
+
+  /// Loads four 8 by 8 matrices of (rows, K) at `row` and `k`: the next along K is number 1 or, with rows first, 2.
+  template <bool kRowsFirst>
+  __device__ void matrices(std::uint32_t (&pairs)[4], int row, int k) const {
+    const int lane = threadIdx.x % 32;
+    const int number = lane / 8;
+    row += 8 * (kRowsFirst ? number % 2 : number / 2);
+    k += 8 * (kRowsFirst ? number / 2 : number % 2);
+    if constexpr (kLines == Lines::depth) {
+      cuda::load_matrices(pairs, data + (row + lane % 8) * kPitch + k);
+    } else {
+      cuda::load_matrices_transposed(pairs, data + (k + lane % 8) * kPitch + row);
+    }
+  }
+};
+
+template <Lines kA, Lines kB>
+struct Stage {
+  Piece<kA> a;
+  Piece<kB> b;
+};
+
+/// One block per tile of y.
+template <class T, Lines kA, Lines kB>
+__global__ void __launch_bounds__(kThreads, 2)
+    tiled_matmul_mma_kernel(const Source a, const Source b, T* y, const Product product, float slope) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto* const stages = reinterpret_cast<Stage<kA, kB>*>(memory);
+  const TileOrder::Place place = product.order.place(blockIdx.x);
+  const std::int64_t row = std::int64_t{place.row} * kTile;
+  const std::int64_t column = std::int64_t{place.column} * kTile;
+  const int warp = threadIdx.x / 32;
+  const int warp_row = warp / kWarpsAcross * kWarpRows;
+  const int warp_column = warp % kWarpsAcross * kWarpColumns;
+  const int pieces = static_cast<int>((product.depth + kPiece - 1) / kPiece);
+
+  const auto load = [&](int piece) {
+    if (piece < pieces) {
+      Stage<kA, kB>& stage = stages[piece % kStages];
+      stage.a.load(a, row, std::int64_t{piece} * kPiece);
+      stage.b.load(b, column, std::int64_t{piece} * kPiece);
+    }
+    cuda::commit_copies();  // one group per piece, even if it is empty
+  };
+  for (int piece = 0; piece < kStages - 1; ++piece) {
+    load(piece);
+  }
+
+  float sums[kWarpRows / 16][kWarpColumns / 8][4] = {};
+#pragma unroll 1
+  for (int piece = 0; piece < pieces; ++piece) {
+    cuda::wait_copies<kStages - 2>();
+    __syncthreads();  // the piece is visible to all threads, and all have finished the previous one
+    load(piece + kStages - 1);
+    const Stage<kA, kB>& stage = stages[piece % kStages];
+#pragma unroll
+    for (int k = 0; k < kPiece; k += 16) {
+      std::uint32_t a_pairs[kWarpRows / 16][4];
+      std::uint32_t b_pairs[kWarpColumns / 16][4];
+#pragma unroll
+      for (int i = 0; i < kWarpRows / 16; ++i) {
+        stage.a.template matrices<true>(a_pairs[i], warp_row + 16 * i, k);
+      }
+#pragma unroll
+      for (int j = 0; j < kWarpColumns / 16; ++j) {
+        stage.b.template matrices<false>(b_pairs[j], warp_column + 16 * j, k);
+      }
+#pragma unroll
+      for (int i = 0; i < kWarpRows / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < kWarpColumns / 8; ++j) {
+          cuda::multiply_add_16_8_16<T>(sums[i][j], a_pairs[i], b_pairs[j / 2][j % 2 * 2],
+                                        b_pairs[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  const int lane = threadIdx.x % 32;
+  const bool in_pairs = product.columns % 2 == 0 && reinterpret_cast<std::uintptr_t>(y) % 4 == 0;
+#pragma unroll
+  for (int i = 0; i < kWarpRows / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWarpColumns / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t m = row + warp_row + 16 * i + 8 * half + lane / 4;
+        const std::int64_t n = column + warp_column + 8 * j + lane % 4 * 2;
+        const float first = leaky(sums[i][j][2 * half], slope);
+        const float second = leaky(sums[i][j][2 * half + 1], slope);
+        T* const to = y + m * product.columns + n;
+        if (m >= product.rows || n >= product.columns) {
+          continue;
+        }
+        if (in_pairs) {
+          *reinterpret_cast<std::uint32_t*>(to) = cuda::pair_of<T>(first, second);
+        } else {
+          to[0] = T(first);
+          if (n + 1 < product.columns) {
+            to[1] = T(second);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+void multiply_mma(const TiledMatmulArgs& args) {
+  const Matrix a = matrix_of(args.a);
+  const Matrix b = matrix_of(args.b);
+  const Product product = product_of(args, kTile, kTile);
+  on_lines(a, b, [&]<Lines kA, Lines kB>() {
+    const auto kernel = tiled_matmul_mma_kernel<T, kA, kB>;
+    constexpr int kBytes = kStages * sizeof(Stage<kA, kB>);
+    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+                "cudaFuncSetAttribute");
+    cuda::Launch(product.order.size(), kThreads, kBytes)
+        .run(kernel, "tiled_matmul_mma_kernel", Source(args.a, a), Source(args.b, b), args.y.data<T>(), product,
+             static_cast<float>(slope_of(args.activation)));
+  });
+}
+
+// Without tensor cores: a simple version.
+
+constexpr int kPlainTile = 128;
+constexpr int kPlainPiece = 16;
+constexpr int kEach = 8;  // rows and columns per thread, 16 apart
+constexpr int kSide = kPlainTile / kEach;
+constexpr int kPlainThreads = kSide * kSide;
+
+template <class T>
+struct Strided {
+  const T* data;
+  std::int64_t row_step;
+  std::int64_t column_step;
+
+  explicit Strided(const Tensor& x) : data(x.data<T>()), row_step(x.strides()[0]), column_step(x.strides()[1]) {}
+  __device__ T at(std::int64_t row, std::int64_t column) const { return data[row * row_step + column * column_step]; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
+    tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
+  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded by one: columns are in different banks
+  __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
+  const TileOrder::Place place = product.order.place(blockIdx.x);
+  const std::int64_t row = std::int64_t{place.row} * kPlainTile;
+  const std::int64_t column = std::int64_t{place.column} * kPlainTile;
+  const int i = threadIdx.x / kSide;
+  const int j = threadIdx.x % kSide;
+  T sums[kEach][kEach] = {};
+  for (std::int64_t k = 0; k < product.depth; k += kPlainPiece) {
+    for (int at = threadIdx.x; at < kPlainTile * kPlainPiece; at += kPlainThreads) {
+      const int a_row = at / kPlainPiece, a_k = at % kPlainPiece;
+      const int b_k = at / kPlainTile, b_column = at % kPlainTile;
+      const bool a_inside = row + a_row < product.rows && k + a_k < product.depth;
+      const bool b_inside = column + b_column < product.columns && k + b_k < product.depth;
+      a_piece[a_k][a_row] = a_inside ? a.at(row + a_row, k + a_k) : T{0};
+      b_piece[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
+    }
+    __syncthreads();
+#pragma unroll 2  // more unrolling would exceed the registers of two resident blocks
+    for (int depth = 0; depth < kPlainPiece; ++depth) {
+#pragma unroll
+      for (int r = 0; r < kEach; ++r) {
+#pragma unroll
+        for (int c = 0; c < kEach; ++c) {
+          sums[r][c] = fma(a_piece[depth][i + r * kSide], b_piece[depth][j + c * kSide], sums[r][c]);
+        }
+      }
+    }
+    __syncthreads();  // before the next piece overwrites this one
+  }
+  for (int r = 0; r < kEach; ++r) {
+    for (int c = 0; c < kEach; ++c) {
+      const std::int64_t m = row + i + r * kSide;
+      const std::int64_t n = column + j + c * kSide;
+      if (m < product.rows && n < product.columns) {
+        y[m * product.columns + n] = leaky(sums[r][c], slope);
+      }
+    }
+  }
+}
+
+template <class T>
+void multiply_fma(const TiledMatmulArgs& args) {
+  const Product product = product_of(args, kPlainTile, kPlainTile);
+  cuda::Launch(product.order.size(), kPlainThreads)
+      .run(tiled_matmul_fma_kernel<T>, "tiled_matmul_fma_kernel", Strided<T>(args.a), Strided<T>(args.b),
+           args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
+}
+
+/// Whether a product is so large, and uses each element so often, that copying its matrices pays off.
+bool is_worth_copies(const TiledMatmulArgs& args) {
+  const double m = static_cast<double>(args.y.size(0));
+  const double n = static_cast<double>(args.y.size(1));
+  const double k = static_cast<double>(args.a.size(1));
+  return m * n * k >= 1 << 26 && m * n * k >= 64 * (m * n + m * k + k * n);
+}
+
+/// A matrix like x for the sm90 kernel: row- or column-major like x, with rows or columns aligned to 16 bytes.
+Tensor aligned_like(const Tensor& x) {
+  const Matrix m = matrix_of(x);
+  const std::int64_t leading = (m.length + kPack - 1) / kPack * kPack;
+  const Tensor lines = empty({m.lines, leading}, x.dtype(), x.device());
+  return as_strided(lines, x.shape(), m.lines_are_rows ? Strides{leading, 1} : Strides{1, leading}, 0);
+}
+
+Tensor fitting(const Tensor& x) {
+  if (fits_sm90(x)) {
+    return x;
+  }
+  const Tensor copy = aligned_like(x);
+  copy_into(copy, x);
+  return copy;
+}
+
+bool try_sm90(const TiledMatmulArgs& args) {
+  if (!cuda::device_has_wgmma()) {
+    return false;
+  }
+  const bool y_fits = fits_sm90(args.y);
+  if (!(y_fits && fits_sm90(args.a) && fits_sm90(args.b)) && !is_worth_copies(args)) {
+    return false;
+  }
+  const Tensor y = y_fits ? args.y : aligned_like(args.y);
+  multiply_sm90({.a = fitting(args.a), .b = fitting(args.b), .activation = args.activation, .y = y});
+  if (!y_fits) {
+    copy_into(args.y, y);
+  }
+  return true;
+}
+
+}  // namespace
+
+}  // namespace tiles
+
+void tiled_matmul(Cuda, const TiledMatmulArgs& args) {
+  on_dtype(FloatTypes{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
+    if constexpr (sizeof(T) == 2) {
+      if (!tiles::try_sm90(args)) {
+        tiles::multiply_mma<T>(args);
+      }
+    } else {
+      tiles::multiply_fma<T>(args);
+    }
+  });
+}
+
+}  // namespace mica::kernels

@@ -1,0 +1,209 @@
+#pragma once
+
+// Code shared by the matrix products for compute capability 9.0. A block computes tiles of the output in sequence. One
+// thread of its first warpgroup loads pieces of a and b into a ring of stages; the two other warpgroups multiply them.
+// Two blocks can form a cluster: their tiles are vertically adjacent and need the same piece of b, of which each block
+// loads one half for both.
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/ring.cuh>
+#include <mica/core/cuda/tensor_copy.cuh>
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
+
+namespace mica::kernels::tiles {
+
+using cuda::Ring;
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kDepth = 64;  // of a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kConsumers = 2;
+inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+inline constexpr int kLineBytes = 128;
+inline constexpr int kChunk = 64;                        // elements of a line
+inline constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
+inline constexpr int kGroupRows = 1024;                  // of the output, in one group of tiles
+
+template <int kTileColumns, int kStages_, int kCluster_>
+struct Plan {
+  static constexpr int kColumns = kTileColumns;
+  static constexpr int kStages = kStages_;    // pieces being loaded or multiplied
+  static constexpr int kCluster = kCluster_;  // blocks
+  static constexpr int kABytes = kTileRows * kLineBytes;
+  static constexpr int kBBytes = kColumns * kLineBytes;
+  static constexpr int kShare = kColumns / kCluster;  // columns of b that a block loads
+};
+
+template <class P>
+struct Stages {
+  unsigned char a[P::kStages][P::kABytes];
+  unsigned char b[P::kStages][P::kBBytes];
+  std::uint64_t full[P::kStages];   // a piece was loaded
+  std::uint64_t empty[P::kStages];  // every consumer of the cluster has read it
+};
+
+struct Sizes {
+  TileOrder order;  // of a cluster's tiles
+  int pieces;       // of K
+  int columns;      // N
+};
+
+template <class P>
+Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return {.order = {.rows = parts_of(m, P::kCluster * kTileRows),
+                    .columns = parts_of(n, P::kColumns),
+                    .group = kGroupRows / (P::kCluster * kTileRows)},
+          .pieces = parts_of(k, kDepth),
+          .columns = static_cast<int>(n)};
+}
+
+/// The map of a matrix for tiles of `box_lines` lines.
+inline CUtensorMap map_of(const Tensor& x, const Matrix& lines, int box_lines) {
+  return cuda::swizzled_tensor_map({.dtype = x.dtype(),
+                                    .data = x.raw_data(),
+                                    .lines = lines.lines,
+                                    .length = lines.length,
+                                    .leading = lines.leading,
+                                    .box_lines = static_cast<std::uint32_t>(box_lines),
+                                    .box_length = kChunk});
+}
+template <class P, Lines kA>
+CUtensorMap map_of_a(const Tensor& a) {
+  return map_of(a, matrix_of(a), kA == Lines::depth ? kTileRows : kDepth);
+}
+template <class P, Lines kB>
+CUtensorMap map_of_b(const Tensor& b) {
+  return map_of(b, matrix_of(b), kB == Lines::depth ? P::kShare : kDepth);
+}
+
+/// The number of blocks that the tiles can occupy.
+template <class P>
+int blocks_for(const Sizes& sizes) {
+  return std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
+}
+
+/// `readers`: warpgroups of a block that read each stage.
+template <class P>
+__device__ void init_stages(Stages<P>& stages, int readers) {
+  for (int stage = 0; stage < P::kStages; ++stage) {
+    cuda::init_barrier(&stages.full[stage], 1);
+    cuda::init_barrier(&stages.empty[stage], P::kCluster * readers);
+  }
+}
+
+/// The block's rank in its cluster.
+template <class P>
+__device__ int rank_of_block() {
+  return P::kCluster > 1 ? cuda::cluster_rank() : 0;
+}
+
+/// The first column or row of the cluster's first tile.
+struct Corner {
+  int row;
+  int column;
+};
+
+template <class P>
+__device__ Corner corner_of(const Sizes& sizes, int tile) {
+  const TileOrder::Place place = sizes.order.place(tile);
+  return {place.row * P::kCluster * kTileRows, place.column * P::kColumns};
+}
+
+/// Loads all pieces of all tiles of this block, each as soon as its stage is empty. Runs in one thread.
+template <class P, Lines kA, Lines kB>
+__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
+  const int rank = rank_of_block<P>();
+  const auto load_b = [&](void* to, int element, int line, std::uint64_t* barrier) {
+    if constexpr (P::kCluster > 1) {
+      cuda::load_tile(to, b_map, element, line, barrier, (1 << P::kCluster) - 1);
+    } else {
+      cuda::load_tile(to, b_map, element, line, barrier);
+    }
+  };
+  Ring<P::kStages> ring;
+  for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
+    const Corner corner = corner_of<P>(sizes, tile);
+    const int row = corner.row + rank * kTileRows;
+    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
+      const int k = piece * kDepth;
+      std::uint64_t* const full = &stages.full[ring.stage];
+      cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
+      cuda::arrive_expecting(full, P::kABytes + P::kBBytes);
+      unsigned char* const a = stages.a[ring.stage];
+      if constexpr (kA == Lines::depth) {
+        cuda::load_tile(a, a_map, k, row, full);
+      } else {
+        for (int chunk = 0; chunk < kTileRows / kChunk; ++chunk) {
+          cuda::load_tile(a + chunk * kChunkBytes, a_map, row + chunk * kChunk, k, full);
+        }
+      }
+      unsigned char* const b = stages.b[ring.stage] + rank * P::kShare * kLineBytes;
+      const int column = corner.column + rank * P::kShare;
+      if constexpr (kB == Lines::depth) {
+        load_b(b, k, column, full);
+      } else {
+        for (int chunk = 0; chunk < P::kShare / kChunk; ++chunk) {
+          load_b(b + chunk * kChunkBytes, column + chunk * kChunk, k, full);
+        }
+      }
+    }
+  }
+}
+
+/// A warpgroup's operand in one stage, for wgmma.
+template <Lines kLines>
+__device__ std::uint64_t descriptor(const void* tile) {
+  if constexpr (kLines == Lines::depth) {
+    return cuda::depth_lines(tile);
+  } else {
+    return cuda::row_lines<kDepth>(tile);
+  }
+}
+
+/// Reports that this warpgroup has read a stage, to every block that writes to it.
+template <class P>
+__device__ void release(Stages<P>& stages, int stage) {
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread < P::kCluster) {
+    cuda::arrive_in_block(&stages.empty[stage], thread);
+  }
+}
+
+/// One warpgroup multiplies all pieces of a tile: kHalves times 64 rows, from byte `first_row` of a stage's a on. Calls
+/// issued() after the last product was issued, before waiting for it.
+template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
+__device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
+                              int pieces, int first_row, const F& issued) {
+  int last = 0;
+  for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
+    cuda::wait(&stages.full[ring.stage], ring.parity);
+    std::uint64_t a = descriptor<kA>(stages.a[ring.stage] + first_row);
+    std::uint64_t b = descriptor<kB>(stages.b[ring.stage]);
+    cuda::begin_products();
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        cuda::multiply_add<T, P::kColumns, kA, kB>(sums[half], a + half * (kChunkBytes / 16), b, piece > 0 || k > 0);
+      }
+      a += cuda::kNextDepth<kA>;
+      b += cuda::kNextDepth<kB>;
+    }
+    cuda::commit_products();
+    if (piece > 0) {
+      cuda::wait_products<1>();
+      release(stages, last);
+    }
+    last = ring.stage;
+  }
+  issued();
+  cuda::wait_products<0>();
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    cuda::pin(sums[half]);
+  }
+  release(stages, last);
+}
+
+}  // namespace mica::kernels::tiles
