@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(cuda::kElementwiseThreads)
     cuda::Pack<To, kPack> pack;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      pack.values[i] = static_cast<To>(loaded.values[i]);
+      pack.at[i] = static_cast<To>(loaded.at[i]);
     }
     *reinterpret_cast<cuda::Pack<To, kPack>*>(reinterpret_cast<To*>(dst) + offsets[0]) = pack;
   });

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/strided.h>
@@ -73,18 +74,6 @@ struct Layout {
   }
 };
 
-/// V adjacent elements, moved in accesses of up to 16 bytes.
-template <class T, int V>
-struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
-  T values[V];
-};
-
-/// V values in the type of computation.
-template <class T, int V>
-struct Values {
-  T values[V];
-};
-
 /// One input: a tensor's elements, or a number where `data` is null.
 template <class T>
 struct Input {
@@ -97,19 +86,19 @@ struct Input {
   }
 
   template <int V>
-  __device__ Values<Accumulate<T>, V> load_pack(std::int32_t offset) const {
-    Values<Accumulate<T>, V> result;
+  __device__ Pack<Accumulate<T>, V> load_pack(std::int32_t offset) const {
+    Pack<Accumulate<T>, V> result;
     if (data == nullptr || splat) {
       const Accumulate<T> value = load(offset);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        result.values[i] = value;
+        result.at[i] = value;
       }
     } else {
       const auto pack = *reinterpret_cast<const Pack<T, V>*>(data + offset);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        result.values[i] = static_cast<Accumulate<T>>(pack.values[i]);
+        result.at[i] = static_cast<Accumulate<T>>(pack.at[i]);
       }
     }
     return result;
@@ -137,7 +126,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     [&](const auto&... loaded) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        result.values[i] = static_cast<Out>(f(loaded.values[i]...));
+        result.at[i] = static_cast<Out>(f(loaded.at[i]...));
       }
     }(in.template load_pack<V>(offsets[I + 1])...);
     *reinterpret_cast<Pack<Out, V>*>(out + offsets[0]) = result;

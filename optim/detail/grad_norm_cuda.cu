@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads)
     sum_of_squares_kernel(const MultiTensorEntry* first, std::int64_t entries, std::int64_t first_chunk, double* sums) {
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChunk = static_cast<int>(MultiTensorList::kChunk);
-  using Pack = mica::detail::UpdatePack<T, kVector>;
+  using Pack = cuda::Pack<T, kVector>;
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
   const std::int64_t chunk = first_chunk + blockIdx.x;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = 0; k < kAtOnce; ++k) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          add(loaded[k].value[e]);
+          add(loaded[k].at[e]);
         }
       }
     }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
         const Pack pack = reinterpret_cast<const Pack*>(x)[i];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          add(pack.value[e]);
+          add(pack.at[e]);
         }
       } else {
         for (int e = 0; e < kVector; ++e) {

@@ -7,6 +7,7 @@
 
 #include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/optim/detail/grad_norm.cuh>
@@ -34,11 +35,6 @@ __device__ const kernels::MultiTensorEntry& entry_of(const kernels::MultiTensorE
 template <class T>
 inline constexpr int kUpdateVector = 16 / static_cast<int>(sizeof(Accumulate<T>));
 
-template <class T, int kSize>
-struct alignas(sizeof(T) * kSize) UpdatePack {
-  T value[kSize];
-};
-
 template <class T>
 __device__ bool has_alignment(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0;
@@ -54,8 +50,8 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
   constexpr int kVector = kUpdateVector<T>;
   constexpr int kArrays = kStates + kMaster;
   constexpr int kLength = kArrays > 0 ? kArrays : 1;
-  using ValuePack = UpdatePack<T, kVector>;
-  using StatePack = UpdatePack<A, kVector>;
+  using ValuePack = cuda::Pack<T, kVector>;
+  using StatePack = cuda::Pack<A, kVector>;
 
   cuda::wait_for_previous_kernel();
   A factor = 1;
@@ -125,12 +121,12 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
       A element[kLength];
 #pragma unroll
       for (int k = 0; k < kArrays; ++k) {
-        element[k] = s[k].value[e];
+        element[k] = s[k].at[e];
       }
-      update(p.value[e], g.value[e], element);
+      update(p.at[e], g.at[e], element);
 #pragma unroll
       for (int k = 0; k < kArrays; ++k) {
-        s[k].value[e] = element[k];
+        s[k].at[e] = element[k];
       }
     }
 #pragma unroll

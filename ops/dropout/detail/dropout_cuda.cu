@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kThreads)
                                                : static_cast<T>(Accumulate<T>{0});
   };
   if (aligned && first + kGroup <= n) {
-    auto pack = *reinterpret_cast<const cuda::Pack<T, kGroup>*>(x + first);
+    auto pack = cuda::load<kGroup>(x + first);
     const PhiloxBlock bits = detail::draw_dropout_group(absolute_key(key), static_cast<std::uint64_t>(group));
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      pack.values[i] = drop(pack.values[i], bits, i);
+      pack.at[i] = drop(pack.at[i], bits, i);
     }
-    *reinterpret_cast<cuda::Pack<T, kGroup>*>(y + first) = pack;
+    cuda::store(y + first, pack);
     return;
   }
   const PhiloxBlock bits = detail::draw_dropout_group(absolute_key(key), static_cast<std::uint64_t>(group));

@@ -1,5 +1,6 @@
 #include <mica/core/copy.h>
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
 
@@ -8,11 +9,6 @@ namespace mica::kernels {
 namespace quantized_cuda {
 
 namespace {
-
-template <class T>
-struct alignas(sizeof(T) * kColumns < 16 ? sizeof(T) * kColumns : 16) Pack {
-  T at[kColumns];
-};
 
 /// out = weight · columns. Each thread dequantizes the words of four neighboring columns.
 template <class T, int kBits, class S = Accumulate<T>>
@@ -39,7 +35,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
   const int valid = static_cast<int>(weight.rows - first < kPerWord ? weight.rows - first : kPerWord);
 #pragma unroll 1
   for (int j = 0; j < valid; ++j) {
-    Pack<T> four;
+    cuda::Pack<T, kColumns> four;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const S q = integer_at<kBits>(words[c], j * kBits);
@@ -47,7 +43,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
     }
     T* const to = out + (first + j) * weight.columns + column;
     if (weight.columns % kColumns == 0) {
-      *reinterpret_cast<Pack<T>*>(to) = four;
+      cuda::store(to, four);
     } else {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {

@@ -1,0 +1,136 @@
+#pragma once
+
+// Packs: V neighboring elements, moved by one instruction of up to 16 bytes, and their conversion to the type of sums.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/dispatch.h>
+
+namespace mica::cuda {
+
+/// V neighboring elements.
+template <class T, int V>
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
+  T at[V];
+};
+
+template <int V, class T>
+__device__ Pack<T, V> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, V>*>(from);
+}
+template <int V, class T>
+__device__ void store(T* to, const Pack<T, V>& pack) {
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+
+/// A store of 16 bytes that stays one where branches meet before it, after which the compiler would split another.
+template <class P>
+__device__ void store_whole(void* to, const P& pack) {
+  static_assert(sizeof(P) == 16);
+  const uint4 bits = reinterpret_cast<const uint4&>(pack);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
+               : "memory");
+}
+
+/// A load of what is read once, which leaves the L1 cache to others.
+template <int V, class T>
+__device__ Pack<T, V> load_streaming(const T* from) {
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    uint4 bits;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(from));
+    return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  } else {
+    return load<V>(from);
+  }
+}
+/// The same, by a policy for the L2 cache.
+template <int V, class T>
+__device__ Pack<T, V> load_streaming(const T* from, std::uint64_t policy) {
+  static_assert(sizeof(Pack<T, V>) == 16);
+  uint4 bits;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(from), "l"(policy));
+  return *reinterpret_cast<const Pack<T, V>*>(&bits);
+}
+
+/// The elements of a pack as the type of their sums.
+template <class T, int V, class S>
+__device__ void unpack(const Pack<T, V>& pack, S (&values)[V]) {
+  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2*>(pack.at)[j / 2]);
+      values[j] = pair.x;
+      values[j + 1] = pair.y;
+    }
+  } else if constexpr (std::is_same_v<T, BFloat16> && V % 2 == 0) {
+    // A bfloat16 is the upper half of a float.
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const std::uint32_t pair = reinterpret_cast<const std::uint32_t*>(pack.at)[j / 2];
+      values[j] = __uint_as_float(pair << 16);
+      values[j + 1] = __uint_as_float(pair & 0xffff0000);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      values[j] = static_cast<S>(pack.at[j]);
+    }
+  }
+}
+
+/// The values, rounded to T.
+template <class T, int V, class S>
+__device__ Pack<T, V> pack_of(const S (&values)[V]) {
+  Pack<T, V> pack;
+  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      reinterpret_cast<__half2*>(pack.at)[j / 2] = __floats2half2_rn(values[j], values[j + 1]);
+    }
+  } else if constexpr (std::is_same_v<T, BFloat16> && V % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      reinterpret_cast<__nv_bfloat162*>(pack.at)[j / 2] = __floats2bfloat162_rn(values[j], values[j + 1]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      pack.at[j] = static_cast<T>(values[j]);
+    }
+  }
+  return pack;
+}
+
+/// The columns from `column` on of a row that may be absent.
+template <int V, class T>
+__device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
+  if (row != nullptr) {
+    return load<V>(row + column);
+  }
+  Pack<T, V> pack;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    pack.at[j] = static_cast<T>(absent);
+  }
+  return pack;
+}
+
+/// Calls f with an integral_constant: the elements of T in 16 bytes where the row length and every pointer (null: none)
+/// allow such accesses, else 1. For the host.
+template <class T, class F, class... Pointers>
+void with_pack_size(std::int64_t columns, F&& f, const Pointers*... pointers) {
+  constexpr int kFull = 16 / sizeof(T);
+  const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+  if (aligned && columns % kFull == 0) {
+    f(std::integral_constant<int, kFull>{});
+  } else {
+    f(std::integral_constant<int, 1>{});
+  }
+}
+
+}  // namespace mica::cuda

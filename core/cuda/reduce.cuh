@@ -1,0 +1,35 @@
+#pragma once
+
+// Reductions over the lanes of a warp, in a fixed order and to the same bits in each lane, which CUB's warp reductions
+// do not promise.
+
+namespace mica::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffff;
+
+/// f over the values of kLanes neighboring lanes, in all of them.
+template <int kLanes, class S, class F>
+__device__ S reduce_lanes(S value, const F& f) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value = f(value, __shfl_xor_sync(kAllLanes, value, step));
+  }
+  return value;
+}
+
+/// The sum over kLanes neighboring lanes, in all of them.
+template <int kLanes, class S>
+__device__ S sum_lanes(S value) {
+  return reduce_lanes<kLanes>(value, [](S a, S b) { return a + b; });
+}
+
+/// The sums of a and of b over a warp: the lower 16 lanes have the one, the upper the other.
+template <class S>
+__device__ S sum_pair(S a, S b) {
+  const bool upper = threadIdx.x % kWarp >= kWarp / 2;
+  const S mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kWarp / 2);
+  return sum_lanes<kWarp / 2>(mine);
+}
+
+}  // namespace mica::cuda
