@@ -33,8 +33,19 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   const Tensor rstd = empty({c.m}, mean.dtype(), device);
   const ElementDropout dropout{.key = {}, .threshold = ElementDropout::threshold_of(p)};
   const Tensor none;
-  const kernels::AddLayerNormForward forward{c.m,     c.n,  x,   residual, weight, bias, none,
-                                             dropout, 1e-5, sum, y,        mean,   rstd};
+  const kernels::NormForward forward{.rows = c.m,
+                                     .columns = c.n,
+                                     .centered = true,
+                                     .eps = 1e-5,
+                                     .x = x,
+                                     .weight = weight,
+                                     .bias = bias,
+                                     .y = y,
+                                     .mean = mean,
+                                     .rstd = rstd,
+                                     .residual = residual,
+                                     .dropout = dropout,
+                                     .sum = sum};
   // Results overwrite inputs of forward.
   const kernels::AddLayerNormBackward backward{
       c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias, none};
@@ -51,7 +62,7 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   };
   const auto expect = [](bool done) { check(done, "add_layer_norm: there is no kernel for this shape"); };
   add("add_layer_norm_forward", 4,
-      [&] { expect(on_device(device, [&](auto tag) { return kernels::add_layer_norm_forward(tag, forward); })); });
+      [&] { expect(on_device(device, [&](auto tag) { return kernels::add_norm_forward(tag, forward); })); });
   add("add_layer_norm_backward", p > 0 ? 5 : 4,
       [&] { expect(on_device(device, [&](auto tag) { return kernels::add_layer_norm_backward(tag, backward); })); });
 }

@@ -40,15 +40,16 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   const Tensor dbias = empty_like(bias);
   const Tensor mean = empty({kernels::mean_parts(c.dtype), c.m}, accumulate_dtype(c.dtype), device);
   const Tensor rstd = empty({c.m}, mean.dtype(), device);
-  const kernels::LayerNormForward forward{.rows = c.m,
-                                          .columns = c.n,
-                                          .x = x,
-                                          .weight = weight,
-                                          .bias = bias,
-                                          .eps = 1e-5,
-                                          .y = y,
-                                          .mean = mean,
-                                          .rstd = rstd};
+  const kernels::NormForward forward{.rows = c.m,
+                                     .columns = c.n,
+                                     .centered = true,
+                                     .eps = 1e-5,
+                                     .x = x,
+                                     .weight = weight,
+                                     .bias = bias,
+                                     .y = y,
+                                     .mean = mean,
+                                     .rstd = rstd};
   const auto backward = [&](const Tensor& dx) {
     const kernels::LayerNormBackward args{.rows = c.m,
                                           .columns = c.n,
@@ -64,7 +65,7 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   };
   benchmarks::KernelTimes times(report, c, repeats, y, x);
   times.add("layer_norm_forward", 2,
-            [&] { on_device(device, [&](auto tag) { kernels::layer_norm_forward(tag, forward); }); });
+            [&] { on_device(device, [&](auto tag) { kernels::norm_forward(tag, forward); }); });
   times.add("layer_norm_backward", 3, [&] { backward(y); });
   times.add("layer_norm_backward_parameters", 2, [&] { backward({}); });
 }

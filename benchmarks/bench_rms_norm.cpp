@@ -28,13 +28,12 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   const Tensor y = empty_like(x);
   const Tensor dweight = empty_like(weight);
   const Tensor rstd = empty({c.m}, accumulate_dtype(c.dtype), device);
-  const kernels::RMSNormForward forward{
-      .rows = c.m, .columns = c.n, .x = x, .weight = weight, .eps = 1e-6, .y = y, .rstd = rstd};
+  const kernels::NormForward forward{
+      .rows = c.m, .columns = c.n, .centered = false, .eps = 1e-6, .x = x, .weight = weight, .y = y, .rstd = rstd};
   const kernels::RMSNormBackward backward{
       .rows = c.m, .columns = c.n, .dy = dy, .x = x, .weight = weight, .rstd = rstd, .dx = y, .dweight = dweight};
   benchmarks::KernelTimes times(report, c, repeats, y, x);
-  times.add("rms_norm_forward", 2,
-            [&] { on_device(device, [&](auto tag) { kernels::rms_norm_forward(tag, forward); }); });
+  times.add("rms_norm_forward", 2, [&] { on_device(device, [&](auto tag) { kernels::norm_forward(tag, forward); }); });
   times.add("rms_norm_backward", 3,
             [&] { on_device(device, [&](auto tag) { kernels::rms_norm_backward(tag, backward); }); });
 }

@@ -224,15 +224,16 @@ int mica_layer_norm_forward(const void* x, const void* weight, const void* bias,
     }
     check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
     const Device device = current_device();
-    kernels::layer_norm_forward(Cuda{}, {.rows = M,
-                                         .columns = N,
-                                         .x = wrap(x, {M, N}, type, device),
-                                         .weight = wrap(weight, {N}, weight_type, device),
-                                         .bias = wrap(bias, {N}, weight_type, device),
-                                         .eps = eps,
-                                         .y = wrap(y, {M, N}, type, device),
-                                         .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
-                                         .rstd = wrap(rstd, {M}, float32, device)});
+    kernels::norm_forward(Cuda{}, {.rows = M,
+                                   .columns = N,
+                                   .centered = true,
+                                   .eps = eps,
+                                   .x = wrap(x, {M, N}, type, device),
+                                   .weight = wrap(weight, {N}, weight_type, device),
+                                   .bias = wrap(bias, {N}, weight_type, device),
+                                   .y = wrap(y, {M, N}, type, device),
+                                   .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                   .rstd = wrap(rstd, {M}, float32, device)});
   });
 }
 
@@ -291,13 +292,14 @@ int mica_rms_norm_forward(const void* x, const void* weight, void* y, float* rst
     }
     check(x != nullptr && y != nullptr, "expected x and y, got a null pointer");
     const Device device = current_device();
-    kernels::rms_norm_forward(Cuda{}, {.rows = M,
-                                       .columns = N,
-                                       .x = wrap(x, {M, N}, type, device),
-                                       .weight = wrap(weight, {N}, weight_type, device),
-                                       .eps = eps,
-                                       .y = wrap(y, {M, N}, type, device),
-                                       .rstd = wrap(rstd, {M}, float32, device)});
+    kernels::norm_forward(Cuda{}, {.rows = M,
+                                   .columns = N,
+                                   .centered = false,
+                                   .eps = eps,
+                                   .x = wrap(x, {M, N}, type, device),
+                                   .weight = wrap(weight, {N}, weight_type, device),
+                                   .y = wrap(y, {M, N}, type, device),
+                                   .rstd = wrap(rstd, {M}, float32, device)});
   });
 }
 
@@ -361,19 +363,18 @@ int mica_add_layer_norm_forward(const void* x, const void* residual, const void*
           "expected x, residual, sum and y, got a null pointer");
     const Device device = current_device();
     const bool done =
-        kernels::add_layer_norm_forward(Cuda{}, {.rows = M,
-                                                 .columns = N,
-                                                 .x = wrap(x, {M, N}, type, device),
-                                                 .residual = wrap(residual, {M, N}, type, device),
-                                                 .weight = wrap(weight, {N}, weight_type, device),
-                                                 .bias = wrap(bias, {N}, weight_type, device),
-                                                 .x_bias = {},
-                                                 .dropout = {},
-                                                 .eps = eps,
-                                                 .sum = wrap(sum, {M, N}, type, device),
-                                                 .y = wrap(y, {M, N}, type, device),
-                                                 .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
-                                                 .rstd = wrap(rstd, {M}, float32, device)});
+        kernels::add_norm_forward(Cuda{}, {.rows = M,
+                                           .columns = N,
+                                           .centered = true,
+                                           .eps = eps,
+                                           .x = wrap(x, {M, N}, type, device),
+                                           .weight = wrap(weight, {N}, weight_type, device),
+                                           .bias = wrap(bias, {N}, weight_type, device),
+                                           .y = wrap(y, {M, N}, type, device),
+                                           .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                           .rstd = wrap(rstd, {M}, float32, device),
+                                           .residual = wrap(residual, {M, N}, type, device),
+                                           .sum = wrap(sum, {M, N}, type, device)});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }

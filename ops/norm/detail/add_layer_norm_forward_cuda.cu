@@ -210,7 +210,7 @@ void launch_forward(const Forward<T, W>& a) {
 }
 
 template <class T, class W>
-bool forward(const AddLayerNormForward& args) {
+bool forward(const NormForward& args) {
   constexpr int V = 16 / sizeof(T);
   const Forward<T, W> a{.rows = args.rows,
                         .columns = args.columns,
@@ -242,7 +242,10 @@ bool forward(const AddLayerNormForward& args) {
 
 }  // namespace
 
-bool add_layer_norm_forward(Cuda, const AddLayerNormForward& args) {
+bool add_norm_forward(Cuda, const NormForward& args) {
+  if (!args.centered) {
+    return false;
+  }
   const Tensor& parameter = args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x;
   bool done = false;
   on_row_types(args.x.dtype(), parameter.dtype(), "add_layer_norm", [&]<class T, class W>() {

@@ -5,6 +5,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/core/tensor.h>
 #include <mica/ops/dropout/detail/element_dropout.h>
+#include <mica/ops/norm/detail/norm_forward.h>
 
 namespace mica::kernels {
 
@@ -12,25 +13,9 @@ namespace mica::kernels {
 // is. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other
 // ops do it one after another.
 
-/// sum = residual + dropped (x + x_bias); y = (sum − mean) · rstd · weight + bias, row by row; rstd = 1 / √(var + eps).
-struct AddLayerNormForward {
-  std::int64_t rows;       // M
-  std::int64_t columns;    // N
-  const Tensor& x;         // (M, N)
-  const Tensor& residual;  // (M, N), x's dtype
-  const Tensor& weight;    // (N), x's dtype or sums; undefined: 1
-  const Tensor& bias;      // (N), weight's dtype; undefined: 0
-  const Tensor& x_bias;    // (N), x's dtype; undefined: 0
-  ElementDropout dropout;  // of x + x_bias, element by element as mica::dropout
-  double eps;
-  const Tensor& sum;   // out (M, N), x's dtype
-  const Tensor& y;     // out (M, N), x's dtype
-  const Tensor& mean;  // out (mean_parts, M) as layer_norm's, sums; undefined, with rstd: not wanted
-  const Tensor& rstd;  // out (M), sums
-};
-
-inline bool add_layer_norm_forward(Cpu, const AddLayerNormForward&) { return false; }
-bool add_layer_norm_forward(Cuda, const AddLayerNormForward& args);
+/// The sum too, where there is a kernel for it: else false, and nothing is done.
+inline bool add_norm_forward(Cpu, const NormForward&) { return false; }
+bool add_norm_forward(Cuda, const NormForward& args);
 
 /// dresidual = dsum + the gradient of the norm in the sum, dx = what dropout leaves of it; whichever of the outputs is
 /// undefined is not wanted.

@@ -14,6 +14,7 @@
 #include <mica/core/parallel.h>
 #include <mica/ops/detail/rows_cpu.h>
 #include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/rms_norm_kernels.h>
 
 // S is the type of sums: float, or double for double.
 
@@ -53,7 +54,7 @@ template <class S>
 }
 
 template <class T, class S = Accumulate<T>>
-void forward_rows(const LayerNormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
+void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
   const std::int64_t n = args.columns;
   S* const means = args.mean.data_or_null<S>();
   S* const mean_rests = mean_rest_of<S>(args.mean);
@@ -196,7 +197,10 @@ void backward_rows(const LayerNormBackward& args, std::int64_t begin, std::int64
 
 }  // namespace
 
-void layer_norm_forward(Cpu, const LayerNormForward& args) {
+void norm_forward(Cpu, const NormForward& args) {
+  if (!args.centered) {
+    return rms_norm_forward(Cpu{}, args);
+  }
   on_dtype(FloatTypes{}, args.x.dtype(), "layer_norm", [&]<class T>() {
     using S = Accumulate<T>;
     const Buffer<S> weight = parameter<T>(args.weight, args.columns, 1, "layer_norm");

@@ -7,6 +7,7 @@
 #include <mica/ops/norm/detail/layer_norm_forward_cuda.cuh>
 #include <mica/ops/norm/detail/layer_norm_kernels.h>
 #include <mica/ops/norm/detail/layer_norm_moments_cuda.cuh>
+#include <mica/ops/norm/detail/rms_norm_kernels.h>
 
 // Forward for rows that do not stream.
 
@@ -518,7 +519,10 @@ void launch_forward(const Forward<T, W>& a, Device device) {
 
 }  // namespace
 
-void layer_norm_forward(Cuda, const LayerNormForward& args) {
+void norm_forward(Cuda, const NormForward& args) {
+  if (!args.centered) {
+    return rms_norm_forward(Cuda{}, args);
+  }
   const Tensor& parameter = args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x;
   on_row_types(args.x.dtype(), parameter.dtype(), "layer_norm", [&]<class T, class W>() {
     const Forward<T, W> a{.rows = args.rows,

@@ -39,7 +39,7 @@ template <class S>
 }
 
 template <class T, class S = Accumulate<T>>
-void forward_rows(const RMSNormForward& args, std::int64_t begin, std::int64_t end, const S* weight) {
+void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end, const S* weight) {
   const std::int64_t n = args.columns;
   S* const rstds = args.rstd.data_or_null<S>();
   Buffer<S> buffer;
@@ -125,7 +125,7 @@ void backward_rows(const RMSNormBackward& args, std::int64_t begin, std::int64_t
 
 }  // namespace
 
-void rms_norm_forward(Cpu, const RMSNormForward& args) {
+void rms_norm_forward(Cpu, const NormForward& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "rms_norm", [&]<class T>() {
     const auto weight = parameter<T>(args.weight, args.columns, 1, "rms_norm");
     parallel_for(args.rows, std::max<std::int64_t>(kRowGrain / args.columns, 1),

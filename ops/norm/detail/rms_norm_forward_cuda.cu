@@ -170,7 +170,7 @@ void launch_forward(const Forward<T, W>& a) {
 
 }  // namespace
 
-void rms_norm_forward(Cuda, const RMSNormForward& args) {
+void rms_norm_forward(Cuda, const NormForward& args) {
   const Tensor& parameter = args.weight.defined() ? args.weight : args.x;
   on_row_types(args.x.dtype(), parameter.dtype(), "rms_norm", [&]<class T, class W>() {
     using S = Accumulate<T>;

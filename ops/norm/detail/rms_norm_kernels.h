@@ -2,29 +2,18 @@
 
 #include <cstdint>
 
-#include <mica/core/dispatch.h>
-#include <mica/core/tensor.h>
+#include <mica/ops/norm/detail/norm_forward.h>
 
 namespace mica::kernels {
 
 // All tensors are contiguous and on the kernel's device, and no size is 0. "sums" below is float32, or float64 where x
 // is.
 
-/// y = x · rstd · weight, row by row; rstd = 1 / √(mean(x²) + eps).
-struct RMSNormForward {
-  std::int64_t rows;     // M
-  std::int64_t columns;  // N
-  const Tensor& x;       // (M, N)
-  const Tensor& weight;  // (N), x's dtype or sums; undefined: 1
-  double eps;
-  const Tensor& y;     // out (M, N), x's dtype
-  const Tensor& rstd;  // out (M), sums; undefined: not wanted
-};
+void rms_norm_forward(Cpu, const NormForward& args);
+void rms_norm_forward(Cuda, const NormForward& args);
 
-void rms_norm_forward(Cpu, const RMSNormForward& args);
-void rms_norm_forward(Cuda, const RMSNormForward& args);
-
-/// The gradients of the above; whichever of dx and dweight is undefined is not wanted, one at least is.
+/// The gradients of a norm that is not centered; whichever of dx and dweight is undefined is not wanted, one at least
+/// is.
 struct RMSNormBackward {
   std::int64_t rows;
   std::int64_t columns;
