@@ -15,8 +15,8 @@
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/detail/rows_cuda.cuh>
-#include <mica/ops/softmax/detail/row_cuda.cuh>
+#include <mica/ops/detail/row_team_cuda.cuh>
+#include <mica/ops/detail/sum_exp_cuda.cuh>
 
 namespace mica::kernels::xent {
 
@@ -69,9 +69,6 @@ __device__ S tanh_of(S x) {
 
 __device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
-
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
-__device__ inline double larger(double a, double b) { return fmax(a, b); }
 
 template <class S>
 __device__ S not_a_number() {
@@ -173,7 +170,7 @@ __device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::in
 
 /// 2ˣ, x ≤ 0 up to rounding, of number j of a pack. kLow: x may be below −126.
 template <class T, bool kCap, bool kLow = true, class S>
-__device__ S power(S x, int j) {
+__device__ S power_of(S x, int j) {
   if constexpr (kNarrow<T> && kCap) {
     return j % kPolynomialEach == 1 ? exp2_by_polynomial<kLow>(x) : exp2_of<T>(x);
   } else {
@@ -181,52 +178,81 @@ __device__ S power(S x, int j) {
   }
 }
 
-/// Partial results over the elements of a row. For any kTarget but label also Σ u and Σ u (largest − y), with u from
-/// share_of().
-template <class T, Target kTarget, bool kCap>
-struct Found {
+/// 2^(unit · x), where unit is Problem::unit().
+template <class T>
+struct UnitPower {
   using S = Accumulate<T>;
-  static constexpr bool kShares = kTarget != Target::label;
+  S unit;
 
-  // y; finite even without elements, so that no difference becomes NaN. If no tanh can be so low that its power
-  // underflows, it is 1 from the start.
-  S largest;
-  S sum;  // Σ 2^(unit · (y − largest))
+  __device__ S operator()(S x) const { return exp2_of<T>(x * unit); }
+};
+
+/// What is found in a row's y: the largest and Σ 2^(unit · (y − largest)). For any kTarget but label also Σ u and
+/// Σ u (largest − y), with u from share_of().
+///
+/// If no tanh can be so low that its power underflows, 1 takes the place of the largest.
+template <class T, Target kTarget, bool kCap>
+struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
+  using S = Accumulate<T>;
+  using Base = SumExp<S, UnitPower<T>>;
+  static constexpr bool kShares = kTarget != Target::label;
+  static constexpr int kNumbers = kShares ? 4 : 2;
+  using Base::largest;
+  using Base::power;
+  using Base::sum;
+
   S mass;
   S distance;
-  S unit;  // Problem::unit()
 
-  // Not member initializers: objects in shared memory cannot be initialized.
   __device__ static Found nothing(S unit) {
-    return {is_bounded(unit) ? S{1} : std::numeric_limits<S>::lowest(), S{0}, S{0}, S{0}, unit};
+    Found found{Base::nothing({unit}), S{0}, S{0}};
+    if (found.is_bounded()) {
+      found.largest = 1;
+    }
+    return found;
   }
+  __device__ Found empty() const { return nothing(power.unit); }
+  template <class F>
+  __device__ void for_numbers(const F& f) {
+    Base::for_numbers(f);
+    if constexpr (kShares) {
+      f(2, mass);
+      f(3, distance);
+    }
+  }
+  __device__ bool is_bounded() const { return kCap && power.unit <= S{60}; }
 
   __device__ void raise(S top) {
-    sum *= exp2_of<T>((largest - top) * unit);
     if constexpr (kShares) {
       distance += weighed(mass, top - largest);
     }
-    largest = top;
+    Base::raise(top);
   }
-
-  /// Adds several y. share(j) is u of number j.
-  template <int N, class Share>
-  __device__ void add(const S (&y)[N], const Share& share) {
-    if (is_bounded(unit)) {
+  /// raise() to the largest of these y, if need be.
+  template <int N>
+  __device__ void raise_to(const S (&y)[N]) {
+    if (!is_bounded()) {
+      S top = largest;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sum += power<T, kCap, /*kLow=*/false>(fused(y[j], unit, -unit), j);
-      }
-    } else {
-      S top = y[0];
-#pragma unroll
-      for (int j = 1; j < N; ++j) {
         top = larger(top, y[j]);
       }
-      raise(larger(largest, top));
+      raise(top);
+    }
+  }
+
+  /// Adds several y that are not larger than the largest. share(j) is u of number j.
+  template <int N, class Share>
+  __device__ void add(const S (&y)[N], const Share& share) {
+    if (is_bounded()) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sum += power<T, kCap>((y[j] - largest) * unit, j);
+        sum += power_of<T, kCap, /*kLow=*/false>(fused(y[j], power.unit, -power.unit), j);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sum += power_of<T, kCap>((y[j] - largest) * power.unit, j);
       }
     }
     if constexpr (kShares) {
@@ -239,37 +265,32 @@ struct Found {
     }
   }
 
-  /// Combines the results of `lanes` neighboring lanes, a power of two, in each of them. The largest y comes first, so
-  /// that each needs one power. Both partners of an exchange add the same two numbers and get the same bits.
-  __device__ Found joined(int lanes) const {
-    const auto of_partner = [](S x, int mask) { return __shfl_xor_sync(rows::kAllLanes, x, mask); };
-    Found all = *this;
-    if (!is_bounded(unit)) {
-      S top = largest;
-      for (int mask = 1; mask < lanes; mask *= 2) {
-        top = larger(top, of_partner(top, mask));
-      }
-      all.raise(top);
+  __device__ void join(const Found& other) {
+    Found same = other;
+    if (!is_bounded()) {
+      const S top = larger(largest, other.largest);
+      same.raise(top);
+      raise(top);
     }
-    for (int mask = 1; mask < lanes; mask *= 2) {
-      all.sum += of_partner(all.sum, mask);
-      if constexpr (kShares) {
-        all.mass += of_partner(all.mass, mask);
-        all.distance += of_partner(all.distance, mask);
-      }
+    sum += same.sum;
+    if constexpr (kShares) {
+      mass += same.mass;
+      distance += same.distance;
+    }
+  }
+  __device__ Found over_lanes(int lanes) const {
+    Found all = *this;
+    if (!is_bounded()) {
+      all.raise(largest_of_lanes(largest, lanes));
+    }
+    all.sum = sum_of_lanes(all.sum, lanes);
+    if constexpr (kShares) {
+      all.mass = sum_of_lanes(all.mass, lanes);
+      all.distance = sum_of_lanes(all.distance, lanes);
     }
     return all;
   }
-
- private:
-  __device__ static bool is_bounded(S unit) { return kCap && unit <= S{60}; }
 };
-
-/// Called by joined() of row_cuda.cuh.
-template <class T, Target kTarget, bool kCap>
-__device__ Found<T, kTarget, kCap> joined_lanes(const Found<T, kTarget, kCap>& found, int, int lanes) {
-  return found.joined(lanes);
-}
 
 /// The result of a row. label_y: y of its label.
 template <class T, Target kTarget>
@@ -317,7 +338,7 @@ struct Gradient {
                       S g)
       : Gradient(p, label, g) {
     span = 1;
-    unit = found.unit;
+    unit = found.power.unit;
     shift = kCap ? found.largest * unit : found.largest;
     sum_scale = g * mass * p.scale / found.sum;
   }
@@ -333,7 +354,7 @@ struct Gradient {
   /// The gradient for y, number j of a pack. is_label: whether it belongs to the row's label; share(): its u.
   template <class Share>
   __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
-    S dz = power<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
+    S dz = power_of<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
     if constexpr (kTarget != Target::label) {
       dz -= share() * share_scale;
     }

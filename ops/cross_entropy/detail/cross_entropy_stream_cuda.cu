@@ -10,6 +10,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/cross_entropy/detail/cross_entropy_cuda.cuh>
+#include <mica/ops/cross_entropy/detail/cross_entropy_plan.h>
 
 namespace mica::kernels {
 
@@ -17,37 +18,8 @@ namespace xent {
 
 namespace {
 
-constexpr int kMaxThreads = 512;
-constexpr int kParts = 4;                        // of a row, each awaited separately
-constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block that allow two resident blocks
-constexpr std::int64_t kMaxShared = 220 << 10;
-constexpr int kMaxCluster = 8;
-
-/// The distribution of rows of a given length.
-struct Plan {
-  int cluster = 0;  // blocks that share a row; 0: rows of this length need another kernel
-  int threads = 0;  // of a block
-  int slab = 0;     // maximum packs of a row per block
-  int part = 0;     // rounds of a thread per part, an even number
-
-  Plan(std::int64_t classes, std::int64_t pack) {
-    const std::int64_t packs = classes / pack;
-    for (const std::int64_t most : {kHalfShared, kMaxShared}) {
-      for (int blocks = 1; blocks <= kMaxCluster && cluster == 0; blocks *= 2) {
-        const std::int64_t share = (packs + blocks - 1) / blocks;
-        if (share * 16 <= most) {
-          cluster = blocks;
-          slab = static_cast<int>(share);
-        }
-      }
-    }
-    // Three blocks of up to 72 KB fit on a multiprocessor, or two larger ones.
-    threads = slab > 4608 ? kMaxThreads : slab > 1024 ? 256 : 128;
-    part = 2 * ((slab + threads * kParts * 2 - 1) / (threads * kParts * 2));
-  }
-
-  int bytes() const { return slab * 16; }
-};
+using held::Team;
+using Plan = CrossEntropyPlan;
 
 /// A block's share of a row.
 template <class T>
@@ -70,81 +42,85 @@ struct Share {
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// Combines the results of all blocks that share a row, in every thread. `parity` alternates from row to row: a place
-/// is overwritten only after all blocks have synchronized for the row in between.
-template <bool kCluster, class Found>
-__device__ Found joined_blocks(const Found& own, int blocks, int parity) {
-  const Found block = joined<true>(own);
-  if constexpr (!kCluster) {
-    return block;
-  } else {
-    __shared__ Found places[2];
-    if (threadIdx.x == 0) {
-      places[parity] = block;
-    }
-    __syncwarp();
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
-    const int from = static_cast<int>(threadIdx.x) & (blocks - 1);  // the number of blocks is a power of two
-    Found found = Found::nothing(own.unit);
-    found.largest = cuda::load_from_block(&places[parity].largest, from);
-    found.sum = cuda::load_from_block(&places[parity].sum, from);
-    if constexpr (Found::kShares) {
-      found.mass = cuda::load_from_block(&places[parity].mass, from);
-      found.distance = cuda::load_from_block(&places[parity].distance, from);
-    }
-    return found.joined(blocks);
+/// What is found in a row that is overwritten; and what the first thread of its first block tells the others.
+template <class T, Target kTarget, bool kCap>
+struct FoundInPlace : Found<T, kTarget, kCap> {
+  using Base = Found<T, kTarget, kCap>;
+  using S = Accumulate<T>;
+  static_assert(std::is_same_v<S, float>);
+  static constexpr int kNumbers = Base::kNumbers + 2;
+
+  S label_y;     // y of the label, 0 in other threads
+  int next_row;  // likewise
+
+  __device__ static FoundInPlace nothing(S unit) { return {Base::nothing(unit), S{0}, 0}; }
+  __device__ FoundInPlace empty() const { return {Base::empty(), S{0}, 0}; }
+  template <class F>
+  __device__ void for_numbers(const F& f) {
+    Base::for_numbers(f);
+    f(Base::kNumbers, label_y);
+    S bits = __int_as_float(next_row);
+    f(Base::kNumbers + 1, bits);
+    next_row = __float_as_int(bits);
   }
-}
+  __device__ void join(const FoundInPlace& other) {
+    Base::join(other);
+    label_y += other.label_y;
+    next_row += other.next_row;
+  }
+  __device__ FoundInPlace over_lanes(int lanes) const {
+    return {Base::over_lanes(lanes), sum_of_lanes(label_y, lanes), sum_of_lanes(next_row, lanes)};
+  }
+};
 
 template <class T, Target kTarget, bool kCap, bool kCluster>
 class Streamer {
   using S = Accumulate<T>;
   static constexpr int kPack = Span<T>::kPack;
   using Packs = rows::Pack<T, kPack>;
-  using FoundInRow = Found<T, kTarget, kCap>;
+  using FoundInRow = FoundInPlace<T, kTarget, kCap>;
+  using Exchange = held::Exchange<FoundInRow, kCluster ? Team::cluster : Team::block, 2>;
 
  public:
-  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, unsigned char* memory)
+  using Shared = typename Exchange::Shared;
+
+  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
+                      unsigned char* memory)
       : p_(p),
         plan_(plan),
         logits_(logits),
         queue_(queue),
         threads_(static_cast<int>(blockDim.x)),
         place_(cuda::shared_address(memory) + 16 * threadIdx.x),
-        blocks_(kCluster ? plan.cluster : 1),
-        rank_(kCluster ? cuda::cluster_rank() : 0) {
+        rank_(kCluster ? cuda::cluster_rank() : 0),
+        exchange_(shared, plan.cluster) {
     asm volatile("" : "+r"(place_));  // otherwise the compiler recomputes it at each use
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
-    std::int64_t row = blockIdx.x / blocks_;
+    std::int64_t row = blockIdx.x / plan_.cluster;
     fetch(share_of_row(row));
     Label<T, kTarget> label(p_, row);
     while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
       const int taken = is_leader() ? pop_row() : 0;  // early, to hide its latency
-      if (label.ignored) {                            // uniform for all threads of the row
-        publish_next(taken);
-        sync();
-        const std::int64_t next = published_next();
-        label = label_of(next);
-        cuda::wait_copies<0>();
-        write(share, next, [](int, std::uint32_t) { return Packs{}; });
-        for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
+      // As is the label's y: after the exchange, any thread may overwrite it.
+      const S label_y = is_leader() ? y_of_label(row, label) : S{0};
+      FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, share);
+      found.next_row = taken;
+      found.label_y = label_y;
+      found = exchange_.joined(found, rank_);
+      const std::int64_t next = found.next_row;
+      const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
+      if (label.ignored) {  // uniform for all threads of the row
         if (is_leader()) {
           losses[row] = 0;
         }
-        row = next;
+        cuda::wait_copies<0>();
+        write(share, next, [](int, std::uint32_t) { return Packs{}; });
+        for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
       } else {
-        // Read before the barrier: after it, any thread may overwrite it.
-        const S label_y = threadIdx.x == 0 ? y_of_label(row, label) : S{0};
-        const FoundInRow own = found_by_thread(row, share);
-        publish_next(taken);
-        const FoundInRow found = joined_blocks<kCluster>(own, blocks_, parity_);
-        const std::int64_t next = published_next();
-        const Label<T, kTarget> next_label = label_of(next);
-        const Outcome<T, kTarget> outcome(p_, label, found, label_y);
+        const Outcome<T, kTarget> outcome(p_, label, found, found.label_y);
         if (is_leader()) {
           losses[row] = outcome.loss;
         }
@@ -158,13 +134,9 @@ class Streamer {
           T* const x = logits_ + row * p_.classes + i;
           *x = gradient_of_one(p_, row, i, label.index, *x, gradient);
         });
-        row = next;
-        label = next_label;
       }
-      parity_ ^= 1;
-    }
-    if (kCluster) {  // no block exits while another reads its memory
-      sync();
+      row = next;
+      label = next_label;
     }
   }
 
@@ -173,45 +145,14 @@ class Streamer {
 
   // Rows are taken from a queue: ignored rows cost little, so equal numbers of rows would not be equal work. The block
   // that processes a row does not affect its result.
-  __device__ int pop_row() const { return static_cast<int>(gridDim.x / blocks_) + atomicAdd(queue_, 1); }
-  __device__ void publish_next(int row) const {
-    if (is_leader()) {
-      next_rows()[parity_] = row;
-    }
-  }
-  /// Valid after all threads of the row have synchronized.
-  __device__ std::int64_t published_next() const {
-    if constexpr (kCluster) {
-      return cuda::load_from_block(next_rows() + parity_, 0);
-    } else {
-      return next_rows()[parity_];
-    }
-  }
-  /// Two places, used alternately: one is overwritten only after all threads have synchronized for the row in between.
-  __device__ static int* next_rows() {
-    __shared__ int places[2];
-    return places;
-  }
-  __device__ Label<T, kTarget> label_of(std::int64_t row) const {
-    return Label<T, kTarget>(p_, row < p_.rows ? row : 0);
-  }
-
-  __device__ void sync() const {
-    if constexpr (kCluster) {
-      __syncwarp();
-      cuda::arrive_in_cluster();
-      cuda::wait_for_cluster();
-    } else {
-      __syncthreads();
-    }
-  }
+  __device__ int pop_row() const { return static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1); }
 
   __device__ Share<T> share_of_row(std::int64_t row) const {
     return Share<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
   }
 
   __device__ S y_of_label(std::int64_t row, const Label<T, kTarget>& label) const {
-    const bool look = kTarget != Target::given && label.valid;
+    const bool look = kTarget != Target::given && label.valid && !label.ignored;
     return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
   }
 
@@ -228,14 +169,20 @@ class Streamer {
   template <int N>
   __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
                             FoundInRow& found) const {
-    S y[N * kPack];
+    if constexpr (N > 1 && kTarget == Target::given) {  // it has more to read, for which registers would not suffice
+      add_packs<1>(row, share, i, place, found);
+      add_packs<N - 1>(row, share, i + threads_, place + 16 * threads_, found);
+    } else {
+      S y[N * kPack];
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      unpack_capped<kCap>(p_, kept(place + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
+      for (int n = 0; n < N; ++n) {
+        unpack_capped<kCap>(p_, kept(place + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
+      }
+      found.raise_to(y);
+      found.add(y, [&](int j) {
+        return share_of<kTarget>(p_, row, share.span.first(share.begin + i + j / kPack * threads_) + j % kPack);
+      });
     }
-    found.add(y, [&](int j) {
-      return share_of<kTarget>(p_, row, share.span.first(share.begin + i + j / kPack * threads_) + j % kPack);
-    });
   }
 
   /// Calls f(i) for this thread's classes among the edges.
@@ -247,11 +194,11 @@ class Streamer {
     }
   }
 
-  /// Starts loading a row, in kParts groups of copies.
+  /// Starts loading a row, in Plan::kParts groups of copies.
   __device__ void fetch(const Share<T>& share) {
     int i = threadIdx.x;
     std::uint32_t place = place_;
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < Plan::kParts; ++part) {
       for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
         if (i < share.count) {
           cuda::copy_async<16>(place, share.at(i));
@@ -265,13 +212,14 @@ class Streamer {
     auto found = FoundInRow::nothing(p_.unit());
     for_edges(share, [&](std::int64_t i) {
       const S y[1] = {capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + i]))};
+      found.raise_to(y);
       found.add(y, [&](int) { return share_of<kTarget>(p_, row, i); });
     });
     int i = threadIdx.x;
     std::uint32_t place = place_;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      cuda::wait_copies(kParts - 1 - part);
+    for (int part = 0; part < Plan::kParts; ++part) {
+      cuda::wait_copies(Plan::kParts - 1 - part);
       for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, place += 2 * 16 * threads_) {
         if (i + threads_ < share.count) {
           add_packs<2>(row, share, i, place, found);
@@ -294,7 +242,7 @@ class Streamer {
     T* to = share.at(i);
     const T* from = next.at(i);
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < Plan::kParts; ++part) {
 #pragma unroll 1
       for (int round = 0; round < plan_.part; ++round) {
         if (i < share.count) {
@@ -318,17 +266,18 @@ class Streamer {
   int* queue_;  // number of rows taken, after the first of each block
   int threads_;
   std::uint32_t place_;  // the thread's first pack in shared memory; the next is 16 · threads_ bytes further
-  int blocks_;
   int rank_;
-  int parity_ = 0;
+  Exchange exchange_;
 };
 
 /// Blocks per multiprocessor, which limits the registers per thread.
 template <class T, Target kTarget, bool kCap, bool kCluster>
-__global__ void __launch_bounds__(kMaxThreads, 2)
+__global__ void __launch_bounds__(Plan::kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
+  using Rows = Streamer<T, kTarget, kCap, kCluster>;
   extern __shared__ __align__(16) unsigned char memory[];
-  Streamer<T, kTarget, kCap, kCluster>(p, plan, logits, queue, memory).run(incoming, losses);
+  __shared__ typename Rows::Shared shared;
+  Rows(p, plan, logits, queue, shared, memory).run(incoming, losses);
 }
 
 // On the host.
@@ -390,21 +339,19 @@ void pass_twice(const CrossEntropyInPlace& args) {
 }  // namespace xent
 
 void cross_entropy_in_place(Cuda, const CrossEntropyInPlace& args) {
-  const std::int64_t classes = args.terms.logits.size(1);
-  if (classes <= kWarpRow || !cuda::device_has_clusters()) {
-    xent::pass_twice(args);
-    return;
+  const Tensor& logits = args.terms.logits;
+  const CrossEntropyPlan plan = plan_cross_entropy_in_place(logits.size(1), static_cast<int>(size_of(logits.dtype())),
+                                                            cuda::device_has_clusters());
+  if (plan.cluster == 0) {
+    return xent::pass_twice(args);
   }
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
-    const xent::Plan plan(classes, xent::Span<T>::kPack);
-    if constexpr (std::is_same_v<T, double>) {
-      xent::pass_twice(args);
-    } else if (plan.cluster == 0) {
-      xent::pass_twice(args);
-    } else if (plan.cluster == 1) {
-      xent::stream<T, kTarget, kCap, false>(args, plan);
-    } else {
-      xent::stream<T, kTarget, kCap, true>(args, plan);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (plan.cluster == 1) {
+        xent::stream<T, kTarget, kCap, false>(args, plan);
+      } else {
+        xent::stream<T, kTarget, kCap, true>(args, plan);
+      }
     }
   });
 }

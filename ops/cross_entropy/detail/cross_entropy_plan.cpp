@@ -1,0 +1,41 @@
+#include <initializer_list>
+
+#include <mica/ops/cross_entropy/detail/cross_entropy_plan.h>
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr std::int64_t kShortestRow = 1025;      // classes
+constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block that allow two resident blocks
+constexpr std::int64_t kMostShared = 220 << 10;
+constexpr int kMostCluster = 8;
+
+}  // namespace
+
+CrossEntropyPlan plan_cross_entropy_in_place(std::int64_t classes, int element_size, bool clusters) {
+  CrossEntropyPlan plan;
+  if (classes < kShortestRow || element_size > 4 || !clusters) {
+    return plan;
+  }
+  const std::int64_t packs = classes * element_size / 16;
+  for (const std::int64_t most : {kHalfShared, kMostShared}) {
+    for (int blocks = 1; blocks <= kMostCluster && plan.cluster == 0; blocks *= 2) {
+      const std::int64_t share = (packs + blocks - 1) / blocks;
+      if (share * 16 <= most) {
+        plan.cluster = blocks;
+        plan.slab = static_cast<int>(share);
+      }
+    }
+  }
+  if (plan.cluster == 0) {
+    return plan;
+  }
+  // Three blocks of up to 72 KB fit on a multiprocessor, or two larger ones.
+  plan.threads = plan.slab > 4608 ? CrossEntropyPlan::kMostThreads : plan.slab > 1024 ? 256 : 128;
+  const int rounds_of_all = 2 * CrossEntropyPlan::kParts * plan.threads;
+  plan.part = 2 * ((plan.slab + rounds_of_all - 1) / rounds_of_all);
+  return plan;
+}
+
+}  // namespace mica::kernels

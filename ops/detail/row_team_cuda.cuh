@@ -1,0 +1,347 @@
+#pragma once
+
+// Rows that are read once and stay with the threads that share them until their results are written.
+//
+//     held:    memory ──16 bytes a thread──▶ registers ─▶ sums ─▶ registers ──16 bytes a thread──▶ memory
+//     staged:  memory ──16 bytes a thread──▶ shared memory ─▶ sums ─▶ shared memory ──16 bytes a thread──▶ memory
+//
+// A team shares a row: 8 lanes of a warp, a warp, a block, or a cluster of blocks, each with a slab of the row's
+// columns. Rows that do not begin and end at multiples of 16 bytes are staged, and those that are too long for the
+// registers: a block copies the piece of memory that it works on, one or several rows or a slab, as a whole.
+//
+// Which thread has which columns, and the order of sums, depend on the length of the row alone.
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/core/dtype.h>
+#include <mica/ops/detail/row_team.h>
+#include <mica/ops/detail/rows_cuda.cuh>
+
+namespace mica::kernels::held {
+
+using rows::kAllLanes;
+using rows::kWarp;
+using rows::Pack;
+
+/// Lanes of a warp that share a row, or a part of one.
+template <Team kTeam>
+constexpr int kLanes = kTeam == Team::lanes ? kTeamLanes : kWarp;
+
+/// What threads find in a row is a type that has
+///     Found empty() const;                // before anything was found
+///     void join(const Found&);            // adds what others have found
+///     Found over_lanes(int lanes) const;  // what neighboring lanes have found, to the same bits in each
+///     kNumbers and for_numbers(f)         // f(k, number) for its numbers, floats or doubles, of which `sum` is one
+template <class Found>
+using NumberOf = decltype(Found::sum);
+
+/// A block's place: its row, and the columns of it that it has.
+template <Team kTeam>
+struct Place {
+  std::int64_t row;
+  std::int64_t begin;  // the first of its columns
+  int columns;         // 0: the thread has no row
+  int rank;            // of the block in the cluster
+
+  __device__ Place(const RowPlan& plan, std::int64_t rows, std::int64_t row_columns) {
+    if constexpr (kTeam == Team::cluster) {
+      rank = cuda::cluster_rank();
+      row = blockIdx.x / plan.cluster;
+      begin = std::int64_t{rank} * plan.slab;
+    } else {
+      rank = 0;
+      row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+      begin = 0;
+    }
+    const std::int64_t left = row_columns - begin;
+    columns = row >= rows || left <= 0 ? 0 : static_cast<int>(left < plan.slab ? left : plan.slab);
+  }
+};
+
+/// Column of pack number i of a thread.
+template <int V>
+__device__ int held_column(int i) {
+  return (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * V;
+}
+
+/// The same number, of which the compiler does not know that it has computed it before.
+__device__ inline int recomputed(int n) {
+  asm volatile("" : "+r"(n));
+  return n;
+}
+
+/// A thread's packs of a row, V columns each, in registers. kPacked: as they were read, which takes half the registers
+/// for 16-bit elements; otherwise as what they are computed with, and they may be replaced.
+template <class T, int V, int P, bool kPacked>
+class HeldPacks {
+ public:
+  using S = Accumulate<T>;
+  static constexpr int kWords = P * V * static_cast<int>(kPacked ? sizeof(T) : sizeof(S)) / 4;
+
+  /// load(column) returns a Pack<T, V>. Packs that begin past `columns` hold `absent`.
+  template <class Load>
+  __device__ void fill(int columns, S absent, const Load& load) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      Pack<T, V> pack;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        pack.at[j] = static_cast<T>(absent);
+      }
+      if (held_column<V>(i) < columns) {
+        pack = load(held_column<V>(i));
+      }
+      if constexpr (kPacked) {
+        held_[i] = reinterpret_cast<const Word&>(pack);
+      } else {
+        unpack(pack, held_[i].at);
+      }
+    }
+  }
+
+  __device__ void values(int i, S (&x)[V]) const {
+    if constexpr (kPacked) {
+      unpack(pack(i), x);
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = held_[i].at[j];
+      }
+    }
+  }
+  __device__ const Pack<T, V>& pack(int i) const {
+    static_assert(kPacked);
+    return reinterpret_cast<const Pack<T, V>&>(held_[i]);
+  }
+
+  __device__ void replace(int i, const S (&x)[V]) {
+    static_assert(!kPacked);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      held_[i].at[j] = x[j];
+    }
+  }
+
+  /// Changes nothing, in a way that the compiler cannot know: it would keep what it has unpacked for a sum.
+  __device__ void forget() {
+    const unsigned zero = threadIdx.z;
+#pragma unroll
+    for (auto& word : held_) {
+      if constexpr (std::is_same_v<Word, uint4>) {
+        word = make_uint4(word.x | zero, word.y | zero, word.z | zero, word.w | zero);
+      } else if constexpr (std::is_same_v<Word, unsigned>) {
+        word |= zero;
+      }
+    }
+  }
+
+ private:
+  // Words, where it is 16-bit elements: the compiler would take those apart as soon as they are there.
+  using Narrow = std::conditional_t<V == 8, uint4, unsigned>;
+  using Word = std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2, Narrow, Pack<T, V>>>;
+  static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));
+
+  Word held_[P];
+};
+
+/// Where the warps of a team leave what they have found, and read that of all: once, or again and again with two
+/// buffers, which are used in turn.
+///
+/// In a cluster, each warp sends its own to every block of it, whose barrier counts the bytes: blocks do not wait for
+/// each other except for these, and not for what they have written to memory.
+template <class Found, Team kTeam, int kBuffers = 1>
+class Exchange {
+  using Number = NumberOf<Found>;
+  static constexpr int kNumbers = Found::kNumbers;
+  static constexpr bool kCluster = kTeam == Team::cluster;
+  static constexpr bool kWarps = kCluster || kTeam == Team::block;
+  static constexpr int kPlaces = kCluster ? kMostCluster * kMostTeamThreads / kWarp
+                                 : kWarps ? kMostTeamThreads / kWarp
+                                          : 1;
+
+ public:
+  struct Shared {
+    Number numbers[kBuffers][kNumbers][kPlaces];
+    std::uint64_t arrived[kBuffers];
+  };
+
+  /// blocks: that share a row.
+  __device__ explicit Exchange(Shared& shared, int blocks = 1)
+      : shared_(shared), warps_(static_cast<int>(blockDim.x) / kWarp), blocks_(kCluster ? blocks : 1) {
+    if constexpr (kCluster) {
+      if (threadIdx.x == 0) {
+#pragma unroll
+        for (int buffer = 0; buffer < kBuffers; ++buffer) {
+          cuda::init_barrier(&shared_.arrived[buffer], 1);
+          expect(buffer);
+        }
+        cuda::publish_barriers();
+      }
+      __syncwarp();
+      cuda::arrive_in_cluster();
+    }
+  }
+
+  /// What the team has found, to the same bits in all its threads. rank: of the block in its cluster.
+  __device__ Found joined(const Found& mine, int rank) { return joined_warps(mine.over_lanes(kLanes<kTeam>), rank); }
+
+  /// The same from what a warp, or the lanes that share a row, have found.
+  __device__ Found joined_warps(Found warp, int rank) {
+    if constexpr (!kWarps) {
+      return warp;
+    } else {
+      const int lane = static_cast<int>(threadIdx.x) % kWarp;
+      const int buffer = kBuffers == 1 ? 0 : round_ % kBuffers;
+      leave(buffer, warp, rank * warps_ + static_cast<int>(threadIdx.x) / kWarp, lane);
+      Found all = warp.empty();
+      for (int place = lane; place < blocks_ * warps_; place += kWarp) {
+        Found other = warp.empty();
+        other.for_numbers([&](int k, Number& number) { number = shared_.numbers[buffer][k][place]; });
+        all.join(other);
+      }
+      ++round_;
+      return all.over_lanes(kWarp);
+    }
+  }
+
+ private:
+  __device__ void expect(int buffer) {
+    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps_ * kNumbers * static_cast<int>(sizeof(Number)));
+  }
+
+  /// Leaves what a warp has found, and waits for the others.
+  __device__ void leave(int buffer, Found& warp, int place, int lane) {
+    if constexpr (kCluster) {
+      if (round_ == 0) {
+        cuda::wait_for_cluster();  // all barriers are there
+      }
+      if (lane < blocks_) {
+        warp.for_numbers([&](int k, Number& number) {
+          cuda::send(&shared_.numbers[buffer][k][place], lane, number, &shared_.arrived[buffer]);
+        });
+      }
+      cuda::wait(&shared_.arrived[buffer], round_ / kBuffers % 2);
+      if (kBuffers > 1 && threadIdx.x == 0) {
+        expect(buffer);  // the next but one
+      }
+    } else {
+      if (lane == 0) {
+        warp.for_numbers([&](int k, Number& number) { shared_.numbers[buffer][k][place] = number; });
+      }
+      __syncthreads();
+    }
+  }
+
+  Shared& shared_;
+  int warps_;
+  int blocks_;
+  int round_ = 0;
+};
+
+/// A piece of memory that a block works on, and its image in shared memory, which begins at the same distance from a
+/// unit of 16 bytes. Whole units are copied 16 bytes at a time, the few elements before and after them, its edges, one
+/// by one.
+template <class T>
+class StagedPiece {
+ public:
+  static constexpr int kUnit = 16 / sizeof(T);
+
+  __device__ StagedPiece(unsigned char* memory, const T* from, int count) {
+    const int phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % 16 / sizeof(T));
+    image_ = reinterpret_cast<T*>(memory) + phase;
+    head_ = min(count, phase == 0 ? 0 : kUnit - phase);
+    units_ = (count - head_) / kUnit;
+    edges_ = count - units_ * kUnit;
+  }
+
+  /// Bytes of shared memory for a piece of so many elements.
+  __host__ __device__ static constexpr int bytes(int count) { return ((count + 2 * kUnit - 1) / kUnit) * 16; }
+
+  __device__ T* image() const { return image_; }
+
+  /// Starts the copies from memory, which cuda::wait_copies() and a barrier await.
+  __device__ void fetch(const T* from) const {
+    for_units([&](int i) { cuda::copy_async<16, /*kLastInL2=*/true>(image_ + i, from + i); });
+    for_edges([&](int i) { image_[i] = from[i]; });
+    cuda::commit_copies();
+  }
+
+  /// Copies the image to memory at the same distance from a unit. A barrier precedes it.
+  __device__ void write(T* to) const {
+    for_units([&](int i) { rows::store(to + i, rows::load<kUnit>(image_ + i)); });
+    for_edges([&](int i) { to[i] = image_[i]; });
+  }
+
+  /// Calls f(i) for the first elements i of a thread's units.
+  template <class F>
+  __device__ void for_units(const F& f) const {
+    const int step = static_cast<int>(blockDim.x * blockDim.y) * kUnit;
+    const int end = head_ + units_ * kUnit;
+#pragma unroll 4
+    for (int i = head_ + thread() * kUnit; i < end; i += step) {
+      f(i);
+    }
+  }
+  /// Calls f(i) for a thread's element of the edges, if it has one: there are fewer than threads.
+  template <class F>
+  __device__ void for_edges(const F& f) const {
+    const int e = thread();
+    if (e < edges_) {
+      f(e < head_ ? e : e + units_ * kUnit);
+    }
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
+
+  T* image_;
+  int head_;   // elements before the first whole unit
+  int units_;  // whole ones
+  int edges_;  // elements before and after them
+};
+
+/// Elements of an image that share a word of shared memory, or one that is wider.
+template <class T>
+constexpr int kInWord = sizeof(T) == 2 ? 2 : 1;
+
+/// The kInWord elements from `column` on, of which the second may be past the row's end, of a row that begins anywhere
+/// in an image.
+template <class T>
+__device__ Pack<T, kInWord<T>> load_word(const T* row, int column) {
+  const T* const from = row + column;
+  if constexpr (kInWord<T> == 1) {
+    return rows::load<1>(from);
+  } else {
+    const std::uint32_t at = cuda::shared_address(from);
+    if (at % 4 == 0) {
+      return rows::load<2>(from);
+    }
+    // The upper half of a word and the lower one of the next.
+    const unsigned word =
+        __funnelshift_r(*reinterpret_cast<const unsigned*>(from - 1), *reinterpret_cast<const unsigned*>(from + 1), 16);
+    return reinterpret_cast<const Pack<T, 2>&>(word);
+  }
+}
+
+/// The inverse: stores those that are in a row of so many columns.
+template <class T>
+__device__ void store_word(T* row, int column, int columns, const Pack<T, kInWord<T>>& pack) {
+  T* const to = row + column;
+  if constexpr (kInWord<T> == 1) {
+    rows::store(to, pack);
+  } else {
+    if (cuda::shared_address(to) % 4 == 0 && column + 1 < columns) {
+      rows::store(to, pack);
+    } else {
+      to[0] = pack.at[0];
+      if (column + 1 < columns) {
+        to[1] = pack.at[1];
+      }
+    }
+  }
+}
+
+}  // namespace mica::kernels::held
