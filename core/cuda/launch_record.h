@@ -40,7 +40,7 @@ class LaunchObserver {
 ///
 ///     cuda::LaunchRecord record;
 ///     softmax(x, -1);
-///     EXPECT_TRUE(record.has("softmax_warp"));
+///     EXPECT_TRUE(record.has("softmax_held"));
 class LaunchRecord final : public LaunchObserver {
  public:
   void launched(const char* name) override { names_.emplace_back(name); }

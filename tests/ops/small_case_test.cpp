@@ -240,14 +240,17 @@ TEST_F(SmallCase, AddLayerNorm) {
 
 TEST_F(SmallCase, Softmax) {
   for (const DType dtype : {float32, bfloat16, float64}) {
-    // Rows that are and are not multiples of 16 bytes, for a part of a warp, a warp and a block.
-    for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001}) {
+    // Rows that are and are not multiples of 16 bytes: for a part of a warp, a warp, a block, and a cluster.
+    for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001, 40'000, 40'001}) {
       const Tensor x = randn({5, n}, dtype);
       const std::string what = name_of(dtype, 5, n);
       const double tolerance = tolerance_of(dtype);
       compare_with_gradients(what, tolerance, {x}, [](const Tensors& in) { return softmax(in[0], 1); });
       compare_with_gradients(what + ", log", tolerance, {x}, [](const Tensors& in) { return log_softmax(in[0], 1); });
     }
+    // Beyond shared memory.
+    compare_with_gradients("long", tolerance_of(dtype), {randn({1, 1'200'000}, dtype)},
+                           [](const Tensors& in) { return softmax(in[0], 1); });
     compare_with_gradients("columns", tolerance_of(dtype), {randn({9, 33}, dtype)},
                            [](const Tensors& in) { return softmax(in[0], 0); });
     compare_with_gradients("columns, log", tolerance_of(dtype), {randn({9, 33}, dtype)},
@@ -341,8 +344,8 @@ TEST_F(SmallCase, Attention) {
     DType dtype;
     std::int64_t keys, depth;
   };
-  for (const auto& [dtype, keys, depth] :
-       {Case{float32, 40, 64}, Case{float32, 1100, 64}, Case{bfloat16, 96, 64}, Case{float16, 96, 72}}) {
+  for (const auto& [dtype, keys, depth] : {Case{float32, 40, 64}, Case{float32, 1100, 64}, Case{float32, 1101, 64},
+                                           Case{float32, 41, 64}, Case{bfloat16, 96, 64}, Case{float16, 96, 72}}) {
     for (const bool causal : {false, true}) {
       compare_with_gradients(
           fmt::format("{} with {} keys of {}", dtype, keys, depth), 2 * tolerance_of(dtype),

@@ -1,0 +1,83 @@
+#pragma once
+
+// What differs between softmax, log_softmax and the weights of attention.
+
+#include <cstdint>
+#include <limits>
+
+#include <mica/ops/detail/row_team_cuda.cuh>
+#include <mica/ops/detail/sum_exp_cuda.cuh>
+
+namespace mica::kernels::softmax_rows {
+
+using held::Place;
+using held::Team;
+
+enum class Kind {
+  softmax,
+  log_softmax,
+  masked,  // softmax of x · scale, in which rows may end early; zeros follow, and are all of a row without a finite x
+};
+
+template <class T, Kind kKind>
+struct SoftmaxRule {
+  using S = Accumulate<T>;
+  using Power = NaturalPower<T>;
+  static constexpr bool kLog = kKind == Kind::log_softmax;
+  static constexpr bool kMasked = kKind == Kind::masked;
+  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // that a thread of the forward needs
+
+  // Of masked rows only.
+  S scale = 1;
+  bool causal = false;
+  std::int64_t queries = 1;  // rows of a matrix
+  std::int64_t offset = 0;   // row i of a matrix ends after column i + offset
+
+  /// Columns of a row that count.
+  __device__ std::int64_t seen(std::int64_t row, std::int64_t columns) const {
+    if constexpr (kMasked) {
+      return causal ? max(std::int64_t{0}, min(row % queries + 1 + offset, columns)) : columns;
+    } else {
+      return columns;
+    }
+  }
+  /// Of those that a block has.
+  template <Team kTeam>
+  __device__ int seen(const Place<kTeam>& at, std::int64_t columns) const {
+    if constexpr (kMasked) {
+      const std::int64_t left = max(std::int64_t{0}, seen(at.row, columns) - at.begin);
+      return static_cast<int>(min(left, std::int64_t{at.columns}));
+    } else {
+      return at.columns;
+    }
+  }
+  /// x as it counts for the row.
+  __device__ S counted(S x, bool inside) const {
+    if constexpr (kMasked) {
+      return inside ? x * scale : -std::numeric_limits<S>::infinity();
+    } else {
+      return x;
+    }
+  }
+  __device__ static S seen_or_zero(S x, bool inside) { return !kMasked || inside ? x : S{0}; }
+
+  /// What makes the result of all elements once the row is known.
+  __device__ S factor(S sum) const {
+    if constexpr (kLog) {
+      return math::log(sum);
+    } else {
+      return kMasked && sum == S{0} ? S{0} : S{1} / sum;
+    }
+  }
+  __device__ S result(S x, S largest, S factor) const {
+    const S distance = counted(x, true) - largest;
+    return kLog ? distance - factor : Power{}(distance)*factor;
+  }
+
+  __device__ static S term(S y, S dy) { return kLog ? dy : dy * y; }
+  __device__ S gradient(S y, S dy, S sum) const {
+    return kLog ? dy - Power{}(y)*sum : kMasked ? scale * y * (dy - sum) : y * (dy - sum);
+  }
+};
+
+}  // namespace mica::kernels::softmax_rows

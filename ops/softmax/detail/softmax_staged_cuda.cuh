@@ -1,0 +1,179 @@
+#pragma once
+
+// Softmax of rows that a block, or a cluster of blocks, keeps in shared memory: long ones, and those that are not
+// aligned.
+//
+//     1. a block copies its slab of a row,
+//     2. finds its largest element, by units of 16 bytes,
+//     3. adds up powers, by words that begin with the row and not with a unit: the order of the sum is not to depend on
+//        where the row lies; all blocks of the row join what they have found,
+//     4. computes the results by units again, and writes them to memory.
+
+#include <limits>
+
+#include <mica/ops/softmax/detail/softmax_rule_cuda.cuh>
+
+namespace mica::kernels::softmax_rows {
+
+using held::kInWord;
+using held::RowPlan;
+using held::StagedPiece;
+using rows::Pack;
+
+constexpr int kStagedThreads = held::kMostTeamThreads;  // at most
+template <class T>
+constexpr int kStagedBlocks = sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
+
+/// Calls f(c, word of each image) for the words of so many columns that are a thread's, then, if there is an odd one at
+/// the end, single(c) in one thread.
+template <class T, class F, class Single>
+__device__ void for_words(int columns, const F& f, const Single& single) {
+  const int whole = columns / kInWord<T> * kInWord<T>;
+  const int step = static_cast<int>(blockDim.x) * kInWord<T>;
+  const int first = static_cast<int>(threadIdx.x) * kInWord<T>;
+#pragma unroll 4
+  for (int c = first; c < whole; c += step) {
+    f(c);
+  }
+  if (whole < columns && whole % step == first) {
+    single(whole);
+  }
+}
+
+/// The largest element of an image, in all threads of the block.
+template <class T, class Rule>
+__device__ Accumulate<T> largest_in_block(const StagedPiece<T>& piece, const Rule& rule) {
+  using S = Accumulate<T>;
+  constexpr int kUnit = StagedPiece<T>::kUnit;
+  __shared__ S warps[kStagedThreads / rows::kWarp];
+  S largest = std::numeric_limits<S>::lowest();
+  piece.for_units([&](int i) {
+    S values[kUnit];
+    rows::unpack(rows::load<kUnit>(piece.image() + i), values);
+#pragma unroll
+    for (const S value : values) {
+      largest = larger(largest, rule.counted(value, true));
+    }
+  });
+  piece.for_edges([&](int i) { largest = larger(largest, rule.counted(static_cast<S>(piece.image()[i]), true)); });
+  largest = largest_of_lanes(largest, rows::kWarp);
+  const int lane = static_cast<int>(threadIdx.x) % rows::kWarp;
+  if (lane == 0) {
+    warps[threadIdx.x / rows::kWarp] = largest;
+  }
+  __syncthreads();
+  const int count = static_cast<int>(blockDim.x) / rows::kWarp;
+  return largest_of_lanes(lane < count ? warps[lane] : warps[0], rows::kWarp);
+}
+
+template <class T, Team kTeam, class Rule>
+__global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
+    softmax_staged(const T* x, T* y, std::int64_t rows, std::int64_t columns, Rule rule, RowPlan plan) {
+  using S = Accumulate<T>;
+  using Found = SumExp<S, typename Rule::Power>;
+  constexpr int kUnit = StagedPiece<T>::kUnit;
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ typename held::Exchange<Found, kTeam>::Shared shared;
+
+  const Place<kTeam> at(plan, rows, columns);
+  const std::int64_t first = at.row * columns + at.begin;
+  const int seen = rule.seen(at, columns);
+  const StagedPiece<T> piece(memory, x + first, seen);
+  piece.fetch(x + first);
+  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
+  cuda::wait_copies<0>();
+  __syncthreads();
+
+  const T* const image = piece.image();
+  auto found = Found::nothing();
+  found.largest = largest_in_block(piece, rule);
+  for_words<T>(
+      seen,
+      [&](int c) {
+        S values[kInWord<T>];
+        rows::unpack(held::load_word(image, c), values);
+#pragma unroll
+        for (const S value : values) {
+          found.sum += found.power(rule.counted(value, true) - found.largest);
+        }
+      },
+      [&](int c) { found.sum += found.power(rule.counted(static_cast<S>(image[c]), true) - found.largest); });
+  found = exchange.joined(found, at.rank);
+
+  const S factor = rule.factor(found.sum);
+  T* const to = y + first;
+  const auto result = [&](S value) { return rule.result(value, found.largest, factor); };
+  piece.for_units([&](int i) {
+    S values[kUnit];
+    rows::unpack(rows::load<kUnit>(image + i), values);
+#pragma unroll
+    for (S& value : values) {
+      value = result(value);
+    }
+    rows::store(to + i, rows::pack_of<T>(values));
+  });
+  piece.for_edges([&](int i) { to[i] = static_cast<T>(result(static_cast<S>(image[i]))); });
+  for (int c = seen + static_cast<int>(threadIdx.x); c < at.columns; c += static_cast<int>(blockDim.x)) {
+    to[c] = static_cast<T>(S{0});
+  }
+}
+
+template <class T, Team kTeam, class Rule>
+__global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
+    softmax_backward_staged(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t columns, Rule rule,
+                            RowPlan plan) {
+  using S = Accumulate<T>;
+  using Found = PlainSum<S>;
+  constexpr int kUnit = StagedPiece<T>::kUnit;
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ typename held::Exchange<Found, kTeam>::Shared shared;
+
+  const Place<kTeam> at(plan, rows, columns);
+  const std::int64_t first = at.row * columns + at.begin;
+  const int seen = rule.seen(at, columns);
+  const StagedPiece<T> piece(memory, y + first, seen);
+  const StagedPiece<T> dy_piece(memory + StagedPiece<T>::bytes(plan.slab), dy + first, seen);
+  piece.fetch(y + first);
+  dy_piece.fetch(dy + first);
+  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
+  cuda::wait_copies<0>();
+  __syncthreads();
+
+  const T* const out = piece.image();
+  const T* const gradient = dy_piece.image();
+  auto found = Found::nothing();
+  for_words<T>(
+      seen,
+      [&](int c) {
+        S outs[kInWord<T>];
+        S gradients[kInWord<T>];
+        rows::unpack(held::load_word(out, c), outs);
+        rows::unpack(held::load_word(gradient, c), gradients);
+#pragma unroll
+        for (int j = 0; j < kInWord<T>; ++j) {
+          found.sum += Rule::term(outs[j], gradients[j]);
+        }
+      },
+      [&](int c) { found.sum += Rule::term(static_cast<S>(out[c]), static_cast<S>(gradient[c])); });
+  const S sum = exchange.joined(found, at.rank).sum;
+
+  T* const to = dx + first;
+  piece.for_units([&](int i) {
+    S outs[kUnit];
+    S gradients[kUnit];
+    rows::unpack(rows::load<kUnit>(out + i), outs);
+    rows::unpack(rows::load<kUnit>(gradient + i), gradients);
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) {
+      gradients[j] = rule.gradient(outs[j], gradients[j], sum);
+    }
+    rows::store(to + i, rows::pack_of<T>(gradients));
+  });
+  piece.for_edges(
+      [&](int i) { to[i] = static_cast<T>(rule.gradient(static_cast<S>(out[i]), static_cast<S>(gradient[i]), sum)); });
+  for (int c = seen + static_cast<int>(threadIdx.x); c < at.columns; c += static_cast<int>(blockDim.x)) {
+    to[c] = static_cast<T>(S{0});
+  }
+}
+
+}  // namespace mica::kernels::softmax_rows

@@ -1,0 +1,138 @@
+// The choice of a kernel for a row, which needs no GPU.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include <mica/ops/cross_entropy/detail/cross_entropy_plan.h>
+#include <mica/ops/softmax/detail/softmax_plan.h>
+
+using namespace mica::kernels;
+using held::Held;
+using held::RowPlan;
+using held::Team;
+
+namespace {
+
+constexpr int kSharedMemory = 227 << 10;  // bytes that a block can have
+
+RowPlan plan(std::int64_t columns, int element_size, bool backward = false, bool aligned = true, bool clusters = true) {
+  return plan_softmax({.columns = columns,
+                       .element_size = element_size,
+                       .aligned = aligned,
+                       .clusters = clusters,
+                       .backward = backward});
+}
+
+template <class F>
+void for_problems(const F& f) {
+  for (std::int64_t n = 1; n < 700'000; n += 1 + n / 50) {
+    for (const int size : {2, 4, 8}) {
+      for (const bool backward : {false, true}) {
+        for (const bool aligned : {false, true}) {
+          for (const bool clusters : {false, true}) {
+            f(SoftmaxProblem{
+                .columns = n, .element_size = size, .aligned = aligned, .clusters = clusters, .backward = backward});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SoftmaxPlan, CoversRows) {
+  for_problems([](const SoftmaxProblem& problem) {
+    const RowPlan p = plan_softmax(problem);
+    const std::int64_t n = problem.columns;
+    if (p.held == Held::nowhere) {
+      EXPECT_GT(n * problem.element_size, 100 << 10) << n;
+      return;
+    }
+    EXPECT_GE(std::int64_t{p.cluster} * p.slab, n) << n;
+    EXPECT_LT(std::int64_t{p.cluster - 1} * p.slab, n) << n << ": a block without columns";
+    EXPECT_LE(p.threads, held::kMostTeamThreads) << n;
+    EXPECT_EQ(p.threads % (p.team == Team::lanes ? held::kTeamLanes : 32), 0) << n;
+    EXPECT_EQ(p.threads * p.rows % 32, 0) << n;
+    EXPECT_EQ(p.cluster > 1, p.team == Team::cluster) << n;
+    const int matrices = problem.backward ? 2 : 1;
+    const std::int64_t bytes = (std::int64_t{p.slab} * p.rows * problem.element_size + 32) * matrices;
+    if (p.held == Held::shared_memory) {
+      EXPECT_LE(bytes, kSharedMemory) << n;
+    } else {
+      EXPECT_GE(std::int64_t{p.threads} * p.elements, n) << n;
+      EXPECT_EQ(p.elements % p.pack, 0) << n;
+      if (p.held == Held::staged_registers) {
+        EXPECT_LE(bytes, kSharedMemory) << n;
+      } else {
+        EXPECT_EQ(n % p.pack, 0) << n;
+        EXPECT_EQ(p.pack * problem.element_size, 16) << n;
+        EXPECT_TRUE(problem.aligned);
+      }
+    }
+  });
+}
+
+TEST(SoftmaxPlan, UsesClustersOnlyWhereThereAreSome) {
+  for_problems([](const SoftmaxProblem& problem) {
+    if (!problem.clusters) {
+      EXPECT_EQ(plan_softmax(problem).cluster, 1) << problem.columns;
+    }
+  });
+}
+
+TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
+  EXPECT_EQ(plan(256, 2).team, Team::lanes);
+  EXPECT_EQ(plan(264, 2).team, Team::warp);
+  EXPECT_EQ(plan(1024, 2).team, Team::warp);
+  EXPECT_EQ(plan(1032, 2).team, Team::block);
+  for (const int size : {2, 4}) {
+    for (const bool backward : {false, true}) {
+      EXPECT_EQ(plan(1024, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(8192, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(1023, size, backward).held, Held::staged_registers);
+      EXPECT_EQ(plan(1024, size, backward, /*aligned=*/false).held, Held::staged_registers);
+      EXPECT_EQ(plan(1025, size, backward).held, Held::shared_memory);
+      EXPECT_EQ(plan(1032, size, backward, /*aligned=*/false).held, Held::shared_memory);
+      EXPECT_EQ(plan(262'144, size, backward).held, Held::shared_memory);
+      EXPECT_EQ(plan(262'143, size, backward).held, Held::shared_memory);
+      EXPECT_EQ(plan(10'000'000, size, backward).held, Held::nowhere);
+    }
+  }
+  EXPECT_EQ(plan(16'384, 2, false).held, Held::registers);
+  EXPECT_EQ(plan(16'384, 4, true).held, Held::shared_memory);
+  EXPECT_EQ(plan(16'392, 2, false).team, Team::block);
+  EXPECT_EQ(plan(131'072, 2, false).team, Team::cluster);
+  EXPECT_EQ(plan(131'072, 2, false, true, /*clusters=*/false).held, Held::nowhere);
+  EXPECT_EQ(plan(600, 8).held, Held::shared_memory);  // a double takes two registers
+}
+
+TEST(CrossEntropyPlan, CoversRows) {
+  for (std::int64_t classes = 1; classes < 1'000'000; classes += 1 + classes / 50) {
+    for (const int size : {2, 4}) {
+      const CrossEntropyPlan p = plan_cross_entropy_in_place(classes, size, true);
+      if (classes <= 1024 || classes * size > 8 * (220 << 10)) {
+        EXPECT_EQ(p.cluster, 0) << classes;
+        continue;
+      }
+      const std::int64_t packs = classes * size / 16;
+      ASSERT_GE(p.cluster, 1) << classes;
+      EXPECT_LE(p.cluster, 8) << classes;
+      EXPECT_GE(std::int64_t{p.cluster} * p.slab, packs) << classes;
+      EXPECT_LE(p.bytes(), 220 << 10) << classes;
+      EXPECT_EQ(p.threads % 32, 0) << classes;
+      EXPECT_LE(p.threads, CrossEntropyPlan::kMostThreads) << classes;
+      EXPECT_EQ(p.part % 2, 0) << classes;
+      EXPECT_GE(p.part * p.threads * CrossEntropyPlan::kParts, p.slab) << classes;
+    }
+  }
+}
+
+TEST(CrossEntropyPlan, LeavesTheOthersToTwoPasses) {
+  EXPECT_EQ(plan_cross_entropy_in_place(50'304, 8, true).cluster, 0);
+  EXPECT_EQ(plan_cross_entropy_in_place(50'304, 2, false).cluster, 0);
+  EXPECT_EQ(plan_cross_entropy_in_place(1024, 2, true).cluster, 0);
+  EXPECT_EQ(plan_cross_entropy_in_place(50'304, 2, true).cluster, 1);
+  EXPECT_EQ(plan_cross_entropy_in_place(128'256, 2, true).cluster, 4);
+}
+
+}  // namespace
