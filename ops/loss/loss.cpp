@@ -3,8 +3,10 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/index/detail/index_ops.h>
 #include <mica/ops/loss/loss.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
@@ -82,6 +84,38 @@ Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target, Reduction 
   const Tensor some = gt(t, 0);
   const Tensor entropy = t * log(where(some, t, 1));
   return reduced("kl_div", entropy - t * a, reduction, x);
+}
+
+Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options) {
+  check(is_floating(x.dtype()), "nll_loss: expected a floating dtype, got {}", x.dtype());
+  check(x.dim() >= 1, "nll_loss: expected x of shape (…, V), got shape {}", x.shape());
+  const Shape rows = x.shape().slice(0, x.dim() - 1);
+  check(targets.shape() == rows, "nll_loss: expected targets of shape {}, got {}", rows, targets.shape());
+  check(targets.dtype() == int64 || targets.dtype() == int32, "nll_loss: expected targets of int64 or int32, got {}",
+        targets.dtype());
+  check(targets.device() == x.device(), "nll_loss: expected targets on {}, got {}", x.device(), targets.device());
+  const Tensor labels = targets.to(int64);
+  const Tensor counted = ne(labels, static_cast<double>(options.ignore_index));
+  const Tensor index = where(counted, labels, 0);
+  Tensor weights = counted.to(accumulate_dtype(x.dtype()));
+  if (options.weight.defined()) {
+    check(options.weight.shape() == Shape{x.size(-1)} && options.weight.dtype() == x.dtype(),
+          "nll_loss: expected a weight of shape [{}] and {}, got {} and {}", x.size(-1), x.dtype(),
+          options.weight.shape(), options.weight.dtype());
+    check(options.weight.device() == x.device(), "nll_loss: expected a weight on {}, got {}", x.device(),
+          options.weight.device());
+    const Tensor of_rows =
+        detail::gather_for("nll_loss", wide(options.weight.detach()), 0, reshape(index, {index.numel()}));
+    weights = weights * reshape(of_rows, rows);
+  }
+  const Tensor picked = detail::gather_for("nll_loss", wide(x), x.dim() - 1, unsqueeze(index, index.dim()));
+  // Ignored rows and classes of weight 0 contribute 0 even where x is −∞.
+  const Tensor losses = where(ne(weights, 0), -(weights * squeeze(picked, picked.dim() - 1)), 0);
+  if (options.reduction != Reduction::mean) {
+    return reduced("nll_loss", losses, options.reduction, x);
+  }
+  const Tensor mean = sum(losses) / sum(weights);
+  return autograd::autocast_widens(x) ? mean : mean.to(x.dtype());
 }
 
 }  // namespace mica

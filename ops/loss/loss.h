@@ -10,7 +10,7 @@ namespace mica {
 // kink the derivative is 0. A mean over nothing is NaN. 16-bit floats are computed in float32 and the result is rounded
 // once; under Autocast it stays float32.
 //
-// For classes there is cross_entropy().
+// For classes there are cross_entropy() and, from logarithms of probabilities, nll_loss().
 
 /// (x − target)².
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
@@ -37,5 +37,20 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOpt
 /// probabilities, as log_softmax() gives them. Where t = 0 it is 0. With `log_target` the targets are logarithms, too.
 /// The mean is over all elements; the divergence of distributions along an axis is a sum over that axis.
 Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target = false, Reduction reduction = Reduction::mean);
+
+struct NllOptions {
+  std::int64_t ignore_index = -100;  ///< rows with this target have loss 0, gradient 0 and no part in the mean
+  Tensor weight{};                   ///< (V), of x's dtype: what each class counts for; undefined: 1
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative log likelihood of classes: −w[t] x[…, t], for logarithms of probabilities x (…, V), as log_softmax()
+/// gives them, and targets t (…), int64 or int32 in [0, V). The result is a scalar, or (…) with Reduction::none. The
+/// mean divides by the sum of the weights w[t] of rows that are not ignored; over no rows it is NaN. A target that is
+/// neither in [0, V) nor ignore_index is an error on the CPU; on CUDA, where a check would have to wait, its row is
+/// NaN.
+///
+/// cross_entropy() does the same from logits in one pass, without the logarithms of all probabilities.
+Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options = {});
 
 }  // namespace mica

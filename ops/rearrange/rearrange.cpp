@@ -1,5 +1,9 @@
+#include <array>
+
 #include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/index/index.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/rearrange/rearrange.h>
 #include <mica/ops/reduce/reduce.h>
@@ -15,6 +19,23 @@ Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis) {
     return clone(x);
   }
   return cat({slice(x, at, size - forward, size), slice(x, at, 0, size - forward)}, at);
+}
+
+Tensor flip(const Tensor& x, const Dims& axes) {
+  std::array<bool, kMaxRank> flipped{};
+  for (const std::int64_t axis : axes) {
+    const int at = normalize_axis(axis, x.dim(), "flip");
+    check(!flipped[at], "flip: expected each axis once, got {}", axes);
+    flipped[at] = true;
+  }
+  Tensor y = x;
+  for (int axis = 0; axis < x.dim(); ++axis) {
+    if (axes.empty() || flipped[axis]) {
+      const auto last = static_cast<double>(x.shape()[axis] - 1);
+      y = index_select(y, axis, last - arange(last + 1, int64, x.device()));
+    }
+  }
+  return y.is_same(x) ? clone(x) : y;
 }
 
 Tensor repeat(const Tensor& x, const Dims& counts) {

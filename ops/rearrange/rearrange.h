@@ -11,6 +11,9 @@ namespace mica {
 /// shift moves them back.
 Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t axis);
 
+/// The elements in reverse order along each of the axes, which must differ; along all without `axes`.
+Tensor flip(const Tensor& x, const Dims& axes = {});
+
 /// Repeats the whole tensor counts[i] times along axis i. With more counts than axes, the first are new axes. Throws
 /// for fewer, and for negative ones.
 Tensor repeat(const Tensor& x, const Dims& counts);

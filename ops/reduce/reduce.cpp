@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include <mica/autograd/autocast.h>
@@ -9,6 +10,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -399,6 +401,35 @@ Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim) {
 
 Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim) {
   return no_grad([&] { return extreme_along(x, axis, keepdim, false, "argmin").indices; });
+}
+
+Tensor prod(const Tensor& x, const Dims& axes, bool keepdim) {
+  const Shapes shapes = reduced_shapes(x, axes, keepdim, "prod");
+  // The reduced axes last, as one.
+  Dims order, reduced;
+  for (int i = 0; i < x.dim(); ++i) {
+    const bool is_reduced = axes.empty() || std::any_of(axes.begin(), axes.end(),
+                                                        [&](std::int64_t a) { return a == i || a + x.dim() == i; });
+    (is_reduced ? reduced : order).push_back(i);
+  }
+  for (const std::int64_t axis : reduced) {
+    order.push_back(axis);
+  }
+  const Tensor wide = x.to(is_floating(x.dtype()) ? accumulate_dtype(x.dtype()) : int64);
+  std::int64_t n = shapes.count;
+  const std::int64_t rows = numel_of(shapes.kept);
+  if (n == 0 || rows == 0) {
+    // Empty, too, where x has elements for no result; a sum keeps the connection to x.
+    return (sum(wide, axes, keepdim) + 1).to(is_floating(x.dtype()) ? x.dtype() : int64);
+  }
+  Tensor product = reshape(permute(wide, order), {rows, n});
+  while (n > 1) {
+    const std::int64_t half = n / 2;
+    const Tensor pairs = slice(product, 1, 0, half) * slice(product, 1, half, 2 * half);
+    product = n % 2 == 0 ? pairs : cat({pairs, slice(product, 1, 2 * half, n)}, 1);
+    n = n - half;
+  }
+  return reshape(product, shapes.result).to(is_floating(x.dtype()) ? x.dtype() : int64);
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

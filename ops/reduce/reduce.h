@@ -12,6 +12,11 @@ namespace mica {
 /// summed in float32.
 Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
+/// The product of x over the axes; an empty product is 1. Products of integers and booleans are int64 and wrap around;
+/// those of 16-bit floats are computed in float32. In pairs, then pairs of pairs, …: log₂ n steps of mul(), so that the
+/// gradient is right where elements are 0, and for higher derivatives.
+Tensor prod(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
+
 /// Σ x / n over the axes, for floating x; an empty mean is NaN.
 Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 

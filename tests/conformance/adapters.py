@@ -268,6 +268,100 @@ def binary_cross_entropy(x, args, kwargs):
     return Call(tensors, {"reduction": values.get("reduction", "mean")})
 
 
+def negative_log_likelihood(x, args, kwargs):
+    values = arguments(args, kwargs, "target", "weight", "ignore_index", "reduction")
+    need(x.dtype.itemsize > 2, "PyTorch rounds each step to 16 bits, mica the result")
+    weight = values.get("weight")
+    attributes = {name: values[name] for name in ("ignore_index", "reduction") if name in values}
+    # As for cross_entropy.
+    tensors = [x, values["target"]] + ([] if weight is None else [weight])
+    return Call(tensors, attributes | {"class_axis": min(1, x.dim() - 1)})
+
+
+def product(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "keepdim", "dtype")
+    need(values.get("dtype") is None, "no argument dtype: cast x")
+    return reduced(x, (), {name: values[name] for name in ("dim", "keepdim") if name in values})
+
+
+def summed_along(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "dtype")
+    need(values.get("dtype") is None, "no argument dtype: cast x")
+    return on_axes(Call([x], {"axis": values["dim"]}), values["dim"])
+
+
+def flipped(x, args, kwargs):
+    axes = arguments(args, kwargs, "dims")["dims"]
+    axes = [axes] if is_integer(axes) else list(axes)
+    need(axes or x.dim() == 0, "without axes all are meant")
+    return on_axes(Call([x], {"axes": axes}), *axes)
+
+
+def gathered(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "sparse_grad")
+    index = values["index"]
+    call = on_axes(Call([x, index], {"axis": values["dim"]}), values["dim"])
+    if index.dim() != x.dim():
+        call.refused = "the index has as many axes as x"
+    elif index.dtype not in (torch.int64, torch.int32):
+        call.refused = "an index is int64 or int32"
+    return call
+
+
+def scattered(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "src")
+    call = on_axes(Call([x, values["index"], values["src"]], {"axis": values["dim"]}), values["dim"])
+    if not x.dim() == values["index"].dim() == values["src"].dim():
+        call.refused = "the index and src have as many axes as x"
+    return call
+
+
+def index_selected(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index")
+    call = on_axes(Call([x, values["index"]], {"axis": values["dim"]}), values["dim"])
+    if values["index"].dim() != 1:
+        call.refused = "the index has one axis"
+    return call
+
+
+def index_added(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "source", "alpha")
+    call = index_selected(x, (values["dim"], values["index"]), {})
+    call.tensors.append(values["source"])
+    call.attributes["alpha"] = values.get("alpha", 1)
+    if x.dim() != values["source"].dim():
+        call.refused = "src has as many axes as x"
+    return call
+
+
+def masked_selected(x, args, kwargs):
+    return Call([x, arguments(args, kwargs, "mask")["mask"]])
+
+
+LARGE_ORDERS = "large samples along one axis are enough"
+
+
+def sorted_along(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "descending", "stable")
+    axis = values.get("dim", -1)
+    need(x.numel() < 64 or axis == 1 and values.get("descending"), LARGE_ORDERS)
+    need(values.get("stable") or x.unique().numel() == x.numel(), "PyTorch's order of equal elements is not defined")
+    return on_axes(Call([x], {"axis": axis, "descending": values.get("descending", False)}), axis)
+
+
+def argsorted(x, args, kwargs):
+    return sorted_along(x, args, kwargs)
+
+
+def top(x, args, kwargs):
+    values = arguments(args, kwargs, "k", "dim", "largest", "sorted")
+    need(values.get("sorted", True), "the result is sorted")
+    need(x.numel() < 200 or values.get("dim") in (0, -2), LARGE_ORDERS)
+    need(x.unique().numel() == x.numel(), "PyTorch's order of equal elements is not defined")
+    axis = values.get("dim", -1)
+    return on_axes(Call([x], {"k": values["k"], "axis": axis, "largest": values.get("largest", True)}), axis)
+
+
 def rolled(x, args, kwargs):
     values = arguments(args, kwargs, "shifts", "dims")
     need(is_integer(values["shifts"]) and is_integer(values.get("dims")), "one axis at a time")

@@ -84,6 +84,18 @@ Call loss(F f) {
   };
 }
 
+/// PyTorch's classes are not along the last axis.
+inline Tensor with_classes_last(const Tensor& x, int class_axis) {
+  Dims order;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (i != class_axis) {
+      order.push_back(i);
+    }
+  }
+  order.push_back(class_axis);
+  return permute(x, order);
+}
+
 inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   const Json& a = c.attributes;
   CrossEntropyOptions options;
@@ -91,18 +103,19 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   options.label_smoothing = a.value("label_smoothing", options.label_smoothing);
   options.weight = x.size() > 2 ? x[2].detach() : Tensor{};
   options.reduction = reduction_of(a);
-  // PyTorch's classes are not along the last axis.
-  Dims order;
-  for (int i = 0; i < x.at(0).dim(); ++i) {
-    if (i != a["class_axis"]) {
-      order.push_back(i);
-    }
-  }
-  order.push_back(a["class_axis"]);
+  const int classes = a["class_axis"];
   const Tensor& target = x.at(1);
-  const Tensor loss =
-      cross_entropy(permute(x.at(0), order), is_floating(target.dtype()) ? permute(target, order) : target, options);
+  const Tensor loss = cross_entropy(with_classes_last(x.at(0), classes),
+                                    is_floating(target.dtype()) ? with_classes_last(target, classes) : target, options);
   return {loss.to(x.at(0).dtype())};  // for 16-bit logits PyTorch's loss is rounded
+}
+
+inline Tensors call_nll_loss(const Case& c, const Tensors& x, Device) {
+  const Json& a = c.attributes;
+  NllOptions options{.reduction = reduction_of(a)};
+  options.ignore_index = a.value("ignore_index", options.ignore_index);
+  options.weight = x.size() > 2 ? x[2].detach() : Tensor{};
+  return {nll_loss(with_classes_last(x.at(0), a["class_axis"]), x.at(1), options)};
 }
 
 inline Tensors call_attention(const Case& c, const Tensors& x, Device) {
@@ -181,6 +194,8 @@ inline const std::map<std::string, Call>& calls() {
       {"clamp", with([](const Tensor& x, const Json& a) { return clamp(x, number(a["low"]), number(a["high"])); })},
 
       {"sum", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return sum(x, axes, keepdim); })},
+      {"prod", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return prod(x, axes, keepdim); })},
+      {"cumsum", with([](const Tensor& x, const Json& a) { return cumsum(x, a["axis"]); })},
       {"mean", reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return mean(x, axes, keepdim); })},
       {"logsumexp",
        reduction([](const Tensor& x, const Dims& axes, bool keepdim) { return logsumexp(x, axes, keepdim); })},
@@ -210,6 +225,7 @@ inline const std::map<std::string, Call>& calls() {
       {"softmax", with([](const Tensor& x, const Json& a) { return softmax(x, a["axis"]); })},
       {"log_softmax", with([](const Tensor& x, const Json& a) { return log_softmax(x, a["axis"]); })},
       {"cross_entropy", call_cross_entropy},
+      {"nll_loss", call_nll_loss},
       {"mse_loss", loss([](const Tensor& x, const Tensor& t, const Json&, Reduction r) { return mse_loss(x, t, r); })},
       {"l1_loss", loss([](const Tensor& x, const Tensor& t, const Json&, Reduction r) { return l1_loss(x, t, r); })},
       {"huber_loss", loss([](const Tensor& x, const Tensor& t, const Json& a, Reduction r) {
@@ -262,6 +278,30 @@ inline const std::map<std::string, Call>& calls() {
       {"pad", with([](const Tensor& x, const Json& a) {
          return pad(x, -1, a["before"], a["after"], number(a["value"]));
        })},
+      {"flip", with([](const Tensor& x, const Json& a) { return flip(x, dims(a["axes"])); })},
+      {"gather", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         return {gather(x.at(0), c.attributes["axis"], x.at(1))};
+       }},
+      {"scatter_add", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         return {scatter_add(x.at(0), c.attributes["axis"], x.at(1), x.at(2))};
+       }},
+      {"index_select", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         return {index_select(x.at(0), c.attributes["axis"], x.at(1))};
+       }},
+      {"index_add", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const double alpha = number(c.attributes["alpha"]);
+         return {index_add(x.at(0), c.attributes["axis"], x.at(1), alpha == 1 ? x.at(2) : x.at(2) * alpha)};
+       }},
+      {"masked_select", plain([](const Tensor& x, const Tensor& mask) { return masked_select(x, mask); })},
+      {"sort", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const SortResult result = sort(x.at(0), c.attributes["axis"], c.attributes["descending"]);
+         return {result.values, result.indices};
+       }},
+      {"argsort", with([](const Tensor& x, const Json& a) { return argsort(x, a["axis"], a["descending"]); })},
+      {"topk", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const SortResult result = topk(x.at(0), c.attributes["k"], c.attributes["axis"], c.attributes["largest"]);
+         return {result.values, result.indices};
+       }},
       {"stack", [](const Case& c, const Tensors& x, Device) -> Tensors { return {stack(x, c.attributes["axis"])}; }},
       {"tril", with([](const Tensor& x, const Json& a) { return tril(x, a["diagonal"]); })},
       {"triu", with([](const Tensor& x, const Json& a) { return triu(x, a["diagonal"]); })},

@@ -13,6 +13,7 @@ INTEGERS = (torch.int64, torch.int32, torch.uint8)
 SIGNED = FLOATS + (torch.int64, torch.int32)
 NUMERIC = FLOATS + INTEGERS
 ALL = NUMERIC + (torch.bool,)
+SUMMED = FLOATS + (torch.int64, torch.int32)
 
 
 @dataclasses.dataclass
@@ -76,6 +77,8 @@ SPECS = [
     Spec("clamp", "nn.functional.hardtanh", to.hardtanh, function=clamp),
 
     Spec("sum", "sum", to.reduced, ALL),
+    Spec("prod", "prod", to.product, ALL, limit=64),
+    Spec("cumsum", "cumsum", to.summed_along, NUMERIC, limit=130),
     Spec("mean", "mean", to.reduced),
     Spec("var", "var", to.variance),
     Spec("var", "var", to.variance, variant="unbiased"),
@@ -92,6 +95,7 @@ SPECS = [
     *(Spec(name, name, to.softmax, variant=v) for name in ("softmax", "log_softmax") for v in ("", "with_dtype")),
     Spec("cross_entropy", "nn.functional.cross_entropy", to.cross_entropy),
     *(Spec(name, f"nn.functional.{name}", to.loss, limit=130) for name in ("mse_loss", "l1_loss", "huber_loss", "kl_div")),
+    Spec("nll_loss", "nn.functional.nll_loss", to.negative_log_likelihood, limit=64),
     Spec("bce_with_logits", "nn.functional.binary_cross_entropy_with_logits", to.binary_cross_entropy, limit=130),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
     Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
@@ -128,6 +132,15 @@ SPECS = [
     Moved("cat", "cat", to.concatenated),
     Moved("roll", "roll", to.rolled),
     Moved("repeat", "repeat", to.repeated),
+    Moved("flip", "flip", to.flipped),
+    Moved("gather", "gather", to.gathered),
+    Moved("index_select", "index_select", to.index_selected),
+    Moved("masked_select", "masked_select", to.masked_selected),
+    Spec("scatter_add", "scatter_add", to.scattered, SUMMED, limit=130),
+    Spec("index_add", "index_add", to.index_added, SUMMED, limit=130),
+    Moved("sort", "sort", to.sorted_along, limit=520),
+    Moved("argsort", "argsort", to.argsorted, limit=520),
+    Moved("topk", "topk", to.top, limit=520),
     Moved("pad", "nn.functional.pad", to.padded, variant="constant"),
     Moved("stack", "stack", to.joined),
     *(Moved(name, name, to.triangle) for name in ("tril", "triu")),

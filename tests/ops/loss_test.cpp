@@ -13,6 +13,7 @@
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/loss/loss.h>
+#include <mica/ops/softmax/softmax.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -156,6 +157,57 @@ TEST(Loss, Errors) {
       },
       "bce_with_logits: expected weights that broadcast to [2, 3]");
   expect_error([&] { mse_loss(x, Tensor{}); }, "undefined");
+}
+
+TEST(NllLoss, IsItsDefinition) {
+  manual_seed(8);
+  for (const Device device : test_devices()) {
+    const Tensor x = log_softmax(randn({2, 4, 5}, float64), -1).to(device);
+    const Tensor targets = from_data<std::int64_t>({0, 4, -100, 2, 3, 3, -100, 1}, {2, 4}, device);
+    const Tensor weight = from_data({0.5, 1.0, 0.0, 2.0, 3.0}, device);
+    const std::vector<double> values = to_vector<double>(x), w = to_vector<double>(weight);
+    const std::vector<std::int64_t> t = to_vector<std::int64_t>(targets);
+    std::vector<double> losses, weighted;
+    double total = 0, weights = 0;
+    for (std::size_t i = 0; i < t.size(); ++i) {
+      const std::size_t label = static_cast<std::size_t>(t[i]);
+      losses.push_back(t[i] < 0 ? 0 : -values[i * 5 + label]);
+      weighted.push_back(t[i] < 0 ? 0 : losses.back() * w[label]);
+      total += weighted.back();
+      weights += t[i] < 0 ? 0 : w[label];
+    }
+    expect_close(nll_loss(x, targets, {.reduction = Reduction::none}), losses, 1e-14, 0);
+    expect_close(nll_loss(x, targets.to(int32), {.weight = weight, .reduction = Reduction::none}), weighted, 1e-14, 0);
+    expect_close(nll_loss(x, targets, {.weight = weight, .reduction = Reduction::sum}), Values{total}, 1e-14, 0);
+    expect_close(nll_loss(x, targets, {.weight = weight}), Values{total / weights}, 1e-14, 0);
+    expect_close(nll_loss(x.to(bfloat16), targets, {.weight = weight.to(bfloat16)}), Values{total / weights}, 2e-2, 0);
+    EXPECT_EQ(nll_loss(x.to(float16), targets).dtype(), float16);
+    // As cross_entropy computes it from logits.
+    expect_close(nll_loss(x, targets, {.weight = weight}), cross_entropy(x, targets, {.weight = weight}), 1e-12, 0);
+    const auto f = [&](const Tensor& logits) { return nll_loss(log_softmax(logits, -1), targets, {.weight = weight}); };
+    EXPECT_TRUE(autograd::gradcheck(f, {x}));
+    EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
+    // What has no weight contributes nothing, even from −∞.
+    const Tensor none = from_data({-std::numeric_limits<double>::infinity(), 0.0}, {1, 2}, device);
+    expect_close(nll_loss(none, zeros({1}, int64, device),
+                          {.weight = from_data({0.0, 1.0}, device), .reduction = Reduction::sum}),
+                 Values{0}, 0, 0);
+    expect_close(nll_loss(none, full({1}, -100, int64, device)), Values{NAN}, 0, 0);
+    if (device.is_cpu()) {
+      expect_error([&] { nll_loss(none, full({1}, 2, int64)); }, "nll_loss: index 2 is out of range");
+    } else {
+      expect_close(nll_loss(none, full({1}, 2, int64, device)), Values{NAN}, 0, 0);
+    }
+  }
+}
+
+TEST(NllLoss, Errors) {
+  const Tensor x = ones({2, 3});
+  expect_error([&] { nll_loss(x, zeros({2, 1}, int64)); }, "nll_loss: expected targets of shape [2], got [2, 1]");
+  expect_error([&] { nll_loss(x, zeros({2})); }, "nll_loss: expected targets of int64 or int32, got float32");
+  expect_error([&] { nll_loss(x.to(int64), zeros({2}, int64)); }, "nll_loss: expected a floating dtype");
+  expect_error([&] { nll_loss(x, zeros({2}, int64), {.weight = ones({2})}); },
+               "nll_loss: expected a weight of shape [3]");
 }
 
 }  // namespace

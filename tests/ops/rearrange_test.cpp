@@ -95,4 +95,28 @@ TEST(Rearrange, Errors) {
   expect_error([&] { one_hot(ones({2}, int64), 0); }, "one_hot: expected at least one class, got 0");
 }
 
+TEST(Rearrange, Flip) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16, int64, uint8, boolean}) {
+      const Tensor x = reshape(arange(6, int64, device), {2, 3}).to(dtype);
+      const Values v = to_vector<double>(x);
+      expect_close(flip(x, {1}), Values{v[2], v[1], v[0], v[5], v[4], v[3]}, 0, 0);
+      expect_close(flip(x, {-2}), Values{v[3], v[4], v[5], v[0], v[1], v[2]}, 0, 0);
+      expect_close(flip(x), Values{v[5], v[4], v[3], v[2], v[1], v[0]}, 0, 0);
+      expect_close(flip(transpose(x, 0, 1), {0}), Values{v[2], v[5], v[1], v[4], v[0], v[3]}, 0, 0);
+      EXPECT_EQ(flip(empty({2, 0}, dtype, device)).shape(), (Shape{2, 0}));
+    }
+    const Tensor one = full({}, 3, float32, device);
+    EXPECT_EQ(flip(one).item(), 3);
+    EXPECT_FALSE(flip(one).is_same(one));
+    const auto f = [](const Tensor& t) { return flip(t * t, {0, 2}); };
+    const Tensor x = randn({3, 2, 4}, float64, device);
+    EXPECT_TRUE(autograd::gradcheck(f, {x}));
+    EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
+  }
+  expect_error([] { flip(ones({2, 3}), {2}); }, "flip: ");
+  expect_error([] { flip(ones({2, 3}), {1, -1}); }, "flip: expected each axis once");
+}
+
 }  // namespace

@@ -14,6 +14,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -630,6 +631,50 @@ TEST(Reduce, BadAxesAreErrors) {
   expect_error([&] { logsumexp(x.to(int32)); }, "logsumexp: expected a floating dtype, got int32");
   EXPECT_EQ(max(zeros({0, 2}), 1).values.shape(), Shape({0}));
   expect_error([&] { mean(x.to(int64)); }, "mean: expected a floating dtype, got int64");
+}
+
+TEST(Prod, Values) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0, -2.0, 3.0, 4.0, 0.5, 6.0}, {2, 3}, device);
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const Tensor t = x.to(dtype);
+      expect_close(prod(t), std::vector<double>{-72}, 0, 0);
+      expect_close(prod(t, {1}), std::vector<double>{-6, 12}, 0, 0);
+      expect_close(prod(t, {-2}, true), std::vector<double>{4, -1, 18}, 0, 0);
+      EXPECT_EQ(prod(t, {0}, true).shape(), (Shape{1, 3}));
+      EXPECT_EQ(prod(t).dtype(), dtype);
+    }
+    const Tensor counts = arange(1, 8, 1, int64, device);
+    for (const DType dtype : {int64, int32, uint8}) {
+      EXPECT_EQ(prod(counts.to(dtype)).item(), 5040);
+      EXPECT_EQ(prod(counts.to(dtype)).dtype(), int64);
+    }
+    expect_close(prod(eq(counts, 3), {}), std::vector<double>{0}, 0, 0);
+    expect_close(prod(empty({0, 2}, float32, device), {0}), std::vector<double>{1, 1}, 0, 0);
+    EXPECT_EQ(prod(empty({0, 2}, float32, device), {1}).shape(), (Shape{0}));
+    EXPECT_EQ(prod(full({}, 7, float32, device)).item(), 7);
+    // In float32: as float16, the first four already overflow.
+    expect_close(prod(from_data({300.0F, 300.0F, 300.0F, 0.0001F, 0.001F}, device).to(float16)),
+                 std::vector<double>{to_vector<double>(from_data({2.7F}).to(float16))[0]}, 2e-3, 0);
+    const Tensor wide = randn({3, 4, 5, 2}, float64, device);
+    expect_close(prod(wide, {0, 2}), prod(prod(wide, {2}), {0}), 1e-12, 1e-12);
+  }
+  expect_error([] { prod(ones({2}), {0, 0}); }, "prod: expected each axis once");
+}
+
+TEST(Prod, GradientsAtZeros) {
+  for (const Device device : test_devices()) {
+    // Rows with no zero, one and two.
+    const Tensor x = from_data({1.5, -2.0, 3.0, 0.7, 2.0, 0.0, 3.0, -1.0, 0.0, 5.0, 0.0, 1.0}, {3, 4}, device);
+    const auto f = [](const Tensor& t) { return prod(t, {1}); };
+    EXPECT_TRUE(autograd::gradcheck(f, {x}));
+    EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
+    const Tensor leaf = x.detach().requires_grad_();
+    sum(prod(leaf, {1})).backward();
+    expect_close(select(leaf.grad(), 0, 1), std::vector<double>{0, -6, 0, 0}, 0, 0);
+    expect_close(select(leaf.grad(), 0, 2), std::vector<double>{0, 0, 0, 0}, 0, 0);
+    EXPECT_TRUE(autograd::gradcheck([](const Tensor& t) { return prod(t); }, {slice(x, 0, 0, 2)}));
+  }
 }
 
 }  // namespace

@@ -160,6 +160,46 @@ TEST_F(SmallCase, Embedding) {
   }
 }
 
+TEST_F(SmallCase, Index) {
+  for (const DType dtype : {float32, bfloat16}) {
+    const Tensor x = randn({3, 7, 5}, dtype);
+    const double tolerance = tolerance_of(dtype);
+    compare_with_gradients("gather", tolerance, {x, randint(0, 7, {3, 90, 5})},
+                           [](const Tensors& in) { return gather(in[0], 1, in[1]); });
+    compare_with_gradients("index_select", tolerance, {x, randint(0, 7, {90})},
+                           [](const Tensors& in) { return index_select(in[0], 1, in[1]); });
+    compare_with_gradients("scatter_add", tolerance, {x, randint(0, 5, {3, 7, 60}), randn({3, 7, 60}, dtype)},
+                           [](const Tensors& in) { return scatter_add(in[0], 2, in[1], in[2]); });
+    compare_with_gradients("index_add", tolerance, {x, randint(0, 3, {60}), randn({60, 7, 5}, dtype)},
+                           [](const Tensors& in) { return index_add(in[0], 0, in[1], in[2]); });
+    compare_with_gradients("masked_select", tolerance, {x},
+                           [](const Tensors& in) { return masked_select(in[0], gt(in[0], 0)); });
+  }
+  compare("whole numbers", 0, [x = randint(0, 100, {4, 8})](Device device) {
+    const Tensor t = x.to(device), index = from_data<std::int64_t>({3, 0, 3}, device);
+    return Tensors{index_select(t, 0, index), index_add(t, 0, index, slice(t, 0, 0, 3)), flip(t.to(uint8))};
+  });
+}
+
+TEST_F(SmallCase, Sort) {
+  for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
+    const Tensor x = randint(0, dtype == boolean ? 2 : 40, {5, 67}).to(dtype);
+    compare(fmt::format("sort {}", dtype), 0, [&](Device device) {
+      const auto [y, at] = sort(x.to(device), -1, true);
+      const auto [top, top_at] = topk(x.to(device), 3, 0, dtype == float32);
+      return Tensors{y, at, top.to(int64) + 1, top_at};
+    });
+  }
+}
+
+TEST_F(SmallCase, Cumsum) {
+  for (const DType dtype : {float64, float32, float16, bfloat16}) {
+    compare_with_gradients(fmt::format("{}", dtype), tolerance_of(dtype), {randn({3, 8200}, dtype)},
+                           [](const Tensors& in) { return cumsum(in[0], 1); });
+  }
+  compare("int64", 0, [x = randint(-9, 9, {3, 1030})](Device device) { return Tensors{cumsum(x.to(device), 1)}; });
+}
+
 TEST_F(SmallCase, AddEmbedding) {
   const Tensor indices = randint(0, 11, {3, 5});
   for (const Matrix& c : {Matrix{float32, 11, 136}, Matrix{bfloat16, 11, 264}}) {

@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include <mica/core/parallel.h>
@@ -12,17 +13,28 @@ void embedding_forward(Cpu, const EmbeddingForward& args) {
   const std::int64_t n = args.indices.numel();
   const std::int64_t* indices = args.indices.data<std::int64_t>();
   for (std::int64_t i = 0; i < n; ++i) {
-    check(indices[i] >= 0 && indices[i] < rows, "embedding: index {} is out of range for {} rows", indices[i], rows);
+    check(indices[i] >= 0 && indices[i] < rows, "{}: index {} is out of range for {} rows", args.op, indices[i], rows);
   }
-  on_dtype(FloatTypes{}, args.weight.dtype(), "embedding", [&]<class T>() {
-    const T* weight = args.weight.data<T>();
-    T* y = args.y.data<T>();
+  if (args.y.numel() == 0) {
+    return;
+  }
+  const std::byte* weight = args.weight.raw_data();
+  std::byte* y = args.y.raw_data();
+  const auto copy_rows = [&](auto bytes) {  // of a row
     parallel_for(n, 1 + 16384 / (width + 1), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        std::copy_n(weight + indices[i] * width, width, y + i * width);
+        std::memcpy(y + i * bytes, weight + indices[i] * bytes, static_cast<std::size_t>(bytes));
       }
     });
-  });
+  };
+  // Rows of one element have a length that the compiler knows.
+  switch (const std::int64_t bytes = width * static_cast<std::int64_t>(size_of(args.weight.dtype()))) {
+    case 1: copy_rows(std::integral_constant<std::int64_t, 1>{}); break;
+    case 2: copy_rows(std::integral_constant<std::int64_t, 2>{}); break;
+    case 4: copy_rows(std::integral_constant<std::int64_t, 4>{}); break;
+    case 8: copy_rows(std::integral_constant<std::int64_t, 8>{}); break;
+    default: copy_rows(bytes);
+  }
 }
 
 void embedding_backward(Cpu, const EmbeddingBackward& args) {
@@ -30,7 +42,7 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
   const std::int64_t width = args.dweight.shape()[1];
   const std::int64_t n = args.indices.numel();
   const std::int64_t* indices = args.indices.data<std::int64_t>();
-  on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
+  on_dtype(SummedTypes{}, args.dweight.dtype(), args.op, [&]<class T>() {
     using Sum = Accumulate<T>;
     const T* dy = args.dy.data<T>();
     T* dweight = args.dweight.data<T>();

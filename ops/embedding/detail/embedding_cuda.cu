@@ -24,10 +24,11 @@ int blocks_for(std::int64_t n) {
   return static_cast<int>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 1 << 20));
 }
 
-// y[i, c] = weight[indices[i], c], V columns per thread.
+// y[i, c] = weight[indices[i], c], V columns per thread. T is an unsigned integer of the dtype's size: elements are
+// only moved. `absent` is the value for an index out of range.
 template <class T, int V>
 __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* indices, T* y, std::int64_t n,
-                                         std::int64_t rows, std::int64_t packs) {
+                                         std::int64_t rows, std::int64_t packs, T absent) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n * packs; at += step) {
     const std::int64_t i = at / packs;
@@ -38,7 +39,7 @@ __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* in
     } else {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        pack.at[j] = static_cast<T>(static_cast<Accumulate<T>>(NAN));
+        pack.at[j] = absent;
       }
     }
     store(y + at * V, pack);
@@ -61,7 +62,8 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
 // dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block sums a segment of kSegment
 // keys, V columns per thread. A run within one segment is written directly. A long run leaves a partial sum in each
 // segment: in its head if the run began earlier, else in its tail. A second kernel adds these. The first kernel lists
-// the segments in which long runs begin, in any order: one block sums each run.
+// the segments in which long runs begin, in any order: one block sums each run. In a block of the first kernel the
+// threads along x share a segment; rows that are too short for all of them leave the rest to other segments, along y.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
 constexpr int kRunLines = 4;     // threads that share a column of a long run
@@ -114,11 +116,12 @@ struct Gradient {
 template <class T, int V>
 __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Gradient<T> g) {
   using S = Accumulate<T>;
-  const std::int64_t column = (std::int64_t{blockIdx.y} * kColumnThreads + threadIdx.x) * V;
-  if (column >= g.width) {
+  const std::int64_t column = (std::int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * V;
+  const std::int64_t segments = (g.n - 1) / kSegment + 1;
+  if (column >= g.width || std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y >= segments) {
     return;
   }
-  const int segment = blockIdx.x;
+  const int segment = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
   const int first = segment * kSegment;
   const int count = min(kSegment, g.n - first);
   // Issue all loads before the first sum.
@@ -217,19 +220,30 @@ void embedding_forward(Cuda, const EmbeddingForward& args) {
   if (args.y.numel() == 0) {
     return;
   }
-  on_dtype(FloatTypes{}, args.weight.dtype(), "embedding", [&]<class T>() {
+  const auto copy_rows = [&]<class T>(T absent) {
     const std::int64_t width = args.weight.shape()[1];
-    const T* const weight = args.weight.data<T>();
-    T* const y = args.y.data<T>();
+    const T* const weight = reinterpret_cast<const T*>(args.weight.raw_data());
+    T* const y = reinterpret_cast<T*>(args.y.raw_data());
     rows::with_pack_size<T>(
         width,
         [&]<int V>(std::integral_constant<int, V>) {
           embedding_forward_kernel<T, V><<<blocks_for(args.y.numel() / V), kThreads, 0, cuda::current_stream()>>>(
-              weight, args.indices.data<std::int64_t>(), y, args.indices.numel(), args.weight.shape()[0], width / V);
+              weight, args.indices.data<std::int64_t>(), y, args.indices.numel(), args.weight.shape()[0], width / V,
+              absent);
           cuda::check_launch("embedding_forward_kernel");
         },
         weight, y);
-  });
+  };
+  switch (args.weight.dtype()) {
+    case float64: return copy_rows(std::uint64_t{0x7ff8000000000000});
+    case float32: return copy_rows(std::uint32_t{0x7fc00000});
+    case float16: return copy_rows(std::uint16_t{0x7e00});
+    case bfloat16: return copy_rows(std::uint16_t{0x7fc0});
+    case int64: return copy_rows(std::uint64_t{0});
+    case int32: return copy_rows(std::uint32_t{0});
+    case uint8:
+    case boolean: return copy_rows(std::uint8_t{0});
+  }
 }
 
 void embedding_backward(Cuda, const EmbeddingBackward& args) {
@@ -241,8 +255,8 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   const std::int64_t count = args.indices.numel();
   const std::int64_t rows = args.dweight.shape()[0];
   const std::int64_t width = args.dweight.shape()[1];
-  check(count <= INT_MAX && rows <= INT_MAX,
-        "embedding: expected at most {} indices and rows for a gradient on CUDA, got {} and {}", INT_MAX, count, rows);
+  check(count <= INT_MAX && rows <= INT_MAX, "{}: expected at most {} indices and rows to sum on CUDA, got {} and {}",
+        args.op, INT_MAX, count, rows);
   if (!args.accumulate) {
     cuda::check(cudaMemsetAsync(args.dweight.raw_data(), 0, args.dweight.bytes(), stream), "cudaMemsetAsync");
   }
@@ -272,7 +286,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
   sort(scratch.raw_data());
 
-  on_dtype(FloatTypes{}, args.dweight.dtype(), "embedding", [&]<class T>() {
+  on_dtype(SummedTypes{}, args.dweight.dtype(), args.op, [&]<class T>() {
     using S = Accumulate<T>;
     const Tensor partial = empty({segments, 2, width}, dtype_of<S>, device);
     const Gradient<T> gradient{.dy = args.dy.data<T>(),
@@ -289,8 +303,11 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
     rows::with_pack_size<T>(
         width,
         [&]<int V>(std::integral_constant<int, V>) {
-          const dim3 grid(segments, parts(width, kColumnThreads * V));
-          embedding_segments_kernel<T, V><<<grid, kColumnThreads, 0, stream>>>(gradient);
+          const unsigned across = static_cast<unsigned>(
+              std::min<std::uint64_t>(kColumnThreads, std::bit_ceil(static_cast<std::uint64_t>(width / V))));
+          const dim3 block(across, kColumnThreads / across);
+          const dim3 grid(parts(segments, block.y), parts(width, across * V));
+          embedding_segments_kernel<T, V><<<grid, block, 0, stream>>>(gradient);
           cuda::check_launch("embedding_segments_kernel");
         },
         gradient.dy, gradient.dweight);

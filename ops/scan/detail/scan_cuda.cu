@@ -1,0 +1,151 @@
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+#include <algorithm>
+
+#include <mica/core/creation.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/scan/detail/scan_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+// A row is divided into chunks, each the work of one block:
+//
+//   sums     [ Σ chunk 0 | Σ chunk 1 | Σ chunk 2 | … ]     if there is more than one chunk
+//   starts   [ 0 | Σ 0 | Σ 0 + Σ 1 | … ]                   in place of the sums, by one thread for a row
+//   scan     chunk c: its own running sums, plus its start
+//
+// The order of all additions depends on n alone, which cub::DeviceScan does not promise.
+
+constexpr int kThreads = 256;
+constexpr int kItems = 4;                 // of a thread at a time
+constexpr int kTile = kThreads * kItems;  // of a block at a time
+constexpr int kChunk = 8 * kTile;
+
+template <class S>
+struct Plus {
+  __device__ S operator()(S a, S b) const { return a + b; }
+};
+
+template <class T, class S>
+struct Row {
+  const T* x;
+  T* y;
+  S* sums;  // (rows, chunks)
+  std::int64_t n;
+  std::int64_t chunks;
+  bool reverse;
+
+  __device__ std::int64_t at(std::int64_t row, std::int64_t j) const { return row * n + (reverse ? n - 1 - j : j); }
+  __device__ S element(std::int64_t row, std::int64_t j, std::int64_t end) const {
+    return j < end ? static_cast<S>(x[at(row, j)]) : S{0};
+  }
+};
+
+template <class T, class S>
+__global__ void __launch_bounds__(kThreads) cumsum_chunks_kernel(Row<T, S> a) {
+  using Reduce = cub::BlockReduce<S, kThreads>;
+  __shared__ typename Reduce::TempStorage storage;
+  const std::int64_t row = blockIdx.x / a.chunks;
+  const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
+  const std::int64_t end = min(begin + kChunk, a.n);
+  S sum = 0;
+  for (std::int64_t j = begin + threadIdx.x; j < end; j += kThreads) {
+    sum += a.element(row, j, end);
+  }
+  sum = Reduce(storage).Reduce(sum, Plus<S>{});
+  if (threadIdx.x == 0) {
+    a.sums[blockIdx.x] = sum;
+  }
+}
+
+template <class S>
+__global__ void cumsum_starts_kernel(S* sums, std::int64_t rows, std::int64_t chunks) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  S sum = 0;
+  for (std::int64_t c = 0; row < rows && c < chunks; ++c) {
+    const S next = sums[row * chunks + c];
+    sums[row * chunks + c] = sum;
+    sum += next;
+  }
+}
+
+template <class T, class S>
+__global__ void __launch_bounds__(kThreads) cumsum_kernel(Row<T, S> a) {
+  using Scan = cub::BlockScan<S, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  __shared__ S tile[kTile];  // so that loads and stores are coalesced, while a thread scans neighboring elements
+  const std::int64_t row = blockIdx.x / a.chunks;
+  const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
+  const std::int64_t end = min(begin + kChunk, a.n);
+  S before = a.chunks > 1 ? a.sums[blockIdx.x] : S{0};
+  for (std::int64_t first = begin; first < end; first += kTile) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int j = k * kThreads + static_cast<int>(threadIdx.x);
+      tile[j] = a.element(row, first + j, end);
+    }
+    __syncthreads();
+    S items[kItems];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      items[k] = tile[threadIdx.x * kItems + k];
+    }
+    S total;
+    Scan(storage).InclusiveScan(items, items, Plus<S>{}, total);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      tile[threadIdx.x * kItems + k] = before + items[k];
+    }
+    before += total;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int j = k * kThreads + static_cast<int>(threadIdx.x);
+      if (first + j < end) {
+        a.y[a.at(row, first + j)] = static_cast<T>(tile[j]);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void cumsum(Cuda, const Cumsum& args) {
+  const std::int64_t rows = args.x.shape()[0];
+  const std::int64_t n = args.x.shape()[1];
+  if (args.x.numel() == 0) {
+    return;
+  }
+  const std::int64_t chunks = (n + kChunk - 1) / kChunk;
+  check(rows <= INT_MAX / chunks, "cumsum: expected at most {} blocks of {} elements, got {} rows of {} elements",
+        INT_MAX, kChunk, rows, n);
+  const auto blocks = static_cast<unsigned>(rows * chunks);
+  const cudaStream_t stream = cuda::current_stream();
+  on_dtype(ScannedTypes{}, args.x.dtype(), "cumsum", [&]<class T>() {
+    using S = std::conditional_t<std::is_integral_v<T>, std::uint64_t, Accumulate<T>>;
+    const Tensor sums = empty({chunks > 1 ? rows * chunks : 0}, std::is_integral_v<T> ? int64 : dtype_of<Accumulate<T>>,
+                              args.x.device());
+    const Row<T, S> row{.x = args.x.data<T>(),
+                        .y = args.y.data<T>(),
+                        .sums = reinterpret_cast<S*>(sums.raw_data()),
+                        .n = n,
+                        .chunks = chunks,
+                        .reverse = args.reverse};
+    if (chunks > 1) {
+      cumsum_chunks_kernel<T, S><<<blocks, kThreads, 0, stream>>>(row);
+      cuda::check_launch("cumsum_chunks_kernel");
+      const auto row_blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
+      cumsum_starts_kernel<S><<<row_blocks, kThreads, 0, stream>>>(row.sums, rows, chunks);
+      cuda::check_launch("cumsum_starts_kernel");
+    }
+    cumsum_kernel<T, S><<<blocks, kThreads, 0, stream>>>(row);
+    cuda::check_launch("cumsum_kernel");
+  });
+}
+
+}  // namespace mica::kernels

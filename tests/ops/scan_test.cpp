@@ -1,0 +1,106 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/support.h"
+#include <mica/autograd/gradcheck.h>
+#include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/scan/scan.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Values = std::vector<double>;
+
+// Along the last axis, in float64.
+Values reference(const Tensor& x) {
+  Values y = to_vector<double>(x);
+  const auto n = static_cast<std::size_t>(x.size(-1));
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    y[i] += i % n == 0 ? 0 : y[i - 1];
+  }
+  return y;
+}
+
+TEST(Cumsum, AllDtypesAndLengths) {
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    // Chunks of the CUDA kernel have 8192 elements and its tiles 1024.
+    for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{2, 1024}, Shape{2, 1025}, Shape{3, 8192}, Shape{2, 8193},
+                               Shape{1, 50000}, Shape{900, 2}}) {
+      for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", device, dtype, shape));
+        const bool is_wide = dtype == float64 || dtype == float32;
+        // Whole numbers whose sums are exact in float32; 16-bit sums are rounded once.
+        const Tensor x = randint(0, dtype == boolean ? 2 : 3, shape).to(dtype).to(device);
+        const Tensor y = cumsum(x, 1);
+        EXPECT_EQ(y.dtype(), is_floating(dtype) ? dtype : int64);
+        const Values exact = reference(x);
+        expect_close(y, is_wide || !is_floating(dtype) ? from_data(exact, shape) : from_data(exact, shape).to(dtype), 0,
+                     0);
+        if (is_wide) {
+          const Tensor z = randn(shape, dtype, device);
+          const double rounding = dtype == float64 ? 0x1p-52 : 0x1p-23;  // of each of up to n additions
+          expect_close(cumsum(z, -1), reference(z), 1e-6, rounding * static_cast<double>(shape[1]));
+        }
+      }
+    }
+  }
+}
+
+TEST(Cumsum, AnyAxisAndStrides) {
+  manual_seed(2);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({4, 5, 6}, float64, device);
+    for (int axis = 0; axis < 3; ++axis) {
+      expect_close(transpose(cumsum(x, axis), axis, 2), reference(contiguous(transpose(x, axis, 2))), 1e-14, 1e-14);
+    }
+    EXPECT_EQ(cumsum(empty({3, 0}, float32, device), 1).shape(), (Shape{3, 0}));
+    EXPECT_EQ(cumsum(empty({0, 3}, float32, device), 1).shape(), (Shape{0, 3}));
+    const std::int64_t most = INT64_MAX;
+    EXPECT_EQ(to_vector<std::int64_t>(cumsum(from_data<std::int64_t>({most, 1, 5}, device), 0)),
+              (std::vector<std::int64_t>{most, INT64_MIN, INT64_MIN + 5}));
+  }
+}
+
+TEST(Cumsum, SameBitsEachTimeAndForEachRow) {
+  manual_seed(3);
+  for (const Device device : test_devices()) {
+    const Tensor row = randn({1, 40000}, float32, device);
+    const std::vector<float> first = to_vector<float>(cumsum(row, 1));
+    const Tensor rows = expand(row, {5, 40000});
+    for (int i = 0; i < 3; ++i) {
+      const Tensor y = cumsum(rows, 1);
+      EXPECT_EQ(to_vector<float>(select(y, 0, i)), first);
+    }
+  }
+}
+
+TEST(Cumsum, Gradients) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 5, 2}, float64, device);
+    for (const std::int64_t axis : {0, 1, 2}) {
+      const auto f = [axis](const Tensor& t) { return cumsum(t * t, axis); };
+      EXPECT_TRUE(autograd::gradcheck(f, {x}));
+      EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
+    }
+    // The gradient of the sum of all running sums counts how many there are from each element on.
+    const Tensor ones_of = ones({1, 20000}, float32, device).requires_grad_();
+    sum(cumsum(ones_of, 1)).backward();
+    expect_close(ones_of.grad(), reshape(20000 - arange(20000, float32), {1, 20000}), 0, 0);
+  }
+}
+
+TEST(Cumsum, Errors) {
+  expect_error([] { cumsum(ones({2}), 1); }, "cumsum: ");
+  expect_error([] { cumsum(scalar(1), 0); }, "cumsum: ");
+}
+
+}  // namespace
