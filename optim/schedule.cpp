@@ -6,18 +6,50 @@
 
 namespace mica::optim {
 
-double CosineSchedule::lr(std::int64_t step) const {
-  check(warmup >= 0 && warmup <= total, "CosineSchedule: expected 0 <= warmup <= total, got warmup {} and total {}",
-        warmup, total);
-  check(step >= 0, "CosineSchedule: expected step >= 0, got {}", step);
-  if (step < warmup) {
-    return peak * (static_cast<double>(step) + 1) / (static_cast<double>(warmup) + 1);
+namespace {
+
+// From 1 at progress 0 to 0 at 1.
+double half_cosine(double progress) { return 0.5 * (1 + std::cos(std::numbers::pi * progress)); }
+double line(double progress) { return 1 - progress; }
+
+// A schedule with a warm-up, whose fall has the form f.
+template <class Schedule, class F>
+double with_warmup(const char* name, const Schedule& s, std::int64_t step, F f) {
+  check(s.warmup >= 0 && s.warmup <= s.total, "{}: expected 0 <= warmup <= total, got warmup {} and total {}", name,
+        s.warmup, s.total);
+  check(step >= 0, "{}: expected step >= 0, got {}", name, step);
+  if (step < s.warmup) {
+    return s.peak * (static_cast<double>(step) + 1) / (static_cast<double>(s.warmup) + 1);
   }
-  if (step >= total) {
-    return floor;
+  if (step >= s.total) {
+    return s.floor;
   }
-  const double progress = static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
-  return floor + (peak - floor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  return s.floor +
+         (s.peak - s.floor) * f(static_cast<double>(step - s.warmup) / static_cast<double>(s.total - s.warmup));
+}
+
+}  // namespace
+
+double CosineSchedule::lr(std::int64_t step) const { return with_warmup("CosineSchedule", *this, step, half_cosine); }
+
+double LinearSchedule::lr(std::int64_t step) const { return with_warmup("LinearSchedule", *this, step, line); }
+
+double OneCycleSchedule::lr(std::int64_t step) const {
+  check(step >= 0, "OneCycleSchedule: expected step >= 0, got {}", step);
+  check(total >= 1, "OneCycleSchedule: expected at least 1 step in total, got {}", total);
+  check(rise >= 0 && rise <= 1, "OneCycleSchedule: expected a rise in [0, 1], got {}", rise);
+  check(start_factor > 0 && end_factor > 0, "OneCycleSchedule: expected factors above 0, got {} and {}", start_factor,
+        end_factor);
+  const double first = peak / start_factor;
+  const double last = first / end_factor;
+  const auto top = rise * static_cast<double>(total) - 1;  // a whole number for few choices only
+  const auto end = static_cast<double>(total - 1);
+  const auto at = static_cast<double>(step);
+  const auto f = [&](double progress) { return linear ? line(progress) : half_cosine(progress); };
+  if (top > 0 && at <= top) {
+    return peak + (first - peak) * f(at / top);
+  }
+  return at >= end ? last : last + (peak - last) * f((at - top) / (end - top));
 }
 
 }  // namespace mica::optim

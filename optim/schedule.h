@@ -21,4 +21,31 @@ struct CosineSchedule {
   double lr(std::int64_t step) const;
 };
 
+/// Linear warm-up to `peak` as CosineSchedule's, then a straight line down to `floor` at step `total`.
+struct LinearSchedule {
+  double peak = 1e-3;
+  double floor = 0;
+  std::int64_t warmup = 0;
+  std::int64_t total = 1;
+
+  /// Throws unless step ≥ 0 and 0 ≤ warmup ≤ total.
+  double lr(std::int64_t step) const;
+};
+
+/// One cycle (Smith and Topin, 2018, arXiv:1708.07120), as PyTorch's OneCycleLR: half a cosine up from peak /
+/// start_factor to `peak`, and another down to peak / start_factor / end_factor, which step total − 1 has:
+///
+///     step 0 … rise · total − 1 … total − 1
+struct OneCycleSchedule {
+  double peak = 1e-3;
+  std::int64_t total = 1;    ///< steps
+  double rise = 0.3;         ///< the part of them that goes up
+  double start_factor = 25;  ///< from peak to the first rate
+  double end_factor = 1e4;   ///< from the first rate to the last
+  bool linear = false;       ///< straight lines instead of cosines
+
+  /// After the last step it stays. Throws unless step ≥ 0, total ≥ 1, 0 ≤ rise ≤ 1 and the factors are positive.
+  double lr(std::int64_t step) const;
+};
+
 }  // namespace mica::optim

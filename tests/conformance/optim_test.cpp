@@ -34,6 +34,14 @@ optim::AdamWOptions adamw_options(const Json& a) {
           .weight_decay = a.value("weight_decay", standard.weight_decay)};
 }
 
+optim::AdamOptions adam_options(const Json& a) {
+  const optim::AdamOptions standard;
+  return {.lr = a.value("lr", standard.lr),
+          .betas = a.value("betas", standard.betas),
+          .eps = a.value("eps", standard.eps),
+          .weight_decay = a.value("weight_decay", standard.weight_decay)};
+}
+
 /// Steps as in the fixture: the parameters are its inputs; dys and outputs are their gradients and their values, step
 /// after step.
 template <class Optimizer>
@@ -86,6 +94,8 @@ TEST(OptimConformance, SGD) { expect_agreement<optim::SGD>("optim_SGD", sgd_opti
 
 TEST(OptimConformance, AdamW) { expect_agreement<optim::AdamW>("optim_AdamW", adamw_options); }
 
+TEST(OptimConformance, Adam) { expect_agreement<optim::Adam>("optim_Adam", adam_options); }
+
 TEST(OptimConformance, ClipGradNorm) {
   const Fixture fixture = load_fixture(fixture_paths(true).at("optim_clip_grad_norm_"));
   for (const Device device : test_devices()) {
@@ -115,17 +125,39 @@ TEST(OptimConformance, ClipGradNorm) {
   }
 }
 
-TEST(OptimConformance, CosineSchedule) {
-  for (const Case& c : load_fixture(fixture_paths(true).at("optim_CosineSchedule")).cases) {
+void expect_rates(const std::string& name, const std::function<double(const Json&, std::int64_t)>& lr) {
+  for (const Case& c : load_fixture(fixture_paths(true).at(name)).cases) {
     SCOPED_TRACE(c.sample);
-    const optim::CosineSchedule schedule{
-        .peak = number(c.attributes["peak"]), .floor = number(c.attributes["floor"]), .total = c.attributes["total"]};
     std::vector<double> rates;
     for (std::int64_t step = 0; step < c.outputs[0].numel(); ++step) {
-      rates.push_back(schedule.lr(step));
+      rates.push_back(lr(c.attributes, step));
     }
     expect_close(c.outputs[0], rates, 1e-9, 1e-15, "lr");
   }
+}
+
+TEST(OptimConformance, CosineSchedule) {
+  expect_rates("optim_CosineSchedule", [](const Json& a, std::int64_t step) {
+    return optim::CosineSchedule{.peak = number(a["peak"]), .floor = number(a["floor"]), .total = a["total"]}.lr(step);
+  });
+}
+
+TEST(OptimConformance, LinearSchedule) {
+  expect_rates("optim_LinearSchedule", [](const Json& a, std::int64_t step) {
+    return optim::LinearSchedule{.peak = number(a["peak"]), .floor = number(a["floor"]), .total = a["total"]}.lr(step);
+  });
+}
+
+TEST(OptimConformance, OneCycleSchedule) {
+  expect_rates("optim_OneCycleSchedule", [](const Json& a, std::int64_t step) {
+    return optim::OneCycleSchedule{.peak = number(a["peak"]),
+                                   .total = a["total"],
+                                   .rise = number(a["rise"]),
+                                   .start_factor = number(a["start_factor"]),
+                                   .end_factor = number(a["end_factor"]),
+                                   .linear = a["linear"]}
+        .lr(step);
+  });
 }
 
 }  // namespace

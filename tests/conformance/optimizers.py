@@ -11,6 +11,7 @@ STEPS = 4
 SHAPES = [(4, 3), (5,), ()]
 OPTIONS = {
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    "Adam": ("lr", "betas", "eps", "weight_decay"),
     "AdamW": ("lr", "betas", "eps", "weight_decay"),
 }
 
@@ -109,19 +110,38 @@ def add_clipping(fixture):
                              "attributes": {"max_norm": max_norm, "error_if_nonfinite": True}}, input=grads)
 
 
-def add_schedule(fixture):
-    """The learning rates of the steps 0 to total under half a cosine."""
+def add_rates(fixture, label, attributes, lr, steps, make):
+    """The learning rates of the steps 0 to steps − 1 under make(optimizer)."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    schedule = make(optimizer)
+    rates = [schedule.get_last_lr()[0]]
+    for _ in range(steps - 1):
+        optimizer.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    fixture.add({"sample": label, "attributes": attributes}, input=[],
+                output=[torch.tensor(rates, dtype=torch.float64)])
+
+
+def add_schedules(fixtures):
+    schedules = torch.optim.lr_scheduler
     for peak, floor, total in [(1.0, 0.0, 10), (3e-4, 3e-5, 7), (0.5, 0.5, 1)]:
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total, eta_min=floor)
-        rates = []
-        for _ in range(total + 1):
-            rates.append(schedule.get_last_lr()[0])
-            optimizer.step()
-            schedule.step()
-        fixture.add({"sample": f"CosineAnnealingLR from {peak} to {floor} in {total}",
-                     "attributes": {"peak": peak, "floor": floor, "total": total}},
-                    input=[], output=[torch.tensor(rates, dtype=torch.float64)])
+        attributes = {"peak": peak, "floor": floor, "total": total}
+        add_rates(fixtures.setdefault("optim_CosineSchedule", Fixture()),
+                  f"CosineAnnealingLR from {peak} to {floor} in {total}", attributes, peak, total + 1,
+                  lambda o: schedules.CosineAnnealingLR(o, T_max=total, eta_min=floor))
+        add_rates(fixtures.setdefault("optim_LinearSchedule", Fixture()),
+                  f"LinearLR from {peak} to {floor} in {total}", attributes, peak, total + 3,
+                  lambda o: schedules.LinearLR(o, start_factor=1, end_factor=floor / peak, total_iters=total))
+    for total, rise, start, end, linear in [(10, 0.3, 25, 1e4, False), (17, 0.25, 10, 100, True), (8, 0.0, 4, 2, False),
+                                            (5, 1.0, 4, 2, True)]:
+        add_rates(fixtures.setdefault("optim_OneCycleSchedule", Fixture()),
+                  f"OneCycleLR of {total} steps, {rise} up, {'linear' if linear else 'cos'}",
+                  {"peak": 0.1, "total": total, "rise": rise, "start_factor": start, "end_factor": end,
+                   "linear": linear}, 0.1, total,
+                  lambda o: schedules.OneCycleLR(o, 0.1, total_steps=total, pct_start=rise, div_factor=start,
+                                                 final_div_factor=end, anneal_strategy="linear" if linear else "cos",
+                                                 cycle_momentum=False))
 
 
 def add_all(fixtures):
@@ -129,4 +149,4 @@ def add_all(fixtures):
         if info.optim_cls.__name__ in OPTIONS:
             add_optimizer(fixtures.setdefault(f"optim_{info.optim_cls.__name__}", Fixture()), info)
     add_clipping(fixtures.setdefault("optim_clip_grad_norm_", Fixture()))
-    add_schedule(fixtures.setdefault("optim_CosineSchedule", Fixture()))
+    add_schedules(fixtures)

@@ -431,6 +431,11 @@ TEST_F(SmallCase, Optimizers) {
       scaler.update();
       return Tensors{p};
     });
+    compare("Adam", tolerance_of(dtype), [&](Device device) {
+      return train(device, [](const Tensors& p) { return optim::Adam(p, {.lr = 0.1, .weight_decay = 0.1}); });
+    });
+    compare("Lion", tolerance_of(dtype),
+            [&](Device device) { return train(device, [](const Tensors& p) { return optim::Lion(p, {.lr = 0.1}); }); });
     compare("SGD", tolerance_of(dtype), [&](Device device) {
       return train(device, [](const Tensors& p) { return optim::SGD(p, {.lr = 0.1, .momentum = 0.9}); });
     });

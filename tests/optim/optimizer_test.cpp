@@ -4,7 +4,9 @@
 
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/optim/adam.h>
 #include <mica/optim/adamw.h>
+#include <mica/optim/lion.h>
 #include <mica/optim/sgd.h>
 
 using namespace mica;
@@ -68,6 +70,68 @@ TEST(AdamW, MatchesReference) {
           tolerance);
     }
   }
+}
+
+TEST(Adam, MatchesReference) {
+  const optim::AdamOptions options{.lr = 0.05, .betas = {0.8, 0.95}, .eps = 1e-3, .weight_decay = 0.2};
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, tolerance] : {std::pair(float64, 1e-13), std::pair(float32, 2e-6)}) {
+      const auto adamw = adamw_reference({.lr = 0.05, .betas = {0.8, 0.95}, .eps = 1e-3, .weight_decay = 0});
+      compare_with_reference(
+          device, dtype, [&](const Tensor& x) { return optim::Adam({x}, options); },
+          [&](Values& theta, const Values& grad, int t) {
+            Values decayed(grad.size());
+            for (std::size_t i = 0; i < grad.size(); ++i) {
+              decayed[i] = grad[i] + options.weight_decay * theta[i];
+            }
+            adamw(theta, decayed, t);
+          },
+          tolerance);
+    }
+  }
+}
+
+TEST(Lion, MatchesReference) {
+  const optim::LionOptions options{.lr = 0.05, .betas = {0.8, 0.95}, .weight_decay = 0.2};
+  for (const Device device : test_devices()) {
+    for (const auto& [dtype, tolerance] : {std::pair(float64, 1e-13), std::pair(float32, 2e-6)}) {
+      Values m(37 * 613);
+      compare_with_reference(
+          device, dtype, [&](const Tensor& x) { return optim::Lion({x}, options); },
+          [&](Values& theta, const Values& g, int) {
+            for (std::size_t i = 0; i < theta.size(); ++i) {
+              const double direction = options.betas[0] * m[i] + (1 - options.betas[0]) * g[i];
+              theta[i] = (1 - options.lr * options.weight_decay) * theta[i] - options.lr * (direction > 0   ? 1
+                                                                                            : direction < 0 ? -1
+                                                                                                            : 0);
+              m[i] = options.betas[1] * m[i] + (1 - options.betas[1]) * g[i];
+            }
+          },
+          tolerance);
+    }
+  }
+}
+
+TEST(Lion, ZerosAndNaN) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0F, 2.0F, 3.0F}, device).requires_grad_();
+    x.set_grad(from_data({0.0F, -1e-30F, NAN}, device));
+    optim::Lion lion({x}, {.lr = 0.5});
+    lion.step();
+    expect_close(x, Values{1, 2.5, NAN}, 0, 0);
+    EXPECT_TRUE(lion.state_dict().contains("state.0.exp_avg"));
+  }
+}
+
+TEST(Adam, OptionErrors) {
+  const Tensor x = ones({2}).requires_grad_();
+  expect_error([&] { optim::Adam({x}, {.lr = -1}); }, "Adam: ");
+  expect_error([&] { optim::Adam({x}, {.betas = {0.9, 1}}); }, "Adam: expected betas in [0, 1), got 0.9 and 1");
+  expect_error([&] { optim::Adam({x}, {.eps = -1}); }, "Adam: expected eps >= 0, got -1");
+  expect_error([&] { optim::Adam({x}, {.weight_decay = NAN}); }, "Adam: expected weight_decay >= 0, got nan");
+  expect_error([&] { optim::Lion({x}, {.lr = NAN}); }, "Lion: ");
+  expect_error([&] { optim::Lion({x}, {.betas = {-0.1, 0.9}}); }, "Lion: expected betas in [0, 1), got -0.1 and 0.9");
+  expect_error([&] { optim::Lion({x}, {.weight_decay = -1}); }, "Lion: expected weight_decay >= 0, got -1");
 }
 
 TEST(SGD, MatchesReference) {

@@ -1,0 +1,100 @@
+#include <set>
+#include <string>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/inplace/inplace.h>
+#include <mica/optim/ema.h>
+
+namespace mica::optim {
+
+namespace {
+
+Tensor copied(const Tensor& x, DType dtype) {
+  const Tensor result = empty(x.shape(), dtype, x.device());
+  copy_into(result, x);
+  return result;
+}
+
+std::string name_of_average(std::size_t i) { return "average." + std::to_string(i); }
+
+}  // namespace
+
+Ema::Ema(const Tensors& parameters, double decay) : parameters_(parameters), decay_(decay) {
+  check(decay >= 0 && decay < 1, "Ema: expected a decay in [0, 1), got {}", decay);
+  std::set<const void*> seen;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& parameter = parameters[i];
+    check(parameter.defined() && is_floating(parameter.dtype()),
+          "Ema: expected floating parameters, got {} as number {}",
+          parameter.defined() ? mica::name_of(parameter.dtype()) : "an undefined tensor", i);
+    check(seen.insert(parameter.handle().get()).second, "Ema: parameter {} is there twice", i);
+    averages_.push_back(copied(parameter, accumulate_dtype(parameter.dtype())));
+  }
+}
+
+void Ema::update() {
+  check(!is_swapped(), "Ema: update() while the parameters have the averages; call swap() before");
+  const autograd::NoGrad no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& parameter = parameters_[i];
+    Tensor& average = averages_[i];
+    if (average.device() != parameter.device()) {  // the model has moved
+      average = average.to(parameter.device());
+    }
+    add_(average, parameter.detach().to(average.dtype()) - average, 1 - decay_);
+  }
+}
+
+void Ema::swap() {
+  const autograd::NoGrad no_grad;
+  if (is_swapped()) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      copy_(parameters_[i], kept_[i]);
+    }
+    kept_.clear();
+    return;
+  }
+  Tensors kept;
+  for (const Tensor& parameter : parameters_) {
+    kept.push_back(copied(parameter, parameter.dtype()));
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    copy_(parameters_[i], averages_[i]);
+  }
+  kept_ = std::move(kept);
+}
+
+StateDict Ema::state_dict() const {
+  StateDict state;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    state[name_of_average(i)] = averages_[i];
+  }
+  return state;
+}
+
+void Ema::load_state_dict(const StateDict& state) {
+  std::string problems;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    const auto found = state.find(name_of_average(i));
+    if (found == state.end()) {
+      problems += fmt::format("\n  missing: {}", name_of_average(i));
+    } else if (found->second.shape() != averages_[i].shape() || !is_floating(found->second.dtype())) {
+      problems += fmt::format("\n  {}: expected floating {}, got {} {}", name_of_average(i), averages_[i].shape(),
+                              found->second.dtype(), found->second.shape());
+    }
+  }
+  const StateDict own = state_dict();
+  for (const auto& [name, tensor] : state) {
+    problems += own.contains(name) ? "" : fmt::format("\n  unexpected: {}", name);
+  }
+  check(problems.empty(), "Ema: the state does not match:{}", problems);
+  const autograd::NoGrad no_grad;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    copy_(averages_[i], state.at(name_of_average(i)));
+  }
+}
+
+}  // namespace mica::optim
