@@ -1,5 +1,6 @@
 #include <mica/nn/attention.h>
 #include <mica/ops/attention/attention.h>
+#include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
@@ -25,14 +26,23 @@ Tensor MultiheadAttention::operator()(const Tensor& x) const {
   return resid_dropout(c_proj(attend(x)));
 }
 
-Tensor MultiheadAttention::branch(const Tensor& x) const {
+Tensor MultiheadAttention::branch(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
-  return c_proj.product(attend(x));
+  return c_proj.product(attend(x, cached));
 }
 
-Tensor MultiheadAttention::attend(const Tensor& x) const {
+Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached) const {
   const std::int64_t width = c_proj.weight.size(0);
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
+  if (cached) {
+    check(options.causal, "MultiheadAttention: a cache is for causal attention");
+    const std::int64_t batch = x.size(0), length = x.size(1);
+    const Tensor qkv = reshape(c_attn(x), {batch, length, 3, options.heads, width / options.heads});
+    const auto part = [&](std::int64_t i) { return transpose(select(qkv, 2, i), 1, 2); };  // (B, heads, T, D)
+    const auto [keys, values] = cached.cache->append(cached.layer, part(1), part(2));
+    const Tensor y = scaled_dot_product_attention(part(0), keys, values, cached.cache->attention_options());
+    return reshape(transpose(y, 1, 2), {batch, length, width});
+  }
   return self_attention(c_attn(x), options.heads,
                         {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
 }

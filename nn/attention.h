@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mica/nn/dropout.h>
+#include <mica/nn/key_value_cache.h>
 #include <mica/nn/linear.h>
 #include <mica/nn/module.h>
 
@@ -24,7 +25,8 @@ class MultiheadAttention : public Module {
 
   Tensor operator()(const Tensor& x) const;
   /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
-  Tensor branch(const Tensor& x) const;
+  /// With `cached`, x goes on behind the positions in the cache, and attention sees these as well.
+  Tensor branch(const Tensor& x, const CachedLayer& cached = {}) const;
 
   MultiheadAttentionOptions options;
   Linear c_attn;
@@ -32,7 +34,7 @@ class MultiheadAttention : public Module {
   Dropout resid_dropout;
 
  private:
-  Tensor attend(const Tensor& x) const;  // all but c_proj and its dropout
+  Tensor attend(const Tensor& x, const CachedLayer& cached = {}) const;  // all but c_proj and its dropout
 };
 
 }  // namespace mica::nn

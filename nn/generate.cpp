@@ -1,17 +1,30 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <optional>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
 #include <mica/core/philox.h>
 #include <mica/nn/generate.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/index/index.h>
 #include <mica/ops/join/join.h>
+#include <mica/ops/rearrange/rearrange.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/scan/scan.h>
+#include <mica/ops/sort/sort.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
 namespace {
+
+using Tokens = std::vector<std::int64_t>;
+
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
 
 // In evaluation mode until the end of scope.
 class EvalGuard {
@@ -26,75 +39,229 @@ class EvalGuard {
   bool was_training_;
 };
 
+// How the two models differ here.
+std::int64_t context_of(const GPT& gpt) { return gpt.config.context; }
+std::int64_t context_of(const Llama&) { return INT64_MAX; }
+const Tensor& embedding_of(const GPT& gpt) { return gpt.wte.weight; }
+const Tensor& embedding_of(const Llama& llama) { return llama.model.embed_tokens.weight; }
+
+// The texts of a batch, and what is needed to go on with them.
+template <class Model>
+class Batch {
+ public:
+  Batch(const Model& model, const std::vector<Tokens>& prompts, const SamplingOptions& sampling)
+      : model_(model), sampler_(sampling), texts_(prompts), device_(embedding_of(model).device()) {
+    if (sampling.repetition_penalty != 1) {
+      remember_prompts();
+    }
+  }
+
+  /// One more token for each text; `next` has those of the step before, and is undefined in the first.
+  Tensor step(const Tensor& next) {
+    const Tensor tokens = sampler_.draw(logits(next), seen_);
+    if (seen_.defined()) {
+      seen_ = logical_or(seen_, eq(unsqueeze(tokens, 1), vocabulary()));
+    }
+    return tokens;
+  }
+
+  void append(std::size_t text, std::int64_t token) { texts_[text].push_back(token); }
+
+ private:
+  std::int64_t batch() const { return static_cast<std::int64_t>(texts_.size()); }
+  Tensor vocabulary() const { return arange(static_cast<double>(embedding_of(model_).size(0)), int64, device_); }
+
+  Tensor logits(const Tensor& next) {
+    if (next.defined() && cache_ && cache_->length() < context_of(model_)) {
+      return model_.next_token_logits(unsqueeze(next, 1), *cache_);
+    }
+    // From the beginning, with as many of the last tokens as the context has.
+    cache_.emplace(model_.new_cache(batch()));
+    std::size_t length = 0;
+    for (const Tokens& text : texts_) {
+      length = std::max(length, text.size());
+    }
+    length = std::min(length, static_cast<std::size_t>(context_of(model_)));
+    Tokens padded, padding;
+    for (const Tokens& text : texts_) {
+      const std::size_t used = std::min(length, text.size());
+      padding.push_back(static_cast<std::int64_t>(length - used));
+      padded.insert(padded.end(), length - used, 0);
+      padded.insert(padded.end(), text.end() - static_cast<std::ptrdiff_t>(used), text.end());
+    }
+    cache_->set_padding(padding);
+    return model_.next_token_logits(from_data(padded, {batch(), static_cast<std::int64_t>(length)}, device_), *cache_);
+  }
+
+  void remember_prompts() {
+    Tensors rows;
+    for (const Tokens& text : texts_) {
+      const Tensor tokens = from_data(text, {static_cast<std::int64_t>(text.size())}, device_);
+      rows.push_back(gt(scatter_add(zeros({embedding_of(model_).size(0)}, float32, device_), 0, tokens,
+                                    ones(tokens.shape(), float32, device_)),
+                        0));
+    }
+    seen_ = stack(rows);
+  }
+
+  const Model& model_;
+  Sampler sampler_;
+  std::vector<Tokens> texts_;
+  Device device_;
+  std::optional<KeyValueCache> cache_;
+  Tensor seen_;  // (B, vocab) bool, if there is a repetition penalty
+};
+
+template <class Model>
+void check_arguments(const Model& model, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+  check(options.count >= 0 && options.count <= kMaxTokens, "generate: expected from 0 to {} new tokens, got {}",
+        kMaxTokens, options.count);
+  const std::int64_t vocab = embedding_of(model).size(0);
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    check(!prompts[i].empty(), "generate: expected at least one token in each prompt, got none in number {}", i);
+    for (const std::int64_t token : prompts[i]) {
+      check(token >= 0 && token < vocab, "generate: expected tokens in [0, {}), got {} in prompt {}", vocab, token, i);
+    }
+  }
+}
+
+template <class Model>
+std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+  check_arguments(model, prompts, options);
+  std::vector<Tokens> results(prompts.size());
+  if (prompts.empty()) {
+    return results;
+  }
+  const autograd::NoGrad no_grad;
+  const EvalGuard eval(model);
+  Batch<Model> batch(model, prompts, options.sampling);
+  std::vector<bool> ended(prompts.size());
+  Tensor next;
+  for (std::int64_t i = 0; i < options.count && std::find(ended.begin(), ended.end(), false) != ended.end(); ++i) {
+    next = batch.step(next);
+    const Tokens tokens = to_vector<std::int64_t>(next);
+    for (std::size_t text = 0; text < tokens.size(); ++text) {
+      const std::int64_t token = tokens[text];
+      // A text that has ended goes on as padding for the others.
+      batch.append(text, std::max<std::int64_t>(token, 0));
+      if (ended[text]) {
+        continue;
+      }
+      check(token >= 0, "generate: the logits after {} tokens of text {} are not finite", prompts[text].size() + i,
+            text);
+      results[text].push_back(token);
+      const bool stops =
+          std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end();
+      const bool goes_on = !options.on_token || options.on_token(text, token);
+      ended[text] = stops || !goes_on;
+    }
+  }
+  return results;
+}
+
+template <class Model>
+Tensor extended(Model& model, const Tensor& tokens, std::int64_t count, const SamplingOptions& sampling) {
+  check(tokens.dim() == 2 && tokens.size(1) >= 1, "generate: expected tokens of shape (B, T), T >= 1, got {}",
+        tokens.shape());
+  const std::int64_t length = tokens.size(1);
+  const Tokens all = to_vector<std::int64_t>(tokens.to(int64));
+  std::vector<Tokens> texts;
+  for (auto row = all.begin(); row != all.end(); row += length) {
+    texts.emplace_back(row, row + length);
+  }
+  const std::vector<Tokens> added = generate_all(model, texts, {.count = count, .sampling = sampling});
+  Tokens joined;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    joined.insert(joined.end(), texts[i].begin(), texts[i].end());
+    joined.insert(joined.end(), added[i].begin(), added[i].end());
+  }
+  return from_data(joined, {tokens.size(0), length + count}, tokens.device());
+}
+
+// The sum of each row of probabilities, whose running sums are `sums`, over its most likely tokens: all tokens before
+// which less than `top_p` of the whole lies.
+Tensor kept_sum(const Tensor& sums, double top_p) {
+  const std::int64_t n = sums.size(1);
+  const Tensor before = pad(slice(sums, 1, 0, n - 1), 1, 1, 0);
+  const Tensor kept = lt(before, slice(sums, 1, n - 1, n) * top_p);
+  return amax(where(kept, sums, 0), {1}, true);
+}
+
 }  // namespace
 
 Sampler::Sampler(SamplingOptions options) : options_(options) {
   check(options.temperature >= 0 && std::isfinite(options.temperature), "Sampler: expected temperature >= 0, got {}",
         options.temperature);
   check(options.top_k >= 0, "Sampler: expected top_k >= 0, got {}", options.top_k);
+  check(options.top_p > 0 && options.top_p <= 1, "Sampler: expected top_p in (0, 1], got {}", options.top_p);
+  check(options.repetition_penalty > 0 && std::isfinite(options.repetition_penalty),
+        "Sampler: expected repetition_penalty > 0, got {}", options.repetition_penalty);
 }
 
-std::vector<std::int64_t> Sampler::operator()(const Tensor& logits) {
+Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
   check(logits.dim() == 2 && logits.size(1) >= 1, "Sampler: expected logits of shape (B, vocab), got {}",
         logits.shape());
-  const std::int64_t vocab = logits.size(1);
-  const std::vector<double> values = to_vector<double>(logits);
+  const autograd::NoGrad no_grad;
+  const std::int64_t rows = logits.size(0), vocab = logits.size(1);
   const PhiloxKey key{.seed = options_.seed, .offset = 4 * draws_++};
-
-  std::vector<std::int64_t> result;
-  std::vector<std::int64_t> order(vocab);  // of the candidates
-  for (std::int64_t row = 0; row < logits.size(0); ++row) {
-    const double* const x = values.data() + row * vocab;
-    const double largest = *std::max_element(x, x + vocab);
-    check(std::isfinite(largest) && std::none_of(x, x + vocab, [](double v) { return std::isnan(v); }),
-          "Sampler: row {} of the logits is not finite", row);
-    std::int64_t candidates = options_.top_k == 0 ? vocab : std::min(options_.top_k, vocab);
-    if (options_.temperature == 0) {
-      candidates = 1;
-    }
-    std::iota(order.begin(), order.end(), 0);
-    if (candidates < vocab) {
-      std::partial_sort(order.begin(), order.begin() + candidates, order.end(),
-                        [x](std::int64_t a, std::int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
-    }
-    const auto weight = [&](std::int64_t token) {
-      return candidates == 1 ? 1.0 : std::exp((x[token] - largest) / options_.temperature);
-    };
-    double total = 0;
-    for (std::int64_t i = 0; i < candidates; ++i) {
-      total += weight(order[i]);
-    }
-    const PhiloxBlock block = philox_block(key, static_cast<std::uint64_t>(row));
-    const double target = PhiloxReals<double>::uniform(block, 0) * total;  // in (0, total]
-    double sum = 0;
-    std::int64_t chosen = order[0];
-    for (std::int64_t i = 0; i < candidates && sum < target; ++i) {
-      const double next = weight(order[i]);
-      if (next > 0) {
-        chosen = order[i];
-      }
-      sum += next;
-    }
-    result.push_back(chosen);
+  Tensor scores = logits.to(float64);
+  if (seen.defined() && options_.repetition_penalty != 1) {
+    check(seen.dtype() == boolean && seen.shape() == logits.shape(), "Sampler: expected seen of bool and {}, got {} {}",
+          logits.shape(), seen.dtype(), seen.shape());
+    const double penalty = options_.repetition_penalty;
+    scores = where(seen, where(gt(scores, 0), scores / penalty, scores * penalty), scores);
   }
-  return result;
+  const Tensor largest = amax(scores, {1}, true);
+  Tensor tokens;  // (B, 1)
+  if (options_.temperature == 0 || options_.top_k == 1) {
+    tokens = argmax(scores, 1, true);
+  } else {
+    // The candidates: all tokens in their order or, if only some may be drawn, the most likely ones first.
+    Tensor order;
+    if ((options_.top_k > 0 && options_.top_k < vocab) || options_.top_p < 1) {
+      const auto [values, indices] = topk(scores, options_.top_k == 0 ? vocab : std::min(options_.top_k, vocab));
+      scores = values;
+      order = indices;
+    }
+    const Tensor sums = cumsum(exp((scores - largest) / options_.temperature), 1);
+    const std::int64_t n = sums.size(1);
+    const Tensor total = options_.top_p < 1 ? kept_sum(sums, options_.top_p) : slice(sums, 1, n - 1, n);
+    std::vector<double> uniforms;  // in (0, 1]
+    for (std::int64_t row = 0; row < rows; ++row) {
+      uniforms.push_back(PhiloxReals<double>::uniform(philox_block(key, static_cast<std::uint64_t>(row)), 0));
+    }
+    // The first candidate up to which the sum is at least that part of the total.
+    const Tensor target = from_data(uniforms, {rows, 1}, logits.device()) * total;
+    tokens = minimum(sum(lt(sums, target), {1}, true), static_cast<double>(n - 1));
+    if (order.defined()) {
+      tokens = gather(order, 1, tokens);
+    }
+  }
+  return squeeze(where(isfinite(largest), tokens, -1), 1);
+}
+
+std::vector<std::int64_t> Sampler::operator()(const Tensor& logits, const Tensor& seen) {
+  const std::vector<std::int64_t> tokens = to_vector<std::int64_t>(draw(logits, seen));
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    check(tokens[row] >= 0, "Sampler: row {} of the logits is not finite", row);
+  }
+  return tokens;
+}
+
+std::vector<Tokens> generate(GPT& gpt, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+  return generate_all(gpt, prompts, options);
+}
+
+std::vector<Tokens> generate(Llama& llama, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+  return generate_all(llama, prompts, options);
 }
 
 Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
-  check(tokens.dim() == 2 && tokens.size(1) >= 1, "generate: expected tokens of shape (B, T), T >= 1, got {}",
-        tokens.shape());
-  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
-  check(count >= 0 && count <= kMaxTokens, "generate: expected from 0 to {} new tokens, got {}", kMaxTokens, count);
-  const autograd::NoGrad no_grad;
-  const EvalGuard eval(gpt);
-  Sampler sampler(options);
-  Tensor sequence = tokens.to(int64);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t start = std::max<std::int64_t>(sequence.size(1) - gpt.config.context, 0);
-    const Tensor logits = gpt.next_token_logits(slice(sequence, 1, start, sequence.size(1)));
-    sequence = cat({sequence, from_data(sampler(logits), {tokens.size(0), 1}, tokens.device())}, 1);
-  }
-  return sequence;
+  return extended(gpt, tokens, count, options);
+}
+
+Tensor generate(Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
+  return extended(llama, tokens, count, options);
 }
 
 }  // namespace mica::nn

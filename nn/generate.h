@@ -1,34 +1,69 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include <mica/nn/gpt.h>
+#include <mica/nn/models/llama.h>
 
 namespace mica::nn {
 
 struct SamplingOptions {
   double temperature = 1;  ///< divides the logits; 0 takes the most likely token
   std::int64_t top_k = 0;  ///< draw among the k most likely tokens; 0: among all
+  double top_p = 1;  ///< draw among the most likely tokens whose probabilities, without the last one's, are below it
+  double repetition_penalty =
+      1;                   ///< of tokens that are in the text: positive logits are divided by it, others multiplied
   std::uint64_t seed = 0;  ///< of the sampler's own random numbers
 };
 
-/// Draws tokens from logits. The same options and logits give the same tokens, on any device.
+/// Draws tokens from logits, in float64 and on their device: the repetition penalty (Keskar et al., 2019,
+/// arXiv:1909.05858) first, then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in
+/// transformers. The same options and logits give the same tokens on any device, but where a random number meets the
+/// border between two tokens in the last of its 53 bits.
 class Sampler {
  public:
+  /// Throws unless temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and repetition_penalty > 0.
   explicit Sampler(SamplingOptions options);
 
-  /// One token for each row of logits (B, vocab). Throws if a logit is NaN or +∞, or all of a row are −∞.
-  std::vector<std::int64_t> operator()(const Tensor& logits);
+  /// One token for each row of logits (B, vocab): (B) int64, without waiting for the device. −1 where a logit is NaN or
+  /// +∞, or all are −∞. `seen`, (B, vocab) bool, has the tokens that the repetition penalty is for; without it there is
+  /// none.
+  Tensor draw(const Tensor& logits, const Tensor& seen = {});
+  /// The same on the host. Throws instead of −1.
+  std::vector<std::int64_t> operator()(const Tensor& logits, const Tensor& seen = {});
+
+  const SamplingOptions& options() const { return options_; }
 
  private:
   SamplingOptions options_;
   std::uint64_t draws_ = 0;
 };
 
-/// Extends tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device. If the sequence exceeds
-/// the context, only its last tokens are used. Dropout is off during the call, and nothing is recorded. Throws unless 0
-/// ≤ count ≤ 2²⁴.
+struct GenerateOptions {
+  std::int64_t count = 128;  ///< at most so many new tokens for each prompt
+  SamplingOptions sampling{};
+  std::vector<std::int64_t> stop_tokens{};  ///< a text ends with the first of them
+  /// Called for each new token as soon as it is there, with the number of its prompt. False ends that text.
+  std::function<bool(std::size_t prompt, std::int64_t token)> on_token{};
+};
+
+/// Goes on with each prompt, all of them together: the new tokens, a stop token included. Prompts may have different
+/// lengths, at least 1. The results of a prompt do not depend on how long the others are, up to rounding, but on its
+/// place in the batch, which selects its random numbers.
+///
+/// Positions are computed once (KeyValueCache). Beyond a GPT's context, which is as far as its position embedding goes,
+/// only the last tokens are used, and all of them are computed again for each new one. Dropout is off during the call,
+/// and nothing is recorded. Throws for an empty prompt, for tokens outside of the vocabulary, unless 0 ≤ count ≤ 2²⁴,
+/// and if logits are not finite.
+std::vector<std::vector<std::int64_t>> generate(GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
+                                                const GenerateOptions& options = {});
+std::vector<std::vector<std::int64_t>> generate(Llama& llama, const std::vector<std::vector<std::int64_t>>& prompts,
+                                                const GenerateOptions& options = {});
+
+/// Extends tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device.
 Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
+Tensor generate(Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
 
 }  // namespace mica::nn

@@ -63,17 +63,31 @@ GPT::GPT(const GPTConfig& config)
   }
 }
 
-Tensor GPT::features(const Tensor& tokens) const {
+Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache) const {
   check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
   const std::int64_t length = tokens.size(1);
-  check(length <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, length);
-  const Tensor x = wte(tokens, slice(wpe.weight, 0, 0, length), drop);
+  const std::int64_t start = cache == nullptr ? 0 : cache->length();
+  check(length <= config.context - start, "GPT: expected at most {} tokens, the context, got {}", config.context,
+        start + length);
+  if (cache != nullptr) {
+    cache->begin(length);
+  }
+  const bool padded = cache != nullptr && cache->positions().defined();
+  const Tensor x = wte(tokens, padded ? wpe(cache->positions()) : slice(wpe.weight, 0, start, start + length), drop);
   ResidualAndBranch stream{x, {}};
   Tensor bias;  // of the branch
+  std::int64_t layer = 0;
   for (const TransformerBlock& block : h) {
     const auto& [residual, branch] = stream;
-    stream = config.checkpoint ? nn::checkpoint(block, residual, branch, bias) : block(residual, branch, bias);
+    if (cache != nullptr) {
+      stream = block(residual, branch, bias, CachedLayer{cache, layer++});
+    } else {
+      stream = config.checkpoint ? nn::checkpoint(block, residual, branch, bias) : block(residual, branch, bias);
+    }
     bias = block.mlp.c_proj.bias;
+  }
+  if (cache != nullptr) {
+    cache->end();
   }
   const auto& [residual, branch] = stream;
   return branch.defined() ? ln_f(branch, residual, drop, bias).y : ln_f(residual);
@@ -95,6 +109,25 @@ Tensor GPT::next_token_logits(const Tensor& tokens) const {
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to go on from, got shape {}",
         tokens.shape());
   return lm_head(select(features(tokens), 1, -1));
+}
+
+KeyValueCache GPT::new_cache(std::int64_t batch) const {
+  return KeyValueCache({.layers = config.layers,
+                        .batch = batch,
+                        .key_heads = config.heads,
+                        .head_width = config.width / config.heads,
+                        .dtype = wte.weight.dtype(),
+                        .device = wte.weight.device()});
+}
+
+Tensor GPT::operator()(const Tensor& tokens, KeyValueCache& cache) const {
+  const Scope scope(*this);
+  return lm_head(features(tokens, &cache));
+}
+
+Tensor GPT::next_token_logits(const Tensor& tokens, KeyValueCache& cache) const {
+  const Scope scope(*this);
+  return lm_head(select(features(tokens, &cache), 1, -1));
 }
 
 }  // namespace mica::nn

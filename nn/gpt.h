@@ -46,6 +46,13 @@ class GPT : public Module {
   /// The logits of the token after the last one only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 
+  /// An empty cache for `batch` sequences, of the embedding's dtype and device.
+  KeyValueCache new_cache(std::int64_t batch = 1) const;
+  /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. All together are at
+  /// most the context.
+  Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
+  Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
+
   GPTConfig config;
   Embedding wte;
   Embedding wpe;
@@ -55,7 +62,7 @@ class GPT : public Module {
   Linear lm_head;
 
  private:
-  Tensor features(const Tensor& tokens) const;  // (B, T, C)
+  Tensor features(const Tensor& tokens, KeyValueCache* cache = nullptr) const;  // (B, T, C)
 };
 
 }  // namespace mica::nn

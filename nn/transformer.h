@@ -60,7 +60,9 @@ class TransformerBlock : public Module {
   /// The same for x = residual + dropout(branch + branch_bias), where an undefined branch or bias is 0 and the dropout
   /// is that of mlp. The result is again such a pair, whose branch lacks mlp.c_proj.bias: the next module adds it,
   /// applies dropout and adds the residual.
-  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {}) const;
+  /// With `cached`, attention sees the positions in the cache as well.
+  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {},
+                               const CachedLayer& cached = {}) const;
 
   LayerNorm ln_1;
   MultiheadAttention attn;
@@ -69,7 +71,8 @@ class TransformerBlock : public Module {
 
  private:
   /// The stream after attention, and its norm.
-  AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias) const;
+  AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
+                               const CachedLayer& cached = {}) const;
 };
 
 }  // namespace mica::nn

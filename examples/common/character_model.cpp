@@ -1,15 +1,11 @@
 #include "examples/common/character_model.h"
 
-#include <algorithm>
+#include <array>
 #include <charconv>
-#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
-
-#include <mica/autograd/grad_mode.h>
-#include <mica/core/creation.h>
 
 using namespace mica;
 
@@ -80,20 +76,15 @@ CharacterModel load_character_model(const std::filesystem::path& path, Device de
 
 void write_text(CharacterModel& model, std::string_view prompt, std::int64_t count, const nn::SamplingOptions& sampling,
                 const std::function<void(std::string_view)>& write) {
-  const autograd::NoGrad guard;
-  model.gpt.eval();
-  const Device device = model.gpt.wte.weight.device();
   std::vector<std::int32_t> tokens = model.tokenizer.encode(prompt);
   if (tokens.empty()) {
     const bool has_lines = model.tokenizer.alphabet().find('\n') != std::string::npos;
     tokens = has_lines ? model.tokenizer.encode("\n") : std::vector<std::int32_t>{0};
   }
-  nn::Sampler sampler(sampling);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto length = std::min(model.gpt.config.context, static_cast<std::int64_t>(tokens.size()));
-    const std::vector<std::int64_t> window(tokens.end() - length, tokens.end());
-    const Tensor logits = model.gpt.next_token_logits(from_data(window, {1, length}, device));
-    tokens.push_back(static_cast<std::int32_t>(sampler(logits).front()));
-    write(model.tokenizer.decode(std::span(tokens).last(1)));
-  }
+  const auto write_token = [&](std::size_t, std::int64_t token) {
+    write(model.tokenizer.decode(std::array{static_cast<std::int32_t>(token)}));
+    return true;
+  };
+  nn::generate(model.gpt, {std::vector<std::int64_t>(tokens.begin(), tokens.end())},
+               {.count = count, .sampling = sampling, .on_token = write_token});
 }

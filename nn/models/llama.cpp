@@ -46,20 +46,31 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c)
       rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
       qk_norm_(c.qk_norm) {}
 
-Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm) const {
+Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm,
+                               const CachedLayer& cached) const {
   const Tensor by_head = reshape(x, {x.size(0), x.size(1), count, head_width});
-  return transpose(rotary(qk_norm_ ? norm(by_head) : by_head), 1, 2);
+  const Tensor normed = qk_norm_ ? norm(by_head) : by_head;
+  if (cached && cached.cache->positions().defined()) {
+    return transpose(rotary(normed, cached.cache->positions()), 1, 2);
+  }
+  return transpose(rotary(normed, cached ? cached.cache->length() : 0), 1, 2);
 }
 
-Tensor LlamaAttention::operator()(const Tensor& x) const {
+Tensor LlamaAttention::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
   check(x.dim() == 3 && x.size(2) == q_proj.weight.size(1), "LlamaAttention: expected (B, T, {}), got {}",
         q_proj.weight.size(1), x.shape());
   const std::int64_t batch = x.size(0), length = x.size(1);
-  const Tensor q = rotated(q_proj(x), heads, q_norm);
-  const Tensor k = rotated(k_proj(x), key_heads, k_norm);
+  const Tensor q = rotated(q_proj(x), heads, q_norm, cached);
+  const Tensor k = rotated(k_proj(x), key_heads, k_norm, cached);
   const Tensor v = transpose(reshape(v_proj(x), {batch, length, key_heads, head_width}), 1, 2);
-  const Tensor y = scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0});
+  Tensor y;
+  if (cached) {
+    const auto [keys, values] = cached.cache->append(cached.layer, k, v);
+    y = scaled_dot_product_attention(q, keys, values, cached.cache->attention_options());
+  } else {
+    y = scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0});
+  }
   return o_proj(reshape(transpose(y, 1, 2), {batch, length, heads * head_width}));
 }
 
@@ -79,9 +90,9 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
       post_attention_layernorm(child("post_attention_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
       mlp(child("mlp", LlamaMlp{c})) {}
 
-Tensor LlamaBlock::operator()(const Tensor& x) const {
+Tensor LlamaBlock::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
-  const Tensor y = x + self_attn(input_layernorm(x));
+  const Tensor y = x + self_attn(input_layernorm(x), cached);
   return y + mlp(post_attention_layernorm(y));
 }
 
@@ -95,10 +106,19 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
   }
 }
 
-Tensor LlamaModel::operator()(const Tensor& tokens) const {
+Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache) const {
   const Scope scope(*this);
   check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
   Tensor x = embed_tokens(tokens);
+  if (cache != nullptr) {
+    cache->begin(tokens.size(1));
+    std::int64_t layer = 0;
+    for (const LlamaBlock& block : layers) {
+      x = block(x, CachedLayer{cache, layer++});
+    }
+    cache->end();
+    return norm(x);
+  }
   for (const LlamaBlock& block : layers) {
     x = checkpoint ? nn::checkpoint(block, x) : block(x);
   }
@@ -135,6 +155,26 @@ Tensor Llama::next_token_logits(const Tensor& tokens) const {
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "Llama: expected at least one token to go on from, got shape {}",
         tokens.shape());
   return lm_head(select(model(tokens), 1, -1));
+}
+
+KeyValueCache Llama::new_cache(std::int64_t batch) const {
+  const Tensor& weight = model.embed_tokens.weight;
+  return KeyValueCache({.layers = config.layers,
+                        .batch = batch,
+                        .key_heads = config.key_heads,
+                        .head_width = head_width_of(config),
+                        .dtype = weight.dtype(),
+                        .device = weight.device()});
+}
+
+Tensor Llama::operator()(const Tensor& tokens, KeyValueCache& cache) const {
+  const Scope scope(*this);
+  return lm_head(model(tokens, &cache));
+}
+
+Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache& cache) const {
+  const Scope scope(*this);
+  return lm_head(select(model(tokens, &cache), 1, -1));
 }
 
 }  // namespace mica::nn

@@ -4,6 +4,7 @@
 
 #include <mica/nn/containers.h>
 #include <mica/nn/embedding.h>
+#include <mica/nn/key_value_cache.h>
 #include <mica/nn/linear.h>
 #include <mica/nn/rms_norm.h>
 #include <mica/nn/rotary_embedding.h>
@@ -40,7 +41,7 @@ struct LlamaConfig {
 class LlamaAttention : public Module {
  public:
   explicit LlamaAttention(const LlamaConfig& config);
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
 
   std::int64_t heads, key_heads, head_width;
   double dropout;
@@ -49,7 +50,7 @@ class LlamaAttention : public Module {
   RotaryEmbedding rotary;
 
  private:
-  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm) const;
+  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const CachedLayer& cached) const;
   bool qk_norm_;
 };
 
@@ -69,7 +70,7 @@ class LlamaMlp : public Module {
 class LlamaBlock : public Module {
  public:
   explicit LlamaBlock(const LlamaConfig& config);
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
 
   RMSNorm input_layernorm;
   LlamaAttention self_attn;
@@ -81,7 +82,7 @@ class LlamaBlock : public Module {
 class LlamaModel : public Module {
  public:
   explicit LlamaModel(const LlamaConfig& config);
-  Tensor operator()(const Tensor& tokens) const;
+  Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
 
   Embedding embed_tokens;
   ModuleList<LlamaBlock> layers;
@@ -110,6 +111,13 @@ class Llama : public Module {
   Tensor loss(const Tensor& tokens, const Tensor& targets) const;
   /// The logits of the token after the last one only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
+
+  /// An empty cache for `batch` sequences, of the embedding's dtype and device.
+  KeyValueCache new_cache(std::int64_t batch = 1) const;
+  /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. With dynamic scaling,
+  /// keys keep the rotation of the length that the text had when they were computed, as in transformers.
+  Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
+  Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
 
   LlamaConfig config;
   LlamaModel model;

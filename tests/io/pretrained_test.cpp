@@ -10,8 +10,10 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/rng.h>
+#include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
+#include <mica/nn/generate.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
@@ -514,6 +516,62 @@ TEST_F(Pretrained, PartsAndOtherNames) {
     state["lm_head.weight"] = state.at("transformer.wte.weight");
   });
   expect_matches(io::load_pretrained(folder_), "gpt2", float32);
+}
+
+using Tokens = std::vector<std::int64_t>;
+
+Tokens tokens_of(const io::JsonValue& text, const std::string& name) {
+  Tokens tokens;
+  for (const io::JsonValue& token : *text.find(name)->as<io::JsonValue::Array>()) {
+    tokens.push_back(*token.as<std::int64_t>());
+  }
+  return tokens;
+}
+
+// The most likely tokens, with and without a repetition penalty, as transformers' generate() gives them for each
+// prompt.
+TEST_F(Pretrained, GeneratesAsTransformers) {
+  for (const Device device : test_devices()) {
+    for (const std::string& name : kModels) {
+      if (name.starts_with("bert")) {
+        continue;
+      }
+      SCOPED_TRACE(name);
+      const io::JsonValue expected = io::read_json(kFixtures / name / "generated.json", 1 << 20);
+      std::vector<Tokens> prompts, greedy, penalized;
+      for (const io::JsonValue& text : *expected.find("texts")->as<io::JsonValue::Array>()) {
+        prompts.push_back(tokens_of(text, "prompt"));
+        greedy.push_back(tokens_of(text, "greedy"));
+        penalized.push_back(tokens_of(text, "penalized"));
+      }
+      ASSERT_EQ(prompts.size(), 3U);
+      io::PretrainedModel model = io::load_pretrained(kFixtures / name, {.device = device, .dtype = float32});
+      const auto generate = [&](const std::vector<Tokens>& texts, double penalty) {
+        const nn::GenerateOptions options{.count = static_cast<std::int64_t>(greedy[0].size()),
+                                          .sampling = {.temperature = 0, .repetition_penalty = penalty}};
+        return std::visit(
+            [&]<class Model>(Model& m) {
+              if constexpr (std::is_same_v<Model, nn::Bert>) {
+                return std::vector<Tokens>{};
+              } else {
+                return nn::generate(m, texts, options);
+              }
+            },
+            model);
+      };
+      const double penalty = *expected.find("penalty")->as<double>();
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        EXPECT_EQ(generate({prompts[i]}, 1)[0], greedy[i]) << i;
+        EXPECT_EQ(generate({prompts[i]}, penalty)[0], penalized[i]) << i;
+      }
+      if (name == "llama_dynamic") {  // whose frequencies depend on the length
+        expect_error([&] { generate(prompts, 1); }, "dynamic scaling takes no tensor of positions");
+      } else {
+        EXPECT_EQ(generate(prompts, 1), greedy);
+        EXPECT_EQ(generate(prompts, penalty), penalized);
+      }
+    }
+  }
 }
 
 TEST_F(Pretrained, SavingErrors) {

@@ -1,0 +1,358 @@
+#include <tests/support.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/rng.h>
+#include <mica/nn/generate.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+using Values = std::vector<double>;
+using Tokens = std::vector<std::int64_t>;
+
+nn::GPTConfig gpt_config() { return {.vocab = 13, .context = 20, .layers = 2, .heads = 2, .width = 8, .dropout = 0.5}; }
+
+nn::LlamaConfig llama_config() {
+  return {.vocab = 13,
+          .context = 20,
+          .layers = 2,
+          .heads = 4,
+          .key_heads = 2,
+          .head_width = 6,
+          .width = 8,
+          .hidden = 12,
+          .rotary = {.theta = 100},
+          .qkv_bias = true,
+          .qk_norm = true};
+}
+
+// So that attention and positions matter.
+template <class Model>
+Model randomized(Model model, DType dtype, Device device) {
+  for (const Tensor& parameter : model.parameters()) {
+    parameter.set_data(randn(parameter.shape()) * 0.5);
+  }
+  model.to(device, dtype);
+  model.eval();
+  return model;
+}
+
+double tolerance_of(DType dtype) { return dtype == float64 ? 1e-12 : dtype == float32 ? 1e-4 : 5e-2; }
+
+template <class Model, class Config>
+void expect_cached_logits_as_without(const Config& config, Device device, DType dtype) {
+  SCOPED_TRACE(fmt::format("{} {}", device, dtype));
+  manual_seed(1);
+  const Model model = randomized(Model(config), dtype, device);
+  const autograd::NoGrad no_grad;
+  const Tensor tokens = randint(0, 13, {3, 17}, int64, device);
+  const Tensor expected = model(tokens);
+  const double tolerance = tolerance_of(dtype);
+  nn::KeyValueCache cache = model.new_cache(3);
+  std::int64_t at = 0;
+  for (const std::int64_t count : {5, 1, 1, 4, 1, 5}) {
+    const Tensor logits = model(slice(tokens, 1, at, at + count), cache);
+    expect_close(logits, slice(expected, 1, at, at + count), tolerance, tolerance, fmt::format("after {}", at));
+    at += count;
+    EXPECT_EQ(cache.length(), at);
+  }
+  // Again in the same memory.
+  cache.clear();
+  expect_close(model.next_token_logits(slice(tokens, 1, 0, 9), cache), select(expected, 1, 8), tolerance, tolerance);
+  expect_close(model.next_token_logits(slice(tokens, 1, 9, 10), cache), select(expected, 1, 9), tolerance, tolerance);
+}
+
+TEST(KeyValueCache, SameLogitsAsWithoutIt) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, bfloat16}) {
+      expect_cached_logits_as_without<nn::GPT>(gpt_config(), device, dtype);
+      expect_cached_logits_as_without<nn::Llama>(llama_config(), device, dtype);
+    }
+  }
+}
+
+template <class Model, class Config>
+void expect_padding_without_effect(const Config& config, Device device) {
+  manual_seed(2);
+  const Model model = randomized(Model(config), float64, device);
+  const autograd::NoGrad no_grad;
+  const Tokens padding{4, 0, 6};
+  const Tensor tokens = randint(0, 13, {3, 12}, int64, device);
+  nn::KeyValueCache cache = model.new_cache(3);
+  cache.set_padding(padding);
+  const Tensor first = model(slice(tokens, 1, 0, 8), cache);
+  const Tensor second = model(slice(tokens, 1, 8, 9), cache);
+  const Tensor third = model(slice(tokens, 1, 9, 12), cache);
+  for (std::int64_t row = 0; row < 3; ++row) {
+    const std::int64_t start = padding[static_cast<std::size_t>(row)];
+    const Tensor alone = model(slice(slice(tokens, 0, row, row + 1), 1, start, 12));
+    const auto of_row = [&](const Tensor& logits) { return slice(logits, 0, row, row + 1); };
+    expect_close(slice(of_row(first), 1, start, 8), slice(alone, 1, 0, 8 - start), 1e-11, 1e-11);
+    expect_close(of_row(second), slice(alone, 1, 8 - start, 9 - start), 1e-11, 1e-11);
+    expect_close(of_row(third), slice(alone, 1, 9 - start, 12 - start), 1e-11, 1e-11);
+  }
+}
+
+TEST(KeyValueCache, PaddingHasNoEffect) {
+  for (const Device device : test_devices()) {
+    expect_padding_without_effect<nn::GPT>(gpt_config(), device);
+    expect_padding_without_effect<nn::Llama>(llama_config(), device);
+  }
+}
+
+TEST(KeyValueCache, GrowsPastItsFirstMemory) {
+  manual_seed(3);
+  nn::LlamaConfig config = llama_config();
+  const nn::Llama llama = randomized(nn::Llama(config), float64, Device::cpu());
+  const autograd::NoGrad no_grad;
+  const Tensor tokens = randint(0, 13, {2, 150});
+  nn::KeyValueCache cache = llama.new_cache(2);
+  llama(slice(tokens, 1, 0, 60), cache);
+  for (std::int64_t at = 60; at < 149; ++at) {
+    llama(slice(tokens, 1, at, at + 1), cache);
+  }
+  expect_close(llama.next_token_logits(slice(tokens, 1, 149, 150), cache), llama.next_token_logits(tokens), 1e-10,
+               1e-10);
+}
+
+TEST(KeyValueCache, Errors) {
+  const nn::GPT gpt = randomized(nn::GPT(gpt_config()), float32, Device::cpu());
+  nn::KeyValueCache cache = gpt.new_cache(2);
+  const Tensor tokens = zeros({2, 5}, int64);
+  expect_error([&] { gpt(tokens, cache); }, "KeyValueCache: works without gradients only");
+  const autograd::NoGrad no_grad;
+  expect_error(
+      [&] {
+        gpt(zeros({1, 5}, int64), cache);
+      },
+      "expected keys and values of shape [2, 2, 5, 4], got [1, 2, 5, 4]");
+  expect_error([&] { gpt(zeros({2, 0}, int64), cache); }, "expected at least 1 new position, got 0");
+  expect_error([&] { gpt(zeros({2, 21}, int64), cache); }, "GPT: expected at most 20 tokens, the context, got 21");
+  expect_error([&] { cache.set_padding({1}); }, "expected the padding of 2 sequences, got 1");
+  expect_error([&] { cache.set_padding({1, -1}); }, "padding that is not negative");
+  expect_error([&] { cache.append(2, tokens, tokens); }, "expected a layer in [0, 2), got 2");
+  EXPECT_EQ(cache.length(), 0);
+  gpt(zeros({2, 18}, int64), cache);
+  expect_error([&] { gpt(zeros({2, 3}, int64), cache); }, "at most 20 tokens, the context, got 21");
+  expect_error([&] { cache.set_padding({0, 0}); }, "an empty cache to set the padding, got one of 18 positions");
+  EXPECT_EQ(cache.length(), 18);
+  expect_error([] { nn::KeyValueCache({.batch = 0}); }, "KeyValueCache: expected at least 0 layers, 1 sequence");
+  expect_error([] { nn::KeyValueCache({.dtype = int64}); }, "KeyValueCache: expected a floating dtype, got int64");
+  const nn::MultiheadAttention both_ways(8, {.heads = 2, .causal = false});
+  expect_error([&] { both_ways.branch(ones({2, 1, 8}), {&cache, 0}); }, "a cache is for causal attention");
+}
+
+// One text after the other, all positions for each token.
+template <class Model>
+std::vector<Tokens> computed_again(const Model& model, const std::vector<Tokens>& prompts, std::int64_t count,
+                                   std::int64_t context) {
+  const autograd::NoGrad no_grad;
+  std::vector<Tokens> results;
+  for (const Tokens& prompt : prompts) {
+    Tokens text = prompt;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t length = std::min(context, static_cast<std::int64_t>(text.size()));
+      const Tokens window(text.end() - length, text.end());
+      const Tensor logits = model.next_token_logits(from_data(window, {1, length}, model.parameters()[0].device()));
+      text.push_back(static_cast<std::int64_t>(argmax(logits).item()));
+    }
+    results.emplace_back(text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end());
+  }
+  return results;
+}
+
+const std::vector<Tokens> kPrompts{{3, 1, 4, 1, 5, 9, 2, 6}, {7}, {1, 2, 3, 5}};
+
+TEST(Generate, AsByComputingAllPositionsAgain) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    nn::GPT gpt = randomized(nn::GPT(gpt_config()), float64, device);
+    nn::Llama llama = randomized(nn::Llama(llama_config()), float64, device);
+    const nn::GenerateOptions greedy{.count = 20, .sampling = {.temperature = 0}};
+    EXPECT_EQ(nn::generate(llama, kPrompts, greedy), computed_again(llama, kPrompts, 20, 1000));
+    EXPECT_EQ(nn::generate(gpt, kPrompts, greedy), computed_again(gpt, kPrompts, 20, 20));  // past the context
+    const Tensor extended =
+        nn::generate(llama, from_data<std::int64_t>({7, 7}, {2, 1}, device), 20, {.temperature = 0});
+    EXPECT_EQ(extended.device(), device);
+    const Tokens expected = nn::generate(llama, {{7}}, greedy)[0];
+    EXPECT_EQ(to_vector<std::int64_t>(slice(select(extended, 0, 1), 0, 1, 21)), expected);
+    EXPECT_EQ(nn::generate(gpt, {}, greedy), std::vector<Tokens>{});
+  }
+}
+
+TEST(Generate, SameTokensOnBothDevices) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  manual_seed(5);
+  nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
+  for (const nn::SamplingOptions& sampling :
+       {nn::SamplingOptions{.seed = 1}, nn::SamplingOptions{.temperature = 0.7, .top_k = 5, .seed = 2},
+        nn::SamplingOptions{.top_p = 0.8, .repetition_penalty = 1.2, .seed = 3}}) {
+    llama.to(Device::cpu());
+    const std::vector<Tokens> expected = nn::generate(llama, kPrompts, {.count = 40, .sampling = sampling});
+    llama.to(Device::cuda());
+    EXPECT_EQ(nn::generate(llama, kPrompts, {.count = 40, .sampling = sampling}), expected);
+  }
+}
+
+TEST(Generate, StopTokensAndCallback) {
+  manual_seed(6);
+  nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
+  const nn::SamplingOptions sampling{.seed = 9};
+  const std::vector<Tokens> all = nn::generate(llama, kPrompts, {.count = 30, .sampling = sampling});
+  const Tokens stops{all[0][7], all[1][3]};
+  std::vector<Tokens> seen(3);
+  const std::vector<Tokens> stopped = nn::generate(llama, kPrompts,
+                                                   {.count = 30,
+                                                    .sampling = sampling,
+                                                    .stop_tokens = stops,
+                                                    .on_token = [&](std::size_t prompt, std::int64_t token) {
+                                                      seen[prompt].push_back(token);
+                                                      return prompt != 2 || seen[2].size() < 2;
+                                                    }});
+  EXPECT_EQ(seen, stopped);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto stop = std::find_first_of(all[i].begin(), all[i].end(), stops.begin(), stops.end());
+    Tokens expected(all[i].begin(), stop == all[i].end() ? stop : stop + 1);
+    if (i == 2) {
+      expected.resize(std::min<std::size_t>(expected.size(), 2));
+    }
+    EXPECT_EQ(stopped[i], expected) << i;
+  }
+}
+
+TEST(Generate, KeepsTheModeAndRecordsNothing) {
+  manual_seed(7);
+  nn::GPT gpt(gpt_config());
+  const Tensor tokens = nn::generate(gpt, zeros({1, 1}, int64), 3);
+  EXPECT_TRUE(gpt.is_training());
+  EXPECT_FALSE(tokens.requires_grad());
+}
+
+TEST(Generate, Errors) {
+  manual_seed(8);
+  nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
+  expect_error(
+      [&] {
+        nn::generate(llama, {{1}, {}});
+      },
+      "expected at least one token in each prompt, got none in number 1");
+  expect_error([&] { nn::generate(llama, {{1, 13}}); }, "expected tokens in [0, 13), got 13 in prompt 0");
+  expect_error([&] { nn::generate(llama, {{1}}, {.count = -1}); }, "expected from 0 to 16777216 new tokens, got -1");
+  expect_error([&] { nn::generate(llama, {{1}}, {.sampling = {.top_p = 0}}); }, "expected top_p in (0, 1], got 0");
+  llama.lm_head.weight.set_data(full(llama.lm_head.weight.shape(), NAN));
+  expect_error([&] { nn::generate(llama, {{1, 2}}); }, "the logits after 2 tokens of text 0 are not finite");
+}
+
+// The candidates of a row and their probabilities by the definitions, in the order in which they are drawn.
+std::vector<std::pair<std::int64_t, double>> candidates_of(Values logits, const std::vector<bool>& seen,
+                                                           const nn::SamplingOptions& o) {
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (seen[i]) {
+      logits[i] = logits[i] > 0 ? logits[i] / o.repetition_penalty : logits[i] * o.repetition_penalty;
+    }
+  }
+  std::vector<std::pair<std::int64_t, double>> result;
+  double total = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    result.emplace_back(i, std::exp(logits[i] / o.temperature));
+    total += result.back().second;
+  }
+  const bool ordered = (o.top_k > 0 && o.top_k < static_cast<std::int64_t>(logits.size())) || o.top_p < 1;
+  if (ordered) {
+    std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  }
+  if (o.top_k > 0) {
+    result.resize(std::min(result.size(), static_cast<std::size_t>(o.top_k)));
+    total = 0;
+    for (const auto& [token, weight] : result) {
+      total += weight;
+    }
+  }
+  double sum = 0;
+  std::size_t kept = 0;
+  while (kept < result.size() && sum < o.top_p * total) {
+    sum += result[kept++].second;
+  }
+  result.resize(kept);
+  for (auto& [token, weight] : result) {
+    weight /= sum;
+  }
+  return result;
+}
+
+TEST(Sampler, DrawsFromTheCandidates) {
+  manual_seed(9);
+  constexpr std::int64_t kRows = 4000, kVocab = 9;
+  const Tensor row = randn({1, kVocab}, float64) * 2;
+  const Values logits = to_vector<double>(row);
+  std::vector<bool> seen(kVocab);
+  seen[1] = seen[4] = seen[5] = true;
+  const Tensor seen_row = from_data<std::int64_t>({0, 1, 0, 0, 1, 1, 0, 0, 0}, {1, kVocab}).to(boolean);
+  for (const Device device : test_devices()) {
+    for (const nn::SamplingOptions& options :
+         {nn::SamplingOptions{}, nn::SamplingOptions{.temperature = 0.6}, nn::SamplingOptions{.top_k = 4},
+          nn::SamplingOptions{.top_p = 0.7}, nn::SamplingOptions{.top_p = 1e-9},
+          nn::SamplingOptions{.temperature = 1.5, .top_k = 6, .top_p = 0.8, .repetition_penalty = 1.7},
+          nn::SamplingOptions{.repetition_penalty = 0.5}}) {
+      nn::Sampler sampler(options);
+      const Tensor tokens =
+          sampler.draw(expand(row, {kRows, kVocab}).to(device), expand(seen_row, {kRows, kVocab}).to(device));
+      EXPECT_EQ(tokens.device(), device);
+      EXPECT_EQ(tokens.shape(), (Shape{kRows}));
+      std::vector<double> share(kVocab), expected(kVocab);
+      for (const std::int64_t token : to_vector<std::int64_t>(tokens)) {
+        ASSERT_TRUE(token >= 0 && token < kVocab) << token;
+        share[static_cast<std::size_t>(token)] += 1.0 / kRows;
+      }
+      const std::vector<bool> penalized = options.repetition_penalty == 1 ? std::vector<bool>(kVocab) : seen;
+      for (const auto& [token, probability] : candidates_of(logits, penalized, options)) {
+        expected[static_cast<std::size_t>(token)] = probability;
+      }
+      for (std::size_t i = 0; i < kVocab; ++i) {
+        EXPECT_NEAR(share[i], expected[i], expected[i] == 0 ? 0 : 0.035) << i;
+      }
+    }
+  }
+}
+
+TEST(Sampler, SameTokensOnBothDevices) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  manual_seed(10);
+  const Tensor logits = randn({300, 5000}) * 3;
+  for (const nn::SamplingOptions& options :
+       {nn::SamplingOptions{.seed = 1}, nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.top_k = 50},
+        nn::SamplingOptions{.temperature = 0.8, .top_p = 0.9}}) {
+    nn::Sampler host(options), device(options);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(device(logits.to(Device::cuda())), host(logits));
+    }
+  }
+}
+
+TEST(Sampler, MoreErrors) {
+  expect_error([] { nn::Sampler({.top_p = 0}); }, "Sampler: expected top_p in (0, 1], got 0");
+  expect_error([] { nn::Sampler({.top_p = NAN}); }, "Sampler: expected top_p in (0, 1], got nan");
+  expect_error([] { nn::Sampler({.repetition_penalty = 0}); }, "Sampler: expected repetition_penalty > 0, got 0");
+  nn::Sampler sampler({.repetition_penalty = 2});
+  expect_error([&] { sampler.draw(ones({2, 3}), ones({2, 3})); }, "Sampler: expected seen of bool and [2, 3]");
+  for (const Device device : test_devices()) {
+    const double inf = INFINITY, nan = NAN;
+    const Tensor logits = from_data({0.0, nan, 1.0, inf, -inf, -inf, -inf, 2.0}, {4, 2}, device);
+    expect_close(sampler.draw(logits), Values{-1, -1, -1, 1}, 0, 0);
+    expect_error([&] { sampler(logits); }, "Sampler: row 0 of the logits is not finite");
+  }
+}
+
+}  // namespace
