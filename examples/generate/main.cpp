@@ -1,42 +1,180 @@
-// Generates text with a model trained by train_transformer.
+// Continues text with a model trained by train_transformer, or tokens with one of Hugging Face's.
 
+#include <charconv>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
 #include <mica/core/parallel.h>
+#include <mica/io/json.h>
+#include <mica/io/pretrained.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+using Tokens = std::vector<std::int64_t>;
+
+struct Settings {
+  fs::path folder;
+  std::optional<std::string> prompt, prompt_tokens;
+  mica::Device device;
+  std::string dtype;
+  mica::nn::GenerateOptions options;
+};
+
+// "1,504,3575"
+Tokens parsed_tokens(const std::string& text) {
+  Tokens tokens;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    std::int64_t token = 0;
+    const auto [after, error] = std::from_chars(at, end, token);
+    if (error != std::errc() || (after != end && *after != ',')) {
+      throw UsageError("--prompt-tokens: expected whole numbers with commas between them, got " + text);
+    }
+    tokens.push_back(token);
+    if (after == end) {
+      return tokens;
+    }
+    at = after + 1;
+  }
+}
+
+// The tokens that end a text, by generation_config.json or config.json: a number or a list of them.
+Tokens stop_tokens_of(const fs::path& folder) {
+  for (const char* const name : {"generation_config.json", "config.json"}) {
+    if (!fs::exists(folder / name)) {
+      continue;
+    }
+    const mica::io::JsonValue config = mica::io::read_json(folder / name, 1 << 20);
+    const mica::io::JsonValue* const entry = config.find("eos_token_id");
+    if (entry == nullptr || entry->is_null()) {
+      continue;
+    }
+    Tokens tokens;
+    if (const auto* const token = entry->as<std::int64_t>()) {
+      tokens.push_back(*token);
+    } else if (const auto* const list = entry->as<mica::io::JsonValue::Array>()) {
+      for (const mica::io::JsonValue& element : *list) {
+        if (const auto* const each = element.as<std::int64_t>()) {
+          tokens.push_back(*each);
+        }
+      }
+    }
+    return tokens;
+  }
+  return {};
+}
+
+std::optional<mica::DType> dtype_named(const std::string& name) {
+  if (name == "float32") {
+    return mica::float32;
+  }
+  if (name == "bfloat16") {
+    return mica::bfloat16;
+  }
+  if (name == "float16") {
+    return mica::float16;
+  }
+  return std::nullopt;
+}
+
+void go_on(mica::nn::Bert&, const Tokens&, const mica::nn::GenerateOptions&) {
+  mica::fail("generate: BERT is an encoder, which generates no text");
+}
+
+template <class Model>
+void go_on(Model& model, const Tokens& prompt, const mica::nn::GenerateOptions& options) {
+  mica::nn::generate(model, {prompt}, options);
+}
+
+void write_tokens_of_pretrained(Settings& settings) {
+  if (!settings.prompt_tokens || settings.prompt) {
+    throw UsageError("a model of Hugging Face takes --prompt-tokens: there is no tokenizer for it yet");
+  }
+  const Tokens prompt = parsed_tokens(*settings.prompt_tokens);
+  mica::io::PretrainedModel model =
+      mica::io::load_pretrained(settings.folder, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
+  settings.options.stop_tokens = stop_tokens_of(settings.folder);
+  settings.options.on_token = [first = true](std::size_t, std::int64_t token) mutable {
+    put((first ? "" : " ") + std::to_string(token));
+    first = false;
+    return true;
+  };
+  std::visit([&](auto& m) { go_on(m, prompt, settings.options); }, model);
+}
+
+void write_text_of_own(const Settings& settings) {
+  if (settings.prompt_tokens) {
+    throw UsageError("--prompt-tokens is for a model of Hugging Face: give --prompt");
+  }
+  CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
+  const std::string prompt = settings.prompt.value_or("");
+  model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
+  put(prompt);
+  write_text(model, prompt, settings.options.count, settings.options.sampling, put);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  CommandLine command_line("Generates text with a model trained by train_transformer.", "generate");
-  std::string folder, prompt, device = "auto";
-  std::int64_t tokens = 500;
-  mica::nn::SamplingOptions sampling{.temperature = 0.8};
+  CommandLine command_line(
+      "Continues text with a model trained by train_transformer, or tokens with one of Hugging Face's.", "generate");
+  Settings settings;
+  std::string folder, device = "auto";
+  settings.options.count = 500;
+  mica::nn::SamplingOptions& sampling = settings.options.sampling;
+  sampling.temperature = 0.8;
   int threads = 0;
-  command_line.add_option("--model", folder, "Output folder of train_transformer").required();
-  command_line.add_option("--prompt", prompt, "Text to continue (default: a newline)");
-  command_line.add_option("--tokens", tokens, "Characters to generate").at_least(0).show_default();
-  command_line
-      .add_option("--temperature", sampling.temperature,
-                  "0 always picks the most likely character; 1 samples the model's distribution")
+  command_line.add_option("--model", folder, "Output folder of train_transformer, or a folder with config.json")
+      .required();
+  command_line.add_option("--prompt", settings.prompt, "Text to continue (default: a newline)");
+  command_line.add_option("--prompt-tokens", settings.prompt_tokens,
+                          "Tokens to continue, such as 1,504,3575, for a model of Hugging Face; ends at its end token");
+  command_line.add_option("--tokens", settings.options.count, "Characters or tokens to generate, at most")
       .at_least(0)
       .show_default();
-  command_line.add_option("--top-k", sampling.top_k, "Sample from the k most likely characters only; 0 for all")
+  command_line
+      .add_option("--temperature", sampling.temperature,
+                  "0 always picks the most likely token; 1 samples the model's distribution")
       .at_least(0)
+      .show_default();
+  command_line.add_option("--top-k", sampling.top_k, "Sample from the k most likely tokens only; 0 for all")
+      .at_least(0)
+      .show_default();
+  command_line
+      .add_option("--top-p", sampling.top_p, "Sample from the most likely tokens that have this probability together")
+      .between(1e-9, 1)
+      .show_default();
+  command_line
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "Above 1, tokens that are in the text become less likely")
+      .positive()
       .show_default();
   command_line.add_option("--seed", sampling.seed, "Random seed").between(0, 1e18).show_default();
   command_line.add_option("--device", device, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line
+      .add_option("--dtype", settings.dtype,
+                  "float32, bfloat16 or float16 for a model of Hugging Face (default: the files')")
+      .one_of({"float32", "bfloat16", "float16"});
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
   return command_line.run(argc, argv, [&] {
     if (threads > 0) {
       mica::set_num_threads(threads);
     }
-    CharacterModel model =
-        load_character_model(std::filesystem::path(folder) / "model.safetensors", device_named(device));
-    model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
-    put(prompt);
-    write_text(model, prompt, tokens, sampling, put);
+    settings.folder = folder;
+    settings.device = device_named(device);
+    if (fs::exists(settings.folder / "config.json")) {
+      write_tokens_of_pretrained(settings);
+    } else {
+      write_text_of_own(settings);
+    }
     put("\n");
   });
 }

@@ -18,7 +18,10 @@
 #include <string>
 #include <vector>
 
-#include <mica/core/device.h>
+#include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/io/pretrained.h>
+#include <mica/nn/generate.h>
 #include <mica/ops/matmul/matmul.h>
 
 namespace fs = std::filesystem;
@@ -124,6 +127,41 @@ TEST_F(Cli, TrainsWritesAndGenerates) {
   EXPECT_GE(text.out.size(), 35u);
   EXPECT_EQ(run("generate --model run --prompt 'the ' --tokens 30 --seed 3 --device cpu").out, text.out);
   EXPECT_NE(run("generate --model run --prompt 'the ' --tokens 30 --seed 4 --device cpu").out, text.out);
+}
+
+TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
+  using namespace mica;
+  manual_seed(3);
+  nn::Llama llama({.vocab = 13, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8});
+  for (const Tensor& parameter : llama.parameters()) {
+    parameter.set_data(randn(parameter.shape()));
+  }
+  io::save_pretrained(llama, folder / "llama");
+  const auto printed = [](const std::vector<std::int64_t>& tokens) {
+    std::string text;
+    for (const std::int64_t token : tokens) {
+      text += text.empty() ? "" : " ";
+      text += std::to_string(token);
+    }
+    return text + "\n";
+  };
+  const nn::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .top_p = 0.9, .seed = 4}};
+  const std::vector<std::int64_t> expected = nn::generate(llama, {{1, 5, 3}}, options)[0];
+  const std::string command = "generate --model llama --device cpu --tokens 20 --top-p 0.9 --seed 4 --prompt-tokens ";
+  const Outcome outcome = run(command + "1,5,3");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, printed(expected));
+  EXPECT_EQ(run(command + "1,5,3 --dtype float32").out, outcome.out);
+  // It ends at the configuration's end token, which may be one of several.
+  write("llama/generation_config.json",
+        std::string("{\"eos_token_id\": [99, ").append(std::to_string(expected[4])).append("]}"));
+  const auto stop = std::find(expected.begin(), expected.end(), expected[4]) + 1;
+  EXPECT_EQ(run(command + "1,5,3").out, printed({expected.begin(), stop}));
+  expect_refusal(command + "1,5,", 2, "expected whole numbers with commas between them, got 1,5,");
+  expect_refusal(command + "''", 2, "expected whole numbers");
+  expect_refusal(command + "13", 1, "expected tokens in [0, 13), got 13");
+  expect_refusal("generate --model llama", 2, "takes --prompt-tokens");
+  expect_refusal("generate --model llama --prompt hello", 2, "takes --prompt-tokens");
 }
 
 TEST_F(Cli, SameSeedSameMetrics) {
@@ -362,6 +400,9 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal("generate --model run --top-k -1", 2, "--top-k");
   expect_refusal("generate --model run --temperature -1", 2, "--temperature");
   expect_refusal("generate --model run --temperature nan", 2, "--temperature");
+  expect_refusal("generate --model run --top-p 0", 2, "--top-p");
+  expect_refusal("generate --model run --repetition-penalty 0", 2, "--repetition-penalty");
+  expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for a model of Hugging Face");
 }
 
 TEST_F(Cli, RefusesBadData) {
