@@ -230,8 +230,18 @@ StateDict load_shards(const std::filesystem::path& folder) {
 
 // Saving.
 
+void check_without_adapters(const StateDict& state) {
+  for (const auto& [name, tensor] : state) {
+    check(!name.ends_with(".lora_a"),
+          "save_pretrained: {} is part of an adapter: save it by io::save_adapter, or add it "
+          "to the weights by nn::merge_lora",
+          name);
+  }
+}
+
 StateDict file_state(const nn::GPT& model) {
   const Layout layout = layout_of(model.config);
+  check_without_adapters(model.state_dict());
   StateDict result;
   for (const auto& [name, tensor] : model.state_dict()) {
     if (name != kHead) {
@@ -243,6 +253,7 @@ StateDict file_state(const nn::GPT& model) {
 }
 StateDict file_state(const nn::Llama& model) {
   StateDict result = model.state_dict();
+  check_without_adapters(result);
   if (model.config.tied_head) {
     result.erase(std::string(kHead));
   }

@@ -1,7 +1,13 @@
 #include <cmath>
 
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
 #include <mica/nn/init.h>
 #include <mica/nn/linear.h>
+#include <mica/ops/dropout/dropout.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/inplace/inplace.h>
 
 namespace mica::nn {
 
@@ -26,12 +32,59 @@ Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(
 
 Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   const Scope scope(*this);
-  return linear(x, weight, bias, activation);
+  if (!has_lora()) {
+    return linear(x, weight, bias, activation);
+  }
+  const Tensor z = linear(x, weight, bias) + update(x);
+  switch (activation) {
+    case Activation::none: return z;
+    case Activation::relu: return relu(z);
+    case Activation::leaky_relu: return leaky_relu(z);
+    case Activation::gelu: return gelu(z);
+    case Activation::gelu_tanh: return gelu(z, GeluApproximation::tanh);
+  }
+  fail("Linear: unknown activation {}", static_cast<int>(activation));
 }
 
 Tensor Linear::product(const Tensor& x) const {
   const Scope scope(*this);
-  return linear(x, weight);
+  const Tensor y = linear(x, weight);
+  return has_lora() ? y + update(x) : y;
+}
+
+Tensor Linear::update(const Tensor& x) const {
+  const Tensor narrow = linear(dropout(x, lora_options_.dropout, is_training()), lora_a);
+  return linear(narrow, lora_b) * (lora_options_.alpha / static_cast<double>(lora_options_.rank));
+}
+
+void Linear::add_lora(const LoraOptions& options) {
+  check_lora_options(options);
+  check(!has_lora(), "Linear: there is an adapter already");
+  const std::int64_t in = weight.size(1), out = weight.size(0);
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(weight.device(), weight.dtype());
+  const Tensor b = zeros({out, options.rank}, weight.dtype(), weight.device());
+  lora_a = param("lora_a", a.detach());
+  lora_b = param("lora_b", b);
+  lora_options_ = options;
+}
+
+void Linear::merge_lora() {
+  check(has_lora(), "Linear: there is no adapter to merge");
+  const autograd::NoGrad no_grad;
+  const double scale = lora_options_.alpha / static_cast<double>(lora_options_.rank);
+  // In float32 at least; the weight is rounded once.
+  const DType wide = accumulate_dtype(weight.dtype());
+  copy_(weight, weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale);
+  forget("lora_a");
+  forget("lora_b");
+  lora_a = lora_b = {};
+}
+
+void check_lora_options(const LoraOptions& options) {
+  check(options.rank >= 1, "lora: expected a rank of at least 1, got {}", options.rank);
+  check(std::isfinite(options.alpha), "lora: expected a finite alpha, got {}", options.alpha);
+  check(options.dropout >= 0 && options.dropout < 1, "lora: expected a dropout in [0, 1), got {}", options.dropout);
 }
 
 }  // namespace mica::nn

@@ -14,7 +14,7 @@ namespace mica::nn {
 
 namespace detail {
 struct ModuleState {
-  const Module* module = nullptr;  // its current address; null if it was destroyed while its parent still has the state
+  Module* module = nullptr;  // its current address; null if it was destroyed while its parent still has the state
   bool training = true;
   std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
   NamedTensors parameters;
@@ -172,6 +172,12 @@ Tensor Module::buffer(const std::string& name, const Tensor& value) {
   return value;
 }
 
+void Module::forget(const std::string& name) {
+  const auto has_name = [&name](const auto& entry) { return entry.first == name; };
+  const std::size_t removed = std::erase_if(state().parameters, has_name) + std::erase_if(state().buffers, has_name);
+  check(removed == 1, "module: there is no parameter or buffer \"{}\"", name);
+}
+
 void Module::add_child(const std::string& name, const Module& module, const std::type_info& type) {
   check_name(state(), name);
   autograd::ModuleName& own = *module.state().name;
@@ -207,6 +213,17 @@ void Module::to(Device device, DType dtype) {
 NamedTensors Module::named_parameters() const { return unique(state(), &ModuleState::parameters); }
 
 NamedTensors Module::named_buffers() const { return unique(state(), &ModuleState::buffers); }
+
+std::vector<NamedModule> Module::named_modules() {
+  std::vector<NamedModule> result;
+  visit(state(), "", [&](const ModuleState& state, const std::string& prefix) {
+    check(state.module != nullptr, "module: {} was destroyed", prefix);
+    result.push_back({.name = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1),
+                      .module = state.module,
+                      .type = state.name->type.load(std::memory_order_relaxed)});
+  });
+  return result;
+}
 
 Tensors Module::parameters() const {
   Tensors result;

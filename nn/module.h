@@ -20,6 +20,15 @@ namespace detail {
 struct ModuleState;  // a module's registry, shared by the module, also after a move, and its parent
 }
 
+class Module;
+
+/// A module in another one: see Module::named_modules().
+struct NamedModule {
+  std::string name;
+  Module* module;
+  const std::type_info* type;  ///< of the module; null for an outermost one that has not been called yet
+};
+
 /// The base class of everything that has parameters. A module is a struct whose members register themselves as they are
 /// initialized, and whose `operator() const` is the computation:
 ///
@@ -65,6 +74,8 @@ class Module {
   Tensors parameters() const;
   NamedTensors named_parameters() const;
   NamedTensors named_buffers() const;
+  /// This module, named "", and all below it, parents first. The addresses are valid until a module is moved.
+  std::vector<NamedModule> named_modules();
 
   /// Handles to all parameters and buffers, without history. As in PyTorch, a tensor registered under several names
   /// appears under each.
@@ -87,6 +98,8 @@ class Module {
   Tensor param(const std::string& name, const Tensor& value);
   /// Registers a tensor that is stored and moved with the module, but not trained.
   Tensor buffer(const std::string& name, const Tensor& value);
+  /// Removes the parameter or buffer registered under this name.
+  void forget(const std::string& name);
   /// Registers a module below this one and returns it.
   template <std::derived_from<Module> M>
   M child(const std::string& name, M module) {

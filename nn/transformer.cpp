@@ -31,9 +31,13 @@ Tensor Mlp::branch(const Tensor& x) const {
 
 Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
+  const Activation activation = by_tanh ? Activation::gelu_tanh : Activation::gelu;
+  if (c_fc.has_lora() || c_proj.has_lora()) {
+    const Tensor y = c_proj.product(c_fc(x, activation));
+    return last_bias.defined() ? y + last_bias : y;
+  }
   // Both layers in one op: its backward goes through gelu in the product with c_proj's weight.
-  return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, last_bias,
-                   by_tanh ? Activation::gelu_tanh : Activation::gelu);
+  return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, last_bias, activation);
 }
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)

@@ -1,0 +1,177 @@
+#include <cmath>
+#include <map>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/io/adapter.h>
+#include <mica/io/file.h>
+#include <mica/io/json.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/lora.h>
+#include <mica/ops/inplace/inplace.h>
+
+namespace mica::io {
+
+namespace {
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char* kWeightsFile = "adapter_model.safetensors";
+constexpr std::string_view kDown = ".lora_A.weight";
+constexpr std::string_view kUp = ".lora_B.weight";
+
+// What PEFT puts before the names of a model's layers.
+std::string prefix_of(const nn::GPT&) { return "base_model.model.transformer."; }
+std::string prefix_of(const nn::Llama&) { return "base_model.model."; }
+
+// Transformers' class for GPT-2's linear layers has weights (in, out).
+bool is_transposed(const nn::GPT&) { return true; }
+bool is_transposed(const nn::Llama&) { return false; }
+
+template <class Model>
+void save_adapter_of(Model& model, const std::filesystem::path& folder, const std::string& base_model) {
+  const std::vector<nn::AdaptedLayer> layers = nn::adapted_layers(model);
+  check(!layers.empty(), "save_adapter: the model has no adapters: see nn::add_lora");
+  const nn::LoraOptions& options = layers[0].layer->lora_options();
+  StateDict state;
+  JsonValue::Array targets;
+  for (const auto& [name, layer] : layers) {
+    const nn::LoraOptions& own = layer->lora_options();
+    check(own.rank == options.rank && own.alpha == options.alpha && own.dropout == options.dropout,
+          "save_adapter: expected adapters of one rank, alpha and dropout, got others in {}", name);
+    const std::string full = prefix_of(model) + name;
+    state[full + std::string(kDown)] = layer->lora_a.detach();
+    state[full + std::string(kUp)] = layer->lora_b.detach();
+    targets.push_back({full.substr(std::string_view("base_model.model.").size())});
+  }
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  check(std::filesystem::is_directory(folder), "save_adapter: cannot create the folder {}", folder.string());
+  save(folder / kWeightsFile, state, {{"format", "pt"}});
+  const JsonValue config{JsonValue::Object{
+      {"peft_type", {std::string("LORA")}},
+      {"task_type", {std::string("CAUSAL_LM")}},
+      {"base_model_name_or_path", base_model.empty() ? JsonValue{} : JsonValue{base_model}},
+      {"r", {options.rank}},
+      {"lora_alpha", {options.alpha}},
+      {"lora_dropout", {options.dropout}},
+      {"bias", {std::string("none")}},
+      {"fan_in_fan_out", {is_transposed(model)}},
+      {"inference_mode", {true}},
+      {"target_modules", {targets}},
+  }};
+  const std::string text = to_json(config) + "\n";
+  AtomicFile file(folder / kConfigFile);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+double number_of(const JsonValue* entry, double otherwise) {
+  if (entry == nullptr || entry->is_null()) {
+    return otherwise;
+  }
+  if (const auto* const whole = entry->as<std::int64_t>()) {
+    return static_cast<double>(*whole);
+  }
+  const auto* const real = entry->as<double>();
+  return real == nullptr ? NAN : *real;
+}
+
+// Whether an entry is absent, null, false, or empty: what PEFT writes for something that is not in use.
+bool is_unused(const JsonValue* entry) {
+  if (entry == nullptr || entry->is_null()) {
+    return true;
+  }
+  const auto* const flag = entry->as<bool>();
+  const auto* const list = entry->as<JsonValue::Array>();
+  const auto* const object = entry->as<JsonValue::Object>();
+  return (flag != nullptr && !*flag) || (list != nullptr && list->empty()) || (object != nullptr && object->empty());
+}
+
+nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
+  const auto* const type = config.find("peft_type") == nullptr ? nullptr : config.find("peft_type")->as<std::string>();
+  check(type != nullptr && *type == "LORA", "{}: expected peft_type LORA", file);
+  for (const char* const name : {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
+                                 "lora_bias", "trainable_token_indices", "use_qalora", "target_parameters"}) {
+    check(is_unused(config.find(name)), "{}: {} is not supported", file, name);
+  }
+  if (const JsonValue* const bias = config.find("bias"); bias != nullptr && !bias->is_null()) {
+    const auto* const which = bias->as<std::string>();
+    check(which != nullptr && *which == "none", "{}: trained biases are not supported", file);
+  }
+  const double rank = number_of(config.find("r"), NAN), alpha = number_of(config.find("lora_alpha"), NAN);
+  check(rank >= 1 && rank <= 1 << 20 && rank == std::floor(rank), "{}: expected a whole number r of at least 1", file);
+  check(std::isfinite(alpha), "{}: expected a number lora_alpha", file);
+  const double dropout = number_of(config.find("lora_dropout"), 0);
+  check(dropout >= 0 && dropout < 1, "{}: expected lora_dropout in [0, 1)", file);
+  // PEFT then divides alpha by √r.
+  const bool by_root = !is_unused(config.find("use_rslora"));
+  return {
+      .rank = static_cast<std::int64_t>(rank), .alpha = by_root ? alpha * std::sqrt(rank) : alpha, .dropout = dropout};
+}
+
+template <class Model>
+void load_adapter_of(Model& model, const std::filesystem::path& folder) {
+  const std::string config_file = (folder / kConfigFile).string(), weights_file = (folder / kWeightsFile).string();
+  const nn::LoraOptions options = options_of(read_json(config_file, 1 << 20), config_file);
+  const StateDict state = load(weights_file);
+  check(nn::adapted_layers(model).empty(), "load_adapter: the model already has adapters");
+
+  struct Pair {
+    Tensor down, up;
+  };
+  std::map<std::string, Pair> pairs;  // by the layer's name
+  std::string problems;
+  const std::string prefix = prefix_of(model);
+  for (const auto& [name, tensor] : state) {
+    const bool is_down = name.ends_with(kDown), is_up = name.ends_with(kUp);
+    if (!name.starts_with(prefix) || !(is_down || is_up) || name.size() < prefix.size() + kDown.size()) {
+      problems += "\n  unexpected: " + name;
+      continue;
+    }
+    const std::string layer = name.substr(prefix.size(), name.size() - prefix.size() - kDown.size());
+    (is_down ? pairs[layer].down : pairs[layer].up) = tensor;
+  }
+  std::map<std::string, nn::Linear*> layers;
+  for (const auto& [name, layer] : nn::linear_layers(model)) {
+    layers[name] = layer;
+  }
+  for (const auto& [name, pair] : pairs) {
+    const auto found = layers.find(name);
+    if (found == layers.end()) {
+      problems += fmt::format("\n  the model has no linear layer {}", name);
+      continue;
+    }
+    const Tensor& weight = found->second->weight;
+    const Shape down{options.rank, weight.size(1)}, up{weight.size(0), options.rank};
+    if (!pair.down.defined() || !pair.up.defined() || pair.down.shape() != down || pair.up.shape() != up ||
+        !is_floating(pair.down.dtype()) || !is_floating(pair.up.dtype())) {
+      problems += fmt::format("\n  {}: expected floating lora_A {} and lora_B {}", name, down, up);
+    }
+  }
+  check(problems.empty() && !pairs.empty(), "load_adapter: {} does not fit the model:{}", weights_file,
+        problems.empty() ? "\n  it has no adapters" : problems);
+
+  for (const Tensor& parameter : model.parameters()) {
+    parameter.requires_grad_(false);
+  }
+  const autograd::NoGrad no_grad;
+  for (const auto& [name, pair] : pairs) {
+    nn::Linear& layer = *layers.at(name);
+    layer.add_lora(options);
+    copy_(layer.lora_a, pair.down);
+    copy_(layer.lora_b, pair.up);
+  }
+}
+
+}  // namespace
+
+void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model) {
+  save_adapter_of(model, folder, base_model);
+}
+void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model) {
+  save_adapter_of(model, folder, base_model);
+}
+
+void load_adapter(nn::GPT& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
+void load_adapter(nn::Llama& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
+
+}  // namespace mica::io

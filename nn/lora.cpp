@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <typeinfo>
+
+#include <mica/nn/detail/name_pattern.h>
+#include <mica/nn/lora.h>
+
+namespace mica::nn {
+
+std::vector<AdaptedLayer> linear_layers(Module& model) {
+  std::vector<AdaptedLayer> layers;
+  for (const NamedModule& module : model.named_modules()) {
+    if (module.type != nullptr && *module.type == typeid(Linear)) {
+      layers.push_back({module.name, static_cast<Linear*>(module.module)});
+    }
+  }
+  return layers;
+}
+
+std::vector<AdaptedLayer> adapted_layers(Module& model) {
+  std::vector<AdaptedLayer> layers = linear_layers(model);
+  std::erase_if(layers, [](const AdaptedLayer& layer) { return !layer.layer->has_lora(); });
+  return layers;
+}
+
+std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns, const LoraOptions& options) {
+  check_lora_options(options);
+  std::vector<AdaptedLayer> chosen = linear_layers(model);
+  for (const std::string& pattern : patterns) {
+    check(std::any_of(chosen.begin(), chosen.end(),
+                      [&](const AdaptedLayer& layer) { return detail::matches(layer.name, pattern); }),
+          "add_lora: no linear layer's name matches {}", pattern);
+  }
+  std::erase_if(chosen, [&](const AdaptedLayer& layer) {
+    return std::none_of(patterns.begin(), patterns.end(),
+                        [&](const std::string& pattern) { return detail::matches(layer.name, pattern); });
+  });
+  for (const AdaptedLayer& layer : chosen) {
+    check(!layer.layer->has_lora(), "add_lora: {} already has an adapter", layer.name);
+  }
+  for (const Tensor& parameter : model.parameters()) {
+    parameter.requires_grad_(false);
+  }
+  std::vector<std::string> names;
+  for (const AdaptedLayer& layer : chosen) {
+    layer.layer->add_lora(options);
+    names.push_back(layer.name);
+  }
+  return names;
+}
+
+void merge_lora(Module& model) {
+  const std::vector<AdaptedLayer> layers = adapted_layers(model);
+  const StateDict state = model.state_dict();
+  for (const AdaptedLayer& layer : layers) {
+    for (const auto& [name, tensor] : state) {
+      check(tensor.raw_data() != layer.layer->weight.raw_data() || name == layer.name + ".weight" || name == "weight",
+            "merge_lora: {} shares its weight with {}, which would change, too", layer.name, name);
+    }
+  }
+  for (const AdaptedLayer& layer : layers) {
+    layer.layer->merge_lora();
+  }
+}
+
+Tensors trainable_parameters(const Module& model) {
+  Tensors parameters = model.parameters();
+  std::erase_if(parameters, [](const Tensor& parameter) { return !parameter.requires_grad(); });
+  return parameters;
+}
+
+}  // namespace mica::nn

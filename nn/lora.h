@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <mica/nn/linear.h>
+#include <mica/nn/module.h>
+
+namespace mica::nn {
+
+// Low-rank adaptation of a model's linear layers (Hu et al., 2021, arXiv:2106.09685): see Linear::add_lora().
+// io/adapter.h saves and loads adapters as Hugging Face's PEFT does.
+
+/// Adds adapters to the linear layers whose names match a pattern (* stands for any characters, ? for one), and freezes
+/// all of the model's other parameters: they no longer require a gradient. Returns the names of the layers.
+///
+///     nn::add_lora(llama, {"*q_proj", "*v_proj"}, {.rank = 8, .alpha = 16});
+///     optim::AdamW optimizer{nn::trainable_parameters(llama), {.lr = 2e-4}};
+///
+/// Throws, changing nothing, if a pattern matches no linear layer, a layer already has an adapter, or an option is out
+/// of range.
+std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns,
+                                  const LoraOptions& options = {});
+
+/// Adds the adapters' products to the weights and removes the adapters: the same function, as fast as without. The
+/// parameters stay frozen. Throws, changing nothing, if an adapted layer shares its weight with another module, as a head
+/// that is tied to an embedding does.
+void merge_lora(Module& model);
+
+/// A linear layer with an adapter, and its name in the model.
+struct AdaptedLayer {
+  std::string name;
+  Linear* layer;  ///< valid until the model is moved
+};
+std::vector<AdaptedLayer> adapted_layers(Module& model);
+
+/// The linear layers of a model with their names.
+std::vector<AdaptedLayer> linear_layers(Module& model);
+
+/// The parameters that require a gradient.
+Tensors trainable_parameters(const Module& model);
+
+}  // namespace mica::nn

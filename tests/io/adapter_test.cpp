@@ -1,0 +1,147 @@
+#include <tests/folders.h>
+#include <tests/support.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/rng.h>
+#include <mica/io/adapter.h>
+#include <mica/io/json.h>
+#include <mica/io/pretrained.h>
+#include <mica/io/safetensors.h>
+#include <mica/nn/lora.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/optim/adamw.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFixtures = folder_from("MICA_PRETRAINED_FIXTURES", MICA_PRETRAINED_FIXTURES);
+const fs::path kAdapters = kFixtures.parent_path() / "adapters";
+
+class Adapter : public testing::Test {
+ protected:
+  Adapter() : folder_(fs::path(testing::TempDir()) / "mica_adapter") { fs::remove_all(folder_); }
+  ~Adapter() override { fs::remove_all(folder_); }
+
+  fs::path folder_;
+};
+
+template <class Model>
+Model adapted(const std::string& name, const std::string& stage, Device device, DType dtype) {
+  Model model = io::load_pretrained<Model>(kFixtures / name, {.device = device, .dtype = dtype});
+  io::load_adapter(model, kAdapters / name / stage);
+  return model;
+}
+
+double number_of(const io::JsonValue& value) { return *value.as<double>(); }
+
+// PEFT's losses of 100 steps of AdamW in float64, from the same start; transformers computes norms in float32 there.
+template <class Model>
+void expect_losses_of_peft(const std::string& name, const fs::path& folder, Device device, DType dtype) {
+  SCOPED_TRACE(fmt::format("{} in {} on {}", name, dtype, device));
+  const io::JsonValue about = io::read_json(kAdapters / name / "losses.json", 1 << 20);
+  const StateDict data = io::load(kFixtures / name / "expected.safetensors");
+  const Tensor tokens = data.at("tokens").to(device), targets = data.at("targets").to(device);
+  const double trained_loss = number_of(*about.find("trained_loss"));
+
+  Model model = adapted<Model>(name, "start", device, dtype);
+  const StateDict before = model.state_dict();
+  const Tensor embedding = model.parameters()[0].detach() + 0;
+  optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = number_of(*about.find("learning_rate")),
+                                                           .weight_decay = number_of(*about.find("weight_decay"))});
+  int step = 0;
+  for (const io::JsonValue& expected : *about.find("losses")->as<io::JsonValue::Array>()) {
+    optimizer.zero_grad();
+    const Tensor loss = model.loss(tokens, targets);
+    ASSERT_NEAR(loss.item(), number_of(expected), dtype == float64 ? 1e-4 : 0.01) << "step " << step;
+    loss.backward();
+    optimizer.step();
+    ++step;
+  }
+  EXPECT_EQ(step, 100);
+  expect_close(model.parameters()[0], embedding, 0, 0);  // frozen
+
+  const autograd::NoGrad no_grad;
+  EXPECT_NEAR(model.loss(tokens, targets).item(), trained_loss, dtype == float64 ? 1e-4 : 0.01);
+  const Tensor logits = model(tokens);
+  // Saved and loaded again: the same bits. Merged: the same function.
+  io::save_adapter(model, folder);
+  if (const char* kept = std::getenv("MICA_SAVED_ADAPTERS"); kept != nullptr && dtype == float32) {
+    io::save_adapter(model, fs::path(kept) / name, name);  // for check_adapters.py
+  }
+  Model again = io::load_pretrained<Model>(kFixtures / name, {.device = device, .dtype = dtype});
+  io::load_adapter(again, folder);
+  expect_close(again(tokens), logits, 0, 0);
+  nn::merge_lora(again);
+  EXPECT_TRUE(nn::adapted_layers(again).empty());
+  expect_close(again(tokens), logits, 1e-4, 1e-4);
+  EXPECT_EQ(again.state_dict().size(), before.size() - 2 * nn::adapted_layers(model).size());
+  // What PEFT has trained.
+  Model trained = adapted<Model>(name, "trained", device, dtype);
+  EXPECT_NEAR(trained.loss(tokens, targets).item(), trained_loss, 1e-4);
+}
+
+TEST_F(Adapter, TrainsAsPeft) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32}) {
+      expect_losses_of_peft<nn::GPT>("gpt2", folder_, device, dtype);
+      expect_losses_of_peft<nn::Llama>("llama3", folder_, device, dtype);
+    }
+  }
+}
+
+TEST_F(Adapter, Errors) {
+  nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3");
+  expect_error([&] { io::save_adapter(llama, folder_); }, "save_adapter: the model has no adapters");
+  expect_error([&] { io::load_adapter(llama, folder_ / "none"); }, "adapter_config.json");
+  fs::copy(kAdapters / "llama3" / "start", folder_);
+  const std::string config = [&] {
+    std::ifstream in(folder_ / "adapter_config.json");
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }();
+  const auto expect_refused = [&](const std::string& from, const std::string& to, const std::string& message) {
+    std::string changed = config;
+    const std::size_t at = changed.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    std::ofstream(folder_ / "adapter_config.json") << changed.replace(at, from.size(), to);
+    expect_error([&] { io::load_adapter(llama, folder_); }, message);
+    EXPECT_TRUE(nn::adapted_layers(llama).empty());
+    EXPECT_TRUE(llama.lm_head.weight.requires_grad());
+  };
+  expect_refused("\"LORA\"", "\"IA3\"", "expected peft_type LORA");
+  expect_refused("\"use_dora\": false", "\"use_dora\": true", "use_dora is not supported");
+  expect_refused("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", "rank_pattern is not supported");
+  expect_refused("\"bias\": \"none\"", "\"bias\": \"all\"", "trained biases are not supported");
+  expect_refused("\"r\": 4", "\"r\": 0", "expected a whole number r of at least 1");
+  expect_refused("\"r\": 4", "\"r\": 3", "expected floating lora_A [3, 16] and lora_B");
+  expect_refused("\"lora_alpha\": 12", "\"lora_alpha\": \"12\"", "expected a number lora_alpha");
+  expect_refused("\"lora_dropout\": 0.0", "\"lora_dropout\": 1", "expected lora_dropout in [0, 1)");
+  expect_refused("{", "[", "adapter_config.json");
+  std::ofstream(folder_ / "adapter_config.json") << config;
+  StateDict state = io::load(folder_ / "adapter_model.safetensors");
+  const std::string layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+  const Tensor up = state.at(layer);
+  state.erase(layer);
+  state["base_model.model.model.layers.9.self_attn.q_proj.lora_B.weight"] = up;
+  state["other"] = up;
+  io::save(folder_ / "adapter_model.safetensors", state);
+  expect_error([&] { io::load_adapter(llama, folder_); }, "unexpected: other");
+  expect_error([&] { io::load_adapter(llama, folder_); },
+               "the model has no linear layer model.layers.9.self_attn.q_proj");
+  expect_error([&] { io::load_adapter(llama, folder_); },
+               "model.layers.0.self_attn.q_proj: expected floating lora_A [4, 16]");
+  io::save(folder_ / "adapter_model.safetensors", {});
+  expect_error([&] { io::load_adapter(llama, folder_); }, "it has no adapters");
+  io::load_adapter(llama, kAdapters / "llama3" / "start");
+  expect_error([&] { io::load_adapter(llama, kAdapters / "llama3" / "start"); }, "the model already has adapters");
+  expect_error([&] { io::save_pretrained(llama, folder_); }, "is part of an adapter");
+}
+
+}  // namespace
