@@ -51,10 +51,11 @@ if(MICA_PRECOMPILE)
                               ops/norm/detail/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
-# unary.cpp has an op of the same name as binary.cpp. Where kernels for the GPU are compiled, this would save little.
+# unary.cpp has an op of the same name as binary.cpp, and gated.cpp uses functions of the same names as unary.cpp's. Where
+# kernels for the GPU are compiled, this would save little.
 if(MICA_UNITY AND NOT MICA_WITH_CUDA)
   set(mica_apart ${mica_sources})
-  list(FILTER mica_apart INCLUDE REGEX "_cpu\\.cpp$|/elementwise/unary\\.cpp$")
+  list(FILTER mica_apart INCLUDE REGEX "_cpu\\.cpp$|/elementwise/unary\\.cpp$|/gated/gated\\.cpp$")
   set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   # Takes a source that another one includes for a header.
