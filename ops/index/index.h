@@ -10,7 +10,7 @@ namespace mica {
 //
 // All are differentiable any number of times in x and src. Sums of 16-bit floats are computed in float32 and rounded
 // once, and have an order that depends on the indices alone: equal ones are added by increasing position. They exist
-// for floats, int64 and int32; on CUDA for fewer than 2³¹ elements. The other ops take any dtype.
+// for floats, int64 and int32, which wrap around; on CUDA for fewer than 2³¹ elements. The other ops take any dtype.
 
 /// y[i, j, k] = x[i, index[i, j, k], k], where j and index replace position `axis`. The index has as many axes as x and
 /// may be shorter than x along the others; y has its shape.

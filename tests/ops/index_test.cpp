@@ -115,6 +115,13 @@ TEST(ScatterAdd, SumsOf16BitsAreRoundedOnce) {
   }
 }
 
+TEST(ScatterAdd, IntegersWrapAround) {
+  for (const Device device : test_devices()) {
+    const Tensor most = from_data<std::int64_t>({INT64_MAX}, device), one = ones({1}, int64, device);
+    EXPECT_EQ(to_vector<std::int64_t>(index_add(most, 0, zeros({1}, int64, device), one))[0], INT64_MIN);
+  }
+}
+
 TEST(IndexSelect, AllDtypes) {
   for (const Device device : test_devices()) {
     for (const DType dtype : kAll) {

@@ -43,7 +43,9 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
   const std::int64_t n = args.indices.numel();
   const std::int64_t* indices = args.indices.data<std::int64_t>();
   on_dtype(SummedTypes{}, args.dweight.dtype(), args.op, [&]<class T>() {
-    using Sum = Accumulate<T>;
+    // Unsigned integers wrap around; signed ones must not.
+    using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                            std::type_identity<Accumulate<T>>>::type;
     const T* dy = args.dy.data<T>();
     T* dweight = args.dweight.data<T>();
     // Each thread owns a range of columns, so every sum has the order of the indices, for any number of
