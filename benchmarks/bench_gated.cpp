@@ -24,18 +24,17 @@ std::vector<Case> default_cases(Device device) {
 
 // (M, N) inside (M, N) or, as one of its halves, (M, 2 N).
 struct Operands {
-  std::int64_t stride;
   Tensor gate;
   Tensor up;
 };
 
 Operands operands(const Case& c, Device device, bool halves) {
   if (!halves) {
-    return {.stride = c.n, .gate = randn({c.m, c.n}, c.dtype, device), .up = randn({c.m, c.n}, c.dtype, device)};
+    return {.gate = randn({c.m, c.n}, c.dtype, device), .up = randn({c.m, c.n}, c.dtype, device)};
   }
   const Tensor x = randn({c.m, 2 * c.n}, c.dtype, device);
   const auto half = [&](std::int64_t offset) { return as_strided(x, {c.m, c.n}, {2 * c.n, 1}, offset); };
-  return {.stride = 2 * c.n, .gate = half(0), .up = half(c.n)};
+  return {.gate = half(0), .up = half(c.n)};
 }
 
 void measure(const Case& c, Device device, int repeats, benchmarks::Report& report) {
@@ -48,19 +47,16 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
     const auto add_op = [&](const char* name, const kernels::GatedFunction& function) {
       const std::string suffix = halves ? "_halves" : "";
       times.add(fmt::format("{}_forward{}", name, suffix), 3, [&] {
-        on_device(device, [&](auto tag) {
-          kernels::gated_forward(tag, {function, c.m, c.n, in.stride, in.gate, in.up, y});
-        });
+        on_device(device, [&](auto tag) { kernels::gated_forward(tag, function, y, in.gate, in.up); });
       });
       times.add(fmt::format("{}_backward{}", name, suffix), 5, [&] {
-        on_device(device, [&](auto tag) {
-          kernels::gated_backward(tag, {function, c.m, c.n, in.stride, dy, in.gate, in.up, out.gate, out.up});
-        });
+        on_device(device,
+                  [&](auto tag) { kernels::gated_backward(tag, function, out.gate, out.up, dy, in.gate, in.up); });
       });
     };
-    add_op("swiglu", functions::gated::Silu{});
-    add_op("geglu", functions::gated::Gelu{});
-    add_op("geglu_tanh", functions::gated::GeluTanh{});
+    add_op("swiglu", functions::Silu{});
+    add_op("geglu", functions::Gelu{});
+    add_op("geglu_tanh", functions::GeluTanh{});
   }
 }
 

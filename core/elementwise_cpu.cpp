@@ -15,15 +15,16 @@ constexpr std::int64_t kGrain = 16384;
 constexpr std::int64_t kBlock = 512;
 constexpr std::int64_t kElementBytes = 8;  // at most
 
-template <int N>
+// The first kOuts of N operands are the outputs.
+template <int N, int kOuts>
 class Blocks {
  public:
-  Blocks(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
-         const void* f)
-      : loop_(operands[0].tensor->shape(), tensors_of(operands)), function_(function), f_(f) {
+  Blocks(const Shape& shape, const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes,
+         BlockFunction function, const void* f)
+      : loop_(shape, tensors_of(operands)), function_(function), f_(f) {
     for (int t = 0; t < N; ++t) {
       const Tensor* const tensor = operands[t].tensor;
-      Input& x = inputs_[t];
+      Elements& x = elements_[t];
       x.format = &element_format(dtypes[t]);
       x.stride = loop_.inner_stride(t);
       if (tensor != nullptr) {
@@ -60,7 +61,7 @@ class Blocks {
   }
 
  private:
-  struct Input {
+  struct Elements {
     const ElementFormat* format = nullptr;
     std::byte* data = nullptr;  // null: the number `scalar`
     alignas(kElementBytes) std::array<std::byte, kElementBytes> scalar{};
@@ -87,11 +88,11 @@ class Blocks {
   }
 
   std::byte* element(int t, const Position& at) const {
-    return inputs_[t].data + at.offset[t] * inputs_[t].format->bytes;
+    return elements_[t].data + at.offset[t] * elements_[t].format->bytes;
   }
   // An input's constant, as an element of a block.
   const std::byte* constant(int t, const Position& at, std::byte* buffer) const {
-    const Input& x = inputs_[t];
+    const Elements& x = elements_[t];
     if (x.data == nullptr) {
       return x.scalar.data();
     }
@@ -102,7 +103,7 @@ class Blocks {
     return buffer;
   }
   void fill(int t, const Position& at, std::byte* buffer) const {
-    const ElementFormat& format = *inputs_[t].format;
+    const ElementFormat& format = *elements_[t].format;
     alignas(kElementBytes) std::byte value[kElementBytes];
     const std::byte* const from = constant(t, at, value);
     for (std::int64_t i = 0; i < kBlock; ++i) {
@@ -110,35 +111,42 @@ class Blocks {
     }
   }
 
+  // An output that is not wanted is computed into its buffer.
+  bool is_buffered(int out, bool adjacent) const { return elements_[out].data == nullptr || !adjacent; }
+
   // Computes up to n elements of one run. Returns how many.
   std::int64_t run_part(Position& at, std::int64_t n, Buffers& buffers) const {
-    std::array<const void*, N> in{};
+    std::array<void*, N> data{};
     std::array<std::int64_t, N> strides{};
-    for (const Input& x : inputs_) {
-      n = std::min(n, x.format->converts() && x.stride != 0 ? kBlock : n);
+    for (int t = 0; t < N; ++t) {
+      const Elements& x = elements_[t];
+      const bool converts = t < kOuts ? is_buffered(t, !x.format->converts()) : x.format->converts() && x.stride != 0;
+      n = std::min(n, converts ? kBlock : n);
     }
-    for (int t = 1; t < N; ++t) {
-      const Input& x = inputs_[t];
+    for (int t = 0; t < N; ++t) {
+      const Elements& x = elements_[t];
       strides[t] = x.stride;
-      if (x.stride == 0) {
-        in[t] = constant(t, at, buffers.bytes[t]);
+      if (t < kOuts) {
+        const bool buffered = is_buffered(t, !x.format->converts());
+        data[t] = buffered ? buffers.bytes[t] : element(t, at);
+        strides[t] = buffered ? 1 : x.stride;
+      } else if (x.stride == 0) {
+        data[t] = const_cast<std::byte*>(constant(t, at, buffers.bytes[t]));
         buffers.filled[t] = false;
       } else if (x.format->converts()) {
         x.format->gather(element(t, at), {n, x.stride, 1, 0}, buffers.bytes[t]);
-        in[t] = buffers.bytes[t];
+        data[t] = buffers.bytes[t];
         strides[t] = 1;
       } else {
-        in[t] = element(t, at);
+        data[t] = element(t, at);
       }
     }
-    const Input& out = inputs_[0];
-    if (out.format->converts()) {
-      strides[0] = 1;
-      function_(f_, n, buffers.bytes[0], in.data() + 1, strides.data());
-      out.format->scatter(buffers.bytes[0], {n, out.stride, 1, 0}, element(0, at));
-    } else {
-      strides[0] = out.stride;
-      function_(f_, n, element(0, at), in.data() + 1, strides.data());
+    function_(f_, n, data.data(), data.data() + kOuts, strides.data());
+    for (int t = 0; t < kOuts; ++t) {
+      const Elements& out = elements_[t];
+      if (out.data != nullptr && out.format->converts()) {
+        out.format->scatter(buffers.bytes[t], {n, out.stride, 1, 0}, element(t, at));
+      }
     }
     advance(at, n);
     return n;
@@ -147,52 +155,56 @@ class Blocks {
   // Computes n ≤ kBlock elements of several runs.
   std::int64_t run_patches(Position& at, std::int64_t n, Buffers& buffers) const {
     const Position start = at;
-    std::array<const void*, N> in{};
+    std::array<void*, N> data{};
     std::array<bool, N> gathers{};
     std::array<std::int64_t, N> strides{};
     strides.fill(1);
-    for (int t = 1; t < N; ++t) {
-      const Input& x = inputs_[t];
+    for (int t = 0; t < kOuts; ++t) {
+      data[t] = is_buffered(t, elements_[t].adjacent) ? buffers.bytes[t] : element(t, start);
+    }
+    for (int t = kOuts; t < N; ++t) {
+      const Elements& x = elements_[t];
       if (x.adjacent) {
-        in[t] = element(t, at);
-      } else if (N == 3 && x.constant && strides[1] != 0) {
+        data[t] = element(t, at);
+      } else if (N == 3 && kOuts == 1 && x.constant && strides[1] != 0) {
         strides[t] = 0;
-        in[t] = constant(t, at, buffers.bytes[t]);
+        data[t] = const_cast<std::byte*>(constant(t, at, buffers.bytes[t]));
         buffers.filled[t] = false;
       } else if (x.constant) {
         if (!buffers.filled[t]) {
           fill(t, at, buffers.bytes[t]);
           buffers.filled[t] = true;
         }
-        in[t] = buffers.bytes[t];
+        data[t] = buffers.bytes[t];
       } else {
         gathers[t] = true;
-        in[t] = buffers.bytes[t];
+        data[t] = buffers.bytes[t];
       }
     }
     for_each_patch(at, n, [&](const Position& from, std::int64_t done, std::int64_t count, std::int64_t rows) {
-      for (int t = 1; t < N; ++t) {
+      for (int t = kOuts; t < N; ++t) {
         if (gathers[t]) {
-          const ElementFormat& format = *inputs_[t].format;
+          const ElementFormat& format = *elements_[t].format;
           format.gather(element(t, from), patch(t, count, rows), buffers.bytes[t] + done * format.block_bytes);
         }
       }
     });
-    if (inputs_[0].adjacent) {
-      function_(f_, n, element(0, start), in.data() + 1, strides.data());
-    } else {
-      function_(f_, n, buffers.bytes[0], in.data() + 1, strides.data());
+    function_(f_, n, data.data(), data.data() + kOuts, strides.data());
+    for (int t = 0; t < kOuts; ++t) {
+      if (elements_[t].data == nullptr || elements_[t].adjacent) {
+        continue;
+      }
       Position to = start;
       for_each_patch(to, n, [&](const Position& place, std::int64_t done, std::int64_t count, std::int64_t rows) {
-        const ElementFormat& format = *inputs_[0].format;
-        format.scatter(buffers.bytes[0] + done * format.block_bytes, patch(0, count, rows), element(0, place));
+        const ElementFormat& format = *elements_[t].format;
+        format.scatter(buffers.bytes[t] + done * format.block_bytes, patch(t, count, rows), element(t, place));
       });
     }
     return n;
   }
 
   Patch patch(int t, std::int64_t count, std::int64_t rows) const {
-    return {count, inputs_[t].stride, rows, loop_.rank > 1 ? loop_.strides[t][loop_.rank - 2] : 0};
+    return {count, elements_[t].stride, rows, loop_.rank > 1 ? loop_.strides[t][loop_.rank - 2] : 0};
   }
 
   // Advances `at` by n elements, in patches: parts of a run, or several whole runs along the second innermost axis.
@@ -252,15 +264,15 @@ class Blocks {
   StridedLoop<N> loop_;
   BlockFunction function_;
   const void* f_;
-  std::array<Input, N> inputs_{};
+  std::array<Elements, N> elements_{};
 };
 
 }  // namespace
 
-template <int N>
-void for_each_block(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
-                    const void* f) {
-  const Blocks<N> blocks(operands, dtypes, function, f);
+template <int N, int kOuts>
+void for_each_block(const Shape& shape, const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes,
+                    BlockFunction function, const void* f) {
+  const Blocks<N, kOuts> blocks(shape, operands, dtypes, function, f);
   if (blocks.numel() <= kGrain) {
     blocks.run(0, blocks.numel());
   } else {
@@ -268,10 +280,15 @@ void for_each_block(const std::array<Operand, N>& operands, const std::array<DTy
   }
 }
 
-template void for_each_block<1>(const std::array<Operand, 1>&, const std::array<DType, 1>&, BlockFunction, const void*);
-template void for_each_block<2>(const std::array<Operand, 2>&, const std::array<DType, 2>&, BlockFunction, const void*);
-template void for_each_block<3>(const std::array<Operand, 3>&, const std::array<DType, 3>&, BlockFunction, const void*);
-template void for_each_block<4>(const std::array<Operand, 4>&, const std::array<DType, 4>&, BlockFunction, const void*);
-template void for_each_block<5>(const std::array<Operand, 5>&, const std::array<DType, 5>&, BlockFunction, const void*);
+#define MICA_INSTANTIATE(N, kOuts)                                                                                 \
+  template void for_each_block<N, kOuts>(const Shape&, const std::array<Operand, N>&, const std::array<DType, N>&, \
+                                         BlockFunction, const void*)
+MICA_INSTANTIATE(1, 1);
+MICA_INSTANTIATE(2, 1);
+MICA_INSTANTIATE(3, 1);
+MICA_INSTANTIATE(4, 1);
+MICA_INSTANTIATE(5, 1);
+MICA_INSTANTIATE(5, 2);
+#undef MICA_INSTANTIATE
 
 }  // namespace mica::detail

@@ -17,10 +17,22 @@ namespace mica {
 
 namespace detail {
 
-// Computes n elements. strides[0] is the output's stride, strides[1 + i] that of input i; 0 if the input is a single
-// element.
-using BlockFunction = void (*)(const void* f, std::int64_t n, void* out, const void* const* in,
+// Computes n elements. `strides` are those of the outputs, then those of the inputs; 0 if an input is a single element.
+using BlockFunction = void (*)(const void* f, std::int64_t n, void* const* out, const void* const* in,
                                const std::int64_t* strides);
+
+// Result number k of what a function returned for an element.
+template <class S>
+const S& result_of(const S& returned, int) {
+  return returned;
+}
+template <class S, int N>
+const S& result_of(const Results<S, N>& returned, int k) {
+  return returned.at[k];
+}
+
+template <class T, std::size_t>
+using Repeat = T;
 
 // Loops over types without vector instructions are not vectorized.
 #if defined(__clang__)
@@ -28,23 +40,26 @@ using BlockFunction = void (*)(const void* f, std::int64_t n, void* out, const v
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-// The BlockFunction of F. Strides of 1, and of 0 if there are two inputs, are compile-time constants, so that the
-// compiler vectorizes; for this, f must be inlined completely.
-template <class F, class Out, class... In, std::size_t... I>
-[[gnu::flatten]] void elementwise_block(std::index_sequence<I...>, const void* closure, std::int64_t n, void* out_data,
-                                        [[maybe_unused]] const void* const* in, const std::int64_t* strides) {
+// The BlockFunction of F. Strides of 1, and of 0 if there are one output and two inputs, are compile-time constants, so
+// that the compiler vectorizes; for this, f must be inlined completely.
+template <class F, class Out, class... In, std::size_t... K, std::size_t... I>
+[[gnu::flatten]] void elementwise_block(std::index_sequence<K...>, std::index_sequence<I...>, const void* closure,
+                                        std::int64_t n, void* const* outs, [[maybe_unused]] const void* const* in,
+                                        const std::int64_t* strides) {
+  constexpr int kOuts = sizeof...(K);
   const F f = *static_cast<const F*>(closure);
-  Out* const out = static_cast<Out*>(out_data);
-  if (strides[0] == 1 && ((strides[I + 1] == 1) && ...)) {
-    [f, n, out](const In*... data) {
+  if (((strides[K] == 1) && ...) && ((strides[kOuts + I] == 1) && ...)) {
+    [f, n](Repeat<Out*, K>... out, const In*... data) {
       MICA_INDEPENDENT
       for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = static_cast<Out>(f(data[i]...));
+        const auto returned = f(data[i]...);
+        ((out[i] = static_cast<Out>(result_of(returned, static_cast<int>(K)))), ...);
       }
-    }(static_cast<const In*>(in[I])...);
+    }(static_cast<Out*>(outs[K])..., static_cast<const In*>(in[I])...);
     return;
   }
-  if constexpr (sizeof...(In) == 2) {
+  Out* const out = static_cast<Out*>(outs[0]);
+  if constexpr (kOuts == 1 && sizeof...(In) == 2) {
     const bool done = [&]<class A, class B>(const A* a, const B* b) {
       if (strides[0] == 1 && strides[1] == 0 && strides[2] == 1) {
         const A left = *a;
@@ -69,7 +84,8 @@ template <class F, class Out, class... In, std::size_t... I>
     }
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    out[i * strides[0]] = static_cast<Out>(f(static_cast<const In*>(in[I])[i * strides[I + 1]]...));
+    const auto returned = f(static_cast<const In*>(in[I])[i * strides[kOuts + I]]...);
+    ((static_cast<Out*>(outs[K])[i * strides[K]] = static_cast<Out>(result_of(returned, static_cast<int>(K)))), ...);
   }
 }
 
@@ -77,26 +93,41 @@ template <class F, class Out, class... In, std::size_t... I>
 #pragma clang diagnostic pop
 #endif
 
-/// Calls `function` on all elements of the operands, the first of which is the output. Their dtypes must be `dtypes`.
-/// `function` gets 16-bit floats as float.
-template <int N>
-void for_each_block(const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes, BlockFunction function,
-                    const void* f);
+/// Calls `function` on all elements of N operands, the first kOuts of which are the outputs. Their dtypes must be
+/// `dtypes`. `function` gets 16-bit floats as float. A null output is computed, but kept nowhere.
+template <int N, int kOuts>
+void for_each_block(const Shape& shape, const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes,
+                    BlockFunction function, const void* f);
 
 }  // namespace detail
 
-/// out[i] = f(in[i]...) over all elements, for up to 4 inputs. Inputs are Tensors, which broadcast to out's shape, or
-/// numbers. Out and In are the element types; f sees 16-bit floats as float.
-template <class Out, class... In, class F, std::convertible_to<Operand>... T>
-requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const Tensor& out, const T&... in) {
-  constexpr int kOperands = 1 + sizeof...(In);
-  const auto run = [](const void* closure, std::int64_t n, void* out_data, const void* const* in_data,
+/// out[k][i] = f(in[i]...)[k] over all elements, for f that returns Results, or one number. A null output is not
+/// written. Outputs have the same shape; inputs are Tensors, which broadcast to it, or numbers; 5 of both together at
+/// most. Out and In are the element types; f sees 16-bit floats as float.
+template <class Out, class... In, class F, std::size_t kOuts, std::convertible_to<Operand>... T>
+requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const std::array<const Tensor*, kOuts>& outs,
+                                                         const T&... in) {
+  constexpr int kOperands = static_cast<int>(kOuts + sizeof...(In));
+  const auto run = [](const void* closure, std::int64_t n, void* const* out_data, const void* const* in_data,
                       const std::int64_t* strides) {
-    detail::elementwise_block<F, Accumulate<Out>, Accumulate<In>...>(std::index_sequence_for<In...>(), closure, n,
-                                                                     out_data, in_data, strides);
+    detail::elementwise_block<F, Accumulate<Out>, Accumulate<In>...>(
+        std::make_index_sequence<kOuts>(), std::index_sequence_for<In...>(), closure, n, out_data, in_data, strides);
   };
-  detail::for_each_block<kOperands>(std::array<Operand, kOperands>{Operand(out), Operand(in)...},
-                                    std::array<DType, kOperands>{dtype_of<Out>, dtype_of<In>...}, run, &f);
+  const auto operands = [&]<std::size_t... K>(std::index_sequence<K...>) {
+    return std::array<Operand, kOperands>{Operand(outs[K])..., Operand(in)...};
+  }
+  (std::make_index_sequence<kOuts>());
+  std::array<DType, kOperands> dtypes{};
+  dtypes.fill(dtype_of<Out>);
+  int t = kOuts;
+  ((dtypes[t++] = dtype_of<In>), ...);
+  detail::for_each_block<kOperands, static_cast<int>(kOuts)>(first_output(outs)->shape(), operands, dtypes, run, &f);
+}
+
+/// out[i] = f(in[i]...) over all elements.
+template <class Out, class... In, class F, std::convertible_to<Operand>... T>
+requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu device, F f, const Tensor& out, const T&... in) {
+  elementwise<Out, In...>(device, f, std::array<const Tensor*, 1>{&out}, in...);
 }
 
 }  // namespace mica

@@ -12,8 +12,25 @@ struct Operand {
   double scalar = 0;
 
   Operand(const Tensor& x) : tensor(&x) {}
+  explicit Operand(const Tensor* x) : tensor(x) {}
   Operand(double value) : scalar(value) {}
 };
+
+/// What an element-wise function with N outputs returns for one element.
+template <class T, int N>
+struct Results {
+  T at[N];
+};
+
+/// The first of a function's outputs that is not null; one at least is not.
+template <std::size_t N>
+const Tensor* first_output(const std::array<const Tensor*, N>& outs) {
+  std::size_t k = 0;
+  while (k + 1 < N && outs[k] == nullptr) {
+    ++k;
+  }
+  return outs[k];
+}
 
 /// The loop over N tensors in row-major order of a common shape. Holds the sizes and strides (in elements) after
 /// removing axes of length 1 and merging neighboring axes where possible; contiguous tensors become one axis.

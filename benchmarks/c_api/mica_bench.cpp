@@ -104,13 +104,8 @@ int gated_forward(const kernels::GatedFunction& function, const void* gate, cons
     }
     check(gate != nullptr && up != nullptr && y != nullptr, "expected gate, up and y, got a null pointer");
     const Device device = current_device();
-    kernels::gated_forward(Cuda{}, {.function = function,
-                                    .rows = M,
-                                    .columns = N,
-                                    .stride = stride,
-                                    .gate = wrap_rows(gate, M, N, stride, type, device),
-                                    .up = wrap_rows(up, M, N, stride, type, device),
-                                    .y = wrap(y, {M, N}, type, device)});
+    kernels::gated_forward(Cuda{}, function, wrap(y, {M, N}, type, device), wrap_rows(gate, M, N, stride, type, device),
+                           wrap_rows(up, M, N, stride, type, device));
   });
 }
 
@@ -125,23 +120,17 @@ int gated_backward(const kernels::GatedFunction& function, const void* dy, const
     }
     check(dy != nullptr && gate != nullptr && up != nullptr, "expected dy, gate and up, got a null pointer");
     const Device device = current_device();
-    kernels::gated_backward(Cuda{}, {.function = function,
-                                     .rows = M,
-                                     .columns = N,
-                                     .stride = stride,
-                                     .dy = wrap(dy, {M, N}, type, device),
-                                     .gate = wrap_rows(gate, M, N, stride, type, device),
-                                     .up = wrap_rows(up, M, N, stride, type, device),
-                                     .dgate = wrap_rows(dgate, M, N, stride, type, device),
-                                     .dup = wrap_rows(dup, M, N, stride, type, device)});
+    kernels::gated_backward(Cuda{}, function, wrap_rows(dgate, M, N, stride, type, device),
+                            wrap_rows(dup, M, N, stride, type, device), wrap(dy, {M, N}, type, device),
+                            wrap_rows(gate, M, N, stride, type, device), wrap_rows(up, M, N, stride, type, device));
   });
 }
 
 kernels::GatedFunction gelu_function(int tanh) {
   if (tanh != 0) {
-    return functions::gated::GeluTanh{};
+    return functions::GeluTanh{};
   }
-  return functions::gated::Gelu{};
+  return functions::Gelu{};
 }
 
 // Part `part` of (B, T, 3 · H · D) as (B, H, T, D).
@@ -264,7 +253,7 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
 
 int mica_swiglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int dtype,
                         void* stream) {
-  return gated_forward(functions::gated::Silu{}, gate, up, y, M, N, stride, dtype, stream);
+  return gated_forward(functions::Silu{}, gate, up, y, M, N, stride, dtype, stream);
 }
 
 int mica_geglu_forward(const void* gate, const void* up, void* y, int64_t M, int64_t N, int64_t stride, int tanh,
@@ -274,7 +263,7 @@ int mica_geglu_forward(const void* gate, const void* up, void* y, int64_t M, int
 
 int mica_swiglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,
                          int64_t stride, int dtype, void* stream) {
-  return gated_backward(functions::gated::Silu{}, dy, gate, up, dgate, dup, M, N, stride, dtype, stream);
+  return gated_backward(functions::Silu{}, dy, gate, up, dgate, dup, M, N, stride, dtype, stream);
 }
 
 int mica_geglu_backward(const void* dy, const void* gate, const void* up, void* dgate, void* dup, int64_t M, int64_t N,

@@ -2,9 +2,8 @@
 
 // Element-wise kernels; core/elementwise_cpu.h has the same function for the CPU. Included by .cu files only.
 //
-// Two kernels serve every function. `packed_kernel` gives each thread 16 bytes of adjacent elements, moved in one
-// access; `strided_kernel` gives it one element, at any offset. Both use 32-bit indices; the host splits larger
-// tensors into parts.
+// One kernel serves every function. A thread has a unit: a pack of adjacent elements, moved in one access of 16 bytes,
+// or one element at any offset. Indices have 32 bits; the host splits larger tensors into parts.
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/pack.cuh>
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/strided.h>
@@ -85,8 +85,9 @@ struct Input {
     return data != nullptr ? static_cast<Accumulate<T>>(data[offset]) : number;
   }
 
-  template <int V>
-  __device__ Pack<Accumulate<T>, V> load_pack(std::int32_t offset) const {
+  /// V elements from `offset` on. kReadOnce: they bypass the L1 cache, and follow `policy` in the L2 cache.
+  template <int V, bool kReadOnce = false>
+  __device__ Pack<Accumulate<T>, V> load_pack(std::int32_t offset, std::uint64_t policy = 0) const {
     Pack<Accumulate<T>, V> result;
     if (data == nullptr || splat) {
       const Accumulate<T> value = load(offset);
@@ -94,64 +95,110 @@ struct Input {
       for (int i = 0; i < V; ++i) {
         result.at[i] = value;
       }
+    } else if constexpr (kReadOnce && sizeof(Pack<T, V>) == 16) {
+      unpack(load_streaming<V>(data + offset, policy), result.at);
     } else {
-      const auto pack = *reinterpret_cast<const Pack<T, V>*>(data + offset);
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        result.at[i] = static_cast<Accumulate<T>>(pack.at[i]);
-      }
+      unpack(cuda::load<V>(data + offset), result.at);
     }
     return result;
   }
 };
 
-/// `last` is the number of elements in the last pack; it may be less than V only if the layout has one axis.
-template <int V, class F, class Out, class... In>
+/// Where a function's results are written; null: nowhere.
+template <class T, int kCount>
+struct Outputs {
+  T* data[kCount];
+};
+
+/// Result number k of what a function returned for an element.
+template <class S>
+__device__ const S& result_of(const S& returned, int) {
+  return returned;
+}
+template <class S, int N>
+__device__ const S& result_of(const Results<S, N>& returned, int k) {
+  return returned.at[k];
+}
+
+/// Whether F declares that its inputs are read once, neither broadcast nor overwritten. They bypass the L1 cache then,
+/// and a thread has several units of them under way.
+template <class F>
+constexpr bool reads_once() {
+  return requires { F::kReadsOnce; };
+}
+template <class F, class Out, int V>
+constexpr int units_per_thread() {
+  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : 8;
+}
+
+/// A thread's units of one input.
+template <class S, int V, int U>
+struct Units {
+  Pack<S, V> at[U];
+};
+
+/// out[k][i] = f(in[i]...)[k]. A unit has V elements, the last one only `last`, which may be less than V if the layout
+/// has one axis. last_in_l2: inputs leave the L2 cache after what is written.
+template <int V, class F, class Out, int kOuts, class... In>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    packed_kernel(F f, Layout<sizeof...(In) + 1> layout, int last, Out* out, Input<In>... in) {
-  const std::uint32_t unit = blockIdx.x * kElementwiseThreads + threadIdx.x;
-  if (unit >= layout.units) {
-    return;
-  }
-  std::int32_t offsets[sizeof...(In) + 1];
-  layout.locate(unit, offsets);
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    if (unit + 1 == layout.units && last < V) {
-      for (int i = 0; i < last; ++i) {
-        out[offsets[0] + i] = static_cast<Out>(f(in.load(offsets[I + 1] + (in.splat ? 0 : i))...));
-      }
-      return;
-    }
-    Pack<Out, V> result;
-    [&](const auto&... loaded) {
+    elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
+                       Input<In>... in) {
+  constexpr bool kReadOnce = reads_once<F>();
+  constexpr int U = units_per_thread<F, Out, V>();
+  const std::uint32_t first = blockIdx.x * (kElementwiseThreads * U) + threadIdx.x;
+  const std::uint32_t whole = layout.units - (last < V);  // units of V elements
+  const std::uint64_t policy = !kReadOnce ? 0 : last_in_l2 ? evict_last() : evict_normal();
+  std::int32_t offsets[U][kOuts + sizeof...(In)];
+  [&]<std::size_t... I>(std::index_sequence<I...>, auto... units) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        result.at[i] = static_cast<Out>(f(loaded.at[i]...));
+    for (int u = 0; u < U; ++u) {
+      const std::uint32_t unit = first + u * kElementwiseThreads;
+      if (unit < layout.units) {
+        layout.locate(unit, offsets[u]);
       }
-    }(in.template load_pack<V>(offsets[I + 1])...);
-    *reinterpret_cast<Pack<Out, V>*>(out + offsets[0]) = result;
+      if (unit < whole) {
+        ((units.at[u] = in.template load_pack<V, kReadOnce>(offsets[u][kOuts + I], policy)), ...);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const std::uint32_t unit = first + u * kElementwiseThreads;
+      if (unit < whole) {
+        decltype(f(in.number...)) returned[V];
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          returned[i] = f(units.at[u].at[i]...);
+        }
+#pragma unroll
+        for (int k = 0; k < kOuts; ++k) {
+          if (kOuts == 1 || out.data[k] != nullptr) {
+            std::remove_cvref_t<decltype(result_of(returned[0], k))> results[V];
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+              results[i] = result_of(returned[i], k);
+            }
+            store(out.data[k] + offsets[u][k], pack_of<Out>(results));
+          }
+        }
+      } else if (V > 1 && unit < layout.units) {
+        for (int i = 0; i < last; ++i) {
+          const auto returned = f(in.load(offsets[u][kOuts + I] + (in.splat ? 0 : i))...);
+          for (int k = 0; k < kOuts; ++k) {
+            if (out.data[k] != nullptr) {
+              out.data[k][offsets[u][k] + i] = static_cast<Out>(result_of(returned, k));
+            }
+          }
+        }
+      }
+    }
   }
-  (std::make_index_sequence<sizeof...(In)>());
+  (std::index_sequence_for<In...>(), Units<Accumulate<In>, V, U>{}...);
 }
 
-template <class F, class Out, class... In>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    strided_kernel(F f, Layout<sizeof...(In) + 1> layout, Out* out, Input<In>... in) {
-  const std::uint32_t unit = blockIdx.x * kElementwiseThreads + threadIdx.x;
-  if (unit >= layout.units) {
-    return;
-  }
-  std::int32_t offsets[sizeof...(In) + 1];
-  layout.locate(unit, offsets);
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    out[offsets[0]] = static_cast<Out>(f(in.load(offsets[I + 1])...));
-  }
-  (std::make_index_sequence<sizeof...(In)>());
-}
-
-/// The number of blocks for `units` threads.
-inline unsigned elementwise_blocks(std::uint32_t units) {
-  return (units + kElementwiseThreads - 1) / kElementwiseThreads;
+/// The number of blocks for `units` units, of which a thread has `per_thread`.
+inline unsigned elementwise_blocks(std::uint32_t units, int per_thread = 1) {
+  const std::uint32_t in_block = kElementwiseThreads * per_thread;
+  return (units + in_block - 1) / in_block;
 }
 
 /// The distance that the loop's steps along an axis span in tensor t, in elements.
@@ -250,55 +297,72 @@ bool can_pack(const StridedLoop<N>& loop, int t, const void* data, int pack, std
   return loop.rank == 1 || loop.sizes[last] % pack == 0;
 }
 
+/// Results larger than this leave the L2 cache before they are read. Then inputs are told to leave after them: results
+/// leave in the order in which they were written, which suits DRAM.
+inline constexpr std::size_t kLargeResult = std::size_t{40} << 20;  // bytes
+
 }  // namespace cuda
 
-/// out[i] = f(in[i]...) over all elements. Inputs are Tensors, which broadcast to out's shape, or numbers. Out and In
-/// are the element types; f, callable on the device, sees 16-bit floats as float.
-template <class Out, class... In, class F, std::convertible_to<Operand>... T>
-requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const Tensor& out, const T&... in) {
-  constexpr int kTensors = sizeof...(In) + 1;
+/// out[k][i] = f(in[i]...)[k] over all elements, for f that returns kOuts Results, or one number. A null output is not
+/// written. Outputs have the same shape; inputs are Tensors, which broadcast to it, or numbers. Out and In are the
+/// element types; f, callable on the device, sees 16-bit floats as float.
+template <class Out, class... In, class F, std::size_t kOutputs, std::convertible_to<Operand>... T>
+requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::array<const Tensor*, kOutputs>& outs,
+                                                         const T&... in) {
+  constexpr int kOuts = static_cast<int>(kOutputs);
+  constexpr int kTensors = kOuts + sizeof...(In);
   constexpr int kPack = static_cast<int>(16 / std::max({sizeof(Out), sizeof(In)...}));
-  if (out.numel() == 0) {
+  const Tensor& some = *first_output(outs);
+  if (some.numel() == 0) {
     return;
   }
-  const std::array<Operand, kTensors> operands{Operand(out), Operand(in)...};
+  const std::array<Operand, sizeof...(In)> operands{Operand(in)...};
   std::array<const Tensor*, kTensors> tensors{};
-  for (int t = 0; t < kTensors; ++t) {
-    tensors[t] = operands[t].tensor;
+  std::size_t written = 0;
+  for (int k = 0; k < kOuts; ++k) {
+    tensors[k] = outs[k];
+    written += outs[k] != nullptr ? some.bytes() : 0;
   }
-  const StridedLoop<kTensors> loop(out.shape(), tensors);
-  Out* const out_start = out.data<Out>();
+  [[maybe_unused]] int next = kOuts;
+  ((tensors[next++] = Operand(in).tensor), ...);
+  const StridedLoop<kTensors> loop(some.shape(), tensors);
 
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    const std::tuple<const In*...> in_starts{
-        operands[I + 1].tensor != nullptr ? operands[I + 1].tensor->template data<In>() : nullptr...};
     const auto run = [&](const StridedLoop<kTensors>& part, const std::array<std::int64_t, kTensors>& starts) {
-      Out* const out_data = out_start + starts[0];
-      const std::tuple<cuda::Input<In>...> inputs{
-          cuda::Input<In>{.data = std::get<I>(in_starts) != nullptr ? std::get<I>(in_starts) + starts[I + 1] : nullptr,
-                          .number = static_cast<Accumulate<In>>(operands[I + 1].scalar),
-                          .splat = part.inner_stride(static_cast<int>(I) + 1) == 0}...};
-      const bool packed =
-          kPack > 1 && cuda::can_pack(part, 0, out_data, kPack, sizeof(Out), false) &&
-          (cuda::can_pack(part, static_cast<int>(I) + 1, std::get<I>(inputs).data, kPack, sizeof(In), true) && ...);
-      const cudaStream_t stream = cuda::current_stream();
-      if (packed) {
-        const auto layout = cuda::layout_of(part, kPack);
-        const int rest = static_cast<int>(part.inner_size() % kPack);
-        cuda::packed_kernel<kPack, F, Out, In...>
-            <<<cuda::elementwise_blocks(layout.units), cuda::kElementwiseThreads, 0, stream>>>(
-                f, layout, rest == 0 ? kPack : rest, out_data, std::get<I>(inputs)...);
-      } else {
-        const auto layout = cuda::layout_of(part);
-        cuda::strided_kernel<F, Out, In...>
-            <<<cuda::elementwise_blocks(layout.units), cuda::kElementwiseThreads, 0, stream>>>(f, layout, out_data,
-                                                                                               std::get<I>(inputs)...);
+      const std::tuple<cuda::Input<In>...> inputs{cuda::Input<In>{
+          .data = operands[I].tensor != nullptr ? operands[I].tensor->template data<In>() + starts[kOuts + I] : nullptr,
+          .number = static_cast<Accumulate<In>>(operands[I].scalar),
+          .splat = part.inner_stride(kOuts + static_cast<int>(I)) == 0}...};
+      cuda::Outputs<Out, kOuts> outputs{};
+      bool packed =
+          kPack > 1 &&
+          (cuda::can_pack(part, kOuts + static_cast<int>(I), std::get<I>(inputs).data, kPack, sizeof(In), true) && ...);
+      for (int k = 0; k < kOuts; ++k) {
+        if (outs[k] != nullptr) {
+          outputs.data[k] = outs[k]->template data<Out>() + starts[k];
+          packed = packed && cuda::can_pack(part, k, outputs.data[k], kPack, sizeof(Out), false);
+        }
       }
+      const auto launch = [&]<int V>(std::integral_constant<int, V>) {
+        const auto layout = cuda::layout_of(part, V);
+        const int rest = static_cast<int>(part.inner_size() % V);
+        cuda::elementwise_kernel<V, F, Out, kOuts, In...>
+            <<<cuda::elementwise_blocks(layout.units, cuda::units_per_thread<F, Out, V>()), cuda::kElementwiseThreads,
+               0, cuda::current_stream()>>>(f, layout, rest == 0 ? V : rest, written > cuda::kLargeResult, outputs,
+                                            std::get<I>(inputs)...);
+      };
+      packed ? launch(std::integral_constant<int, kPack>()) : launch(std::integral_constant<int, 1>());
       cuda::check_launch("elementwise");
     };
     cuda::for_each_part(loop, {}, run);
   }
   (std::make_index_sequence<sizeof...(In)>());
+}
+
+/// out[i] = f(in[i]...) over all elements.
+template <class Out, class... In, class F, std::convertible_to<Operand>... T>
+requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda device, F f, const Tensor& out, const T&... in) {
+  elementwise<Out, In...>(device, f, std::array<const Tensor*, 1>{&out}, in...);
 }
 
 }  // namespace mica

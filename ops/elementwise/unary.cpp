@@ -149,6 +149,10 @@ Tensor detail::unary_gradient(const kernels::UnaryFunction& function, const Tens
   return std::visit([&]<class F>(const F& f) { return autograd::apply(UnaryGradient<F>{f}, dy, v); }, function);
 }
 
+Tensor detail::unary_curvature(const kernels::UnaryFunction& function, const Tensor& t, const Tensor& v) {
+  return std::visit([&](const auto& f) { return times_curvature(f, t, v); }, function);
+}
+
 Tensor neg(const Tensor& x) { return autograd::apply(Neg{}, x); }
 Tensor exp(const Tensor& x) { return autograd::apply(Exp{}, x); }
 Tensor log(const Tensor& x) { return autograd::apply(Log{}, x); }

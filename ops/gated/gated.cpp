@@ -1,9 +1,10 @@
 #include <vector>
 
 #include <mica/autograd/function.h>
-#include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/gated/detail/gated_kernels.h>
 #include <mica/ops/gated/gated.h>
 #include <mica/ops/join/join.h>
@@ -13,40 +14,13 @@ namespace mica {
 
 namespace {
 
-using functions::gated::Gelu;
-using functions::gated::GeluTanh;
-using functions::gated::Silu;
+using functions::Gelu;
+using functions::GeluTanh;
+using functions::Silu;
 
-// f, f′ and f″ by recorded ops, for second derivatives.
-struct Curve {
-  Tensor value;
-  Tensor slope;
-  Tensor curvature;
-};
-
-Curve curve(Silu, const Tensor& x) {
-  const Tensor s = sigmoid(x);
-  const Tensor rest = 1 - s;
-  return {.value = x * s, .slope = s * (x * rest + 1), .curvature = s * rest * (x * (1 - s * 2) + 2)};
-}
-Curve curve(Gelu, const Tensor& x) {
-  const Tensor square = x * x;
-  const Tensor cdf = erf(x * 0.70710678118654752) * 0.5 + 0.5;
-  const Tensor density = exp(square * -0.5) * 0.39894228040143268;  // 1 / √(2π)
-  return {.value = x * cdf, .slope = cdf + x * density, .curvature = density * (2 - square)};
-}
-// z = a x + b x³
-Curve curve(GeluTanh, const Tensor& x) {
-  constexpr double a = GeluTanh::a;
-  constexpr double b = GeluTanh::b;
-  const Tensor square = x * x;
-  const Tensor s = sigmoid(x * (square * b + a));
-  const Tensor steep = s * (1 - s);        // ds/dz
-  const Tensor z1 = square * (3 * b) + a;  // z′
-  return {.value = x * s,
-          .slope = s + steep * (x * z1),
-          .curvature = steep * (z1 * 2 + x * ((1 - s * 2) * (z1 * z1) + x * (6 * b)))};
-}
+Tensor value(Silu, const Tensor& x) { return silu(x); }
+Tensor value(Gelu, const Tensor& x) { return gelu(x); }
+Tensor value(GeluTanh, const Tensor& x) { return gelu(x, GeluApproximation::tanh); }
 
 // A gated op has the inputs gate and up, or x with both side by side along its last axis.
 struct Halves {
@@ -60,25 +34,9 @@ Tensor half(const Tensor& x, int which) {
 }
 Halves halves_of(const Tensor& x) { return {.gate = half(x, 0), .up = half(x, 1)}; }
 
-// The inputs for the kernels: contiguous, or halves of a contiguous tensor.
-struct GatedRows {
-  std::int64_t rows;
-  std::int64_t columns;
-  std::int64_t stride;
-  Halves data;
-
-  explicit GatedRows(const Tensors& inputs)
-      : rows(1), columns(inputs[0].numel()), stride(columns), data{inputs[0], inputs.back()} {
-    if (inputs.size() == 1) {
-      stride = inputs[0].size(-1);
-      rows = columns / stride;
-      columns = stride / 2;
-      data = halves_of(contiguous_data(inputs[0]));
-    } else {
-      data = {.gate = contiguous_data(data.gate), .up = contiguous_data(data.up)};
-    }
-  }
-};
+Halves gate_and_up(const Tensors& inputs) {
+  return inputs.size() == 1 ? halves_of(inputs[0]) : Halves{.gate = inputs[0], .up = inputs[1]};
+}
 
 // From dy and the op's inputs to the required gradients of these inputs.
 template <class F>
@@ -95,19 +53,10 @@ struct GatedGradient {
       gradients.push_back(wanted[i] ? empty(inputs[i].shape(), inputs[i].dtype(), inputs[i].device()) : Tensor{});
     }
     if (inputs[0].numel() > 0) {
-      const GatedRows rows(inputs);
-      const Tensor dy = contiguous_data(all[0]);
-      const Halves out = inputs.size() == 1 ? halves_of(gradients[0]) : Halves{gradients[0], gradients[1]};
-      const kernels::GatedBackward args{.function = F{},
-                                        .rows = rows.rows,
-                                        .columns = rows.columns,
-                                        .stride = rows.stride,
-                                        .dy = dy,
-                                        .gate = rows.data.gate,
-                                        .up = rows.data.up,
-                                        .dgate = out.gate,
-                                        .dup = out.up};
-      on_device(dy.device(), [&](auto device) { kernels::gated_backward(device, args); });
+      const auto [gate, up] = gate_and_up(inputs);
+      const auto [dgate, dup] = gate_and_up(gradients);
+      on_device(all[0].device(),
+                [&](auto device) { kernels::gated_backward(device, F{}, dgate, dup, all[0], gate, up); });
     }
     return gradients;
   }
@@ -124,14 +73,15 @@ struct GatedGradient {
     const Tensor dy = exact(all[0]);
     const auto [gate, up] = both({all.begin() + 1, all.end()});
     const auto [a, b] = both(came);
-    const Curve f = curve(F{}, gate);
     const auto sum = [](const Tensor& s, const Tensor& t) { return !s.defined() ? t : !t.defined() ? s : s + t; };
-    const auto times = [](const Tensor& s, const Tensor& t) { return s.defined() ? s * t : s; };
-
-    const Tensor a_up = times(a, up);
-    const Tensor dgate = times(sum(times(a_up, f.curvature), times(b, f.slope)), dy);
-    const Tensor dup = a.defined() ? a * dy * f.slope : zeros_like(gate);
-    const Tensor ddy = sum(times(a_up, f.slope), times(b, f.value));
+    const auto times_slope = [&, &gate = gate](const Tensor& t) {
+      return t.defined() ? detail::unary_gradient(F{}, t, gate) : t;
+    };
+    const Tensor a_up = a.defined() ? a * up : a;
+    const Tensor bent = a.defined() ? detail::unary_curvature(F{}, a_up, gate) : a;
+    const Tensor dgate = sum(bent, times_slope(b)) * dy;
+    const Tensor dup = a.defined() ? times_slope(a * dy) : zeros_like(gate);
+    const Tensor ddy = sum(times_slope(a_up), b.defined() ? b * value(F{}, gate) : b);
     Tensors gradients{ddy, dgate, dup};
     if (joined) {
       gradients = {ddy, cat({dgate, dup}, -1)};
@@ -155,15 +105,8 @@ struct Gated {
     }
     const Tensor y = empty(shape, inputs[0].dtype(), inputs[0].device());
     if (y.numel() > 0) {
-      const GatedRows rows(inputs);
-      const kernels::GatedForward args{.function = F{},
-                                       .rows = rows.rows,
-                                       .columns = rows.columns,
-                                       .stride = rows.stride,
-                                       .gate = rows.data.gate,
-                                       .up = rows.data.up,
-                                       .y = y};
-      on_device(y.device(), [&](auto device) { kernels::gated_forward(device, args); });
+      const auto [gate, up] = gate_and_up(inputs);
+      on_device(y.device(), [&](auto device) { kernels::gated_forward(device, F{}, y, gate, up); });
     }
     return y;
   }

@@ -4,7 +4,11 @@
 
 namespace mica::detail {
 
-/// dy · f′ as a differentiable op, for ops that contain f. v is f's result if f.from_output, else its argument.
+// For ops that contain f. v is f's result if f.from_output, else its argument.
+
+/// dy · f′ as a differentiable op.
 Tensor unary_gradient(const kernels::UnaryFunction& f, const Tensor& dy, const Tensor& v);
+/// t · ∂f′/∂v by recorded ops.
+Tensor unary_curvature(const kernels::UnaryFunction& f, const Tensor& t, const Tensor& v);
 
 }  // namespace mica::detail

@@ -2,7 +2,7 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/detail/rows_cuda.cuh>
-#include <mica/ops/gated/detail/gated_functions.h>
+#include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 
@@ -218,8 +218,8 @@ void activation_backward(Cuda, const ActivationBackward& args) {
       case Activation::none: return launch<None, T>(args);
       case Activation::relu: return launch<Relu, T>(args);
       case Activation::leaky_relu: return launch<LeakyRelu, T>(args);
-      case Activation::gelu: return launch<Gated<functions::gated::Gelu>, T>(args);
-      case Activation::gelu_tanh: return launch<Gated<functions::gated::GeluTanh>, T>(args);
+      case Activation::gelu: return launch<Gated<functions::Gelu>, T>(args);
+      case Activation::gelu_tanh: return launch<Gated<functions::GeluTanh>, T>(args);
     }
   });
 }

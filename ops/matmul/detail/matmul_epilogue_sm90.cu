@@ -1,4 +1,4 @@
-#include <mica/ops/gated/detail/gated_functions.h>
+#include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_sm90.cuh>
 
@@ -376,7 +376,7 @@ bool matmul_with_epilogue(const MatmulArgs& args) {
   const Tensor& second = keeps_sums ? args.sums : args.slopes;
   on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
     const auto launch = [&]<bool kSlopes>() {
-      using Epilogue = tiles::Forward<T, functions::gated::GeluTanh, kSlopes>;
+      using Epilogue = tiles::Forward<T, functions::GeluTanh, kSlopes>;
       tiles::launch<T, tiles::Lines::depth>(
           args.a, args.b, second, args.out,
           Epilogue{.bias = args.bias.data_or_null<T>(), .columns = static_cast<int>(args.out.size(1))});
