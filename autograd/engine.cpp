@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <mutex>
 #include <queue>
 #include <unordered_map>
@@ -9,7 +8,6 @@
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/engine.h>
-#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradient_check.h>
 #include <mica/autograd/op_observer.h>
@@ -82,31 +80,6 @@ class Frontier {
   std::unordered_set<const Node*> borrowed_;  // leaves' accumulators for which their `grad` itself was taken
 };
 
-// The start of a backward pass.
-struct Root {
-  Edge edge;
-  Tensor gradient;
-};
-
-Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
-  check(output.defined(), "{}: expected a defined tensor, got an undefined one", op);
-  Edge edge = gradient_edge(output);
-  check(edge.node != nullptr,
-        "{}: the tensor of shape {} does not require a gradient: nothing it was computed from has requires_grad, or it "
-        "was computed while recording was off",
-        op, output.shape());
-  if (!gradient.defined()) {
-    check(output.numel() == 1, "{}: a tensor of shape {} is not a scalar and needs an explicit gradient", op,
-          output.shape());
-    return {std::move(edge), ones_like(output)};
-  }
-  check(
-      gradient.shape() == output.shape() && gradient.dtype() == output.dtype() && gradient.device() == output.device(),
-      "{}: expected a gradient of {} {} on {}, got {} {} on {}", op, output.dtype(), output.shape(), output.device(),
-      gradient.dtype(), gradient.shape(), gradient.device());
-  return {std::move(edge), gradient};
-}
-
 // The node whose backward this thread runs, and what is pending meanwhile. A backward may run another one inside.
 struct Running {
   const Node& node;
@@ -154,14 +127,38 @@ void run(Node& node, Tensors gradients, GradientCheck& anomalies, Frontier& fron
   }
 }
 
-// Backpropagates through the graph, newest node first. With adds_to_leaves, ops may add directly to the `grad` of a
-// leaf, instead of its accumulator. visit(node, gradients) receives each node with its complete output gradients and
-// returns whether to continue through it. replayed() is called after a checkpoint has added nodes.
-template <class Visit, class Replayed>
-void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bool adds_to_leaves, Visit&& visit,
-              Replayed&& replayed) {
+}  // namespace
+
+Tensor take_pending_gradient(std::size_t i) {
+  if (running == nullptr || grad_enabled() || running->node.has_hooks()) {
+    return {};
+  }
+  const Edge& edge = running->node.edges.at(i);
+  return edge.node == nullptr ? Tensor{} : running->frontier.extract(edge, running->adds_to_leaves);
+}
+
+Root root_of(const char* op, const Tensor& output, const Tensor& gradient) {
+  check(output.defined(), "{}: expected a defined tensor, got an undefined one", op);
+  Edge edge = gradient_edge(output);
+  check(edge.node != nullptr,
+        "{}: the tensor of shape {} does not require a gradient: nothing it was computed from has requires_grad, or it "
+        "was computed while recording was off",
+        op, output.shape());
+  if (!gradient.defined()) {
+    check(output.numel() == 1, "{}: a tensor of shape {} is not a scalar and needs an explicit gradient", op,
+          output.shape());
+    return {std::move(edge), ones_like(output)};
+  }
+  check(
+      gradient.shape() == output.shape() && gradient.dtype() == output.dtype() && gradient.device() == output.device(),
+      "{}: expected a gradient of {} {} on {}, got {} {} on {}", op, output.dtype(), output.shape(), output.device(),
+      gradient.dtype(), gradient.shape(), gradient.device());
+  return {std::move(edge), gradient};
+}
+
+void traverse(const std::vector<Root>& roots, TraverseOptions options, Visitor& visitor) {
   const InferenceMode ordinary(false);  // gradients outlive an inference mode around backward
-  const InsideOp guard(!record);
+  const InsideOp guard(!options.record);
   const Autocast off(std::nullopt);  // dtypes were chosen in forward
   GradientCheck anomalies;
   Frontier frontier;
@@ -174,139 +171,23 @@ void traverse(const std::vector<Root>& roots, bool retain_graph, bool record, bo
     anomalies.arrived(*node, gradients);
     node->run_output_hooks(gradients);
     anomalies.hooked(*node, gradients);
-    if (!visit(*node, gradients)) {
+    if (!visitor.enters(*node, gradients)) {
       continue;
     }
-    run(*node, std::move(gradients), anomalies, frontier, adds_to_leaves && !anomaly_enabled());
+    run(*node, std::move(gradients), anomalies, frontier, options.adds_to_leaves && !anomaly_enabled());
     if (node->as_segment() != nullptr) {
-      replayed();
+      visitor.replayed();
     }
-    if (!retain_graph) {
+    if (!options.retain_graph) {
       node->release();
     }
   }
 }
 
-// The nodes on paths from the outputs to the requested inputs.
-template <class Ends>
-class PathFilter {
- public:
-  PathFilter(const std::vector<Root>& roots, const Ends& ends) : ends_(ends) {
-    std::vector<const Node*> found;
-    for (const Root& root : roots) {
-      find(root.edge.node.get(), leads_, found);
-    }
-    explore(std::move(found), leads_);
-  }
-
-  bool contains(const Node& node) {
-    if (const auto at = leads_.find(&node); at != leads_.end()) {
-      return at->second;
-    }
-    if (!replayed_.contains(&node)) {
-      std::vector<const Node*> found;
-      find(&node, replayed_, found);
-      explore(std::move(found), replayed_);
-    }
-    return replayed_.at(&node);
-  }
-
-  /// Nodes added during the pass are also destroyed during the pass, and new ones may reuse their addresses.
-  void clear_replayed() { replayed_.clear(); }
-
- private:
-  using Leads = std::unordered_map<const Node*, bool>;
-
-  void find(const Node* node, Leads& leads, std::vector<const Node*>& found) {
-    if (node != nullptr && (&leads == &leads_ || !leads_.contains(node)) && leads.try_emplace(node, false).second) {
-      found.push_back(node);
-    }
-  }
-
-  // Computes the entries of all nodes reachable from `found`.
-  void explore(std::vector<const Node*> found, Leads& leads) {
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      for (const Edge& edge : found[i]->edges) {
-        find(edge.node.get(), leads, found);
-      }
-    }
-    // Oldest first, so that the entries of a node's edges are known before its own.
-    std::sort(found.begin(), found.end(), [](const Node* a, const Node* b) { return a->sequence() < b->sequence(); });
-    for (const Node* node : found) {
-      leads[node] = std::any_of(node->edges.begin(), node->edges.end(), [&](const Edge& edge) {
-        return edge.node != nullptr && (ends_.contains(edge.node.get()) || leads_to_end(edge.node.get()));
-      });
-    }
-  }
-
-  bool leads_to_end(const Node* node) const {
-    const auto at = leads_.find(node);
-    return at != leads_.end() ? at->second : replayed_.at(node);
-  }
-
-  const Ends& ends_;
-  Leads leads_;     // of the graph at the start
-  Leads replayed_;  // of nodes that checkpoints recorded since
-};
-
-}  // namespace
-
-Tensor take_pending_gradient(std::size_t i) {
-  if (running == nullptr || grad_enabled() || running->node.has_hooks()) {
-    return {};
-  }
-  const Edge& edge = running->node.edges.at(i);
-  return edge.node == nullptr ? Tensor{} : running->frontier.extract(edge, running->adds_to_leaves);
-}
-
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
-  traverse(
-      {root_of("backward", root, gradient)}, options.retain_graph, /*record=*/false, /*adds_to_leaves=*/true,
-      [](Node&, const Tensors&) { return true; }, [] {});
-}
-
-Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients, GradOptions options) {
-  check(!outputs.empty(), "grad: expected at least one output");
-  check(gradients.empty() || gradients.size() == outputs.size(),
-        "grad: expected {} gradients, one for each output, got {}", outputs.size(), gradients.size());
-  std::vector<Root> roots;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    roots.push_back(root_of("grad", outputs[i], gradients.empty() ? Tensor{} : gradients[i]));
-  }
-  std::vector<Edge> ends;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check(inputs[i].defined(), "grad: expected a defined input {}, got an undefined one", i);
-    ends.push_back(gradient_edge(inputs[i]));
-    check(ends.back().node != nullptr, "grad: input {} of shape {} does not require a gradient", i, inputs[i].shape());
-  }
-
-  std::unordered_map<const Node*, std::vector<std::size_t>> inputs_at;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    inputs_at[ends[i].node.get()].push_back(i);
-  }
-  Tensors results(inputs.size());
-  PathFilter paths(roots, inputs_at);
-  traverse(
-      roots, options.retain_graph || options.create_graph, options.create_graph, /*adds_to_leaves=*/false,
-      [&](const Node& node, const Tensors& arrived) {
-        if (const auto at = inputs_at.find(&node); at != inputs_at.end()) {
-          for (const std::size_t i : at->second) {
-            results[i] = arrived[ends[i].slot];
-          }
-        }
-        return paths.contains(node);
-      },
-      [&] { paths.clear_replayed(); });
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check(results[i].defined() || options.allow_unused,
-          "grad: the outputs do not depend on input {} of shape {}; pass {{.allow_unused = true}} for an undefined "
-          "gradient instead",
-          i, inputs[i].shape());
-    if (results[i].defined() && !options.create_graph) {
-      results[i] = unshared(std::move(results[i]));  // the caller may write it in place
-    }
-  }
-  return results;
+  Visitor all;
+  traverse({root_of("backward", root, gradient)},
+           {.retain_graph = options.retain_graph, .record = false, .adds_to_leaves = true}, all);
 }
 
 }  // namespace mica::autograd

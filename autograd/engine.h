@@ -1,5 +1,8 @@
 #pragma once
 
+#include <vector>
+
+#include <mica/autograd/node.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -7,5 +10,34 @@ namespace mica::autograd {
 /// Backpropagates `gradient` from `root` through the recorded graph and accumulates into each leaf's grad. Throws if
 /// `root` has no graph, if `gradient` does not match it, or if saved tensors of a node were already freed.
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options);
+
+/// Where a traversal starts.
+struct Root {
+  Edge edge;
+  Tensor gradient;
+};
+
+/// The start from `output` with `gradient`; undefined: 1, for an output of one element. Throws, naming `op`, if
+/// `output` has no graph or `gradient` does not match it.
+Root root_of(const char* op, const Tensor& output, const Tensor& gradient);
+
+struct TraverseOptions {
+  bool retain_graph = false;    ///< keep saved tensors
+  bool record = false;          ///< record what backwards compute
+  bool adds_to_leaves = false;  ///< ops may add directly to the `grad` of a leaf, instead of its accumulator
+};
+
+/// What a traversal calls.
+class Visitor {
+ public:
+  virtual ~Visitor() = default;
+  /// Receives each node with its complete output gradients; returns whether to continue through it.
+  virtual bool enters(const Node& /*node*/, const Tensors& /*gradients*/) { return true; }
+  /// A checkpoint has added nodes.
+  virtual void replayed() {}
+};
+
+/// Backpropagates through the graph, newest node first.
+void traverse(const std::vector<Root>& roots, TraverseOptions options, Visitor& visitor);
 
 }  // namespace mica::autograd

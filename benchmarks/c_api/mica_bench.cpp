@@ -10,7 +10,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/attention/detail/fused_attention_ops.h>
+#include <mica/ops/attention/detail/fused_attention.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>

@@ -3,10 +3,10 @@
 #include <mica/core/rng.h>
 #include <mica/ops/add_embedding/add_embedding.h>
 #include <mica/ops/add_embedding/detail/add_embedding_kernels.h>
-#include <mica/ops/dropout/detail/dropout_ops.h>
+#include <mica/ops/dropout/detail/dropped.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/embedding/detail/embedding_gradient.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
-#include <mica/ops/embedding/detail/embedding_ops.h>
 #include <mica/ops/reduce/reduce.h>
 
 namespace mica {

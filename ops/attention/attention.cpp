@@ -5,8 +5,8 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/attention/detail/attention_plan.h>
-#include <mica/ops/attention/detail/composed_attention_ops.h>
-#include <mica/ops/attention/detail/fused_attention_ops.h>
+#include <mica/ops/attention/detail/composed_attention.h>
+#include <mica/ops/attention/detail/fused_attention.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

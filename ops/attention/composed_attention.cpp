@@ -3,7 +3,7 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/ops/attention/detail/attention_kernels.h>
-#include <mica/ops/attention/detail/composed_attention_ops.h>
+#include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>

@@ -4,7 +4,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/dispatch.h>
-#include <mica/ops/attention/detail/fused_attention_ops.h>
+#include <mica/ops/attention/detail/fused_attention.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 

@@ -2,7 +2,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/dropout/detail/dropout_kernels.h>
-#include <mica/ops/dropout/detail/dropout_ops.h>
+#include <mica/ops/dropout/detail/dropped.h>
 #include <mica/ops/dropout/dropout.h>
 
 namespace mica {

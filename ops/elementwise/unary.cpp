@@ -3,7 +3,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
-#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/elementwise/detail/unary_gradient.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 

@@ -1,8 +1,8 @@
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/ops/embedding/detail/embedding_gradient.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
-#include <mica/ops/embedding/detail/embedding_ops.h>
 #include <mica/ops/embedding/embedding.h>
 
 namespace mica {

@@ -3,7 +3,7 @@
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/elementwise/detail/unary_gradient.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/gated/detail/gated_kernels.h>
 #include <mica/ops/gated/gated.h>

@@ -3,7 +3,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/elementwise/detail/unary_gradient.h>
 #include <mica/ops/matmul/detail/matmul_steps.h>
 #include <mica/ops/matmul/mlp.h>
 #include <mica/ops/reduce/reduce.h>

@@ -1,7 +1,7 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/elementwise/detail/unary_ops.h>
+#include <mica/ops/elementwise/detail/unary_gradient.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_kernels.h>
 #include <mica/ops/tiled_matmul/tiled_matmul.h>

@@ -1,11 +1,11 @@
 #pragma once
 
-// The reductions of cross entropy, written once for both devices; see ops/reduce/detail/reduce_ops.h.
+// The reductions of cross entropy, written once for both devices; see ops/reduce/detail/reductions.h.
 
 #include <cstdint>
 
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/reduce/detail/reduce_ops.h>
+#include <mica/ops/reduce/detail/reductions.h>
 
 namespace mica::kernels {
 

@@ -2,7 +2,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
-#include <mica/ops/dropout/detail/dropout_ops.h>
+#include <mica/ops/dropout/detail/dropped.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
 #include <mica/ops/norm/detail/add_layer_norm_kernels.h>

@@ -1,6 +1,6 @@
 #include <mica/ops/reduce/detail/reduce_cuda.cuh>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
-#include <mica/ops/reduce/detail/reduce_ops.h>
+#include <mica/ops/reduce/detail/reductions.h>
 
 namespace mica::kernels {
 

@@ -2,7 +2,7 @@
 #include <mica/core/elementwise_cpu.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
-#include <mica/ops/reduce/detail/reduce_ops.h>
+#include <mica/ops/reduce/detail/reductions.h>
 
 namespace mica::kernels {
 

@@ -7,7 +7,7 @@
 #include <mica/core/math.h>
 #include <mica/ops/reduce/detail/cascade.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
-#include <mica/ops/reduce/detail/reduce_ops.h>
+#include <mica/ops/reduce/detail/reductions.h>
 
 namespace mica::kernels {
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/attention/detail/composed_attention_ops.h>
+#include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
 
 namespace mica::detail {
