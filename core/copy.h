@@ -4,7 +4,7 @@
 
 namespace mica {
 
-// Basic data movement. Not recorded by autograd, unlike ops/view and ops/cast.
+// Basic data movement. Not recorded by autograd, unlike ops/view and ops/to.
 
 /// Copies src into dst, converting the dtype and crossing devices if they differ. Shapes must be equal; any strides.
 /// Not counted as an in-place write: for filling new tensors.

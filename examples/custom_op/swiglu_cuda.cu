@@ -11,7 +11,7 @@ void swiglu_forward(Cuda device, const Tensor& y, const Tensor& gate, const Tens
            [&]<class T>() { elementwise<T, T, T>(device, SwigluValue{}, y, gate, up); });
 }
 
-// elementwise() writes one tensor. This writes two in one pass, so it needs its own kernel.
+// Two results in one pass, by a kernel of its own to show one; elementwise() could write both, too.
 template <class T>
 __global__ void backward_kernel(std::int64_t n, const T* dy, const T* gate, const T* up, T* dgate, T* dup) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
