@@ -4,9 +4,10 @@
 
 Draws --count shapes from --seed, log-uniform in the number of rows and in that of columns, with a dtype and, for the
 norms, a dtype of the weights. Tensors of 64 MiB and more are compared with a copy of the same tensor: the ratio is the
-rate of the kernel, counting each input and output once, over the rate of the copy. Smaller ones are compared with
-PyTorch: the ratio is its time over mica's. Prints the ten worst ratios of each op. Times are medians
-with the L2 cache flushed before each run.
+rate of the kernel, counting each input and output once, over the rate of the copy. Smaller ones are compared with the
+fastest of --peers: the ratio is its time over mica's. With --known, the shapes are known ones instead, all with the
+peers' times. Prints the ten worst ratios of each op. Times are medians with the L2 cache flushed before each run; the
+first rows of each result are checked against float64.
 """
 
 import collections
@@ -38,6 +39,16 @@ FUNCTIONS = {
 }
 
 Shape = collections.namedtuple("Shape", "dtype weight_dtype m n")
+
+# Shapes of models, and some that were slow once.
+KNOWN = [Shape(*s) for s in [
+    ("bfloat16", "float32", 65536, 768), ("bfloat16", "float32", 16384, 4096), ("bfloat16", "float32", 8192, 8192),
+    ("bfloat16", "float32", 8192, 16384), ("bfloat16", "float32", 32768, 1600), ("bfloat16", "float32", 4096, 1024),
+    ("bfloat16", "float32", 131072, 128), ("bfloat16", "float32", 1024, 131072), ("float32", "float32", 4096, 16384),
+    ("bfloat16", "bfloat16", 1024, 131072), ("float16", "float16", 4096, 12288), ("bfloat16", "bfloat16", 4096, 1024),
+    ("bfloat16", "bfloat16", 65536, 768), ("float32", "float32", 512, 1024), ("bfloat16", "bfloat16", 1024, 12288),
+    ("float16", "float16", 4096, 1024), ("float32", "float32", 2048, 66679), ("float32", "float32", 1024, 123479),
+    ("float32", "float32", 67, 123479)]]
 
 
 def draw_shapes(seed, count):
@@ -89,36 +100,101 @@ class Case:
         yield "softmax_forward", 2, [*pointers(s.x, s.y), m, n, s.codes[0]]
         yield "softmax_backward", 3, [*pointers(s.dy, s.p, s.dx), m, n, s.codes[0]]
 
-    def torch_run(self, name):
-        """PyTorch's kernel for the op; None if it takes several."""
+    def error(self, name):
+        """The relative error of the first rows of the op's result."""
         s, n = self, self.sizes[1]
-        weight, bias = s.weight.to(s.x.dtype), s.bias.to(s.x.dtype)
-        aten = torch.ops.aten
-        if name == "layer_norm_forward":
-            return lambda: aten.native_layer_norm(s.x, [n], weight, bias, EPS)
-        if name == "layer_norm_backward":
-            _, mean, rstd = aten.native_layer_norm(s.x, [n], weight, bias, EPS)
-            return lambda: aten.native_layer_norm_backward(s.dy, s.x, [n], mean, rstd, weight, bias, [True] * 3)
-        if name == "rms_norm_forward":
-            return lambda: F.rms_norm(s.x, (n,), weight, EPS)
-        if name == "softmax_forward":
-            return lambda: torch.softmax(s.x, 1)
-        if name == "softmax_backward":
-            return lambda: aten._softmax_backward_data(s.dy, s.p, 1, s.x.dtype)
-        return None
+        x, residual, dy, dsum, p = (t[:16].double() for t in (s.x, s.residual, s.dy, s.dsum, s.p))
+        weight, bias = s.weight.double(), s.bias.double()
+        if name == "softmax_backward":  # its input is the rounded softmax
+            expected = p * (dy - (dy * p).sum(1, keepdim=True))
+            return gpu_peers.relative_error(s.dx[:16], expected)
+        if name == "add_layer_norm_backward":  # the sum as it was rounded
+            x = s.sum[:16].double()
+        elif name == "add_layer_norm_forward":
+            x = (x + residual).to(s.x.dtype).double()
+        x.requires_grad_()
+        if name.startswith("softmax"):
+            y = torch.softmax(x, 1)
+        elif name.startswith("rms_norm"):
+            y = F.rms_norm(x, (n,), weight, EPS)
+        else:
+            y = F.layer_norm(x, (n,), weight, bias, EPS)
+        if name.endswith("forward"):
+            return gpu_peers.relative_error(s.y[:16], y.detach())
+        dx, = torch.autograd.grad(y, x, dy)
+        return gpu_peers.relative_error(s.dx[:16], dx + dsum if name.startswith("add") else dx)
+
+
+# ------------------------------------------------------------------------------------------------- the contestants
+# Each maps a case and an op to a function that runs it, None where the peer has no such kernel.
+
+def torch_run(case, name):
+    s, n, aten = case, case.sizes[1], torch.ops.aten
+    weight, bias = s.weight.to(s.x.dtype), s.bias.to(s.x.dtype)
+    if name == "layer_norm_forward":
+        return lambda: aten.native_layer_norm(s.x, [n], weight, bias, EPS)
+    if name == "layer_norm_backward":
+        _, mean, rstd = aten.native_layer_norm(s.x, [n], weight, bias, EPS)
+        return lambda: aten.native_layer_norm_backward(s.dy, s.x, [n], mean, rstd, weight, bias, [True] * 3)
+    if name == "rms_norm_forward":
+        return lambda: F.rms_norm(s.x, (n,), weight, EPS)
+    if name == "softmax_forward":
+        return lambda: torch.softmax(s.x, 1)
+    if name == "softmax_backward":
+        return lambda: aten._softmax_backward_data(s.dy, s.p, 1, s.x.dtype)
+    return None
+
+
+def quack_run(case, name):
+    """Its LayerNorm takes float32 weights only."""
+    from quack import rmsnorm, softmax
+    s, weight, bias = case, case.weight.float(), case.bias.float()
+    if name == "layer_norm_forward":
+        return lambda: rmsnorm.layernorm_fwd(s.x, weight, bias, EPS, True, True)
+    if name == "layer_norm_backward":
+        _, rstd, mean = rmsnorm.layernorm_fwd(s.x, weight, bias, EPS, True, True)
+        return lambda: rmsnorm.layernorm_bwd(s.x, weight, s.dy, rstd, mean)
+    if name == "rms_norm_forward":
+        return lambda: rmsnorm.rmsnorm_fwd(s.x, s.weight, eps=EPS, store_rstd=True)
+    if name == "rms_norm_backward":
+        return lambda: rmsnorm.rmsnorm_bwd(s.x, s.weight, s.dy, s.rstd)
+    if name == "softmax_forward":
+        return lambda: softmax.softmax_fwd(s.x)
+    if name == "softmax_backward":
+        return lambda: softmax.softmax_bwd(s.dy, s.p)
+    return None
+
+
+def liger_run(case, name):
+    from liger_kernel.ops import layer_norm, softmax
+    s = case
+    if name == "layer_norm_forward":
+        return lambda: layer_norm.layer_norm_forward(s.x, s.weight, s.bias, EPS)
+    if name == "layer_norm_backward":
+        _, _, mean, rstd, _, _ = layer_norm.layer_norm_forward(s.x, s.weight, s.bias, EPS)
+        return lambda: layer_norm.layer_norm_backward(s.dy, s.x, s.weight, s.bias, mean, rstd)
+    if name == "softmax_forward":
+        return lambda: softmax._softmax_forward(s.x)
+    return None
+
+
+PEERS = {"torch": torch_run, "quack": quack_run, "liger": liger_run}
 
 
 def add_options(parser):
     parser.add_argument("--count", type=int, default=200, help="shapes")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--known", action="store_true", help="the shapes of KNOWN instead of random ones")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
     parser.add_argument("--worst", type=int, default=10, help="ratios of each op to print at the end")
 
 
 def rows(args, library, clock):
     worst = collections.defaultdict(list)
-    for shape in draw_shapes(args.seed, args.count):
+    for shape in KNOWN if args.known else draw_shapes(args.seed, args.count):
+        torch.cuda.empty_cache()
         case = Case(shape)
-        size = case.x.numel() * case.x.element_size()
+        large = case.x.numel() * case.x.element_size() >= LARGE
         copy_us = clock.median_us(lambda: case.y.copy_(case.x))
         for name, moved, arguments in case.ops():
             def run():
@@ -127,29 +203,37 @@ def rows(args, library, clock):
                 run()
             except RuntimeError:  # add_layer_norm has no kernel of its own for some shapes
                 continue
-            us = clock.median_us(run)
-            peer = case.torch_run(name) if size < LARGE else None
-            peer_us = clock.median_us(peer) if peer else None
-            ratio = moved * copy_us / (2 * us) if size >= LARGE else peer_us / us if peer else None
-            row = {"op": name, **shape._asdict(), "by": "mica", "us": round(us, 2), "copy_us": round(copy_us, 2),
-                   "torch_us": peer_us and round(peer_us, 2), "large": size >= LARGE,
-                   "ratio": ratio and round(ratio, 3), "correct": True}
-            if ratio:
-                worst[name, row["large"]].append(row)
+            error = case.error(name)
+            row = {"op": name, **shape._asdict(), "by": "mica", "us": round(clock.median_us(run), 2),
+                   "copy_us": round(copy_us, 2), "large": large, "relative_error": error,
+                   "correct": error < (2e-5 if shape.dtype == "float32" else 2e-2)}
+            peers = {}
+            for peer in args.peers if args.known or not large else []:
+                try:
+                    peer_run = PEERS[peer](case, name)
+                    if peer_run:
+                        peers[peer] = round(clock.median_us(peer_run), 2)
+                except Exception as failure:  # a shape that the peer does not support
+                    print(f"{peer}, {name}: {type(failure).__name__}: {str(failure)[:100]!r}")
+            row["peers"] = peers
+            of_copy = moved * copy_us / (2 * row["us"])
+            row["of_copy"] = round(of_copy, 3)
+            row["ratio"] = row["of_copy"] if large else round(min(peers.values()) / row["us"], 3) if peers else None
+            if row["ratio"]:
+                worst[name, large].append(row)
             yield row
-        del case
-    print("\nThe worst")
     for (name, large), of_op in sorted(worst.items()):
-        print(f"\n{name}, {'rate over that of a copy' if large else 'time of PyTorch over ours'}"
-              f" ({len(of_op)} shapes)")
+        meaning = "rate over that of a copy" if large else "time of the fastest peer over ours"
+        print(f"\n{name}: the worst of {len(of_op)}, {meaning}")
         for row in sorted(of_op, key=lambda r: r["ratio"])[:args.worst]:
             print(describe(row))
 
 
 def describe(row):
     ratio = f"{row['ratio']:.3f}" if row["ratio"] else "-"
+    peers = "".join(f", {name} {us:.2f}" for name, us in row["peers"].items())
     return (f"{row['op']:24} {row['dtype']:9}{row['weight_dtype']:9} {row['m']:8} x {row['n']:<7}{row['us']:9.2f} us,"
-            f" copy {row['copy_us']:8.2f}, {'of copy' if row['large'] else 'PyTorch / mica'} {ratio}")
+            f" copy {row['copy_us']:8.2f}{peers}: {ratio}")
 
 
 if __name__ == "__main__":
