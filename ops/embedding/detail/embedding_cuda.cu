@@ -6,17 +6,17 @@
 
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
-#include <mica/ops/detail/rows_cuda.cuh>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
 
 namespace mica::kernels {
 
 namespace {
 
-using rows::load;
-using rows::Pack;
-using rows::store;
+using cuda::load;
+using cuda::Pack;
+using cuda::store;
 
 constexpr int kThreads = 256;
 
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
             sums[j] += static_cast<S>(before.at[j]);
           }
         }
-        store(to, rows::pack_of<T>(sums));
+        store(to, cuda::pack_of<T>(sums));
       }
     }
 #pragma unroll
@@ -224,7 +224,7 @@ void embedding_forward(Cuda, const EmbeddingForward& args) {
     const std::int64_t width = args.weight.shape()[1];
     const T* const weight = reinterpret_cast<const T*>(args.weight.raw_data());
     T* const y = reinterpret_cast<T*>(args.y.raw_data());
-    rows::with_pack_size<T>(
+    cuda::with_pack_size<T>(
         width,
         [&]<int V>(std::integral_constant<int, V>) {
           embedding_forward_kernel<T, V><<<blocks_for(args.y.numel() / V), kThreads, 0, cuda::current_stream()>>>(
@@ -300,7 +300,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
                                .rows = static_cast<std::uint32_t>(rows),
                                .width = width,
                                .accumulate = args.accumulate};
-    rows::with_pack_size<T>(
+    cuda::with_pack_size<T>(
         width,
         [&]<int V>(std::integral_constant<int, V>) {
           const unsigned across = static_cast<unsigned>(

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include <mica/core/cuda/launch.h>
-#include <mica/ops/detail/rows_cuda.cuh>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
@@ -10,10 +10,10 @@ namespace mica::kernels {
 
 namespace {
 
-using rows::load;
-using rows::load_streaming;
-using rows::Pack;
-using rows::store;
+using cuda::load;
+using cuda::load_streaming;
+using cuda::Pack;
+using cuda::store;
 
 // A block processes 32 adjacent packs of columns of a slab of rows, 8 rows at a time. Each thread has 4 such steps in
 // flight.
@@ -179,7 +179,7 @@ void launch(const ActivationBackward& args) {
                  .rows = args.dy.size(0),
                  .columns = args.dy.size(1),
                  .slab = 0};
-  rows::with_pack_size<T>(
+  cuda::with_pack_size<T>(
       a.columns,
       [&]<int V>(std::integral_constant<int, V>) {
         const auto parts = [](std::int64_t length, std::int64_t part) { return (length + part - 1) / part; };

@@ -7,8 +7,7 @@
 //
 //   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
 //   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
-//   columns      results side by side: a thread for 16 bytes of neighboring columns and some of their rows; tall
-//   columns
+//   columns      results side by side: a thread for 16 bytes of neighboring columns and some of their rows; tall ones
 //                are cut into pieces of rows, which a second pass joins
 
 #include <algorithm>
@@ -18,9 +17,9 @@
 #include <type_traits>
 
 #include <mica/core/cuda/error.h>
+#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
-#include <mica/ops/reduce/detail/pack.cuh>
 #include <mica/ops/reduce/detail/reduce_plan.h>
 
 namespace mica::kernels {
@@ -95,7 +94,7 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
                                        std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
-  constexpr int kPack = Pack<T>::kSize;
+  constexpr int kPack = 16 / sizeof(T);
   constexpr int kAccumulators = kPack < 4 ? 4 : kPack;
   Acc acc[kAccumulators];
 #pragma unroll
@@ -103,15 +102,24 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
     acc[j] = Op::identity();
   }
   if (reduced.rank == 1 && reduced.axis[0].in == 1) {
-    const bool aligned = is_aligned(x + begin);
+    // Elements are added in the same order wherever the row starts; only how a pack is read depends on it.
+    const bool aligned = reinterpret_cast<std::uintptr_t>(x + begin) % 16 == 0;
     const std::int64_t packed_end = begin + (end - begin) / kPack * kPack;
 #pragma unroll 4
     for (std::int64_t i = begin + static_cast<std::int64_t>(t) * kPack; i < packed_end;
          i += static_cast<std::int64_t>(threads) * kPack) {
-      const Pack<T> pack = load_pack(x + i, aligned);
+      cuda::Pack<T, kPack> pack;
+      if (aligned) {
+        pack = cuda::load<kPack>(x + i);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) {
+          pack.at[j] = x[i + j];
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        acc[j] = op.combine(acc[j], op.map(static_cast<Value>(pack.values[j]), shift, i + j));
+        acc[j] = op.combine(acc[j], op.map(static_cast<Value>(pack.at[j]), shift, i + j));
       }
     }
     for (std::int64_t i = packed_end + t; i < end; i += threads) {
@@ -216,9 +224,7 @@ __global__ void __launch_bounds__(kThreads)
   using Value = typename Op::Value;
   constexpr int kPack = kColumnPack<T, Op>;
   constexpr int kRowsInFlight = 4;  // rows in flight per thread
-  struct alignas(kPack == 1 ? alignof(T) : sizeof(T) * kPack) Loaded {
-    T values[kPack];
-  };
+  using Loaded = cuda::Pack<T, kPack>;
   __shared__ Acc shared[kThreads * kPack];
   const ReducePlan::Axis columns = plan.kept.inner();
   const int block_columns = width * kPack;
@@ -261,7 +267,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto add = [&](const Loaded& loaded, std::int64_t i) {
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
-        acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.values[v]), shifts[v], i));
+        acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.at[v]), shifts[v], i));
       }
     };
     const auto row_at = [&](std::int64_t i) {
@@ -286,7 +292,7 @@ __global__ void __launch_bounds__(kThreads)
       Loaded loaded;
 #pragma unroll
       for (int v = 0; v < kPack; ++v) {
-        loaded.values[v] = column(v) < rest ? from[column(v)] : T{};
+        loaded.at[v] = column(v) < rest ? from[column(v)] : T{};
       }
       add(loaded, row);
     }
