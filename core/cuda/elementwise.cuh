@@ -53,7 +53,9 @@ struct Layout {
   Divisor sizes[kMaxRank];
   std::int32_t strides[N][kMaxRank] = {};  // in elements
 
-  __device__ void locate(std::uint32_t unit, std::int32_t (&offsets)[N]) const {
+  /// Returns the unit's number along the last axis.
+  __device__ std::uint32_t locate(std::uint32_t unit, std::int32_t (&offsets)[N]) const {
+    std::uint32_t inner = unit;
 #pragma unroll
     for (int t = 0; t < N; ++t) {
       offsets[t] = 0;
@@ -61,6 +63,7 @@ struct Layout {
     for (int axis = rank - 1; axis > 0; --axis) {
       const std::uint32_t next = sizes[axis].quotient(unit);
       const auto index = static_cast<std::int32_t>(unit - next * sizes[axis].divisor);
+      inner = axis == rank - 1 ? static_cast<std::uint32_t>(index) : inner;
       unit = next;
 #pragma unroll
       for (int t = 0; t < N; ++t) {
@@ -71,6 +74,21 @@ struct Layout {
     for (int t = 0; t < N; ++t) {
       offsets[t] += static_cast<std::int32_t>(unit) * strides[t][0];
     }
+    return inner;
+  }
+
+  /// Goes `step` units on from unit number `inner` along the last axis, if that has so many: without divisions.
+  __device__ bool advance(std::uint32_t& inner, std::uint32_t step, const std::int32_t (&from)[N],
+                          std::int32_t (&offsets)[N]) const {
+    if (inner + step >= sizes[rank - 1].divisor) {
+      return false;
+    }
+    inner += step;
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+      offsets[t] = from[t] + static_cast<std::int32_t>(step) * strides[t][rank - 1];
+    }
+    return true;
   }
 };
 
@@ -85,9 +103,9 @@ struct Input {
     return data != nullptr ? static_cast<Accumulate<T>>(data[offset]) : number;
   }
 
-  /// V elements from `offset` on. kReadOnce: they bypass the L1 cache, and follow `policy` in the L2 cache.
-  template <int V, bool kReadOnce = false>
-  __device__ Pack<Accumulate<T>, V> load_pack(std::int32_t offset, std::uint64_t policy = 0) const {
+  /// V elements from `offset` on.
+  template <int V>
+  __device__ Pack<Accumulate<T>, V> load_pack(std::int32_t offset) const {
     Pack<Accumulate<T>, V> result;
     if (data == nullptr || splat) {
       const Accumulate<T> value = load(offset);
@@ -95,12 +113,21 @@ struct Input {
       for (int i = 0; i < V; ++i) {
         result.at[i] = value;
       }
-    } else if constexpr (kReadOnce && sizeof(Pack<T, V>) == 16) {
-      unpack(load_streaming<V>(data + offset, policy), result.at);
     } else {
       unpack(cuda::load<V>(data + offset), result.at);
     }
     return result;
+  }
+
+  /// The same, as they are stored, for tensors that are not broadcast. They bypass the L1 cache, and follow `policy` in
+  /// the L2 cache.
+  template <int V>
+  __device__ Pack<T, V> load_once(std::int32_t offset, std::uint64_t policy) const {
+    if constexpr (sizeof(Pack<T, V>) == 16) {
+      return load_streaming<V>(data + offset, policy);
+    } else {
+      return cuda::load<V>(data + offset);
+    }
   }
 };
 
@@ -131,16 +158,30 @@ constexpr int units_per_thread() {
   return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : 8;
 }
 
-/// A thread's units of one input.
-template <class S, int V, int U>
+/// A thread's units of one input, as it has loaded them. Elements as they are stored take the fewest registers.
+template <class In, int V, int U, bool kReadOnce>
 struct Units {
-  Pack<S, V> at[U];
+  using Held = Pack<std::conditional_t<kReadOnce, In, Accumulate<In>>, V>;
+  Held at[U];
+
+  __device__ void load(int u, const Input<In>& in, std::int32_t offset, std::uint64_t policy) {
+    if constexpr (kReadOnce) {
+      at[u] = in.template load_once<V>(offset, policy);
+    } else {
+      at[u] = in.template load_pack<V>(offset);
+    }
+  }
+  __device__ Pack<Accumulate<In>, V> values(int u) const {
+    Pack<Accumulate<In>, V> result;
+    unpack(at[u], result.at);
+    return result;
+  }
 };
 
 /// out[k][i] = f(in[i]...)[k]. A unit has V elements, the last one only `last`, which may be less than V if the layout
 /// has one axis. last_in_l2: inputs leave the L2 cache after what is written.
 template <int V, class F, class Out, int kOuts, class... In>
-__global__ void __launch_bounds__(kElementwiseThreads)
+__global__ void __launch_bounds__(kElementwiseThreads, 4)
     elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
                        Input<In>... in) {
   constexpr bool kReadOnce = reads_once<F>();
@@ -149,15 +190,17 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   const std::uint32_t whole = layout.units - (last < V);  // units of V elements
   const std::uint64_t policy = !kReadOnce ? 0 : last_in_l2 ? evict_last() : evict_normal();
   std::int32_t offsets[U][kOuts + sizeof...(In)];
+  std::uint32_t inner = 0;
   [&]<std::size_t... I>(std::index_sequence<I...>, auto... units) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const std::uint32_t unit = first + u * kElementwiseThreads;
-      if (unit < layout.units) {
-        layout.locate(unit, offsets[u]);
+      if (unit < layout.units &&
+          (u == 0 || !layout.advance(inner, kElementwiseThreads, offsets[u == 0 ? 0 : u - 1], offsets[u]))) {
+        inner = layout.locate(unit, offsets[u]);
       }
       if (unit < whole) {
-        ((units.at[u] = in.template load_pack<V, kReadOnce>(offsets[u][kOuts + I], policy)), ...);
+        (units.load(u, in, offsets[u][kOuts + I], policy), ...);
       }
     }
 #pragma unroll
@@ -165,10 +208,12 @@ __global__ void __launch_bounds__(kElementwiseThreads)
       const std::uint32_t unit = first + u * kElementwiseThreads;
       if (unit < whole) {
         decltype(f(in.number...)) returned[V];
+        [&](const auto&... values) {
 #pragma unroll
-        for (int i = 0; i < V; ++i) {
-          returned[i] = f(units.at[u].at[i]...);
-        }
+          for (int i = 0; i < V; ++i) {
+            returned[i] = f(values.at[i]...);
+          }
+        }(units.values(u)...);
 #pragma unroll
         for (int k = 0; k < kOuts; ++k) {
           if (kOuts == 1 || out.data[k] != nullptr) {
@@ -181,6 +226,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
           }
         }
       } else if (V > 1 && unit < layout.units) {
+#pragma unroll 1
         for (int i = 0; i < last; ++i) {
           const auto returned = f(in.load(offsets[u][kOuts + I] + (in.splat ? 0 : i))...);
           for (int k = 0; k < kOuts; ++k) {
@@ -192,7 +238,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
       }
     }
   }
-  (std::index_sequence_for<In...>(), Units<Accumulate<In>, V, U>{}...);
+  (std::index_sequence_for<In...>(), Units<In, V, U, kReadOnce>{}...);
 }
 
 /// The number of blocks for `units` units, of which a thread has `per_thread`.

@@ -2,6 +2,7 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
+#include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>

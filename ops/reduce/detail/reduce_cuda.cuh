@@ -378,7 +378,8 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
       join(op, plan, target.partials, pieces, results, 1, shifts, y, device);
     }
   } else if (n <= kShortRow) {
-    const int lanes = std::min(power_of_two_from((n + Pack<T>::kSize - 1) / Pack<T>::kSize), 32);
+    constexpr int kPack = 16 / sizeof(T);
+    const int lanes = std::min(power_of_two_from((n + kPack - 1) / kPack), 32);
     const std::int64_t rows_per_block = kThreads / lanes;
     const std::int64_t blocks = (results + rows_per_block - 1) / rows_per_block;
     reduce_short_rows<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
