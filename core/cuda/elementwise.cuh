@@ -155,7 +155,12 @@ constexpr bool reads_once() {
 }
 template <class F, class Out, int V>
 constexpr int units_per_thread() {
-  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : 8;
+  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : 4;
+}
+/// Blocks that a multiprocessor has room for, at least: as many as the registers of those units allow.
+template <class F, class Out, int V>
+constexpr int least_blocks() {
+  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 5 : 6;
 }
 
 /// A thread's units of one input, as it has loaded them. Elements as they are stored take the fewest registers.
@@ -181,7 +186,7 @@ struct Units {
 /// out[k][i] = f(in[i]...)[k]. A unit has V elements, the last one only `last`, which may be less than V if the layout
 /// has one axis. last_in_l2: inputs leave the L2 cache after what is written.
 template <int V, class F, class Out, int kOuts, class... In>
-__global__ void __launch_bounds__(kElementwiseThreads, 4)
+__global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V>()))
     elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
                        Input<In>... in) {
   constexpr bool kReadOnce = reads_once<F>();
