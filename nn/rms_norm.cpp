@@ -18,4 +18,16 @@ Tensor RMSNorm::operator()(const Tensor& x) const {
   return rms_norm(x, normalized_shape, weight, eps);
 }
 
+AddRMSNormResult RMSNorm::operator()(const Tensor& x, const Tensor& residual) const {
+  const Scope scope(*this);
+  return add_rms_norm(x, residual, normalized_shape, weight, {.eps = eps});
+}
+
+AddRMSNormResult RMSNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
+                                     const Tensor& x_bias) const {
+  const Scope scope(*this);
+  return add_rms_norm(x, residual, normalized_shape, weight,
+                      {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
+}
+
 }  // namespace mica::nn

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <mica/nn/dropout.h>
 #include <mica/nn/module.h>
+#include <mica/ops/norm/add_rms_norm.h>
 
 namespace mica::nn {
 
@@ -18,6 +20,11 @@ class RMSNorm : public Module {
   explicit RMSNorm(std::int64_t size, RMSNormOptions options = {}) : RMSNorm(Shape{size}, options) {}
 
   Tensor operator()(const Tensor& x) const;
+  /// residual + x and the norm of that sum, in one pass: see mica::add_rms_norm.
+  AddRMSNormResult operator()(const Tensor& x, const Tensor& residual) const;
+  /// The same for residual + dropout(x + x_bias), where an undefined x_bias is 0.
+  AddRMSNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
+                              const Tensor& x_bias = {}) const;
 
   Shape normalized_shape;
   double eps;

@@ -92,8 +92,8 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
 
 Tensor LlamaBlock::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
-  const Tensor y = x + self_attn(input_layernorm(x), cached);
-  return y + mlp(post_attention_layernorm(y));
+  const auto [sum, y] = post_attention_layernorm(self_attn(input_layernorm(x), cached), x);
+  return sum + mlp(y);
 }
 
 LlamaModel::LlamaModel(const LlamaConfig& c)

@@ -172,7 +172,7 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
       continue;  // by the kernels of three ops
     }
     expect_launched(record, device,
-                    {"add_layer_norm_forward_kernel", "dropout_kernel", "layer_norm_forward_kernel<warp>"});
+                    {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>"});
     if (gpu_has_clusters()) {
       expect_launched(record, device, {"add_layer_norm_backward_kernel"});
     }

@@ -62,13 +62,13 @@ TEST(LayerNorm, EachKernel) {
         expect_matches(got, reference(in), c);
       }
     }
-    expect_launched(record, device,
-                    {"layer_norm_forward_kernel<warp>", "layer_norm_forward_kernel<block>",
-                     "layer_norm_forward_kernel<block, ahead>", "layer_norm_forward_kernel<blocks>",
-                     "layer_norm_forward_looped_kernel", "layer_norm_backward_kernel", "layer_norm_backward_dx_kernel",
-                     "layer_norm_backward_parameters_kernel", "layer_norm_backward_sum_kernel"});
+    expect_launched(
+        record, device,
+        {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>", "norm_forward_held_kernel<stays>",
+         "norm_forward_held_kernel<blocks>", "norm_forward_looped_kernel", "layer_norm_backward_kernel",
+         "layer_norm_backward_dx_kernel", "layer_norm_backward_parameters_kernel", "layer_norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {
-      expect_launched(record, device, {"layer_norm_forward_stream_kernel", "layer_norm_backward_stream_kernel"});
+      expect_launched(record, device, {"norm_forward_stream_kernel", "layer_norm_backward_stream_kernel"});
     }
   }
 }

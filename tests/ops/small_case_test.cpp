@@ -251,6 +251,12 @@ TEST_F(SmallCase, LayerNorm) {
         what + ", without dx", tolerance_of(c.dtype), {inputs[1], inputs[2]},
         [&](const Tensors& in) { return layer_norm(inputs[0].to(in[0].device()), {c.columns}, in[0], in[1]); });
   }
+  // Parameters in shared memory, read by some lanes, a warp and a block; rows of single elements.
+  for (const std::int64_t columns : {48, 120, 768, 4096, 801}) {
+    compare_with_gradients(name_of(bfloat16, 300, columns) + ", weights of float32", tolerance_of(bfloat16),
+                           {randn({300, columns}, bfloat16), randn({columns}), randn({columns})},
+                           [&](const Tensors& in) { return layer_norm(in[0], {columns}, in[1], in[2]); });
+  }
 }
 
 TEST_F(SmallCase, RMSNorm) {
@@ -272,6 +278,22 @@ TEST_F(SmallCase, AddLayerNorm) {
                                manual_seed(3);
                                const auto [sum, y] =
                                    add_layer_norm(in[0], in[1], {c.columns}, in[2], in[3], {.p = p, .x_bias = in[4]});
+                               return sum + y;
+                             });
+    }
+  }
+}
+
+TEST_F(SmallCase, AddRMSNorm) {
+  for (const Matrix& c : {Matrix{float32, 9, 128}, Matrix{bfloat16, 9, 768}, Matrix{float32, 5, 4096}}) {
+    for (const double p : {0.0, 0.3}) {
+      compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
+                             {randn({c.rows, c.columns}, c.dtype), randn({c.rows, c.columns}, c.dtype),
+                              randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)},
+                             [&](const Tensors& in) {
+                               manual_seed(3);
+                               const auto [sum, y] =
+                                   add_rms_norm(in[0], in[1], {c.columns}, in[2], {.p = p, .x_bias = in[3]});
                                return sum + y;
                              });
     }

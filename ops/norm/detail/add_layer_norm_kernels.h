@@ -13,10 +13,6 @@ namespace mica::kernels {
 // is. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else kernels of other
 // ops do it one after another.
 
-/// The sum too, where there is a kernel for it: else false, and nothing is done.
-inline bool add_norm_forward(Cpu, const NormForward&) { return false; }
-bool add_norm_forward(Cuda, const NormForward& args);
-
 /// dresidual = dsum + the gradient of the norm in the sum, dx = what dropout leaves of it; whichever of the outputs is
 /// undefined is not wanted.
 struct AddLayerNormBackward {

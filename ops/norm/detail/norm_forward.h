@@ -37,9 +37,14 @@ struct NormForward {
   const Tensor& sum = kAbsent;       // out (M, N), x's dtype
 };
 
-/// Without a residual: kernels of other ops write the sum.
+/// Without a residual.
 void norm_forward(Cpu, const NormForward& args);
 void norm_forward(Cuda, const NormForward& args);
+
+/// With a residual. There are kernels for CUDA only, and not for every shape: they return whether they did it. Else
+/// kernels of other ops write the sum.
+inline bool add_norm_forward(Cpu, const NormForward&) { return false; }
+bool add_norm_forward(Cuda, const NormForward& args);
 
 // What the kernels of every device share.
 

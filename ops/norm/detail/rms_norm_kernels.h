@@ -10,7 +10,6 @@ namespace mica::kernels {
 // is.
 
 void rms_norm_forward(Cpu, const NormForward& args);
-void rms_norm_forward(Cuda, const NormForward& args);
 
 /// The gradients of a norm that is not centered; whichever of dx and dweight is undefined is not wanted, one at least
 /// is.

@@ -1,37 +1,24 @@
 #pragma once
 
-// How threads share a row of layer_norm's forward, and how its moments come from those of its threads.
+// How the threads that hold a row share it, and how its moments come from those of its threads.
 
 #include <climits>
 #include <cstdint>
 #include <type_traits>
 
+#include <mica/core/creation.h>
+#include <mica/core/cuda/error.h>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/norm/detail/layer_norm_forward_cuda.cuh>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-namespace mica::kernels::layer_norm_cuda {
+namespace mica::kernels::norm_cuda {
 
-// Who shares a row: a warp or some of its lanes, a block, or several blocks.
-enum class Team { warp, block, blocks };
-
-// How the threads share a row: P packs each, `threads` threads in each of `slabs` blocks.
-struct ForwardPlan {
-  int packs = 0;       // P
-  int lanes = 0;       // of a warp that share a row
-  int threads = 0;     // of a block that share a row; 0: the row is too long
-  int teams = 1;       // of so many threads, in a block
-  int slabs = 1;       // blocks that share a row
-  int slab = 0;        // columns of a row that a block has
-  bool ahead = false;  // a block stays for row after row
-};
-
-constexpr int kForwardSlabs = 32;  // blocks that share a row, at most
-
-// Where the warps of a block meet.
-template <class S>
-class Meeting {
+// Where the warps of a team meet: all of a block's or, if kSeveral, those that have one of its rows.
+template <class S, bool kSeveral>
+class TeamMeeting {
  public:
-  __device__ explicit Meeting(Moments<S>* moments) : moments_(moments) {}
+  __device__ explicit TeamMeeting(Moments<S>* moments) : moments_(moments + (kSeveral ? threadIdx.y * warps() : 0)) {}
 
   /// Leaves a warp's moments, a in its lower 16 lanes and b in the upper ones, and waits for those of the others.
   __device__ void meet(S mine) const {
@@ -40,7 +27,11 @@ class Meeting {
       Moments<S>& own = moments_[threadIdx.x / kWarp];
       (lane == 0 ? own.a : own.b) = mine;
     }
-    __syncthreads();
+    if constexpr (kSeveral) {
+      cuda::barrier_sync(1 + threadIdx.y, blockDim.x);
+    } else {
+      __syncthreads();
+    }
   }
 
   /// The sums of both numbers.
@@ -101,6 +92,35 @@ struct SlabMeeting {
   }
 };
 
+// Their memory; none if there are no rows.
+template <class S>
+class SlabMeetingMemory {
+ public:
+  SlabMeetingMemory(std::int64_t rows, int slabs) {
+    if (rows > 0) {
+      int index = 0;
+      cuda::check(cudaGetDevice(&index), "cudaGetDevice");
+      const Device device = Device::cuda(index);
+      counts_ = empty({rows + 1}, int32, device);
+      moments_ = empty({rows, slabs, 2}, dtype_of<S>, device);
+      cuda::check(cudaMemsetAsync(counts_.data<std::int32_t>(), 0, counts_.bytes(), cuda::current_stream()),
+                  "cudaMemsetAsync");
+    }
+  }
+
+  SlabMeeting<S> on_device() const {
+    if (!counts_.defined()) {
+      return {};
+    }
+    std::int32_t* const counts = counts_.data<std::int32_t>();
+    return {.begun = counts, .arrivals = counts + 1, .moments = reinterpret_cast<Moments<S>*>(moments_.data<S>())};
+  }
+
+ private:
+  Tensor counts_;
+  Tensor moments_;
+};
+
 // A thread's packs of a row, or of a slab of one: kLanes lanes have P · kLanes of them, one after another.
 template <int V, int P, int kLanes>
 struct Share {
@@ -117,35 +137,36 @@ struct Share {
 };
 
 // A team's row, and the thread's place in it.
-template <int V, int P, int kLanes, Team kTeam>
+// kSeveral: a block has several rows, also where more than a warp shares one.
+template <int V, int P, int kLanes, RowTeam kTeam, bool kSeveral>
 struct Place {
   int slabs;
   int slab;  // columns
   int rank;  // of the block among those that share the row
   // A block's number is an int.
-  std::conditional_t<kTeam == Team::warp, std::int64_t, int> row;
+  std::conditional_t<kTeam <= RowTeam::warp, std::int64_t, int> row;
   bool present;
-  std::conditional_t<kTeam == Team::blocks, std::int64_t, int> at;  // the thread's first column
+  std::conditional_t<kTeam == RowTeam::blocks, std::int64_t, int> at;  // the thread's first column
   Share<V, P, kLanes> share;
 
-  __device__ Place(const ForwardPlan& p, std::int64_t rows, std::int64_t columns, int lane, int block)
-      : slabs(p.slabs),
+  __device__ Place(const NormForwardPlan& p, std::int64_t rows, std::int64_t columns, int lane, int block)
+      : slabs(p.blocks),
         slab(p.slab),
-        rank(kTeam == Team::blocks ? block % p.slabs : 0),
-        row(kTeam == Team::blocks  ? block / p.slabs
-            : kTeam == Team::block ? block
-                                   : std::int64_t{block} * p.teams + threadIdx.y),
+        rank(kTeam == RowTeam::blocks ? block % p.blocks : 0),
+        row(kTeam == RowTeam::blocks  ? block / p.blocks
+            : kTeam == RowTeam::block ? (kSeveral ? block * p.teams + static_cast<int>(threadIdx.y) : block)
+                                      : std::int64_t{block} * p.teams + threadIdx.y),
         present(row < rows),
         share(lane, present ? in_slab(columns, rank) : 0) {
     at = share.first;
-    if constexpr (kTeam == Team::blocks) {
+    if constexpr (kTeam == RowTeam::blocks) {
       at += std::int64_t{rank} * slab;
     }
   }
 
   /// How many columns of a row block number `rank` has.
   __device__ std::int64_t in_slab(std::int64_t columns, int rank) const {
-    if constexpr (kTeam != Team::blocks) {
+    if constexpr (kTeam != RowTeam::blocks) {
       return columns;
     }
     const std::int64_t left = columns - std::int64_t{rank} * slab;
@@ -158,19 +179,19 @@ struct Place {
                                 const SlabMeeting<S>& slab_meeting) const {
     const S in_row = S(1) / static_cast<S>(columns);
     const S count = static_cast<S>(share.elements());
-    if constexpr (kTeam == Team::warp) {
+    if constexpr (kTeam <= RowTeam::warp) {
       return combine_lanes<kLanes>(mine, count, in_row);
     } else {
       const S warp_count = static_cast<S>(__reduce_add_sync(kAllLanes, share.elements()));
       const Moments<S> warp = combine_lanes<kWarp>(mine, count, reciprocal(warp_count));
-      const Meeting<S> meeting(moments);
+      const TeamMeeting<S, kSeveral> meeting(moments);
       const int lane = threadIdx.x % kWarp;
       meeting.meet(lane < kWarp / 2 ? warp.a : warp.b);
       const std::int64_t in_block = in_slab(columns, rank);
       const int left = static_cast<int>(in_block) - lane * (P * kWarp * V);
       const S other_count = static_cast<S>(max(0, min(P * kWarp * V, left)));
       Moments<S> m = meeting.combine(other_count, reciprocal(static_cast<S>(in_block)));
-      if constexpr (kTeam == Team::blocks) {
+      if constexpr (kTeam == RowTeam::blocks) {
         const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, m);
         const auto sum_over = [&](auto term) {
           S sum = 0;
@@ -187,20 +208,20 @@ struct Place {
     }
   }
 
-  /// The sums of both numbers over the row.
-  template <class S>
+  /// The sums of both numbers over the row; not kBoth: the first one need not be.
+  template <bool kBoth, class S>
   __device__ Moments<S> sum(const Moments<S>& mine, Moments<S>* moments, const SlabMeeting<S>& slab_meeting) const {
     if constexpr (kLanes < kWarp) {
-      return {sum_lanes<kLanes>(mine.a), sum_lanes<kLanes>(mine.b)};
+      return {kBoth ? sum_lanes<kLanes>(mine.a) : mine.a, sum_lanes<kLanes>(mine.b)};
     } else {
       const S sums = sum_pair(mine.a, mine.b);
-      if constexpr (kTeam == Team::warp) {
+      if constexpr (kTeam == RowTeam::warp) {
         return {__shfl_sync(kAllLanes, sums, 0), __shfl_sync(kAllLanes, sums, kWarp / 2)};
       } else {
-        const Meeting<S> meeting(moments);
+        const TeamMeeting<S, kSeveral> meeting(moments);
         meeting.meet(sums);
         Moments<S> m = meeting.sum();
-        if constexpr (kTeam == Team::blocks) {
+        if constexpr (kTeam == RowTeam::blocks) {
           const Moments<S>* const all = slab_meeting.meet(row, rank, slabs, m);
           m = {0, 0};
 #pragma unroll 1
@@ -216,4 +237,4 @@ struct Place {
   }
 };
 
-}  // namespace mica::kernels::layer_norm_cuda
+}  // namespace mica::kernels::norm_cuda

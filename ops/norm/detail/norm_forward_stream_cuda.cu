@@ -1,9 +1,20 @@
+#include <climits>
+#include <type_traits>
+
 #include <mica/ops/detail/stream_cuda.cuh>
-#include <mica/ops/norm/detail/layer_norm_forward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows that no block holds in registers: they stream through the shared memory of a cluster.
+// Forward for rows that no block holds in registers. A cluster of blocks stays with row after row, each block with the
+// same columns of all of them:
+//
+//   x ──copies, D chunks ahead──▶ shared memory ──first look──▶ moments ──▶ warps, blocks of the cluster meet
+//                                       │                                              │
+//                                       └──────────second look · rstd, weight, bias ◀──┘──▶ y
+//
+// Between a row's two looks lies the first look at the next one, so that nobody waits for the blocks to meet. weight
+// and bias of a thread's columns stay in registers.
 
-namespace mica::kernels::layer_norm_cuda {
+namespace mica::kernels::norm_cuda {
 
 namespace {
 
@@ -44,6 +55,13 @@ class Shifts {
   Pack<T, kFirst<T, V>> next_ = {};
 };
 
+// Of norms that are not centered.
+struct NoShifts {
+  template <class... Any>
+  __device__ explicit NoShifts(const Any&...) {}
+  __device__ float take() { return 0; }
+};
+
 // How many of `columns` member number i has, where they are dealt out in slabs of so many.
 __device__ inline int dealt(int columns, int slab, int i) { return max(0, min(slab, columns - i * slab)); }
 
@@ -67,9 +85,9 @@ constexpr int kFewPacks = 20;
 // P packs of a row a thread, D chunks in shared memory. weight and bias of a thread's columns stay in registers; x is
 // read from shared memory for the moments, and again for y. A row is begun before the one before it is ended, so that
 // nobody waits for the blocks to meet.
-template <class T, class W, int V, int P, int D>
+template <class N, class T, class W, int V, int P, int D>
 __global__ void __launch_bounds__(kForwardBlock, 1)
-    layer_norm_forward_stream_kernel(const Forward<T, W> a, const StreamPlan p) {
+    norm_forward_stream_kernel(const Forward<T, W> a, const StreamPlan p) {
   constexpr int C = chunks_of<T, V>(P);
   constexpr int kChunk = P / C;
   constexpr bool kWhole = V > 1;                   // each lane copies packs of its own
@@ -85,7 +103,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
   const int first_row = static_cast<int>(at.first);
   const int row_step = static_cast<int>(at.step);
   const int first_column = static_cast<int>(at.begin) + at.first_pack * V;
-  Shifts<T, V> shifts(a.x, rows, a.columns, first_row, row_step);
+  std::conditional_t<N::kCentered, Shifts<T, V>, NoShifts> shifts(a.x, rows, a.columns, first_row, row_step);
   const int warp_column = first_column - static_cast<int>(threadIdx.x) % kWarp * V;
   const int warp_left = static_cast<int>(at.begin) + at.columns - warp_column;
   // Starts copying a chunk of a row, if there is one; `packs` are the thread's.
@@ -112,7 +130,9 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     biases[i] = {};
     if (i < at.packs) {
       weights[i] = load_or<V>(a.weight, first_column + i * (kWarp * V), 1);
-      biases[i] = load_or<V>(a.bias, first_column + i * (kWarp * V), 0);
+      if constexpr (N::kCentered) {
+        biases[i] = load_or<V>(a.bias, first_column + i * (kWarp * V), 0);
+      }
     }
   }
   constexpr int kWarpColumns = P * kWarp * V;
@@ -152,10 +172,12 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     // Differences of pack number i of chunk c from `shift`; zeros if it is absent, as it is where it was copied to.
     const auto look = [&](int place, int phase, int c, int i, float shift, float(&x)[V]) {
       unpack(pack_at(place, phase, i), x);
-      const float from = c * kChunk + i < packs ? shift : 0.0f;
+      if constexpr (N::kCentered) {
+        const float from = c * kChunk + i < packs ? shift : 0.0f;
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        x[j] -= from;
+        for (int j = 0; j < V; ++j) {
+          x[j] -= from;
+        }
       }
     };
     // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
@@ -181,15 +203,19 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int turn = (i * V + j) % 2;
-            sums[turn] += x[k][j];
-            if constexpr (kOnePass<T, V>) {
+            if constexpr (N::kCentered) {
+              sums[turn] += x[k][j];
+            }
+            if constexpr (!N::kCentered || kOnePass<T, V>) {
               squares[turn] = fma(x[k][j], x[k][j], squares[turn]);
             }
           }
         }
       }
-      const float sum = sums[0] + sums[1];
-      if constexpr (kOnePass<T, V>) {
+      [[maybe_unused]] const float sum = sums[0] + sums[1];
+      if constexpr (!N::kCentered) {
+        return Moments<float>{0, sum_lanes<kWarp>(squares[0] + squares[1])};
+      } else if constexpr (kOnePass<T, V>) {
         const Moments<float> warp{sum_lanes<kWarp>(sum), sum_lanes<kWarp>(squares[0] + squares[1])};
         const float mean = warp.a * in_warp;  // as those of two passes are from here on
         const float rest = fma(-warp.a, mean, warp.b);
@@ -220,7 +246,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
     const auto end_row = [&](int row, int place, float shift) {
       Moments<float> m = take();
       float scale = 1;
-      if (__any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike
+      if (N::kCentered && __any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike
         scale = kShrink<float>;
         shift *= scale;
         m = shrunk_moments<kWarp>(a.x + row * a.columns, columns, shift, a.in_row);
@@ -228,7 +254,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
       const float rstd = rsqrt(m.b * a.in_row + a.eps * scale * scale);
       const float offset = -m.a * rstd;
       if (threadIdx.x == 0 && at.rank == 0) {
-        write_statistics(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
+        write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
       }
       const int phase = phase_of(a.x, row);
       const int y_phase = phase_of(a.y, row);
@@ -241,7 +267,8 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
         unpack(biases[i], b);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          values[j] = fma(fma(fma(values[j], scale, -shift), rstd, offset), w[j], b[j]);
+          values[j] = N::kCentered ? fma(fma(fma(values[j], scale, -shift), rstd, offset), w[j], b[j])
+                                   : values[j] * rstd * w[j];
         }
         return pack_of<T>(values);
       };
@@ -304,89 +331,40 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 
 // On the host.
 
-/// The choice for rows of a length that can be read in packs of V.
-template <class T, int V>
-StreamChoice choose(std::int64_t columns) {
-  if (V == 4 && columns > 8192 && columns <= 16384) {
-    return {.packs = 4, .depth = 8, .cluster = 2};
-  }
-  if (columns <= kForwardBlock * kMostPacks<V> * V) {
-    return {};  // a block holds them in registers
-  }
-  constexpr int kDepth = V == 8 ? 8 : 12;
-  for (int cluster = 2; cluster <= 16; cluster *= 2) {
-    const std::int64_t threads = std::int64_t{cluster} * kForwardBlock;
-    if (V == 1 && columns <= threads * kFewPacks) {
-      return {.packs = kFewPacks, .depth = 10, .cluster = cluster};
-    }
-    if (V == 1 && columns <= threads * 24) {
-      return {.packs = 24, .depth = kDepth, .cluster = cluster};
-    }
-    if (columns <= threads * 32) {
-      return {.packs = 32 / V, .depth = kDepth, .cluster = cluster};
-    }
-  }
-  return {};
-}
-
-template <class T, class W, int V>
-bool launch_forward_stream(const Forward<T, W>& a) {
-  const StreamChoice choice = choose<T, V>(a.columns);
-  if (choice.packs == 0 || a.rows > INT_MAX / 2) {  // the kernel counts rows in int
-    return false;
-  }
-  StreamPlan p{.packs = choice.packs, .cluster = choice.cluster};
+template <class N, class T, class W, int V, int P, int D>
+void launch(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  StreamPlan p{.packs = P, .cluster = plan.blocks};
   divide(p, a.columns, V, kForwardBlock);
   p.groups = 1;
-  const int chunk = p.packs / chunks_of<T, V>(p.packs) * V * kWarp + (V == 1 ? 16 / static_cast<int>(sizeof(T)) : 0);
-  p.stream_bytes = choice.depth * p.warps() * chunk * static_cast<int>(sizeof(T));
-  if (p.threads > kForwardBlock || p.shared_bytes() > kStreamShared) {
-    return false;
-  }
-  bool found = false;
-  const auto run = [&]<int P, int D>() {
-    if (choice.packs == P && choice.depth == D) {
-      found = true;
-      const auto kernel = layer_norm_forward_stream_kernel<T, W, V, P, D>;
-      const char* const name = "layer_norm_forward_stream_kernel";
-      launch_stream(kernel, name, p, a.rows, a);
-    }
-  };
-  // What choose() may return.
-  if constexpr (V == 8) {
-    run.template operator()<4, 8>();
-  } else if constexpr (V == 4) {
-    run.template operator()<8, 12>();
-    run.template operator()<4, 8>();
-  } else {
-    run.template operator()<kFewPacks, 10>();
-    run.template operator()<24, 12>();
-    run.template operator()<32, 12>();
-  }
-  check(found, "layer_norm: there is no forward kernel with {} packs a thread", choice.packs);
-  return true;
+  const int chunk = P / chunks_of<T, V>(P) * V * kWarp + (V == 1 ? 16 / static_cast<int>(sizeof(T)) : 0);
+  p.stream_bytes = D * p.warps() * chunk * static_cast<int>(sizeof(T));
+  launch_stream(norm_forward_stream_kernel<N, T, W, V, P, D>, "norm_forward_stream_kernel", p, a.rows, a);
 }
 
 }  // namespace
 
-template <class T, class W>
-bool forward_stream(const Forward<T, W>& a) {
-  if (!cuda::device_has_clusters()) {
-    return false;
+template <class N, class T, class W>
+void forward_stream(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  constexpr int kFull = 16 / sizeof(T);
+  if (plan.pack == 1) {
+    if constexpr (sizeof(T) == 4) {
+      switch (plan.packs) {
+        case 20: return launch<N, T, W, 1, 20, 10>(a, plan);
+        case 24: return launch<N, T, W, 1, 24, 12>(a, plan);
+        case 32: return launch<N, T, W, 1, 32, 12>(a, plan);
+      }
+    }
+  } else if (sizeof(T) == 4 && plan.packs == 8) {
+    return launch < N, T, W, kFull, sizeof(T) == 4 ? 8 : 4, sizeof(T) == 4 ? 12 : 8 > (a, plan);
+  } else if (plan.packs == 4) {
+    return launch<N, T, W, kFull, 4, 8>(a, plan);
   }
-  bool done = false;
-  with_pack_size<T>(
-      a.columns,
-      [&]<int V>(std::integral_constant<int, V>) {
-        if constexpr (V > 1 || sizeof(T) == 4) {
-          done = launch_forward_stream<T, W, V>(a);
-        }
-      },
-      a.x, a.weight, a.bias, a.y);
-  return done;
+  check(false, "norm: there is no streamed forward with {} packs of {} a thread", plan.packs, plan.pack);
 }
 
-#define MICA_INSTANTIATE(T, W) template bool forward_stream(const Forward<T, W>&)
+#define MICA_INSTANTIATE(T, W)                                                            \
+  template void forward_stream<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
+  template void forward_stream<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
 MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
 
-}  // namespace mica::kernels::layer_norm_cuda
+}  // namespace mica::kernels::norm_cuda

@@ -1,16 +1,28 @@
 #pragma once
 
-// What the CUDA kernels of layer_norm's forward share. T is the type of x and y, W that of weight and bias, S that of
-// sums: float, or double for double.
+// What forward's CUDA kernels share. T is the type of x and y, W that of weight and bias, S that of sums: float, or
+// double for double. V is the number of columns in a pack, P that of packs of a row that a thread has.
 
 #include <cstdint>
+#include <type_traits>
 
 #include <mica/ops/detail/rows_cuda.cuh>
-#include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_forward.h>
+#include <mica/ops/norm/detail/norm_forward_plan.h>
 
-namespace mica::kernels::layer_norm_cuda {
+namespace mica::kernels::norm_cuda {
 
 using namespace rows;
+
+// Where the rows come from: they are x's, or those of residual + x + x_bias, x dropped or not, which are written too.
+enum class Source { x, sum, dropped_sum };
+
+// What is done with them: a norm and its source, as one template argument of the kernels.
+template <bool kCentered_, Source kSource_ = Source::x>
+struct Norm {
+  static constexpr bool kCentered = kCentered_;
+  static constexpr Source kSource = kSource_;
+};
 
 template <class T, class W>
 struct Forward {
@@ -18,24 +30,51 @@ struct Forward {
   std::int64_t rows;
   std::int64_t columns;
   const T* x;
-  const W* weight;
-  const W* bias;
+  const W* weight;  // null: 1
+  const W* bias;    // null: 0
   S eps;
   S in_row;  // 1 / columns
   T* y;
-  S* mean;  // null, with those that follow: not wanted
+  S* mean;  // null, with mean_rest: not wanted, or not centered
   S* mean_rest;
-  S* rstd;
-  bool x_last_in_l2;  // of what is in the L2 cache, others than x are to go first
+  S* rstd;                 // null, with mean: not wanted
+  bool inputs_last_in_l2;  // of what is in the L2 cache, others than x and residual are to go first
 };
 
-constexpr int kForwardBlock = 512;  // threads, at most
+// What is added: of Source::sum and dropped_sum. Apart, so that the arguments of other kernels stay few.
+template <class T>
+struct Addends {
+  const T* residual;
+  const T* x_bias;  // null: 0
+  T* sum;
+  PhiloxKey key;
+  std::uint32_t threshold;
+  float scale;
+};
+struct NoAddends {};
+template <class N, class T>
+using AddendsOf = std::conditional_t<N::kSource == Source::x, NoAddends, Addends<T>>;
 
-// Packs of a row that a thread holds in registers, at most.
-template <int V>
-constexpr int kMostPacks = V == 1   ? 16
-                           : V == 8 ? 4
-                                    : 8;
+/// So many rows from `begin` on.
+template <class T, class W>
+Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
+  const auto advance = [&](auto*& matrix, std::int64_t by) { matrix = matrix == nullptr ? nullptr : matrix + by; };
+  a.rows = rows;
+  advance(a.x, begin * a.columns);
+  advance(a.y, begin * a.columns);
+  advance(a.mean, begin);
+  advance(a.mean_rest, begin);
+  advance(a.rstd, begin);
+  return a;
+}
+
+inline NoAddends rows_of(NoAddends, std::int64_t) { return {}; }
+template <class T>
+Addends<T> rows_of(Addends<T> a, std::int64_t elements) {
+  a.residual += elements;
+  a.sum += elements;
+  return a;
+}
 
 // Moments of some elements relative to a shift that is near them. There are two ways to them:
 //
@@ -43,6 +82,8 @@ constexpr int kMostPacks = V == 1   ? 16
 // shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits
 // of it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula. A warp of a row
 // that streams takes the former to the latter.
+//
+// Norms that are not centered need Σ x² alone, b: their shift and their a are 0.
 template <class S>
 struct Moments {
   S a;
@@ -85,14 +126,18 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
 }
 
 /// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.
-template <class T, class W, class S>
+template <class N, class T, class W, class S>
 __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rounding, S rstd, S scale) {
-  if (a.mean != nullptr) {
-    a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
-    a.rstd[row] = rstd * scale;
-    if constexpr (has_mean_rest(sizeof(T))) {
-      a.mean_rest[row] = rounding * rstd;
+  if constexpr (N::kCentered) {
+    if (a.mean != nullptr) {
+      a.mean[row] = mean * (scale == 1 ? S(1) : S(1) / kShrink<S>);
+      a.rstd[row] = rstd * scale;
+      if constexpr (has_mean_rest(sizeof(T))) {
+        a.mean_rest[row] = rounding * rstd;
+      }
     }
+  } else if (a.rstd != nullptr) {
+    a.rstd[row] = rstd;
   }
 }
 
@@ -117,9 +162,12 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
-/// Rows that stream through shared memory. False, and nothing is done: not for rows of this length or alignment, or not
-/// for this chip.
-template <class T, class W>
-bool forward_stream(const Forward<T, W>& a);
+// The launchers, which carry out a plan.
+template <class N, class T, class W>
+void forward_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& plan);
+template <class N, class T, class W>
+void forward_stream(const Forward<T, W>& a, const NormForwardPlan& plan);
+template <class N, class T, class W>
+void forward_looped(const Forward<T, W>& a, const NormForwardPlan& plan);
 
-}  // namespace mica::kernels::layer_norm_cuda
+}  // namespace mica::kernels::norm_cuda

@@ -1,0 +1,131 @@
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+
+// Forward for rows of any length, each by one block, which reads it again for each of its passes:
+//
+//   x ──▶ mean ──▶ squares ──▶ y        centered
+//   x ──▶ squares ──▶ y                 not centered
+
+namespace mica::kernels::norm_cuda {
+
+namespace {
+
+// A block's row, as the differences of scale · x from a shift.
+template <class T, class W, int V>
+class LoopedRow {
+ public:
+  using S = Accumulate<T>;
+
+  __device__ LoopedRow(const T* row, std::int64_t columns) : row_(row), columns_(columns) {}
+
+  /// Of norms that are centered: relative to the first element.
+  __device__ void scale_by(S scale) {
+    scale_ = scale;
+    shift_ = static_cast<S>(row_[0]) * scale;
+  }
+  __device__ S scale() const { return scale_; }
+  __device__ S shift() const { return shift_; }
+
+  /// f(column, differences) for each of the thread's packs.
+  template <class F>
+  __device__ void for_packs(const F& f) const {
+#pragma unroll 4
+    for (std::int64_t column = threadIdx.x * V; column < columns_; column += kForwardBlock * V) {
+      S x[V];
+      unpack(load<V>(row_ + column), x);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = fma(x[j], scale_, -shift_);
+      }
+      f(column, x);
+    }
+  }
+
+  /// The sum of term(difference) over the row, to the same bits in each thread.
+  template <class F>
+  __device__ S sum_of(S* warps, const F& term) const {
+    S sum = 0;
+    for_packs([&](std::int64_t, const S(&x)[V]) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        sum += term(x[j]);
+      }
+    });
+    __syncthreads();  // whoever read the last sum is done
+    const S warp = sum_lanes<kWarp>(sum);
+    if (threadIdx.x % kWarp == 0) {
+      warps[threadIdx.x / kWarp] = warp;
+    }
+    __syncthreads();
+    return sum_lanes<kForwardBlock / kWarp>(warps[threadIdx.x % (kForwardBlock / kWarp)]);
+  }
+
+ private:
+  const T* row_;
+  std::int64_t columns_;
+  S scale_ = 1;
+  S shift_ = 0;
+};
+
+template <class N, class T, class W, int V>
+__global__ void __launch_bounds__(kForwardBlock, 1) norm_forward_looped_kernel(const Forward<T, W> a) {
+  using S = Accumulate<T>;
+  __shared__ S warps[kForwardBlock / kWarp];
+  for (std::int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
+    LoopedRow<T, W, V> row(a.x + i * a.columns, a.columns);
+    S mean = 0;
+    S squares;
+    if constexpr (N::kCentered) {
+      row.scale_by(1);
+#pragma unroll 1
+      while (true) {
+        mean = row.sum_of(warps, [](S x) { return x; }) * a.in_row;
+        squares = row.sum_of(warps, [&](S x) { return (x - mean) * (x - mean); });
+        if (row.scale() != 1 || isfinite(squares)) {
+          break;
+        }
+        row.scale_by(kShrink<S>);
+      }
+    } else {
+      squares = row.sum_of(warps, [](S x) { return x * x; });
+    }
+    const S rstd = rsqrt(squares * a.in_row + a.eps * row.scale() * row.scale());
+    row.for_packs([&](std::int64_t column, S(&x)[V]) {
+      S w[V];
+      S b[V] = {};
+      unpack(load_or<V>(a.weight, column, 1), w);
+      if constexpr (N::kCentered) {
+        unpack(load_or<V>(a.bias, column, 0), b);
+      }
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = fma((x[j] - mean) * rstd, w[j], b[j]);
+      }
+      store(a.y + i * a.columns + column, pack_of<T>(x));
+    });
+    if (threadIdx.x == 0) {
+      write_statistics<N>(a, i, row.shift() + mean, mean_rounding(row.shift(), mean), rstd, row.scale());
+    }
+  }
+}
+
+template <class N, class T, class W, int V>
+void launch(const Forward<T, W>& a) {
+  norm_forward_looped_kernel<N, T, W, V><<<grid_of(a.rows), kForwardBlock, 0, cuda::current_stream()>>>(a);
+  cuda::check_launch("norm_forward_looped_kernel");
+}
+
+}  // namespace
+
+template <class N, class T, class W>
+void forward_looped(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  plan.pack == 1 ? launch<N, T, W, 1>(a) : launch<N, T, W, 16 / sizeof(T)>(a);
+}
+
+#define MICA_INSTANTIATE(T, W)                                                            \
+  template void forward_looped<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
+  template void forward_looped<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
+MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
+
+}  // namespace mica::kernels::norm_cuda

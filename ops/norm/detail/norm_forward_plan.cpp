@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <array>
+#include <climits>
+
+#include <mica/ops/norm/detail/norm_forward_plan.h>
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWarpTeams = 8;                  // rows of a block whose warps have one each
+constexpr int kSlabBlock = kForwardBlock / 2;  // threads of one of several that share a row
+constexpr int kMostBlocks = 32;                // that share a row through global memory
+
+/// Packs of a row that a thread holds, at most.
+int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
+
+std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// P packs a thread, and as many blocks a row as it then takes.
+NormForwardPlan held(std::int64_t columns, int pack, int packs, int most_threads) {
+  const std::int64_t warp_columns = std::int64_t{kWarp} * pack * packs;
+  const std::int64_t warps = divided(columns, warp_columns);
+  const std::int64_t blocks = std::min<std::int64_t>(divided(warps, most_threads / kWarp), INT_MAX);
+  const std::int64_t threads = divided(warps, blocks) * kWarp;
+  return {.kernel = NormForwardPlan::Kernel::held,
+          .team = blocks > 1         ? RowTeam::blocks
+                  : threads == kWarp ? RowTeam::warp
+                                     : RowTeam::block,
+          .pack = pack,
+          .packs = packs,
+          .threads = static_cast<int>(threads),
+          .teams = threads == kWarp ? kWarpTeams : 1,
+          .blocks = static_cast<int>(blocks),
+          .slab = static_cast<int>(threads / kWarp * warp_columns)};
+}
+
+NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
+  return {.kernel = NormForwardPlan::Kernel::held,
+          .team = RowTeam::lanes,
+          .pack = pack,
+          .packs = packs,
+          .threads = lanes,
+          .teams = 256 / lanes / 2,
+          .slab = lanes * pack * packs};
+}
+
+/// The plan for rows that stream; else, looped.
+NormForwardPlan stream_plan(const NormShape& s, int pack) {
+  const auto streamed = [&](int packs, int depth, int blocks) {
+    return NormForwardPlan{.kernel = NormForwardPlan::Kernel::stream,
+                           .team = RowTeam::cluster,
+                           .pack = pack,
+                           .packs = packs,
+                           .blocks = blocks,
+                           .depth = depth};
+  };
+  const bool has_kernel = s.clusters && !s.adds && size_of(s.x) <= 4 && (pack > 1 || size_of(s.x) == 4);
+  if (!has_kernel || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
+    return {};
+  }
+  if (s.centered && pack == 4 && s.columns > 8192 && s.columns <= 16384) {
+    return streamed(4, 8, 2);
+  }
+  if (s.columns <= std::int64_t{kForwardBlock} * most_packs(pack) * pack) {
+    return {};  // a block holds them in registers
+  }
+  for (int blocks = 2; blocks <= 16; blocks *= 2) {
+    const std::int64_t threads = std::int64_t{blocks} * kForwardBlock;
+    if (pack == 1 && s.columns <= threads * 20) {
+      return streamed(20, 10, blocks);
+    }
+    if (pack == 1 && s.columns <= threads * 24) {
+      return streamed(24, 12, blocks);
+    }
+    if (s.columns <= threads * 32) {
+      return streamed(32 / pack, pack == 8 ? 8 : 12, blocks);
+    }
+  }
+  return {};
+}
+
+/// The plan for rows that are held; else, looped.
+NormForwardPlan held_plan(const NormShape& s, int pack) {
+  if (s.adds && pack < 4) {
+    return {};
+  }
+  if (s.columns <= 64) {
+    return held_by_lanes(pack, std::max(1, 8 / pack), 8);
+  }
+  if (pack == 8 && s.columns <= 128) {
+    return held_by_lanes(pack, 1, 16);
+  }
+  if (pack == 1 && s.columns <= 128) {
+    return held(s.columns, pack, 4, kWarp);
+  }
+  // float32 rows that are not centered take fewer registers a pack.
+  const bool more_packs = pack == 4 && !s.centered && !s.adds;
+  const int warp_columns = pack == 8 || more_packs ? 1024 : 512;
+  if (pack >= 4 && s.columns <= warp_columns) {
+    const int packs = static_cast<int>(divided(s.columns, kWarp * pack));
+    return held(s.columns, pack, packs > 4 ? 8 : packs, kWarp);
+  }
+  if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
+    return held(s.columns, pack, 2, kForwardBlock);
+  }
+  // Of so many packs a thread, the first number that leaves the fewest threads without one.
+  const std::array<int, 4> numbers = pack == 8    ? std::array{4, 3, 3, 3}
+                                     : more_packs ? std::array{8, 4, 4, 4}
+                                     : pack == 4  ? std::array{4, 8, 8, 8}
+                                     : pack == 2  ? std::array{8, 4, 2, 1}
+                                                  : std::array{16, 8, 8, 8};
+  NormForwardPlan best;
+  for (const int packs : numbers) {
+    if (s.adds && packs > 4) {
+      continue;  // twice as many are on their way
+    }
+    const NormForwardPlan p = held(s.columns, pack, packs, kForwardBlock);
+    if (p.blocks == 1 && (best.threads == 0 || p.threads * packs < best.threads * best.packs)) {
+      best = p;
+    }
+  }
+  if (best.threads == 0 && s.centered && !s.adds) {
+    const NormForwardPlan p = held(s.columns, pack, most_packs(pack), kSlabBlock);
+    // They wait for each other, so all must have room at a time, also beside other work.
+    if (p.blocks <= std::min(kMostBlocks, s.multiprocessors / 2)) {
+      best = p;
+    }
+  }
+  return best;
+}
+
+/// Whether blocks that stay have the parameters in shared memory: they are twice as many bytes as a row.
+bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_of(s.x); }
+
+/// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
+bool stays(const NormShape& s, const NormForwardPlan& p) {
+  if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds || p.team == RowTeam::blocks) {
+    return false;
+  }
+  if (shares(s)) {
+    return p.team != RowTeam::block || s.rows >= 4 * s.multiprocessors;  // a block reads them for some rows
+  }
+  const bool result_is_small = s.rows * s.columns * static_cast<std::int64_t>(size_of(s.x)) <= 40 << 20;
+  return p.team == RowTeam::block && p.packs == 2 && s.parameters && (size_of(s.x) == 4 || result_is_small);
+}
+
+}  // namespace
+
+NormForwardPlan norm_forward_plan(const NormShape& s) {
+  const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
+  NormForwardPlan p = stream_plan(s, pack);
+  if (p.kernel == NormForwardPlan::Kernel::looped) {
+    p = held_plan(s, pack);
+    p.pack = pack;
+    p.stays = stays(s, p);
+    if (p.stays && p.team == RowTeam::block && shares(s)) {
+      const std::int64_t most = kSharingBlock / p.threads;
+      p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most));
+    }
+  }
+  return p;
+}
+
+}  // namespace mica::kernels

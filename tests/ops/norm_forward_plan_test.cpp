@@ -1,0 +1,208 @@
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <mica/ops/norm/detail/norm_forward_plan.h>
+
+// What norm_forward_plan() chooses, what every choice must keep to, and the table of it in the README.
+
+namespace mica::kernels {
+
+namespace {
+
+using Kernel = NormForwardPlan::Kernel;
+
+NormShape shape_of(std::int64_t rows, std::int64_t columns, DType x, DType weight) {
+  return {.rows = rows,
+          .columns = columns,
+          .x = x,
+          .weight = weight,
+          .parameters = true,
+          .centered = true,
+          .adds = false,
+          .packed = columns * static_cast<std::int64_t>(size_of(x)) % 16 == 0,
+          .clusters = true,
+          .multiprocessors = 132};
+}
+
+std::vector<std::int64_t> many_columns() {
+  std::vector<std::int64_t> columns;
+  for (std::int64_t n = 1; n <= 600'000; n += 1 + n / 50) {
+    columns.push_back(n);
+    columns.push_back((n + 7) / 8 * 8);
+  }
+  return columns;
+}
+
+template <class F>
+void for_shapes(const F& f) {
+  for (const DType x : {bfloat16, float32, float64}) {
+    for (const DType weight : {x, x == bfloat16 ? float32 : x}) {
+      for (const std::int64_t rows : {1, 300, 100'000}) {
+        for (const std::int64_t columns : many_columns()) {
+          for (const bool centered : {true, false}) {
+            NormShape s = shape_of(rows, columns, x, weight);
+            s.centered = centered;
+            f(s);
+            s.packed = false;
+            f(s);
+            s.clusters = false;
+            f(s);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
+  for_shapes([](const NormShape& s) {
+    const NormForwardPlan p = norm_forward_plan(s);
+    const std::string what = fmt::format("{} × {} of {}", s.rows, s.columns, s.x);
+    ASSERT_EQ(p.pack, s.packed ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
+    if (p.kernel == Kernel::looped) {
+      return;
+    }
+    if (p.kernel == Kernel::stream) {
+      ASSERT_EQ(p.team, RowTeam::cluster) << what;
+      ASSERT_GE(std::int64_t{kForwardBlock} * p.packs * p.pack * p.blocks, s.columns) << what;
+      ASSERT_LE(p.blocks, 16) << what;
+      return;
+    }
+    ASSERT_GE(std::int64_t{p.threads} * p.packs * p.pack * p.blocks, s.columns) << what;
+    ASSERT_EQ(p.slab, p.threads * p.packs * p.pack) << what;
+    const int most = p.team != RowTeam::block ? kForwardBlock / 2 : p.teams > 1 ? kSharingBlock : kForwardBlock;
+    ASSERT_LE(p.threads * p.teams, most) << what;
+    switch (p.team) {
+      case RowTeam::lanes: ASSERT_TRUE(p.threads == 8 || p.threads == 16) << what; break;
+      case RowTeam::warp: ASSERT_EQ(p.threads, 32) << what; break;
+      case RowTeam::block: ASSERT_EQ(p.threads % 32, 0) << what; break;
+      case RowTeam::blocks:
+        ASSERT_GT(p.blocks, 1) << what;
+        ASSERT_LE(p.blocks, s.multiprocessors / 2) << what;  // they wait for each other
+        break;
+      case RowTeam::cluster: FAIL() << what;
+    }
+    if (p.stays) {
+      ASSERT_GE(p.pack, 4) << what;
+      if (size_of(s.weight) > size_of(s.x)) {  // the parameters lie in shared memory
+        ASSERT_LE(2 * (s.columns + 256) * static_cast<std::int64_t>(size_of(s.weight)), 200 * 1024) << what;
+        ASSERT_LE(p.teams, 15 * (p.team == RowTeam::block ? 1 : 100)) << what;  // a named barrier each
+      }
+    }
+  });
+}
+
+// The order in which a row is added up follows from its length, its alignment and the dtype of x.
+TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
+  for_shapes([](const NormShape& s) {
+    NormShape other = s;
+    other.rows = 5;
+    other.weight = s.x;
+    other.parameters = false;
+    const NormForwardPlan a = norm_forward_plan(s);
+    const NormForwardPlan b = norm_forward_plan(other);
+    ASSERT_EQ(a.kernel, b.kernel);
+    ASSERT_EQ(a.team, b.team);
+    ASSERT_EQ(a.pack, b.pack);
+    ASSERT_EQ(a.packs, b.packs);
+    ASSERT_EQ(a.threads, b.threads);
+    ASSERT_EQ(a.blocks, b.blocks);
+  });
+}
+
+TEST(NormForwardPlan, Stays) {
+  const auto stays = [](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
+    return norm_forward_plan(shape_of(rows, columns, x, weight)).stays;
+  };
+  EXPECT_TRUE(stays(65'536, 768, bfloat16, float32));
+  EXPECT_TRUE(stays(8192, 16'384, float16, float32));
+  EXPECT_FALSE(stays(65'536, 768, bfloat16, bfloat16));
+  EXPECT_FALSE(stays(65'536, 769, bfloat16, float32));
+  EXPECT_TRUE(stays(4096, 2048, float16, float16));
+  EXPECT_FALSE(stays(65'536, 2048, float16, float16));  // y is larger than what the L2 cache keeps
+  EXPECT_TRUE(stays(65'536, 2048, float32, float32));
+  NormShape no_bias = shape_of(4096, 2048, float16, float16);
+  no_bias.parameters = false;
+  EXPECT_FALSE(norm_forward_plan(no_bias).stays);
+}
+
+TEST(NormForwardPlan, SumsAreHeldInPacks) {
+  for (const DType x : {bfloat16, float32, float64}) {
+    for (const std::int64_t columns : many_columns()) {
+      NormShape s = shape_of(100, columns, x, x);
+      s.adds = true;
+      const NormForwardPlan p = norm_forward_plan(s);
+      const bool expected = s.packed && x != float64 && columns <= (x == bfloat16 ? 16'384 : 8192);
+      ASSERT_EQ(p.kernel, expected ? Kernel::held : Kernel::looped) << columns;
+      ASSERT_FALSE(p.stays);
+    }
+  }
+}
+
+std::string name_of(const NormForwardPlan& p) {
+  if (p.kernel == Kernel::looped) {
+    return "a block, which reads it again | looped";
+  }
+  switch (p.team) {
+    case RowTeam::lanes: return fmt::format("{} lanes | held", p.threads);
+    case RowTeam::warp: return "a warp | held";
+    case RowTeam::block: return "a block | held";
+    case RowTeam::blocks: return "several blocks | held";
+    case RowTeam::cluster: return fmt::format("a cluster of {} blocks | streamed", p.blocks);
+  }
+  return "";
+}
+
+// A row for each run of lengths, in steps of `step`, whose rows are shared in the same way.
+std::string table_of(const std::string& title, DType x, bool packed, bool centered) {
+  const std::int64_t step = packed ? 16 / static_cast<std::int64_t>(size_of(x)) : 1;
+  std::string table = fmt::format(
+      "| {}, columns up to | who shares a row | kernel | packs a thread |\n"
+      "|---|---|---|---|\n",
+      title);
+  std::string before;
+  std::set<int> packs;
+  constexpr std::int64_t kLast = 300'000;
+  for (std::int64_t columns = step; columns <= kLast; columns += step) {
+    NormShape s = shape_of(1000, columns, x, x);
+    s.packed = packed;
+    s.centered = centered;
+    const NormForwardPlan p = norm_forward_plan(s);
+    const std::string name = name_of(p);
+    const bool ends = columns + step > kLast;
+    if (ends || (!before.empty() && name != before)) {
+      table += fmt::format("| {} | {} | {} |\n", ends ? "any" : std::to_string(columns - step), before,
+                           packs == std::set<int>{0} ? "" : fmt::format("{}", fmt::join(packs, ", ")));
+      packs.clear();
+    }
+    packs.insert(p.packs);
+    before = name;
+  }
+  return table;
+}
+
+TEST(NormForwardPlan, ReadmeHasItsTable) {
+  const std::filesystem::path readme = MICA_NORM_README;
+  if (!std::filesystem::exists(readme)) {
+    GTEST_SKIP() << "no source tree";
+  }
+  std::stringstream text;
+  text << std::ifstream(readme).rdbuf();
+  for (const std::string& table : {table_of("16 bits", bfloat16, true, true), table_of("float32", float32, true, true),
+                                   table_of("float32, any alignment", float32, false, true),
+                                   table_of("16 bits, any alignment", bfloat16, false, true)}) {
+    EXPECT_NE(text.str().find(table), std::string::npos) << "expected in " << readme << ":\n" << table;
+  }
+}
+
+}  // namespace
+
+}  // namespace mica::kernels
