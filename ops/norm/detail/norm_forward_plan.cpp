@@ -8,7 +8,7 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr int kWarp = 32;
+constexpr int kWarpLanes = 32;
 constexpr int kWarpTeams = 8;                  // rows of a block whose warps have one each
 constexpr int kSlabBlock = kForwardBlock / 2;  // threads of one of several that share a row
 constexpr int kMostBlocks = 32;                // that share a row through global memory
@@ -20,20 +20,20 @@ std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// P packs a thread, and as many blocks a row as it then takes.
 NormForwardPlan held(std::int64_t columns, int pack, int packs, int most_threads) {
-  const std::int64_t warp_columns = std::int64_t{kWarp} * pack * packs;
+  const std::int64_t warp_columns = std::int64_t{kWarpLanes} * pack * packs;
   const std::int64_t warps = divided(columns, warp_columns);
-  const std::int64_t blocks = std::min<std::int64_t>(divided(warps, most_threads / kWarp), INT_MAX);
-  const std::int64_t threads = divided(warps, blocks) * kWarp;
+  const std::int64_t blocks = std::min<std::int64_t>(divided(warps, most_threads / kWarpLanes), INT_MAX);
+  const std::int64_t threads = divided(warps, blocks) * kWarpLanes;
   return {.kernel = NormForwardPlan::Kernel::held,
-          .team = blocks > 1         ? RowTeam::blocks
-                  : threads == kWarp ? RowTeam::warp
-                                     : RowTeam::block,
+          .team = blocks > 1              ? RowTeam::blocks
+                  : threads == kWarpLanes ? RowTeam::warp
+                                          : RowTeam::block,
           .pack = pack,
           .packs = packs,
           .threads = static_cast<int>(threads),
-          .teams = threads == kWarp ? kWarpTeams : 1,
+          .teams = threads == kWarpLanes ? kWarpTeams : 1,
           .blocks = static_cast<int>(blocks),
-          .slab = static_cast<int>(threads / kWarp * warp_columns)};
+          .slab = static_cast<int>(threads / kWarpLanes * warp_columns)};
 }
 
 NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
@@ -93,14 +93,14 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
     return held_by_lanes(pack, 1, 16);
   }
   if (pack == 1 && s.columns <= 128) {
-    return held(s.columns, pack, 4, kWarp);
+    return held(s.columns, pack, 4, kWarpLanes);
   }
   // float32 rows that are not centered take fewer registers a pack.
   const bool more_packs = pack == 4 && !s.centered && !s.adds;
   const int warp_columns = pack == 8 || more_packs ? 1024 : 512;
   if (pack >= 4 && s.columns <= warp_columns) {
-    const int packs = static_cast<int>(divided(s.columns, kWarp * pack));
-    return held(s.columns, pack, packs > 4 ? 8 : packs, kWarp);
+    const int packs = static_cast<int>(divided(s.columns, kWarpLanes * pack));
+    return held(s.columns, pack, packs > 4 ? 8 : packs, kWarpLanes);
   }
   if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
     return held(s.columns, pack, 2, kForwardBlock);
