@@ -62,9 +62,10 @@ struct Place {
 };
 
 /// Column of pack number i of a thread.
-template <int V>
+template <Team kTeam, int V>
 __device__ int held_column(int i) {
-  return (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * V;
+  const int threads = kTeam == Team::block || kTeam == Team::cluster ? static_cast<int>(blockDim.x) : kLanes<kTeam>;
+  return (i * threads + static_cast<int>(threadIdx.x)) * V;
 }
 
 /// The same number, of which the compiler does not know that it has computed it before.
@@ -81,24 +82,11 @@ class HeldPacks {
   using S = Accumulate<T>;
   static constexpr int kWords = P * V * static_cast<int>(kPacked ? sizeof(T) : sizeof(S)) / 4;
 
-  /// load(column) returns a Pack<T, V>. Packs that begin past `columns` hold `absent`.
-  template <class Load>
-  __device__ void fill(int columns, S absent, const Load& load) {
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      Pack<T, V> pack;
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        pack.at[j] = static_cast<T>(absent);
-      }
-      if (held_column<V>(i) < columns) {
-        pack = load(held_column<V>(i));
-      }
-      if constexpr (kPacked) {
-        held_[i] = reinterpret_cast<const Word&>(pack);
-      } else {
-        unpack(pack, held_[i].at);
-      }
+  __device__ void set(int i, const Pack<T, V>& pack) {
+    if constexpr (kPacked) {
+      held_[i] = reinterpret_cast<const Word&>(pack);
+    } else {
+      unpack(pack, held_[i].at);
     }
   }
 
@@ -168,7 +156,7 @@ class Exchange {
     std::uint64_t arrived[kBuffers];
   };
 
-  /// blocks: that share a row.
+  /// blocks: that share a row. To precede loads from memory: in a cluster, it waits for those under way.
   __device__ explicit Exchange(Shared& shared, int blocks = 1)
       : shared_(shared), warps_(static_cast<int>(blockDim.x) / kWarp), blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
@@ -197,6 +185,7 @@ class Exchange {
       const int buffer = kBuffers == 1 ? 0 : round_ % kBuffers;
       leave(buffer, warp, rank * warps_ + static_cast<int>(threadIdx.x) / kWarp, lane);
       Found all = warp.empty();
+#pragma unroll 2
       for (int place = lane; place < blocks_ * warps_; place += kWarp) {
         Found other = warp.empty();
         other.for_numbers([&](int k, Number& number) { number = shared_.numbers[buffer][k][place]; });
@@ -241,6 +230,22 @@ class Exchange {
   int round_ = 0;
 };
 
+/// f(i) for i = first, first + step, … below end. Several at a time, so that their loads can be under way at once.
+template <int kAtOnce, class F>
+__device__ void for_steps(int first, int end, int step, const F& f) {
+  int i = first;
+  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      f(i + k * step);
+    }
+  }
+#pragma unroll 1
+  for (; i < end; i += step) {
+    f(i);
+  }
+}
+
 /// A piece of memory that a block works on, and its image in shared memory, which begins at the same distance from a
 /// unit of 16 bytes. Whole units are copied 16 bytes at a time, the few elements before and after them, its edges, one
 /// by one.
@@ -276,14 +281,10 @@ class StagedPiece {
   }
 
   /// Calls f(i) for the first elements i of a thread's units.
-  template <class F>
+  template <int kAtOnce = 4, class F>
   __device__ void for_units(const F& f) const {
-    const int step = static_cast<int>(blockDim.x * blockDim.y) * kUnit;
-    const int end = head_ + units_ * kUnit;
-#pragma unroll 4
-    for (int i = head_ + thread() * kUnit; i < end; i += step) {
-      f(i);
-    }
+    for_steps<kAtOnce>(head_ + thread() * kUnit, head_ + units_ * kUnit,
+                       static_cast<int>(blockDim.x * blockDim.y) * kUnit, f);
   }
   /// Calls f(i) for a thread's element of the edges, if it has one: there are fewer than threads.
   template <class F>
@@ -303,45 +304,41 @@ class StagedPiece {
   int edges_;  // elements before and after them
 };
 
-/// Elements of an image that share a word of shared memory, or one that is wider.
+/// Elements that share a word of shared memory, or one that is wider.
 template <class T>
 constexpr int kInWord = sizeof(T) == 2 ? 2 : 1;
 
-/// The kInWord elements from `column` on, of which the second may be past the row's end, of a row that begins anywhere
-/// in an image.
+/// A row that begins anywhere in an image, by words: the elements from an even column on, put together from two words
+/// of shared memory where the row begins in the middle of one. The second element may be past the row's end.
 template <class T>
-__device__ Pack<T, kInWord<T>> load_word(const T* row, int column) {
-  const T* const from = row + column;
-  if constexpr (kInWord<T> == 1) {
-    return rows::load<1>(from);
-  } else {
-    const std::uint32_t at = cuda::shared_address(from);
-    if (at % 4 == 0) {
-      return rows::load<2>(from);
-    }
-    // The upper half of a word and the lower one of the next.
-    const unsigned word =
-        __funnelshift_r(*reinterpret_cast<const unsigned*>(from - 1), *reinterpret_cast<const unsigned*>(from + 1), 16);
-    return reinterpret_cast<const Pack<T, 2>&>(word);
-  }
-}
-
-/// The inverse: stores those that are in a row of so many columns.
-template <class T>
-__device__ void store_word(T* row, int column, int columns, const Pack<T, kInWord<T>>& pack) {
-  T* const to = row + column;
-  if constexpr (kInWord<T> == 1) {
-    rows::store(to, pack);
-  } else {
-    if (cuda::shared_address(to) % 4 == 0 && column + 1 < columns) {
-      rows::store(to, pack);
+class RowWords {
+ public:
+  __device__ explicit RowWords(const T* row) {
+    if constexpr (kInWord<T> == 2) {
+      in_middle_ = cuda::shared_address(row) % 4 != 0;
+      row_ = row - (in_middle_ ? 1 : 0);
     } else {
-      to[0] = pack.at[0];
-      if (column + 1 < columns) {
-        to[1] = pack.at[1];
-      }
+      row_ = row;
     }
   }
-}
+
+  __device__ bool in_middle() const { return in_middle_; }
+
+  /// kMaybe: whether the row may begin in the middle of a word.
+  template <bool kMaybe>
+  __device__ Pack<T, kInWord<T>> at(int column) const {
+    if constexpr (kInWord<T> == 1 || !kMaybe) {
+      return rows::load<kInWord<T>>(row_ + column);
+    } else {
+      const unsigned* const word = reinterpret_cast<const unsigned*>(row_ + column);
+      const unsigned both = __funnelshift_r(word[0], word[1], in_middle_ ? 16 : 0);
+      return reinterpret_cast<const Pack<T, 2>&>(both);
+    }
+  }
+
+ private:
+  const T* row_;
+  bool in_middle_ = false;
+};
 
 }  // namespace mica::kernels::held

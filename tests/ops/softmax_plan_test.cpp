@@ -59,12 +59,13 @@ TEST(SoftmaxPlan, CoversRows) {
     if (p.held == Held::shared_memory) {
       EXPECT_LE(bytes, kSharedMemory) << n;
     } else {
-      EXPECT_GE(std::int64_t{p.threads} * p.elements, n) << n;
+      EXPECT_GE(std::int64_t{p.threads} * p.elements, p.slab) << n;
       EXPECT_EQ(p.elements % p.pack, 0) << n;
       if (p.held == Held::staged_registers) {
         EXPECT_LE(bytes, kSharedMemory) << n;
       } else {
         EXPECT_EQ(n % p.pack, 0) << n;
+        EXPECT_EQ(p.slab % p.pack, 0) << n;
         EXPECT_EQ(p.pack * problem.element_size, 16) << n;
         EXPECT_TRUE(problem.aligned);
       }
@@ -93,15 +94,17 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
       EXPECT_EQ(plan(1024, size, backward, /*aligned=*/false).held, Held::staged_registers);
       EXPECT_EQ(plan(1025, size, backward).held, Held::shared_memory);
       EXPECT_EQ(plan(1032, size, backward, /*aligned=*/false).held, Held::shared_memory);
-      EXPECT_EQ(plan(262'144, size, backward).held, Held::shared_memory);
+      EXPECT_EQ(plan(16'384, size, backward).team, Team::block);
+      EXPECT_EQ(plan(16'392, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(16'392, size, backward).team, Team::cluster);
+      EXPECT_EQ(plan(262'144, size, backward).held, Held::registers);
       EXPECT_EQ(plan(262'143, size, backward).held, Held::shared_memory);
       EXPECT_EQ(plan(10'000'000, size, backward).held, Held::nowhere);
     }
   }
-  EXPECT_EQ(plan(16'384, 2, false).held, Held::registers);
-  EXPECT_EQ(plan(16'384, 4, true).held, Held::shared_memory);
-  EXPECT_EQ(plan(16'392, 2, false).team, Team::block);
-  EXPECT_EQ(plan(131'072, 2, false).team, Team::cluster);
+  EXPECT_EQ(plan(16'391, 2, false).team, Team::block);
+  EXPECT_EQ(plan(131'071, 2, false).team, Team::cluster);
+  EXPECT_EQ(plan(16'392, 2, false, true, /*clusters=*/false).held, Held::shared_memory);
   EXPECT_EQ(plan(131'072, 2, false, true, /*clusters=*/false).held, Held::nowhere);
   EXPECT_EQ(plan(600, 8).held, Held::shared_memory);  // a double takes two registers
 }

@@ -150,7 +150,7 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
                                            .backward = backward});
   const std::string op = backward ? "softmax_backward_" : "softmax_";
   switch (plan.held) {
-    case held::Held::registers: return op + "held";
+    case held::Held::registers: return op + (plan.team == held::Team::cluster ? "held<cluster>" : "held");
     case held::Held::staged_registers: return op + "held<staged>";
     case held::Held::shared_memory:
       return op + (plan.team == held::Team::cluster ? "staged<cluster>" : "staged<block>");

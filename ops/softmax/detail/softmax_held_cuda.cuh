@@ -32,6 +32,8 @@ struct HeldLayout {
   static constexpr int kThreads =
       kTeam == Team::block || kTeam == Team::cluster ? held::kMostTeamThreads : held::kWarpRows * rows::kWarp;
 
+  __device__ static int column(int i) { return held::held_column<kTeam, V>(i); }
+
   /// Blocks that are to fit on a multiprocessor, if each thread holds so many words of rows.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = kStaged ? 36 : 24;
@@ -52,20 +54,36 @@ struct Tile {
   }
 };
 
-/// Loads a thread's packs of a row, or word by word from its image in shared memory.
+/// Loads a thread's packs of a row; `absent` past its end.
 template <class L, class Packs, class T, class S>
 __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, bool last_in_l2) {
-  if constexpr (L::kStaged) {
-    packs.fill(columns, absent, [&](int column) {
-      auto word = held::load_word(row, column);
-      if (held::kInWord<T> == 2 && column + 1 == columns) {
-        word.at[L::V - 1] = static_cast<T>(absent);
-      }
-      return word;
-    });
-  } else {
-    const std::uint64_t policy = last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
-    packs.fill(columns, absent, [&](int column) { return rows::load_streaming<L::V>(row + column, policy); });
+  const std::uint64_t policy = last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
+#pragma unroll
+  for (int i = 0; i < L::kPacks; ++i) {
+    Pack<T, L::V> pack;
+#pragma unroll
+    for (int j = 0; j < L::V; ++j) {
+      pack.at[j] = static_cast<T>(absent);
+    }
+    if (L::column(i) < columns) {
+      pack = rows::load_streaming<L::V>(row + L::column(i), policy);
+    }
+    packs.set(i, pack);
+  }
+}
+
+/// The same from a row's image in shared memory. Past the row's end, too, it reads something.
+template <class L, class Packs, class T, class S>
+__device__ void load_words(Packs& packs, const T* row, int columns, S absent) {
+  const held::RowWords<T> words(row);
+#pragma unroll
+  for (int i = 0; i < L::kPacks; ++i) {
+    auto word = words.template at<true>(L::column(i));
+#pragma unroll
+    for (int j = 0; j < L::V; ++j) {
+      word.at[j] = L::column(i) + j < columns ? word.at[j] : static_cast<T>(absent);
+    }
+    packs.set(i, word);
   }
 }
 
@@ -81,7 +99,7 @@ __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found f
       packs.values(i, values);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        values[j] = rule.counted(values[j], held::held_column<V>(i) + j < seen);
+        values[j] = rule.counted(values[j], L::column(i) + j < seen);
       }
       f(i, values);
     }
@@ -112,8 +130,8 @@ __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found f
 /// compiler would keep them in registers from where it needed them before.
 template <class L, class F>
 __device__ void for_packs(int columns, const F& f) {
-  const int step = static_cast<int>(blockDim.x) * L::V;
-  int column = held::recomputed(held::held_column<L::V>(0));
+  const int step = L::column(1) - L::column(0);
+  int column = held::recomputed(L::column(0));
 #pragma unroll
   for (int i = 0; i < L::kPacks; ++i, column += step) {
     if (column < columns) {
@@ -122,12 +140,18 @@ __device__ void for_packs(int columns, const F& f) {
   }
 }
 
+/// Stores a pack, or those elements of a word that are in a row of so many columns.
 template <class L, class T>
 __device__ void store_pack(T* row, int column, int columns, const Pack<T, L::V>& pack) {
-  if constexpr (L::kStaged) {
-    held::store_word(row, column, columns, pack);
-  } else {
+  if constexpr (!L::kStaged) {
     rows::store(row + column, pack);
+  } else {
+#pragma unroll
+    for (int j = 0; j < L::V; ++j) {
+      if (column + j < columns) {
+        row[column + j] = pack.at[j];
+      }
+    }
   }
 }
 
@@ -142,6 +166,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
 
+  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
   // 1. Load.
   const Place<L::kTeam> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
@@ -155,13 +180,12 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
     staged_row = piece.image() + (first - tile.begin);
     cuda::wait_copies<0>();
     __syncthreads();
-    load_packs<L>(packs, staged_row, seen, kAbsent, last_in_l2);
+    load_words<L>(packs, staged_row, seen, kAbsent);
   } else {
     load_packs<L>(packs, x + first, seen, kAbsent, last_in_l2);
   }
 
   // 2. Find.
-  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
   const Found in_warp = found_in_warp<L, kKeepsPowers>(packs, rule, seen, Found::nothing());
   const Found found = exchange.joined_warps(in_warp, at.rank);
 
@@ -202,6 +226,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(2 * HeldPacks<T, 
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
 
+  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
   // 1. Load.
   const Place<L::kTeam> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
@@ -218,15 +243,14 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(2 * HeldPacks<T, 
     staged_row = dy_piece.image() + (first - tile.begin);
     cuda::wait_copies<0>();
     __syncthreads();
-    load_packs<L>(outs, piece.image() + (first - tile.begin), seen, S{0}, last_in_l2);
-    load_packs<L>(gradients, staged_row, seen, S{0}, last_in_l2);
+    load_words<L>(outs, piece.image() + (first - tile.begin), seen, S{0});
+    load_words<L>(gradients, staged_row, seen, S{0});
   } else {
     load_packs<L>(outs, y + first, seen, S{0}, last_in_l2);
     load_packs<L>(gradients, dy + first, seen, S{0}, last_in_l2);
   }
 
   // 2. Find.
-  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
   auto found = Found::nothing();
 #pragma unroll
   for (int i = 0; i < L::kPacks; ++i) {
@@ -236,7 +260,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(2 * HeldPacks<T, 
     gradients.values(i, gradient);
 #pragma unroll
     for (int j = 0; j < L::V; ++j) {
-      found.sum += rule.seen_or_zero(Rule::term(out[j], gradient[j]), held::held_column<L::V>(i) + j < seen);
+      found.sum += rule.seen_or_zero(Rule::term(out[j], gradient[j]), L::column(i) + j < seen);
     }
   }
   const S sum = exchange.joined(found, at.rank).sum;

@@ -14,7 +14,9 @@ constexpr std::int64_t kSlabUnit = 64;  // columns
 
 // Bytes of shared memory for which three, two or one blocks fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
-constexpr int kStagedElements = 32;  // of a thread, if a block has fewer than the most threads
+// Of a matrix, of a thread, if a block has fewer than the most threads.
+constexpr int kStagedBytes = 256;
+constexpr int kStagedBytesBackward = 128;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -33,7 +35,7 @@ int threads_for(std::int64_t columns, int elements) {
   return static_cast<int>(round_up(columns, std::int64_t{kWarp} * elements) / elements);
 }
 
-/// In the registers of a warp or of some of its lanes, or of a block.
+/// In the registers of a warp or of some of its lanes; if aligned, also of a block or a cluster.
 RowPlan plan_registers(const SoftmaxProblem& problem, bool aligned) {
   const std::int64_t n = problem.columns;
   const bool narrow = problem.element_size == 2;
@@ -57,22 +59,39 @@ RowPlan plan_registers(const SoftmaxProblem& problem, bool aligned) {
     plan.rows = held::kWarpRows;
     return plan;
   }
-  // Two matrices of wide elements fill the registers, and several blocks are to fit on a multiprocessor, so that some
-  // compute while others load.
-  const int most = problem.element_size == 4 && problem.backward ? 16 : 32;
-  if (!aligned || n > std::int64_t{kMostTeamThreads} * most) {
+  if (!aligned) {
     return {};
   }
-  // As few threads without elements as possible.
-  const int fewer = most == 32 ? 24 : most;
-  const int with_most = threads_for(n, most);
-  const int with_fewer = threads_for(n, fewer);
-  const bool better = with_fewer <= kMostTeamThreads && with_fewer * fewer < with_most * most;
-  plan.team = Team::block;
-  plan.elements = better ? fewer : most;
-  plan.threads = better ? with_fewer : with_most;
-  plan.packed = narrow && !problem.backward && n > 8192;
-  return plan;
+  constexpr std::int64_t kSlab = std::int64_t{kMostTeamThreads} * 32;
+  // Two matrices of wide elements fill the registers. Where rows are short enough, two blocks fit on a multiprocessor,
+  // so that one computes while the other loads.
+  const bool wide = problem.element_size == 4 && problem.backward;
+  const int most = wide && n <= kSlab / 2 ? 16 : 32;
+  if (n <= kSlab) {
+    // As few threads without elements as possible.
+    const int fewer = wide ? most : 24;
+    const int with_most = threads_for(n, most);
+    const int with_fewer = threads_for(n, fewer);
+    const bool better = with_fewer <= kMostTeamThreads && with_fewer * fewer < with_most * most;
+    plan.team = Team::block;
+    plan.elements = better ? fewer : most;
+    plan.threads = better ? with_fewer : with_most;
+    plan.packed = narrow && !problem.backward && n > kSlab / 2;
+    return plan;
+  }
+  for (int blocks = 2; problem.clusters && blocks <= held::kMostCluster; blocks *= 2) {
+    const std::int64_t slab = round_up((n + blocks - 1) / blocks, kSlabUnit);
+    if (slab <= kSlab) {
+      plan.team = Team::cluster;
+      plan.elements = most;
+      plan.threads = threads_for(slab, most);
+      plan.packed = narrow && !problem.backward;
+      plan.cluster = blocks;
+      plan.slab = static_cast<int>(slab);
+      return plan;
+    }
+  }
+  return {};
 }
 
 /// In the shared memory of a block or a cluster.
@@ -87,7 +106,9 @@ RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
         RowPlan plan;
         plan.held = Held::shared_memory;
         plan.team = blocks == 1 ? Team::block : Team::cluster;
-        plan.threads = std::min(kMostTeamThreads, threads_for(slab, kStagedElements));
+        plan.threads = std::min(
+            kMostTeamThreads,
+            threads_for(slab, (problem.backward ? kStagedBytesBackward : kStagedBytes) / problem.element_size));
         plan.cluster = blocks;
         plan.slab = static_cast<int>(slab);
         return plan;

@@ -20,6 +20,9 @@ using held::Held;
 /// longest: what is written leaves in the order in which it came, which the memory takes faster.
 constexpr std::int64_t kLargeResult = std::int64_t{40} << 20;  // bytes
 
+/// Elements after rows in shared memory that are read, but do not count.
+constexpr int kPast = 1024 + 8;
+
 inline bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 /// Whether elements with the same number lie at the same distance from a unit of 16 bytes.
@@ -43,7 +46,7 @@ void with_layout(const RowPlan& plan, const F& f) {
   };
   using OfLane = std::conditional_t<kDouble, Elements<8, 16>, Elements<8, 16, 32>>;
   using OfWarp = std::conditional_t<kDouble, Elements<16>, Elements<16, 24, 32>>;
-  using OfBlock = std::conditional_t<sizeof(T) == 4 && kBackward, Elements<16>, Elements<24, 32>>;
+  using OfBlock = std::conditional_t<sizeof(T) == 4 && kBackward, Elements<16, 32>, Elements<24, 32>>;
   constexpr int kWord = held::kInWord<T>;
   if (plan.held == Held::staged_registers) {
     if (plan.team == Team::lanes) {
@@ -57,6 +60,8 @@ void with_layout(const RowPlan& plan, const F& f) {
       with.template operator()<Team::lanes, kUnit, false, false>(OfLane{});
     } else if (plan.team == Team::warp) {
       with.template operator()<Team::warp, kUnit, false, false>(OfWarp{});
+    } else if (plan.team == Team::cluster) {
+      with.template operator()<Team::cluster, kUnit, kNarrow && !kBackward, false>(Elements<32>{});
     } else if (!plan.packed) {
       with.template operator()<Team::block, kUnit, false, false>(OfBlock{});
     } else if constexpr (kNarrow && !kBackward) {
@@ -68,22 +73,24 @@ void with_layout(const RowPlan& plan, const F& f) {
 /// The names of launches, for records and profiles.
 struct LaunchNames {
   const char* held;
+  const char* held_cluster;
   const char* held_staged;
   const char* staged_block;
   const char* staged_cluster;
 
   const char* of(const RowPlan& plan) const {
     switch (plan.held) {
-      case Held::registers: return held;
+      case Held::registers: return plan.team == Team::cluster ? held_cluster : held;
       case Held::staged_registers: return held_staged;
       default: return plan.team == Team::cluster ? staged_cluster : staged_block;
     }
   }
 };
-constexpr LaunchNames kForwardNames{"softmax_held", "softmax_held<staged>", "softmax_staged<block>",
-                                    "softmax_staged<cluster>"};
-constexpr LaunchNames kBackwardNames{"softmax_backward_held", "softmax_backward_held<staged>",
-                                     "softmax_backward_staged<block>", "softmax_backward_staged<cluster>"};
+constexpr LaunchNames kForwardNames{"softmax_held", "softmax_held<cluster>", "softmax_held<staged>",
+                                    "softmax_staged<block>", "softmax_staged<cluster>"};
+constexpr LaunchNames kBackwardNames{"softmax_backward_held", "softmax_backward_held<cluster>",
+                                     "softmax_backward_held<staged>", "softmax_backward_staged<block>",
+                                     "softmax_backward_staged<cluster>"};
 
 template <class Kernel, class... Arguments>
 void launch(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
@@ -127,7 +134,7 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     }
     run(softmax_staged<T, Team::block, Rule>);
   } else {
-    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns) : 0;
+    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns + kPast) : 0;
     with_layout<T, false>(plan, [&]<class L>() {
       launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, staged, x, y, rows, columns, rule, plan,
              large);
@@ -160,7 +167,7 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
     }
     run(softmax_backward_staged<T, Team::block, Rule>);
   } else {
-    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns) : 0;
+    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns + kPast) : 0;
     with_layout<T, true>(plan, [&]<class L>() {
       launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, staged, y, dy, dx, rows, columns,
              rule, plan, large);

@@ -24,16 +24,35 @@ constexpr int kStagedThreads = held::kMostTeamThreads;  // at most
 template <class T>
 constexpr int kStagedBlocks = sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
 
-/// Calls f(c, word of each image) for the words of so many columns that are a thread's, then, if there is an odd one at
-/// the end, single(c) in one thread.
-template <class T, class F, class Single>
-__device__ void for_words(int columns, const F& f, const Single& single) {
+/// The elements of a word as the type of their sums.
+template <class T>
+struct WordValues {
+  Accumulate<T> at[kInWord<T>];
+};
+template <class T>
+__device__ WordValues<T> unpacked(const Pack<T, kInWord<T>>& word) {
+  WordValues<T> values;
+  rows::unpack(word, values.at);
+  return values;
+}
+
+/// Calls f(values of each row…) for the words of rows of so many columns that are a thread's and, if there is an odd
+/// element at the end, single(c) in one thread. The rows' images begin at the same distance from a word.
+template <class T, class F, class Single, class... Row>
+__device__ void for_words(int columns, const F& f, const Single& single, const Row*... row) {
   const int whole = columns / kInWord<T> * kInWord<T>;
   const int step = static_cast<int>(blockDim.x) * kInWord<T>;
   const int first = static_cast<int>(threadIdx.x) * kInWord<T>;
-#pragma unroll 4
-  for (int c = first; c < whole; c += step) {
-    f(c);
+  const auto all = [&]<bool kMaybe>(const held::RowWords<Row>&... words) {
+    held::for_steps<4>(first, whole, step, [&](int c) {
+      const auto with = [&](const Pack<Row, kInWord<Row>>&... packs) { f(unpacked<Row>(packs)...); };
+      with(words.template at<kMaybe>(c)...);
+    });
+  };
+  if ((held::RowWords<Row>(row).in_middle() || ...)) {
+    all.template operator()<true>(held::RowWords<Row>(row)...);
+  } else {
+    all.template operator()<false>(held::RowWords<Row>(row)...);
   }
   if (whole < columns && whole % step == first) {
     single(whole);
@@ -75,12 +94,12 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename held::Exchange<Found, kTeam>::Shared shared;
 
+  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
   const Place<kTeam> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = rule.seen(at, columns);
   const StagedPiece<T> piece(memory, x + first, seen);
   piece.fetch(x + first);
-  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
   cuda::wait_copies<0>();
   __syncthreads();
 
@@ -89,15 +108,13 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   found.largest = largest_in_block(piece, rule);
   for_words<T>(
       seen,
-      [&](int c) {
-        S values[kInWord<T>];
-        rows::unpack(held::load_word(image, c), values);
+      [&](const WordValues<T>& word) {
 #pragma unroll
-        for (const S value : values) {
+        for (const S value : word.at) {
           found.sum += found.power(rule.counted(value, true) - found.largest);
         }
       },
-      [&](int c) { found.sum += found.power(rule.counted(static_cast<S>(image[c]), true) - found.largest); });
+      [&](int c) { found.sum += found.power(rule.counted(static_cast<S>(image[c]), true) - found.largest); }, image);
   found = exchange.joined(found, at.rank);
 
   const S factor = rule.factor(found.sum);
@@ -128,6 +145,7 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename held::Exchange<Found, kTeam>::Shared shared;
 
+  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
   const Place<kTeam> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = rule.seen(at, columns);
@@ -135,7 +153,6 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const StagedPiece<T> dy_piece(memory + StagedPiece<T>::bytes(plan.slab), dy + first, seen);
   piece.fetch(y + first);
   dy_piece.fetch(dy + first);
-  held::Exchange<Found, kTeam> exchange(shared, plan.cluster);
   cuda::wait_copies<0>();
   __syncthreads();
 
@@ -144,21 +161,17 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   auto found = Found::nothing();
   for_words<T>(
       seen,
-      [&](int c) {
-        S outs[kInWord<T>];
-        S gradients[kInWord<T>];
-        rows::unpack(held::load_word(out, c), outs);
-        rows::unpack(held::load_word(gradient, c), gradients);
+      [&](const WordValues<T>& outs, const WordValues<T>& gradients) {
 #pragma unroll
         for (int j = 0; j < kInWord<T>; ++j) {
-          found.sum += Rule::term(outs[j], gradients[j]);
+          found.sum += Rule::term(outs.at[j], gradients.at[j]);
         }
       },
-      [&](int c) { found.sum += Rule::term(static_cast<S>(out[c]), static_cast<S>(gradient[c])); });
+      [&](int c) { found.sum += Rule::term(static_cast<S>(out[c]), static_cast<S>(gradient[c])); }, out, gradient);
   const S sum = exchange.joined(found, at.rank).sum;
 
   T* const to = dx + first;
-  piece.for_units([&](int i) {
+  piece.template for_units<2>([&](int i) {
     S outs[kUnit];
     S gradients[kUnit];
     rows::unpack(rows::load<kUnit>(out + i), outs);
