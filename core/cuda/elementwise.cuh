@@ -119,8 +119,8 @@ struct Input {
     return result;
   }
 
-  /// The same, as they are stored, for tensors that are not broadcast. They bypass the L1 cache, and follow `policy` in
-  /// the L2 cache.
+  /// The same of a tensor whose elements are adjacent, or one (V = 1), as they are stored. They bypass the L1 cache,
+  /// and follow `policy` in the L2 cache.
   template <int V>
   __device__ Pack<T, V> load_once(std::int32_t offset, std::uint64_t policy) const {
     if constexpr (sizeof(Pack<T, V>) == 16) {
@@ -147,8 +147,8 @@ __device__ const S& result_of(const Results<S, N>& returned, int k) {
   return returned.at[k];
 }
 
-/// Whether F declares that its inputs are read once, neither broadcast nor overwritten. They bypass the L1 cache then,
-/// and a thread has several units of them under way.
+/// Whether F declares that its inputs are tensors that no output overlaps, and are mostly read once. They bypass the L1
+/// cache then, and a thread has several units of them under way. Broadcast ones are read one element at a time.
 template <class F>
 constexpr bool reads_once() {
   return requires { F::kReadsOnce; };
@@ -385,9 +385,9 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::a
           .number = static_cast<Accumulate<In>>(operands[I].scalar),
           .splat = part.inner_stride(kOuts + static_cast<int>(I)) == 0}...};
       cuda::Outputs<Out, kOuts> outputs{};
-      bool packed =
-          kPack > 1 &&
-          (cuda::can_pack(part, kOuts + static_cast<int>(I), std::get<I>(inputs).data, kPack, sizeof(In), true) && ...);
+      bool packed = kPack > 1 && (cuda::can_pack(part, kOuts + static_cast<int>(I), std::get<I>(inputs).data, kPack,
+                                                 sizeof(In), !cuda::reads_once<F>()) &&
+                                  ...);
       for (int k = 0; k < kOuts; ++k) {
         if (outs[k] != nullptr) {
           outputs.data[k] = outs[k]->template data<Out>() + starts[k];
