@@ -9,7 +9,7 @@
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
-#include <mica/ops/softmax/detail/softmax_ops.h>
+#include <mica/ops/softmax/detail/softmax_gradient.h>
 #include <mica/ops/softmax/softmax.h>
 #include <mica/ops/view/view.h>
 

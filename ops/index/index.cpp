@@ -3,8 +3,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
+#include <mica/ops/index/detail/gather_for.h>
 #include <mica/ops/index/detail/index_kernels.h>
-#include <mica/ops/index/detail/index_ops.h>
 #include <mica/ops/index/index.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>

@@ -3,7 +3,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
-#include <mica/ops/index/detail/index_ops.h>
+#include <mica/ops/index/detail/gather_for.h>
 #include <mica/ops/loss/loss.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>

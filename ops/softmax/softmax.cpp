@@ -5,8 +5,8 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/softmax/detail/softmax_gradient.h>
 #include <mica/ops/softmax/detail/softmax_kernels.h>
-#include <mica/ops/softmax/detail/softmax_ops.h>
 #include <mica/ops/softmax/softmax.h>
 
 namespace mica {

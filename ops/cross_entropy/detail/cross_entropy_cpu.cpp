@@ -4,7 +4,7 @@
 #include <mica/core/blocks_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/cross_entropy/detail/cross_entropy_ops.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_reductions.h>
 #include <mica/ops/softmax/detail/row_cpu.h>
 
 namespace mica::kernels {

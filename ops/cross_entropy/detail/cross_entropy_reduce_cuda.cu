@@ -1,4 +1,4 @@
-#include <mica/ops/cross_entropy/detail/cross_entropy_ops.h>
+#include <mica/ops/cross_entropy/detail/cross_entropy_reductions.h>
 #include <mica/ops/reduce/detail/reduce_cuda.cuh>
 
 namespace mica::kernels {
