@@ -79,9 +79,10 @@ Gradient reference_backward(const Tensor& x, const Tensor& dy, int axis, bool lo
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t at = first + i * step;
       dx.values[at] = log ? g[at] - p[at] * sum : p[at] * (g[at] - sum);
-      // log_softmax has p from its rounded logarithm.
+      // log_softmax has p from its rounded logarithm. For softmax, rounding p[at] by u adds u · p[at] · (g[at] − sum),
+      // and rounding all of p at most u · size to the sum.
       dx.scales[at] = log ? std::abs(g[at]) + p[at] * (1 - std::log(p[at])) * size
-                          : std::max(p[at], smallest) * (std::abs(g[at]) + size);
+                          : std::max(p[at], smallest) * (std::abs(g[at] - sum) + size);
     }
   });
   return dx;
