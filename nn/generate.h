@@ -49,14 +49,13 @@ struct GenerateOptions {
   std::function<bool(std::size_t prompt, std::int64_t token)> on_token{};
 };
 
-/// Goes on with each prompt, all of them together: the new tokens, a stop token included. Prompts may have different
-/// lengths, at least 1. The results of a prompt do not depend on how long the others are, up to rounding, but on its
-/// place in the batch, which selects its random numbers.
+/// Continues all prompts in one batch. Returns each one's new tokens, with the stop token if there was one. Prompts may
+/// have different lengths, at least 1. A prompt's tokens depend on its place in the batch, which selects its random
+/// numbers, but, up to rounding, not on the other prompts.
 ///
-/// Positions are computed once (KeyValueCache). Beyond a GPT's context, which is as far as its position embedding goes,
-/// only the last tokens are used, and all of them are computed again for each new one. Dropout is off during the call,
-/// and nothing is recorded. Throws for an empty prompt, for tokens outside of the vocabulary, unless 0 ≤ count ≤ 2²⁴,
-/// and if logits are not finite.
+/// Each position is computed once (KeyValueCache). A text longer than a GPT's context keeps only its last tokens, which
+/// are then computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty prompt, for a
+/// token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits are not finite.
 std::vector<std::vector<std::int64_t>> generate(GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
 std::vector<std::vector<std::int64_t>> generate(Llama& llama, const std::vector<std::vector<std::int64_t>>& prompts,

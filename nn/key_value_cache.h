@@ -9,8 +9,8 @@
 
 namespace mica::nn {
 
-/// The keys and values that a decoder's attention has computed, so that going on with a text costs one position instead
-/// of all. Models create one (nn::GPT::new_cache, nn::Llama::new_cache) and take it along with the next tokens:
+/// The keys and values of a text's earlier positions, so that a decoder computes only the new ones. A model creates its
+/// cache (nn::GPT::new_cache, nn::Llama::new_cache) and takes it together with the next tokens:
 ///
 ///     nn::KeyValueCache cache = llama.new_cache(1);
 ///     Tensor logits = llama.next_token_logits(prompt, cache);      // (1, T)
@@ -18,10 +18,10 @@ namespace mica::nn {
 ///       logits = llama.next_token_logits(argmax(logits, 1, true), cache);  // (1, 1)
 ///     }
 ///
-/// Works without gradients only (autograd::NoGrad). The memory grows with the text, at most by doubling.
+/// Needs autograd::NoGrad. The memory grows with the text, at most by doubling.
 ///
-/// Sequences of different lengths are aligned at their ends: padding tokens, of any value, come before the shorter
-/// ones. set_padding() says how many; attention does not see them, and the first token of each sequence has position 0.
+/// Shorter sequences of a batch are padded in front, with any tokens; set_padding() sets how many. Attention ignores
+/// them, and the first real token of each sequence has position 0.
 class KeyValueCache {
  public:
   struct Config {

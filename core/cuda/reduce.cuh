@@ -1,7 +1,7 @@
 #pragma once
 
-// Reductions over the lanes of a warp, in a fixed order and to the same bits in each lane, which CUB's warp reductions
-// do not promise.
+// Reductions over the lanes of a warp, in a fixed order. Every lane gets the same bits; cub::WarpReduce gives the
+// result to lane 0 only.
 
 namespace mica::cuda {
 

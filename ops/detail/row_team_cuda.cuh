@@ -5,11 +5,11 @@
 //     held:    memory ──16 bytes a thread──▶ registers ─▶ sums ─▶ registers ──16 bytes a thread──▶ memory
 //     staged:  memory ──16 bytes a thread──▶ shared memory ─▶ sums ─▶ shared memory ──16 bytes a thread──▶ memory
 //
-// A team shares a row: 8 lanes of a warp, a warp, a block, or a cluster of blocks, each with a slab of the row's
-// columns. Rows that do not begin and end at multiples of 16 bytes are staged, and those that are too long for the
-// registers: a block copies the piece of memory that it works on, one or several rows or a slab, as a whole.
+// A team shares a row: 8 lanes of a warp, a warp, a block, or a cluster of blocks that have a slab of its columns each.
+// A row is staged if it is too long for the registers, or if it does not begin and end at multiples of 16 bytes. Then
+// a block copies everything it works on (rows, or a slab of one) into shared memory.
 //
-// Which thread has which columns, and the order of sums, depend on the length of the row alone.
+// Which thread has which columns, and the order of sums, depend on the row's length alone.
 
 #include <cstdint>
 #include <limits>

@@ -4,13 +4,13 @@
 
 namespace mica {
 
-// Elements by their positions along an axis. Indices are int64 or int32 in [0, length of the axis), on x's device. On
-// the CPU an index out of range is an error that names it. On CUDA, where a check would have to wait, it gives NaN (0
-// in other dtypes than floats), and nothing is added for it.
+// Reading and adding elements by index. Indices are int64 or int32 in [0, length of the axis), on x's device. On the
+// CPU, an index out of range is an error that names it. On CUDA, a check would have to wait for the device: reading
+// gives NaN (0 in integer and bool tensors), and adding skips the element.
 //
-// All are differentiable any number of times in x and src. Sums of 16-bit floats are computed in float32 and rounded
-// once, and have an order that depends on the indices alone: equal ones are added by increasing position. They exist
-// for floats, int64 and int32, which wrap around; on CUDA for fewer than 2³¹ elements. The other ops take any dtype.
+// All ops are differentiable any number of times in x and src. The ops that add take floats, int64 and int32 (which
+// wrap around); on CUDA, fewer than 2³¹ elements. They add equal indices in order of position, and 16-bit floats in
+// float32, rounded once. The other ops take any dtype.
 
 /// y[i, j, k] = x[i, index[i, j, k], k], where j and index replace position `axis`. The index has as many axes as x and
 /// may be shorter than x along the others; y has its shape.
