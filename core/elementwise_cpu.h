@@ -21,16 +21,6 @@ namespace detail {
 using BlockFunction = void (*)(const void* f, std::int64_t n, void* const* out, const void* const* in,
                                const std::int64_t* strides);
 
-// Result number k of what a function returned for an element.
-template <class S>
-const S& result_of(const S& returned, int) {
-  return returned;
-}
-template <class S, int N>
-const S& result_of(const Results<S, N>& returned, int k) {
-  return returned.at[k];
-}
-
 template <class T, std::size_t>
 using Repeat = T;
 

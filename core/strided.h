@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include <mica/core/half.h>
 #include <mica/core/tensor.h>
 
 namespace mica {
@@ -21,6 +22,16 @@ template <class T, int N>
 struct Results {
   T at[N];
 };
+
+/// Result number k of what such a function, or one that returns a number, returned for an element.
+template <class S>
+MICA_HOST_DEVICE const S& result_of(const S& returned, int) {
+  return returned;
+}
+template <class S, int N>
+MICA_HOST_DEVICE const S& result_of(const Results<S, N>& returned, int k) {
+  return returned.at[k];
+}
 
 /// The first of a function's outputs that is not null; one at least is not.
 template <std::size_t N>

@@ -76,6 +76,17 @@ void check_lr(const char* optimizer, double lr) {
   check(lr >= 0 && std::isfinite(lr), "{}: expected lr >= 0, got {}", optimizer, lr);
 }
 
+void check_betas(const char* optimizer, const std::array<double, 2>& betas) {
+  for (const double beta : betas) {
+    check(beta >= 0 && beta < 1, "{}: expected betas in [0, 1), got {} and {}", optimizer, betas[0], betas[1]);
+  }
+}
+
+void check_weight_decay(const char* optimizer, double weight_decay) {
+  check(weight_decay >= 0 && std::isfinite(weight_decay), "{}: expected weight_decay >= 0, got {}", optimizer,
+        weight_decay);
+}
+
 Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
     : name_(name), scalars_(std::make_shared<std::vector<double>>()), scalars_of_group_(0) {
   std::unordered_set<const void*> seen;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -84,6 +85,21 @@ class Optimizer {
     bool master_weights = true;            ///< for 16-bit parameters
   };
 
+  /// A spec for each group: its scalars are scalars_of(options), and all have the same states.
+  template <class Group, class ScalarsOf>
+  static std::vector<GroupSpec> specs_of(const std::vector<Group>& groups, const ScalarsOf& scalars_of,
+                                         const std::vector<std::string>& state_names) {
+    std::vector<GroupSpec> specs;
+    specs.reserve(groups.size());
+    for (const Group& group : groups) {
+      specs.push_back({.parameters = group.parameters,
+                       .scalars = scalars_of(group.options),
+                       .state_names = state_names,
+                       .master_weights = group.options.master_weights});
+    }
+    return specs;
+  }
+
   /// Error messages start with `name`. All groups have the same number of scalars.
   Optimizer(const char* name, const std::vector<GroupSpec>& groups);
 
@@ -115,5 +131,9 @@ class Optimizer {
 
 /// Throws unless lr is finite and not negative.
 void check_lr(const char* optimizer, double lr);
+/// Throws unless both are in [0, 1).
+void check_betas(const char* optimizer, const std::array<double, 2>& betas);
+/// Throws unless weight_decay is finite and not negative.
+void check_weight_decay(const char* optimizer, double weight_decay);
 
 }  // namespace mica::optim

@@ -12,8 +12,7 @@ std::vector<double> checked_scalars(const SGDOptions& o) {
   check_lr("SGD", o.lr);
   check(o.momentum >= 0 && std::isfinite(o.momentum), "SGD: expected momentum >= 0, got {}", o.momentum);
   check(std::isfinite(o.dampening), "SGD: expected a finite dampening, got {}", o.dampening);
-  check(o.weight_decay >= 0 && std::isfinite(o.weight_decay), "SGD: expected weight_decay >= 0, got {}",
-        o.weight_decay);
+  check_weight_decay("SGD", o.weight_decay);
   check(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
         "SGD: nesterov needs momentum and no dampening, got momentum {} and dampening {}", o.momentum, o.dampening);
   return {o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov ? 1.0 : 0.0};

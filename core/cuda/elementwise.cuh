@@ -137,16 +137,6 @@ struct Outputs {
   T* data[kCount];
 };
 
-/// Result number k of what a function returned for an element.
-template <class S>
-__device__ const S& result_of(const S& returned, int) {
-  return returned;
-}
-template <class S, int N>
-__device__ const S& result_of(const Results<S, N>& returned, int k) {
-  return returned.at[k];
-}
-
 /// Whether F declares that its inputs are tensors that no output overlaps, and are mostly read once. They bypass the L1
 /// cache then, and a thread has several units of them under way. Broadcast ones are read one element at a time.
 template <class F>

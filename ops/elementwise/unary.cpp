@@ -61,9 +61,7 @@ Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return
 Tensor times_curvature(functions::LeakyRelu, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Abs, const Tensor&, const Tensor& x) { return zeros_like(x); }
 Tensor times_curvature(functions::Clamp, const Tensor&, const Tensor& x) { return zeros_like(x); }
-Tensor times_curvature(functions::Floor, const Tensor&, const Tensor& x) { return zeros_like(x); }
-Tensor times_curvature(functions::Ceil, const Tensor&, const Tensor& x) { return zeros_like(x); }
-Tensor times_curvature(functions::Round, const Tensor&, const Tensor& x) { return zeros_like(x); }
+Tensor times_curvature(functions::Stepwise, const Tensor&, const Tensor& x) { return zeros_like(x); }
 
 // dx = dy · derivative(v).
 template <class F>

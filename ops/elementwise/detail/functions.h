@@ -419,42 +419,36 @@ struct Elu {
   }
 };
 
-struct Floor {
-  static constexpr const char* name = "floor";
+/// Functions that are constant between jumps, where their derivative is taken to be 0, too.
+struct Stepwise {
   static constexpr bool from_output = false;
+  template <class T>
+  MICA_HOST_DEVICE T derivative(T) const {
+    return T{0};
+  }
+};
+
+struct Floor : Stepwise {
+  static constexpr const char* name = "floor";
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
     return math::floor(x);
   }
-  template <class T>
-  MICA_HOST_DEVICE T derivative(T) const {
-    return T{0};
-  }
 };
 
-struct Ceil {
+struct Ceil : Stepwise {
   static constexpr const char* name = "ceil";
-  static constexpr bool from_output = false;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
     return math::ceil(x);
   }
-  template <class T>
-  MICA_HOST_DEVICE T derivative(T) const {
-    return T{0};
-  }
 };
 
-struct Round {
+struct Round : Stepwise {
   static constexpr const char* name = "round";
-  static constexpr bool from_output = false;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
     return math::round_to_even(x);
-  }
-  template <class T>
-  MICA_HOST_DEVICE T derivative(T) const {
-    return T{0};
   }
 };
 

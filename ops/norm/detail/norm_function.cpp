@@ -30,6 +30,21 @@ Statistics statistics_of(const autograd::Context& ctx, const RowNorm& norm, cons
           .rstd = empty({norm.rows}, sums, x.device())};
 }
 
+// The kernel's arguments without a residual.
+kernels::NormForward arguments_of(const RowNorm& norm, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                  const Tensor& y, const Statistics& statistics) {
+  return {.rows = norm.rows,
+          .columns = norm.columns,
+          .centered = norm.centered,
+          .eps = norm.eps,
+          .x = x,
+          .weight = weight,
+          .bias = bias,
+          .y = y,
+          .mean = statistics.mean,
+          .rstd = statistics.rstd};
+}
+
 // sum = residual + dropped(x + x_bias) by kernels of other ops.
 void add_in_steps(const kernels::NormForward& a) {
   const Tensor addend = a.x_bias.defined() || a.dropout.drops() ? empty_like(a.x) : a.x;
@@ -56,19 +71,10 @@ Tensor Norm::forward(autograd::Context& ctx, const Tensor& x, const Tensor& weig
   const Tensor x_rows = contiguous_data(x);
   const Tensor weight_row = contiguous_or_absent(weight);
   const Tensor bias_row = contiguous_or_absent(bias);
-  const auto [mean, rstd] = statistics_of(ctx, norm, x);
-  const kernels::NormForward args{.rows = norm.rows,
-                                  .columns = norm.columns,
-                                  .centered = norm.centered,
-                                  .eps = norm.eps,
-                                  .x = x_rows,
-                                  .weight = weight_row,
-                                  .bias = bias_row,
-                                  .y = y,
-                                  .mean = mean,
-                                  .rstd = rstd};
+  const Statistics statistics = statistics_of(ctx, norm, x);
+  const kernels::NormForward args = arguments_of(norm, x_rows, weight_row, bias_row, y, statistics);
   on_device(x.device(), [&](auto device) { kernels::norm_forward(device, args); });
-  ctx.save_for_backward(x, weight, mean, rstd);
+  ctx.save_for_backward(x, weight, statistics.mean, statistics.rstd);
   return y;
 }
 
@@ -92,7 +98,7 @@ std::array<Tensor, 2> AddNorm::forward(autograd::Context& ctx, const Tensor& x, 
   const Tensor weight_row = contiguous_or_absent(weight);
   const Tensor bias_row = contiguous_or_absent(bias);
   const Tensor x_bias_row = contiguous_or_absent(x_bias);
-  const auto [mean, rstd] = statistics_of(ctx, norm, x);
+  const Statistics statistics = statistics_of(ctx, norm, x);
   const kernels::NormForward args{.rows = norm.rows,
                                   .columns = norm.columns,
                                   .centered = norm.centered,
@@ -101,8 +107,8 @@ std::array<Tensor, 2> AddNorm::forward(autograd::Context& ctx, const Tensor& x, 
                                   .weight = weight_row,
                                   .bias = bias_row,
                                   .y = y,
-                                  .mean = mean,
-                                  .rstd = rstd,
+                                  .mean = statistics.mean,
+                                  .rstd = statistics.rstd,
                                   .residual = residual_rows,
                                   .x_bias = x_bias_row,
                                   .dropout = dropout,
@@ -112,18 +118,9 @@ std::array<Tensor, 2> AddNorm::forward(autograd::Context& ctx, const Tensor& x, 
       return;
     }
     add_in_steps(args);
-    kernels::norm_forward(device, {.rows = args.rows,
-                                   .columns = args.columns,
-                                   .centered = args.centered,
-                                   .eps = args.eps,
-                                   .x = sum,
-                                   .weight = weight_row,
-                                   .bias = bias_row,
-                                   .y = y,
-                                   .mean = args.mean,
-                                   .rstd = args.rstd});
+    kernels::norm_forward(device, arguments_of(norm, sum, weight_row, bias_row, y, statistics));
   });
-  ctx.save_for_backward(sum, weight, mean, rstd);
+  ctx.save_for_backward(sum, weight, statistics.mean, statistics.rstd);
   return {sum, y};
 }
 
