@@ -32,7 +32,7 @@ Tensor MultiheadAttention::branch(const Tensor& x, const CachedLayer& cached) co
 }
 
 Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached) const {
-  const std::int64_t width = c_proj.weight.size(0);
+  const std::int64_t width = c_proj.out_features();
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   if (cached) {
     check(options.causal, "MultiheadAttention: a cache is for causal attention");

@@ -8,6 +8,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/inplace/inplace.h>
+#include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
@@ -32,10 +33,12 @@ Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(
 
 Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   const Scope scope(*this);
-  if (!has_lora()) {
+  if (!has_lora() && !is_quantized()) {
     return linear(x, weight, bias, activation);
   }
-  const Tensor z = linear(x, weight, bias) + update(x);
+  const Tensor y = is_quantized() ? product_without_adapter(x) : linear(x, weight, bias);
+  const Tensor with_bias = is_quantized() && bias.defined() ? y + bias : y;
+  const Tensor z = has_lora() ? with_bias + update(x) : with_bias;
   switch (activation) {
     case Activation::none: return z;
     case Activation::relu: return relu(z);
@@ -48,8 +51,12 @@ Tensor Linear::operator()(const Tensor& x, Activation activation) const {
 
 Tensor Linear::product(const Tensor& x) const {
   const Scope scope(*this);
-  const Tensor y = linear(x, weight);
+  const Tensor y = product_without_adapter(x);
   return has_lora() ? y + update(x) : y;
+}
+
+Tensor Linear::product_without_adapter(const Tensor& x) const {
+  return is_quantized() ? quantized_matmul(x, quantized) : linear(x, weight);
 }
 
 Tensor Linear::update(const Tensor& x) const {
@@ -60,10 +67,12 @@ Tensor Linear::update(const Tensor& x) const {
 void Linear::add_lora(const LoraOptions& options) {
   check_lora_options(options);
   check(!has_lora(), "Linear: there is an adapter already");
-  const std::int64_t in = weight.size(1), out = weight.size(0);
+  const std::int64_t in = in_features(), out = out_features();
+  // A quantized weight's scales have the dtype that the weight had, as nn::quantize makes them.
+  const Tensor& like = is_quantized() ? quantized.scale : weight;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
-  const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(weight.device(), weight.dtype());
-  const Tensor b = zeros({out, options.rank}, weight.dtype(), weight.device());
+  const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(like.device(), like.dtype());
+  const Tensor b = zeros({out, options.rank}, like.dtype(), like.device());
   lora_a = param("lora_a", a.detach());
   lora_b = param("lora_b", b);
   lora_options_ = options;
@@ -71,6 +80,7 @@ void Linear::add_lora(const LoraOptions& options) {
 
 void Linear::merge_lora() {
   check(has_lora(), "Linear: there is no adapter to merge");
+  check(!is_quantized(), "Linear: an adapter cannot be merged into a quantized weight");
   const autograd::NoGrad no_grad;
   const double scale = lora_options_.alpha / static_cast<double>(lora_options_.rank);
   // In float32 at least; the weight is rounded once.
@@ -79,6 +89,16 @@ void Linear::merge_lora() {
   forget("lora_a");
   forget("lora_b");
   lora_a = lora_b = {};
+}
+
+void Linear::quantize(const QuantizeOptions& options) {
+  check(!is_quantized(), "Linear: the weight is quantized already");
+  quantized = mica::quantize(transpose(weight.detach(), 0, 1), options);
+  forget("weight");
+  weight = {};
+  buffer("packed", quantized.packed);
+  buffer("scale", quantized.scale);
+  buffer("zero", quantized.zero);
 }
 
 void check_lora_options(const LoraOptions& options) {

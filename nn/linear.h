@@ -4,6 +4,7 @@
 
 #include <mica/nn/module.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/quantized/quantized.h>
 
 namespace mica::nn {
 
@@ -28,6 +29,8 @@ void check_lora_options(const LoraOptions& options);
 /// With an adapter (Hu et al., 2021, arXiv:2106.09685; for all layers of a model see nn/lora.h):
 ///
 ///     y = x · weightᵀ + bias + alpha / rank · dropout(x) · lora_aᵀ · lora_bᵀ
+///
+/// The weight may be quantized, also below an adapter (Dettmers et al., 2023, arXiv:2305.14314).
 class Linear : public Module {
  public:
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
@@ -48,11 +51,23 @@ class Linear : public Module {
   bool has_lora() const { return lora_a.defined(); }
   const LoraOptions& lora_options() const { return lora_options_; }
 
-  Tensor weight;
-  Tensor bias;            // undefined without one
-  Tensor lora_a, lora_b;  // undefined without an adapter
+  /// Replaces the weight by one of few bits, quantized along `in`: the parameter "weight" by the buffers "packed",
+  /// "scale" and "zero". Products are then those of mica::quantized_matmul; activations and the bias are added after
+  /// their rounding. A module that shared the weight keeps it. Throws, changing nothing, if the weight is quantized
+  /// already, and as mica::quantize does.
+  void quantize(const QuantizeOptions& options);
+  bool is_quantized() const { return quantized.packed.defined(); }
+
+  std::int64_t in_features() const { return is_quantized() ? quantized.rows : weight.size(1); }
+  std::int64_t out_features() const { return is_quantized() ? quantized.columns() : weight.size(0); }
+
+  Tensor weight;              // undefined if quantized
+  Tensor bias;                // undefined without one
+  Tensor lora_a, lora_b;      // undefined without an adapter
+  QuantizedWeight quantized;  // (in, out), without tensors unless quantized
 
  private:
+  Tensor product_without_adapter(const Tensor& x) const;
   Tensor update(const Tensor& x) const;  // the adapter's part of y
 
   LoraOptions lora_options_;

@@ -52,6 +52,7 @@ void merge_lora(Module& model) {
   const std::vector<AdaptedLayer> layers = adapted_layers(model);
   const StateDict state = model.state_dict();
   for (const AdaptedLayer& layer : layers) {
+    check(!layer.layer->is_quantized(), "merge_lora: the weight of {} is quantized", layer.name);
     for (const auto& [name, tensor] : state) {
       check(tensor.raw_data() != layer.layer->weight.raw_data() || name == layer.name + ".weight" || name == "weight",
             "merge_lora: {} shares its weight with {}, which would change, too", layer.name, name);

@@ -23,8 +23,8 @@ std::vector<std::string> add_lora(Module& model, const std::vector<std::string>&
                                   const LoraOptions& options = {});
 
 /// Adds the adapters' products to the weights and removes the adapters: the same function, as fast as without. The
-/// parameters stay frozen. Throws, changing nothing, if an adapted layer shares its weight with another module, as a
-/// head that is tied to an embedding does.
+/// parameters stay frozen. Throws, changing nothing, if an adapted layer's weight is quantized or shared with another
+/// module, as that of a head that is tied to an embedding is.
 void merge_lora(Module& model);
 
 /// A linear layer with an adapter, and its name in the model.

@@ -1,5 +1,6 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
@@ -49,6 +50,23 @@ Tensor QuantizedLinear::operator()(const Tensor& x) const {
   const Scope scope(*this);
   const Tensor y = quantized_matmul(x, weight);
   return bias.defined() ? y + bias : y;
+}
+
+std::vector<std::string> quantize(Module& model, const QuantizeOptions& options) {
+  mica::quantize(zeros({1, 1}), options);  // checks the options
+  const std::vector<AdaptedLayer> layers = linear_layers(model);
+  for (const AdaptedLayer& layer : layers) {
+    check(!layer.layer->is_quantized(), "quantize: {} is quantized already", layer.name);
+  }
+  std::vector<std::string> names;
+  for (const AdaptedLayer& layer : layers) {
+    QuantizeOptions own = options;
+    const DType dtype = layer.layer->weight.dtype();
+    own.dtype = dtype == float64 ? float32 : dtype;
+    layer.layer->quantize(own);
+    names.push_back(layer.name);
+  }
+  return names;
 }
 
 }  // namespace mica::nn

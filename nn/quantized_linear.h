@@ -32,4 +32,14 @@ class QuantizedLinear : public Module {
   Tensor bias;  // undefined without one
 };
 
+/// Quantizes the weights of all linear layers of a model (Linear::quantize), the head included; embeddings stay. Scales
+/// and zeros get the weight's dtype, or float32 for float64, whatever options.dtype is. Returns the names of the
+/// layers.
+///
+///     nn::quantize(llama, {.bits = 4});
+///
+/// Throws, if a layer is quantized already or an option is invalid, before anything is changed. Weights that are not
+/// finite are found on the way: the layers before are then quantized.
+std::vector<std::string> quantize(Module& model, const QuantizeOptions& options = {});
+
 }  // namespace mica::nn

@@ -32,7 +32,8 @@ Tensor Mlp::branch(const Tensor& x) const {
 Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
   const Activation activation = by_tanh ? Activation::gelu_tanh : Activation::gelu;
-  if (c_fc.has_lora() || c_proj.has_lora()) {
+  const auto is_plain = [](const Linear& layer) { return !layer.has_lora() && !layer.is_quantized(); };
+  if (!is_plain(c_fc) || !is_plain(c_proj)) {
     const Tensor y = c_proj.product(c_fc(x, activation));
     return last_bias.defined() ? y + last_bias : y;
   }

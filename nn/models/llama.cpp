@@ -58,8 +58,8 @@ Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNor
 
 Tensor LlamaAttention::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
-  check(x.dim() == 3 && x.size(2) == q_proj.weight.size(1), "LlamaAttention: expected (B, T, {}), got {}",
-        q_proj.weight.size(1), x.shape());
+  check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
+        q_proj.in_features(), x.shape());
   const std::int64_t batch = x.size(0), length = x.size(1);
   const Tensor q = rotated(q_proj(x), heads, q_norm, cached);
   const Tensor k = rotated(k_proj(x), key_heads, k_norm, cached);

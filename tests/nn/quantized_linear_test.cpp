@@ -3,12 +3,19 @@
 
 #include <filesystem>
 
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
 #include <mica/core/rng.h>
 #include <mica/io/safetensors.h>
+#include <mica/nn/gpt.h>
 #include <mica/nn/linear.h>
+#include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -67,6 +74,56 @@ TEST(QuantizedLinear, ConvertsItsFactorsAndNotItsIntegers) {
   EXPECT_EQ(quantized.weight.packed.dtype(), int32);
   EXPECT_EQ(quantized.weight.scale.dtype(), bfloat16);
   EXPECT_EQ(quantized(randn({2, 35}, bfloat16)).dtype(), bfloat16);
+}
+
+TEST(Quantize, AModelComputesWithTheRoundedWeights) {
+  manual_seed(5);
+  nn::GPT gpt({.vocab = 40, .context = 8, .layers = 1, .heads = 2, .width = 32});
+  gpt.eval();
+  const autograd::NoGrad no_grad;
+  const Tensor tokens = randint(0, 40, {2, 8});
+  const Tensor exact = gpt(tokens);
+  // The same model with weights rounded in floating point.
+  nn::GPT rounded({.vocab = 40, .context = 8, .layers = 1, .heads = 2, .width = 32});
+  rounded.load_state_dict(gpt.state_dict());
+  rounded.eval();
+  const QuantizeOptions options{.bits = 8, .group_size = 32};
+  for (const nn::AdaptedLayer& layer : nn::linear_layers(rounded)) {
+    if (layer.name != "lm_head") {
+      const QuantizedWeight q = quantize(transpose(layer.layer->weight.detach(), 0, 1), options);
+      copy_into(layer.layer->weight.detach(), transpose(dequantize(q), 0, 1));
+    }
+  }
+  EXPECT_EQ(nn::quantize(gpt, options),
+            (Names{"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "lm_head"}));
+  EXPECT_TRUE(gpt.wte.weight.defined());
+  expect_close(gpt(tokens), exact, 0, 0.02);
+  // The head of `rounded` is exact.
+  expect_close(gpt(tokens), rounded(tokens), 0, 0.01);
+  expect_error([&] { nn::quantize(gpt); }, "quantize: h.0.attn.c_attn is quantized already");
+  expect_error([&] { nn::quantize(rounded, {.bits = 3}); }, "expected 8, 4, 2 or 1 bits, got 3");
+  EXPECT_FALSE(rounded.lm_head.is_quantized());
+}
+
+TEST(Quantize, AnAdapterTrainsOnTopOfAQuantizedWeight) {
+  manual_seed(6);
+  nn::Linear layer{33, 5};
+  const Tensor x = randn({4, 33});
+  layer.quantize({.bits = 4, .group_size = 32});
+  EXPECT_EQ(names_of(layer.named_parameters()), (Names{"bias"}));
+  EXPECT_EQ(names_of(layer.named_buffers()), (Names{"packed", "scale", "zero"}));
+  const Tensor before = layer(x, Activation::relu);
+  expect_close(before, relu(matmul(x, dequantize(layer.quantized)) + layer.bias), 1e-5, 1e-5);
+  layer.add_lora({.rank = 2});
+  expect_close(layer(x, Activation::relu), before, 0, 0);
+  layer.lora_b.set_data(randn(layer.lora_b.shape()));
+  expect_close(layer(x),
+               matmul(x, dequantize(layer.quantized)) + layer.bias + linear(linear(x, layer.lora_a), layer.lora_b) * 8,
+               1e-4, 1e-4);
+  sum(layer(x)).backward();
+  EXPECT_TRUE(layer.lora_a.grad().defined());
+  expect_error([&] { layer.merge_lora(); }, "cannot be merged into a quantized weight");
+  expect_error([&] { layer.quantize({}); }, "the weight is quantized already");
 }
 
 TEST(QuantizedLinear, Errors) {
