@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <utility>
+
+#include <mica/core/progress.h>
+
+namespace mica {
+
+namespace {
+
+constexpr std::chrono::milliseconds kInterval{100};
+
+thread_local constinit const ProgressObserver::Callback* current = nullptr;
+
+}  // namespace
+
+std::optional<double> ProgressReport::seconds_left() const {
+  if (done <= 0) {
+    return std::nullopt;
+  }
+  return seconds / static_cast<double>(done) * static_cast<double>(total - done);
+}
+
+ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(current) {
+  current = callback_ ? &callback_ : nullptr;
+}
+
+ProgressObserver::~ProgressObserver() { current = outer_; }
+
+ProgressTask::ProgressTask(std::string name, std::int64_t total)
+    : name_(std::move(name)),
+      total_(std::max<std::int64_t>(total, 1)),
+      callback_(current),
+      start_(callback_ == nullptr ? Clock::time_point{} : Clock::now()),
+      reported_(start_) {}
+
+ProgressTask::~ProgressTask() {
+  if (callback_ != nullptr) {
+    const std::lock_guard lock(mutex_);
+    report(true);
+  }
+}
+
+void ProgressTask::advance(std::int64_t amount) {
+  if (callback_ == nullptr) {
+    return;
+  }
+  done_.fetch_add(amount, std::memory_order_relaxed);
+  // A thread that finds another one reporting goes on with its work.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock() && Clock::now() - reported_ >= kInterval) {
+    report(false);
+  }
+}
+
+void ProgressTask::report(bool finished) {
+  reported_ = Clock::now();
+  (*callback_)({.task = name_,
+                .done = std::min(done_.load(std::memory_order_relaxed), total_),
+                .total = total_,
+                .seconds = std::chrono::duration<double>(reported_ - start_).count(),
+                .finished = finished});
+}
+
+}  // namespace mica

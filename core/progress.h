@@ -1,0 +1,76 @@
+#pragma once
+
+// Progress of what takes seconds: loading a model, tokenizing a text, quantizing weights. The library reports and never
+// prints; a program that wants to show the progress sets a ProgressObserver.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace mica {
+
+struct ProgressReport {
+  const std::string& task;  ///< what is going on: "loading model.safetensors"
+  std::int64_t done;        ///< of `total`, in bytes, tensors or whatever the task counts
+  std::int64_t total;       ///< at least 1
+  double seconds;           ///< since the task began
+  bool finished;            ///< the task's last report, also when it ended by an exception
+  /// An estimate from the rate so far; none at the very beginning.
+  std::optional<double> seconds_left() const;
+};
+
+/// Tasks that this thread begins report to `callback` until the end of scope: at most ten times a second and at the
+/// end. Reports of one task come one at a time, but possibly from another thread, if the task uses several. An inner
+/// observer replaces an outer one. The callback must not throw.
+class ProgressObserver {
+ public:
+  using Callback = std::function<void(const ProgressReport&)>;
+
+  explicit ProgressObserver(Callback callback);
+  ~ProgressObserver();
+  ProgressObserver(const ProgressObserver&) = delete;
+  ProgressObserver& operator=(const ProgressObserver&) = delete;
+
+ private:
+  Callback callback_;
+  const Callback* outer_;
+};
+
+/// For code that takes long. Costs nothing worth mentioning where nobody observes:
+///
+///     ProgressTask progress("quantizing", static_cast<std::int64_t>(layers.size()));
+///     for (Layer& layer : layers) {
+///       quantize(layer);
+///       progress.advance();
+///     }
+class ProgressTask {
+ public:
+  /// A total below 1 counts as 1.
+  ProgressTask(std::string name, std::int64_t total);
+  /// Makes the last report.
+  ~ProgressTask();
+  ProgressTask(const ProgressTask&) = delete;
+  ProgressTask& operator=(const ProgressTask&) = delete;
+
+  /// On any thread.
+  void advance(std::int64_t amount = 1);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void report(bool finished);
+
+  std::string name_;
+  std::int64_t total_;
+  const ProgressObserver::Callback* callback_;  // null if nobody observes
+  std::atomic<std::int64_t> done_{0};
+  Clock::time_point start_;
+  std::mutex mutex_;  // of what follows
+  Clock::time_point reported_;
+};
+
+}  // namespace mica
