@@ -15,6 +15,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
 
@@ -347,6 +348,11 @@ void save(const std::filesystem::path& path, const StateDict& tensors, const Met
   AtomicFile file(path);
   file.write(&length, kLengthBytes);
   file.write(header.data(), length);
+  std::int64_t total = 0;
+  for (const auto& at : order) {
+    total += static_cast<std::int64_t>(at->second.bytes());
+  }
+  ProgressTask progress("writing " + path.filename().string(), total);
   for (const auto& at : order) {
     Tensor host = at->second;
     if (!host.device().is_cpu() || !host.is_contiguous()) {
@@ -354,6 +360,7 @@ void save(const std::filesystem::path& path, const StateDict& tensors, const Met
       copy_into(host, at->second);
     }
     file.write(host.raw_data(), host.bytes());
+    progress.advance(static_cast<std::int64_t>(host.bytes()));
   }
   file.commit();
 }
@@ -362,9 +369,11 @@ StateDict load(const std::filesystem::path& path, Device device) {
   const InputFile file(path);
   const Header header = HeaderReader(file).read();
   StateDict result;
+  ProgressTask progress("reading " + path.filename().string(), static_cast<std::int64_t>(file.size()));
   for (const Entry& entry : header.entries) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     file.read(tensor.raw_data(), tensor.bytes(), header.data_start + entry.begin);
+    progress.advance(static_cast<std::int64_t>(tensor.bytes()));
     check_booleans(path, entry, tensor.raw_data());
     if (!device.is_cpu()) {
       const Tensor moved = empty(entry.shape, entry.dtype, device);

@@ -8,6 +8,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/overlap.h>
+#include <mica/core/progress.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -88,19 +89,27 @@ void convert_all(ModuleState& root, std::optional<Device> device, std::optional<
   struct Change {
     Tensor tensor, data, grad;
   };
+  NamedTensors tensors = unique(root, &ModuleState::parameters);
+  for (auto& buffer : unique(root, &ModuleState::buffers)) {
+    tensors.push_back(std::move(buffer));
+  }
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) {
+    bytes += static_cast<std::int64_t>(tensor.bytes());
+  }
+  ProgressTask progress(device ? fmt::format("moving the model to {}", *device) : "converting the model", bytes);
   std::vector<Change> changes;
-  for (auto list : {&ModuleState::parameters, &ModuleState::buffers}) {
-    for (const auto& [name, tensor] : unique(root, list)) {
-      const Device to_device = device.value_or(tensor.device());
-      const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
-      if (to_device == tensor.device() && to_dtype == tensor.dtype()) {
-        continue;
-      }
-      const Tensor grad = tensor.grad();
-      changes.push_back({.tensor = tensor,
-                         .data = converted(tensor, to_device, to_dtype),
-                         .grad = grad.defined() ? converted(grad, to_device, to_dtype) : Tensor{}});
+  for (const auto& [name, tensor] : tensors) {
+    progress.advance(static_cast<std::int64_t>(tensor.bytes()));
+    const Device to_device = device.value_or(tensor.device());
+    const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
+    if (to_device == tensor.device() && to_dtype == tensor.dtype()) {
+      continue;
     }
+    const Tensor grad = tensor.grad();
+    changes.push_back({.tensor = tensor,
+                       .data = converted(tensor, to_device, to_dtype),
+                       .grad = grad.defined() ? converted(grad, to_device, to_dtype) : Tensor{}});
   }
   for (const Change& change : changes) {
     change.tensor.set_data(change.data);

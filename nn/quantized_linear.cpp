@@ -1,5 +1,6 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -58,11 +59,17 @@ std::vector<std::string> quantize(Module& model, const QuantizeOptions& options)
   for (const AdaptedLayer& layer : layers) {
     check(!layer.layer->is_quantized(), "quantize: {} is quantized already", layer.name);
   }
+  std::int64_t elements = 0;
+  for (const AdaptedLayer& layer : layers) {
+    elements += layer.layer->weight.numel();
+  }
+  ProgressTask progress("quantizing the model", elements);
   std::vector<std::string> names;
   for (const AdaptedLayer& layer : layers) {
     QuantizeOptions own = options;
     const DType dtype = layer.layer->weight.dtype();
     own.dtype = dtype == float64 ? float32 : dtype;
+    progress.advance(layer.layer->weight.numel());
     layer.layer->quantize(own);
     names.push_back(layer.name);
   }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "examples/common/character_model.h"
 #include "examples/common/peak.h"
 #include "examples/common/program.h"
+#include "examples/common/progress_bar.h"
 #include "examples/train_transformer/corpus.h"
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
@@ -32,6 +34,7 @@
 #include <mica/core/rng.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
+#include <mica/io/tensorboard.h>
 #include <mica/io/tokens.h>
 #include <mica/ops/matmul/matmul.h>
 
@@ -49,12 +52,16 @@ void interrupt(int signal) {
 /// The folder that a run writes to.
 class Results {
  public:
-  explicit Results(const std::filesystem::path& folder) : folder_(folder) {
+  explicit Results(const Options& options) : folder_(options.out) {
+    const std::filesystem::path& folder = folder_;
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     check(!error, "cannot make the folder {}: {}", folder.string(), error.message());
     metrics_.open(file("metrics.jsonl"), std::ios::trunc);
     check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
+    if (!options.tensorboard.empty()) {
+      events_.emplace(options.tensorboard);
+    }
   }
 
   std::filesystem::path file(const char* name) const { return folder_ / name; }
@@ -79,6 +86,29 @@ class Results {
     }
     metrics_ << line.dump() << std::endl;
     check(metrics_.good(), "cannot write to {}", file("metrics.jsonl").string());
+    if (events_) {
+      events_->scalar("loss/train", step.loss, number);
+      events_->scalar("lr", step.lr, number);
+      events_->scalar("grad_norm", step.grad_norm, number);
+      events_->scalar("tokens_per_second", speed.tokens_per_second, number);
+      if (validation_loss) {
+        events_->scalar("loss/validation", *validation_loss, number);
+      }
+    }
+  }
+
+  /// For TensorBoard: Markdown, and the distributions of a model's weights.
+  void add_text(std::string_view tag, std::string_view text) {
+    if (events_) {
+      events_->text(tag, text, 0);
+    }
+  }
+  void add_weights(const nn::GPT& gpt, std::int64_t number) {
+    if (events_) {
+      for (const auto& [name, parameter] : gpt.named_parameters()) {
+        events_->histogram("weights/" + name, parameter.detach(), number);
+      }
+    }
   }
 
   void draw_losses() const {
@@ -91,6 +121,7 @@ class Results {
  private:
   std::filesystem::path folder_;
   std::ofstream metrics_;
+  std::optional<io::EventWriter> events_;
   std::vector<Point> training_, validation_;
 };
 
@@ -268,6 +299,7 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
     }
     if (validation_loss) {
       results.draw_losses();
+      results.add_weights(gpt, number);
     }
     if (validates || progress.wants(number)) {
       progress.show(number, steps.back().loss, validation_loss, speed);
@@ -284,6 +316,7 @@ void run(const Options& options) {
   }
   set_float32_matmul_precision(options.tf32 ? MatmulPrecision::tf32 : MatmulPrecision::float32);
   const Device device = device_named(options.device);
+  const ProgressBar progress;
   const Data data = read_data(options);
   manual_seed(options.seed);
   nn::GPT gpt({.vocab = data.vocab,
@@ -297,7 +330,7 @@ void run(const Options& options) {
   const DType dtype = dtype_named(options.dtype, device);
   gpt.to(device, dtype);
   Trainer trainer(gpt, data.training(), data.validation(), options);
-  Results results(options.out);
+  Results results(options);
 
   std::int64_t parameters = 0;
   for (const Tensor& parameter : gpt.parameters()) {
@@ -310,8 +343,11 @@ void run(const Options& options) {
     fmt::print("tokens: {}, {} of {} bits, vocabulary {}\n", options.data, data.tokens().size(),
                8 * data.file->bytes_per_token(), data.vocab);
   }
-  fmt::print("model: {} layers, {} heads, width {}, context {}, {} parameters, in {} on {}\n", options.layers,
-             options.heads, options.width, options.context, parameters, dtype, device);
+  const std::string model_text =
+      fmt::format("{} layers, {} heads, width {}, context {}, {} parameters, in {} on {}", options.layers,
+                  options.heads, options.width, options.context, parameters, dtype, device);
+  fmt::print("model: {}\n", model_text);
+  results.add_text("model", model_text);
 
   const auto start = std::chrono::steady_clock::now();
   const Best best = train(trainer, gpt, data, options, results);

@@ -101,6 +101,7 @@ class GivenOptions {
   bool no_cuda_graph_ = false;
   bool profile_ = false;
   std::string draw_graph_;
+  std::string tensorboard_;
   std::optional<std::string> dtype_;
   std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_,
       accumulate_;
@@ -135,6 +136,8 @@ GivenOptions::GivenOptions()
   command_line.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only").at_least(0);
   command_line.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping").at_least(0);
   command_line.add_option("--eval-every", eval_every_, "Steps between validations").at_least(1);
+  command_line.add_option("--tensorboard", tensorboard_,
+                          "Folder for an event file of TensorBoard: losses, learning rate, norms and weights");
   command_line.add_option("--seed", seed_, "Random seed").between(0, 1e18).show_default();
   command_line.add_option("--threads", threads_, "CPU threads; 0 uses every core").between(0, 1024);
   command_line.add_flag("--checkpoint", checkpoint_,
@@ -170,8 +173,8 @@ GivenOptions::GivenOptions()
 }
 
 Options GivenOptions::options() const {
-  Options options{recipes.at(preset_), preset_, data_,           device_,  out_,       seed_, threads_,
-                  checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_};
+  Options options{recipes.at(preset_), preset_, data_,           device_,  out_,        seed_,       threads_,
+                  checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_, tensorboard_};
   if (trains_on_tokens(options)) {
     if (sample_.value_or(0) > 0) {
       throw UsageError(fmt::format("--sample: {} holds tokens, which this program cannot decode to text", data_));

@@ -39,6 +39,8 @@ struct Options : Recipe {
   bool cuda_graph;         // replay steps from a CUDA graph
   bool profile;            // profile some steps
   std::string draw_graph;  // file for a picture of the autograd graph; empty: none
+
+  std::string tensorboard;  // folder for an event file of TensorBoard; empty: none
 };
 
 /// Whether these options train on a file of tokens, which has no characters.

@@ -1,22 +1,16 @@
 #include "examples/train_transformer/progress.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <string>
 
-namespace {
+#include "examples/common/program.h"
+#include "examples/common/progress_bar.h"
 
-std::string duration(double seconds) {
-  const auto s = static_cast<std::int64_t>(seconds + 0.5);
-  if (s >= 3600) {
-    return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
-  }
-  return fmt::format("{}:{:02}", s / 60, s % 60);
-}
+namespace {
 
 std::string rate(double tokens_per_second) {
   return tokens_per_second < 1e6 ? fmt::format("{:.1f}k tokens/s", tokens_per_second / 1e3)
@@ -26,23 +20,6 @@ std::string rate(double tokens_per_second) {
 std::string memory(std::size_t bytes) {
   const double mebibytes = static_cast<double>(bytes) / 0x1p20;
   return mebibytes < 1024 ? fmt::format("{:.0f} MiB", mebibytes) : fmt::format("{:.1f} GiB", mebibytes / 1024);
-}
-
-int terminal_width() {
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-// A bar `width` cells wide, in eighths of a cell.
-std::string bar(double part, int width) {
-  static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-  const int filled = static_cast<int>(part * width * 8);
-  std::string cells;
-  for (int i = 0; i < width; ++i) {
-    const int rest = std::clamp(filled - i * 8, 0, 8);
-    cells += rest == 8 ? "█" : eighths[rest];
-  }
-  return cells;
 }
 
 }  // namespace
@@ -85,14 +62,7 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   }
   text += fmt::format("  {}  {} left", memory(speed.peak_memory), left);
   if (terminal_) {
-    const int room = terminal_width() - 1;
-    const int cells = std::min(30, room - static_cast<int>(text.size()) - 3);
-    if (cells >= 5) {
-      text = fmt::format("[{}] {}", bar(static_cast<double>(step) / static_cast<double>(steps_), cells), text);
-    } else {
-      text.resize(std::min(text.size(), static_cast<std::size_t>(std::max(room, 0))));
-    }
-    fmt::print("\r{}\x1b[K", text);
+    put(redrawn_line(static_cast<double>(step) / static_cast<double>(steps_), text));
   } else {
     fmt::print("{}\n", text);
   }

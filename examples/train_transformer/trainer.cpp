@@ -8,6 +8,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/memory_stats.h>
+#include <mica/core/progress.h>
 #include <mica/io/graph.h>
 #include <mica/ops/join/join.h>
 
@@ -156,8 +157,10 @@ double Trainer::validate() {
   model_.eval();
   // One read at the end, to avoid waiting for a GPU after each batch.
   Tensors losses;
+  ProgressTask progress("validating", static_cast<std::int64_t>(validation_.size()));
   for (const io::Batch& batch : validation_) {
     losses.push_back(model_.loss(batch.inputs, batch.targets));
+    progress.advance();
   }
   const std::vector<double> values = to_vector<double>(stack(losses));
   model_.train();

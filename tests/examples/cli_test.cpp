@@ -104,9 +104,14 @@ class Cli : public testing::Test {
 };
 
 TEST_F(Cli, TrainsWritesAndGenerates) {
-  const Outcome trained = train("--out run");
+  const Outcome trained = train("--out run --tensorboard events");
   ASSERT_EQ(trained.status, 0) << trained.err;
   EXPECT_NE(trained.out.find("step 12/12"), std::string::npos) << trained.out;
+  // tests/tensorboard/check_events.py reads all of it.
+  const std::string events = contents(fs::directory_iterator(folder / "events")->path());
+  for (const char* tag : {"loss/train", "loss/validation", "grad_norm", "weights/wte.weight", "1 layers, 2 heads"}) {
+    EXPECT_NE(events.find(tag), std::string::npos) << tag;
+  }
 
   const auto lines = metrics("run");
   ASSERT_EQ(lines.size(), 12u);
