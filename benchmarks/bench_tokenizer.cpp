@@ -1,0 +1,105 @@
+// Tokens of many documents: MB/s for each number of threads. tokenizer_peers.py compares its output with that of the
+// Python package `tokenizers`.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "examples/common/command_line.h"
+#include <mica/core/check.h>
+#include <mica/io/file.h>
+#include <mica/io/tokenizer.h>
+
+using namespace mica;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Each document is a little-endian uint32 with its length, and its bytes.
+std::vector<std::string> read_documents(const std::string& path) {
+  const io::MappedFile file(path);
+  const std::span<const std::byte> bytes = file.bytes();
+  std::vector<std::string> documents;
+  for (std::size_t at = 0; at < bytes.size();) {
+    std::uint32_t length = 0;
+    check(bytes.size() - at >= sizeof(length), "{}: it ends within a length", path);
+    std::memcpy(&length, bytes.data() + at, sizeof(length));
+    at += sizeof(length);
+    check(bytes.size() - at >= length, "{}: it ends within a document", path);
+    documents.emplace_back(reinterpret_cast<const char*>(bytes.data() + at), length);
+    at += length;
+  }
+  return documents;
+}
+
+void write_number(std::ofstream& file, std::size_t number) {
+  const auto value = static_cast<std::uint32_t>(number);
+  file.write(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CommandLine command_line("Encodes documents and reports the rate in MB/s of text.", "bench_tokenizer");
+  std::string model, documents_path, tokens_path, text_path;
+  int threads = 2, repeat = 3;
+  command_line.add_option("--model", model, "Folder with tokenizer.json").required();
+  command_line.add_option("--documents", documents_path, "File of documents: uint32 length and bytes, again and again")
+      .required();
+  command_line.add_option("--threads", threads, "Encode with one thread and with so many").at_least(1);
+  command_line.add_option("--repeat", repeat, "Runs of each; the fastest counts").at_least(1);
+  command_line.add_option("--tokens-out", tokens_path, "Write each document's tokens: uint32 count and uint32 tokens");
+  command_line.add_option("--text-out", text_path, "Write the decoded tokens in the format of the documents");
+  return command_line.run(argc, argv, [&] {
+    const auto start = Clock::now();
+    const io::Tokenizer tokenizer = io::Tokenizer::load(model);
+    fmt::print("load: {:.2f} s, {} tokens\n", seconds_since(start), tokenizer.vocabulary_size());
+    const std::vector<std::string> documents = read_documents(documents_path);
+    double bytes = 0;
+    for (const std::string& document : documents) {
+      bytes += static_cast<double>(document.size());
+    }
+    std::vector<std::vector<std::int64_t>> tokens;
+    for (const int count : {1, threads}) {
+      double fastest = 1e30;
+      for (int i = 0; i < repeat; ++i) {
+        const auto begin = Clock::now();
+        tokens = tokenizer.encode_batch(documents, {}, count);
+        fastest = std::min(fastest, seconds_since(begin));
+      }
+      fmt::print("encode, {} threads: {:.1f} MB/s ({:.2f} MB in {:.3f} s)\n", count, bytes / fastest / 1e6, bytes / 1e6,
+                 fastest);
+    }
+    if (!tokens_path.empty()) {
+      std::ofstream file(tokens_path, std::ios::binary);
+      for (const auto& document : tokens) {
+        write_number(file, document.size());
+        for (const std::int64_t token : document) {
+          write_number(file, static_cast<std::size_t>(token));
+        }
+      }
+      check(file.flush().good(), "cannot write {}", tokens_path);
+    }
+    if (!text_path.empty()) {
+      std::ofstream file(text_path, std::ios::binary);
+      const auto begin = Clock::now();
+      double decoded = 0;
+      for (const auto& document : tokens) {
+        const std::string text = tokenizer.decode(document);
+        decoded += static_cast<double>(text.size());
+        write_number(file, text.size());
+        file.write(text.data(), static_cast<std::streamsize>(text.size()));
+      }
+      fmt::print("decode: {:.1f} MB/s\n", decoded / seconds_since(begin) / 1e6);
+      check(file.flush().good(), "cannot write {}", text_path);
+    }
+  });
+}

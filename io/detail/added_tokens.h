@@ -1,0 +1,74 @@
+#pragma once
+
+// Tokens that are found in a text before it is cut into words: special ones, and those that were added to a vocabulary.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <mica/io/detail/unicode.h>
+
+namespace mica::io::detail {
+
+struct AddedToken {
+  std::int64_t id = 0;
+  std::string content;
+  bool single_word = false;  ///< only where no word character is next to it
+  bool strip_left = false;   ///< takes the spaces before it
+  bool strip_right = false;  ///< takes the spaces after it
+  bool normalized = true;    ///< is looked for in the normalized text
+  bool special = false;      ///< ends a text, begins a turn …
+};
+
+/// Finds added tokens: from left to right, of several that begin at one place the longest, as the package `tokenizers`.
+class AddedTokenFinder {
+ public:
+  AddedTokenFinder() = default;
+  explicit AddedTokenFinder(std::vector<AddedToken> tokens);
+
+  /// Calls on_text(part) and on_token(id) for the parts of valid UTF-8 in their order. Without `special`, special
+  /// tokens are text.
+  template <class OnText, class OnToken>
+  void split(std::string_view text, bool special, const OnText& on_text, const OnToken& on_token) const {
+    std::size_t done = 0;
+    for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
+      const Match match = next(text, at);
+      if (match.token == nullptr) {
+        break;
+      }
+      at = match.begin + match.token->content.size();
+      if ((match.token->special && !special) || !is_allowed(text, match.begin, at, *match.token)) {
+        continue;
+      }
+      // Spaces that the token before this one took are taken.
+      const std::size_t begin =
+          match.token->strip_left ? std::max(spaces_before(text, match.begin), done) : match.begin;
+      if (done < begin) {
+        on_text(text.substr(done, begin - done));
+      }
+      on_token(match.token->id);
+      done = match.token->strip_right ? spaces_after(text, at) : at;
+    }
+    if (done < text.size()) {
+      on_text(text.substr(done));
+    }
+  }
+
+ private:
+  struct Match {
+    const AddedToken* token = nullptr;
+    std::size_t begin = 0;
+  };
+  Match next(std::string_view text, std::size_t at) const;
+  const AddedToken* longest_at(std::string_view text) const;
+  static bool is_allowed(std::string_view text, std::size_t begin, std::size_t end, const AddedToken& token);
+  static std::size_t spaces_before(std::string_view text, std::size_t at);
+  static std::size_t spaces_after(std::string_view text, std::size_t at);
+
+  std::vector<AddedToken> tokens_;  // sorted by content
+  bool begins_[256] = {};           // whether a token begins with this byte
+};
+
+}  // namespace mica::io::detail

@@ -1,0 +1,234 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+
+#include <mica/core/check.h>
+#include <mica/io/detail/byte_pair_encoding.h>
+
+namespace mica::io::detail {
+
+namespace {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+
+// Eight bytes at a time, by multiplication.
+std::uint64_t word_hash(std::string_view word) {
+  std::uint64_t hash = word.size();
+  const char* at = word.data();
+  std::size_t left = word.size();
+  while (left > 0) {
+    std::uint64_t eight = 0;
+    const std::size_t count = std::min<std::size_t>(left, 8);
+    std::memcpy(&eight, at, count);
+    hash = (hash ^ eight) * 0x9E3779B97F4A7C15U;
+    hash ^= hash >> 32;
+    at += count;
+    left -= count;
+  }
+  return hash * 0x9E3779B97F4A7C15U;
+}
+
+}  // namespace
+
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t most = 60;
+  return fmt::format("\"{}{}\"", text.substr(0, most), text.size() > most ? "…" : "");
+}
+
+Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
+  // An id allocates the memory of those below it.
+  const std::int64_t most = 2 * static_cast<std::int64_t>(entries.size()) + 65536;
+  std::int64_t size = 0;
+  for (const Entry& entry : entries) {
+    check(entry.id >= 0 && entry.id < most, "{}: the token {} has the id {}, expected one in [0, {})", what,
+          in_quotes(entry.text), entry.id, most);
+    size = std::max(size, entry.id + 1);
+  }
+  entries_.assign(static_cast<std::size_t>(size), Entry{.id = -1, .text = {}});
+  for (Entry& entry : entries) {
+    Entry& own = entries_[static_cast<std::size_t>(entry.id)];
+    check(own.id == -1, "{}: the tokens {} and {} have the same id {}", what, in_quotes(own.text), in_quotes(entry.text),
+          entry.id);
+    own = std::move(entry);
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.id >= 0) {
+      check(by_text_.emplace(entry.text, entry.id).second, "{}: the token {} appears twice", what, in_quotes(entry.text));
+      if (entry.is_bytes) {
+        by_bytes_.emplace(entry.bytes, entry.id);
+      }
+    }
+  }
+}
+
+BytePairScratch::BytePairScratch() : cache_(std::size_t{1} << kCacheBits) {}
+
+BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
+                                 const std::string& what)
+    : ignore_merges_(ignore_merges) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const char text = static_cast<char>(byte);
+    byte_tokens_[static_cast<std::size_t>(byte)] = vocabulary.id_of_bytes({&text, 1});
+  }
+  const int bits = std::max(4, static_cast<int>(std::bit_width(2 * merges.size())));
+  pairs_.resize(std::size_t{1} << bits);
+  shift_ = 64 - bits;
+  for (std::size_t rank = 0; rank < merges.size(); ++rank) {
+    const Merge& merge = merges[rank];
+    std::size_t at = pair_hash(merge.left, merge.right) >> shift_;
+    while (pairs_[at].rank != kNoRank) {
+      check(pairs_[at].left != merge.left || pairs_[at].right != merge.right,
+            "{}: the merge of {} and {} appears twice", what, in_quotes(vocabulary[merge.left].text),
+            in_quotes(vocabulary[merge.right].text));
+      at = (at + 1) & (pairs_.size() - 1);
+    }
+    pairs_[at] = {merge.left, merge.right, static_cast<std::uint32_t>(rank), merge.result};
+  }
+}
+
+const BytePairEncoder::PairSlot* BytePairEncoder::find(std::uint32_t left, std::uint32_t right) const {
+  std::size_t at = pair_hash(left, right) >> shift_;
+  for (; pairs_[at].rank != kNoRank; at = (at + 1) & (pairs_.size() - 1)) {
+    if (pairs_[at].left == left && pairs_[at].right == right) {
+      return &pairs_[at];
+    }
+  }
+  return nullptr;
+}
+
+void BytePairEncoder::encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
+                             std::vector<std::int64_t>& out) const {
+  using CachedWord = BytePairScratch::CachedWord;
+  CachedWord* cached = nullptr;
+  if (word.size() <= CachedWord::kMostBytes) {
+    cached = &scratch.cache_[word_hash(word) >> (64 - BytePairScratch::kCacheBits)];
+    if (cached->byte_count == word.size() && std::memcmp(cached->bytes, word.data(), word.size()) == 0) {
+      out.insert(out.end(), cached->tokens, cached->tokens + cached->token_count);
+      return;
+    }
+  }
+  std::vector<std::uint32_t>& tokens = scratch.tokens_;
+  const std::int64_t whole = ignore_merges_ ? vocabulary.id_of_bytes(word) : -1;
+  if (whole >= 0) {
+    tokens.assign(1, static_cast<std::uint32_t>(whole));
+  } else {
+    merge_word(word, scratch);
+  }
+  out.insert(out.end(), tokens.begin(), tokens.end());
+  if (cached != nullptr && tokens.size() <= CachedWord::kMostTokens) {
+    std::copy(word.begin(), word.end(), cached->bytes);
+    cached->byte_count = static_cast<std::uint8_t>(word.size());
+    cached->token_count = static_cast<std::uint8_t>(tokens.size());
+    std::copy(tokens.begin(), tokens.end(), cached->tokens);
+  }
+}
+
+void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch) const {
+  scratch.tokens_.clear();
+  for (const char c : word) {
+    const auto byte = static_cast<unsigned char>(c);
+    const std::int64_t token = byte_tokens_[byte];
+    check(token >= 0, "encode: the vocabulary has no token for the byte 0x{:02X}", byte);
+    scratch.tokens_.push_back(static_cast<std::uint32_t>(token));
+  }
+  if (word.size() <= kShortWord) {
+    merge_short(scratch);
+  } else {
+    merge_long(scratch);
+  }
+}
+
+// Looks for the best merge among all: quadratic, and the fastest for few tokens.
+void BytePairEncoder::merge_short(BytePairScratch& scratch) const {
+  std::vector<std::uint32_t>& tokens = scratch.tokens_;
+  std::vector<std::uint32_t>& ranks = scratch.ranks_;  // ranks[i]: of the merge of tokens i and i + 1
+  ranks.clear();
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+    ranks.push_back(rank_of(tokens[i], tokens[i + 1]));
+  }
+  while (!ranks.empty()) {
+    const auto best = std::min_element(ranks.begin(), ranks.end());
+    if (*best == kNoRank) {
+      break;
+    }
+    const auto at = static_cast<std::size_t>(best - ranks.begin());
+    tokens[at] = find(tokens[at], tokens[at + 1])->result;
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    ranks.erase(best);
+    if (at > 0) {
+      ranks[at - 1] = rank_of(tokens[at - 1], tokens[at]);
+    }
+    if (at < ranks.size()) {
+      ranks[at] = rank_of(tokens[at], tokens[at + 1]);
+    }
+  }
+}
+
+// A heap of merges over a linked list. A merge whose tokens have changed since it was found is passed over.
+void BytePairEncoder::merge_long(BytePairScratch& scratch) const {
+  using Candidate = BytePairScratch::Candidate;
+  std::vector<std::uint32_t>& tokens = scratch.tokens_;
+  auto& symbols = scratch.symbols_;
+  auto& heap = scratch.heap_;
+  const auto count = static_cast<std::uint32_t>(tokens.size());
+  symbols.clear();
+  heap.clear();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    symbols.push_back({tokens[i], i == 0 ? kNone : i - 1, i + 1 == count ? kNone : i + 1, true});
+  }
+  const auto add = [&](std::uint32_t position) {
+    const std::uint32_t next = symbols[position].next;
+    if (next == kNone) {
+      return false;
+    }
+    const std::uint32_t left = symbols[position].token, right = symbols[next].token;
+    const std::uint32_t rank = rank_of(left, right);
+    if (rank != kNoRank) {
+      heap.push_back({rank, position, left, right});
+    }
+    return rank != kNoRank;
+  };
+  const auto push = [&](std::uint32_t position) {
+    if (add(position)) {
+      std::push_heap(heap.begin(), heap.end(), std::greater<>());
+    }
+  };
+  for (std::uint32_t i = 0; i < count; ++i) {
+    add(i);
+  }
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const Candidate best = heap.back();
+    heap.pop_back();
+    auto& left = symbols[best.position];
+    if (!left.is_alive || left.token != best.left || left.next == kNone || symbols[left.next].token != best.right) {
+      continue;
+    }
+    auto& right = symbols[left.next];
+    left.token = find(best.left, best.right)->result;
+    right.is_alive = false;
+    left.next = right.next;
+    if (left.next != kNone) {
+      symbols[left.next].previous = best.position;
+    }
+    if (left.previous != kNone) {
+      push(left.previous);
+    }
+    push(best.position);
+  }
+  tokens.clear();
+  for (std::uint32_t at = 0; at != kNone; at = symbols[at].next) {
+    tokens.push_back(symbols[at].token);
+  }
+  // A huge word's memory is not kept.
+  if (count > 1 << 16) {
+    symbols = {};
+    heap = {};
+  }
+}
+
+}  // namespace mica::io::detail

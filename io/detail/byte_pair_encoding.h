@@ -1,0 +1,134 @@
+#pragma once
+
+// Byte-pair encoding (Sennrich et al., 2016, arXiv:1508.07909) of bytes (Radford et al., 2019, GPT-2).
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace mica::io::detail {
+
+/// Text for an error: in quotation marks, its beginning if it is long.
+std::string in_quotes(std::string_view text);
+
+/// Tokens as bytes, by id. Ids need not be contiguous.
+class Vocabulary {
+ public:
+  struct Entry {
+    std::int64_t id;
+    std::string text;       ///< as the file has it
+    bool is_bytes = false;  ///< whether encoding may give it
+    std::string bytes{};    ///< what it stands for
+  };
+  Vocabulary() = default;
+  Vocabulary(Vocabulary&&) = default;
+  Vocabulary& operator=(Vocabulary&&) = default;
+  /// Throws an Error that starts with `what` for negative or duplicate ids, and for ids that are far above the number
+  /// of tokens.
+  Vocabulary(std::vector<Entry> entries, const std::string& what);
+
+  /// The largest id plus one.
+  std::int64_t size() const { return static_cast<std::int64_t>(entries_.size()); }
+  bool has(std::int64_t id) const { return id >= 0 && id < size() && entries_[static_cast<std::size_t>(id)].id == id; }
+  const Entry& operator[](std::int64_t id) const { return entries_[static_cast<std::size_t>(id)]; }
+  /// The id of a token as the file has it, or −1.
+  std::int64_t id_of_text(std::string_view text) const { return find(by_text_, text); }
+  /// The id of the token that stands for these bytes, or −1.
+  std::int64_t id_of_bytes(std::string_view bytes) const { return find(by_bytes_, bytes); }
+
+ private:
+  using Index = std::unordered_map<std::string_view, std::int64_t>;
+  static std::int64_t find(const Index& index, std::string_view key) {
+    const auto found = index.find(key);
+    return found == index.end() ? -1 : found->second;
+  }
+
+  std::vector<Entry> entries_;  // −1 as the id of those that do not exist
+  Index by_text_, by_bytes_;    // refer to entries_
+};
+
+/// A pair of tokens that becomes one. The one that was learned first is made first.
+struct Merge {
+  std::uint32_t left, right, result;
+};
+
+/// What encoding remembers and works in. One thread uses it at a time.
+class BytePairScratch {
+ public:
+  BytePairScratch();
+
+ private:
+  friend class BytePairEncoder;
+
+  /// A short word and its tokens. A new word replaces the one that was in its place.
+  struct CachedWord {
+    static constexpr std::size_t kMostBytes = 26, kMostTokens = 9;
+    char bytes[kMostBytes];
+    std::uint8_t byte_count = 0, token_count = 0;
+    std::uint32_t tokens[kMostTokens];
+  };
+  static_assert(sizeof(CachedWord) == 64);
+  static constexpr int kCacheBits = 15;  // 2 MiB
+
+  /// Tokens of a long word as a linked list.
+  struct Symbol {
+    std::uint32_t token, previous, next;
+    bool is_alive;
+  };
+  /// A merge that was possible when it was found.
+  struct Candidate {
+    std::uint32_t rank, position, left, right;
+    bool operator>(const Candidate& other) const {
+      return rank != other.rank ? rank > other.rank : position > other.position;
+    }
+  };
+
+  std::vector<CachedWord> cache_;
+  std::vector<std::uint32_t> tokens_, ranks_;
+  std::vector<Symbol> symbols_;
+  std::vector<Candidate> heap_;
+};
+
+class BytePairEncoder {
+ public:
+  BytePairEncoder() = default;
+  /// `vocabulary` is copied from and not kept. With `ignore_merges`, a word that is a token is that token, even if
+  /// merges would not make it. Throws an Error that starts with `what` for a pair that is there twice.
+  BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
+                  const std::string& what);
+
+  /// Appends the tokens of one word. Time is n log n in its length. Throws an Error for a byte that has no token.
+  void encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
+              std::vector<std::int64_t>& out) const;
+
+ private:
+  struct PairSlot {
+    std::uint32_t left, right, rank = kNoRank, result;
+  };
+  static constexpr std::uint32_t kNoRank = UINT32_MAX;
+  static constexpr std::size_t kShortWord = 48;
+
+  static std::uint64_t pair_hash(std::uint32_t left, std::uint32_t right) {
+    return ((std::uint64_t{left} << 32) | right) * 0x9E3779B97F4A7C15U;
+  }
+  const PairSlot* find(std::uint32_t left, std::uint32_t right) const;
+  std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
+    const PairSlot* const slot = find(left, right);
+    return slot == nullptr ? kNoRank : slot->rank;
+  }
+
+  // Tokens of a word into scratch.tokens_.
+  void merge_word(std::string_view word, BytePairScratch& scratch) const;
+  void merge_short(BytePairScratch& scratch) const;
+  void merge_long(BytePairScratch& scratch) const;
+
+  std::array<std::int64_t, 256> byte_tokens_{};
+  std::vector<PairSlot> pairs_;  // a hash table with open addressing
+  int shift_ = 63;
+  bool ignore_merges_ = false;
+};
+
+}  // namespace mica::io::detail

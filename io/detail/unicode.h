@@ -1,0 +1,79 @@
+#pragma once
+
+// UTF-8, the classes of characters that tokenizers ask for, and normalization form C.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace mica::io::detail {
+
+/// The length of the valid UTF-8 at the beginning of the text, in bytes.
+std::size_t valid_utf8_length(std::string_view text);
+
+/// The text with U+FFFD in place of each invalid sequence: of the longest beginning of a character that is there, or
+/// of one byte (Unicode 16, section 3.9, "U+FFFD substitution of maximal subparts"), as Python's errors="replace".
+std::string repaired_utf8(std::string_view text);
+
+/// The length of the text without the character that its last bytes begin but do not complete.
+std::size_t complete_utf8_length(std::string_view text);
+
+void append_utf8(std::string& text, char32_t character);
+
+struct Character {
+  char32_t code;
+  std::size_t length;  // in bytes
+};
+
+/// The character that begins at `at`, in valid UTF-8.
+inline Character character_at(const char* at) {
+  const auto byte = [at](int i) { return static_cast<char32_t>(static_cast<unsigned char>(at[i])); };
+  const char32_t first = byte(0);
+  if (first < 0x80) {
+    return {first, 1};
+  }
+  if (first < 0xE0) {
+    return {(first & 0x1F) << 6 | (byte(1) & 0x3F), 2};
+  }
+  if (first < 0xF0) {
+    return {(first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
+  }
+  return {(first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+}
+
+/// The beginning of the character that ends before text[end], in valid UTF-8; end > 0.
+inline std::size_t character_before(std::string_view text, std::size_t end) {
+  do {
+    --end;
+  } while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80);
+  return end;
+}
+
+enum class Kind : std::uint8_t { other, letter, number, space };
+
+/// What regular expressions call \p{L}, \p{N} and \s; Unicode 16.
+class CharacterKinds {
+ public:
+  static const CharacterKinds& get();
+
+  Kind kind(char32_t character) const { return static_cast<Kind>(flags_[character] & 3); }
+  /// \w
+  bool is_word(char32_t character) const { return (flags_[character] & kWord) != 0; }
+  /// False for a character that is the same in form C, whatever is next to it.
+  bool may_change(char32_t character) const { return (flags_[character] & kMayChange) != 0; }
+
+ private:
+  CharacterKinds();
+
+  static constexpr std::uint8_t kWord = 4, kMayChange = 8;
+  std::uint8_t flags_[0x110000] = {};
+};
+
+/// Whether valid UTF-8 may differ from its normalization form C. False for most texts.
+bool may_need_nfc(std::string_view text);
+
+/// Valid UTF-8 in normalization form C of Unicode 9 (Unicode Standard Annex 15).
+std::string nfc(std::string_view text);
+
+}  // namespace mica::io::detail

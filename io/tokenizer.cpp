@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include <mica/core/check.h>
+#include <mica/core/parallel.h>
+#include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/file.h>
+#include <mica/io/text.h>
+#include <mica/io/tokenizer.h>
+
+namespace mica::io {
+
+namespace {
+
+constexpr std::uint64_t kLargestFile = std::uint64_t{64} << 20;
+constexpr std::size_t kLongestText = std::size_t{1} << 31;  // positions in words have 32 bits
+
+}  // namespace
+
+struct Tokenizer::State {
+  State(detail::TokenizerDescription description, detail::TokenizerSettings own_settings, const std::string& what);
+
+  std::optional<std::int64_t> id_of(const std::optional<std::string>& token) const {
+    const std::int64_t id = token ? vocabulary.id_of_text(*token) : -1;
+    return id < 0 ? std::nullopt : std::optional(id);
+  }
+
+  std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options,
+                                   detail::BytePairScratch& scratch) const;
+  void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch,
+                   std::vector<std::int64_t>& out) const;
+
+  // Scratch memory that no thread uses at the moment.
+  std::unique_ptr<detail::BytePairScratch> borrow() const {
+    const std::lock_guard lock(mutex);
+    if (idle.empty()) {
+      return std::make_unique<detail::BytePairScratch>();
+    }
+    auto scratch = std::move(idle.back());
+    idle.pop_back();
+    return scratch;
+  }
+  void give_back(std::unique_ptr<detail::BytePairScratch> scratch) const {
+    const std::lock_guard lock(mutex);
+    idle.push_back(std::move(scratch));
+  }
+
+  detail::Vocabulary vocabulary;
+  detail::BytePairEncoder encoder;
+  bool is_nfc;
+  detail::PreTokenizer pre_tokenizer;
+  std::vector<std::int64_t> before, after;
+  std::unordered_map<std::int64_t, detail::AddedToken> added;
+  detail::AddedTokenFinder in_text, in_normalized_text;
+  detail::TokenizerSettings settings;
+
+  mutable std::mutex mutex;
+  mutable std::vector<std::unique_ptr<detail::BytePairScratch>> idle;
+};
+
+Tokenizer::State::State(detail::TokenizerDescription description, detail::TokenizerSettings own_settings,
+                        const std::string& what)
+    : vocabulary(std::move(description.vocabulary)),
+      encoder(vocabulary, description.merges, description.ignore_merges, what),
+      is_nfc(description.is_nfc),
+      pre_tokenizer(std::move(description.pre_tokenizer)),
+      before(std::move(description.before)),
+      after(std::move(description.after)),
+      settings(std::move(own_settings)) {
+  std::vector<detail::AddedToken> raw, normalized;
+  for (detail::AddedToken& token : description.added_tokens) {
+    if (token.normalized && is_nfc) {
+      token.content = detail::nfc(token.content);
+    }
+    (token.normalized ? normalized : raw).push_back(token);
+    added.emplace(token.id, std::move(token));
+  }
+  in_text = detail::AddedTokenFinder(std::move(raw));
+  in_normalized_text = detail::AddedTokenFinder(std::move(normalized));
+}
+
+std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const EncodeOptions& options,
+                                                   detail::BytePairScratch& scratch) const {
+  check(text.size() <= kLongestText, "encode: the text has {} bytes, expected at most {}", text.size(), kLongestText);
+  std::string repaired;
+  if (detail::valid_utf8_length(text) != text.size()) {
+    repaired = detail::repaired_utf8(text);
+    text = repaired;
+  }
+  std::vector<std::int64_t> out;
+  out.reserve(text.size() / 4 + before.size() + after.size());
+  if (options.add_special_tokens) {
+    out = before;
+  }
+  in_text.split(
+      text, options.parse_special_tokens, [&](std::string_view part) { encode_part(part, options, scratch, out); },
+      [&](std::int64_t token) { out.push_back(token); });
+  if (options.add_special_tokens) {
+    out.insert(out.end(), after.begin(), after.end());
+  }
+  return out;
+}
+
+void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options,
+                                   detail::BytePairScratch& scratch, std::vector<std::int64_t>& out) const {
+  std::string normalized;
+  if (is_nfc && detail::may_need_nfc(part)) {
+    normalized = detail::nfc(part);
+    part = normalized;
+  }
+  in_normalized_text.split(
+      part, options.parse_special_tokens,
+      [&](std::string_view words) {
+        detail::pre_tokenize(pre_tokenizer, words,
+                             [&](std::string_view word) { encoder.encode(word, vocabulary, scratch, out); });
+      },
+      [&](std::int64_t token) { out.push_back(token); });
+}
+
+bool Tokenizer::is_in(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / "tokenizer.json") ||
+         (std::filesystem::exists(folder / "vocab.json") && std::filesystem::exists(folder / "merges.txt"));
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
+  detail::TokenizerSettings settings;
+  if (const auto path = folder / "tokenizer_config.json"; std::filesystem::exists(path)) {
+    settings = detail::tokenizer_settings(read_json(path, kLargestFile), "load: " + path.string());
+  }
+  const auto checked_text = [](const std::filesystem::path& path) {
+    const std::uint64_t size = InputFile(path).size();
+    check(size <= kLargestFile, "load: {} has {} bytes, expected at most {}", path.string(), size, kLargestFile);
+    return read_text(path);
+  };
+  if (const auto path = folder / "chat_template.jinja"; std::filesystem::exists(path)) {
+    settings.chat_template = checked_text(path);
+  }
+  const auto path = folder / "tokenizer.json", vocabulary_path = folder / "vocab.json";
+  check(is_in(folder), "load: {} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt",
+        folder.string());
+  const bool is_one_file = std::filesystem::exists(path);
+  const std::string what = "load: " + (is_one_file ? path : vocabulary_path).string();
+  detail::TokenizerDescription description =
+      is_one_file ? detail::describe_tokenizer(read_json(path, kLargestFile), what)
+                  : detail::describe_tokenizer(read_json(vocabulary_path, kLargestFile),
+                                               checked_text(folder / "merges.txt"), settings, what);
+  return Tokenizer(std::make_shared<State>(std::move(description), std::move(settings), what));
+}
+
+Tokenizer Tokenizer::parse(std::string_view tokenizer, std::string_view config, const std::string& what) {
+  detail::TokenizerSettings settings;
+  if (!config.empty()) {
+    settings = detail::tokenizer_settings(parse_json(config, what), what);
+  }
+  return Tokenizer(std::make_shared<State>(detail::describe_tokenizer(parse_json(tokenizer, what), what),
+                                           std::move(settings), what));
+}
+
+std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  auto scratch = state_->borrow();
+  std::vector<std::int64_t> tokens = state_->encode(text, options, *scratch);
+  state_->give_back(std::move(scratch));
+  return tokens;
+}
+
+std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const std::string> texts,
+                                                               const EncodeOptions& options, int threads) const {
+  check(threads >= 0 && threads <= kMaxThreads, "encode_batch: expected threads in [0, {}], got {}", kMaxThreads,
+        threads);
+  std::vector<std::vector<std::int64_t>> tokens(texts.size());
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr error;
+  const auto work = [&] {
+    try {
+      auto scratch = state_->borrow();
+      for (std::size_t i = next++; i < texts.size(); i = next++) {
+        tokens[i] = state_->encode(texts[i], options, *scratch);
+      }
+      state_->give_back(std::move(scratch));
+    } catch (...) {
+      next = texts.size();  // the others stop
+      const std::lock_guard lock(mutex);
+      error = std::current_exception();
+    }
+  };
+  const auto count = std::min(static_cast<std::size_t>(threads == 0 ? num_threads() : threads), texts.size());
+  {
+    std::vector<std::jthread> workers;
+    for (std::size_t i = 1; i < count; ++i) {
+      workers.emplace_back(work);
+    }
+    work();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return tokens;
+}
+
+std::string Tokenizer::decode(std::span<const std::int64_t> tokens, const DecodeOptions& options) const {
+  std::string text;
+  for (const std::int64_t token : tokens) {
+    const std::string_view bytes = token_bytes(token);
+    if (!options.skip_special_tokens || !is_special(token)) {
+      text += bytes;
+    }
+  }
+  return detail::valid_utf8_length(text) == text.size() ? text : detail::repaired_utf8(text);
+}
+
+std::string_view Tokenizer::token_bytes(std::int64_t token) const {
+  check(has_token(token), "decode: {} is not a token of this vocabulary, which ends at {}", token,
+        vocabulary_size() - 1);
+  const auto added = state_->added.find(token);
+  return added != state_->added.end() ? added->second.content : state_->vocabulary[token].bytes;
+}
+
+std::int64_t Tokenizer::vocabulary_size() const { return state_->vocabulary.size(); }
+bool Tokenizer::has_token(std::int64_t token) const { return state_->vocabulary.has(token); }
+std::optional<std::int64_t> Tokenizer::find(std::string_view token) const { return state_->id_of(std::string(token)); }
+bool Tokenizer::is_special(std::int64_t token) const {
+  const auto added = state_->added.find(token);
+  return added != state_->added.end() && added->second.special;
+}
+std::vector<std::int64_t> Tokenizer::special_tokens() const {
+  std::vector<std::int64_t> tokens;
+  for (const auto& [id, token] : state_->added) {
+    if (token.special) {
+      tokens.push_back(id);
+    }
+  }
+  std::sort(tokens.begin(), tokens.end());
+  return tokens;
+}
+
+std::optional<std::int64_t> Tokenizer::bos_token() const { return state_->id_of(state_->settings.bos_token); }
+std::optional<std::int64_t> Tokenizer::eos_token() const { return state_->id_of(state_->settings.eos_token); }
+std::optional<std::int64_t> Tokenizer::pad_token() const { return state_->id_of(state_->settings.pad_token); }
+const std::string& Tokenizer::chat_template() const { return state_->settings.chat_template; }
+
+StreamDecoder::StreamDecoder(Tokenizer tokenizer, DecodeOptions options)
+    : tokenizer_(std::move(tokenizer)), options_(options) {}
+
+std::string StreamDecoder::push(std::int64_t token) {
+  const std::string_view bytes = tokenizer_.token_bytes(token);
+  if (!options_.skip_special_tokens || !tokenizer_.is_special(token)) {
+    pending_ += bytes;
+  }
+  const std::size_t complete = detail::complete_utf8_length(pending_);
+  const std::string text = detail::repaired_utf8(std::string_view(pending_).substr(0, complete));
+  pending_.erase(0, complete);
+  return text;
+}
+
+std::string StreamDecoder::finish() {
+  const std::string text = detail::repaired_utf8(pending_);
+  pending_.clear();
+  return text;
+}
+
+}  // namespace mica::io
