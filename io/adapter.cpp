@@ -140,8 +140,8 @@ void load_adapter_of(Model& model, const std::filesystem::path& folder) {
       problems += fmt::format("\n  the model has no linear layer {}", name);
       continue;
     }
-    const Tensor& weight = found->second->weight;
-    const Shape down{options.rank, weight.size(1)}, up{weight.size(0), options.rank};
+    const nn::Linear& layer = *found->second;
+    const Shape down{options.rank, layer.in_features()}, up{layer.out_features(), options.rank};
     if (!pair.down.defined() || !pair.up.defined() || pair.down.shape() != down || pair.up.shape() != up ||
         !is_floating(pair.down.dtype()) || !is_floating(pair.up.dtype())) {
       problems += fmt::format("\n  {}: expected floating lora_A {} and lora_B {}", name, down, up);

@@ -17,7 +17,8 @@ namespace mica::io {
 void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model = "");
 void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model = "");
 
-/// Adds the adapters of a folder to a model that has none, and freezes the model's parameters: see nn::add_lora().
+/// Adds the adapters of a folder to a model that has none, quantized or not, and freezes the model's parameters: see
+/// nn::add_lora().
 /// Throws an Error that names the file and what is wrong with it, changing nothing: adapters for layers that the model
 /// does not have or of another shape, or a configuration that asks for something that mica does not have (DoRA, trained
 /// biases, whole modules, ranks that differ between layers).

@@ -68,7 +68,7 @@ void Linear::add_lora(const LoraOptions& options) {
   check_lora_options(options);
   check(!has_lora(), "Linear: there is an adapter already");
   const std::int64_t in = in_features(), out = out_features();
-  // A quantized weight's scales have the dtype that the weight had, as nn::quantize makes them.
+  // A quantized weight's scales have the dtype that the weight had, see quantize().
   const Tensor& like = is_quantized() ? quantized.scale : weight;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(like.device(), like.dtype());
@@ -91,9 +91,13 @@ void Linear::merge_lora() {
   lora_a = lora_b = {};
 }
 
-void Linear::quantize(const QuantizeOptions& options) {
+void Linear::quantize(QuantizeOptions options) {
   check(!is_quantized(), "Linear: the weight is quantized already");
+  const DType dtype = weight.dtype();
+  options.dtype = dtype == float64 ? float32 : dtype;
   quantized = mica::quantize(transpose(weight.detach(), 0, 1), options);
+  quantized.scale = quantized.scale.to(dtype);
+  quantized.zero = quantized.zero.to(dtype);
   forget("weight");
   weight = {};
   buffer("packed", quantized.packed);

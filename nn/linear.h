@@ -53,9 +53,9 @@ class Linear : public Module {
 
   /// Replaces the weight by one of few bits, quantized along `in`: the parameter "weight" by the buffers "packed",
   /// "scale" and "zero". Products are then those of mica::quantized_matmul; activations and the bias are added after
-  /// their rounding. A module that shared the weight keeps it. Throws, changing nothing, if the weight is quantized
-  /// already, and as mica::quantize does.
-  void quantize(const QuantizeOptions& options);
+  /// their rounding. Scales and zeros get the weight's dtype, whatever options.dtype is. A module that shared the
+  /// weight keeps it. Throws, changing nothing, if the weight is quantized already, and as mica::quantize does.
+  void quantize(QuantizeOptions options);
   bool is_quantized() const { return quantized.packed.defined(); }
 
   std::int64_t in_features() const { return is_quantized() ? quantized.rows : weight.size(1); }

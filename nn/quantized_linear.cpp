@@ -66,11 +66,8 @@ std::vector<std::string> quantize(Module& model, const QuantizeOptions& options)
   ProgressTask progress("quantizing the model", elements);
   std::vector<std::string> names;
   for (const AdaptedLayer& layer : layers) {
-    QuantizeOptions own = options;
-    const DType dtype = layer.layer->weight.dtype();
-    own.dtype = dtype == float64 ? float32 : dtype;
     progress.advance(layer.layer->weight.numel());
-    layer.layer->quantize(own);
+    layer.layer->quantize(options);
     names.push_back(layer.name);
   }
   return names;

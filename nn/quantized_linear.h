@@ -32,9 +32,8 @@ class QuantizedLinear : public Module {
   Tensor bias;  // undefined without one
 };
 
-/// Quantizes the weights of all linear layers of a model (Linear::quantize), the head included; embeddings stay. Scales
-/// and zeros get the weight's dtype, or float32 for float64, whatever options.dtype is. Returns the names of the
-/// layers.
+/// Quantizes the weights of all linear layers of a model (Linear::quantize), the head included; embeddings stay.
+/// Returns the names of the layers.
 ///
 ///     nn::quantize(llama, {.bits = 4});
 ///

@@ -12,7 +12,11 @@
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 
 using namespace mica;
@@ -93,6 +97,88 @@ TEST_F(Adapter, TrainsAsPeft) {
     for (const DType dtype : {float64, float32}) {
       expect_losses_of_peft<nn::GPT>("gpt2", folder_, device, dtype);
       expect_losses_of_peft<nn::Llama>("llama3", folder_, device, dtype);
+    }
+  }
+}
+
+// QLoRA (Dettmers et al., 2023): training on a quantized model is training on a model of the rounded weights.
+void expect_trains_on_quantized(int bits, DType dtype, Device device, const fs::path& folder) {
+  SCOPED_TRACE(fmt::format("{} bits, {} on {}", bits, dtype, device));
+  const StateDict data = io::load(kFixtures / "llama3" / "expected.safetensors");
+  const Tensor tokens = data.at("tokens").to(device), targets = data.at("targets").to(device);
+  const auto loaded = [&] {
+    return io::load_pretrained<nn::Llama>(kFixtures / "llama3", {.device = device, .dtype = dtype});
+  };
+  const QuantizeOptions options{.bits = bits, .group_size = 32};
+  nn::Llama model = loaded(), rounded = loaded();
+  nn::quantize(model, options);
+  for (const auto& [name, quantized] : nn::linear_layers(model)) {
+    for (const auto& [other, layer] : nn::linear_layers(rounded)) {
+      if (other == name) {
+        layer->weight.set_data(clone(transpose(dequantize(quantized->quantized, dtype), 0, 1)));
+      }
+    }
+  }
+  io::load_adapter(model, kAdapters / "llama3" / "start");
+  io::load_adapter(rounded, kAdapters / "llama3" / "start");
+  const Tensors trained = nn::trainable_parameters(model), reference = nn::trainable_parameters(rounded);
+  ASSERT_EQ(trained.size(), 2 * nn::adapted_layers(model).size());
+  const StateDict before = model.state_dict();
+  std::vector<Tensor> integers;
+  for (const auto& [name, tensor] : before) {
+    integers.push_back(name.ends_with(".packed") ? clone(tensor) : Tensor{});
+  }
+
+  const double tolerance = dtype == bfloat16 ? 0.05 : dtype == float32 ? 1e-4 : 1e-12;
+  optim::AdamW optimizer(trained, {.lr = 1e-2}), other(reference, {.lr = 1e-2});
+  double first = 0, last = 0;
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    other.zero_grad();
+    const Tensor loss = model.loss(tokens, targets), expected = rounded.loss(tokens, targets);
+    last = loss.item();
+    first = step == 0 ? last : first;
+    ASSERT_NEAR(last, expected.item(), 20 * tolerance) << "step " << step;
+    loss.backward();
+    expected.backward();
+    for (std::size_t i = 0; step == 0 && i < trained.size(); ++i) {
+      const double size = max(abs(reference[i].grad())).item();
+      expect_close(trained[i].grad(), to_vector<double>(reference[i].grad()), tolerance, tolerance * size);
+    }
+    optimizer.step();
+    other.step();
+  }
+  EXPECT_LT(last, first - 0.1);
+  std::size_t at = 0;
+  for (const auto& [name, tensor] : model.state_dict()) {
+    if (integers[at].defined()) {
+      expect_close(tensor, integers[at], 0, 0, name);
+      EXPECT_FALSE(tensor.grad().defined());
+    }
+    ++at;
+  }
+
+  // The adapter fits the quantized model, and the model in full.
+  const autograd::NoGrad no_grad;
+  io::save_adapter(model, folder);
+  nn::Llama again = loaded();
+  nn::quantize(again, options);
+  io::load_adapter(again, folder);
+  expect_close(again(tokens), model(tokens), 0, 0);
+  expect_error([&] { nn::merge_lora(again); }, "is quantized");
+  EXPECT_FALSE(nn::adapted_layers(again).empty());
+  nn::Llama full = loaded();
+  io::load_adapter(full, folder);
+  nn::merge_lora(full);
+  EXPECT_NEAR(full.loss(tokens, targets).item(), model.loss(tokens, targets).item(), bits == 8 ? 0.05 : 0.3);
+}
+
+TEST_F(Adapter, TrainsOnQuantizedWeights) {
+  for (const Device device : test_devices()) {
+    for (const int bits : {8, 4}) {
+      for (const DType dtype : {float64, float32, bfloat16}) {
+        expect_trains_on_quantized(bits, dtype, device, folder_);
+      }
     }
   }
 }
