@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <mica/io/data_loader.h>
+#include <mica/io/tokens.h>
+
+namespace mica::io {
+
+struct TokenWindowsOptions {
+  std::int64_t context = 1;  ///< tokens per window
+  std::uint64_t seed = 0;    ///< of the places where the sequence is cut
+  /// The token between documents. With it, a sample also has positions and documents.
+  std::optional<std::int64_t> separator{};
+  /// Whether the separator is the first token of its document, as in llm.c's files, or the last one, as in nanoGPT's.
+  bool separator_begins = true;
+};
+
+/// Windows of a token sequence, to train language models. In each epoch the sequence is cut into adjacent windows, each
+/// time from another offset: a short run covers as much of the sequence as possible, and a long one sees windows at
+/// every offset. The fields of a sample, each int64 (context):
+///
+/// - inputs: the window;
+/// - targets: the same one token further;
+/// - positions: with a separator, the place in the document, from 0. A document that began before the window begins
+///   again with it;
+/// - documents: with a separator, the number of the document in the window, from 0, for attention within documents:
+///   see same_document().
+///
+/// If the separator ends documents, what follows it is not to be predicted from it: that target is −100, which
+/// cross_entropy ignores.
+class TokenWindows : public Dataset {
+ public:
+  /// Throws an Error unless there are more tokens than the context length. Keeps the view, not a copy.
+  TokenWindows(const TokenView& tokens, const TokenWindowsOptions& options);
+
+  std::int64_t size() const override { return windows_; }
+  std::vector<Field> fields() const override;
+  void read(std::int64_t index, std::int64_t epoch, const Sample& to) const override;
+
+ private:
+  TokenView tokens_;
+  TokenWindowsOptions options_;
+  std::int64_t windows_;  // per epoch
+  std::int64_t offsets_;  // the first window of an epoch begins at one of 0 … offsets_ − 1
+};
+
+}  // namespace mica::io

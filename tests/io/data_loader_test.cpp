@@ -1,0 +1,297 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support.h"
+#include <mica/io/data_loader.h>
+#include <mica/io/permutation.h>
+#include <mica/io/token_windows.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+std::vector<std::int32_t> counting(int n) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(n));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
+
+/// Sample i of epoch e: the numbers i + 1000 e and their opposites, and i.
+struct Numbers : io::Dataset {
+  explicit Numbers(std::int64_t count) : count(count) {}
+
+  std::int64_t size() const override { return count; }
+  std::vector<Field> fields() const override { return {{{2}, float32}, {{}, int64}}; }
+  void read(std::int64_t index, std::int64_t epoch, const io::Sample& to) const override {
+    if (index == fails_at) {
+      throw std::runtime_error("sample " + std::to_string(index) + " is damaged");
+    }
+    ++reads;
+    const auto value = static_cast<float>(index + 1000 * epoch);
+    const std::span<float> x = to.field<float>(0);
+    ASSERT_EQ(x.size(), 2u);
+    x[0] = value;
+    x[1] = -value;
+    to.field<std::int64_t>(1)[0] = index;
+  }
+
+  std::int64_t count;
+  std::int64_t fails_at = -1;
+  mutable std::atomic<std::int64_t> reads{0};
+};
+
+std::vector<std::int64_t> indices(io::DataLoader& loader, int batches) {
+  std::vector<std::int64_t> all;
+  for (int i = 0; i < batches; ++i) {
+    const std::vector<std::int64_t> batch = to_vector<std::int64_t>(loader.next()[1]);
+    all.insert(all.end(), batch.begin(), batch.end());
+  }
+  return all;
+}
+
+TEST(Permutation, HasEachNumberOnce) {
+  for (std::int64_t size = 1; size <= 300; ++size) {
+    const io::Permutation permutation(size, 7);
+    std::vector<bool> seen(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) {
+      const std::int64_t to = permutation(i);
+      ASSERT_TRUE(to >= 0 && to < size && !seen[static_cast<std::size_t>(to)]) << size << ": " << i << " to " << to;
+      seen[static_cast<std::size_t>(to)] = true;
+    }
+  }
+  const io::Permutation large(INT64_MAX, 1);
+  std::set<std::int64_t> seen;
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    seen.insert(large(INT64_MAX - 1 - i));
+  }
+  EXPECT_EQ(seen.size(), 1000u);
+  EXPECT_GE(*seen.begin(), 0);
+  EXPECT_GT(*seen.rbegin(), INT64_MAX / 2);
+}
+
+// Each index goes to each place equally often over the seeds, and neighbors go to independent places.
+TEST(Permutation, IsUniformOverSeeds) {
+  constexpr int size = 10, seeds = 20'000;
+  std::vector<double> single(size * size), pair(size * size);
+  for (int seed = 0; seed < seeds; ++seed) {
+    const io::Permutation permutation(size, static_cast<std::uint64_t>(seed));
+    for (int i = 0; i < size; ++i) {
+      ++single[static_cast<std::size_t>(i * size + permutation(i))];
+    }
+    ++pair[static_cast<std::size_t>(permutation(3) * size + permutation(4))];
+  }
+  double chi_single = 0, chi_pair = 0;
+  for (int i = 0; i < size * size; ++i) {
+    const double expected = seeds / static_cast<double>(size);
+    chi_single += std::pow(single[static_cast<std::size_t>(i)] - expected, 2) / expected;
+    if (i / size != i % size) {
+      const double each = seeds / static_cast<double>(size * (size - 1));
+      chi_pair += std::pow(pair[static_cast<std::size_t>(i)] - each, 2) / each;
+    }
+  }
+  // 81 and 89 degrees of freedom: a chance of 1e-6 each.
+  EXPECT_LT(chi_single, 160);
+  EXPECT_LT(chi_pair, 171);
+}
+
+TEST(Permutation, RefusesWhatIsOutside) {
+  expect_error([] { io::Permutation(0, 1); }, "at least 1, got 0");
+  expect_error([] { io::Permutation(5, 1)(5); }, "expected an index in [0, 5), got 5");
+  expect_error([] { io::Permutation(5, 1)(-1); }, "got -1");
+}
+
+TEST(DataLoader, HasEachSampleOncePerEpochInANewOrder) {
+  const Numbers data(10);
+  io::DataLoader loader(data, {.batch = 4, .seed = 3});
+  const std::vector<std::int64_t> all = indices(loader, 10);  // four epochs
+  std::set<std::vector<std::int64_t>> orders;
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    std::vector<std::int64_t> order(all.begin() + 10 * epoch, all.begin() + 10 * (epoch + 1));
+    orders.insert(order);
+    std::sort(order.begin(), order.end());
+    for (std::int64_t i = 0; i < 10; ++i) {
+      EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+    }
+  }
+  EXPECT_EQ(orders.size(), 4u);
+  EXPECT_EQ(loader.position(), (io::DataPosition{4, 0}));
+  io::DataLoader in_order(data, {.batch = 4, .shuffle = false});
+  EXPECT_EQ(indices(in_order, 3), (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1}));
+}
+
+TEST(DataLoader, BatchesDoNotDependOnWorkersNorOnTheDevice) {
+  const Numbers data(37);
+  io::DataLoader alone(data, {.batch = 5, .seed = 9, .workers = 0});
+  std::vector<std::vector<float>> expected;
+  std::vector<std::vector<std::int64_t>> expected_indices;
+  for (int i = 0; i < 40; ++i) {
+    const Tensors batch = alone.next();
+    ASSERT_EQ(batch.size(), 2u);
+    EXPECT_EQ(batch[0].shape(), (Shape{5, 2}));
+    EXPECT_EQ(batch[1].shape(), (Shape{5}));
+    expected.push_back(to_vector<float>(batch[0]));
+    expected_indices.push_back(to_vector<std::int64_t>(batch[1]));
+  }
+  for (const Device device : test_devices()) {
+    for (const int workers : {0, 1, 2, 7}) {
+      io::DataLoader loader(data, {.batch = 5, .seed = 9, .workers = workers, .device = device});
+      std::vector<Tensors> kept;  // batches belong to the caller: later ones do not overwrite them
+      for (int i = 0; i < 40; ++i) {
+        kept.push_back(loader.next());
+        EXPECT_EQ(kept.back()[0].device(), device);
+      }
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        EXPECT_EQ(to_vector<float>(kept[i][0]), expected[i]) << workers << " workers, batch " << i;
+        EXPECT_EQ(to_vector<std::int64_t>(kept[i][1]), expected_indices[i]);
+      }
+    }
+  }
+}
+
+TEST(DataLoader, GoesOnFromAPosition) {
+  const Numbers data(11);
+  io::DataLoader whole(data, {.batch = 3, .seed = 2, .workers = 2});
+  const std::vector<std::int64_t> all = indices(whole, 12);
+  for (int before = 0; before < 12; ++before) {
+    io::DataLoader first(data, {.batch = 3, .seed = 2, .workers = 2});
+    (void)indices(first, before);
+    const io::DataPosition at = first.position();
+    EXPECT_EQ(at.epoch * 11 + at.index, 3 * before);
+    io::DataLoader second(data, {.batch = 3, .seed = 2, .workers = 1, .start = at});
+    EXPECT_EQ(second.position(), at);
+    EXPECT_EQ(indices(second, 12 - before), std::vector<std::int64_t>(all.begin() + 3 * before, all.end()));
+  }
+}
+
+TEST(DataLoader, PassesErrorsOnAtTheirBatch) {
+  for (const Device device : test_devices()) {
+    for (const int workers : {0, 1, 3}) {
+      Numbers data(20);
+      data.fails_at = 13;
+      io::DataLoader loader(data, {.batch = 4, .shuffle = false, .workers = workers, .device = device});
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(to_vector<std::int64_t>(loader.next()[1])[0], 4 * i);
+      }
+      for (int i = 0; i < 2; ++i) {
+        try {
+          (void)loader.next();
+          ADD_FAILURE() << "expected an exception";
+        } catch (const std::runtime_error& error) {
+          EXPECT_STREQ(error.what(), "sample 13 is damaged");
+        }
+        EXPECT_EQ(loader.position(), (io::DataPosition{0, 12}));
+      }
+    }
+  }
+}
+
+TEST(DataLoader, WorksOnlyAFewBatchesAhead) {
+  const Numbers data(1000);
+  {
+    io::DataLoader loader(data, {.batch = 1, .workers = 3});
+    (void)indices(loader, 10);
+  }
+  EXPECT_GE(data.reads, 10);
+  EXPECT_LE(data.reads, 10 + 3 + 2);
+}
+
+TEST(DataLoader, RefusesBadOptions) {
+  const Numbers data(5), none(0);
+  const auto refuses = [&](const io::DataLoaderOptions& options, const std::string& text) {
+    expect_error([&] { io::DataLoader(data, options); }, text);
+  };
+  refuses({.batch = 0}, "a batch of at least 1, got 0");
+  refuses({.workers = -1}, "workers in [0, 256], got -1");
+  refuses({.workers = 1000}, "got 1000");
+  refuses({.start = {.epoch = -1}}, "got epoch -1");
+  refuses({.start = {.index = 5}}, "expected a position in data of 5 samples, got epoch 0, index 5");
+  refuses({.start = {.index = -1}}, "index -1");
+  refuses({.start = {.epoch = INT64_MAX}}, "expected a position");
+  expect_error([&] { io::DataLoader(none, {}); }, "at least one sample, got one with 0");
+  for (const int workers : {0, 2}) {
+    io::DataLoader huge(data, {.batch = std::int64_t{1} << 57, .workers = workers});
+    EXPECT_THROW((void)huge.next(), OutOfMemory);
+    io::DataLoader larger(data, {.batch = INT64_MAX, .workers = workers});
+    expect_error([&] { (void)larger.next(); }, "too many elements");
+  }
+}
+
+TEST(TokenWindows, AreShiftedByOneAndCoverEverythingInEachEpoch) {
+  const std::vector<std::int32_t> tokens = counting(101);
+  const io::TokenWindows windows(tokens, {.context = 10, .seed = 3});
+  ASSERT_EQ(windows.size(), 9);
+  std::set<std::int64_t> offsets;
+  io::DataLoader loader(windows, {.batch = 9, .seed = 5});
+  for (int epoch = 0; epoch < 8; ++epoch) {
+    const Tensors batch = loader.next();
+    const std::vector<std::int64_t> inputs = to_vector<std::int64_t>(batch[0]),
+                                    targets = to_vector<std::int64_t>(batch[1]);
+    std::vector<std::int64_t> starts;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      EXPECT_EQ(inputs[i], inputs[i / 10 * 10] + static_cast<std::int64_t>(i % 10));
+      EXPECT_EQ(targets[i], inputs[i] + 1);
+      if (i % 10 == 0) {
+        starts.push_back(inputs[i]);
+      }
+    }
+    std::sort(starts.begin(), starts.end());
+    EXPECT_LT(starts[0], 10);
+    offsets.insert(starts[0]);
+    for (std::size_t i = 1; i < starts.size(); ++i) {
+      EXPECT_EQ(starts[i], starts[i - 1] + 10);
+    }
+  }
+  EXPECT_GE(offsets.size(), 4u);
+}
+
+TEST(TokenWindows, ReachBothEnds) {
+  const auto six = counting(6);
+  const io::TokenWindows windows(six, {.context = 4});
+  EXPECT_EQ(windows.size(), 1);
+  io::DataLoader loader(windows);
+  std::set<std::int64_t> starts;
+  for (int k = 0; k < 40; ++k) {
+    starts.insert(to_vector<std::int64_t>(loader.next()[0])[0]);
+  }
+  EXPECT_EQ(starts, (std::set<std::int64_t>{0, 1}));
+  const auto five = counting(5);
+  const io::TokenWindows only(five, {.context = 4});
+  io::DataLoader one(only);
+  EXPECT_EQ(to_vector<std::int64_t>(one.next()[1]), (std::vector<std::int64_t>{1, 2, 3, 4}));
+  expect_error([&] { io::TokenWindows(five, {.context = 5}); }, "expected more tokens than the context of 5, got 5");
+  expect_error([&] { io::TokenWindows(five, {.context = 0}); }, "at least 1, got 0");
+  const io::TokenWindows checked(io::TokenView(five).below(3), {.context = 4});
+  io::DataLoader bad(checked);
+  expect_error([&] { (void)bad.next(); }, "expected tokens below 3");
+}
+
+TEST(TokenWindows, KnowTheirDocuments) {
+  const std::vector<std::int32_t> tokens{9, 1, 2, 9, 3, 9, 9, 4, 5};  // 9 separates
+  const auto fields = [&](bool begins) {
+    const io::TokenWindows windows(tokens, {.context = 8, .separator = 9, .separator_begins = begins});
+    io::DataLoader loader(windows, {.workers = 0});
+    std::vector<std::vector<std::int64_t>> lists;
+    for (const Tensor& field : loader.next()) {
+      lists.push_back(to_vector<std::int64_t>(field));
+    }
+    return lists;
+  };
+  using Lists = std::vector<std::vector<std::int64_t>>;
+  EXPECT_EQ(
+      fields(true),
+      (Lists{{9, 1, 2, 9, 3, 9, 9, 4}, {1, 2, 9, 3, 9, 9, 4, 5}, {0, 1, 2, 0, 1, 0, 0, 1}, {0, 0, 0, 1, 1, 2, 3, 3}}));
+  EXPECT_EQ(fields(false), (Lists{{9, 1, 2, 9, 3, 9, 9, 4},
+                                  {-100, 2, 9, -100, 9, -100, -100, 5},
+                                  {0, 0, 1, 2, 0, 1, 0, 0},
+                                  {0, 1, 1, 1, 2, 2, 3, 4}}));
+}
+
+}  // namespace
