@@ -1,0 +1,521 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <mica/core/async_copy.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/io/file.h>
+#include <mica/io/training_checkpoint.h>
+
+namespace mica::io {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The metadata's names. Those of settings have a prefix.
+constexpr const char* kFormat = "format";
+constexpr const char* kStep = "step";
+constexpr const char* kSeed = "random.seed";
+constexpr const char* kOffset = "random.offset";
+constexpr const char* kEpoch = "data.epoch";
+constexpr const char* kIndex = "data.index";
+constexpr const char* kChecksum = "checksum";
+constexpr std::string_view kSetting = "setting.";
+
+constexpr const char* kThisFormat = "mica training checkpoint 1";
+
+/// A checksum against accidents: four running products over the bytes, eight at a time.
+class Checksum {
+ public:
+  void add(std::span<const std::byte> bytes) {
+    std::size_t at = 0;
+    for (; bytes.size() - at >= sizeof(lanes_); at += sizeof(lanes_)) {
+      add_block(bytes.data() + at);
+    }
+    // The rest, filled up with zeros, and the length, which tells such zeros from those of the data.
+    std::array<std::byte, sizeof(lanes_)> last{};
+    std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end(), last.begin());
+    add_block(last.data());
+    add_word(lanes_[0], bytes.size());
+  }
+  void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
+
+  std::string text() const {
+    std::uint64_t all = 0;
+    for (const std::uint64_t lane : lanes_) {
+      add_word(all, lane);
+    }
+    return fmt::format("{:016x}", all);
+  }
+
+ private:
+  static void add_word(std::uint64_t& lane, std::uint64_t word) {
+    lane = (lane ^ word) * 0x9E3779B97F4A7C15;  // odd, so that no word is lost
+    lane ^= lane >> 32;
+  }
+  void add_block(const std::byte* block) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, block + i * sizeof(word), sizeof(word));
+      add_word(lanes_[i], word);
+    }
+  }
+
+  std::array<std::uint64_t, 4> lanes_{1, 2, 3, 4};
+};
+
+/// Of tensors on the CPU, which are contiguous, and of the metadata but the checksum itself.
+std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
+  Checksum sum;
+  for (const auto& [name, tensor] : tensors) {
+    sum.add(fmt::format("{} {} {}", name, tensor.dtype(), tensor.shape()));
+    sum.add({tensor.raw_data(), tensor.bytes()});
+  }
+  for (const auto& [name, value] : metadata) {
+    if (name != kChecksum) {
+      sum.add(name);
+      sum.add(value);
+    }
+  }
+  return sum.text();
+}
+
+Metadata metadata_of(const TrainingCheckpoint& checkpoint) {
+  check(checkpoint.step >= 0 && checkpoint.data.epoch >= 0 && checkpoint.data.index >= 0,
+        "training checkpoint: expected a step and a position of at least 0, got step {}, epoch {}, index {}",
+        checkpoint.step, checkpoint.data.epoch, checkpoint.data.index);
+  Metadata metadata{{kFormat, kThisFormat},
+                    {kStep, fmt::format("{}", checkpoint.step)},
+                    {kSeed, fmt::format("{}", checkpoint.random.seed)},
+                    {kOffset, fmt::format("{}", checkpoint.random.offset)},
+                    {kEpoch, fmt::format("{}", checkpoint.data.epoch)},
+                    {kIndex, fmt::format("{}", checkpoint.data.index)}};
+  for (const auto& [name, value] : checkpoint.settings) {
+    metadata.emplace(std::string(kSetting) + name, value);
+  }
+  return metadata;
+}
+
+/// The tensors of all parts by their names in the file. A tensor that a part has under several names (tied weights) is
+/// there under the first.
+StateDict tensors_of(const TrainingCheckpoint& checkpoint) {
+  StateDict tensors;
+  for (const auto& [part, state] : checkpoint.parts) {
+    check(!part.empty() && part.find('.') == std::string::npos,
+          "training checkpoint: expected names of parts without a dot, got \"{}\"", part);
+    std::set<std::pair<const void*, std::string>> seen;
+    for (const auto& [name, tensor] : state) {
+      check(tensor.defined(), "training checkpoint: \"{}.{}\" is an undefined tensor", part, name);
+      if (tensor.numel() == 0 ||
+          seen.emplace(tensor.raw_data(), fmt::format("{} {} {}", tensor.dtype(), tensor.shape(), tensor.strides()))
+              .second) {
+        tensors.emplace(fmt::format("{}.{}", part, name), tensor);
+      }
+    }
+  }
+  return tensors;
+}
+
+/// `tensors` are on the CPU and contiguous.
+void write(const fs::path& path, const StateDict& tensors, Metadata metadata) {
+  metadata[kChecksum] = checksum_of(tensors, metadata);
+  save(path, tensors, metadata);
+}
+
+/// Reads the metadata of one file.
+class MetadataReader {
+ public:
+  explicit MetadataReader(const fs::path& path) : path_(path), metadata_(load_metadata(path)) {
+    const auto format = metadata_.find(kFormat);
+    require(format != metadata_.end() && format->second.starts_with("mica training checkpoint "),
+            "it is another kind of file");
+    require(format->second == kThisFormat, "it is a \"{}\", expected \"{}\"", format->second, kThisFormat);
+    (void)text(kChecksum);
+  }
+
+  const Metadata& metadata() const { return metadata_; }
+
+  /// Everything but the tensors.
+  TrainingCheckpoint checkpoint() const {
+    TrainingCheckpoint result;
+    result.step = number<std::int64_t>(kStep);
+    result.random = {.seed = number<std::uint64_t>(kSeed), .offset = number<std::uint64_t>(kOffset)};
+    require(result.random.offset % 4 == 0, "its {} is not a multiple of 4", kOffset);
+    result.data = {.epoch = number<std::int64_t>(kEpoch), .index = number<std::int64_t>(kIndex)};
+    for (const auto& [name, value] : metadata_) {
+      if (name.starts_with(kSetting)) {
+        result.settings.emplace(name.substr(kSetting.size()), value);
+      } else {
+        require(std::find(kNames.begin(), kNames.end(), name) != kNames.end(), "it has an unexpected \"{}\"", name);
+      }
+    }
+    return result;
+  }
+
+  template <class... Args>
+  void require(bool ok, fmt::format_string<Args...> message, Args&&... args) const {
+    if (!ok) {
+      fail("load: {} is not a whole training checkpoint: {}", path_.string(),
+           fmt::format(message, std::forward<Args>(args)...));
+    }
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 7> kNames{kFormat, kStep, kSeed, kOffset, kEpoch, kIndex, kChecksum};
+
+  const std::string& text(const char* name) const {
+    const auto found = metadata_.find(name);
+    require(found != metadata_.end(), "it has no {}", name);
+    return found->second;
+  }
+
+  // A whole number that is not negative.
+  template <class T>
+  T number(const char* name) const {
+    const std::string& digits = text(name);
+    T value = 0;
+    const char* const last = digits.data() + digits.size();
+    const auto [end, error] = std::from_chars(digits.data(), last, value);
+    require(error == std::errc() && end == last && value >= T{0}, "its {} is \"{}\"", name, digits);
+    return value;
+  }
+
+  fs::path path_;
+  Metadata metadata_;
+};
+
+constexpr std::string_view kPrefix = "checkpoint-";
+constexpr std::string_view kSuffix = ".safetensors";
+
+std::string name_of(std::int64_t step) { return fmt::format("{}{:09}{}", kPrefix, step, kSuffix); }
+
+/// The step of a file of this name; nullopt if it is not the name of a checkpoint.
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() < kPrefix.size() + kSuffix.size()) {
+    return std::nullopt;
+  }
+  std::int64_t step = 0;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size() - kSuffix.size(), step);
+  return step >= 0 && name == name_of(step) ? std::optional(step) : std::nullopt;
+}
+
+/// The steps of all files with the name of a checkpoint, the newest first.
+std::vector<std::int64_t> steps_in(const fs::path& folder) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (const std::optional<std::int64_t> step = step_of(at->path().filename().string())) {
+      steps.push_back(*step);
+    }
+  }
+  check(!error, "checkpoints: cannot list {}: {}", folder.string(), error.message());
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+// What AtomicFile leaves behind if its process is killed.
+void remove_unfinished(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (name.starts_with(kPrefix) && name.find(std::string(kSuffix) + ".") != std::string::npos &&
+        name.ends_with(".tmp")) {
+      std::error_code ignored;
+      fs::remove(at->path(), ignored);
+    }
+  }
+}
+
+/// Removes the complete checkpoints before the newest `keep`, of which `newest` is one. Torn files stay, and do not
+/// count: they may be all that is left of something.
+void remove_old(const fs::path& folder, std::int64_t newest, int keep) {
+  int kept = 1;
+  for (const std::int64_t step : steps_in(folder)) {
+    const fs::path path = folder / name_of(step);
+    if (step >= newest) {
+      continue;
+    }
+    try {
+      (void)MetadataReader(path).checkpoint();
+    } catch (const OutOfMemory&) {
+      throw;
+    } catch (const Error&) {
+      continue;
+    }
+    if (kept < keep) {
+      ++kept;
+      continue;
+    }
+    std::error_code error;
+    fs::remove(path, error);
+    check(!error, "checkpoints: cannot remove {}: {}", path.string(), error.message());
+  }
+}
+
+/// Copies of tensors in host memory, which is kept for the next ones.
+class Snapshot {
+ public:
+  /// Copies `tensors`, which may be changed after the return. On GPUs, the copies are only complete after wait().
+  void take(const StateDict& tensors) {
+    std::map<int, std::pair<Tensors, Tensors>> by_gpu;  // the copies, and what they are copied from
+    StateDict copies;
+    std::map<std::string, Device> devices;
+    for (const auto& [name, tensor] : tensors) {
+      const Tensor copy = memory_for(name, tensor);
+      copies.emplace(name, copy);
+      devices.emplace(name, tensor.device());
+      if (tensor.device().is_cpu()) {
+        copy_into(copy, tensor);
+      } else {
+        auto& [to, from] = by_gpu[tensor.device().index];
+        to.push_back(copy);
+        from.push_back(contiguous_data(tensor));
+      }
+    }
+    tensors_ = std::move(copies);
+    devices_ = std::move(devices);
+    for (const auto& [gpu, pairs] : by_gpu) {
+      const auto stream = streams_.try_emplace(gpu, Device::cuda(gpu)).first;
+      pending_.push_back(stream->second.start(pairs.first, pairs.second));
+      pending_.back().order();
+    }
+  }
+
+  /// Any thread may wait.
+  void wait() {
+    for (const AsyncCopy& copy : pending_) {
+      copy.wait();
+    }
+    pending_.clear();
+  }
+
+  const StateDict& tensors() const { return tensors_; }
+
+ private:
+  // The memory of the last copy of this name if it fits.
+  Tensor memory_for(const std::string& name, const Tensor& tensor) const {
+    const auto last = tensors_.find(name);
+    const auto device = devices_.find(name);
+    const bool fits = last != tensors_.end() && last->second.shape() == tensor.shape() &&
+                      last->second.dtype() == tensor.dtype() && device->second == tensor.device();
+    return fits ? last->second : pinned_empty(tensor.shape(), tensor.dtype(), tensor.device());
+  }
+
+  StateDict tensors_;
+  std::map<std::string, Device> devices_;  // that a name's tensor was copied from
+  std::map<int, CopyStream> streams_;
+  std::vector<AsyncCopy> pending_;
+};
+
+}  // namespace
+
+const StateDict& TrainingCheckpoint::part(const std::string& name) const {
+  static const StateDict none;
+  const auto found = parts.find(name);
+  return found == parts.end() ? none : found->second;
+}
+
+void save_training_checkpoint(const fs::path& path, const TrainingCheckpoint& checkpoint) {
+  Snapshot snapshot;
+  snapshot.take(tensors_of(checkpoint));
+  snapshot.wait();
+  write(path, snapshot.tensors(), metadata_of(checkpoint));
+}
+
+TrainingCheckpoint load_training_checkpoint(const fs::path& path) {
+  const MetadataReader reader(path);
+  TrainingCheckpoint result = reader.checkpoint();
+  const StateDict tensors = load(path);
+  reader.require(reader.metadata().at(kChecksum) == checksum_of(tensors, reader.metadata()),
+                 "its checksum does not match its contents");
+  for (const auto& [name, tensor] : tensors) {
+    const std::size_t dot = name.find('.');
+    reader.require(dot != std::string::npos && dot > 0, "its tensor \"{}\" belongs to no part", name);
+    result.parts[name.substr(0, dot)].emplace(name.substr(dot + 1), tensor);
+  }
+  return result;
+}
+
+void check_settings(const Metadata& saved, const Metadata& current) {
+  std::string differences;
+  for (const auto& [name, value] : saved) {
+    const auto now = current.find(name);
+    if (now == current.end()) {
+      differences += fmt::format("\n  {}: {} in the checkpoint, not set now", name, value);
+    } else if (now->second != value) {
+      differences += fmt::format("\n  {}: {} in the checkpoint, {} now", name, value, now->second);
+    }
+  }
+  for (const auto& [name, value] : current) {
+    if (!saved.contains(name)) {
+      differences += fmt::format("\n  {}: not set in the checkpoint, {} now", name, value);
+    }
+  }
+  check(differences.empty(), "the settings differ from the checkpoint's:{}", differences);
+}
+
+/// Writes snapshots on a thread of its own.
+class CheckpointFolder::Writer {
+ public:
+  Writer(fs::path folder, int keep) : folder_(std::move(folder)), keep_(keep), thread_([this] { work(); }) {}
+
+  ~Writer() {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void start(const TrainingCheckpoint& checkpoint) {
+    Metadata metadata = metadata_of(checkpoint);
+    const StateDict tensors = tensors_of(checkpoint);
+    wait();
+    snapshot_.take(tensors);  // the thread does not read it now
+    {
+      const std::lock_guard lock(mutex_);
+      step_ = checkpoint.step;
+      metadata_ = std::move(metadata);
+      writes_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  bool writes() const {
+    const std::lock_guard lock(mutex_);
+    return writes_;
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !writes_; });
+  }
+
+  std::string take_error() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(error_, {});
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return writes_ || stops_; });
+      if (!writes_) {
+        return;
+      }
+      lock.unlock();
+      const std::string error = write_snapshot();
+      lock.lock();
+      writes_ = false;
+      if (!error.empty()) {
+        error_ = error;
+      }
+      changed_.notify_all();
+    }
+  }
+
+  // What went wrong; empty if nothing did.
+  std::string write_snapshot() {
+    try {
+      snapshot_.wait();
+      write(folder_ / name_of(step_), snapshot_.tensors(), std::move(metadata_));
+      remove_old(folder_, step_, keep_);
+      return {};
+    } catch (const std::exception& error) {
+      return fmt::format("checkpoint of step {}: {}", step_, error.what());
+    }
+  }
+
+  const fs::path folder_;
+  const int keep_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool writes_ = false;  // while it is true, what follows belongs to the thread
+  bool stops_ = false;
+  std::string error_;
+
+  std::int64_t step_ = 0;
+  Metadata metadata_;
+  Snapshot snapshot_;
+
+  std::thread thread_;
+};
+
+CheckpointFolder::CheckpointFolder(const fs::path& path, Options options) : path_(path) {
+  check(options.keep >= 1, "checkpoints: expected to keep at least 1, got {}", options.keep);
+  std::error_code ignored;  // opening it says what is wrong
+  fs::create_directories(path, ignored);
+  lock_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  check(lock_ >= 0, "checkpoints: cannot open the folder {}: {}", path.string(), error_text(errno));
+  try {
+    // Some network file systems have no locks. There, unfinished files may be those of a run on another machine.
+    const bool locked = ::flock(lock_, LOCK_EX | LOCK_NB) == 0;
+    check(locked || errno != EWOULDBLOCK, "checkpoints: another process is using the folder {}", path.string());
+    if (locked) {
+      remove_unfinished(path);
+    }
+    writer_ = std::make_unique<Writer>(path, options.keep);
+  } catch (...) {
+    ::close(lock_);
+    throw;
+  }
+}
+
+CheckpointFolder::~CheckpointFolder() {
+  writer_.reset();
+  ::close(lock_);
+}
+
+const fs::path& CheckpointFolder::path() const { return path_; }
+
+bool CheckpointFolder::has_files() const { return !steps_in(path_).empty(); }
+
+std::optional<TrainingCheckpoint> CheckpointFolder::newest(const std::function<void(std::string_view)>& skipped) const {
+  for (const std::int64_t step : steps_in(path_)) {
+    const fs::path path = path_ / name_of(step);
+    try {
+      TrainingCheckpoint checkpoint = load_training_checkpoint(path);
+      check(checkpoint.step == step, "load: {} is a checkpoint of step {}", path.string(), checkpoint.step);
+      return checkpoint;
+    } catch (const OutOfMemory&) {
+      throw;
+    } catch (const Error& error) {
+      skipped(error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+void CheckpointFolder::save(const TrainingCheckpoint& checkpoint) { writer_->start(checkpoint); }
+
+bool CheckpointFolder::is_writing() const { return writer_->writes(); }
+
+std::string CheckpointFolder::take_error() { return writer_->take_error(); }
+
+void CheckpointFolder::finish() {
+  writer_->wait();
+  const std::string error = writer_->take_error();
+  check(error.empty(), "{}", error);
+}
+
+}  // namespace mica::io

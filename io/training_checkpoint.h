@@ -1,0 +1,110 @@
+#pragma once
+
+// Checkpoints of training runs, from which a stopped run goes on with the same bits as one that was never stopped.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <mica/core/rng.h>
+#include <mica/io/data_loader.h>
+#include <mica/io/safetensors.h>
+
+namespace mica::io {
+
+/// What a run needs between two steps to go on exactly: the states of its parts and its place in the data.
+///
+///     io::TrainingCheckpoint now{.step = step, .random = rng_state(), .data = loader.position(), .settings = {…}};
+///     now.parts["model"] = model.state_dict();
+///     now.parts["optimizer"] = optimizer.state_dict();  // with the master weights
+///     now.parts["ema"] = ema.state_dict();
+///
+/// A schedule that is a function of the step needs only its settings.
+struct TrainingCheckpoint {
+  std::int64_t step = 0;                     ///< steps taken
+  std::map<std::string, StateDict> parts{};  ///< by a name without a dot
+  PhiloxKey random{};                        ///< rng_state()
+  DataPosition data{};                       ///< DataLoader::position()
+  Metadata settings{};                       ///< what must be the same for the same bits
+
+  /// The state of a part; empty if it is not there, as that of an optimizer before its first step.
+  const StateDict& part(const std::string& name) const;
+};
+
+/// Writes a checkpoint as one safetensors file: the tensors as PART.NAME, the rest as text in the metadata, with a
+/// checksum of everything. As save() does: an existing file is replaced once the new one is on disk.
+void save_training_checkpoint(const std::filesystem::path& path, const TrainingCheckpoint& checkpoint);
+
+/// Reads a checkpoint, onto the CPU. Throws an Error that names the file and what is wrong with it: torn, damaged, not
+/// a checkpoint, another version.
+TrainingCheckpoint load_training_checkpoint(const std::filesystem::path& path);
+
+/// Throws an Error that lists each setting which differs, is missing or is new.
+void check_settings(const Metadata& saved, const Metadata& current);
+
+/// A folder with the checkpoints of one run, checkpoint-STEP.safetensors, written in the background.
+///
+///     io::CheckpointFolder folder("checkpoints", {.keep = 3});
+///     if (const auto saved = folder.newest(print)) { … }  // goes on from there
+///     for (…) {
+///       step();
+///       if (due && !folder.is_writing()) folder.save(checkpoint());
+///     }
+///     folder.finish();
+///
+/// Whatever ends the process and whenever, the folder has the checkpoints that were complete: a file gets its name only
+/// after its contents are on disk, and older ones are removed after that. A process that opens the folder removes
+/// unfinished files of earlier ones.
+class CheckpointFolder {
+ public:
+  struct Options {
+    int keep = 2;  ///< the newest complete checkpoints; older ones are removed. At least 1
+  };
+
+  /// Makes the folder if there is none and locks it until it is destroyed. Throws an Error if `path` is something
+  /// else, or if another process uses it.
+  CheckpointFolder(const std::filesystem::path& path, Options options);
+  /// Waits for the write that is going on.
+  ~CheckpointFolder();
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+
+  const std::filesystem::path& path() const;
+
+  /// Whether there are files with the name of a checkpoint, of whatever contents.
+  bool has_files() const;
+
+  /// The newest complete checkpoint, if there is one. Passes a message to `skipped` for each newer file that is torn or
+  /// damaged.
+  std::optional<TrainingCheckpoint> newest(const std::function<void(std::string_view)>& skipped) const;
+
+  /// Takes a snapshot of the tensors in host memory and returns; a thread writes it and then removes the checkpoints
+  /// before the `keep` newest. The tensors may be changed at once: on a GPU, the snapshot is copied in the order of the
+  /// current stream to page-locked memory, which stays allocated for the next one, and the host does not wait for it.
+  /// An earlier write that is not finished is waited for. Throws an Error if the snapshot does not fit in memory.
+  void save(const TrainingCheckpoint& checkpoint);
+
+  /// Whether a write is going on: save() would wait.
+  bool is_writing() const;
+
+  /// The message of the last write that failed since the last call; empty if none did. A failed write leaves all
+  /// checkpoints as they were.
+  std::string take_error();
+
+  /// Waits for the write that is going on, and throws an Error if a write failed whose message nobody took.
+  void finish();
+
+ private:
+  class Writer;
+
+  std::filesystem::path path_;
+  int lock_ = -1;  // the folder's descriptor
+  std::unique_ptr<Writer> writer_;
+};
+
+}  // namespace mica::io
