@@ -145,38 +145,6 @@ std::string CharTokenizer::decode(std::span<const std::int32_t> tokens) const {
   return to_utf8(characters);
 }
 
-RandomWindows::RandomWindows(const TokenView& tokens, std::int64_t context, std::uint64_t seed)
-    : tokens_(tokens), context_(context), engine_(seed) {
-  check_length("RandomWindows", tokens, context);
-}
-
-void RandomWindows::start_epoch() {
-  // The engine is portable; the standard's distributions and shuffle are not.
-  const auto below = [this](std::int64_t n) {
-    return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n));
-  };
-  const auto places = tokens_.size() - context_;
-  for (std::int64_t start = below(std::min(context_, places)); start < places; start += context_) {
-    starts_.push_back(start);
-  }
-  for (std::size_t i = starts_.size() - 1; i > 0; --i) {
-    std::swap(starts_[i], starts_[static_cast<std::size_t>(below(static_cast<std::int64_t>(i) + 1))]);
-  }
-}
-
-Batch RandomWindows::next(std::int64_t batch, Device device) {
-  check(batch >= 1, "RandomWindows: expected a batch of at least 1, got {}", batch);
-  const Windows windows(batch, context_);
-  for (std::int64_t row = 0; row < batch; ++row) {
-    if (starts_.empty()) {
-      start_epoch();
-    }
-    windows.set(row, tokens_, starts_.back());
-    starts_.pop_back();
-  }
-  return windows.on(device);
-}
-
 std::vector<Batch> even_windows(const TokenView& tokens, std::int64_t context, std::int64_t batch, std::int64_t most,
                                 Device device) {
   check_length("even_windows", tokens, context);

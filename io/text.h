@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,27 +51,6 @@ class CharTokenizer {
 struct Batch {
   Tensor inputs;
   Tensor targets;
-};
-
-/// Random batches of windows of a token sequence, for training. The sequence is cut into adjacent windows, which are
-/// drawn without replacement; then it is cut again from another offset. So a short run covers as much of the text as
-/// possible, and a long run sees windows at every offset. The batches depend on the seed alone, are the same on every
-/// device, and are independent of the global generator.
-class RandomWindows {
- public:
-  /// Throws an Error unless there are more tokens than the context length. Keeps the view, not a copy.
-  RandomWindows(const TokenView& tokens, std::int64_t context, std::uint64_t seed);
-
-  Batch next(std::int64_t batch, Device device = Device::cpu());
-
- private:
-  /// Cuts the sequence from a random offset and shuffles the windows.
-  void start_epoch();
-
-  TokenView tokens_;
-  std::int64_t context_;
-  std::vector<std::int64_t> starts_;  // of the remaining windows, the next one last
-  std::mt19937_64 engine_;
 };
 
 /// Adjacent windows over a token sequence, for validation: all that fit, or `most` of them evenly spaced. Returned in

@@ -27,6 +27,7 @@
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
 #include "examples/train_transformer/progress.h"
+#include "examples/train_transformer/resuming.h"
 #include "examples/train_transformer/trainer.h"
 #include <mica/autograd/profiler.h>
 #include <mica/core/memory_stats.h>
@@ -35,6 +36,7 @@
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/tensorboard.h>
+#include <mica/io/text.h>
 #include <mica/io/tokens.h>
 #include <mica/ops/matmul/matmul.h>
 
@@ -52,12 +54,16 @@ void interrupt(int signal) {
 /// The folder that a run writes to.
 class Results {
  public:
-  explicit Results(const Options& options) : folder_(options.out) {
+  /// Of a run whose first `done` steps were taken before: their metrics are kept.
+  Results(const Options& options, std::int64_t done) : folder_(options.out) {
     const std::filesystem::path& folder = folder_;
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     check(!error, "cannot make the folder {}: {}", folder.string(), error.message());
-    metrics_.open(file("metrics.jsonl"), std::ios::trunc);
+    if (done > 0) {
+      keep_metrics(done);
+    }
+    metrics_.open(file("metrics.jsonl"), done > 0 ? std::ios::app : std::ios::trunc);
     check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
     if (!options.tensorboard.empty()) {
       events_.emplace(options.tensorboard);
@@ -79,11 +85,10 @@ class Results {
     if (speed.share_of_peak) {
       line["share_of_peak"] = *speed.share_of_peak;
     }
-    training_.push_back({static_cast<double>(number), step.loss});
     if (validation_loss) {
       line["val_loss"] = *validation_loss;
-      validation_.push_back({static_cast<double>(number), *validation_loss});
     }
+    remember(line);
     metrics_ << line.dump() << std::endl;
     check(metrics_.good(), "cannot write to {}", file("metrics.jsonl").string());
     if (events_) {
@@ -119,6 +124,36 @@ class Results {
   }
 
  private:
+  // For the picture.
+  void remember(const nlohmann::ordered_json& line) {
+    const auto number = line.at("step").get<double>();
+    training_.push_back({number, line.at("train_loss").get<double>()});
+    if (line.contains("val_loss")) {
+      validation_.push_back({number, line.at("val_loss").get<double>()});
+    }
+  }
+
+  // Removes what an earlier run wrote after step `done`: those steps are taken again.
+  void keep_metrics(std::int64_t done) {
+    std::string kept;
+    std::ifstream metrics(file("metrics.jsonl"));
+    try {
+      for (std::string text; std::getline(metrics, text);) {
+        const auto line = nlohmann::ordered_json::parse(text);
+        if (line.at("step").get<std::int64_t>() > done) {
+          break;
+        }
+        remember(line);
+        kept += text + "\n";
+      }
+    } catch (const nlohmann::ordered_json::exception&) {
+      // The line that was being written when the run was stopped.
+    }
+    io::AtomicFile file_of_kept(file("metrics.jsonl"));
+    file_of_kept.write(kept.data(), kept.size());
+    file_of_kept.commit();
+  }
+
   std::filesystem::path folder_;
   std::ofstream metrics_;
   std::optional<io::EventWriter> events_;
@@ -187,11 +222,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-struct Best {
-  std::int64_t step = 0;
-  double loss = std::numeric_limits<double>::infinity();
-};
-
 std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 0x1p20); }
 
 /// With --profile: measures ten steps without a CUDA graph after a warm-up (fewer if a validation comes first), and
@@ -249,26 +279,30 @@ class Profiling {
   std::optional<Profiler> profiler_;
 };
 
-/// Trains until the last step or Ctrl-C, and saves the model with the best validation loss.
-Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results) {
+/// Trains until the last step or Ctrl-C, and saves the model with the best validation loss. `best` is that of the steps
+/// already taken.
+Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results,
+           Checkpoints& checkpoints, Best best) {
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
-  Best best;
-  Progress progress(options.steps);
+  std::int64_t collected = trainer.steps_done();
+  Progress progress(options.steps, collected);
   const Tensor weight = gpt.parameters().front();
   const Device device = weight.device();
   const std::optional<double> peak = peak_flops(device, weight.dtype(), options.tf32);
   Profiling profiling(options, trainer, results.file("trace.json"));
-  bool done = false;
-  std::int64_t collected = 0;
+  bool done = collected == options.steps;
   auto start = std::chrono::steady_clock::now();
-  for (std::int64_t number = 1; !done; ++number) {
+  for (std::int64_t number = collected + 1; !done; ++number) {
     profiling.before_step(number, device);
     trainer.step();
     done = number == options.steps || interrupted;
-    const bool validates = done || number % options.eval_every == 0;
+    // A run that is to be resumed validates when a run that is not stopped does, and then has the same best model.
+    const bool validates =
+        (done && !(interrupted && checkpoints.on() && number < options.steps)) || number % options.eval_every == 0;
+    const bool saves = checkpoints.is_due(number) || (done && checkpoints.on());
     profiling.after_step(validates);
-    if (!validates && !trainer.full() && !progress.wants(number)) {
+    if (!validates && !saves && !trainer.full() && !progress.wants(number)) {
       continue;
     }
 
@@ -288,7 +322,9 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
     std::optional<double> validation_loss;
     if (validates) {
       validation_loss = trainer.validate();
-      if (*validation_loss < best.loss) {
+      if (best.step == 0 || *validation_loss < best.loss) {
+        check(std::isfinite(*validation_loss), "the validation loss became {} at step {}; a lower --lr may help",
+              *validation_loss, number);
         best = {number, *validation_loss};
         save_model(gpt, data, results.file("model.safetensors"));
       }
@@ -301,12 +337,14 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
       results.draw_losses();
       results.add_weights(gpt, number);
     }
+    if (saves) {
+      checkpoints.save(trainer, best);
+    }
     if (validates || progress.wants(number)) {
       progress.show(number, steps.back().loss, validation_loss, speed);
     }
     start = std::chrono::steady_clock::now();
   }
-  check(best.step > 0, "the validation loss is not a number; a lower --lr may help");
   return best;
 }
 
@@ -326,11 +364,16 @@ void run(const Options& options) {
                .width = options.width,
                .dropout = options.dropout,
                .bias = options.bias,
-               .checkpoint = options.checkpoint});
+               .checkpoint = options.recompute});
   const DType dtype = dtype_named(options.dtype, device);
   gpt.to(device, dtype);
   Trainer trainer(gpt, data.training(), data.validation(), options);
-  Results results(options);
+  Checkpoints checkpoints(options, settings_of(options, dtype, device, data.tokens(), data.vocab));
+  const std::optional<Best> resumed = checkpoints.resume(trainer);
+  Results results(options, trainer.steps_done());
+  check(!resumed || resumed->step == 0 || std::filesystem::exists(results.file("model.safetensors")),
+        "{}, the best model until step {}, is missing: give the --out of the run that is to be resumed",
+        results.file("model.safetensors").string(), trainer.steps_done());
 
   std::int64_t parameters = 0;
   for (const Tensor& parameter : gpt.parameters()) {
@@ -349,14 +392,29 @@ void run(const Options& options) {
   fmt::print("model: {}\n", model_text);
   results.add_text("model", model_text);
 
+  if (resumed) {
+    fmt::print("resumed after step {}\n", trainer.steps_done());
+  } else if (options.resume) {
+    fmt::print("{} has no complete checkpoint: starting at step 1\n", options.checkpoint);
+  }
+
   const auto start = std::chrono::steady_clock::now();
-  const Best best = train(trainer, gpt, data, options, results);
+  const Best best = train(trainer, gpt, data, options, results, checkpoints, resumed.value_or(Best{}));
   if (!trainer.graph_error().empty()) {
     fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_error());
   }
-  fmt::print("{} after {:.0f} s; best validation loss {:.4f}, at step {}\n", interrupted ? "stopped" : "done",
-             seconds_since(start), best.loss, best.step);
-  fmt::print("wrote {}, metrics.jsonl and loss.svg\n", results.file("model.safetensors").string());
+  const char* const end = interrupted ? "stopped" : "done";
+  if (best.step > 0) {
+    fmt::print("{} after {:.0f} s; best validation loss {:.4f}, at step {}\n", end, seconds_since(start), best.loss,
+               best.step);
+    fmt::print("wrote {}, metrics.jsonl and loss.svg\n", results.file("model.safetensors").string());
+  } else {
+    fmt::print("{} after {:.0f} s, before the first validation\n", end, seconds_since(start));
+  }
+  checkpoints.finish();
+  if (interrupted && checkpoints.on()) {
+    fmt::print("stopped at step {}; the same command with --resume goes on\n", trainer.steps_done());
+  }
 
   if (options.sample > 0 && !interrupted) {
     CharacterModel kept = load_character_model(results.file("model.safetensors"), device);

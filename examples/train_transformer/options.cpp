@@ -96,15 +96,19 @@ class GivenOptions {
   std::string out_ = "out";
   std::uint64_t seed_ = 1;
   int threads_ = 0;
-  bool checkpoint_ = false;
+  int workers_ = 1;
+  bool recompute_ = false;
   bool tf32_ = false;
   bool no_cuda_graph_ = false;
   bool profile_ = false;
   std::string draw_graph_;
   std::string tensorboard_;
+  std::string checkpoint_;
+  int keep_ = 2;
+  bool resume_ = false;
   std::optional<std::string> dtype_;
   std::optional<std::int64_t> steps_, batch_, context_, layers_, heads_, width_, warmup_, eval_every_, sample_,
-      accumulate_;
+      accumulate_, checkpoint_every_;
   std::optional<double> dropout_, lr_, min_lr_, weight_decay_, clip_;
 };
 
@@ -140,7 +144,9 @@ GivenOptions::GivenOptions()
                           "Folder for an event file of TensorBoard: losses, learning rate, norms and weights");
   command_line.add_option("--seed", seed_, "Random seed").between(0, 1e18).show_default();
   command_line.add_option("--threads", threads_, "CPU threads; 0 uses every core").between(0, 1024);
-  command_line.add_flag("--checkpoint", checkpoint_,
+  command_line.add_option("--workers", workers_, "Threads that prepare batches; the batches do not depend on it")
+      .between(0, 256);
+  command_line.add_flag("--recompute", recompute_,
                         "Recompute the activations of each block in backward: less memory, more time, the same losses");
   command_line.add_flag("--tf32", tf32_,
                         "Use TF32 for float32 products on a GPU: faster, with 10 instead of 23 mantissa bits");
@@ -160,6 +166,14 @@ GivenOptions::GivenOptions()
   command_line.add_option("--draw-graph", draw_graph_,
                           "Draw the autograd graph of the first step to a .dot file, or with Graphviz to a .svg file");
   command_line.add_option("--out", out_, "Output folder for the model, the metrics and the loss curve").show_default();
+  command_line.add_option("--checkpoint", checkpoint_,
+                          "Folder for checkpoints, from which --resume goes on with the same bits as a run that was "
+                          "never stopped (default: none)");
+  command_line.add_option("--checkpoint-every", checkpoint_every_, "Steps between checkpoints (default: --eval-every)")
+      .at_least(1);
+  command_line.add_option("--keep", keep_, "Checkpoints to keep, the newest ones").between(1, 1e6).show_default();
+  command_line.add_flag("--resume", resume_,
+                        "Go on from the newest complete checkpoint, with the same settings; without one, begin");
   std::string footer = "Presets:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
@@ -173,8 +187,24 @@ GivenOptions::GivenOptions()
 }
 
 Options GivenOptions::options() const {
-  Options options{recipes.at(preset_), preset_, data_,           device_,  out_,        seed_,       threads_,
-                  checkpoint_,         tf32_,   !no_cuda_graph_, profile_, draw_graph_, tensorboard_};
+  Options options;
+  static_cast<Recipe&>(options) = recipes.at(preset_);
+  options.preset = preset_;
+  options.data = data_;
+  options.device = device_;
+  options.out = out_;
+  options.seed = seed_;
+  options.threads = threads_;
+  options.workers = workers_;
+  options.recompute = recompute_;
+  options.tf32 = tf32_;
+  options.cuda_graph = !no_cuda_graph_;
+  options.profile = profile_;
+  options.draw_graph = draw_graph_;
+  options.tensorboard = tensorboard_;
+  options.checkpoint = checkpoint_;
+  options.keep = keep_;
+  options.resume = resume_;
   if (trains_on_tokens(options)) {
     if (sample_.value_or(0) > 0) {
       throw UsageError(fmt::format("--sample: {} holds tokens, which this program cannot decode to text", data_));
@@ -185,6 +215,7 @@ Options GivenOptions::options() const {
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
   options.eval_every = eval_every_.value_or(std::min(options.eval_every, options.steps));
+  options.checkpoint_every = checkpoint_every_.value_or(options.eval_every);
   options.batch = batch_.value_or(options.batch);
   options.accumulate = accumulate_.value_or(options.accumulate);
   options.context = context_.value_or(options.context);
@@ -208,6 +239,11 @@ Options GivenOptions::options() const {
   if (options.warmup > options.steps) {
     throw UsageError(
         fmt::format("--warmup: expected at most --steps, which is {}, got {}", options.steps, options.warmup));
+  }
+  for (const char* name : {"--checkpoint-every", "--keep", "--resume"}) {
+    if (options.checkpoint.empty() && command_line.given(name)) {
+      throw UsageError(fmt::format("{}: expected --checkpoint FOLDER with it", name));
+    }
   }
   if (options.out.empty()) {
     throw UsageError("--out: expected a folder, got nothing");

@@ -33,14 +33,18 @@ struct Options : Recipe {
   std::string device;
   std::string out;
   std::uint64_t seed;
-  int threads;             // 0: as many as there are cores
-  bool checkpoint;         // recompute the activations of each block in backward
-  bool tf32;               // use TF32 for float32 products on a GPU
-  bool cuda_graph;         // replay steps from a CUDA graph
-  bool profile;            // profile some steps
-  std::string draw_graph;  // file for a picture of the autograd graph; empty: none
-
-  std::string tensorboard;  // folder for an event file of TensorBoard; empty: none
+  int threads;                    // 0: as many as there are cores
+  int workers;                    // threads that prepare batches
+  bool recompute;                 // the activations of each block in backward
+  bool tf32;                      // use TF32 for float32 products on a GPU
+  bool cuda_graph;                // replay steps from a CUDA graph
+  bool profile;                   // profile some steps
+  std::string draw_graph;         // file for a picture of the autograd graph; empty: none
+  std::string tensorboard;        // folder for an event file of TensorBoard; empty: none
+  std::string checkpoint;         // folder for checkpoints; empty: none
+  std::int64_t checkpoint_every;  // steps
+  int keep;                       // newest checkpoints
+  bool resume;                    // go on from the newest checkpoint
 };
 
 /// Whether these options train on a file of tokens, which has no characters.

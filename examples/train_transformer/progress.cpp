@@ -24,7 +24,8 @@ std::string memory(std::size_t bytes) {
 
 }  // namespace
 
-Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDOUT_FILENO) == 1) {}
+Progress::Progress(std::int64_t steps, std::int64_t done)
+    : steps_(steps), done_(done), terminal_(isatty(STDOUT_FILENO) == 1) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_ != Clock::time_point{}) {
@@ -40,7 +41,7 @@ bool Progress::wants(std::int64_t step) const {
   if (terminal_) {
     return Clock::now() - shown_ >= std::chrono::milliseconds(100);
   }
-  return step == 1 || step % std::max<std::int64_t>(1, steps_ / 20) == 0;
+  return step == done_ + 1 || step % std::max<std::int64_t>(1, steps_ / 20) == 0;
 }
 
 void Progress::show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed) {
@@ -49,7 +50,7 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   }
   shown_ = Clock::now();
   const double elapsed = std::chrono::duration<double>(shown_ - start_).count();
-  const std::string left = duration(elapsed / static_cast<double>(step) * static_cast<double>(steps_ - step));
+  const std::string left = duration(elapsed / static_cast<double>(step - done_) * static_cast<double>(steps_ - step));
   std::string text = fmt::format("step {}/{}  loss {:.3f}", step, steps_, train_loss);
   // Plain lines show the validation loss only at the step where it was measured.
   const std::optional<double> shown_loss = terminal_ ? validation_loss_ : validation_loss;

@@ -14,7 +14,8 @@ struct Speed {
 /// Shows the training progress on stdout: a bar that is redrawn on a terminal, occasional plain lines otherwise.
 class Progress {
  public:
-  explicit Progress(std::int64_t steps);
+  /// `done` of the steps were taken by an earlier run.
+  explicit Progress(std::int64_t steps, std::int64_t done = 0);
   /// Ends the bar's line.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -28,6 +29,7 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   std::int64_t steps_;
+  std::int64_t done_;
   bool terminal_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point shown_{};

@@ -9,6 +9,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/progress.h>
+#include <mica/core/rng.h>
 #include <mica/io/graph.h>
 #include <mica/ops/join/join.h>
 
@@ -47,7 +48,8 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
       optimizer_(optim::AdamW::decay_matrices(
           parameters_, {.lr = options.lr, .betas = {0.9, options.beta2}, .weight_decay = options.weight_decay})),
-      windows_(training, options.context, options.seed),
+      windows_(training, {.context = options.context, .seed = options.seed}),
+      loading_{.batch = options.batch, .seed = options.seed, .workers = options.workers, .device = device_},
       validation_(io::even_windows(validation, options.context, options.batch,
                                    std::max<std::int64_t>(1, validation_tokens / options.context), device_)),
       results_(empty({device_.is_cuda() ? most_uncollected : 1, accumulate_ + 1}, float64, device_)),
@@ -55,16 +57,41 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
   if (parameters_.front().dtype() == float16) {
     scaler_.emplace();
   }
+  loader_.emplace(windows_, loading_);
+}
+
+io::TrainingCheckpoint Trainer::checkpoint() const {
+  io::TrainingCheckpoint checkpoint{
+      .step = steps_done_, .parts = {}, .random = rng_state(), .data = loader_->position(), .settings = {}};
+  checkpoint.parts["model"] = model_.state_dict();
+  checkpoint.parts["optimizer"] = optimizer_.state_dict();
+  if (scaler_) {
+    checkpoint.parts["scaler"] = scaler_->state_dict();
+  }
+  return checkpoint;
+}
+
+void Trainer::resume(const io::TrainingCheckpoint& checkpoint) {
+  model_.load_state_dict(checkpoint.part("model"));
+  optimizer_.load_state_dict(checkpoint.part("optimizer"));
+  if (scaler_) {
+    scaler_->load_state_dict(checkpoint.part("scaler"));
+  }
+  loading_.start = checkpoint.data;
+  loader_.emplace(windows_, loading_);
+  set_rng_state(checkpoint.random);
+  steps_done_ = first_step_ = checkpoint.step;
 }
 
 // On a GPU, batches are written to the same memory in every step, in stream order, without waiting for earlier steps.
 void Trainer::load_batches() {
   const ProfileRange range("batch");
   for (std::int64_t i = 0; i < accumulate_; ++i) {
-    io::Batch batch = windows_.next(batch_);
+    const Tensors tensors = loader_->next();
+    const io::Batch batch{tensors[0], tensors[1]};
     if (device_.is_cpu()) {
       batches_.resize(accumulate_);
-      batches_[i] = std::move(batch);
+      batches_[i] = batch;
       continue;
     }
     if (static_cast<std::int64_t>(batches_.size()) == i) {
@@ -81,7 +108,7 @@ void Trainer::compute() {
   optimizer_.zero_grad();
   for (const io::Batch& batch : batches_) {
     const Tensor loss = model_.loss(batch.inputs, batch.targets);
-    if (steps_done_ == 0 && losses_.empty() && !drawing_.empty()) {
+    if (steps_done_ == first_step_ && losses_.empty() && !drawing_.empty()) {
       io::write_graph(loss, drawing_);
     }
     const Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
@@ -101,7 +128,7 @@ void Trainer::compute() {
 
 // Runs the step from a CUDA graph if possible; returns whether it did.
 bool Trainer::replay() {
-  if (!graph_allowed_ || steps_done_ < plain_steps) {
+  if (!graph_allowed_ || steps_done_ - first_step_ < plain_steps) {
     return false;
   }
   if (graph_.empty()) {

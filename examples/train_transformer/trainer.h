@@ -7,7 +7,10 @@
 
 #include "examples/train_transformer/options.h"
 #include <mica/core/cuda/graph.h>
+#include <mica/io/data_loader.h>
 #include <mica/io/text.h>
+#include <mica/io/token_windows.h>
+#include <mica/io/training_checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/grad_scaler.h>
@@ -40,6 +43,13 @@ class Trainer {
   /// training.
   Trainer(mica::nn::GPT& model, const mica::io::TokenView& training, const mica::io::TokenView& validation,
           const Options& options);
+
+  /// The state after the steps so far, without settings. Waits for them.
+  mica::io::TrainingCheckpoint checkpoint() const;
+  /// Goes on from a checkpoint of a run with the same settings. Call it before the first step.
+  void resume(const mica::io::TrainingCheckpoint& checkpoint);
+  /// All steps, including those before the checkpoint.
+  std::int64_t steps_done() const { return steps_done_; }
 
   /// Starts a step on the next batch.
   void step();
@@ -77,7 +87,9 @@ class Trainer {
   mica::optim::CosineSchedule schedule_;
   mica::optim::AdamW optimizer_;
   std::optional<mica::optim::GradScaler> scaler_;
-  mica::io::RandomWindows windows_;
+  mica::io::TokenWindows windows_;
+  mica::io::DataLoaderOptions loading_;
+  std::optional<mica::io::DataLoader> loader_;
   std::vector<mica::io::Batch> validation_;
 
   std::vector<mica::io::Batch> batches_;  // of one step; on a GPU always at the same addresses
@@ -86,6 +98,7 @@ class Trainer {
   mica::Tensor results_;       // rows of losses and norm, on the device, of the steps not yet collected
   std::vector<double> rates_;  // their learning rates
   std::int64_t steps_done_ = 0;
+  std::int64_t first_step_ = 0;  // of this process
 
   bool graph_allowed_;
   std::string graph_error_;

@@ -58,65 +58,6 @@ TEST(Text, TokenizerRefusesUnknownCharacters) {
   expect_error([] { io::CharTokenizer(""); }, "got no characters");
 }
 
-TEST(Text, RandomWindowsAreShiftedByOneAndFollowTheSeed) {
-  const auto tokens = counting(50);
-  for (Device device : test_devices()) {
-    io::RandomWindows windows(tokens, 4, 7);
-    io::RandomWindows same(tokens, 4, 7);
-    io::RandomWindows other(tokens, 4, 8);
-    std::vector<std::int64_t> starts;
-    std::vector<std::int64_t> other_starts;
-    for (int k = 0; k < 20; ++k) {
-      const io::Batch batch = windows.next(3, device);
-      ASSERT_EQ(batch.inputs.shape(), (Shape{3, 4}));
-      ASSERT_EQ(batch.inputs.device(), device);
-      const auto inputs = to_vector<std::int64_t>(batch.inputs);
-      const auto targets = to_vector<std::int64_t>(batch.targets);
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        EXPECT_EQ(targets[i], inputs[i] + 1);
-        EXPECT_EQ(inputs[i], inputs[i / 4 * 4] + static_cast<std::int64_t>(i % 4));
-      }
-      EXPECT_EQ(inputs, to_vector<std::int64_t>(same.next(3).inputs));
-      const auto others = to_vector<std::int64_t>(other.next(3).inputs);
-      starts.insert(starts.end(), {inputs[0], inputs[4], inputs[8]});
-      other_starts.insert(other_starts.end(), {others[0], others[4], others[8]});
-    }
-    EXPECT_NE(starts, other_starts);
-    EXPECT_GT(*std::max_element(starts.begin(), starts.end()), 35);
-    EXPECT_LT(*std::min_element(starts.begin(), starts.end()), 10);
-  }
-}
-
-TEST(Text, RandomWindowsVisitEveryWindowBeforeRepeating) {
-  const std::vector<std::int32_t> tokens = counting(101);
-  io::RandomWindows windows(tokens, 10, 3);
-  for (int epoch = 0; epoch < 5; ++epoch) {
-    // 9 or 10 windows of 10 fit, for any offset; each starts where another one ends.
-    std::vector<double> starts{to_vector<double>(windows.next(1).inputs)[0]};
-    while (starts.size() < 10 - (static_cast<int>(starts[0]) % 10 > 0 ? 1u : 0u)) {
-      starts.push_back(to_vector<double>(windows.next(1).inputs)[0]);
-    }
-    std::sort(starts.begin(), starts.end());
-    for (std::size_t i = 1; i < starts.size(); ++i) {
-      EXPECT_EQ(starts[i], starts[i - 1] + 10);
-    }
-    EXPECT_LT(starts[0], 10);
-  }
-}
-
-TEST(Text, RandomWindowsReachBothEnds) {
-  const auto tokens = counting(6);
-  io::RandomWindows windows(tokens, 4, 1);
-  std::vector<bool> seen(2);
-  for (int k = 0; k < 40; ++k) {
-    seen[to_vector<std::int64_t>(windows.next(1).inputs)[0]] = true;
-  }
-  EXPECT_EQ(seen, (std::vector<bool>{true, true}));
-  const auto five = counting(5);
-  io::RandomWindows only(five, 4, 1);
-  EXPECT_EQ(to_vector<std::int64_t>(only.next(1).targets), (std::vector<std::int64_t>{1, 2, 3, 4}));
-}
-
 TEST(Text, EvenWindowsCoverTheSequence) {
   const auto tokens = counting(33);
   const auto batches = io::even_windows(tokens, 4, 3, 100);
@@ -142,17 +83,12 @@ TEST(Text, EvenWindowsSpreadWhereFewAreWanted) {
 
 TEST(Text, WindowsNeedMoreThanAContext) {
   const auto tokens = counting(4);
-  expect_error([&] { io::RandomWindows(tokens, 4, 1); }, "expected more tokens than the context of 4, got 4");
   expect_error([&] { io::even_windows(tokens, 4, 1, 1); }, "expected more tokens than the context of 4, got 4");
-  expect_error([&] { io::RandomWindows(tokens, 0, 1); }, "got 0");
+  expect_error([&] { io::even_windows(tokens, 0, 1, 1); }, "got 0");
 }
 
-TEST(Text, BatchesThatDoNotFitIntoMemory) {
+TEST(Text, HugeBatchesHoldWhatThereIs) {
   const auto tokens = counting(9);
-  io::RandomWindows windows(tokens, 4, 1);
-  EXPECT_THROW(windows.next(std::int64_t{1} << 57), OutOfMemory);
-  expect_error([&] { windows.next(INT64_MAX); }, "too many elements");
-  EXPECT_EQ(windows.next(3).inputs.shape(), (Shape{3, 4}));
   EXPECT_EQ(io::even_windows(tokens, 4, INT64_MAX, INT64_MAX).size(), 1u);
 }
 
