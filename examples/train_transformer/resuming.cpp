@@ -23,10 +23,10 @@ std::string fingerprint(const io::TokenView& tokens) {
   std::vector<std::int64_t> piece(static_cast<std::size_t>(std::min(length, tokens.size())));
   const auto read = static_cast<std::int64_t>(piece.size());
   const std::int64_t last = tokens.size() - read;  // where the last piece begins
-  const std::int64_t count = std::min(pieces, last / read + 2);
+  const std::int64_t count = std::min(pieces, last / read + 2);  // at least 2
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    tokens.read(i * (last / count) + (i == count - 1 ? last - i * (last / count) : 0), piece);
+    tokens.read(i * last / (count - 1), piece);
     for (const std::int64_t token : piece) {
       sum = io::mix_seeds(sum, static_cast<std::uint64_t>(token));
     }

@@ -1,7 +1,8 @@
-// Any bytes as a safetensors file: loaded, or refused by an Error.
+// Any bytes as a safetensors file, and as a training checkpoint: loaded, or refused by an Error.
 
 #include "tests/fuzz/memory_file.h"
 #include <mica/io/safetensors.h>
+#include <mica/io/training_checkpoint.h>
 
 using namespace mica;
 
@@ -16,6 +17,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     fuzz::expect(bytes <= size);  // tensors hold no more than the file
     (void)io::load_metadata(file.path());
+  } catch (const Error&) {
+  }
+  try {
+    const io::TrainingCheckpoint checkpoint = io::load_training_checkpoint(file.path());
+    fuzz::expect(checkpoint.step >= 0 && checkpoint.data.epoch >= 0 && checkpoint.data.index >= 0);
   } catch (const Error&) {
   }
   return 0;
