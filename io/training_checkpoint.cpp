@@ -393,6 +393,7 @@ class CheckpointFolder::Writer {
     {
       const std::lock_guard lock(mutex_);
       step_ = checkpoint.step;
+      failure_.clear();
       metadata_ = std::move(metadata);
       writes_ = true;
     }
@@ -414,6 +415,12 @@ class CheckpointFolder::Writer {
     return std::exchange(error_, {});
   }
 
+  /// Of the last write; empty if it did not fail.
+  std::string failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
  private:
   void work() {
     std::unique_lock lock(mutex_);
@@ -423,11 +430,12 @@ class CheckpointFolder::Writer {
         return;
       }
       lock.unlock();
-      const std::string error = write_snapshot();
+      const std::string failure = write_snapshot();
       lock.lock();
       writes_ = false;
-      if (!error.empty()) {
-        error_ = error;
+      failure_ = failure;
+      if (!failure.empty()) {
+        error_ = failure;
       }
       changed_.notify_all();
     }
@@ -452,7 +460,8 @@ class CheckpointFolder::Writer {
   std::condition_variable changed_;
   bool writes_ = false;  // while it is true, what follows belongs to the thread
   bool stops_ = false;
-  std::string error_;
+  std::string error_;    // of the last write that failed, until someone takes it
+  std::string failure_;  // of the last write
 
   std::int64_t step_ = 0;
   Metadata metadata_;
@@ -514,8 +523,9 @@ std::string CheckpointFolder::take_error() { return writer_->take_error(); }
 
 void CheckpointFolder::finish() {
   writer_->wait();
-  const std::string error = writer_->take_error();
-  check(error.empty(), "{}", error);
+  (void)writer_->take_error();
+  const std::string failure = writer_->failure();
+  check(failure.empty(), "{}", failure);
 }
 
 }  // namespace mica::io

@@ -96,7 +96,8 @@ class CheckpointFolder {
   /// checkpoints as they were.
   std::string take_error();
 
-  /// Waits for the write that is going on, and throws an Error if a write failed whose message nobody took.
+  /// Waits for the write that is going on, and throws an Error if it failed or, with none going on, if the last one
+  /// did: then the last checkpoint is not in the folder.
   void finish();
 
  private:
