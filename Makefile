@@ -36,7 +36,7 @@ configure: setup
 	@cmake --preset $(PRESET) $(cuda) $(CMAKE_ARGS) >$(folder)/configure.log 2>&1 || { cat $(folder)/configure.log; exit 1; }
 
 build: configure
-	@$(compile) mica train_transformer generate
+	@$(compile) mica train_transformer generate finetune
 
 train: configure
 	@$(compile) train_transformer generate

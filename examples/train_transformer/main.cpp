@@ -22,11 +22,11 @@
 #include "examples/common/character_model.h"
 #include "examples/common/peak.h"
 #include "examples/common/program.h"
+#include "examples/common/progress.h"
 #include "examples/common/progress_bar.h"
 #include "examples/train_transformer/corpus.h"
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
-#include "examples/train_transformer/progress.h"
 #include "examples/train_transformer/resuming.h"
 #include "examples/train_transformer/trainer.h"
 #include <mica/autograd/profiler.h>

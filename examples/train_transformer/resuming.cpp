@@ -22,7 +22,7 @@ std::string fingerprint(const io::TokenView& tokens) {
   constexpr std::int64_t pieces = 256, length = 4096;
   std::vector<std::int64_t> piece(static_cast<std::size_t>(std::min(length, tokens.size())));
   const auto read = static_cast<std::int64_t>(piece.size());
-  const std::int64_t last = tokens.size() - read;  // where the last piece begins
+  const std::int64_t last = tokens.size() - read;                // where the last piece begins
   const std::int64_t count = std::min(pieces, last / read + 2);  // at least 2
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {

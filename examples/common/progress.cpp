@@ -1,4 +1,4 @@
-#include "examples/train_transformer/progress.h"
+#include "examples/common/progress.h"
 
 #include <fmt/core.h>
 #include <unistd.h>

@@ -1,0 +1,188 @@
+#include "examples/finetune/data.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include <mica/core/creation.h>
+#include <mica/core/progress.h>
+#include <mica/io/json.h>
+#include <mica/io/text.h>
+
+using namespace mica;
+
+namespace {
+
+constexpr std::int64_t kIgnored = -100;
+constexpr std::size_t kPiece = std::size_t{1} << 18;  // bytes that are tokenized between two reports
+
+/// What a tokenizer puts before and behind a text.
+struct Ends {
+  std::vector<std::int64_t> before, behind;
+
+  explicit Ends(const io::Tokenizer& tokenizer) {
+    before = tokenizer.encode("");
+    if (const auto end = tokenizer.eos_token()) {
+      // Some put it there by themselves.
+      if (!before.empty() && before.back() == *end) {
+        before.pop_back();
+      }
+      behind.push_back(*end);
+    }
+  }
+};
+
+constexpr io::EncodeOptions kPlain{.add_special_tokens = false};
+
+/// Cuts a text where no tokenizer joins what is on both sides: behind a line break before something that is no space.
+std::vector<std::string> pieces_of(std::string_view text) {
+  std::vector<std::string> pieces;
+  while (!text.empty()) {
+    std::size_t end = std::min(kPiece, text.size());
+    while (end < text.size() && !(text[end - 1] == '\n' && static_cast<unsigned char>(text[end]) > ' ')) {
+      ++end;
+    }
+    pieces.emplace_back(text.substr(0, end));
+    text.remove_prefix(end);
+  }
+  return pieces;
+}
+
+void add_windows(const std::vector<std::int64_t>& tokens, std::int64_t context, std::vector<Example>& to) {
+  const auto size = static_cast<std::int64_t>(tokens.size());
+  for (std::int64_t begin = 0; begin + 1 < size; begin += context) {
+    const std::int64_t end = std::min(begin + context + 1, size);
+    to.push_back({.tokens = {tokens.begin() + begin, tokens.begin() + end}});
+  }
+}
+
+Examples examples_of_text(const std::string& text, const io::Tokenizer& tokenizer, const std::string& what,
+                          std::int64_t context) {
+  const Ends ends(tokenizer);
+  std::vector<std::int64_t> tokens = ends.before;
+  ProgressTask progress("tokenizing " + what, static_cast<std::int64_t>(text.size()));
+  for (const std::string& piece : pieces_of(text)) {
+    const std::vector<std::int64_t> more = tokenizer.encode(piece, kPlain);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    progress.advance(static_cast<std::int64_t>(piece.size()));
+  }
+  tokens.insert(tokens.end(), ends.behind.begin(), ends.behind.end());
+  Examples result;
+  add_windows(tokens, context, result.examples);
+  return result;
+}
+
+/// Reads one line after the other.
+class JsonLines {
+ public:
+  JsonLines(const io::Tokenizer& tokenizer, const DataOptions& options, std::string file)
+      : tokenizer_(tokenizer), options_(options), file_(std::move(file)), ends_(tokenizer) {}
+
+  Examples read(std::string_view text) {
+    ProgressTask progress("tokenizing " + file_, static_cast<std::int64_t>(text.size()));
+    while (!text.empty()) {
+      ++line_;
+      const std::size_t end = std::min(text.find('\n'), text.size());
+      const std::string_view line = text.substr(0, end);
+      if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+        add(io::parse_json(line, where()));
+      }
+      text.remove_prefix(std::min(end + 1, text.size()));
+      progress.advance(static_cast<std::int64_t>(end) + 1);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  std::string where() const { return fmt::format("{}, line {}", file_, line_); }
+
+  const std::string* text_of(const io::JsonValue& object, const char* name) const {
+    const io::JsonValue* const entry = object.find(name);
+    if (entry == nullptr) {
+      return nullptr;
+    }
+    const auto* const text = entry->as<std::string>();
+    check(text != nullptr, "{}: expected a string \"{}\"", where(), name);
+    return text;
+  }
+
+  void add(const io::JsonValue& object) {
+    check(object.as<io::JsonValue::Object>() != nullptr, "{}: expected an object", where());
+    const std::string* const text = text_of(object, "text");
+    const std::string* const prompt = text_of(object, "prompt");
+    const std::string* const completion = text_of(object, "completion");
+    if (text != nullptr) {
+      std::vector<std::int64_t> tokens = ends_.before;
+      append(tokens, tokenizer_.encode(*text, kPlain));
+      append(tokens, ends_.behind);
+      add_windows(tokens, options_.context, result_.examples);
+    } else if (prompt != nullptr && completion != nullptr) {
+      Example example{.tokens = ends_.before};
+      append(example.tokens, tokenizer_.encode(*prompt, kPlain));
+      example.first = static_cast<std::int64_t>(example.tokens.size());
+      append(example.tokens, tokenizer_.encode(*completion, kPlain));
+      append(example.tokens, ends_.behind);
+      add(std::move(example));
+    } else {
+      fail("{}: expected \"text\", or \"prompt\" and \"completion\"", where());
+    }
+  }
+
+  void add(Example example) {
+    example.first = std::max<std::int64_t>(example.first, 1);
+    const auto size = static_cast<std::int64_t>(example.tokens.size());
+    if (size - 1 > options_.context) {
+      check(options_.skip_long, "{}: the example has {} tokens, too many for a context of {}; see --skip-long", where(),
+            size, options_.context);
+      ++result_.skipped;
+    } else if (example.learned() > 0) {
+      result_.examples.push_back(std::move(example));
+    }
+  }
+
+  static void append(std::vector<std::int64_t>& to, const std::vector<std::int64_t>& more) {
+    to.insert(to.end(), more.begin(), more.end());
+  }
+
+  const io::Tokenizer& tokenizer_;
+  const DataOptions& options_;
+  std::string file_;
+  Ends ends_;
+  std::int64_t line_ = 0;
+  Examples result_;
+};
+
+}  // namespace
+
+Examples read_examples(const std::filesystem::path& path, const io::Tokenizer& tokenizer, const DataOptions& options) {
+  const std::string text = io::read_text(path);
+  check(text.find_first_not_of(" \t\r\n") != std::string::npos, "{}: the file is empty", path.string());
+  Examples result = path.extension() == ".jsonl" ? JsonLines(tokenizer, options, path.string()).read(text)
+                                                 : examples_of_text(text, tokenizer, path.string(), options.context);
+  check(!result.examples.empty(), "{}: there is nothing to learn{}", path.string(),
+        result.skipped > 0 ? fmt::format(": all {} examples are longer than the context", result.skipped) : "");
+  return result;
+}
+
+TokenBatch batch_of(std::span<const Example* const> examples, Device device) {
+  std::int64_t longest = 0;
+  for (const Example* const example : examples) {
+    longest = std::max(longest, static_cast<std::int64_t>(example->tokens.size()) - 1);
+  }
+  const auto rows = static_cast<std::int64_t>(examples.size());
+  const Tensor inputs = zeros({rows, longest}, int64), targets = full({rows, longest}, kIgnored, int64);
+  TokenBatch batch;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Example& example = *examples[static_cast<std::size_t>(row)];
+    const auto predicting = static_cast<std::int64_t>(example.tokens.size()) - 1;
+    std::copy_n(example.tokens.begin(), predicting, inputs.data<std::int64_t>() + row * longest);
+    // Position first − 1 predicts the first token that is learned.
+    std::copy(example.tokens.begin() + example.first, example.tokens.end(),
+              targets.data<std::int64_t>() + row * longest + example.first - 1);
+    batch.learned += example.learned();
+  }
+  batch.inputs = inputs.to(device);
+  batch.targets = targets.to(device);
+  return batch;
+}

@@ -1,0 +1,226 @@
+// Runs finetune on a small random model, with every kind of data and with bad input.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <tests/folders.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/io/adapter.h>
+#include <mica/io/pretrained.h>
+#include <mica/io/tokenizer.h>
+#include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
+#include <mica/ops/elementwise/binary.h>
+
+using namespace mica;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Outcome {
+  int status;
+  std::string out, err;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The number behind `words` in a program's output.
+double number_behind(const std::string& text, const std::string& words) {
+  const std::size_t at = text.find(words);
+  EXPECT_NE(at, std::string::npos) << words << " is not in:\n" << text;
+  return at == std::string::npos ? NAN : std::strtod(text.c_str() + at + words.size(), nullptr);
+}
+
+class Finetune : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(programs / "finetune")) {
+      GTEST_SKIP() << "there is no " << programs / "finetune";
+    }
+    std::string name = (fs::temp_directory_path() / "mica_finetune_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder = name;
+    manual_seed(7);
+    nn::Llama llama({.vocab = 610, .context = 48, .layers = 1, .heads = 2, .key_heads = 1, .width = 16, .hidden = 24});
+    for (const Tensor& parameter : llama.parameters()) {
+      if (parameter.dim() == 2) {
+        parameter.set_data(randn(parameter.shape()) * 0.3);  // adapters need something to work with
+      }
+    }
+    io::save_pretrained(llama, folder / "model");
+    const fs::path tokenizer =
+        fs::path(testing_support::folder_from("MICA_TOKENIZER_FIXTURES", MICA_TOKENIZER_FIXTURES)) / "two_files";
+    for (const auto& file : fs::directory_iterator(tokenizer)) {
+      fs::copy(file, folder / "model");
+    }
+    std::string lines, text;
+    for (int i = 0; i < 40; ++i) {
+      lines +=
+          fmt::format(R"({{"prompt": "{} and {}", "completion": " make {}"}})", i % 7, i % 5, i % 7 + i % 5) + "\n";
+      text += "The quick brown fox jumps over the lazy dog, as ever.\n";
+    }
+    write("sums.jsonl", "\n" + lines);
+    write("text.txt", text);
+    write("texts.jsonl",
+          "{\"text\": \"a short one\"}\n{\"text\": \"" + text.substr(0, 53) + text.substr(0, 53) + "\"}");
+  }
+  void TearDown() override {
+    if (!folder.empty()) {
+      fs::remove_all(folder);
+    }
+  }
+
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder / name, std::ios::binary) << text;
+  }
+
+  Outcome run(const std::string& options) const {
+    const std::string line = "cd '" + folder.string() + "' && timeout 60 '" + programs.string() +
+                             "'/finetune --model model --device cpu --dtype float32 --threads 1 " + options +
+                             " >out.txt 2>err.txt";
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+  }
+
+  nn::Llama model() const { return io::load_pretrained<nn::Llama>(folder / "model", {.dtype = float32}); }
+
+  /// The loss of the completions of every fifth line of sums.jsonl, one line at a time.
+  double validation_loss(const nn::Llama& llama) const {
+    const autograd::NoGrad no_grad;
+    const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "model");
+    double sum = 0;
+    std::int64_t count = 0;
+    for (int i = 4; i < 40; i += 5) {
+      std::vector<std::int64_t> tokens = tokenizer.encode(fmt::format("{} and {}", i % 7, i % 5));
+      const std::vector<std::int64_t> answer = tokenizer.encode(fmt::format(" make {}", i % 7 + i % 5));
+      std::vector<std::int64_t> targets(tokens.size() - 1, -100);
+      tokens.insert(tokens.end(), answer.begin(), answer.end());
+      targets.insert(targets.end(), answer.begin(), answer.end());
+      targets.push_back(*tokenizer.eos_token());
+      const auto learned = static_cast<std::int64_t>(answer.size()) + 1;
+      const auto size = static_cast<std::int64_t>(tokens.size());
+      sum +=
+          llama.loss(from_data(tokens, {1, size}), from_data(targets, {1, size})).item() * static_cast<double>(learned);
+      count += learned;
+    }
+    return sum / static_cast<double>(count);
+  }
+
+  void expect_refusal(const std::string& options, int status, const std::string& message) const {
+    const Outcome outcome = run(options + " --out refused");
+    EXPECT_EQ(outcome.status, status) << options << "\n" << outcome.err;
+    EXPECT_NE(outcome.err.find(message), std::string::npos) << options << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder / "refused")) << options;
+  }
+
+  fs::path folder;
+  const fs::path programs = testing_support::folder_from("MICA_PROGRAMS", MICA_PROGRAMS);
+};
+
+TEST_F(Finetune, LearnsCompletions) {
+  const Outcome outcome =
+      run("--data sums.jsonl --out adapter --steps 40 --batch 8 --lr 0.02 --rank 4 --validation 0.2 --eval-every 10 "
+          "--tensorboard events");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("32 examples for training, 8 for validation"), std::string::npos) << outcome.out;
+  const double before = number_behind(outcome.out, "before training: ");
+  const double after = number_behind(outcome.out, "best validation loss ");
+  nn::Llama llama = model();
+  EXPECT_NEAR(before, validation_loss(llama), 1e-4);
+  EXPECT_LT(after, before - 2);
+  io::load_adapter(llama, folder / "adapter");
+  EXPECT_EQ(nn::adapted_layers(llama).size(), 7u);  // all linear layers but the head
+  EXPECT_EQ(nn::adapted_layers(llama)[0].layer->lora_options().rank, 4);
+  EXPECT_NEAR(after, validation_loss(llama), 1e-4);
+  nn::merge_lora(llama);
+  EXPECT_NEAR(after, validation_loss(llama), 1e-3);
+  EXPECT_NE(contents(folder / "adapter/adapter_config.json").find("\"base_model_name_or_path\": \"model\""),
+            std::string::npos);
+  const std::string events = contents(fs::directory_iterator(folder / "events")->path());
+  for (const char* const tag : {"loss/train", "loss/validation", "lr", "grad_norm"}) {
+    EXPECT_NE(events.find(tag), std::string::npos) << tag;
+  }
+}
+
+TEST_F(Finetune, LearnsTextsOnQuantizedWeights) {
+  const std::string common = "--steps 6 --batch 4 --lr 0.05 --validation 0.1 --eval-every 3 --context 32 ";
+  const Outcome full = run(common + "--data text.txt --out full --target '*q_proj,*down_proj'");
+  ASSERT_EQ(full.status, 0) << full.err;
+  EXPECT_NE(full.out.find("2 adapters of rank 8"), std::string::npos) << full.out;
+  const double before = number_behind(full.out, "before training: ");
+  EXPECT_LT(number_behind(full.out, "best validation loss "), before - 0.5);
+
+  const Outcome quantized = run(common + "--data text.txt --out quantized --quantize 4 --checkpoint --accumulate 2");
+  ASSERT_EQ(quantized.status, 0) << quantized.err;
+  EXPECT_NE(quantized.out.find("linear layers in 4 bits"), std::string::npos) << quantized.out;
+  const double rounded = number_behind(quantized.out, "before training: ");
+  EXPECT_NE(rounded, before);
+  EXPECT_NEAR(rounded, before, 0.1);
+  EXPECT_LT(number_behind(quantized.out, "best validation loss "), rounded - 0.5);
+  nn::Llama llama = model();
+  nn::quantize(llama, {.bits = 4});
+  io::load_adapter(llama, folder / "quantized");
+  EXPECT_EQ(nn::adapted_layers(llama).size(), 7u);
+}
+
+TEST_F(Finetune, AccumulatesBatchesAndDependsOnTheSeedAlone) {
+  const std::string common = "--data sums.jsonl --steps 3 --lr 0.01 --schedule linear --dropout 0.1 ";
+  ASSERT_EQ(run(common + "--batch 4 --out a").status, 0);
+  ASSERT_EQ(run(common + "--batch 4 --out b").status, 0);
+  ASSERT_EQ(run(common + "--batch 4 --seed 2 --out c").status, 0);
+  const std::string file = "adapter_model.safetensors";
+  EXPECT_EQ(contents(folder / "a" / file), contents(folder / "b" / file));
+  EXPECT_NE(contents(folder / "a" / file), contents(folder / "c" / file));
+  // Two batches, whose examples have different lengths, count as one.
+  const std::string plain = "--data sums.jsonl --steps 3 --lr 0.01 --schedule constant --warmup 0 ";
+  const Outcome one = run(plain + "--batch 8 --out one"), two = run(plain + "--batch 4 --accumulate 2 --out two");
+  EXPECT_NEAR(number_behind(one.out, "training loss "), number_behind(two.out, "training loss "), 2e-4);
+  // Texts of any length; long ones become several.
+  const Outcome texts = run("--data texts.jsonl --context 16 --steps 2 --out texts");
+  ASSERT_EQ(texts.status, 0) << texts.err;
+  const double examples = number_behind(texts.out, "texts.jsonl, ");
+  EXPECT_GT(examples, 2);
+}
+
+TEST_F(Finetune, Refuses) {
+  write("empty.txt", " \n");
+  write("empty.jsonl", "\n\n");
+  write("torn.jsonl", "{\"text\": \"fine\"}\n\n{\"text\": \"to");
+  write("other.jsonl", "{\"text\": \"fine\"}\n{\"question\": \"?\"}\n");
+  write("number.jsonl", "{\"prompt\": \"fine\", \"completion\": 3}\n");
+  write("list.jsonl", "[1]\n");
+  write("long.jsonl", "{\"prompt\": \"1\", \"completion\": \"2\"}\n{\"prompt\": \"" + std::string(300, '~') +
+                          "\", \"completion\": \"x\"}\n");
+  expect_refusal("--data none.jsonl", 1, "cannot open none.jsonl");
+  expect_refusal("--data empty.txt", 1, "empty.txt: the file is empty");
+  expect_refusal("--data empty.jsonl", 1, "empty.jsonl: the file is empty");
+  expect_refusal("--data torn.jsonl", 1, "torn.jsonl, line 3");
+  expect_refusal("--data other.jsonl", 1, "other.jsonl, line 2: expected \"text\", or \"prompt\" and \"completion\"");
+  expect_refusal("--data number.jsonl", 1, "number.jsonl, line 1: expected a string \"completion\"");
+  expect_refusal("--data list.jsonl", 1, "list.jsonl, line 1: expected an object");
+  expect_refusal("--data long.jsonl", 1, "long.jsonl, line 2: the example has");
+  expect_refusal("--data text.txt --context 49", 2, "expected at most the model's 48 positions, got 49");
+  expect_refusal("--data text.txt --target '*q_proj,nothing'", 1, "no linear layer's name matches nothing");
+  expect_refusal("--data text.txt --quantize 5", 2, "--quantize: expected 8 or 4, got 5");
+  expect_refusal("--data sums.jsonl --validation 0.01", 1, "--validation: 0.01 of 40 examples is none");
+  EXPECT_EQ(run("--data long.jsonl --skip-long --steps 1 --out short").status, 0);
+  fs::remove(folder / "model/vocab.json");
+  expect_refusal("--data text.txt", 1, "model");
+}
+
+}  // namespace
