@@ -8,13 +8,18 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std
   std::sort(tokens_.begin(), tokens_.end(),
             [](const AddedToken& a, const AddedToken& b) { return a.content < b.content; });
   for (const AddedToken& token : tokens_) {
-    begins_[static_cast<unsigned char>(token.content[0])] = true;
+    for (int second = 0; second < 256; ++second) {
+      const auto byte = static_cast<char>(second);
+      if (token.content.size() == 1 || token.content[1] == byte) {
+        begins_.set(two_bytes(token.content[0], byte));
+      }
+    }
   }
 }
 
 AddedTokenFinder::Match AddedTokenFinder::next(std::string_view text, std::size_t at) const {
   for (; at < text.size(); ++at) {
-    if (begins_[static_cast<unsigned char>(text[at])]) {
+    if (at + 1 == text.size() || begins_[two_bytes(text[at], text[at + 1])]) {
       if (const AddedToken* const token = longest_at(text.substr(at))) {
         return {token, at};
       }

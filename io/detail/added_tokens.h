@@ -3,6 +3,7 @@
 // Tokens that are found in a text before it is cut into words: special ones, and those that were added to a vocabulary.
 
 #include <algorithm>
+#include <bitset>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -61,6 +62,9 @@ class AddedTokenFinder {
     const AddedToken* token = nullptr;
     std::size_t begin = 0;
   };
+  static std::size_t two_bytes(char first, char second) {
+    return std::size_t{static_cast<unsigned char>(first)} << 8 | static_cast<unsigned char>(second);
+  }
   Match next(std::string_view text, std::size_t at) const;
   const AddedToken* longest_at(std::string_view text) const;
   static bool is_allowed(std::string_view text, std::size_t begin, std::size_t end, const AddedToken& token);
@@ -68,7 +72,7 @@ class AddedTokenFinder {
   static std::size_t spaces_after(std::string_view text, std::size_t at);
 
   std::vector<AddedToken> tokens_;  // sorted by content
-  bool begins_[256] = {};           // whether a token begins with this byte
+  std::bitset<1 << 16> begins_;     // which first two bytes a token may have; of a single byte's token, any second one
 };
 
 }  // namespace mica::io::detail

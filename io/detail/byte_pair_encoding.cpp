@@ -50,13 +50,14 @@ Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
   entries_.assign(static_cast<std::size_t>(size), Entry{.id = -1, .text = {}});
   for (Entry& entry : entries) {
     Entry& own = entries_[static_cast<std::size_t>(entry.id)];
-    check(own.id == -1, "{}: the tokens {} and {} have the same id {}", what, in_quotes(own.text), in_quotes(entry.text),
-          entry.id);
+    check(own.id == -1, "{}: the tokens {} and {} have the same id {}", what, in_quotes(own.text),
+          in_quotes(entry.text), entry.id);
     own = std::move(entry);
   }
   for (const Entry& entry : entries_) {
     if (entry.id >= 0) {
-      check(by_text_.emplace(entry.text, entry.id).second, "{}: the token {} appears twice", what, in_quotes(entry.text));
+      check(by_text_.emplace(entry.text, entry.id).second, "{}: the token {} appears twice", what,
+            in_quotes(entry.text));
       if (entry.is_bytes) {
         by_bytes_.emplace(entry.bytes, entry.id);
       }
@@ -86,6 +87,13 @@ BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector
       at = (at + 1) & (pairs_.size() - 1);
     }
     pairs_[at] = {merge.left, merge.right, static_cast<std::uint32_t>(rank), merge.result};
+  }
+  byte_ranks_.assign(1 << 16, kNoRank);
+  for (std::size_t pair = 0; pair < byte_ranks_.size(); ++pair) {
+    const std::int64_t left = byte_tokens_[pair >> 8], right = byte_tokens_[pair & 0xFF];
+    if (left >= 0 && right >= 0) {
+      byte_ranks_[pair] = rank_of(static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right));
+    }
   }
 }
 
@@ -134,6 +142,12 @@ void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch
     check(token >= 0, "encode: the vocabulary has no token for the byte 0x{:02X}", byte);
     scratch.tokens_.push_back(static_cast<std::uint32_t>(token));
   }
+  // ranks_[i]: of the merge of tokens i and i + 1
+  scratch.ranks_.clear();
+  for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+    const auto left = static_cast<unsigned char>(word[i]), right = static_cast<unsigned char>(word[i + 1]);
+    scratch.ranks_.push_back(byte_ranks_[std::size_t{left} << 8 | right]);
+  }
   if (word.size() <= kShortWord) {
     merge_short(scratch);
   } else {
@@ -144,11 +158,7 @@ void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch
 // Looks for the best merge among all: quadratic, and the fastest for few tokens.
 void BytePairEncoder::merge_short(BytePairScratch& scratch) const {
   std::vector<std::uint32_t>& tokens = scratch.tokens_;
-  std::vector<std::uint32_t>& ranks = scratch.ranks_;  // ranks[i]: of the merge of tokens i and i + 1
-  ranks.clear();
-  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-    ranks.push_back(rank_of(tokens[i], tokens[i + 1]));
-  }
+  std::vector<std::uint32_t>& ranks = scratch.ranks_;
   while (!ranks.empty()) {
     const auto best = std::min_element(ranks.begin(), ranks.end());
     if (*best == kNoRank) {
@@ -179,25 +189,21 @@ void BytePairEncoder::merge_long(BytePairScratch& scratch) const {
   for (std::uint32_t i = 0; i < count; ++i) {
     symbols.push_back({tokens[i], i == 0 ? kNone : i - 1, i + 1 == count ? kNone : i + 1, true});
   }
-  const auto add = [&](std::uint32_t position) {
+  const auto push = [&](std::uint32_t position) {
     const std::uint32_t next = symbols[position].next;
     if (next == kNone) {
-      return false;
+      return;
     }
     const std::uint32_t left = symbols[position].token, right = symbols[next].token;
-    const std::uint32_t rank = rank_of(left, right);
-    if (rank != kNoRank) {
+    if (const std::uint32_t rank = rank_of(left, right); rank != kNoRank) {
       heap.push_back({rank, position, left, right});
-    }
-    return rank != kNoRank;
-  };
-  const auto push = [&](std::uint32_t position) {
-    if (add(position)) {
       std::push_heap(heap.begin(), heap.end(), std::greater<>());
     }
   };
-  for (std::uint32_t i = 0; i < count; ++i) {
-    add(i);
+  for (std::uint32_t i = 0; i + 1 < count; ++i) {
+    if (scratch.ranks_[i] != kNoRank) {
+      heap.push_back({scratch.ranks_[i], i, tokens[i], tokens[i + 1]});
+    }
   }
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
   while (!heap.empty()) {

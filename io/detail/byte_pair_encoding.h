@@ -126,7 +126,8 @@ class BytePairEncoder {
   void merge_long(BytePairScratch& scratch) const;
 
   std::array<std::int64_t, 256> byte_tokens_{};
-  std::vector<PairSlot> pairs_;  // a hash table with open addressing
+  std::vector<PairSlot> pairs_;            // a hash table with open addressing
+  std::vector<std::uint32_t> byte_ranks_;  // of the merge of two bytes' tokens: the table that fits into a cache
   int shift_ = 63;
   bool ignore_merges_ = false;
 };

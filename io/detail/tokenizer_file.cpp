@@ -127,8 +127,8 @@ class VocabularyBuilder {
       return;
     }
     const std::int64_t id = *found->second.as<std::int64_t>();
-    read_.require(id == token.id, "the added token {} has the id {}, but {} in the vocabulary", in_quotes(token.content),
-                  token.id, id);
+    read_.require(id == token.id, "the added token {} has the id {}, but {} in the vocabulary",
+                  in_quotes(token.content), token.id, id);
   }
 
   Vocabulary vocabulary() && { return {std::move(entries_), read_.what()}; }
