@@ -1,16 +1,21 @@
-// Continues text with a model trained by train_transformer, or tokens with one of Hugging Face's.
+// Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.
 
 #include <charconv>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
 #include <mica/core/parallel.h>
+#include <mica/io/chat.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
+#include <mica/io/tokenizer.h>
 
 namespace {
 
@@ -20,7 +25,8 @@ using Tokens = std::vector<std::int64_t>;
 
 struct Settings {
   fs::path folder;
-  std::optional<std::string> prompt, prompt_tokens;
+  std::optional<std::string> prompt, prompt_tokens, system;
+  bool chat = false;
   mica::Device device;
   std::string dtype;
   mica::nn::GenerateOptions options;
@@ -93,25 +99,80 @@ void go_on(Model& model, const Tokens& prompt, const mica::nn::GenerateOptions& 
   mica::nn::generate(model, {prompt}, options);
 }
 
-void write_tokens_of_pretrained(Settings& settings) {
-  if (!settings.prompt_tokens || settings.prompt) {
-    throw UsageError("a model of Hugging Face takes --prompt-tokens: there is no tokenizer for it yet");
+// What a model continues, and how its tokens are shown.
+struct Prompt {
+  Tokens tokens, stop_tokens;
+  std::function<std::string(std::int64_t)> text_of;
+  std::function<std::string()> rest = [] { return std::string(); };
+};
+
+Prompt prompt_of_tokens(const Settings& settings) {
+  Prompt prompt;
+  prompt.tokens = parsed_tokens(*settings.prompt_tokens);
+  prompt.stop_tokens = stop_tokens_of(settings.folder);
+  prompt.text_of = [first = true](std::int64_t token) mutable {
+    return (std::exchange(first, false) ? "" : " ") + std::to_string(token);
+  };
+  return prompt;
+}
+
+Prompt prompt_of_text(const Settings& settings) {
+  const auto tokenizer = mica::io::Tokenizer::load(settings.folder);
+  Prompt prompt;
+  prompt.stop_tokens = stop_tokens_of(settings.folder);
+  if (const auto end = tokenizer.eos_token()) {
+    prompt.stop_tokens.push_back(*end);
   }
-  const Tokens prompt = parsed_tokens(*settings.prompt_tokens);
+  if (settings.chat) {
+    const mica::io::ChatFormat format(tokenizer.chat_template());
+    std::vector<mica::io::ChatMessage> messages{{"user", *settings.prompt}};
+    if (settings.system) {
+      messages.insert(messages.begin(), {"system", *settings.system});
+    }
+    prompt.tokens = format.encode(tokenizer, messages);
+    prompt.stop_tokens.push_back(format.end_token(tokenizer));
+  } else {
+    prompt.tokens = tokenizer.encode(*settings.prompt);
+    if (prompt.tokens.empty()) {
+      throw UsageError("--prompt: expected some text");
+    }
+    put(*settings.prompt);
+  }
+  const auto stream = std::make_shared<mica::io::StreamDecoder>(tokenizer);
+  prompt.text_of = [stream](std::int64_t token) { return stream->push(token); };
+  prompt.rest = [stream] { return stream->finish(); };
+  return prompt;
+}
+
+void continue_with_pretrained(Settings& settings) {
+  if (settings.prompt_tokens.has_value() == settings.prompt.has_value()) {
+    throw UsageError("a model of Hugging Face takes --prompt-tokens or --prompt");
+  }
+  if ((settings.chat || settings.system) && !(settings.chat && settings.prompt)) {
+    throw UsageError("--chat takes --prompt, and --system takes --chat");
+  }
+  if (settings.prompt && !mica::io::Tokenizer::is_in(settings.folder)) {
+    throw UsageError("--prompt: " + settings.folder.string() +
+                     " has no tokenizer: a model without one takes --prompt-tokens");
+  }
+  const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
   mica::io::PretrainedModel model =
       mica::io::load_pretrained(settings.folder, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
-  settings.options.stop_tokens = stop_tokens_of(settings.folder);
-  settings.options.on_token = [first = true](std::size_t, std::int64_t token) mutable {
-    put((first ? "" : " ") + std::to_string(token));
-    first = false;
+  settings.options.stop_tokens = prompt.stop_tokens;
+  settings.options.on_token = [&prompt](std::size_t, std::int64_t token) {
+    put(prompt.text_of(token));
     return true;
   };
-  std::visit([&](auto& m) { go_on(m, prompt, settings.options); }, model);
+  std::visit([&](auto& m) { go_on(m, prompt.tokens, settings.options); }, model);
+  put(prompt.rest());
 }
 
 void write_text_of_own(const Settings& settings) {
   if (settings.prompt_tokens) {
     throw UsageError("--prompt-tokens is for a model of Hugging Face: give --prompt");
+  }
+  if (settings.chat || settings.system) {
+    throw UsageError("--chat and --system are for a model of Hugging Face");
   }
   CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
   const std::string prompt = settings.prompt.value_or("");
@@ -124,7 +185,8 @@ void write_text_of_own(const Settings& settings) {
 
 int main(int argc, char** argv) {
   CommandLine command_line(
-      "Continues text with a model trained by train_transformer, or tokens with one of Hugging Face's.", "generate");
+      "Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.",
+      "generate");
   Settings settings;
   std::string folder, device = "auto";
   settings.options.count = 500;
@@ -133,7 +195,9 @@ int main(int argc, char** argv) {
   int threads = 0;
   command_line.add_option("--model", folder, "Output folder of train_transformer, or a folder with config.json")
       .required();
-  command_line.add_option("--prompt", settings.prompt, "Text to continue (default: a newline)");
+  command_line.add_option("--prompt", settings.prompt, "Text to continue (default, for own models: a newline)");
+  command_line.add_flag("--chat", settings.chat, "Let a model for chats answer the prompt");
+  command_line.add_option("--system", settings.system, "System message of the chat (default: the model's)");
   command_line.add_option("--prompt-tokens", settings.prompt_tokens,
                           "Tokens to continue, such as 1,504,3575, for a model of Hugging Face; ends at its end token");
   command_line.add_option("--tokens", settings.options.count, "Characters or tokens to generate, at most")
@@ -171,7 +235,7 @@ int main(int argc, char** argv) {
     settings.folder = folder;
     settings.device = device_named(device);
     if (fs::exists(settings.folder / "config.json")) {
-      write_tokens_of_pretrained(settings);
+      continue_with_pretrained(settings);
     } else {
       write_text_of_own(settings);
     }

@@ -88,11 +88,15 @@ BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector
     }
     pairs_[at] = {merge.left, merge.right, static_cast<std::uint32_t>(rank), merge.result};
   }
+  const auto byte_of = [&](std::uint32_t token) -> std::size_t {
+    const Vocabulary::Entry& entry = vocabulary[token];
+    return entry.is_bytes && entry.bytes.size() == 1 ? static_cast<unsigned char>(entry.bytes[0]) : 256;
+  };
   byte_ranks_.assign(1 << 16, kNoRank);
-  for (std::size_t pair = 0; pair < byte_ranks_.size(); ++pair) {
-    const std::int64_t left = byte_tokens_[pair >> 8], right = byte_tokens_[pair & 0xFF];
-    if (left >= 0 && right >= 0) {
-      byte_ranks_[pair] = rank_of(static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right));
+  for (std::size_t rank = 0; rank < merges.size(); ++rank) {
+    const std::size_t left = byte_of(merges[rank].left), right = byte_of(merges[rank].right);
+    if (left < 256 && right < 256) {
+      byte_ranks_[left << 8 | right] = static_cast<std::uint32_t>(rank);
     }
   }
 }

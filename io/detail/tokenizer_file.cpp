@@ -110,11 +110,9 @@ class VocabularyBuilder {
     for (const auto& [text, id] : vocabulary) {
       const auto* const number = id.as<std::int64_t>();
       read_.require(number != nullptr, "the id of the token {} is not a whole number", in_quotes(text));
-      std::optional<std::string> bytes = alphabet_.bytes(text);
-      const bool is_bytes = bytes.has_value();
+      const std::optional<std::string> bytes = alphabet_.bytes(text);
       // A token with other characters cannot be made of bytes; it is its own text.
-      entries_.push_back(
-          {.id = *number, .text = text, .is_bytes = is_bytes, .bytes = is_bytes ? std::move(*bytes) : text});
+      entries_.push_back({.id = *number, .text = text, .is_bytes = bytes.has_value(), .bytes = bytes.value_or(text)});
     }
     model_ = &vocabulary;
   }

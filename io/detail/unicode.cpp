@@ -89,10 +89,10 @@ class Normalizer {
   void decompose(char32_t c, std::u32string& out) const {
     if (c >= kSyllableBase && c < kSyllableBase + kSyllables) {
       const char32_t index = c - kSyllableBase, tail = index % kTails;
-      out += kLeadBase + index / (kVowels * kTails);
-      out += kVowelBase + index % (kVowels * kTails) / kTails;
+      out.push_back(kLeadBase + index / (kVowels * kTails));
+      out.push_back(kVowelBase + index % (kVowels * kTails) / kTails);
       if (tail > 0) {
-        out += kTailBase + tail;
+        out.push_back(kTailBase + tail);
       }
       return;
     }

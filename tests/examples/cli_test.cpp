@@ -20,7 +20,9 @@
 
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
+#include <mica/io/chat.h>
 #include <mica/io/pretrained.h>
+#include <mica/io/tokenizer.h>
 #include <mica/nn/generate.h>
 #include <mica/ops/matmul/matmul.h>
 
@@ -167,6 +169,40 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
   expect_refusal(command + "13", 1, "expected tokens in [0, 13), got 13");
   expect_refusal("generate --model llama", 2, "takes --prompt-tokens");
   expect_refusal("generate --model llama --prompt hello", 2, "takes --prompt-tokens");
+  expect_refusal("generate --model llama --prompt-tokens 1 --chat", 2, "--chat takes --prompt");
+}
+
+TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
+  using namespace mica;
+  nn::Llama llama({.vocab = 13, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8});
+  for (const Tensor& parameter : llama.parameters()) {
+    parameter.set_data(randn(parameter.shape()));
+  }
+  io::save_pretrained(llama, folder / "llama");
+  // Letters, a line feed, and two special tokens.
+  write("llama/tokenizer.json",
+        R"({"model": {"type": "BPE", "merges": [], "vocab": {"u": 0, "s": 1, "e": 2, "r": 3, "a": 4,
+      "i": 5, "t": 6, "n": 7, "Ċ": 8, "y": 9, "o": 10}}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+      "added_tokens": [{"id": 11, "content": "<|im_start|>", "special": true},
+                       {"id": 12, "content": "<|im_end|>", "special": true}]})");
+  const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "llama");
+  nn::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .seed = 4}};
+  const std::string command = "generate --model llama --device cpu --tokens 20 --seed 4 --prompt ";
+  EXPECT_EQ(run(command + "toy").out,
+            "toy" + tokenizer.decode(nn::generate(llama, {tokenizer.encode("toy")}, options)[0]) + "\n");
+  expect_refusal(command + "dog", 1, "encode: the vocabulary has no token for the byte 0x64");
+  expect_refusal(command + "''", 2, "--prompt: expected some text");
+  expect_refusal(command + "toy --chat", 1, "the tokenizer has no chat template");
+
+  write("llama/tokenizer_config.json", R"({"eos_token": "<|im_end|>",
+      "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"})");
+  const io::ChatFormat format(io::Tokenizer::load(folder / "llama").chat_template());
+  const std::vector<std::int64_t> question = format.encode(tokenizer, {{{"user", "ananas"}}});
+  EXPECT_EQ(tokenizer.decode(question, {.skip_special_tokens = false}),
+            "<|im_start|>user\nananas<|im_end|>\n<|im_start|>assistant\n");
+  options.stop_tokens = {12};
+  EXPECT_EQ(run(command + "ananas --chat").out, tokenizer.decode(nn::generate(llama, {question}, options)[0]) + "\n");
+  expect_refusal(command + "toy --system oyster", 2, "--system takes --chat");
 }
 
 TEST_F(Cli, SameSeedSameMetrics) {

@@ -1,0 +1,114 @@
+// The first line as a tokenizer.json, or as the vocabulary, merges and options of one, and the rest as text for it.
+// Decoded tokens are the text, as far as it is valid UTF-8 in the tokenizer's normalization form.
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/fuzz/memory_file.h"
+#include <mica/core/check.h>
+#include <mica/io/detail/unicode.h>
+#include <mica/io/json.h>
+#include <mica/io/tokenizer.h>
+
+using namespace mica;
+
+namespace {
+
+// A tokenizer of all bytes, with merges as the input asks for them.
+std::string description(std::string_view recipe) {
+  using io::JsonValue;
+  JsonValue::Object vocabulary;
+  std::vector<std::string> tokens;
+  for (int byte = 0, moved = 256; byte < 256; ++byte) {
+    const bool is_visible = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+    std::string text;
+    io::detail::append_utf8(text, static_cast<char32_t>(is_visible ? byte : moved++));
+    vocabulary[text] = {std::int64_t{byte}};
+    tokens.push_back(text);
+  }
+  JsonValue::Array merges;
+  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(recipe[i]); };
+  for (std::size_t i = 1; i + 1 < recipe.size(); i += 2) {
+    const std::string left = tokens[(byte_at(i) * 7) % tokens.size()], right = tokens[byte_at(i + 1) % tokens.size()];
+    const std::string both = left + right;
+    if (both.size() < 64 && vocabulary.emplace(both, JsonValue{static_cast<std::int64_t>(tokens.size())}).second) {
+      merges.push_back({JsonValue::Array{{left}, {right}}});
+      tokens.push_back(both);
+    }
+  }
+  const int options = recipe.empty() ? 0 : byte_at(0);
+  JsonValue::Object file;
+  file["model"] = {JsonValue::Object{
+      {"vocab", {std::move(vocabulary)}}, {"merges", {std::move(merges)}}, {"ignore_merges", {(options & 1) != 0}}}};
+  if ((options & 2) != 0) {
+    file["normalizer"] = {JsonValue::Object{{"type", {std::string("NFC")}}}};
+  }
+  const auto added = [&](const char* content, std::int64_t id) {
+    return JsonValue{JsonValue::Object{{"id", {static_cast<std::int64_t>(tokens.size()) + id}},
+                                       {"content", {std::string(content)}},
+                                       {"lstrip", {(options & 4) != 0}},
+                                       {"rstrip", {(options & 8) != 0}},
+                                       {"single_word", {(options & 16) != 0}},
+                                       {"normalized", {(options & 32) != 0}},
+                                       {"special", {false}}}};
+  };
+  file["added_tokens"] = {JsonValue::Array{added("<|a|>", 0), added("<|a|>b", 1), added("e\u0301", 2)}};
+  JsonValue::Array steps;
+  if ((options & 64) != 0) {
+    steps.push_back(
+        {JsonValue::Object{{"type", {std::string("Digits")}}, {"individual_digits", {(options & 1) != 0}}}});
+  }
+  steps.push_back({JsonValue::Object{{"type", {std::string("ByteLevel")}}, {"add_prefix_space", {false}}}});
+  file["pre_tokenizer"] = {
+      JsonValue::Object{{"type", {std::string("Sequence")}}, {"pretokenizers", {std::move(steps)}}}};
+  return io::to_json({std::move(file)});
+}
+
+void use(const io::Tokenizer& tokenizer, std::string_view text) {
+  const std::vector<std::int64_t> tokens = tokenizer.encode(text);
+  fuzz::expect(tokenizer.encode(text) == tokens);  // from the cache of words
+  const std::string decoded = tokenizer.decode(tokens, {.skip_special_tokens = false});
+  fuzz::expect(io::detail::valid_utf8_length(decoded) == decoded.size());
+  io::StreamDecoder stream(tokenizer, {.skip_special_tokens = false});
+  std::string streamed;
+  for (const std::int64_t token : tokens) {
+    const std::string part = stream.push(token);
+    fuzz::expect(io::detail::valid_utf8_length(part) == part.size());
+    streamed += part;
+  }
+  fuzz::expect(streamed + stream.finish() == decoded);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const std::size_t end = std::min(input.find('\n'), input.size());
+  const std::string_view recipe = input.substr(0, end);
+  const std::string_view text = input.substr(std::min(end + 1, input.size()));
+
+  // Form C is reached at once.
+  const std::string repaired = io::detail::repaired_utf8(text), normalized = io::detail::nfc(repaired);
+  fuzz::expect(io::detail::nfc(normalized) == normalized);
+  fuzz::expect(io::detail::may_need_nfc(repaired) || normalized == repaired);
+
+  const std::string own = description(recipe);
+  const auto tokenizer = io::Tokenizer::parse(own, "", "own");
+  use(tokenizer, text);
+  const bool strips = !recipe.empty() && (recipe[0] & (4 | 8)) != 0;
+  const bool normalizes = !recipe.empty() && (recipe[0] & (2 | 32)) != 0;
+  if (!strips && !normalizes) {
+    fuzz::expect(tokenizer.decode(tokenizer.encode(text)) == repaired);
+  }
+  try {
+    use(io::Tokenizer::parse(recipe, text, "input"), text);
+  } catch (const Error&) {
+  }
+  try {
+    use(io::Tokenizer::parse(recipe, "", "input"), text);
+  } catch (const Error&) {
+  }
+  return 0;
+}
