@@ -2,6 +2,7 @@
 
 #include <mica/core/check.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/file.h>
 #include <mica/io/text.h>
 
@@ -126,7 +127,12 @@ CharTokenizer CharTokenizer::of(std::string_view text) {
 std::vector<std::int32_t> CharTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> tokens;
   tokens.reserve(text.size());
-  for (const char32_t character : from_utf8(text)) {
+  const std::u32string characters = from_utf8(text);
+  ProgressTask progress("tokenizing", static_cast<std::int64_t>(characters.size()));
+  for (const char32_t character : characters) {
+    if (constexpr std::size_t kReported = 1 << 16; tokens.size() % kReported == kReported - 1) {
+      progress.advance(kReported);
+    }
     const auto found = tokens_.find(character);
     check(found != tokens_.end(), "encode: expected characters of the alphabet, got U+{:04X}",
           static_cast<std::uint32_t>(character));

@@ -7,6 +7,7 @@
 
 #include <mica/core/check.h>
 #include <mica/core/parallel.h>
+#include <mica/core/progress.h>
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/file.h>
 #include <mica/io/text.h>
@@ -172,6 +173,11 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
   check(threads >= 0 && threads <= kMaxThreads, "encode_batch: expected threads in [0, {}], got {}", kMaxThreads,
         threads);
   std::vector<std::vector<std::int64_t>> tokens(texts.size());
+  std::int64_t bytes = 0;
+  for (const std::string& text : texts) {
+    bytes += static_cast<std::int64_t>(text.size());
+  }
+  ProgressTask progress("tokenizing", bytes);
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   std::exception_ptr error;
@@ -180,6 +186,7 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
       auto scratch = state_->borrow();
       for (std::size_t i = next++; i < texts.size(); i = next++) {
         tokens[i] = state_->encode(texts[i], options, *scratch);
+        progress.advance(static_cast<std::int64_t>(texts[i].size()));
       }
       state_->give_back(std::move(scratch));
     } catch (...) {

@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
+#include <mica/io/chat.h>
 #include <mica/io/json.h>
 #include <mica/io/text.h>
 
@@ -124,9 +126,44 @@ class JsonLines {
       append(example.tokens, tokenizer_.encode(*completion, kPlain));
       append(example.tokens, ends_.behind);
       add(std::move(example));
+    } else if (object.find("messages") != nullptr) {
+      add_chat(*object.find("messages"));
     } else {
-      fail("{}: expected \"text\", or \"prompt\" and \"completion\"", where());
+      fail("{}: expected \"text\", or \"prompt\" and \"completion\", or \"messages\"", where());
     }
+  }
+
+  /// The last message, with the token that ends it, is learned as the answer to the others.
+  void add_chat(const io::JsonValue& list) {
+    std::vector<io::ChatMessage> messages;
+    const auto* const entries = list.as<io::JsonValue::Array>();
+    check(entries != nullptr && entries->size() >= 2, "{}: expected a list of at least two messages", where());
+    for (const io::JsonValue& entry : *entries) {
+      const std::string *const role = text_of(entry, "role"), *const content = text_of(entry, "content");
+      check(role != nullptr && content != nullptr, "{}: expected messages with \"role\" and \"content\"", where());
+      messages.push_back({.role = *role, .content = *content});
+    }
+    check(messages.back().role == "assistant", "{}: expected the last message to be the assistant's, got one of {}",
+          where(), messages.back().role);
+    const std::span<const io::ChatMessage> all(messages);
+    std::vector<std::int64_t> question;
+    Example example;
+    try {
+      if (!chat_) {
+        chat_.emplace(tokenizer_.chat_template());
+      }
+      question = chat_->encode(tokenizer_, all.first(all.size() - 1));
+      example.tokens = chat_->encode(tokenizer_, all, {.add_generation_prompt = false});
+    } catch (const Error& error) {
+      fail("{}: {}", where(), error.what());
+    }
+    // Formats may put a line break behind the token that ends a message.
+    const auto end = std::find(example.tokens.rbegin(), example.tokens.rend(), chat_->end_token(tokenizer_));
+    example.tokens.erase(end.base(), example.tokens.end());
+    const auto [read, differing] =
+        std::mismatch(question.begin(), question.end(), example.tokens.begin(), example.tokens.end());
+    example.first = read - question.begin();
+    add(std::move(example));
   }
 
   void add(Example example) {
@@ -149,6 +186,7 @@ class JsonLines {
   const DataOptions& options_;
   std::string file_;
   Ends ends_;
+  std::optional<io::ChatFormat> chat_;
   std::int64_t line_ = 0;
   Examples result_;
 };

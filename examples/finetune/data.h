@@ -28,7 +28,7 @@ struct Examples {
   std::int64_t skipped = 0;  // examples that were longer than the context
 };
 
-/// The examples of a file: lines of JSON if its name ends in .jsonl, else a text.
+/// The examples of a file: lines of JSON if its name ends in .jsonl (see Options), else a text.
 ///
 /// A text is cut into sequences that fill the context, of which each begins with the token that the one before ended
 /// with. Before a text and behind it are the tokens that the tokenizer puts there. Throws an Error that names the file

@@ -242,8 +242,8 @@ DType dtype_named(const std::string& name, Device device) {
   return name == "bfloat16" ? bfloat16 : float32;
 }
 
-void set_checkpoint(nn::GPT& model) { model.config.checkpoint = true; }
-void set_checkpoint(nn::Llama& model) { model.model.checkpoint = true; }
+void set_recompute(nn::GPT& model) { model.config.checkpoint = true; }
+void set_recompute(nn::Llama& model) { model.model.checkpoint = true; }
 
 void tune(nn::Bert&, const io::Tokenizer&, const Options&, Device) {
   fail("finetune: BERT is an encoder, which predicts no next token");
@@ -265,8 +265,8 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
     nn::quantize(model, {.bits = static_cast<int>(*options.bits)});
   }
   model.to(device);
-  if (options.checkpoint) {
-    set_checkpoint(model);
+  if (options.recompute) {
+    set_recompute(model);
   }
   manual_seed(options.seed);
   const std::vector<std::string> adapted = nn::add_lora(model, targets_of(model, options.targets), options.lora);

@@ -33,7 +33,8 @@ int run_with_options(int argc, char** argv, const std::function<void(const Optio
   line.add_option(
           "--data", o.data,
           "A text, or examples in a .jsonl file: on each line {\"text\": …}, or {\"prompt\": …, \"completion\": "
-          "…}, of which the completion is learned")
+          "…}, of which the completion is learned, or {\"messages\": [{\"role\": …, \"content\": …}, …]}, of "
+          "which the last message is learned")
       .required();
   line.add_option("--out", o.out, "Folder for the adapter").show_default();
   line.add_option("--rank", o.lora.rank, "Rank of the adapters").between(1, 1 << 14).show_default();
@@ -72,7 +73,7 @@ int run_with_options(int argc, char** argv, const std::function<void(const Optio
   line.add_option("--device", o.device, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
   line.add_option("--threads", o.threads, "CPU threads; 0 uses every core").between(0, 1024);
   line.add_option("--seed", o.seed, "Random seed").between(0, 1e18).show_default();
-  line.add_flag("--checkpoint", o.checkpoint, "Recompute the activations of each block in backward, to save memory");
+  line.add_flag("--recompute", o.recompute, "Recompute the activations of each block in backward, to save memory");
   line.add_option("--tensorboard", o.tensorboard, "Folder for an event file of TensorBoard: losses, rates and norms");
   return line.run(argc, argv, [&] {
     if (o.bits && *o.bits != 8 && *o.bits != 4) {

@@ -35,7 +35,7 @@ struct Options {
   std::string device = "auto";
   int threads = 0;  // 0: as many as there are cores
   std::uint64_t seed = 1;
-  bool checkpoint = false;  // recompute the activations of each block in backward
+  bool recompute = false;  // recompute the activations of each block in backward
 
   std::string tensorboard;  // folder for an event file; empty: none
 };

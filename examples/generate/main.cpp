@@ -11,6 +11,7 @@
 
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
+#include "examples/common/progress_bar.h"
 #include <mica/core/parallel.h>
 #include <mica/io/chat.h>
 #include <mica/io/json.h>
@@ -229,6 +230,7 @@ int main(int argc, char** argv) {
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
   return command_line.run(argc, argv, [&] {
+    const ProgressBar progress;
     if (threads > 0) {
       mica::set_num_threads(threads);
     }

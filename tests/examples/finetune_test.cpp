@@ -157,6 +157,35 @@ TEST_F(Finetune, LearnsCompletions) {
   }
 }
 
+TEST_F(Finetune, LearnsAnswersOfChats) {
+  const std::string answer = R"({"role": "assistant", "content": "fine, thanks"})";
+  const std::string line = R"({"messages": [{"role": "user", "content": "how are you?"}, )" + answer + "]}\n";
+  write("chat.jsonl", line + line);
+  expect_refusal("--data chat.jsonl", 1, "chat.jsonl, line 1: ChatFormat: the tokenizer has no chat template");
+  write("model/chat_template.jinja",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+  const Outcome outcome = run("--data chat.jsonl --validation 0.5 --steps 4 --lr 0.01");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "model");
+  const std::vector<std::int64_t> question =
+      tokenizer.encode("<|im_start|>user\nhow are you?<|im_end|>\n<|im_start|>assistant\n");
+  const std::vector<std::int64_t> learned = tokenizer.encode("fine, thanks<|im_end|>");
+  std::vector<std::int64_t> tokens = question, targets(question.size() - 1, -100);
+  tokens.insert(tokens.end(), learned.begin(), learned.end() - 1);
+  targets.insert(targets.end(), learned.begin(), learned.end());
+  const auto size = static_cast<std::int64_t>(tokens.size());
+  const double expected = model().loss(from_data(tokens, {1, size}), from_data(targets, {1, size})).item();
+  EXPECT_NEAR(number_behind(outcome.out, "before training: "), expected, 1e-4);
+  EXPECT_EQ(number_behind(outcome.out, "1 for validation, "), learned.size());
+
+  write("asked.jsonl", R"({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]})");
+  write("alone.jsonl", "{\"messages\": [" + answer + "]}");
+  write("role.jsonl", R"({"messages": [{"role": "tool", "content": "a"}, )" + answer + "]}");
+  expect_refusal("--data asked.jsonl", 1, "line 1: expected the last message to be the assistant's, got one of user");
+  expect_refusal("--data alone.jsonl", 1, "line 1: expected a list of at least two messages");
+  expect_refusal("--data role.jsonl", 1, "line 1: ChatFormat: expected the role system, user or assistant");
+}
+
 TEST_F(Finetune, LearnsTextsOnQuantizedWeights) {
   const std::string common = "--steps 6 --batch 4 --lr 0.05 --validation 0.1 --eval-every 3 --context 32 ";
   const Outcome full = run(common + "--data text.txt --out full --target '*q_proj,*down_proj'");
@@ -165,7 +194,7 @@ TEST_F(Finetune, LearnsTextsOnQuantizedWeights) {
   const double before = number_behind(full.out, "before training: ");
   EXPECT_LT(number_behind(full.out, "best validation loss "), before - 0.5);
 
-  const Outcome quantized = run(common + "--data text.txt --out quantized --quantize 4 --checkpoint --accumulate 2");
+  const Outcome quantized = run(common + "--data text.txt --out quantized --quantize 4 --recompute --accumulate 2");
   ASSERT_EQ(quantized.status, 0) << quantized.err;
   EXPECT_NE(quantized.out.find("linear layers in 4 bits"), std::string::npos) << quantized.out;
   const double rounded = number_behind(quantized.out, "before training: ");
@@ -210,7 +239,8 @@ TEST_F(Finetune, Refuses) {
   expect_refusal("--data empty.txt", 1, "empty.txt: the file is empty");
   expect_refusal("--data empty.jsonl", 1, "empty.jsonl: the file is empty");
   expect_refusal("--data torn.jsonl", 1, "torn.jsonl, line 3");
-  expect_refusal("--data other.jsonl", 1, "other.jsonl, line 2: expected \"text\", or \"prompt\" and \"completion\"");
+  expect_refusal("--data other.jsonl", 1,
+                 "other.jsonl, line 2: expected \"text\", or \"prompt\" and \"completion\", or");
   expect_refusal("--data number.jsonl", 1, "number.jsonl, line 1: expected a string \"completion\"");
   expect_refusal("--data list.jsonl", 1, "list.jsonl, line 1: expected an object");
   expect_refusal("--data long.jsonl", 1, "long.jsonl, line 2: the example has");
