@@ -12,6 +12,28 @@ constexpr std::int64_t kIgnored = -100;  // CrossEntropyOptions::ignore_index
 
 }  // namespace
 
+void mark_documents(std::span<const std::int64_t> inputs, std::int64_t separator, bool separator_begins,
+                    std::span<std::int64_t> targets, std::span<std::int64_t> positions,
+                    std::span<std::int64_t> documents) {
+  const std::size_t length = inputs.size();
+  check(targets.size() == length && positions.size() == length && documents.size() == length,
+        "mark_documents: expected four lists of the same length, got {}, {}, {} and {}", length, targets.size(),
+        positions.size(), documents.size());
+  std::int64_t position = 0, document = 0;
+  for (std::size_t i = 0; i < length; ++i) {
+    const bool begins = i > 0 && inputs[separator_begins ? i : i - 1] == separator;
+    if (begins) {
+      position = 0;
+      ++document;
+    }
+    positions[i] = position++;
+    documents[i] = document;
+    if (!separator_begins && inputs[i] == separator) {
+      targets[i] = kIgnored;
+    }
+  }
+}
+
 TokenWindows::TokenWindows(const TokenView& tokens, const TokenWindowsOptions& options)
     : tokens_(tokens), options_(options) {
   const std::int64_t context = options.context;
@@ -35,20 +57,9 @@ void TokenWindows::read(std::int64_t index, std::int64_t epoch, const Sample& to
   tokens_.read(start, inputs);
   std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
   tokens_.read(start + options_.context, targets.last(1));
-  if (!options_.separator) {
-    return;
-  }
-  const std::span<std::int64_t> positions = to.field<std::int64_t>(2), documents = to.field<std::int64_t>(3);
-  std::int64_t position = 0, document = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool begins = i > 0 && inputs[options_.separator_begins ? i : i - 1] == *options_.separator;
-    position = begins ? 0 : position;
-    document += begins ? 1 : 0;
-    positions[i] = position++;
-    documents[i] = document;
-    if (!options_.separator_begins && inputs[i] == *options_.separator) {
-      targets[i] = kIgnored;
-    }
+  if (options_.separator) {
+    mark_documents(inputs, *options_.separator, options_.separator_begins, targets, to.field<std::int64_t>(2),
+                   to.field<std::int64_t>(3));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <mica/io/data_loader.h>
@@ -18,6 +19,13 @@ struct TokenWindowsOptions {
   bool separator_begins = true;
 };
 
+/// Finds the documents in `inputs`, a part of a token sequence: writes the position in the document and the number of
+/// the document of each token, both from 0. If the separator ends documents, the targets after it become −100. All four
+/// lists have the same length.
+void mark_documents(std::span<const std::int64_t> inputs, std::int64_t separator, bool separator_begins,
+                    std::span<std::int64_t> targets, std::span<std::int64_t> positions,
+                    std::span<std::int64_t> documents);
+
 /// Windows of a token sequence, to train language models. In each epoch the sequence is cut into adjacent windows, each
 /// time from another offset: a short run covers as much of the sequence as possible, and a long one sees windows at
 /// every offset. The fields of a sample, each int64 (context):
@@ -27,7 +35,7 @@ struct TokenWindowsOptions {
 /// - positions: with a separator, the place in the document, from 0. A document that began before the window begins
 ///   again with it;
 /// - documents: with a separator, the number of the document in the window, from 0, for attention within documents:
-///   see same_document().
+///   see nn::PackedDocuments and document_mask().
 ///
 /// If the separator ends documents, what follows it is not to be predicted from it: that target is −100, which
 /// cross_entropy ignores.

@@ -26,16 +26,16 @@ Tensor MultiheadAttention::operator()(const Tensor& x) const {
   return resid_dropout(c_proj(attend(x)));
 }
 
-Tensor MultiheadAttention::branch(const Tensor& x, const CachedLayer& cached) const {
+Tensor MultiheadAttention::branch(const Tensor& x, const CachedLayer& cached, const Tensor& mask) const {
   const Scope scope(*this);
-  return c_proj.product(attend(x, cached));
+  return c_proj.product(attend(x, cached, mask));
 }
 
-Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached) const {
+Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached, const Tensor& mask) const {
   const std::int64_t width = c_proj.out_features();
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   if (cached) {
-    check(options.causal, "MultiheadAttention: a cache is for causal attention");
+    check(options.causal && !mask.defined(), "MultiheadAttention: a cache is for causal attention without a mask");
     const std::int64_t batch = x.size(0), length = x.size(1);
     const Tensor qkv = reshape(c_attn(x), {batch, length, 3, options.heads, width / options.heads});
     const auto part = [&](std::int64_t i) { return transpose(select(qkv, 2, i), 1, 2); };  // (B, heads, T, D)
@@ -44,7 +44,7 @@ Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached) co
     return reshape(transpose(y, 1, 2), {batch, length, width});
   }
   return self_attention(c_attn(x), options.heads,
-                        {.causal = options.causal, .dropout = is_training() ? options.dropout : 0});
+                        {.causal = options.causal, .dropout = is_training() ? options.dropout : 0, .mask = mask});
 }
 
 }  // namespace mica::nn

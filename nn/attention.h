@@ -25,8 +25,9 @@ class MultiheadAttention : public Module {
 
   Tensor operator()(const Tensor& x) const;
   /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
-  /// With `cached`, x goes on behind the positions in the cache, and attention sees these as well.
-  Tensor branch(const Tensor& x, const CachedLayer& cached = {}) const;
+  /// With `cached`, x goes on behind the positions in the cache, and attention sees these as well. With `mask`, it sees
+  /// only what AttentionOptions::mask lets it; not together with `cached`.
+  Tensor branch(const Tensor& x, const CachedLayer& cached = {}, const Tensor& mask = {}) const;
 
   MultiheadAttentionOptions options;
   Linear c_attn;
@@ -34,7 +35,8 @@ class MultiheadAttention : public Module {
   Dropout resid_dropout;
 
  private:
-  Tensor attend(const Tensor& x, const CachedLayer& cached = {}) const;  // all but c_proj and its dropout
+  Tensor attend(const Tensor& x, const CachedLayer& cached = {},
+                const Tensor& mask = {}) const;  // all but c_proj and its dropout
 };
 
 }  // namespace mica::nn

@@ -3,6 +3,7 @@
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
+#include <mica/ops/attention/attention.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
@@ -63,7 +64,7 @@ GPT::GPT(const GPTConfig& config)
   }
 }
 
-Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache) const {
+Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
   check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
   const std::int64_t length = tokens.size(1);
   const std::int64_t start = cache == nullptr ? 0 : cache->length();
@@ -72,8 +73,10 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache) const {
   if (cache != nullptr) {
     cache->begin(length);
   }
-  const bool padded = cache != nullptr && cache->positions().defined();
-  const Tensor x = wte(tokens, padded ? wpe(cache->positions()) : slice(wpe.weight, 0, start, start + length), drop);
+  const Tensor positions = cache == nullptr ? packed.positions : cache->positions();
+  const Tensor x =
+      wte(tokens, positions.defined() ? wpe(positions) : slice(wpe.weight, 0, start, start + length), drop);
+  const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
   ResidualAndBranch stream{x, {}};
   Tensor bias;  // of the branch
   std::int64_t layer = 0;
@@ -82,7 +85,8 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache) const {
     if (cache != nullptr) {
       stream = block(residual, branch, bias, CachedLayer{cache, layer++});
     } else {
-      stream = config.checkpoint ? nn::checkpoint(block, residual, branch, bias) : block(residual, branch, bias);
+      stream =
+          config.checkpoint ? nn::checkpoint(block, residual, branch, bias, mask) : block(residual, branch, bias, mask);
     }
     bias = block.mlp.c_proj.bias;
   }
@@ -98,9 +102,13 @@ Tensor GPT::operator()(const Tensor& tokens) const {
   return lm_head(features(tokens));
 }
 
-Tensor GPT::loss(const Tensor& tokens, const Tensor& targets) const {
+Tensor GPT::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
   const Scope scope(*this);
-  const Tensor logits = lm_head(features(tokens));
+  for (const Tensor& x : {packed.positions, packed.documents}) {
+    check(!x.defined() || x.shape() == tokens.shape(), "GPT: expected positions and documents of shape {}, got {}",
+          tokens.shape(), x.defined() ? x.shape() : Shape{});
+  }
+  const Tensor logits = lm_head(features(tokens, nullptr, packed));
   return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
 }
 

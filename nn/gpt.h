@@ -27,6 +27,12 @@ struct GPTConfig {
 /// 50304, a multiple of 128, which makes products faster; the last 47 tokens never occur in text.
 GPTConfig gpt2_config(std::string_view size);
 
+/// Several documents packed into each row of a batch: see io::TokenWindows. Both (B, T), int64 or int32.
+struct PackedDocuments {
+  Tensor positions;  ///< of each token in its document
+  Tensor documents;  ///< the number of its document; attention stays within equal numbers
+};
+
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
 /// and a head that shares its weight with the token embedding.
 ///
@@ -42,7 +48,8 @@ class GPT : public Module {
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
   /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
   /// underflow.
-  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
+  /// With `packed`, documents do not see each other, and each has its own positions.
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
   /// The logits of the token after the last one only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 
@@ -62,7 +69,8 @@ class GPT : public Module {
   Linear lm_head;
 
  private:
-  Tensor features(const Tensor& tokens, KeyValueCache* cache = nullptr) const;  // (B, T, C)
+  Tensor features(const Tensor& tokens, KeyValueCache* cache = nullptr,
+                  const PackedDocuments& packed = {}) const;  // (B, T, C)
 };
 
 }  // namespace mica::nn

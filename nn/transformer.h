@@ -63,6 +63,9 @@ class TransformerBlock : public Module {
   /// With `cached`, attention sees the positions in the cache as well.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {},
                                const CachedLayer& cached = {}) const;
+  /// The same, and attention sees only what `mask` lets it: see AttentionOptions::mask. It may be undefined.
+  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
+                               const Tensor& mask) const;
 
   LayerNorm ln_1;
   MultiheadAttention attn;
@@ -72,7 +75,7 @@ class TransformerBlock : public Module {
  private:
   /// The stream after attention, and its norm.
   AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                               const CachedLayer& cached = {}) const;
+                               const CachedLayer& cached = {}, const Tensor& mask = {}) const;
 };
 
 }  // namespace mica::nn

@@ -10,6 +10,9 @@
 // failures.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:detect_leaks=1"; }
 #endif
+#if defined(__SANITIZE_THREAD__)
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+#endif
 
 int main(int argc, char** argv) {
   setenv("MICA_POISON", "1", 0);  // unwritten memory is NaN; MICA_POISON=0 disables this

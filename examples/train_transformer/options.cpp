@@ -92,6 +92,7 @@ class GivenOptions {
  private:
   std::string preset_ = "default";
   std::string data_;
+  std::string documents_ = "none";
   std::string device_ = "auto";
   std::string out_ = "out";
   std::uint64_t seed_ = 1;
@@ -126,6 +127,12 @@ GivenOptions::GivenOptions()
       "--data", data_,
       "Training data: a UTF-8 text, tokenized by character, or a .bin file of GPT-2 tokens in the format of "
       "nanoGPT or llm.c; the last tenth is used for validation (default: mica's sources and documents)");
+  command_line
+      .add_option(
+          "--documents", documents_,
+          "Keep attention and positions within documents of tokens: the token <|endoftext|> comes at their begin "
+          "(llm.c) or end (nanoGPT); none: windows are plain text")
+      .one_of({"none", "begin", "end"});
   command_line.add_option("--device", device_, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"});
   command_line.add_option("--steps", steps_, "Training steps").at_least(1);
   command_line.add_option("--batch", batch_, "Sequences per batch").at_least(1);
@@ -191,6 +198,7 @@ Options GivenOptions::options() const {
   static_cast<Recipe&>(options) = recipes.at(preset_);
   options.preset = preset_;
   options.data = data_;
+  options.documents = documents_;
   options.device = device_;
   options.out = out_;
   options.seed = seed_;
@@ -205,6 +213,9 @@ Options GivenOptions::options() const {
   options.checkpoint = checkpoint_;
   options.keep = keep_;
   options.resume = resume_;
+  if (documents_ != "none" && !trains_on_tokens(options)) {
+    throw UsageError("--documents: expected a .bin file of tokens as --data");
+  }
   if (trains_on_tokens(options)) {
     if (sample_.value_or(0) > 0) {
       throw UsageError(fmt::format("--sample: {} holds tokens, which this program cannot decode to text", data_));

@@ -29,7 +29,8 @@ struct Recipe {
 /// The settings of a run.
 struct Options : Recipe {
   std::string preset;
-  std::string data;  // a text, or tokens if its name ends in .bin; empty: the built-in text
+  std::string data;       // a text, or tokens if its name ends in .bin; empty: the built-in text
+  std::string documents;  // what the separator does: none, begin or end
   std::string device;
   std::string out;
   std::uint64_t seed;

@@ -60,6 +60,7 @@ io::Metadata settings_of(const Options& o, DType dtype, Device device, const io:
           {"tf32", text(o.tf32)},
           {"device", device.is_cpu() ? "cpu" : "cuda"},
           {"vocab", text(vocab)},
+          {"documents", o.documents},
           {"data", fingerprint(tokens)}};
 }
 

@@ -26,12 +26,37 @@ constexpr std::int64_t most_uncollected = 64;
 // Steps before the capture, in which the optimizer creates its states and libraries choose their kernels.
 constexpr std::int64_t plain_steps = 3;
 
+// <|endoftext|>, in files of GPT-2 tokens.
+constexpr std::int64_t gpt2_separator = 50256;
+
 std::size_t bytes_of(const StateDict& tensors) {
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     bytes += tensor.bytes();
   }
   return bytes;
+}
+
+std::optional<std::int64_t> separator_of(const Options& options) {
+  return options.documents == "none" ? std::nullopt : std::optional(gpt2_separator);
+}
+
+// The fields of TokenWindows for windows on the CPU.
+Tensors with_documents(const io::Batch& batch, const Options& options, Device device) {
+  Tensors fields{batch.inputs, batch.targets};
+  if (const std::optional<std::int64_t> separator = separator_of(options)) {
+    fields.push_back(empty_like(batch.inputs));
+    fields.push_back(empty_like(batch.inputs));
+    for (std::int64_t i = 0; i < batch.inputs.size(0); ++i) {
+      const io::Sample row(fields, i);
+      io::mark_documents(row.field<std::int64_t>(0), *separator, options.documents == "begin",
+                         row.field<std::int64_t>(1), row.field<std::int64_t>(2), row.field<std::int64_t>(3));
+    }
+  }
+  for (Tensor& field : fields) {
+    field = field.to(device);
+  }
+  return fields;
 }
 
 }  // namespace
@@ -48,16 +73,26 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
       optimizer_(optim::AdamW::decay_matrices(
           parameters_, {.lr = options.lr, .betas = {0.9, options.beta2}, .weight_decay = options.weight_decay})),
-      windows_(training, {.context = options.context, .seed = options.seed}),
+      windows_(training, {.context = options.context,
+                          .seed = options.seed,
+                          .separator = separator_of(options),
+                          .separator_begins = options.documents == "begin"}),
       loading_{.batch = options.batch, .seed = options.seed, .workers = options.workers, .device = device_},
-      validation_(io::even_windows(validation, options.context, options.batch,
-                                   std::max<std::int64_t>(1, validation_tokens / options.context), device_)),
       results_(empty({device_.is_cuda() ? most_uncollected : 1, accumulate_ + 1}, float64, device_)),
       graph_allowed_(device_.is_cuda() && options.cuda_graph) {
   if (parameters_.front().dtype() == float16) {
     scaler_.emplace();
   }
   loader_.emplace(windows_, loading_);
+  const std::int64_t most = std::max<std::int64_t>(1, validation_tokens / options.context);
+  for (const io::Batch& batch : io::even_windows(validation, options.context, options.batch, most)) {
+    validation_.push_back(with_documents(batch, options, device_));
+  }
+}
+
+Tensor Trainer::loss_of(const Tensors& batch) const {
+  const bool packed = batch.size() > 2;
+  return model_.loss(batch[0], batch[1], packed ? nn::PackedDocuments{batch[2], batch[3]} : nn::PackedDocuments{});
 }
 
 io::TrainingCheckpoint Trainer::checkpoint() const {
@@ -88,26 +123,29 @@ void Trainer::load_batches() {
   const ProfileRange range("batch");
   for (std::int64_t i = 0; i < accumulate_; ++i) {
     const Tensors tensors = loader_->next();
-    const io::Batch batch{tensors[0], tensors[1]};
     if (device_.is_cpu()) {
       batches_.resize(accumulate_);
-      batches_[i] = batch;
+      batches_[i] = tensors;
       continue;
     }
     if (static_cast<std::int64_t>(batches_.size()) == i) {
-      batches_.push_back({empty(batch.inputs.shape(), batch.inputs.dtype(), device_),
-                          empty(batch.targets.shape(), batch.targets.dtype(), device_)});
+      Tensors kept;
+      for (const Tensor& tensor : tensors) {
+        kept.push_back(empty(tensor.shape(), tensor.dtype(), device_));
+      }
+      batches_.push_back(std::move(kept));
     }
-    copy_into(batches_[i].inputs, batch.inputs);
-    copy_into(batches_[i].targets, batch.targets);
+    for (std::size_t field = 0; field < tensors.size(); ++field) {
+      copy_into(batches_[i][field], tensors[field]);
+    }
   }
 }
 
 void Trainer::compute() {
   losses_.clear();
   optimizer_.zero_grad();
-  for (const io::Batch& batch : batches_) {
-    const Tensor loss = model_.loss(batch.inputs, batch.targets);
+  for (const Tensors& batch : batches_) {
+    const Tensor loss = loss_of(batch);
     if (steps_done_ == first_step_ && losses_.empty() && !drawing_.empty()) {
       io::write_graph(loss, drawing_);
     }
@@ -185,8 +223,8 @@ double Trainer::validate() {
   // One read at the end, to avoid waiting for a GPU after each batch.
   Tensors losses;
   ProgressTask progress("validating", static_cast<std::int64_t>(validation_.size()));
-  for (const io::Batch& batch : validation_) {
-    losses.push_back(model_.loss(batch.inputs, batch.targets));
+  for (const Tensors& batch : validation_) {
+    losses.push_back(loss_of(batch));
     progress.advance();
   }
   const std::vector<double> values = to_vector<double>(stack(losses));
@@ -194,8 +232,8 @@ double Trainer::validate() {
   double sum = 0;
   std::int64_t windows = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    sum += values[i] * static_cast<double>(validation_[i].inputs.size(0));
-    windows += validation_[i].inputs.size(0);
+    sum += values[i] * static_cast<double>(validation_[i][0].size(0));
+    windows += validation_[i][0].size(0);
   }
   return sum / static_cast<double>(windows);
 }

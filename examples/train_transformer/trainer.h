@@ -73,6 +73,7 @@ class Trainer {
 
  private:
   void load_batches();
+  mica::Tensor loss_of(const mica::Tensors& batch) const;
   void compute();
   bool replay();
 
@@ -90,10 +91,10 @@ class Trainer {
   mica::io::TokenWindows windows_;
   mica::io::DataLoaderOptions loading_;
   std::optional<mica::io::DataLoader> loader_;
-  std::vector<mica::io::Batch> validation_;
+  std::vector<mica::Tensors> validation_;
 
-  std::vector<mica::io::Batch> batches_;  // of one step; on a GPU always at the same addresses
-  mica::Tensors losses_;                  // of the last step's batches
+  std::vector<mica::Tensors> batches_;  // of one step: TokenWindows' fields; on a GPU always at the same addresses
+  mica::Tensors losses_;                // of the last step's batches
   mica::Tensor norm_;
   mica::Tensor results_;       // rows of losses and norm, on the device, of the steps not yet collected
   std::vector<double> rates_;  // their learning rates

@@ -7,6 +7,7 @@
 #include <mica/ops/attention/detail/attention_plan.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/attention/detail/fused_attention.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -162,6 +163,13 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOpti
   }
   const Tensor y = detail::composed_attention(by_head(0), by_head(1), by_head(2), options.mask, rule);
   return reshape(transpose(y, 1, 2), {qkv.size(0), qkv.size(1), width});
+}
+
+Tensor document_mask(const Tensor& documents) {
+  check(documents.dim() == 2 && !is_floating(documents.dtype()) && documents.dtype() != boolean,
+        "document_mask: expected integers of shape (B, T), got {} of {}", documents.shape(), documents.dtype());
+  const std::int64_t batch = documents.size(0), length = documents.size(1);
+  return eq(reshape(documents, {batch, 1, length, 1}), reshape(documents, {batch, 1, 1, length}));
 }
 
 }  // namespace mica

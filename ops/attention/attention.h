@@ -52,4 +52,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 /// copied, and backward writes the three gradients into one (B, T, 3 · C).
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
+/// A mask for attention within the documents that share a row: documents (B, T), integers, to a boolean (B, 1, T, T),
+/// true where query and key have the same number. Options.causal adds to it.
+Tensor document_mask(const Tensor& documents);
+
 }  // namespace mica

@@ -342,6 +342,21 @@ TEST_F(Cli, TrainsOnATokenFile) {
   EXPECT_EQ(text.status, 1);
   EXPECT_NE(text.err.find("its metadata lacks \"alphabet\""), std::string::npos) << text.err;
 
+  // In files with documents, attention stays within them.
+  std::string documents = plain;
+  for (std::size_t i = 0; i < documents.size(); i += 18) {
+    documents[i] = '\x50';
+    documents[i + 1] = '\xC4';  // 50256
+  }
+  write("documents.bin", documents);
+  const std::string packed = "train_transformer --preset gpt2-124m --data documents.bin" + sizes + " --dropout 0.1";
+  const Outcome within = run(packed + " --documents begin --recompute --out within");
+  ASSERT_EQ(within.status, 0) << within.err;
+  ASSERT_EQ(run(packed + " --out across").status, 0);
+  EXPECT_NE(metrics("within")[3].at("val_loss"), metrics("across")[3].at("val_loss"));
+  expect_refusal("train_transformer --data text.txt --documents end --out run" + sizes, 2,
+                 "--documents: expected a .bin");
+
   // Errors in a file are reported before anything is written.
   expect_refusal("train_transformer --data plain.bin --out run --sample 5" + sizes, 2,
                  "--sample: plain.bin holds tokens");

@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "tests/support.h"
 #include <mica/io/text.h>
+#include <mica/io/token_windows.h>
 #include <mica/io/tokens.h>
 
 using namespace mica;
@@ -99,6 +101,26 @@ TEST_F(TokenFiles, PartsAndLimits) {
   expect_error([&] { part.below(0); }, "expected a vocabulary of at least 1");
   const std::vector<std::int32_t> negative{3, -1};
   expect_error([&] { io::TokenView(negative).below(10).read(0, two); }, "got 4294967295 at position 1");
+}
+
+// A file of 64 GiB that takes no space: only what is read gets into memory.
+TEST_F(TokenFiles, MayBeLargerThanTheMemory) {
+  constexpr std::int64_t tokens = std::int64_t{1} << 35;
+  write<std::uint16_t>({7});
+  std::error_code error;
+  std::filesystem::resize_file(path_, 2 * tokens, error);
+  if (error) {
+    GTEST_SKIP() << "the file system has no such files: " << error.message();
+  }
+  const io::TokenFile file(path_);
+  ASSERT_EQ(file.tokens().size(), tokens);
+  const io::TokenWindows windows(file.tokens(), {.context = 1024});
+  EXPECT_EQ(windows.size(), tokens / 1024 - 1);
+  io::DataLoader loader(windows, {.batch = 8, .workers = 2});
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<std::int64_t> inputs = to_vector<std::int64_t>(loader.next()[0]);
+    EXPECT_EQ(std::count(inputs.begin(), inputs.end(), 0), 8 * 1024);
+  }
 }
 
 TEST_F(TokenFiles, GiveTheSameWindowsAsTokensInMemory) {

@@ -11,6 +11,7 @@
 #include <mica/nn/generate.h>
 #include <mica/nn/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 
@@ -105,6 +106,50 @@ TEST(GPT, LossIsTheCrossEntropyOfItsLogits) {
       }
       const autograd::NoGrad no_grad;
       expect_close(gpt.loss(tokens, targets), expected, 0, 0);
+    }
+  }
+}
+
+// Packed into one row, documents have the loss and the gradients that they have alone.
+TEST(GPT, PackedDocumentsDoNotSeeEachOther) {
+  for (const Device device : test_devices()) {
+    for (const bool checkpoint : {false, true}) {
+      manual_seed(6);
+      nn::GPT gpt{kTiny};
+      for (const Tensor& parameter : gpt.parameters()) {
+        parameter.set_data(randn(parameter.shape()));
+      }
+      gpt.to(device);
+      gpt.config.checkpoint = checkpoint;
+      const auto integers = [&](const std::vector<std::int64_t>& list) {
+        return from_data(list, {1, static_cast<std::int64_t>(list.size())}, device);
+      };
+      const Tensor alone = (gpt.loss(integers({3, 1}), integers({1, 4})) * 2.0 +
+                            gpt.loss(integers({5, 2, 6, 0}), integers({2, 6, 0, 1})) * 4.0) *
+                           (1.0 / 6);
+      alone.backward();
+      std::vector<std::vector<double>> gradients;
+      for (const Tensor& parameter : gpt.parameters()) {
+        gradients.push_back(to_vector<double>(parameter.grad()));
+      }
+      gpt.zero_grad();
+      const nn::PackedDocuments packed{.positions = integers({0, 1, 0, 1, 2, 3}),
+                                       .documents = integers({0, 0, 1, 1, 1, 1})};
+      const Tensor tokens = integers({3, 1, 5, 2, 6, 0}), targets = integers({1, 4, 2, 6, 0, 1});
+      const Tensor loss = gpt.loss(tokens, targets, packed);
+      expect_close(loss, alone, 1e-5, 0);
+      loss.backward();
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        expect_close(gpt.parameters()[i].grad(), gradients[i], 1e-4, 1e-5, gpt.named_parameters()[i].first);
+      }
+      EXPECT_GT(std::abs(gpt.loss(tokens, targets).item() - loss.item()), 1e-3);
+      expect_error([&] { gpt.loss(tokens, targets, {.positions = integers({0}), .documents = {}}); },
+                   "expected positions and documents of shape [1, 6], got [1, 1]");
+      expect_error(
+          [&] {
+            gpt.loss(tokens, targets, {.positions = {}, .documents = zeros({1, 6}).to(device)});
+          },
+          "document_mask: expected integers of shape (B, T), got [1, 6] of float32");
     }
   }
 }
