@@ -37,6 +37,8 @@ target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass
 # Vectors wider than the CPU's are not passed between files.
 set_source_files_properties(ops/norm/detail/layer_norm_cpu.cpp ops/norm/detail/rms_norm_cpu.cpp
                             PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
+# ggml's blocks, to the last bit.
+set_source_files_properties(io/detail/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
 endif()
@@ -48,7 +50,8 @@ if(MICA_PRECOMPILE)
                                          $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
   # Compiled with other options than the precompiled headers.
   set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/layer_norm_cpu.cpp
-                              ops/norm/detail/rms_norm_cpu.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+                              ops/norm/detail/rms_norm_cpu.cpp io/detail/gguf_blocks.cpp
+                              PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
 # unary.cpp has an op of the same name as binary.cpp, and gated.cpp uses functions of the same names as unary.cpp's. Where

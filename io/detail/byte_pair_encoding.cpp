@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -7,6 +5,7 @@
 
 #include <mica/core/check.h>
 #include <mica/io/detail/byte_pair_encoding.h>
+#include <mica/io/detail/in_quotes.h>
 
 namespace mica::io::detail {
 
@@ -32,11 +31,6 @@ std::uint64_t word_hash(std::string_view word) {
 }
 
 }  // namespace
-
-std::string in_quotes(std::string_view text) {
-  constexpr std::size_t most = 60;
-  return fmt::format("\"{}{}\"", text.substr(0, most), text.size() > most ? "…" : "");
-}
 
 Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
   // An id allocates the memory of those below it.

@@ -11,9 +11,6 @@
 
 namespace mica::io::detail {
 
-/// Text for an error: in quotation marks, its beginning if it is long.
-std::string in_quotes(std::string_view text);
-
 /// Tokens as bytes, by id. Ids need not be contiguous.
 class Vocabulary {
  public:

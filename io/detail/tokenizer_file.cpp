@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/tokenizer_file.h>
 
 namespace mica::io::detail {

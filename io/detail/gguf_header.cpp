@@ -1,0 +1,332 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include <mica/core/check.h>
+#include <mica/io/detail/gguf_blocks.h>
+#include <mica/io/detail/gguf_header.h>
+#include <mica/io/detail/in_quotes.h>
+#include <mica/io/detail/unicode.h>
+
+namespace mica::io::detail {
+
+static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian");
+
+namespace {
+
+constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
+constexpr std::uint32_t kVersion = 3;
+constexpr std::uint64_t kLongestHeader = std::uint64_t{256} << 20;
+constexpr std::uint32_t kListCode = 9;
+constexpr const char* kAlignmentKey = "general.alignment";
+
+/// The number of a type of metadata in the file.
+template <class T>
+constexpr std::uint32_t code_of() {
+  if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return 0;
+  } else if constexpr (std::is_same_v<T, std::int8_t>) {
+    return 1;
+  } else if constexpr (std::is_same_v<T, std::uint16_t>) {
+    return 2;
+  } else if constexpr (std::is_same_v<T, std::int16_t>) {
+    return 3;
+  } else if constexpr (std::is_same_v<T, std::uint32_t>) {
+    return 4;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    return 5;
+  } else if constexpr (std::is_same_v<T, float>) {
+    return 6;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return 7;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return 8;
+  } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+    return 10;
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    return 11;
+  } else {
+    static_assert(std::is_same_v<T, double>);
+    return 12;
+  }
+}
+
+/// Calls f(T()) for the type of this number; false if there is none.
+template <class F>
+bool with_type(std::uint32_t code, const F& f) {
+  const auto offer = [&]<class... T>(std::variant<T...>) { return ((code_of<T>() == code && (f(T()), true)) || ...); };
+  return offer(std::variant<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::uint32_t, std::int32_t, float,
+                            bool, std::string, std::uint64_t, std::int64_t, double>());
+}
+
+constexpr std::array<GgufType, 8> kTypes{GgufType::f32, GgufType::f16, GgufType::q4_0, GgufType::q8_0,
+                                         GgufType::i32, GgufType::i64, GgufType::f64,  GgufType::bf16};
+
+struct BlockSize {
+  std::uint64_t elements, bytes;
+};
+BlockSize block_of(GgufType type) {
+  switch (type) {
+    case GgufType::f32:
+    case GgufType::i32: return {1, 4};
+    case GgufType::f16:
+    case GgufType::bf16: return {1, 2};
+    case GgufType::i64:
+    case GgufType::f64: return {1, 8};
+    case GgufType::q8_0: return {kBlockElements, kQ8Bytes};
+    case GgufType::q4_0: return {kBlockElements, kQ4Bytes};
+  }
+  return {1, 0};
+}
+
+std::uint64_t aligned(std::uint64_t position, std::uint64_t alignment) {
+  return (position + alignment - 1) / alignment * alignment;
+}
+
+/// Reads the header from its beginning, through a small buffer. Nothing is allocated that the file does not have.
+class HeaderReader {
+ public:
+  explicit HeaderReader(const InputFile& file) : file_(file), end_(std::min(file.size(), kLongestHeader)) {}
+
+  GgufHeader read() {
+    require(file_.size() >= 4 && number<std::uint32_t>() == kMagic, "it does not start with \"GGUF\"");
+    const auto version = number<std::uint32_t>();
+    require((version & 0xFFFF) != 0, "it is big-endian, which is not supported");
+    require(version == 2 || version == 3, "its version is {}, expected 2 or 3", version);
+    const auto tensors = number<std::uint64_t>(), values = number<std::uint64_t>();
+    GgufHeader header;
+    for (std::uint64_t i = 0; i < values; ++i) {
+      read_value(header.metadata);
+    }
+    for (std::uint64_t i = 0; i < tensors; ++i) {
+      header.tensors.push_back(tensor());
+    }
+    place(header);
+    return header;
+  }
+
+ private:
+  template <class... Args>
+  void require(bool ok, fmt::format_string<Args...> message, Args&&... args) const {
+    if (!ok) [[unlikely]] {
+      fail("load: {} is not a valid GGUF file: {}", file_.path().string(),
+           fmt::format(message, std::forward<Args>(args)...));
+    }
+  }
+
+  std::uint64_t left() const { return end_ - position_; }
+  void require_left(std::uint64_t bytes, std::uint64_t count) const {
+    require(count <= left() / bytes, "its header ends in the middle or has more than {} bytes", kLongestHeader);
+  }
+
+  void take(void* to, std::uint64_t bytes) {
+    require_left(1, bytes);
+    if (position_ + bytes > buffer_end_ || position_ < buffer_begin_) {
+      buffer_begin_ = position_;
+      buffer_end_ = std::min(end_, position_ + std::max<std::uint64_t>(bytes, 1 << 16));
+      buffer_.resize(buffer_end_ - buffer_begin_);
+      file_.read(buffer_.data(), buffer_.size(), buffer_begin_);
+    }
+    std::memcpy(to, buffer_.data() + (position_ - buffer_begin_), bytes);
+    position_ += bytes;
+  }
+
+  template <class T>
+  T number() {
+    T value{};
+    take(&value, sizeof(T));
+    return value;
+  }
+
+  std::string text() {
+    const auto length = number<std::uint64_t>();
+    require_left(1, length);
+    std::string value(length, '\0');
+    if (length > 0) {
+      take(value.data(), length);
+    }
+    return value;
+  }
+  std::string name() {
+    std::string value = text();
+    require(valid_utf8_length(value) == value.size(), "a name is not UTF-8");
+    return value;
+  }
+
+  template <class T>
+  T scalar() {
+    if constexpr (std::is_same_v<T, std::string>) {
+      return text();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      const auto byte = number<std::uint8_t>();
+      require(byte <= 1, "a bool is {}, neither 0 nor 1", byte);
+      return byte == 1;
+    } else {
+      return number<T>();
+    }
+  }
+
+  template <class T>
+  std::vector<T> list(std::uint64_t count) {
+    // The least that an element needs: a text has its length.
+    require_left(std::is_same_v<T, std::string> ? 8 : sizeof(T), count);
+    std::vector<T> values;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      values.push_back(scalar<T>());
+    }
+    return values;
+  }
+
+  void read_value(GgufMetadata& metadata) {
+    const std::string key = name();
+    const auto [place, is_new] = metadata.try_emplace(key);
+    require(is_new, "the key {} appears twice", in_quotes(key));
+    auto code = number<std::uint32_t>();
+    bool is_known = false;
+    if (code == kListCode) {
+      code = number<std::uint32_t>();
+      const auto count = number<std::uint64_t>();
+      is_known = with_type(code, [&, &value = place->second]<class T>(T) { value = list<T>(count); });
+    } else {
+      is_known = with_type(code, [&, &value = place->second]<class T>(T) { value = scalar<T>(); });
+    }
+    require(is_known, "the type {} of the key {} is not supported", code, in_quotes(key));
+  }
+
+  GgufTensor tensor() {
+    GgufTensor result;
+    result.name = name();
+    require(names_.insert(result.name).second, "the tensor {} appears twice", in_quotes(result.name));
+    const auto axes = number<std::uint32_t>();
+    require(axes <= kMostGgufAxes, "the tensor {} has {} axes, expected at most {}", in_quotes(result.name), axes,
+            kMostGgufAxes);
+    std::uint64_t elements = 1, bound = 1;
+    for (std::uint32_t i = 0; i < axes; ++i) {
+      const auto size = number<std::uint64_t>();
+      // Axes of length 0 are ignored in the bound, so that strides cannot overflow.
+      require(!__builtin_mul_overflow(bound, std::max<std::uint64_t>(size, 1), &bound) && bound <= INT64_MAX / 8,
+              "the tensor {} has too many elements", in_quotes(result.name));
+      elements *= size;
+      result.shape.push_back(static_cast<std::int64_t>(size));
+    }
+    const auto code = number<std::uint32_t>();
+    const auto* const known = std::find(kTypes.begin(), kTypes.end(), static_cast<GgufType>(code));
+    require(known != kTypes.end(),
+            "the type {} of the tensor {} is not supported, only F32, F16, BF16, F64, I32, I64, Q8_0 and Q4_0", code,
+            in_quotes(result.name));
+    result.type = *known;
+    const std::uint64_t row = result.shape.empty() ? 1 : static_cast<std::uint64_t>(result.shape[0]);
+    require(row % block_of(result.type).elements == 0, "the rows of the tensor {} are no multiple of {} elements",
+            in_quotes(result.name), block_of(result.type).elements);
+    result.bytes = gguf_bytes(result.type, elements);
+    result.begin = number<std::uint64_t>();  // of the data
+    std::reverse(result.shape.begin(), result.shape.end());
+    return result;
+  }
+
+  // Data follow each other without gaps and overlaps but those of the alignment, as ggml requires.
+  void place(GgufHeader& header) const {
+    std::uint64_t alignment = kGgufAlignment;
+    if (const auto found = header.metadata.find(kAlignmentKey); found != header.metadata.end()) {
+      const auto* const own = std::get_if<std::uint32_t>(&found->second);
+      require(own != nullptr && std::has_single_bit(*own), "{} is not a power of two of type uint32", kAlignmentKey);
+      alignment = *own;
+    }
+    const std::uint64_t data = aligned(position_, alignment);
+    std::uint64_t expected = 0;
+    for (GgufTensor& tensor : header.tensors) {
+      require(tensor.begin == expected, "the data of {} are at {}, expected {}", in_quotes(tensor.name), tensor.begin,
+              expected);
+      require(data <= file_.size() && expected <= file_.size() - data && tensor.bytes <= file_.size() - data - expected,
+              "the data of {} end at {}, after the end of the file, which has {} bytes", in_quotes(tensor.name),
+              data + expected + tensor.bytes, file_.size());
+      tensor.begin = data + expected;
+      expected = aligned(expected + tensor.bytes, alignment);
+    }
+  }
+
+  const InputFile& file_;
+  std::uint64_t end_;
+  std::uint64_t position_ = 0, buffer_begin_ = 0, buffer_end_ = 0;
+  std::string buffer_;
+  std::set<std::string> names_;
+};
+
+template <class T>
+void put(std::string& out, const T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    put<std::uint64_t>(out, value.size());
+    out += value;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    out.push_back(value ? 1 : 0);
+  } else {
+    out.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+}
+
+struct ValueWriter {
+  std::string& out;
+
+  template <class T>
+  void operator()(const T& value) const {
+    put(out, code_of<T>());
+    put(out, value);
+  }
+  template <class T>
+  void operator()(const std::vector<T>& values) const {
+    put(out, kListCode);
+    put(out, code_of<T>());
+    put<std::uint64_t>(out, values.size());
+    for (const T& value : values) {
+      put<T>(out, value);
+    }
+  }
+};
+
+}  // namespace
+
+GgufHeader read_gguf_header(const InputFile& file) { return HeaderReader(file).read(); }
+
+std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTensor>& tensors) {
+  std::string out;
+  put(out, kMagic);
+  put(out, kVersion);
+  put<std::uint64_t>(out, tensors.size());
+  put<std::uint64_t>(out, metadata.size());
+  for (const auto& [key, value] : metadata) {
+    put(out, key);
+    std::visit(ValueWriter{out}, value);
+  }
+  std::uint64_t position = 0;
+  for (GgufTensor& tensor : tensors) {
+    put(out, tensor.name);
+    put(out, static_cast<std::uint32_t>(tensor.shape.size()));
+    for (std::size_t i = tensor.shape.size(); i-- > 0;) {  // the axis without strides comes first
+      put(out, static_cast<std::uint64_t>(tensor.shape[i]));
+    }
+    put(out, static_cast<std::uint32_t>(tensor.type));
+    put(out, position);
+    tensor.begin = position;
+    position = aligned(position + tensor.bytes, kGgufAlignment);
+  }
+  out.resize(aligned(out.size(), kGgufAlignment), '\0');
+  for (GgufTensor& tensor : tensors) {
+    tensor.begin += out.size();
+  }
+  return out;
+}
+
+std::uint64_t gguf_bytes(GgufType type, std::uint64_t elements) {
+  const BlockSize block = block_of(type);
+  return elements / block.elements * block.bytes;
+}
+
+bool is_quantized(GgufType type) { return block_of(type).elements > 1; }
+
+}  // namespace mica::io::detail

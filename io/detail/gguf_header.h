@@ -1,0 +1,41 @@
+#pragma once
+
+// The part of a GGUF file before the tensors' data.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <mica/core/shape.h>
+#include <mica/io/file.h>
+#include <mica/io/gguf.h>
+
+namespace mica::io::detail {
+
+struct GgufTensor {
+  std::string name;
+  GgufType type = GgufType::f32;
+  Shape shape;
+  std::uint64_t begin = 0, bytes = 0;  // in the file
+};
+
+struct GgufHeader {
+  GgufMetadata metadata;
+  std::vector<GgufTensor> tensors;  // in the order of their data
+};
+
+/// Reads and checks everything but the data. Throws an Error that names the file.
+GgufHeader read_gguf_header(const InputFile& file);
+
+/// The header as bytes, padded to where the data begin. Sets the tensors' positions; their order is that of the file.
+std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTensor>& tensors);
+
+/// The size of `elements` elements, a multiple of a block's.
+std::uint64_t gguf_bytes(GgufType type, std::uint64_t elements);
+bool is_quantized(GgufType type);
+
+/// The data of each tensor begin at a multiple of this, if the file does not say another number.
+inline constexpr std::uint64_t kGgufAlignment = 32;
+inline constexpr std::size_t kMostGgufAxes = 4;
+
+}  // namespace mica::io::detail

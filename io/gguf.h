@@ -1,0 +1,63 @@
+#pragma once
+
+// GGUF, the files of llama.cpp (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <mica/nn/state_dict.h>
+
+namespace mica::io {
+
+/// How a tensor's elements are stored; the numbers are ggml's. q8_0 and q4_0 have a float16 scale for each 32 elements
+/// of a row: 8.5 and 4.5 bits an element.
+enum class GgufType : std::uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 8, i32 = 26, i64 = 27, f64 = 28, bf16 = 30 };
+
+/// A value of the metadata: a number, bool or text, or a list of one of these.
+using GgufValue =
+    std::variant<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::uint32_t, std::int32_t, float, bool,
+                 std::string, std::uint64_t, std::int64_t, double, std::vector<std::uint8_t>, std::vector<std::int8_t>,
+                 std::vector<std::uint16_t>, std::vector<std::int16_t>, std::vector<std::uint32_t>,
+                 std::vector<std::int32_t>, std::vector<float>, std::vector<bool>, std::vector<std::string>,
+                 std::vector<std::uint64_t>, std::vector<std::int64_t>, std::vector<double>>;
+using GgufMetadata = std::map<std::string, GgufValue>;
+
+struct GgufSaveOptions {
+  /// Stores floating tensors of two axes or more so. Those with rows of no multiple of 32 elements keep their dtype if
+  /// this is q8_0 or q4_0. Without it, all keep their dtypes.
+  std::optional<GgufType> matrices{};
+  /// The same for floating tensors of at most one axis; not q8_0 or q4_0. llama.cpp expects f32 for norms and biases.
+  std::optional<GgufType> vectors{};
+};
+
+/// Writes tensors as a GGUF file of version 3: float32, float16, bfloat16, float64, int32 and int64, on any device and
+/// with any strides; at least one element, at most four axes, names of at most 63 bytes, as ggml reads them. Quantized
+/// blocks have the same bits as ggml's own. "general.quantization_version" is added if there are any.
+///
+/// An existing file is replaced only after the new one is completely on disk. Throws an Error that names the file, also
+/// for elements that are not finite or too large for the scale of their block.
+void save_gguf(const std::filesystem::path& path, const StateDict& tensors, const GgufMetadata& metadata = {},
+               const GgufSaveOptions& options = {});
+
+struct GgufLoadOptions {
+  Device device = Device::cpu();
+  DType dequantized = float32;  ///< the dtype of tensors that are stored as q8_0 or q4_0
+};
+
+/// Reads all tensors of a GGUF file of version 2 or 3, under the file's names and with its dtypes. Throws an Error that
+/// names the file and the problem, also for types other than GgufType's. The whole header is validated against the file
+/// before memory is allocated for tensors.
+StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options = {});
+
+/// Reads the metadata only. Validates as load_gguf does.
+GgufMetadata load_gguf_metadata(const std::filesystem::path& path);
+
+/// How each tensor is stored.
+std::map<std::string, GgufType> load_gguf_types(const std::filesystem::path& path);
+
+}  // namespace mica::io

@@ -1,0 +1,255 @@
+#include <tests/folders.h>
+#include <tests/support.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/io/gguf.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// What tests/gguf/make_fixtures.py wrote with llama.cpp's package.
+fs::path fixture(const std::string& name) {
+  return fs::path(folder_from("MICA_GGUF_FIXTURES", MICA_GGUF_FIXTURES)) / name;
+}
+
+/// A separate, empty folder per test.
+class Gguf : public testing::Test {
+ protected:
+  Gguf() {
+    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) / ("mica_gguf_" + std::string(test->name()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    path_ = folder_ / "model.gguf";
+  }
+  ~Gguf() override { fs::remove_all(folder_); }
+
+  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+
+  fs::path folder_, path_;
+};
+
+void expect_same_bits(const StateDict& a, const StateDict& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) {
+    const Tensor& other = b.at(name);
+    ASSERT_EQ(tensor.shape(), other.shape()) << name;
+    ASSERT_EQ(tensor.dtype(), other.dtype()) << name;
+    EXPECT_EQ(std::memcmp(tensor.raw_data(), other.raw_data(), tensor.bytes()), 0) << name;
+  }
+}
+
+TEST_F(Gguf, EveryTypeIsReadAndWrittenAsThePackageDoes) {
+  const StateDict tensors = io::load_gguf(fixture("every_type.gguf"));
+  const io::GgufMetadata metadata = io::load_gguf_metadata(fixture("every_type.gguf"));
+  EXPECT_EQ(tensors.at("f32").dtype(), float32);
+  EXPECT_EQ(tensors.at("bf16").dtype(), bfloat16);
+  EXPECT_EQ(tensors.at("f64").dtype(), float64);
+  EXPECT_EQ(tensors.at("four.axes").shape(), (Shape{1, 2, 3, 4}));
+  EXPECT_EQ(tensors.at("f16").shape(), (Shape{3, 5}));
+  for (std::int64_t i = 0; i < 15; ++i) {
+    const float expected = -3 + 6 * static_cast<float>(i) / 14;
+    EXPECT_NEAR(tensors.at("f32").data<float>()[i], expected, 1e-6);
+    EXPECT_NEAR(static_cast<float>(tensors.at("f16").data<Half>()[i]), expected, 2e-3);
+    EXPECT_NEAR(static_cast<float>(tensors.at("bf16").data<BFloat16>()[i]), expected, 2e-2);
+  }
+  EXPECT_EQ(tensors.at("i64").data<std::int64_t>()[0], std::int64_t{1} << 62);
+  EXPECT_EQ(tensors.at("i32").data<std::int32_t>()[0], -3);
+  EXPECT_EQ(std::get<std::string>(metadata.at("general.architecture")), "mica");
+  EXPECT_EQ(std::get<std::string>(metadata.at("general.name")), "naïve 漢字");
+  EXPECT_EQ(std::get<std::int8_t>(metadata.at("value.i8")), -6);
+  EXPECT_EQ(std::get<std::uint64_t>(metadata.at("value.u64")), std::uint64_t{1} << 63);
+  EXPECT_EQ(std::get<std::vector<std::string>>(metadata.at("list.string")), (std::vector<std::string>{"a", "", "bc"}));
+  EXPECT_EQ(std::get<std::vector<bool>>(metadata.at("list.bool")), (std::vector<bool>{true, false}));
+
+  io::save_gguf(path_, tensors, metadata);
+  EXPECT_EQ(contents(path_), contents(fixture("every_type.gguf")));
+}
+
+TEST_F(Gguf, QuantizedBlocksAreThePackages) {
+  const StateDict source = io::load_gguf(fixture("source.gguf"));
+  const io::GgufMetadata metadata = io::load_gguf_metadata(fixture("source.gguf"));
+  for (const auto& [name, type] : {std::pair{"q8_0", io::GgufType::q8_0}, {"q4_0", io::GgufType::q4_0}}) {
+    SCOPED_TRACE(name);
+    const fs::path theirs = fixture(std::string(name) + ".gguf");
+    io::save_gguf(path_, source, metadata, {.matrices = type});
+    EXPECT_EQ(contents(path_), contents(theirs));
+    expect_same_bits(io::load_gguf(theirs), io::load_gguf(fixture(std::string(name) + "_values.gguf")));
+    const auto types = io::load_gguf_types(theirs);
+    EXPECT_EQ(types.at("a.weight"), type);
+    EXPECT_EQ(types.at("b.weight"), type);
+    EXPECT_EQ(types.at("bias"), io::GgufType::f32);
+    EXPECT_EQ(types.at("odd.weight"), io::GgufType::f32);
+    // Into another dtype.
+    const Tensor narrow = io::load_gguf(theirs, {.dequantized = bfloat16}).at("a.weight");
+    EXPECT_EQ(narrow.dtype(), bfloat16);
+    EXPECT_EQ(io::load_gguf(theirs, {.dequantized = bfloat16}).at("bias").dtype(), float32);
+  }
+}
+
+TEST_F(Gguf, DTypesAndViews) {
+  StateDict source = io::load_gguf(fixture("source.gguf"));
+  source["view"] = transpose(source.at("a.weight"), 0, 1);
+  source["scalar"] = full({}, 2.0);
+  io::save_gguf(path_, source, {}, {.matrices = io::GgufType::bf16, .vectors = io::GgufType::f16});
+  const StateDict read = io::load_gguf(path_);
+  EXPECT_EQ(read.at("a.weight").dtype(), bfloat16);
+  EXPECT_EQ(read.at("bias").dtype(), float16);
+  EXPECT_EQ(read.at("scalar").shape(), Shape{});
+  EXPECT_EQ(read.at("view").shape(), (Shape{64, 6}));
+  EXPECT_EQ(static_cast<float>(read.at("view").data<BFloat16>()[6 * 40 + 1]), 8);  // a.weight[1][40]
+}
+
+TEST_F(Gguf, SaveErrors) {
+  const Tensor x = io::load_gguf(fixture("source.gguf")).at("a.weight");
+  io::save_gguf(path_, {{"x", x}});
+  const std::string before = contents(path_);
+  const auto expect = [&](const StateDict& tensors, const std::string& message,
+                          const io::GgufSaveOptions& options = {}) {
+    expect_error([&] { io::save_gguf(path_, tensors, {}, options); }, message);
+  };
+  expect({{"x", Tensor()}}, "model.gguf: \"x\" is an undefined tensor");
+  expect({{std::string(64, 'x'), x}}, "is not a name of at most 63 bytes of UTF-8");
+  expect({{"\xff", x}}, "is not a name of at most 63 bytes of UTF-8");
+  expect({{"x", empty({0, 3}, float32)}}, "\"x\" has no elements, which ggml does not read");
+  expect({{"x", empty({1, 1, 1, 1, 1}, float32)}}, "\"x\" has more than four axes");
+  expect({{"x", empty({1}, boolean)}}, "\"x\" has a dtype that GGUF lacks");
+  expect({{"x", x}}, "expected floating types", {.vectors = io::GgufType::q4_0});
+  expect({{"x", x}}, "expected floating types", {.matrices = io::GgufType::i32});
+  for (const float bad : {NAN, INFINITY, 1e8F}) {
+    const Tensor y = empty({1, 32}, float32);
+    fill_data(y, 1);
+    y.data<float>()[7] = bad;
+    expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q8_0});
+    expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q4_0});
+  }
+  expect_error(
+      [&] {
+        io::save_gguf(path_, {}, {{"general.alignment", std::uint32_t{64}}});
+      },
+      "is decided by save_gguf");
+  EXPECT_EQ(contents(path_), before);
+}
+
+/// A file put together by hand.
+class Bytes {
+ public:
+  template <class T>
+  Bytes& number(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    return *this;
+  }
+  Bytes& text(const std::string& value) {
+    number<std::uint64_t>(value.size());
+    text_ += value;
+    return *this;
+  }
+  Bytes& header(std::uint64_t tensors, std::uint64_t values, std::uint32_t version = 3) {
+    text_ += "GGUF";
+    return number(version).number(tensors).number(values);
+  }
+  Bytes& tensor(const std::string& name, const std::vector<std::uint64_t>& sizes, std::uint32_t type,
+                std::uint64_t offset) {
+    text(name).number(static_cast<std::uint32_t>(sizes.size()));
+    for (const std::uint64_t size : sizes) {
+      number(size);
+    }
+    return number(type).number(offset);
+  }
+  Bytes& data(std::size_t alignment, std::size_t bytes) {
+    text_.resize((text_.size() + alignment - 1) / alignment * alignment + bytes, '\1');
+    return *this;
+  }
+  operator const std::string&() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+TEST_F(Gguf, LoadErrors) {
+  const auto expect = [&](const std::string& bytes, const std::string& message) {
+    write(bytes);
+    expect_error([&] { io::load_gguf(path_); }, message);
+    expect_error([&] { io::load_gguf_metadata(path_); }, "model.gguf is not a valid GGUF file: ");
+  };
+  expect("", "it does not start with \"GGUF\"");
+  expect("GGML0000", "it does not start with \"GGUF\"");
+  expect(Bytes().header(0, 0, 1), "its version is 1, expected 2 or 3");
+  expect(Bytes().header(0, 0, 3U << 24), "it is big-endian");
+  expect("GGUF\3", "its header ends in the middle");
+  // Counts and lengths of what is not there.
+  expect(Bytes().header(std::uint64_t{1} << 60, 0), "its header ends in the middle");
+  expect(Bytes().header(0, std::uint64_t{1} << 60), "its header ends in the middle");
+  expect(Bytes().header(0, 1).number(UINT64_MAX), "its header ends in the middle");
+  expect(Bytes().header(0, 1).text("k").number(8U).number(std::uint64_t{1} << 40), "its header ends in the middle");
+  for (const std::uint32_t type : {0U, 7U, 8U, 12U}) {
+    expect(Bytes().header(0, 1).text("k").number(9U).number(type).number(UINT64_MAX / 2),
+           "its header ends in the middle");
+  }
+  expect(Bytes().header(0, 1).text("k").number(13U).data(1, 64), "the type 13 of the key \"k\" is not supported");
+  expect(Bytes().header(0, 1).text("k").number(9U).number(9U).data(1, 64), "the type 9 of the key \"k\"");
+  expect(Bytes().header(0, 1).text("k").number(7U).number('\2'), "a bool is 2, neither 0 nor 1");
+  expect(Bytes().header(0, 2).text("k").number(0U).number('\2').text("k").number(0U), "the key \"k\" appears twice");
+  expect(Bytes().header(0, 1).text("\xff").number(0U).number('\2'), "a name is not UTF-8");
+  for (const std::uint32_t alignment : {0U, 48U}) {
+    expect(Bytes().header(0, 1).text("general.alignment").number(4U).number(alignment),
+           "general.alignment is not a power of two of type uint32");
+  }
+  expect(Bytes().header(1, 0).tensor("x", {1, 1, 1, 1, 1}, 0, 0).data(32, 32), "\"x\" has 5 axes, expected at most 4");
+  expect(Bytes().header(1, 0).tensor("x", {1U << 31, 1U << 31, 2}, 0, 0).data(32, 32), "\"x\" has too many elements");
+  expect(Bytes().header(1, 0).tensor("x", {0, UINT64_MAX}, 0, 0).data(32, 32), "\"x\" has too many elements");
+  expect(Bytes().header(1, 0).tensor("x", {4}, 12, 0).data(32, 32), "the type 12 of the tensor \"x\" is not supported");
+  expect(Bytes().header(1, 0).tensor("x", {33}, 8, 0).data(32, 64),
+         "the rows of the tensor \"x\" are no multiple of 32");
+  expect(Bytes().header(1, 0).tensor("x", {32, 33}, 2, 0).data(32, 33 * 18 - 1), "after the end of the file");
+  expect(Bytes().header(1, 0).tensor("x", {4}, 0, 32).data(32, 64), "the data of \"x\" are at 32, expected 0");
+  expect(Bytes().header(2, 0).tensor("x", {4}, 0, 0).tensor("x", {4}, 0, 32).data(32, 64), "\"x\" appears twice");
+  expect(Bytes().header(2, 0).tensor("x", {4}, 0, 0).tensor("y", {4}, 0, 16).data(32, 64),
+         "the data of \"y\" are at 16, expected 32");
+  expect(Bytes().header(1, 0).tensor("x", {std::uint64_t{1} << 59}, 0, 0).data(32, 32), "after the end of the file");
+  expect_error([&] { io::load_gguf(folder_ / "none"); }, "none");
+
+  // An alignment of the file's own, an empty tensor, and no padding after the last.
+  write(Bytes()
+            .header(3, 1, 2)
+            .text("general.alignment")
+            .number(4U)
+            .number(64U)
+            .tensor("x", {3}, 0, 0)
+            .tensor("empty", {0, 2}, 0, 64)
+            .tensor("y", {2}, 30, 64)
+            .data(64, 68));
+  const StateDict read = io::load_gguf(path_);
+  EXPECT_EQ(read.at("y").shape(), Shape{2});
+  EXPECT_EQ(read.at("empty").shape(), (Shape{2, 0}));
+  EXPECT_EQ(io::load_gguf_metadata(path_).size(), 1u);
+}
+
+// A file that ends anywhere is an error, never a crash or a tensor.
+TEST_F(Gguf, TruncatedFiles) {
+  const std::string whole = contents(fixture("q4_0.gguf"));
+  for (std::size_t length = 0; length < whole.size() - 32; length += length < 400 ? 1 : 37) {
+    write(whole.substr(0, length));
+    expect_error([&] { io::load_gguf(path_); }, "is not a valid GGUF file");
+  }
+}
+
+}  // namespace
