@@ -24,8 +24,28 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
 Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(bias) {
   check(weight.dim() == 2, "Linear: expected a weight of shape (out, in), got {}", weight.shape());
   param("weight", weight);
+  register_bias();
+}
+
+Linear::Linear(const QuantizedWeight& weight, const Tensor& bias) : bias(bias), quantized(weight) {
+  check_weight("Linear", weight);
+  register_quantized();
+  register_bias();
+}
+
+void Linear::register_quantized() {
+  buffer("packed", quantized.packed);
+  if (quantized.scale.defined()) {
+    buffer("scale", quantized.scale);
+  }
+  if (quantized.zero.defined()) {
+    buffer("zero", quantized.zero);
+  }
+}
+
+void Linear::register_bias() {
   if (bias.defined()) {
-    check(bias.shape() == Shape{weight.size(0)}, "Linear: expected a bias of shape [{}], got {}", weight.size(0),
+    check(bias.shape() == Shape{out_features()}, "Linear: expected a bias of shape [{}], got {}", out_features(),
           bias.shape());
     param("bias", bias);
   }
@@ -33,6 +53,10 @@ Linear::Linear(const Tensor& weight, const Tensor& bias) : weight(weight), bias(
 
 Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   const Scope scope(*this);
+  return forward(x, activation);
+}
+
+Tensor Linear::forward(const Tensor& x, Activation activation) const {
   if (!has_lora() && !is_quantized()) {
     return linear(x, weight, bias, activation);
   }
@@ -69,10 +93,11 @@ void Linear::add_lora(const LoraOptions& options) {
   check(!has_lora(), "Linear: there is an adapter already");
   const std::int64_t in = in_features(), out = out_features();
   // A quantized weight's scales have the dtype that the weight had, see quantize().
-  const Tensor& like = is_quantized() ? quantized.scale : weight;
+  const Device device = is_quantized() ? quantized.packed.device() : weight.device();
+  const DType dtype = !is_quantized() ? weight.dtype() : quantized.scale.defined() ? quantized.scale.dtype() : float32;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
-  const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(like.device(), like.dtype());
-  const Tensor b = zeros({out, options.rank}, like.dtype(), like.device());
+  const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(device, dtype);
+  const Tensor b = zeros({out, options.rank}, dtype, device);
   lora_a = param("lora_a", a.detach());
   lora_b = param("lora_b", b);
   lora_options_ = options;
@@ -100,9 +125,7 @@ void Linear::quantize(QuantizeOptions options) {
   quantized.zero = quantized.zero.to(dtype);
   forget("weight");
   weight = {};
-  buffer("packed", quantized.packed);
-  buffer("scale", quantized.scale);
-  buffer("zero", quantized.zero);
+  register_quantized();
 }
 
 void check_lora_options(const LoraOptions& options) {

@@ -36,6 +36,8 @@ class Linear : public Module {
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
   /// Uses existing tensors. A weight that another module has registered is shared with it.
   explicit Linear(const Tensor& weight, const Tensor& bias = {});
+  /// Uses an existing quantized weight (in, out).
+  explicit Linear(const QuantizedWeight& weight, const Tensor& bias = {});
 
   /// Applies `activation`, fused where possible: fc(x, Activation::relu).
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
@@ -43,8 +45,8 @@ class Linear : public Module {
   Tensor product(const Tensor& x) const;
 
   /// Registers the parameters lora_a (rank, in), which starts uniform in ±1/√in, and lora_b (out, rank), which starts
-  /// as 0, so that the function is the same at first. Both have the weight's dtype and device. Throws if there is an
-  /// adapter.
+  /// as 0, so that the function is the same at first. Both have the weight's dtype and device; of a quantized weight,
+  /// the scale's or else float32. Throws if there is an adapter.
   void add_lora(const LoraOptions& options);
   /// Adds the adapter's product to the weight and removes the adapter. Throws if there is none.
   void merge_lora();
@@ -66,7 +68,13 @@ class Linear : public Module {
   Tensor lora_a, lora_b;      // undefined without an adapter
   QuantizedWeight quantized;  // (in, out), without tensors unless quantized
 
+ protected:
+  /// What operator() computes.
+  Tensor forward(const Tensor& x, Activation activation) const;
+
  private:
+  void register_quantized();
+  void register_bias();
   Tensor product_without_adapter(const Tensor& x) const;
   Tensor update(const Tensor& x) const;  // the adapter's part of y
 

@@ -3,13 +3,14 @@
 
 #include <mica/nn/detail/name_pattern.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
 
 namespace mica::nn {
 
 std::vector<AdaptedLayer> linear_layers(Module& model) {
   std::vector<AdaptedLayer> layers;
   for (const NamedModule& module : model.named_modules()) {
-    if (module.type != nullptr && *module.type == typeid(Linear)) {
+    if (module.type != nullptr && (*module.type == typeid(Linear) || *module.type == typeid(QuantizedLinear))) {
       layers.push_back({module.name, static_cast<Linear*>(module.module)});
     }
   }

@@ -34,7 +34,7 @@ struct AdaptedLayer {
 };
 std::vector<AdaptedLayer> adapted_layers(Module& model);
 
-/// The linear layers of a model with their names.
+/// The linear layers of a model, quantized or not, with their names.
 std::vector<AdaptedLayer> linear_layers(Module& model);
 
 /// The parameters that require a gradient.

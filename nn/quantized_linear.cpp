@@ -3,7 +3,6 @@
 #include <mica/core/progress.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
-#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -26,31 +25,16 @@ Tensor copy_of(const Tensor& x) {
 QuantizedLinear::QuantizedLinear(std::int64_t in, std::int64_t out, QuantizedLinearOptions options)
     : QuantizedLinear(weight_of_zeros(in, out, options.quantize), options.bias ? zeros({out}) : Tensor{}) {}
 
-QuantizedLinear::QuantizedLinear(QuantizedWeight weight, const Tensor& bias) : weight(std::move(weight)), bias(bias) {
-  check_weight("QuantizedLinear", this->weight);
-  buffer("packed", this->weight.packed);
-  if (this->weight.scale.defined()) {
-    buffer("scale", this->weight.scale);
-  }
-  if (this->weight.zero.defined()) {
-    buffer("zero", this->weight.zero);
-  }
-  if (bias.defined()) {
-    check(bias.shape() == Shape{this->weight.columns()}, "QuantizedLinear: expected a bias of shape [{}], got {}",
-          this->weight.columns(), bias.shape());
-    param("bias", bias);
-  }
-}
+QuantizedLinear::QuantizedLinear(const QuantizedWeight& weight, const Tensor& bias) : Linear(weight, bias) {}
 
 QuantizedLinear QuantizedLinear::from(const Linear& linear, QuantizeOptions options) {
-  return QuantizedLinear(quantize(transpose(linear.weight.detach(), 0, 1), options),
+  return QuantizedLinear(mica::quantize(transpose(linear.weight.detach(), 0, 1), options),
                          linear.bias.defined() ? copy_of(linear.bias) : Tensor{});
 }
 
-Tensor QuantizedLinear::operator()(const Tensor& x) const {
+Tensor QuantizedLinear::operator()(const Tensor& x, Activation activation) const {
   const Scope scope(*this);
-  const Tensor y = quantized_matmul(x, weight);
-  return bias.defined() ? y + bias : y;
+  return forward(x, activation);
 }
 
 std::vector<std::string> quantize(Module& model, const QuantizeOptions& options) {

@@ -11,25 +11,22 @@ struct QuantizedLinearOptions {
   QuantizeOptions quantize = {};
 };
 
-/// y = x · W + bias, for x (…, in) and a quantized weight W (in, out): see mica::quantized_matmul. The bias is added
-/// after y's rounding.
+/// A Linear whose weight is quantized from the beginning: y = x · W + bias, for x (…, in) and W (in, out); see
+/// mica::quantized_matmul. Adapters train on top of it: see nn/lora.h.
 ///
 /// The weight is constant: its tensors are buffers, named "packed", "scale" and "zero" in a state_dict, if its mode has
 /// them. The bias is a parameter. Bits, group size and mode are not part of a state_dict: construct the module with the
 /// same options before loading one.
-class QuantizedLinear : public Module {
+class QuantizedLinear : public Linear {
  public:
   /// All weights are 0, to be replaced by load_state_dict().
   QuantizedLinear(std::int64_t in, std::int64_t out, QuantizedLinearOptions options = {});
   /// Uses existing tensors; bias (out) is optional.
-  explicit QuantizedLinear(QuantizedWeight weight, const Tensor& bias = {});
+  explicit QuantizedLinear(const QuantizedWeight& weight, const Tensor& bias = {});
   /// A copy of `linear` with its weight quantized: see mica::quantize.
   static QuantizedLinear from(const Linear& linear, QuantizeOptions options = {});
 
-  Tensor operator()(const Tensor& x) const;
-
-  QuantizedWeight weight;
-  Tensor bias;  // undefined without one
+  Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
 };
 
 /// Quantizes the weights of all linear layers of a model (Linear::quantize), the head included; embeddings stay.

@@ -131,6 +131,7 @@ double evaluate(Model& model, const std::vector<const Example*>& examples, std::
 struct Outcome {
   double loss = std::numeric_limits<double>::quiet_NaN();  // the best validation loss, or the last training loss
   std::int64_t step = 0;                                   // after which the adapter was saved
+  bool complete = false;                                   // all steps were taken
 };
 
 template <class Model>
@@ -162,7 +163,7 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
   }
   model.train();
   Progress progress(total);
-  bool last = false;
+  bool complete = false, last = false;
   for (std::int64_t step = 1; !last; ++step) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<TokenBatch> parts;
@@ -186,18 +187,19 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
     check(std::isfinite(loss), "the loss became {} at step {}; a lower --lr may help", loss, step);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-    last = step == total || interrupted;
+    complete = step == total;
+    last = complete || interrupted;
     std::optional<double> validation;
     if (validates && (step % eval_every == 0 || last)) {
       validation = evaluate(model, split.validation, options.batch, device);
       if (*validation < best) {
         best = *validation;
-        outcome = {best, step};
+        outcome = {.loss = best, .step = step};
         save();
       }
     }
     if (!validates) {
-      outcome = {loss, step};
+      outcome = {.loss = loss, .step = step};
     }
     if (events) {
       events->scalar("loss/train", loss, step);
@@ -217,6 +219,7 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
   if (!validates) {
     save();
   }
+  outcome.complete = complete;
   return outcome;
 }
 
@@ -291,7 +294,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
 
   const Outcome outcome =
       train(model, split, options, device, [&] { io::save_adapter(model, options.out, options.model); });
-  fmt::print("{}; {} loss {:.4f} at step {}\nwrote {}\n", interrupted ? "stopped" : "done",
+  fmt::print("{}; {} loss {:.4f} at step {}\nwrote {}\n", outcome.complete ? "done" : "stopped",
              split.validation.empty() ? "training" : "best validation", outcome.loss, outcome.step, options.out);
 }
 

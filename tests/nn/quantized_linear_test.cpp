@@ -31,7 +31,7 @@ TEST(QuantizedLinear, FromLinearIsTheLinearOfTheRoundedWeight) {
   const Tensor x = randn({2, 3, 70});
   const Tensor y = quantized(x);
   EXPECT_EQ(y.shape(), (Shape{2, 3, 9}));
-  expect_close(y, matmul(x, dequantize(quantized.weight)) + linear.bias, 1e-5, 1e-5);
+  expect_close(y, matmul(x, dequantize(quantized.quantized)) + linear.bias, 1e-5, 1e-5);
   expect_close(y, linear(x), 0, 0.02, "rounding of 8 bits");
   // It is a copy.
   EXPECT_FALSE(quantized.bias.is_same(linear.bias));
@@ -71,8 +71,8 @@ TEST(QuantizedLinear, ConvertsItsFactorsAndNotItsIntegers) {
   manual_seed(4);
   nn::QuantizedLinear quantized = nn::QuantizedLinear::from(nn::Linear{35, 4});
   quantized.to(bfloat16);
-  EXPECT_EQ(quantized.weight.packed.dtype(), int32);
-  EXPECT_EQ(quantized.weight.scale.dtype(), bfloat16);
+  EXPECT_EQ(quantized.quantized.packed.dtype(), int32);
+  EXPECT_EQ(quantized.quantized.scale.dtype(), bfloat16);
   EXPECT_EQ(quantized(randn({2, 35}, bfloat16)).dtype(), bfloat16);
 }
 
@@ -126,14 +126,40 @@ TEST(Quantize, AnAdapterTrainsOnTopOfAQuantizedWeight) {
   expect_error([&] { layer.quantize({}); }, "the weight is quantized already");
 }
 
+TEST(QuantizedLinear, TakesAdapters) {
+  struct Model : nn::Module {
+    nn::QuantizedLinear fc1 = child("fc1", nn::QuantizedLinear::from(nn::Linear{40, 6}, {.bits = 8}));
+    nn::Linear fc2 = child("fc2", nn::Linear{6, 3});
+    Tensor operator()(const Tensor& x) const { return fc2(fc1(x, Activation::relu)); }
+  };
+  manual_seed(7);
+  Model model;
+  const Tensor x = randn({4, 40});
+  const Tensor before = model(x);
+  expect_close(before, linear(relu(model.fc1(x)), model.fc2.weight, model.fc2.bias), 0, 0);
+  EXPECT_EQ(nn::add_lora(model, {"*"}, {.rank = 2}), (Names{"fc1", "fc2"}));
+  expect_close(model(x), before, 0, 0);
+  sum(model(x)).backward();
+  EXPECT_TRUE(model.fc1.lora_b.grad().defined());
+  EXPECT_EQ(nn::trainable_parameters(model).size(), 4u);
+  expect_error([&] { nn::merge_lora(model); }, "the weight of fc1 is quantized");
+
+  // A weight without scales.
+  nn::QuantizedLinear plain{
+      QuantizedWeight{.packed = ones({5, 3}, int32), .rows = 40, .mode = QuantizationMode::packed}};
+  plain.add_lora({.rank = 2});
+  EXPECT_EQ(plain.lora_a.dtype(), float32);
+  EXPECT_EQ(plain(x).shape(), (Shape{4, 3}));
+}
+
 TEST(QuantizedLinear, Errors) {
   expect_error([] { nn::QuantizedLinear(0, 4); }, "QuantizedLinear: expected in >= 1 and out >= 1, got 0 and 4");
-  expect_error([] { nn::QuantizedLinear(QuantizedWeight{}); }, "QuantizedLinear: expected packed to be");
+  expect_error([] { nn::QuantizedLinear(QuantizedWeight{}); }, "Linear: expected packed to be");
   expect_error(
       [] {
         nn::QuantizedLinear(quantize(ones({8, 3})), ones({2}));
       },
-      "QuantizedLinear: expected a bias of shape [3], got [2]");
+      "Linear: expected a bias of shape [3], got [2]");
   expect_error([] { (nn::QuantizedLinear{8, 3})(ones({2, 7})); }, "quantized_matmul: expected x of shape (…, 8)");
 }
 
