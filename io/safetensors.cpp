@@ -369,7 +369,8 @@ StateDict load(const std::filesystem::path& path, Device device) {
   const InputFile file(path);
   const Header header = HeaderReader(file).read();
   StateDict result;
-  ProgressTask progress("reading " + path.filename().string(), static_cast<std::int64_t>(file.size()));
+  ProgressTask progress("reading " + path.filename().string(),
+                        static_cast<std::int64_t>(file.size() - header.data_start));
   for (const Entry& entry : header.entries) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     file.read(tensor.raw_data(), tensor.bytes(), header.data_start + entry.begin);

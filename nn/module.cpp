@@ -87,29 +87,31 @@ Tensor converted(const Tensor& x, Device device, DType dtype) {
 
 void convert_all(ModuleState& root, std::optional<Device> device, std::optional<DType> dtype) {
   struct Change {
-    Tensor tensor, data, grad;
+    Tensor tensor;
+    Device device;
+    DType dtype;
+    Tensor data{}, grad{};
   };
-  NamedTensors tensors = unique(root, &ModuleState::parameters);
-  for (auto& buffer : unique(root, &ModuleState::buffers)) {
-    tensors.push_back(std::move(buffer));
-  }
-  std::int64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) {
-    bytes += static_cast<std::int64_t>(tensor.bytes());
-  }
-  ProgressTask progress(device ? fmt::format("moving the model to {}", *device) : "converting the model", bytes);
   std::vector<Change> changes;
-  for (const auto& [name, tensor] : tensors) {
-    progress.advance(static_cast<std::int64_t>(tensor.bytes()));
-    const Device to_device = device.value_or(tensor.device());
-    const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
-    if (to_device == tensor.device() && to_dtype == tensor.dtype()) {
-      continue;
+  std::int64_t bytes = 0;
+  bool moves = false;
+  for (auto list : {&ModuleState::parameters, &ModuleState::buffers}) {
+    for (const auto& [name, tensor] : unique(root, list)) {
+      const Device to_device = device.value_or(tensor.device());
+      const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
+      if (to_device != tensor.device() || to_dtype != tensor.dtype()) {
+        changes.push_back({.tensor = tensor, .device = to_device, .dtype = to_dtype});
+        bytes += static_cast<std::int64_t>(tensor.bytes());
+        moves = moves || to_device != tensor.device();
+      }
     }
-    const Tensor grad = tensor.grad();
-    changes.push_back({.tensor = tensor,
-                       .data = converted(tensor, to_device, to_dtype),
-                       .grad = grad.defined() ? converted(grad, to_device, to_dtype) : Tensor{}});
+  }
+  ProgressTask progress(moves ? fmt::format("moving the model to {}", *device) : "converting the model", bytes);
+  for (Change& change : changes) {
+    const Tensor grad = change.tensor.grad();
+    change.data = converted(change.tensor, change.device, change.dtype);
+    change.grad = grad.defined() ? converted(grad, change.device, change.dtype) : Tensor{};
+    progress.advance(static_cast<std::int64_t>(change.tensor.bytes()));
   }
   for (const Change& change : changes) {
     change.tensor.set_data(change.data);

@@ -7,13 +7,16 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/generate.h>
+#include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
@@ -572,6 +575,22 @@ TEST_F(Pretrained, GeneratesAsTransformers) {
       }
     }
   }
+}
+
+TEST_F(Pretrained, ReportsProgress) {
+  std::set<std::string> tasks;
+  const ProgressObserver observer([&](const ProgressReport& report) {
+    if (report.finished) {
+      EXPECT_EQ(report.done, report.total) << report.task;
+      tasks.insert(report.task);
+    }
+  });
+  nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3", {.dtype = bfloat16});
+  nn::quantize(llama, {.bits = 8, .group_size = 32});
+  io::save(folder_ / "x.safetensors", llama.state_dict());
+  io::load(folder_ / "x.safetensors");
+  EXPECT_EQ(tasks, (std::set<std::string>{"converting the model", "quantizing the model", "reading x.safetensors",
+                                          "writing x.safetensors"}));
 }
 
 TEST_F(Pretrained, SavingErrors) {
