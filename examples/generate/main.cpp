@@ -1,5 +1,6 @@
 // Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <functional>
@@ -13,10 +14,12 @@
 #include "examples/common/command_line.h"
 #include "examples/common/progress_bar.h"
 #include <mica/core/parallel.h>
+#include <mica/io/adapter.h>
 #include <mica/io/chat.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
+#include <mica/nn/lora.h>
 
 namespace {
 
@@ -27,6 +30,7 @@ using Tokens = std::vector<std::int64_t>;
 struct Settings {
   fs::path folder;
   std::optional<std::string> prompt, prompt_tokens, system;
+  std::optional<std::string> adapter;  // folder
   bool chat = false;
   mica::Device device;
   std::string dtype;
@@ -91,13 +95,23 @@ std::optional<mica::DType> dtype_named(const std::string& name) {
   return std::nullopt;
 }
 
-void go_on(mica::nn::Bert&, const Tokens&, const mica::nn::GenerateOptions&) {
+void go_on(mica::nn::Bert&, const Tokens&, const Settings&) {
   mica::fail("generate: BERT is an encoder, which generates no text");
 }
 
 template <class Model>
-void go_on(Model& model, const Tokens& prompt, const mica::nn::GenerateOptions& options) {
-  mica::nn::generate(model, {prompt}, options);
+void go_on(Model& model, const Tokens& prompt, const Settings& settings) {
+  if (settings.adapter) {
+    mica::io::load_adapter(model, *settings.adapter);
+    const auto layers = mica::nn::adapted_layers(model);
+    const bool can_merge = std::none_of(layers.begin(), layers.end(), [](const mica::nn::AdaptedLayer& adapted) {
+      return adapted.layer->is_quantized() || adapted.name == "lm_head";  // which may be the embedding, too
+    });
+    if (can_merge) {
+      mica::nn::merge_lora(model);  // faster
+    }
+  }
+  mica::nn::generate(model, {prompt}, settings.options);
 }
 
 // What a model continues, and how its tokens are shown.
@@ -164,7 +178,7 @@ void continue_with_pretrained(Settings& settings) {
     put(prompt.text_of(token));
     return true;
   };
-  std::visit([&](auto& m) { go_on(m, prompt.tokens, settings.options); }, model);
+  std::visit([&](auto& m) { go_on(m, prompt.tokens, settings); }, model);
   put(prompt.rest());
 }
 
@@ -174,6 +188,9 @@ void write_text_of_own(const Settings& settings) {
   }
   if (settings.chat || settings.system) {
     throw UsageError("--chat and --system are for a model of Hugging Face");
+  }
+  if (settings.adapter) {
+    throw UsageError("--adapter is for a model of Hugging Face");
   }
   CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
   const std::string prompt = settings.prompt.value_or("");
@@ -196,6 +213,7 @@ int main(int argc, char** argv) {
   int threads = 0;
   command_line.add_option("--model", folder, "Output folder of train_transformer, or a folder with config.json")
       .required();
+  command_line.add_option("--adapter", settings.adapter, "Folder of an adapter for the model, as finetune writes it");
   command_line.add_option("--prompt", settings.prompt, "Text to continue (default, for own models: a newline)");
   command_line.add_flag("--chat", settings.chat, "Let a model for chats answer the prompt");
   command_line.add_option("--system", settings.system, "System message of the chat (default: the model's)");

@@ -19,6 +19,7 @@
 #include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
+#include <mica/nn/generate.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -88,9 +89,9 @@ class Finetune : public testing::Test {
     std::ofstream(folder / name, std::ios::binary) << text;
   }
 
-  Outcome run(const std::string& options) const {
-    const std::string line = "cd '" + folder.string() + "' && timeout 60 '" + programs.string() +
-                             "'/finetune --model model --device cpu --dtype float32 --threads 1 " + options +
+  Outcome run(const std::string& options, const std::string& program = "finetune") const {
+    const std::string line = "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + program +
+                             " --model model --device cpu --dtype float32 --threads 1 " + options +
                              " >out.txt 2>err.txt";
     const int status = std::system(line.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
@@ -149,6 +150,13 @@ TEST_F(Finetune, LearnsCompletions) {
   EXPECT_NEAR(after, validation_loss(llama), 1e-4);
   nn::merge_lora(llama);
   EXPECT_NEAR(after, validation_loss(llama), 1e-3);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "model");
+  const nn::GenerateOptions greedy{.count = 5, .sampling = {.temperature = 0}};
+  const Outcome text = run("--adapter adapter --prompt '3 and 4' --tokens 5 --temperature 0", "generate");
+  EXPECT_EQ(text.out,
+            "3 and 4" + tokenizer.decode(nn::generate(llama, {tokenizer.encode("3 and 4")}, greedy)[0]) + "\n")
+      << text.err;
+  EXPECT_NE(run("--prompt '3 and 4' --tokens 5 --temperature 0", "generate").out, text.out);
   EXPECT_NE(contents(folder / "adapter/adapter_config.json").find("\"base_model_name_or_path\": \"model\""),
             std::string::npos);
   const std::string events = contents(fs::directory_iterator(folder / "events")->path());
