@@ -7,8 +7,7 @@
 #include "benchmarks/common/timer.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/norm/detail/add_layer_norm_kernels.h>
-#include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 
 using namespace mica;
 using benchmarks::Case;
@@ -47,8 +46,20 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
                                      .dropout = dropout,
                                      .sum = sum};
   // Results overwrite inputs of forward.
-  const kernels::AddLayerNormBackward backward{
-      c.m, c.n, dsum, dy, sum, weight, mean, rstd, dropout, residual, p > 0 ? x : none, dweight, dbias, none};
+  const kernels::NormBackward backward{.rows = c.m,
+                                       .columns = c.n,
+                                       .centered = true,
+                                       .dy = dy,
+                                       .x = sum,
+                                       .weight = weight,
+                                       .mean = mean,
+                                       .rstd = rstd,
+                                       .dx = residual,
+                                       .dweight = dweight,
+                                       .dbias = dbias,
+                                       .dsum = dsum,
+                                       .dropout = dropout,
+                                       .dx_dropped = p > 0 ? x : none};
   const double copy_us = benchmarks::median_us(device, repeats, [&] { copy_into(y, x); });
   const auto add = [&](const char* op, int passes, const benchmarks::Work& work) {
     report.add({.op = fmt::format("{}{}", op, p > 0 ? "_dropout" : ""),
@@ -64,7 +75,7 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
   add("add_layer_norm_forward", 4,
       [&] { expect(on_device(device, [&](auto tag) { return kernels::add_norm_forward(tag, forward); })); });
   add("add_layer_norm_backward", p > 0 ? 5 : 4,
-      [&] { expect(on_device(device, [&](auto tag) { return kernels::add_layer_norm_backward(tag, backward); })); });
+      [&] { expect(on_device(device, [&](auto tag) { return kernels::add_norm_backward(tag, backward); })); });
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "benchmarks/common/timer.h"
 #include <mica/core/creation.h>
 #include <mica/nn/layer_norm.h>
-#include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 
 using namespace mica;
 using benchmarks::Case;
@@ -51,17 +51,18 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
                                      .mean = mean,
                                      .rstd = rstd};
   const auto backward = [&](const Tensor& dx) {
-    const kernels::LayerNormBackward args{.rows = c.m,
-                                          .columns = c.n,
-                                          .dy = dy,
-                                          .x = x,
-                                          .weight = weight,
-                                          .mean = mean,
-                                          .rstd = rstd,
-                                          .dx = dx,
-                                          .dweight = dweight,
-                                          .dbias = dbias};
-    on_device(device, [&](auto tag) { kernels::layer_norm_backward(tag, args); });
+    const kernels::NormBackward args{.rows = c.m,
+                                     .columns = c.n,
+                                     .centered = true,
+                                     .dy = dy,
+                                     .x = x,
+                                     .weight = weight,
+                                     .mean = mean,
+                                     .rstd = rstd,
+                                     .dx = dx,
+                                     .dweight = dweight,
+                                     .dbias = dbias};
+    on_device(device, [&](auto tag) { kernels::norm_backward(tag, args); });
   };
   benchmarks::KernelTimes times(report, c, repeats, y, x);
   times.add("layer_norm_forward", 2,

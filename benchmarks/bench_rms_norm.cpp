@@ -5,7 +5,7 @@
 #include "benchmarks/common/report.h"
 #include "benchmarks/common/run.h"
 #include <mica/core/creation.h>
-#include <mica/ops/norm/detail/rms_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 
 using namespace mica;
 using benchmarks::Case;
@@ -30,12 +30,19 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   const Tensor rstd = empty({c.m}, accumulate_dtype(c.dtype), device);
   const kernels::NormForward forward{
       .rows = c.m, .columns = c.n, .centered = false, .eps = 1e-6, .x = x, .weight = weight, .y = y, .rstd = rstd};
-  const kernels::RMSNormBackward backward{
-      .rows = c.m, .columns = c.n, .dy = dy, .x = x, .weight = weight, .rstd = rstd, .dx = y, .dweight = dweight};
+  const kernels::NormBackward backward{.rows = c.m,
+                                       .columns = c.n,
+                                       .centered = false,
+                                       .dy = dy,
+                                       .x = x,
+                                       .weight = weight,
+                                       .rstd = rstd,
+                                       .dx = y,
+                                       .dweight = dweight};
   benchmarks::KernelTimes times(report, c, repeats, y, x);
   times.add("rms_norm_forward", 2, [&] { on_device(device, [&](auto tag) { kernels::norm_forward(tag, forward); }); });
   times.add("rms_norm_backward", 3,
-            [&] { on_device(device, [&](auto tag) { kernels::rms_norm_backward(tag, backward); }); });
+            [&] { on_device(device, [&](auto tag) { kernels::norm_backward(tag, backward); }); });
 }
 
 }  // namespace

@@ -35,8 +35,7 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
 # Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum.
 # Vectors wider than the CPU's are not passed between files.
-set_source_files_properties(ops/norm/detail/layer_norm_cpu.cpp ops/norm/detail/rms_norm_cpu.cpp
-                            PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
+set_source_files_properties(ops/norm/detail/norm_cpu.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 # ggml's blocks, to the last bit.
 set_source_files_properties(io/detail/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
 if(MICA_WERROR)
@@ -49,8 +48,7 @@ if(MICA_PRECOMPILE)
                                          $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
                                          $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
   # Compiled with other options than the precompiled headers.
-  set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/layer_norm_cpu.cpp
-                              ops/norm/detail/rms_norm_cpu.cpp io/detail/gguf_blocks.cpp
+  set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/norm_cpu.cpp io/detail/gguf_blocks.cpp
                               PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.

@@ -16,9 +16,7 @@
 #include <mica/ops/cross_entropy/linear_cross_entropy.h>
 #include <mica/ops/gated/detail/gated_kernels.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
-#include <mica/ops/norm/detail/add_layer_norm_kernels.h>
-#include <mica/ops/norm/detail/layer_norm_kernels.h>
-#include <mica/ops/norm/detail/rms_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 #include <mica/ops/softmax/detail/softmax_kernels.h>
@@ -238,16 +236,17 @@ int mica_layer_norm_backward(const void* dy, const void* x, const void* weight, 
     check(M == 0 || (dy != nullptr && x != nullptr && mean != nullptr && rstd != nullptr),
           "expected dy, x, mean and rstd, got a null pointer");
     const Device device = current_device();
-    kernels::layer_norm_backward(Cuda{}, {.rows = M,
-                                          .columns = N,
-                                          .dy = wrap(dy, {M, N}, type, device),
-                                          .x = wrap(x, {M, N}, type, device),
-                                          .weight = wrap(weight, {N}, weight_type, device),
-                                          .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
-                                          .rstd = wrap(rstd, {M}, float32, device),
-                                          .dx = wrap(dx, {M, N}, type, device),
-                                          .dweight = wrap(dweight, {N}, weight_type, device),
-                                          .dbias = wrap(dbias, {N}, weight_type, device)});
+    kernels::norm_backward(Cuda{}, {.rows = M,
+                                    .columns = N,
+                                    .centered = true,
+                                    .dy = wrap(dy, {M, N}, type, device),
+                                    .x = wrap(x, {M, N}, type, device),
+                                    .weight = wrap(weight, {N}, weight_type, device),
+                                    .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                    .rstd = wrap(rstd, {M}, float32, device),
+                                    .dx = wrap(dx, {M, N}, type, device),
+                                    .dweight = wrap(dweight, {N}, weight_type, device),
+                                    .dbias = wrap(dbias, {N}, weight_type, device)});
   });
 }
 
@@ -302,14 +301,15 @@ int mica_rms_norm_backward(const void* dy, const void* x, const void* weight, co
     }
     check(dy != nullptr && x != nullptr && rstd != nullptr, "expected dy, x and rstd, got a null pointer");
     const Device device = current_device();
-    kernels::rms_norm_backward(Cuda{}, {.rows = M,
-                                        .columns = N,
-                                        .dy = wrap(dy, {M, N}, type, device),
-                                        .x = wrap(x, {M, N}, type, device),
-                                        .weight = wrap(weight, {N}, weight_type, device),
-                                        .rstd = wrap(rstd, {M}, float32, device),
-                                        .dx = wrap(dx, {M, N}, type, device),
-                                        .dweight = wrap(dweight, {N}, weight_type, device)});
+    kernels::norm_backward(Cuda{}, {.rows = M,
+                                    .columns = N,
+                                    .centered = false,
+                                    .dy = wrap(dy, {M, N}, type, device),
+                                    .x = wrap(x, {M, N}, type, device),
+                                    .weight = wrap(weight, {N}, weight_type, device),
+                                    .rstd = wrap(rstd, {M}, float32, device),
+                                    .dx = wrap(dx, {M, N}, type, device),
+                                    .dweight = wrap(dweight, {N}, weight_type, device)});
   });
 }
 
@@ -381,20 +381,18 @@ int mica_add_layer_norm_backward(const void* dsum, const void* dy, const void* s
           "expected dsum, dy, sum, mean and rstd, got a null pointer");
     const Device device = current_device();
     const bool done =
-        kernels::add_layer_norm_backward(Cuda{}, {.rows = M,
-                                                  .columns = N,
-                                                  .dsum = wrap(dsum, {M, N}, type, device),
-                                                  .dy = wrap(dy, {M, N}, type, device),
-                                                  .sum = wrap(sum, {M, N}, type, device),
-                                                  .weight = wrap(weight, {N}, weight_type, device),
-                                                  .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
-                                                  .rstd = wrap(rstd, {M}, float32, device),
-                                                  .dropout = {},
-                                                  .dresidual = wrap(dx, {M, N}, type, device),
-                                                  .dx = {},
-                                                  .dweight = wrap(dweight, {N}, weight_type, device),
-                                                  .dbias = wrap(dbias, {N}, weight_type, device),
-                                                  .dx_bias = {}});
+        kernels::add_norm_backward(Cuda{}, {.rows = M,
+                                            .columns = N,
+                                            .centered = true,
+                                            .dy = wrap(dy, {M, N}, type, device),
+                                            .x = wrap(sum, {M, N}, type, device),
+                                            .weight = wrap(weight, {N}, weight_type, device),
+                                            .mean = wrap(mean, {kernels::mean_parts(type), M}, float32, device),
+                                            .rstd = wrap(rstd, {M}, float32, device),
+                                            .dx = wrap(dx, {M, N}, type, device),
+                                            .dweight = wrap(dweight, {N}, weight_type, device),
+                                            .dbias = wrap(dbias, {N}, weight_type, device),
+                                            .dsum = wrap(dsum, {M, N}, type, device)});
     check(done, "there is no kernel for rows of {}, or for pointers that are not aligned", N);
   });
 }

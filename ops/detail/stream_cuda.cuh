@@ -14,51 +14,23 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/detail/rows_cuda.cuh>
+#include <mica/ops/detail/stream_plan.h>
 
 namespace mica::kernels::rows {
 
-/// Who shares a row.
-enum class Team { warp, block, cluster };
-
-// Blocks in all: a number of its own and not the chip's, so that results do not depend on the chip.
-constexpr int kStreamBlocks = 132;
-// Where more than 2 blocks share a row, which must lie in one group of multiprocessors, an H200 has room for so many.
-constexpr int kStreamClusterBlocks = 120;
-constexpr int kStreamLargestClusterBlocks = 112;  // 16
-constexpr int kStreamShared = 227 * 1024;         // bytes of shared memory that a block may have
-constexpr int kMeetings = 4;  // of a group, used in turn: warps are up to two apart, and a row is begun ahead
-
-struct StreamPlan {
-  int packs = 0;         // of a row that a thread has; 0: rows of this length need another kernel
-  int threads = 0;       // of a block that share a row
-  int groups = 1;        // of so many threads, in a block
-  int cluster = 1;       // blocks that share a row
-  int slab = 0;          // columns of a row that a block has
-  int kept_bytes = 0;    // of parameters kept in shared memory
-  int stream_bytes = 0;  // of what streams
-
-  __host__ __device__ int block() const { return threads * groups; }
-  __host__ __device__ int warps() const { return threads / kWarp; }  // of a block that share a row
-  __host__ __device__ int meeting_begin() const { return groups * kMeetings * (cluster > 1 ? 2 : 1) * 8; }
-  __host__ __device__ int kept_begin() const {
-    const int numbers = groups * kMeetings * 2 * (warps() + (cluster > 1 ? cluster : 0));
-    return (meeting_begin() + numbers * 4 + 127) / 128 * 128;
-  }
-  __host__ __device__ int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
-  __host__ __device__ int shared_bytes() const { return stream_begin() + stream_bytes; }
-};
-
 #if defined(__CUDACC__)
 
-/// A thread's place. Its packs of a row are first_pack, first_pack + 32, …: a warp's lie one after another.
-template <Team kTeam>
+/// A thread's place. Its packs of a row are first_pack, first_pack + kLanes, …: a warp's lie one after another. Of a
+/// warp that has several rows, kLanes neighboring lanes share one, and the rows are neighbors.
+template <Team kTeam, int kLanes = kWarp>
 struct StreamPlace {
-  int rank;            // of the block among those that share a row
-  int columns;         // of the slab
-  std::int64_t begin;  // the slab's first column
-  int first_pack;      // in the slab
-  int packs;           // of the thread
-  std::int64_t first;  // row
+  int rank;                 // of the block among those that share a row
+  int columns;              // of the slab
+  std::int64_t begin;       // the slab's first column
+  int first_pack;           // in the slab
+  int packs;                // of the thread
+  std::int64_t first;       // row
+  std::int64_t warp_first;  // of the warp's groups
   std::int64_t step;
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
@@ -66,27 +38,29 @@ struct StreamPlace {
     begin = kTeam == Team::cluster ? std::int64_t{rank} * p.slab : 0;
     const std::int64_t left = row_columns - begin;
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
-    const int lane = threadIdx.x % kWarp;
-    first_pack = threadIdx.x / kWarp * (most_packs * kWarp) + lane;
-    const int packs_left = (columns / pack_columns - first_pack + kWarp - 1) / kWarp;
+    const int lane = threadIdx.x % kLanes;
+    first_pack = threadIdx.x / kLanes * (most_packs * kLanes) + lane;
+    const int packs_left = (columns / pack_columns - first_pack + kLanes - 1) / kLanes;
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
     const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
     const int team = kTeam == Team::cluster ? blockIdx.x / p.cluster : blockIdx.x;
-    first = threadIdx.y * teams + team;
+    constexpr int kNeighbors = kWarp / kLanes;
+    first = (threadIdx.y / kNeighbors * teams + team) * kNeighbors + threadIdx.y % kNeighbors;
+    warp_first = first - threadIdx.y % kNeighbors;
     step = teams * blockDim.y;
   }
 };
 
 /// The thread's part of the shared memory through which its packs of kSources matrices stream: D chunks of P packs of
 /// each.
-template <class T, int V, int kSources, int P, int D>
+template <class T, int V, int kSources, int P, int D, int kLanes = kWarp>
 class Stream {
  public:
   using Packs = Pack<T, V>;
 
   __device__ Stream(const StreamPlan& p, unsigned char* memory) {
-    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
-    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + warp * (D * kChunk) + threadIdx.x % kWarp;
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + thread / kWarp * (D * kChunk) + thread % kWarp;
   }
 
   /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. No place needs
@@ -99,13 +73,13 @@ class Stream {
     for (int i = 0; i < P; ++i) {
       int source = 0;
       (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
-                                                           i < count ? from + i * (kWarp * V) : from, i < count),
+                                                           i < count ? from + i * (kLanes * V) : from, i < count),
        ...);
     }
   }
 
   /// Pack number i of a chunk.
-  __device__ const Packs& at(int place, int source, int i) const {
+  __device__ Packs& at(int place, int source, int i) const {
     return places_[place * kChunk + (source * P + i) * kWarp];
   }
 
@@ -116,19 +90,25 @@ class Stream {
   Packs* places_;
 };
 
-/// The same for rows that begin anywhere, of single elements: a warp copies the units of 16 bytes in which those of its
-/// lanes lie, P for each. So its lanes have to meet where one of them uses what others have copied.
-template <class T, int P, int D>
+/// The same for one matrix of rows that begin anywhere, of single elements: kLanes lanes copy the units of 16 bytes in
+/// which their elements lie, P for each. So they have to meet where one of them uses what others have copied. Several
+/// matrices have a stream each: `source` is the number of this one.
+template <class T, int P, int D, int kLanes = kWarp>
 class WarpStream {
  public:
-  static constexpr int kElements = P * kWarp;  // of a chunk
+  static constexpr int kElements = P * kLanes;  // of a chunk
   static constexpr int kUnit = 16 / sizeof(T);
   static constexpr int kPlace = kElements + kUnit;  // elements of the shared memory that a chunk takes
+  static constexpr int kStreamBytes = D * kPlace * static_cast<int>(sizeof(T));
+  static_assert(kElements % kUnit == 0);
 
-  __device__ WarpStream(const StreamPlan& p, unsigned char* memory) {
-    const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
-    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + warp * (D * kPlace);
+  __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
+    const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
+    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kPlace);
   }
+
+  /// In memory of the kLanes threads' own, of kStreamBytes.
+  __device__ explicit WarpStream(unsigned char* memory) : places_(reinterpret_cast<T*>(memory)) {}
 
   /// Where in its first unit what begins at `from` has its first element.
   __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
@@ -137,14 +117,14 @@ class WarpStream {
   /// precedes `from` in its unit is read too.
   __device__ void fetch(int place, const T* from, int left) {
     const int skipped = phase(from);
-    const int lane = threadIdx.x % kWarp;
+    const int lane = threadIdx.x % kLanes;
     const int end = max(0, left + skipped);
     const int whole = end / kUnit * kUnit;
     T* const to = places_ + place * kPlace;
     from -= skipped;
 #pragma unroll
-    for (int i = 0; i * kWarp * kUnit < kPlace; ++i) {
-      const int unit = (i * kWarp + lane) * kUnit;
+    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+      const int unit = (i * kLanes + lane) * kUnit;
       if (unit < kPlace && (unit != whole || end == whole)) {
         const bool present = unit < whole;
         cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, present ? from + unit : from, present);
@@ -156,27 +136,95 @@ class WarpStream {
     }
   }
 
-  /// The lane's element number i of a chunk that began at such a phase.
-  __device__ T& at(int place, int phase, int i) const {
-    return places_[place * kPlace + phase + i * kWarp + threadIdx.x % kWarp];
-  }
-
-  /// Writes a chunk, which lies at the phase of `to`, in whole units where it can.
-  __device__ void write(int place, T* to) const {
-    const int skipped = phase(to);
-    const int lane = threadIdx.x % kWarp;
-    const T* const from = places_ + place * kPlace;
+  /// The same, but what follows the row in its last unit is copied too, not zeros; nothing that follows the matrix,
+  /// which ends `matrix_left` elements after `from`, is read.
+  __device__ void fetch_units(int place, const T* from, int left, std::int64_t matrix_left) const {
+    const int skipped = phase(from);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int end = left > 0 ? left + skipped : 0;
+    const int last = (end - 1) / kUnit * kUnit;
+    const bool cut = end > 0 && last + kUnit > skipped + matrix_left;  // the matrix ends inside of the row's last unit
+    T* const to = places_ + place * kPlace;
+    from -= skipped;
+    if (left >= kElements && matrix_left + skipped >= kPlace) {  // everything is there
 #pragma unroll
-    for (int i = 0; i * kWarp * kUnit < kElements; ++i) {
-      const int unit = (i * kWarp + lane) * kUnit;
-      if (unit >= skipped && unit < kElements) {
-        store(to - skipped + unit, load<kUnit>(from + unit));
+      for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+        const int unit = (i * kLanes + lane) * kUnit;
+        if (unit < kPlace) {
+          cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, from + unit);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+      const int unit = (i * kLanes + lane) * kUnit;
+      if (unit < kPlace && !(cut && unit == last)) {
+        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, unit < end ? from + unit : from, unit < end);
       }
     }
-    if (skipped > 0 && lane < kUnit) {  // as many elements in all as a unit has: some first ones and some last ones
-      const int first = kUnit - skipped;
-      const int element = lane < first ? lane : kElements - kUnit + lane;
-      to[element] = from[skipped + element];
+    if (cut && last + lane < end && lane < kUnit) {
+      to[last + lane] = from[last + lane];
+    }
+  }
+
+  /// The same for a whole row of `columns`: nothing becomes zeros.
+  __device__ void fetch_row(int place, const T* from, int columns, std::int64_t matrix_left) const {
+    const int skipped = phase(from);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int end = columns + skipped;
+    const int last = (end - 1) / kUnit * kUnit;
+    const bool cut = last + kUnit > skipped + matrix_left;
+    const int copied = cut ? last : end;
+    T* const to = places_ + place * kPlace;
+    from -= skipped;
+#pragma unroll
+    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+      const int unit = (i * kLanes + lane) * kUnit;
+      if (unit < copied) {
+        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, from + unit);
+      }
+    }
+    if (cut && last + lane < end) {
+      to[last + lane] = from[last + lane];
+    }
+  }
+
+  /// Makes zeros of what follows the last `left` elements of a row in their unit. Lanes have to meet before and after.
+  __device__ void clear(int place, int phase, int left) const {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
+      places_[place * kPlace + phase + left + lane] = static_cast<T>(0.0f);
+    }
+  }
+
+  /// The lane's element number i of a chunk that began at such a phase.
+  __device__ T& at(int place, int phase, int i) const {
+    return places_[place * kPlace + phase + i * kLanes + threadIdx.x % kLanes];
+  }
+
+  /// Writes the first `count` elements of a chunk, which lie at the phase of `to`, in whole units where it can.
+  __device__ void write(int place, T* to, int count = kElements) const {
+    const int begin = phase(to);
+    const int end = begin + min(count, kElements);
+    const int lane = threadIdx.x % kLanes;
+    const T* const from = places_ + place * kPlace;
+    to -= begin;
+#pragma unroll
+    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+      const int unit = (i * kLanes + lane) * kUnit;
+      if (unit >= begin && unit + kUnit <= end) {
+        store(to + unit, load<kUnit>(from + unit));
+      }
+    }
+    if (lane < kUnit) {  // what is left of the first unit and of the last
+      const int last = end / kUnit * kUnit;
+      if (begin > 0 && lane >= begin && lane < end) {
+        to[lane] = from[lane];
+      }
+      if ((last > 0 || begin == 0) && last + lane < end) {
+        to[last + lane] = from[last + lane];
+      }
     }
   }
 
@@ -288,42 +336,24 @@ class Meeting {
 
 // On the host.
 
-/// How rows of some length are streamed.
-struct StreamChoice {
-  int packs;    // a thread; 0: rows of this length need another kernel
-  int depth;    // chunks that the shared memory holds
-  int cluster;  // blocks that share a row
-};
-
-/// So many columns a block, in whole warps of packs.
-inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
-  constexpr std::int64_t kUnit = 64;
-  p.slab = static_cast<int>((columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
-  const int warp_columns = p.packs * V * kWarp;
-  p.threads = (p.slab + warp_columns - 1) / warp_columns * kWarp;
-  p.groups = std::max(1, most_threads / p.threads);
-}
-
-/// Blocks, or clusters of them that share rows.
-inline unsigned stream_teams(const StreamPlan& p, std::int64_t rows) {
-  const int blocks = p.cluster <= 2   ? kStreamBlocks
-                     : p.cluster <= 8 ? kStreamClusterBlocks
-                                      : kStreamLargestClusterBlocks;
-  return static_cast<unsigned>(std::min<std::int64_t>(blocks / p.cluster, (rows + p.groups - 1) / p.groups));
-}
-
-/// Launches a kernel that takes the plan as its last argument.
+/// Launches a kernel that takes the plan as its last argument, with so many teams, blocks or clusters.
 template <class Kernel, class Arguments>
-void launch_stream(Kernel kernel, const char* name, const StreamPlan& p, std::int64_t rows, const Arguments& a) {
+void launch_teams(Kernel kernel, const char* name, const StreamPlan& p, unsigned teams, const Arguments& a) {
   cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes()),
               "cudaFuncSetAttribute");
   if (p.cluster > 8) {
     cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                 "cudaFuncSetAttribute");
   }
-  cuda::Launch(stream_teams(p, rows) * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
+  cuda::Launch(teams * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
       .cluster(p.cluster)
       .run(kernel, name, a, p);
+}
+
+/// The same with as many teams as there are rows for.
+template <class Kernel, class Arguments>
+void launch_stream(Kernel kernel, const char* name, const StreamPlan& p, std::int64_t rows, const Arguments& a) {
+  launch_teams(kernel, name, p, stream_teams(p, rows), a);
 }
 
 }  // namespace mica::kernels::rows

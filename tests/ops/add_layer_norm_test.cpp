@@ -174,7 +174,7 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
     expect_launched(record, device,
                     {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>"});
     if (gpu_has_clusters()) {
-      expect_launched(record, device, {"add_layer_norm_backward_kernel"});
+      expect_launched(record, device, {"norm_backward_stream_kernel"});
     }
   }
 }

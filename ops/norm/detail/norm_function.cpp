@@ -5,7 +5,7 @@
 #include <mica/ops/dropout/detail/dropped.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
-#include <mica/ops/norm/detail/add_layer_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_function.h>
 #include <mica/ops/norm/detail/norm_gradient.h>
@@ -150,7 +150,7 @@ Tensors AddNorm::backward(autograd::Context& ctx, const Tensor& dsum, const Tens
 
 Tensors AddNorm::backward_in_one_pass(const autograd::Context& ctx, const std::array<Tensor, 4>& saved,
                                       const Tensor& dsum, const Tensor& dy) const {
-  if (!norm.centered || dy.device().is_cpu()) {
+  if (dy.device().is_cpu()) {
     return {};
   }
   const auto& [sum, weight, mean, rstd] = saved;
@@ -164,26 +164,27 @@ Tensors AddNorm::backward_in_one_pass(const autograd::Context& ctx, const std::a
   const Tensor dx = matrix(wants_dx && other_dx);
   const Tensor dweight = row(ctx.needs_grad(2), norm.weight_dtype);
   const Tensor dbias = row(ctx.needs_grad(3), norm.weight_dtype);
-  const bool sums_dx = ctx.needs_grad(4) && kernels::add_layer_norm_sums_dx(dy.dtype(), norm.columns);
+  const bool sums_dx = ctx.needs_grad(4) && kernels::add_norm_sums_dx(dy.dtype(), norm.columns);
   Tensor dx_bias = row(sums_dx, dy.dtype());
   const Tensor dsum_rows = contiguous_data(dsum);
   const Tensor dy_rows = contiguous_data(dy);
   const Tensor weight_row = contiguous_or_absent(weight);
-  const kernels::AddLayerNormBackward args{.rows = norm.rows,
-                                           .columns = norm.columns,
-                                           .dsum = dsum_rows,
-                                           .dy = dy_rows,
-                                           .sum = sum,
-                                           .weight = weight_row,
-                                           .mean = mean,
-                                           .rstd = rstd,
-                                           .dropout = dropout,
-                                           .dresidual = dresidual,
-                                           .dx = dx,
-                                           .dweight = dweight,
-                                           .dbias = dbias,
-                                           .dx_bias = dx_bias};
-  if (!on_device(dy.device(), [&](auto device) { return kernels::add_layer_norm_backward(device, args); })) {
+  const kernels::NormBackward args{.rows = norm.rows,
+                                   .columns = norm.columns,
+                                   .centered = norm.centered,
+                                   .dy = dy_rows,
+                                   .x = sum,
+                                   .weight = weight_row,
+                                   .mean = mean,
+                                   .rstd = rstd,
+                                   .dx = dresidual,
+                                   .dweight = dweight,
+                                   .dbias = dbias,
+                                   .dsum = dsum_rows,
+                                   .dropout = dropout,
+                                   .dx_dropped = dx,
+                                   .dx_bias = dx_bias};
+  if (!on_device(dy.device(), [&](auto device) { return kernels::add_norm_backward(device, args); })) {
     return {};
   }
   const Tensor& of_x = other_dx ? dx : dresidual;

@@ -2,10 +2,9 @@
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
-#include <mica/ops/norm/detail/layer_norm_kernels.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_function.h>
 #include <mica/ops/norm/detail/norm_gradient.h>
-#include <mica/ops/norm/detail/rms_norm_kernels.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -57,29 +56,18 @@ Tensors NormGradient::forward(autograd::Context& ctx, const Tensor& dy, const Te
   const Tensor dy_rows = contiguous_data(dy);
   const Tensor x_rows = contiguous_data(x);
   const Tensor weight_row = contiguous_or_absent(weight);
-  on_device(dy.device(), [&](auto device) {
-    if (norm.centered) {
-      kernels::layer_norm_backward(device, {.rows = norm.rows,
-                                            .columns = norm.columns,
-                                            .dy = dy_rows,
-                                            .x = x_rows,
-                                            .weight = weight_row,
-                                            .mean = mean,
-                                            .rstd = rstd,
-                                            .dx = dx,
-                                            .dweight = dweight,
-                                            .dbias = dbias});
-    } else {
-      kernels::rms_norm_backward(device, {.rows = norm.rows,
-                                          .columns = norm.columns,
-                                          .dy = dy_rows,
-                                          .x = x_rows,
-                                          .weight = weight_row,
-                                          .rstd = rstd,
-                                          .dx = dx,
-                                          .dweight = dweight});
-    }
-  });
+  const kernels::NormBackward args{.rows = norm.rows,
+                                   .columns = norm.columns,
+                                   .centered = norm.centered,
+                                   .dy = dy_rows,
+                                   .x = x_rows,
+                                   .weight = weight_row,
+                                   .mean = mean,
+                                   .rstd = rstd,
+                                   .dx = dx,
+                                   .dweight = dweight,
+                                   .dbias = dbias};
+  on_device(dy.device(), [&](auto device) { kernels::norm_backward(device, args); });
   return {dx, dweight, dbias};
 }
 

@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include <mica/ops/norm/detail/norm_backward_plan.h>
+
+namespace mica::kernels::norm_cuda {
+
+namespace {
+
+using rows::StreamPlan;
+
+constexpr int kMostThreads = 512;  // of a block
+
+struct StreamShape {
+  int packs = 0;  // a thread; 0: there is none
+  int depth = 0;
+  int cluster = 1;
+  int chunks = 1;
+  int lanes = 32;
+  bool units = false;
+};
+
+// The fewest blocks whose threads, with so many elements each, have room for a row; 0: too many.
+int cluster_of(std::int64_t columns, int elements) {
+  int cluster = 1;
+  while (cluster <= 16 && columns > std::int64_t{cluster} * kMostThreads * elements) {
+    cluster *= 2;
+  }
+  return cluster <= 16 ? cluster : 0;
+}
+
+// Rows of 16 bits, read in packs of 8.
+StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
+  if (columns <= 12288) {
+    return {.packs = columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3, .depth = 2};
+  }
+  if (columns <= 16384) {
+    return {.packs = 2, .depth = 4, .cluster = 2};
+  }
+  const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
+  const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;  // beside the weights
+  return {.packs = cluster > 0 ? 4 : 0, .depth = has_room ? 6 : 5, .cluster = cluster, .chunks = 2};
+}
+
+// Rows of float32, read in packs of 4.
+StreamShape shape_of_float32(std::int64_t columns) {
+  if (columns <= 8192) {
+    return {.packs = columns <= 1024 ? 2 : 4, .depth = 2};
+  }
+  if (columns <= 131072) {
+    return {.packs = 4, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
+  }
+  const int cluster = cluster_of(columns, 32);
+  return {.packs = cluster > 0 ? 8 : 0, .depth = 5, .cluster = cluster, .chunks = 4};
+}
+
+// Rows with a third matrix, dsum, beside x and dy.
+StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
+  if (columns <= 256) {
+    return {.packs = pack == 8 ? 1 : 2, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
+  }
+  if (columns <= (pack == 8 && !drops ? 12288 : 8192)) {
+    const int packs = pack == 4 ? columns <= 1024 ? 2 : 4 : columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3;
+    return {.packs = packs, .depth = packs == 1 ? 4 : 2};
+  }
+  const int cluster = cluster_of(columns, 2 * pack);
+  return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
+}
+
+// Rows of float32 that begin anywhere, element by element.
+StreamShape shape_of_float32_elements(std::int64_t columns) {
+  if (columns <= 8192) {
+    return {.packs = 16, .depth = 3, .units = true};
+  }
+  if (columns <= 131072) {
+    return {.packs = 16, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
+  }
+  const int cluster = cluster_of(columns, 32);
+  return {.packs = cluster > 0 ? 32 : 0, .depth = 4, .cluster = cluster, .chunks = 4, .units = true};
+}
+
+// Of 16 bits: longer ones than registers hold.
+StreamShape shape_of_16_bit_elements(std::int64_t columns) {
+  const int cluster = columns > 8192 ? cluster_of(columns, 16) : 0;
+  return {.packs = cluster > 0 ? 16 : 0, .depth = 5, .cluster = cluster, .units = true};
+}
+
+StreamShape shape_of(const NormBackwardCase& c, int pack) {
+  if (c.source != GradientSource::y) {
+    return pack == 1 ? StreamShape{} : shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
+  }
+  if (c.columns <= 256) {
+    return {};  // registers hold them
+  }
+  return pack == 8     ? shape_of_16_bits(c.columns, c.weight_size)
+         : pack == 4   ? shape_of_float32(c.columns)
+         : c.size == 4 ? shape_of_float32_elements(c.columns)
+                       : shape_of_16_bit_elements(c.columns);
+}
+
+// How `shape` divides rows, and what then lies in shared memory. packs = 0: there is no room.
+StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& shape) {
+  StreamPlan p{.packs = shape.packs, .cluster = shape.cluster};
+  if (shape.packs == 0) {
+    return p;
+  }
+  rows::divide(p, c.columns, pack, kMostThreads);
+  if (shape.lanes < 32) {
+    p.threads = shape.lanes;
+    p.groups = kMostThreads / p.threads;
+  }
+  const bool drops = c.source == GradientSource::y_and_dropped_sum;
+  const int matrices = c.source == GradientSource::y ? 2 : 3;
+  const bool weights_in_registers = p.packs * pack <= 16 && !drops;
+  p.kept_bytes = weights_in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
+  const int chunk_elements = p.packs / shape.chunks * pack;
+  const int gap = shape.units ? p.block() / 32 * (16 / c.size) : 0;  // for rows that begin inside of a unit
+  const int chunk_bytes = (p.block() * chunk_elements + gap) * matrices * c.size;
+  const int folds = std::max(1, p.block() / std::max(32, p.threads));  // rows of partials that a block adds up
+  const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
+  p.stream_bytes = std::max(fold_bytes, shape.depth * chunk_bytes);
+  if (p.block() > kMostThreads || p.shared_bytes() > rows::kStreamShared) {
+    p.packs = 0;
+  }
+  return p;
+}
+
+// Blocks, or clusters, that stream rows. Where each would have one or two of a length whose sums over rows cost as much
+// as the rows, half as many are faster.
+std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
+  constexpr std::int64_t kFew = 64;
+  const std::int64_t teams = rows::stream_teams(stream, c.rows);
+  const bool few_rows = c.rows <= 2 * rows::kStreamBlocks * stream.groups;
+  return few_rows && c.columns > 512 && c.columns <= 2048 ? std::min(teams, kFew) : teams;
+}
+
+}  // namespace
+
+NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
+  const int pack = c.packs ? 16 / c.size : 1;
+  if (c.size <= 4 && c.clusters) {
+    const StreamShape shape = shape_of(c, pack);
+    const StreamPlan stream = stream_plan(c, pack, shape);
+    if (stream.packs > 0) {
+      return {.kernel = NormBackwardKernel::streamed,
+              .partial_rows = teams_of(c, stream),
+              .pack = pack,
+              .units = shape.units,
+              .lanes = shape.lanes,
+              .chunks = shape.chunks,
+              .depth = shape.depth,
+              .stream = stream};
+    }
+  }
+  if (c.source != GradientSource::y) {
+    return {};
+  }
+  if (c.columns > 512 * 64 / std::max(c.size, 4)) {
+    return {.kernel = NormBackwardKernel::looped, .pack = pack};
+  }
+  const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
+  // Enough blocks to keep a large chip busy, few enough that the partials stay small beside x.
+  const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * rows::kStreamBlocks : 512;
+  const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
+  const bool staged = c.clusters && !c.packs && c.size == 2 && c.columns > 256 && wanted > blocks;
+  if (staged) {
+    const std::int64_t most = std::int64_t{rows::kStreamBlocks} * staged_layout(c.columns).blocks;
+    return {.kernel = NormBackwardKernel::staged,
+            .partial_rows = std::min(wanted, std::max<std::int64_t>(blocks, most))};
+  }
+  return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
+}
+
+namespace {
+
+// Blocks in all, at most: an H200 has room for about so many clusters of them at a time. A number of its own, so that
+// results do not depend on the chip.
+constexpr int kBlocks = 320;
+constexpr int kBlocksWithPartials = 192;
+constexpr int kNarrowTile = 128;  // bytes
+constexpr int kLeastRows = 2;     // of a thread
+constexpr int kLeastBatches = 4;  // of a thread
+constexpr int kManyBatches = 16;  // of a thread: partials pay
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int width, int size, int unroll,
+                               bool clusters) {
+  ParametersPlan p{};
+  p.lanes = 1;
+  while (p.lanes < 32 && p.lanes * width < columns) {
+    p.lanes *= 2;
+  }
+  // Narrower tiles, where clusters would not make blocks enough and there are rows for more of them at a time.
+  while (ceil_div(columns, p.lanes * width) * kParametersCluster < kBlocks && p.lanes * width * size > kNarrowTile &&
+         kParametersBlock / p.lanes * 2 <= rows) {
+    p.lanes /= 2;
+  }
+  p.tiles = ceil_div(columns, p.lanes * width);
+  const std::int64_t thread_rows = rows * p.lanes / kParametersBlock;  // if a block had a tile alone
+  const std::int64_t most = std::min(kBlocks / p.tiles, thread_rows / kLeastRows);
+  p.parts = static_cast<int>(std::clamp<std::int64_t>(most, 1, kParametersCluster));
+  if (p.parts == kParametersCluster && thread_rows >= kParametersCluster * kManyBatches * unroll) {
+    p.parts *= static_cast<int>(
+        std::max<std::int64_t>(1, std::min(kBlocksWithPartials / (kParametersCluster * p.tiles),
+                                           thread_rows / (kParametersCluster * kLeastBatches * unroll))));
+  }
+  p.cluster = clusters ? std::min(p.parts, kParametersCluster) : 1;
+  return p;
+}
+
+}  // namespace mica::kernels::norm_cuda

@@ -1,0 +1,456 @@
+#pragma once
+
+#include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_rows_cuda.cuh>
+
+// Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of row after row:
+//
+//     x, dy ──copies──▶ chunks in shared memory ──first look──▶ Σ g, Σ g · x̂ ──meeting──▶ the row's sums
+//                          │                          └──▶ dweight, dbias of the thread's columns, in registers
+//                          └───────second look, with the row's sums──────▶ dx
+//     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
+//
+// Where registers allow, x̂ and g = dy · weight stay in them from the first look to the second. A cluster, whose blocks
+// take long to meet, begins a row before it ends the one before.
+
+namespace mica::kernels::norm_cuda {
+
+constexpr int kMostThreads = 512;  // of a block
+
+/// The sums of the first numbers of up to 16 members, in the lower 16 lanes, and of the second ones, in the upper.
+struct SumMembers {
+  __device__ float operator()(const float* numbers, int members) const {
+    const int lane = threadIdx.x % kWarp;
+    const int member = lane % (kWarp / 2);
+    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // without a branch
+    return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
+  }
+};
+
+/// The sums of a and of b over kLanes lanes: the lower half of them has the one, the upper the other.
+template <int kLanes>
+__device__ float sum_pair_of_lanes(float a, float b) {
+  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
+  const float mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
+  return sum_lanes<kLanes / 2>(mine);
+}
+
+/// Stores what the kernel does not read. The compiler neither splits 16 bytes, as it would where branches meet before
+/// another store, nor keeps loads from passing it.
+template <class T, int V>
+__device__ void store_pack(T* to, const Pack<T, V>& pack) {
+  if constexpr (sizeof(pack) == 16) {
+    const uint4 bits = reinterpret_cast<const uint4&>(pack);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                 "r"(bits.w));
+  } else {
+    store(to, pack);
+  }
+}
+
+/// A thread's part in the kernel.
+template <class Policy, class T, class W, class Shape>
+class StreamedBackward {
+ public:
+  __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, unsigned char* memory)
+      : a_(a),
+        p_(p),
+        memory_(memory),
+        at_(p, a.columns, V, P),
+        meeting_(p, at_.rank, memory),
+        ahead_(a, p, at_, memory),
+        statistics_(a, at_.first, at_.step),
+        weights_(a.weight, p, at_, memory),
+        reciprocal_(1.0f / static_cast<float>(a.columns)) {
+    if constexpr (Policy::kDrops) {
+      key_ = absolute_key(a.key);
+    }
+    meeting_.open();
+    cuda::allow_dependents();
+  }
+
+  __device__ void run() {
+    Row row = first_row();
+    // A warp goes on while any of its rows is there.
+    const std::int64_t warp_first = kLanes < kWarp ? at_.warp_first : at_.first;
+    int place = 0;
+    if (kAhead && warp_first < a_.rows) {
+      row.statistics = statistics_.take();
+      meeting_.leave(begin_row(row, place, D - 1), SumMembers());
+    }
+#pragma unroll 1
+    for (std::int64_t index = warp_first; index < a_.rows; index += at_.step) {
+      const std::int64_t own = kLanes == kWarp ? index : index - warp_first + at_.first;
+      row.present = own < a_.rows;
+      if constexpr (kAhead) {
+        Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
+        if (index + at_.step < a_.rows) {
+          meeting_.leave(begin_row(next, after(place), D - 1 - C), SumMembers());
+        }
+        end_row(row, place, SumMembers()(meeting_.take(), meeting_.members()));
+        row = next;
+      } else {
+        row.statistics = statistics_.take();
+        float sums = begin_row(row, place, D - 1);
+        if constexpr (kTeam != Team::warp) {
+          meeting_.leave(sums, SumMembers());
+          sums = SumMembers()(meeting_.take(), meeting_.members());
+        }
+        end_row(row, place, sums);
+        row.offset += at_.step * a_.columns;
+      }
+      place = after(place);
+    }
+    write_partials();
+    meeting_.close();
+  }
+
+ private:
+  static constexpr int V = Shape::V;
+  static constexpr int P = Shape::P;
+  static constexpr int C = Shape::C;
+  static constexpr int D = Shape::D;
+  static constexpr int kLanes = Shape::kLanes;
+  static constexpr int kChunk = Shape::kChunk;
+  static constexpr Team kTeam = Shape::kTeam;
+  static constexpr int kElements = P * V;
+  static constexpr bool kCentered = Policy::kCentered;
+  static constexpr bool kAhead = kTeam == Team::cluster && D >= 2 * C;  // begins a row before it ends the one before
+  // x̂ and g stay in registers: there is room for so many.
+  static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
+  static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
+  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;  // nothing is needed twice
+  static constexpr bool kWeightsInRegisters = kElements <= 16 && !Policy::kDrops;
+  static constexpr bool kBranches = (!kWeightsInRegisters || Policy::kAdds) && !Shape::kUnits;  // between packs
+  static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
+  static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the warp's rows
+  using RowStatistics = Statistics<T, kCentered>;
+  using Ahead = RowsAhead<Policy, T, W, Shape>;
+  using Chunk = typename Ahead::Chunk;
+
+  struct Row {
+    std::int64_t offset;  // of the thread's first element
+    RowStatistics statistics;
+    bool present;
+  };
+
+  __device__ Row first_row() const {
+    return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
+  }
+
+  __device__ static int after(int place) {  // a row
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      place = Ahead::next(place);
+    }
+    return place;
+  }
+
+  /// Reads pack i, which is in such a chunk, of a row: x̂, g and dy.
+  __device__ void look(const Row& row, const Chunk& chunk, int i, float (&dy)[V]) {
+    float x[V];
+    float w[V];
+    Ahead::values(chunk.x, i % kChunk, x);
+    Ahead::values(chunk.dy, i % kChunk, dy);
+    weights_.at(i, w);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      x_hat_[held(i) + j] = row.statistics.x_hat(x[j]);
+      g_[held(i) + j] = dy[j] * w[j];
+    }
+  }
+
+  /// The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
+  /// dbias, and its two sums, in the lower and in the upper half of the lanes; not centered, the second in both.
+  __device__ float begin_row(const Row& row, int place, int pending) {
+    float g_sum = 0;
+    float gx_sum = 0;
+#pragma unroll
+    for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
+      ahead_.wait(place, c, row.offset, pending - c);
+      const Chunk chunk = ahead_.chunk(place, row.offset);
+#pragma unroll
+      for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
+        // Absent packs are zeros, and so are their weights; but many packs without branches between them would fill the
+        // registers.
+        if (!kBranches || i < at_.packs) {
+          float dy[V];
+          look(row, chunk, i, dy);
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            const int k = held(i) + j;
+            if constexpr (kCentered) {
+              g_sum = __fadd_rn(g_sum, g_[k]);  // which the compiler may not fuse with the product
+            }
+            gx_sum = fma(g_[k], x_hat_[k], gx_sum);
+            dweight_[i * V + j] = fma(dy[j], x_hat_[k], dweight_[i * V + j]);
+            if constexpr (kCentered) {
+              dbias_[i * V + j] += dy[j];
+            }
+          }
+        }
+      }
+      if constexpr (kFetchEarly) {
+        ahead_.fetch(place, (D + c) % C);
+      }
+    }
+    return kCentered ? sum_pair_of_lanes<kLanes>(g_sum, gx_sum) : sum_lanes<kLanes>(gx_sum);
+  }
+
+  /// The second look: dx, from the sums over the row.
+  __device__ void end_row(const Row& row, int place, float sums) {
+    const float rstd = row.statistics.rstd;
+    // dx = g · rstd + x̂ · slope + offset
+    const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
+    const float gx_sum = kCentered ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes) : sums;
+    const float slope = -gx_sum * reciprocal_ * rstd;
+    const int packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
+#pragma unroll
+    for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
+      [[maybe_unused]] T units[kChunk];
+      [[maybe_unused]] const Chunk chunk = ahead_.chunk(place, row.offset);
+#pragma unroll
+      for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
+        if (Shape::kUnits || i < packs) {
+          float values[V];
+          if constexpr (!kHeld) {
+            look(row, chunk, i, values);
+          }
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            const int k = held(i) + j;
+            values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
+          }
+          if constexpr (Policy::kAdds) {
+            add_dsum(row, place, i, values);
+          }
+          if constexpr (Shape::kUnits) {
+            units[i - c * kChunk] = pack_of<T>(values).at[0];
+          } else {
+            write_dx(row, i, values);
+          }
+        }
+      }
+      if constexpr (Shape::kUnits) {
+        ahead_.write_units(place, c, row.offset, units);
+      }
+      if constexpr (!kFetchEarly) {
+        ahead_.fetch(place, (D + c) % C);
+      }
+    }
+  }
+
+  __device__ void add_dsum(const Row& row, int place, int i, float (&values)[V]) const {
+    float dsum[V];
+    ahead_.dsum_values(place, i % kChunk, dsum);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      values[j] += dsum[j];
+    }
+  }
+
+  /// Writes pack i of dx and, where there is one, of what dropout leaves of it.
+  __device__ void write_dx(const Row& row, int i, float (&values)[V]) {
+    const std::int64_t element = row.offset + i * (kLanes * V);
+    if (!Policy::kAdds || a_.dx != nullptr) {
+      store_pack(a_.dx + element, pack_of<T>(values));
+    }
+    if constexpr (Policy::kDrops) {
+      drop_pack(values, element, key_, a_.threshold, a_.scale);
+      store_pack(a_.dx_dropped + element, pack_of<T>(values));
+    }
+    if constexpr (kSumsDx) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        dx_bias_[i * V + j] += values[j];
+      }
+    }
+  }
+
+  /// The block's row of partials: the sums of its rows, added in order.
+  __device__ void write_partials() {
+    float* const fold = reinterpret_cast<float*>(memory_ + p_.stream_begin());
+    const int folds = kWarpFolds ? p_.block() / kWarp : p_.groups;
+    const int sums = folds * p_.slab;
+    cuda::wait_copies<0>();
+    if (folds_in_memory()) {
+      __syncthreads();  // the memory is free
+    }
+    fold_or_write(dweight_, a_.dweights, fold);
+    if constexpr (kCentered) {
+      fold_or_write(dbias_, a_.dbiases, fold + sums);
+    }
+    if constexpr (kSumsDx) {
+      fold_or_write(dx_bias_, a_.dx_biases, fold + 2 * sums);
+    }
+    if (folds_in_memory()) {
+      __syncthreads();
+      add_folds(a_.dweights, fold, folds);
+      if constexpr (kCentered) {
+        add_folds(a_.dbiases, fold + sums, folds);
+      }
+      if constexpr (kSumsDx) {
+        add_folds(a_.dx_biases, fold + 2 * sums, folds);
+      }
+    }
+  }
+
+  /// Writes the thread's sums to the block's row of partials or, if other threads have the same columns, to a row of
+  /// `fold`.
+  __device__ void fold_or_write(float (&sums)[kElements], float* partials, float* fold) const {
+    constexpr int kPart = V < 4 ? V : 4;
+    if (partials == nullptr) {
+      return;
+    }
+    int fold_row = threadIdx.y;
+    bool writes = true;
+    if constexpr (kWarpFolds) {
+#pragma unroll
+      for (int k = 0; k < kElements; ++k) {
+#pragma unroll
+        for (int distance = kLanes; distance < kWarp; distance *= 2) {
+          sums[k] += __shfl_xor_sync(kAllLanes, sums[k], distance);
+        }
+      }
+      fold_row /= kWarp / kLanes;
+      writes = threadIdx.y % (kWarp / kLanes) == 0;
+    }
+    float* const own = folds_in_memory() ? fold + fold_row * p_.slab : partials + first_partial();
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (writes && i < at_.packs) {
+#pragma unroll
+        for (int part = 0; part < V; part += kPart) {
+          Pack<float, kPart> values;
+#pragma unroll
+          for (int j = 0; j < kPart; ++j) {
+            values.at[j] = sums[i * V + part + j];
+          }
+          store(own + (at_.first_pack + i * kLanes) * V + part, values);
+        }
+      }
+    }
+  }
+
+  __device__ void add_folds(float* partials, const float* fold, int folds) const {
+    if (partials == nullptr) {
+      return;
+    }
+#pragma unroll 1
+    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < at_.columns; column += p_.block()) {
+      float sum = 0;
+#pragma unroll 4
+      for (int i = 0; i < folds; ++i) {
+        sum += fold[i * p_.slab + column];
+      }
+      partials[first_partial() + column] = sum;
+    }
+  }
+
+  /// Where the block's columns begin in its row of partials.
+  __device__ std::int64_t first_partial() const {
+    return (kTeam == Team::cluster ? blockIdx.x / p_.cluster : blockIdx.x) * a_.columns + at_.begin;
+  }
+
+  /// Whether several threads have the same columns.
+  __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
+
+  /// Where x̂ and g of pack i begin.
+  __device__ static constexpr int held(int i) { return kHeld ? i * V : 0; }
+
+  const BackwardRows<T, W>& a_;
+  const StreamPlan& p_;
+  unsigned char* const memory_;
+  const typename Shape::Place at_;
+  Meeting<kTeam> meeting_;
+  Ahead ahead_;
+  StatisticsAhead<T, W, kCentered, kLanes> statistics_;
+  const Weights<W, Shape, kWeightsInRegisters> weights_;
+  const float reciprocal_;
+  PhiloxKey key_{};
+  float dweight_[kElements] = {};
+  float dbias_[kCentered ? kElements : 1] = {};
+  float dx_bias_[kSumsDx ? kElements : 1] = {};
+  float x_hat_[kHeld ? kElements : V];
+  float g_[kHeld ? kElements : V];
+};
+
+template <class Policy, class T, class W, class Shape>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    norm_backward_stream_kernel(const BackwardRows<T, W> a, const StreamPlan p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  StreamedBackward<Policy, T, W, Shape>(a, p, memory).run();
+}
+
+// On the host.
+
+/// Calls f with each StreamShape of packs of 16 bytes that plan_norm_backward() may choose.
+template <class Policy, class T, class W, class F>
+void with_pack_shapes(const F& f) {
+  constexpr bool kSums = Policy::kAdds;
+  constexpr int kOne = kSums ? 4 : 2;  // depth with one pack a thread
+  if constexpr (sizeof(T) == 2) {
+    f(StreamShape<8, 1, Team::block, 32, 1, kOne>{});
+    f(StreamShape<8, 2, Team::block, 32, 1, 2>{});
+    f(StreamShape<8, 2, Team::cluster, 32, 1, 4>{});
+    if constexpr (!Policy::kDrops) {
+      f(StreamShape<8, 3, Team::block, 32, 1, 2>{});
+    }
+  } else {
+    f(StreamShape<4, 2, Team::block, 32, 1, 2>{});
+    f(StreamShape<4, 4, Team::block, 32, 1, 2>{});
+  }
+  if constexpr (kSums && sizeof(T) == 2) {
+    f(StreamShape<8, 1, Team::warp, 8, 1, 4>{});
+    f(StreamShape<8, 1, Team::warp, 16, 1, 4>{});
+    f(StreamShape<8, 1, Team::warp, 32, 1, 4>{});
+  } else if constexpr (kSums) {
+    f(StreamShape<4, 2, Team::warp, 8, 1, 4>{});
+    f(StreamShape<4, 2, Team::warp, 16, 1, 4>{});
+    f(StreamShape<4, 2, Team::warp, 32, 1, 4>{});
+    f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
+  } else if constexpr (sizeof(T) == 2) {
+    f(StreamShape<8, 4, Team::cluster, 32, 2, 6>{});
+    if constexpr (sizeof(W) == 4) {
+      f(StreamShape<8, 4, Team::cluster, 32, 2, 5>{});
+    }
+  } else {
+    f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
+    f(StreamShape<4, 8, Team::cluster, 32, 4, 5>{});
+  }
+}
+
+/// And of elements.
+template <class T, class F>
+void with_element_shapes(const F& f) {
+  if constexpr (sizeof(T) == 2) {
+    f(StreamShape<1, 16, Team::cluster, 32, 1, 5, true>{});
+  } else {
+    f(StreamShape<1, 16, Team::warp, 32, 1, 3, true>{});
+    f(StreamShape<1, 16, Team::block, 32, 1, 3, true>{});
+    f(StreamShape<1, 16, Team::cluster, 32, 1, 3>{});
+    f(StreamShape<1, 32, Team::cluster, 32, 4, 4, true>{});
+  }
+}
+
+template <class Policy, class T, class W>
+void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
+  const StreamPlan& p = plan.stream;
+  bool found = false;
+  const auto run = [&]<class Shape>(Shape) {
+    if (plan.pack == Shape::V && plan.units == Shape::kUnits && p.packs == Shape::P && p.team() == Shape::kTeam &&
+        plan.lanes == Shape::kLanes && plan.chunks == Shape::C && plan.depth == Shape::D) {
+      found = true;
+      launch_teams(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", p,
+                   static_cast<unsigned>(plan.partial_rows), a);
+    }
+  };
+  with_pack_shapes<Policy, T, W>(run);
+  if constexpr (!Policy::kAdds) {
+    with_element_shapes<T>(run);
+  }
+  check(found, "norm_backward: there is no kernel with {} packs of {} a thread", p.packs, plan.pack);
+}
+
+}  // namespace mica::kernels::norm_cuda

@@ -1,0 +1,258 @@
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+
+#include <mica/ops/norm/detail/norm_backward_plan.h>
+
+// What plan_norm_backward() and plan_parameters() choose, what every choice must keep to, and the tables in the README.
+
+namespace mica::kernels::norm_cuda {
+
+namespace {
+
+using enum NormBackwardKernel;
+
+NormBackwardCase case_of(std::int64_t rows, std::int64_t columns, int size) {
+  return {.rows = rows,
+          .columns = columns,
+          .size = size,
+          .weight_size = size,
+          .centered = true,
+          .packs = columns % (16 / size) == 0,
+          .clusters = true};
+}
+
+TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
+  for (const std::int64_t columns : {264, 1000, 8192, 40'000, 131'072}) {
+    for (const int size : {2, 4}) {
+      EXPECT_EQ(plan_norm_backward(case_of(100, columns, size)).kernel, streamed) << columns << ", " << size;
+      NormBackwardCase old = case_of(100, columns, size);
+      old.clusters = false;
+      EXPECT_EQ(plan_norm_backward(old).kernel, columns <= 8192 ? held : looped) << columns << ", " << size;
+    }
+    EXPECT_EQ(plan_norm_backward(case_of(100, columns, 8)).kernel, columns <= 4096 ? held : looped) << columns;
+  }
+  for (const int size : {2, 4}) {
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 128, size)).kernel, held);
+    EXPECT_EQ(plan_norm_backward(case_of(100, 129, size)).kernel, held);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 129, size)).kernel, held);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, size == 2 ? staged : streamed);
+  }
+  EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 4)).kernel, streamed);
+  EXPECT_EQ(plan_norm_backward(case_of(100, 100'001, 2)).kernel, streamed);
+  EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 2)).kernel, looped);
+}
+
+// A row's dx is computed by the same threads from the same elements, however many rows there are.
+TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
+  for (const int size : {2, 4, 8}) {
+    for (const bool centered : {true, false}) {
+      for (std::int64_t columns = 1; columns <= 300'000; columns += 1 + columns / 61) {
+        NormBackwardCase many = case_of(1'000'000, columns, size);
+        many.centered = centered;
+        NormBackwardCase few = many;
+        few.rows = 3;
+        few.weight_size = 4;
+        const NormBackwardPlan a = plan_norm_backward(many);
+        const NormBackwardPlan b = plan_norm_backward(few);
+        ASSERT_EQ(a.kernel == staged ? held : a.kernel, b.kernel) << columns;
+        ASSERT_EQ(a.pack, b.pack) << columns;
+        ASSERT_EQ(a.lanes, b.lanes) << columns;
+        ASSERT_EQ(a.stream.packs, b.stream.packs) << columns;
+        ASSERT_EQ(a.stream.threads, b.stream.threads) << columns;
+        ASSERT_EQ(a.stream.cluster, b.stream.cluster) << columns;
+        if (a.kernel == staged) {
+          EXPECT_EQ(staged_layout(columns).held.threads, held_layout(columns, size, false, centered).threads);
+          EXPECT_EQ(staged_layout(columns).held.block, held_layout(columns, size, false, centered).block);
+          EXPECT_GE(std::int64_t{staged_layout(columns).held.threads} * staged_layout(columns).held.elements, columns);
+        }
+      }
+    }
+  }
+}
+
+TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
+  struct Expected {
+    std::int64_t columns;
+    int size;
+    int lanes;
+    int threads;
+    int groups;
+    int cluster;
+  };
+  for (const Expected& e :
+       {Expected{1024, 2, 32, 128, 4, 1}, Expected{8192, 2, 32, 512, 1, 1}, Expected{16384, 2, 32, 512, 1, 2},
+        Expected{131'072, 2, 32, 512, 1, 8}, Expected{262'144, 2, 32, 512, 1, 16}, Expected{768, 4, 32, 96, 5, 1},
+        Expected{8192, 4, 32, 512, 1, 1}, Expected{65536, 4, 32, 512, 1, 8}, Expected{262'144, 4, 32, 512, 1, 16},
+        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 2}, Expected{16383, 4, 32, 128, 4, 8}}) {
+    const NormBackwardPlan plan = plan_norm_backward(case_of(1'000'000, e.columns, e.size));
+    const rows::StreamPlan& p = plan.stream;
+    EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
+              std::tuple(e.lanes, e.threads, e.groups, e.cluster))
+        << e.columns << ", " << e.size;
+  }
+}
+
+// Over many lengths: a row has a place for each of its columns, shared memory suffices, and a cluster that begins a row
+// before it ends another has room for both.
+TEST(NormBackwardPlan, StreamedRowsFit) {
+  for (const int size : {2, 4}) {
+    for (const int weight_size : {size, 4}) {
+      for (std::int64_t columns = 1; columns <= 262'144; columns += 1 + columns / 61) {
+        for (const bool packs : {false, true}) {
+          NormBackwardCase c = case_of(1 << 23, columns, size);
+          c.weight_size = weight_size;
+          if (packs && !c.packs) {
+            continue;
+          }
+          c.packs = packs;
+          const NormBackwardPlan plan = plan_norm_backward(c);
+          const rows::StreamPlan& p = plan.stream;
+          if (plan.kernel != streamed) {
+            EXPECT_TRUE(columns <= 256 || (!packs && size == 2 && (columns <= 8192 || columns > 131'072))) << columns;
+            continue;
+          }
+          EXPECT_EQ(plan.pack, packs ? 16 / size : 1) << columns;
+          EXPECT_GE(std::int64_t{p.threads} * p.packs * plan.pack * p.cluster, columns);
+          EXPECT_GE(std::int64_t{p.slab} * p.cluster, columns);
+          EXPECT_LE(p.shared_bytes(), rows::kStreamShared) << columns;
+          EXPECT_LE(p.block(), 512) << columns;
+          EXPECT_EQ(p.block() % 32, 0) << columns;
+          EXPECT_EQ(p.packs % plan.chunks, 0) << columns;
+          EXPECT_GE(plan.depth, plan.chunks) << columns;
+          EXPECT_EQ(plan.lanes == 32 ? p.threads % 32 : p.threads - plan.lanes, 0) << columns;
+        }
+      }
+    }
+  }
+}
+
+TEST(NormBackwardPlan, PartialRowsFollowTheShape) {
+  for (const int size : {2, 4, 8}) {
+    for (const std::int64_t columns : {5, 64, 1000, 3000, 20'000}) {
+      std::int64_t before = 0;
+      for (const std::int64_t rows : {1, 7, 100, 3000, 200'000}) {
+        const NormBackwardPlan plan = plan_norm_backward(case_of(rows, columns, size));
+        if (plan.kernel == looped) {
+          EXPECT_EQ(plan.partial_rows, 0);
+          continue;
+        }
+        EXPECT_GE(plan.partial_rows, std::max<std::int64_t>(before, 1));
+        EXPECT_LE(plan.partial_rows, std::min<std::int64_t>(rows, 8 * 132));
+        before = plan.partial_rows;
+      }
+    }
+  }
+}
+
+TEST(NormBackwardPlan, SumsHaveAKernelForSomeLengths) {
+  using enum GradientSource;
+  const auto kernel = [](std::int64_t columns, int size, GradientSource source) {
+    NormBackwardCase c = case_of(1000, columns, size);
+    c.source = source;
+    return plan_norm_backward(c).kernel;
+  };
+  for (const int size : {2, 4}) {
+    EXPECT_EQ(kernel(768, size, y_and_sum), streamed);
+    EXPECT_EQ(kernel(8192, size, y_and_dropped_sum), streamed);
+    EXPECT_EQ(kernel(128, size, y_and_dropped_sum), streamed);
+    EXPECT_EQ(kernel(65'536, size, y_and_sum), streamed);
+    EXPECT_EQ(kernel(1001, size, y_and_sum), none);
+    EXPECT_EQ(kernel(200'000, size, y_and_sum), none);
+  }
+  EXPECT_EQ(kernel(768, 8, y_and_sum), none);
+}
+
+// Who shares a row, the kernel and the packs that each has.
+std::pair<std::string, int> row_of(const NormBackwardCase& c) {
+  const NormBackwardPlan plan = plan_norm_backward(c);
+  const auto threads_of = [](int threads) {
+    return threads < 32 ? fmt::format("{} lanes", threads) : std::string(threads == 32 ? "a warp" : "a block");
+  };
+  switch (plan.kernel) {
+    case streamed: {
+      const rows::StreamPlan& p = plan.stream;
+      const std::string who = p.cluster > 1 ? fmt::format("a cluster of {} blocks", p.cluster) : threads_of(p.threads);
+      return {who + (plan.units ? " | streamed, in units" : " | streamed"), p.packs};
+    }
+    case held: {
+      const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
+      return {threads_of(layout.threads) + " | held", layout.elements / plan.pack};
+    }
+    case staged: {
+      const HeldLayout layout = staged_layout(c.columns).held;
+      return {threads_of(layout.threads) + " | staged", layout.elements};
+    }
+    default: return {"a block, which reads it again | looped", 0};
+  }
+}
+
+// A line for each run of lengths, in steps of `step`, whose rows are shared in the same way.
+std::string table_of(const std::string& title, int size, bool packs) {
+  const std::int64_t step = packs ? 16 / size : 1;
+  std::string table =
+      fmt::format("| {}, columns up to | who shares a row | kernel | packs a thread |\n|---|---|---|---|\n", title);
+  std::string before;
+  std::set<int> before_packs;
+  constexpr std::int64_t kLast = 300'000;
+  for (std::int64_t columns = step; columns <= kLast; columns += step) {
+    NormBackwardCase c = case_of(1'000'000, columns, size);
+    c.packs = packs;
+    const auto [row, row_packs] = row_of(c);
+    const bool ends = columns + step > kLast;
+    if (ends || (!before.empty() && row != before)) {
+      table += fmt::format("| {} | {} | {} |\n", ends ? "any" : std::to_string(columns - step), before,
+                           before_packs == std::set<int>{0} ? "" : fmt::format("{}", fmt::join(before_packs, ", ")));
+      before_packs.clear();
+    }
+    before_packs.insert(row_packs);
+    before = row;
+  }
+  return table;
+}
+
+TEST(NormBackwardPlan, ReadmeHasItsTables) {
+  const std::filesystem::path readme = MICA_NORM_README;
+  if (!std::filesystem::exists(readme)) {
+    GTEST_SKIP() << "no source tree";
+  }
+  std::stringstream text;
+  text << std::ifstream(readme).rdbuf();
+  for (const std::string& table :
+       {table_of("16 bits", 2, true), table_of("float32", 4, true), table_of("16 bits, any alignment", 2, false),
+        table_of("float32, any alignment", 4, false)}) {
+    EXPECT_NE(text.str().find(table), std::string::npos) << "expected in " << readme << ":\n" << table;
+  }
+}
+
+TEST(ParametersPlan, DealsOutColumnsAndRows) {
+  // Few columns, many rows: clusters, and partials of several of them. Many columns: no partials.
+  const ParametersPlan narrow = plan_parameters(1'000'000, 64, 4, 4, 4, true);
+  EXPECT_EQ(narrow.cluster, 8);
+  EXPECT_GT(narrow.partial_rows(), 1);
+  const ParametersPlan wide = plan_parameters(1000, 100'000, 4, 4, 4, true);
+  EXPECT_EQ(wide.partial_rows(), 1);
+  EXPECT_GE(wide.tiles * wide.lanes * 4, 100'000);
+  // Without clusters, every block that shares a tile has partials.
+  const ParametersPlan old = plan_parameters(1'000'000, 64, 4, 4, 4, false);
+  EXPECT_EQ(old.cluster, 1);
+  EXPECT_EQ(old.partial_rows(), old.parts);
+  EXPECT_EQ(old.parts, narrow.parts);
+  // A row or none.
+  for (const std::int64_t rows : {0, 1}) {
+    const ParametersPlan p = plan_parameters(rows, 1000, 4, 4, 4, true);
+    EXPECT_EQ(p.parts, 1);
+    EXPECT_EQ(p.cluster, 1);
+  }
+}
+
+}  // namespace
+
+}  // namespace mica::kernels::norm_cuda
