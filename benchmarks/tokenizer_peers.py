@@ -165,6 +165,21 @@ def train(name, sample, folder):
     (folder / "tokenizer.json").write_text(json.dumps(description, ensure_ascii=False))
 
 
+def train_bert(sample, folder):
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator((text.decode(errors="replace") for text in sample),
+                                  trainers.WordPieceTrainer(vocab_size=30_000, special_tokens=special, show_progress=False))
+    tokenizer.add_tokens(ADDED)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def read_back(path, item_size):
     data = path.read_bytes()
     at = 0
@@ -225,7 +240,7 @@ def main():
     parser.add_argument("--work", type=Path, default=Path("/tmp/tokenizers"))
     parser.add_argument("--program", default="build/bin/bench_tokenizer")
     parser.add_argument("--results", type=Path)
-    parser.add_argument("names", nargs="*", default=["gpt2", "llama3", "qwen", "smollm", "prefix"])
+    parser.add_argument("names", nargs="*", default=["gpt2", "llama3", "qwen", "smollm", "prefix", "bert"])
     options = parser.parse_args()
     random.seed(1)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -237,7 +252,7 @@ def main():
     for name in options.names:
         folder = options.work / name
         if not (folder / "tokenizer.json").exists():
-            train(name, sample, folder)
+            train_bert(sample, folder) if name == "bert" else train(name, sample, folder)
         report, differences = compare(name, documents, folder, options.program, options.work)
         print("\n".join(report), flush=True)
         lines += report

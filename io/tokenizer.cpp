@@ -32,6 +32,9 @@ struct Tokenizer::State {
 
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options,
                                    detail::BytePairScratch& scratch) const;
+  // Text as words are looked for in it; the text itself if `normalized` is not needed.
+  std::string_view normalized(std::string_view text, std::string& normalized) const;
+  void encode_words(std::string_view text, detail::BytePairScratch& scratch, std::vector<std::int64_t>& out) const;
   void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch,
                    std::vector<std::int64_t>& out) const;
 
@@ -52,7 +55,9 @@ struct Tokenizer::State {
 
   detail::Vocabulary vocabulary;
   detail::BytePairEncoder encoder;
+  std::optional<detail::WordPieceEncoder> word_piece;  // instead of it
   bool is_nfc;
+  std::optional<detail::BertNormalization> bert;
   detail::PreTokenizer pre_tokenizer;
   std::vector<std::int64_t> before, after;
   std::unordered_map<std::int64_t, detail::AddedToken> added;
@@ -67,21 +72,24 @@ Tokenizer::State::State(detail::TokenizerDescription description, detail::Tokeni
                         const std::string& what)
     : vocabulary(std::move(description.vocabulary)),
       encoder(vocabulary, description.merges, description.ignore_merges, what),
+      word_piece(std::move(description.word_piece)),
       is_nfc(description.is_nfc),
+      bert(description.bert),
       pre_tokenizer(std::move(description.pre_tokenizer)),
       before(std::move(description.before)),
       after(std::move(description.after)),
       settings(std::move(own_settings)) {
-  std::vector<detail::AddedToken> raw, normalized;
+  std::vector<detail::AddedToken> raw, changed_with_text;
   for (detail::AddedToken& token : description.added_tokens) {
-    if (token.normalized && is_nfc) {
-      token.content = detail::nfc(token.content);
+    if (token.normalized) {
+      std::string changed;
+      token.content = std::string(this->normalized(token.content, changed));
     }
-    (token.normalized ? normalized : raw).push_back(token);
+    (token.normalized ? changed_with_text : raw).push_back(token);
     added.emplace(token.id, std::move(token));
   }
   in_text = detail::AddedTokenFinder(std::move(raw));
-  in_normalized_text = detail::AddedTokenFinder(std::move(normalized));
+  in_normalized_text = detail::AddedTokenFinder(std::move(changed_with_text));
 }
 
 std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const EncodeOptions& options,
@@ -108,18 +116,33 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
 
 void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options,
                                    detail::BytePairScratch& scratch, std::vector<std::int64_t>& out) const {
-  std::string normalized;
-  if (is_nfc && detail::may_need_nfc(part)) {
-    normalized = detail::nfc(part);
-    part = normalized;
-  }
+  std::string changed;
   in_normalized_text.split(
-      part, options.parse_special_tokens,
-      [&](std::string_view words) {
-        detail::pre_tokenize(pre_tokenizer, words,
-                             [&](std::string_view word) { encoder.encode(word, vocabulary, scratch, out); });
-      },
+      normalized(part, changed), options.parse_special_tokens,
+      [&](std::string_view text) { encode_words(text, scratch, out); },
       [&](std::int64_t token) { out.push_back(token); });
+}
+
+std::string_view Tokenizer::State::normalized(std::string_view text, std::string& normalized) const {
+  if (bert) {
+    return normalized = detail::bert_normalized(text, *bert);
+  }
+  if (is_nfc && detail::may_need_nfc(text)) {
+    return normalized = detail::nfc(text);
+  }
+  return text;
+}
+
+void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScratch& scratch,
+                                    std::vector<std::int64_t>& out) const {
+  if (word_piece) {
+    for (const std::string_view word : detail::bert_words(text)) {
+      word_piece->encode(word, vocabulary, out);
+    }
+    return;
+  }
+  detail::pre_tokenize(pre_tokenizer, text,
+                       [&](std::string_view word) { encoder.encode(word, vocabulary, scratch, out); });
 }
 
 bool Tokenizer::is_in(const std::filesystem::path& folder) {
@@ -211,13 +234,25 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
 
 std::string Tokenizer::decode(std::span<const std::int64_t> tokens, const DecodeOptions& options) const {
   std::string text;
+  bool is_first = true;
   for (const std::int64_t token : tokens) {
-    const std::string_view bytes = token_bytes(token);
-    if (!options.skip_special_tokens || !is_special(token)) {
-      text += bytes;
-    }
+    append_decoded(token, options, is_first, text);
   }
   return detail::valid_utf8_length(text) == text.size() ? text : detail::repaired_utf8(text);
+}
+
+void Tokenizer::append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first,
+                               std::string& text) const {
+  const std::string_view bytes = token_bytes(token);
+  if (options.skip_special_tokens && is_special(token)) {
+    return;
+  }
+  if (state_->word_piece) {
+    text += state_->word_piece->decoded(bytes, is_first);
+  } else {
+    text += bytes;
+  }
+  is_first = false;
 }
 
 std::string_view Tokenizer::token_bytes(std::int64_t token) const {
@@ -254,10 +289,7 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, DecodeOptions options)
     : tokenizer_(std::move(tokenizer)), options_(options) {}
 
 std::string StreamDecoder::push(std::int64_t token) {
-  const std::string_view bytes = tokenizer_.token_bytes(token);
-  if (!options_.skip_special_tokens || !tokenizer_.is_special(token)) {
-    pending_ += bytes;
-  }
+  tokenizer_.append_decoded(token, options_, is_first_, pending_);
   const std::size_t complete = detail::complete_utf8_length(pending_);
   const std::string text = detail::repaired_utf8(std::string_view(pending_).substr(0, complete));
   pending_.erase(0, complete);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Tokenizers of pretrained language models: byte-level byte-pair encoding as GPT-2, Llama 3, Qwen 2 to 3 and SmolLM use
-// it, from the files of a Hugging Face folder.
+// Tokenizers of pretrained language models, from the files of a Hugging Face folder: byte-level byte-pair encoding as
+// GPT-2, Llama 3, Qwen 2 to 3 and SmolLM use it, and BERT's pieces of words.
 
 #include <cstdint>
 #include <filesystem>
@@ -66,7 +66,10 @@ class Tokenizer {
   const std::string& chat_template() const;
 
  private:
+  friend class StreamDecoder;
   struct State;
+  // Appends what a token adds to decoded text. `is_first` until there is one.
+  void append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first, std::string& text) const;
   explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<const State> state_;
@@ -87,6 +90,7 @@ class StreamDecoder {
   Tokenizer tokenizer_;
   DecodeOptions options_;
   std::string pending_;
+  bool is_first_ = true;
 };
 
 }  // namespace mica::io

@@ -17,7 +17,7 @@ class Vocabulary {
   struct Entry {
     std::int64_t id;
     std::string text;       ///< as the file has it
-    bool is_bytes = false;  ///< whether encoding may give it
+    bool is_bytes = false;  ///< whether encoding may make it of bytes: not an added token
     std::string bytes{};    ///< what it stands for
   };
   Vocabulary() = default;

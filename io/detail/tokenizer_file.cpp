@@ -106,12 +106,13 @@ AddedToken added_token(const Reader& read, const JsonValue& json, std::int64_t i
 /// Collects the vocabulary: the model's tokens, then the added ones.
 class VocabularyBuilder {
  public:
-  VocabularyBuilder(const Reader& read, const JsonValue::Object& vocabulary) : read_(read) {
+  // Without `of_bytes`, tokens are their own text.
+  VocabularyBuilder(const Reader& read, const JsonValue::Object& vocabulary, bool of_bytes = true) : read_(read) {
     entries_.reserve(vocabulary.size());
     for (const auto& [text, id] : vocabulary) {
       const auto* const number = id.as<std::int64_t>();
       read_.require(number != nullptr, "the id of the token {} is not a whole number", in_quotes(text));
-      const std::optional<std::string> bytes = alphabet_.bytes(text);
+      const std::optional<std::string> bytes = of_bytes ? alphabet_.bytes(text) : text;
       // A token with other characters cannot be made of bytes; it is its own text.
       entries_.push_back({.id = *number, .text = text, .is_bytes = bytes.has_value(), .bytes = bytes.value_or(text)});
     }
@@ -176,7 +177,7 @@ std::vector<Merge> merges_of(const Reader& read, const JsonValue& model, const V
 void check_model(const Reader& read, const JsonValue& model) {
   if (Reader::member(model, "type") != nullptr) {
     const std::string& type = read.text(model, "type");
-    read.require(type == "BPE", "models of type {} are not supported, only BPE", in_quotes(type));
+    read.require(type == "BPE", "models of type {} are not supported, only BPE and WordPiece", in_quotes(type));
   }
   for (const char* const name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     read.require(Reader::member(model, name) == nullptr || read.text(model, name).empty(), "{} is not supported", name);
@@ -197,15 +198,50 @@ void for_each_part(const Reader& read, const JsonValue& json, const char* list, 
   }
 }
 
-bool is_nfc(const Reader& read, const JsonValue& json) {
-  bool found = false;
-  if (const JsonValue* const normalizer = Reader::member(json, "normalizer")) {
-    for_each_part(read, *normalizer, "normalizers", [&](const JsonValue&, const std::string& type) {
-      read.require(type == "NFC", "the normalizer {} is not supported, only NFC", in_quotes(type));
-      found = true;
-    });
+bool is_word_piece(const JsonValue& model) {
+  const JsonValue* const type = Reader::member(model, "type");
+  return type != nullptr && type->as<std::string>() != nullptr && *type->as<std::string>() == "WordPiece";
+}
+
+void read_normalizer(const Reader& read, const JsonValue& json, TokenizerDescription& out) {
+  const JsonValue* const normalizer = Reader::member(json, "normalizer");
+  if (normalizer == nullptr) {
+    return;
   }
-  return found;
+  for_each_part(read, *normalizer, "normalizers", [&](const JsonValue& part, const std::string& type) {
+    if (type == "NFC" && !out.bert) {
+      out.is_nfc = true;
+    } else if (type == "BertNormalizer" && !out.is_nfc && !out.bert) {
+      const bool lower_case = read.flag(part, "lowercase", true);
+      out.bert = {.clean_text = read.flag(part, "clean_text", true),
+                  .separate_chinese = read.flag(part, "handle_chinese_chars", true),
+                  .strip_accents = read.flag(part, "strip_accents", lower_case),
+                  .lower_case = lower_case};
+    } else {
+      fail("{}: the normalizer {} is not supported, only NFC or BertNormalizer", read.what(), in_quotes(type));
+    }
+  });
+}
+
+void read_word_piece(const Reader& read, const JsonValue& json, const JsonValue& model, TokenizerDescription& out) {
+  const std::string& unknown = read.text(model, "unk_token");
+  const std::int64_t id = out.vocabulary.id_of_text(unknown);
+  read.require(id >= 0, "the vocabulary lacks the unknown token {}", in_quotes(unknown));
+  const std::string& prefix = read.text(model, "continuing_subword_prefix");
+  constexpr std::int64_t longest = 4096;  // time is quadratic in it
+  const std::int64_t most = Reader::member(model, "max_input_chars_per_word") == nullptr
+                                ? 100
+                                : read.number(model, "max_input_chars_per_word");
+  read.require(most >= 0 && most <= longest, "max_input_chars_per_word is {}, expected at most {}", most, longest);
+  out.word_piece.emplace(prefix, id, most);
+  const JsonValue* const words = Reader::member(json, "pre_tokenizer");
+  read.require(words != nullptr && read.text(*words, "type") == "BertPreTokenizer",
+               "expected BertPreTokenizer as the pre-tokenizer of WordPiece");
+  if (const JsonValue* const decoder = Reader::member(json, "decoder")) {
+    read.require(read.text(*decoder, "type") == "WordPiece" && read.text(*decoder, "prefix") == prefix,
+                 "expected the decoder WordPiece with the prefix {}", in_quotes(prefix));
+    out.word_piece->cleans_up = read.flag(*decoder, "cleanup", true);
+  }
 }
 
 Pattern pattern_of(const Reader& read, const JsonValue& split) {
@@ -334,11 +370,13 @@ TokenizerDescription describe_tokenizer(const JsonValue& json, const std::string
   const Reader read(what);
   const JsonValue* const model = Reader::member(json, "model");
   read.require(model != nullptr, "expected a \"model\"");
-  check_model(read, *model);
-  check_decoder(read, json);
-
   TokenizerDescription result;
-  VocabularyBuilder builder(read, read.get<JsonValue::Object>(*model, "vocab", "an object"));
+  const bool has_pieces = is_word_piece(*model);
+  if (!has_pieces) {
+    check_model(read, *model);
+    check_decoder(read, json);
+  }
+  VocabularyBuilder builder(read, read.get<JsonValue::Object>(*model, "vocab", "an object"), !has_pieces);
   if (Reader::member(json, "added_tokens") != nullptr) {
     for (const JsonValue& entry : read.list(json, "added_tokens")) {
       AddedToken token = added_token(read, entry, read.number(entry, "id"));
@@ -349,10 +387,14 @@ TokenizerDescription describe_tokenizer(const JsonValue& json, const std::string
     }
   }
   result.vocabulary = std::move(builder).vocabulary();
-  result.merges = merges_of(read, *model, result.vocabulary);
-  result.ignore_merges = read.flag(*model, "ignore_merges", false);
-  result.is_nfc = is_nfc(read, json);
-  result.pre_tokenizer = pre_tokenizer_of(read, json);
+  read_normalizer(read, json, result);
+  if (has_pieces) {
+    read_word_piece(read, json, *model, result);
+  } else {
+    result.merges = merges_of(read, *model, result.vocabulary);
+    result.ignore_merges = read.flag(*model, "ignore_merges", false);
+    result.pre_tokenizer = pre_tokenizer_of(read, json);
+  }
   if (const JsonValue* const processor = Reader::member(json, "post_processor")) {
     for_each_part(read, *processor, "processors", FrameReader(read, result));
   }

@@ -11,17 +11,20 @@
 #include <mica/io/detail/added_tokens.h>
 #include <mica/io/detail/byte_pair_encoding.h>
 #include <mica/io/detail/pre_tokenizer.h>
+#include <mica/io/detail/word_piece.h>
 #include <mica/io/json.h>
 
 namespace mica::io::detail {
 
 /// What the files say about encoding.
 struct TokenizerDescription {
-  Vocabulary vocabulary;  ///< with the added tokens
+  Vocabulary vocabulary;                       ///< with the added tokens
+  std::optional<WordPieceEncoder> word_piece;  ///< instead of byte-pair encoding
   std::vector<Merge> merges;
   bool ignore_merges = false;
-  bool is_nfc = false;  ///< texts are brought into normalization form C
-  PreTokenizer pre_tokenizer;
+  bool is_nfc = false;                    ///< texts are brought into normalization form C
+  std::optional<BertNormalization> bert;  ///< or normalized so
+  PreTokenizer pre_tokenizer;             ///< of byte-pair encoding
   std::vector<AddedToken> added_tokens;
   std::vector<std::int64_t> before, after;  ///< special tokens around a text
 };

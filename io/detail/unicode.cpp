@@ -21,6 +21,11 @@ struct Decomposition {
   char32_t character, first, second;
   bool composes;
 };
+/// Characters first, first + step, … last, whose lower case is `difference` further.
+struct LowerCase {
+  char32_t first, last, step;
+  std::int32_t difference;
+};
 
 #include "unicode_tables.inc"
 
@@ -121,7 +126,9 @@ class Normalizer {
   }
 
   // Normalizes characters that no character before or after them can change.
-  std::u32string operator()(std::u32string_view characters) const {
+  std::u32string operator()(std::u32string_view characters) const { return compose(decomposed(characters)); }
+
+  std::u32string decomposed(std::u32string_view characters) const {
     std::u32string text;
     for (const char32_t c : characters) {
       decompose(c, text);
@@ -131,7 +138,7 @@ class Normalizer {
       std::stable_sort(at, end, [&](char32_t a, char32_t b) { return order(a) < order(b); });
       at = end == text.end() ? end : end + 1;
     }
-    return compose(text);
+    return text;
   }
 
  private:
@@ -249,26 +256,61 @@ const CharacterKinds& CharacterKinds::get() {
   return kinds;
 }
 
-CharacterKinds::CharacterKinds() {
-  const auto set = [&](std::span<const Range> ranges, std::uint8_t flags) {
-    for (const Range& range : ranges) {
-      for (char32_t c = range.first; c <= range.last; ++c) {
-        flags_[c] |= flags;
-      }
+namespace {
+
+void set_flags(std::uint8_t* flags_of, std::span<const Range> ranges, std::uint8_t flags) {
+  for (const Range& range : ranges) {
+    for (char32_t c = range.first; c <= range.last; ++c) {
+      flags_of[c] |= flags;
     }
-  };
-  set(kLetters, static_cast<std::uint8_t>(Kind::letter) | kWord);
-  set(kNumbers, static_cast<std::uint8_t>(Kind::number));
-  set(kSpaces, static_cast<std::uint8_t>(Kind::space));
-  set(kOtherWords, kWord);
+  }
+}
+
+}  // namespace
+
+CharacterKinds::CharacterKinds() {
+  set_flags(flags_, kLetters, static_cast<std::uint8_t>(Kind::letter) | kWord);
+  set_flags(flags_, kNumbers, static_cast<std::uint8_t>(Kind::number));
+  set_flags(flags_, kSpaces, static_cast<std::uint8_t>(Kind::space));
+  set_flags(flags_, kOtherWords, kWord);
   for (const CombiningRange& range : kCombining) {
-    set({{{range.first, range.last}}}, kMayChange);
+    set_flags(flags_, {{{range.first, range.last}}}, kMayChange);
   }
   for (const Decomposition& each : kDecompositions) {
     flags_[each.composes ? each.second : each.character] |= kMayChange;
   }
-  set({{{kVowelBase, kVowelBase + kVowels - 1}, {kTailBase + 1, kTailBase + kTails - 1}}}, kMayChange);
+  set_flags(flags_, {{{kVowelBase, kVowelBase + kVowels - 1}, {kTailBase + 1, kTailBase + kTails - 1}}}, kMayChange);
 }
+
+const BertCharacters& BertCharacters::get() {
+  static const BertCharacters characters;
+  return characters;
+}
+
+BertCharacters::BertCharacters() {
+  set_flags(flags_, kBertControls, kControl);
+  set_flags(flags_, kBertPunctuation, kPunctuation);
+  set_flags(flags_, kBertMarks, kMark);
+  for (const LowerCase& range : kLowerCase) {
+    for (char32_t c = range.first; c <= range.last; c += range.step) {
+      flags_[c] |= kUpper;
+    }
+  }
+}
+
+char32_t BertCharacters::lower_case(char32_t character) const {
+  if ((flags_[character] & kUpper) == 0) {
+    return character;
+  }
+  for (const LowerCase& range : kLowerCase) {
+    if (character >= range.first && character <= range.last && (character - range.first) % range.step == 0) {
+      return character + static_cast<char32_t>(range.difference);
+    }
+  }
+  return character;
+}
+
+std::u32string nfd(std::u32string_view characters) { return Normalizer::get().decomposed(characters); }
 
 bool may_need_nfc(std::string_view text) {
   const CharacterKinds& kinds = CharacterKinds::get();

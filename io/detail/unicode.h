@@ -70,6 +70,29 @@ class CharacterKinds {
   std::uint8_t flags_[0x110000] = {};
 };
 
+/// What BERT's normalization asks of characters; Unicode 8.
+class BertCharacters {
+ public:
+  static const BertCharacters& get();
+
+  /// Control characters and others that are removed; not tabs and newlines.
+  bool is_control(char32_t character) const { return (flags_[character] & kControl) != 0; }
+  /// A word of its own.
+  bool is_punctuation(char32_t character) const { return (flags_[character] & kPunctuation) != 0; }
+  /// An accent or another mark without width.
+  bool is_mark(char32_t character) const { return (flags_[character] & kMark) != 0; }
+  char32_t lower_case(char32_t character) const;
+
+ private:
+  BertCharacters();
+
+  static constexpr std::uint8_t kControl = 1, kPunctuation = 2, kMark = 4, kUpper = 8;
+  std::uint8_t flags_[0x110000] = {};
+};
+
+/// Normalization form D of Unicode 9.
+std::u32string nfd(std::u32string_view characters);
+
 /// Whether valid UTF-8 may differ from its normalization form C. False for most texts.
 bool may_need_nfc(std::string_view text);
 

@@ -76,7 +76,7 @@ void expect_the_packages_tokens(const std::string& folder, const std::string& ca
 }
 
 TEST(Tokenizer, GivesThePackagesTokens) {
-  for (const char* const name : {"gpt2", "llama3", "qwen", "smollm", "roberta"}) {
+  for (const char* const name : {"gpt2", "llama3", "qwen", "smollm", "roberta", "bert", "bert_cased"}) {
     expect_the_packages_tokens(name, name);
   }
   expect_the_packages_tokens("two_files", "gpt2");
@@ -110,10 +110,10 @@ TEST(Tokenizer, SpecialTokens) {
   expect_error([&] { two.decode(Tokens{-1}); }, "decode: -1 is not a token of this vocabulary, which ends at ");
 }
 
-// Words of a mebibyte, which a quadratic algorithm would take hours for.
+// Words that a quadratic algorithm would take minutes for.
 TEST(Tokenizer, LongWords) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("qwen"));
-  const std::size_t size = 1 << 18;
+  const std::size_t size = 1 << 16;
   std::string mixed;
   for (std::size_t i = 0; i < size; ++i) {
     mixed.push_back("etaoinsr"[i * i % 31 % 8]);
@@ -213,6 +213,15 @@ TEST(Tokenizer, Errors) {
   expect(
       file(R"("a": 0)", "", R"(, "post_processor": {"type": "RobertaProcessing", "cls": ["x", 7], "sep": ["x", 7]})"),
       "adds the token 7, which the vocabulary lacks");
+  const auto pieces = [](const std::string& rest) {
+    return R"({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a")" + rest;
+  };
+  expect(pieces("}}"), "expected a text as \"continuing_subword_prefix\"");
+  expect(pieces(R"(, "continuing_subword_prefix": "##"}})"), "expected BertPreTokenizer as the pre-tokenizer");
+  expect(pieces(R"(, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100000}})"),
+         "max_input_chars_per_word is 100000, expected at most 4096");
+  expect(R"({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "b"}})",
+         "the vocabulary lacks the unknown token \"b\"");
   expect(R"({"model": {"type": "Unigram"}})", "models of type \"Unigram\" are not supported");
   expect(R"({"model": {"byte_fallback": true}})", "byte_fallback is not supported");
   const std::string model = R"({"model": {"vocab": {"a": 0}, "merges": []}, "pre_tokenizer": )";

@@ -35,10 +35,24 @@ TEXTS = [
     "  two  spaces \n\n and\tlines \r\n  \r\n end  ", "\u00a0\u180e\u2003x\u3000\u0085y \u1680",
     "e\u0301a éa e\u0323\u0302 e\u0302\u0323 \u1ec7 \u1e9b\u0323 \u212b \u1100\u1161\u11a8\u11a8 각 \u0958 \u0344 \u0f73 a\u0315\u0300\u05ae\u0301b",
     "<|im_start|>user\nHi<|im_end|>\n<|im_end|>><|im_end|> x <mask> y <sep>  z <mask><sep> \n<mask>", "<|begin_of_text|",
-    "alone xalone alone_ alonealone, alone", "<think>\n\n<think>text", "====-----~~~~ !?.,;: ((()))\n\n", "x" * 100 + " " * 70 + "\n" * 9 + " y",
-    "ab" * 60 + "漢字" * 30, "\U00010d40\U00011938 \U0001f600\ufe0f\u200d", "end \n",
+    "alone xalone alone_ alonealone, alone helloalone Hellothe", "<think>\n\n<think>text", "====-----~~~~ !?.,;: ((()))\n\n", "x" * 100 + " " * 70 + "\n" * 9 + " y",
+    "ab" * 60 + "漢字" * 30, "Hello hello, HELLO! Héllo İstanbul ǅ ΣΑΣ [MASK] [CLS]x can't isn't I'm 'it' ok . ?\x07\x00\ufffd\u200b\u0e31", "\U00010d40\U00011938 \U0001f600\ufe0f\u200d", "end \n",
 ]
 BROKEN = ["ff", "c3", "e282", "f09f98", "c0af", "eda080", "f4908080", "61e28261c3a9f0", "f8a1a1a1a1", "80bf", "e0809f41", "41c3" * 20]
+
+
+def make_bert(name, cleanup=True, **normalizer):
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=50))
+    tokenizer.normalizer = normalizers.BertNormalizer(**normalizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=cleanup)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator([SENTENCES], trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False))
+    tokenizer.add_tokens([AddedToken("Hello", special=False, normalized=True, single_word=True),
+                          AddedToken("alone", special=False, normalized=False, single_word=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")])
+    save(name, json.loads(tokenizer.to_str()))
 
 
 def make(name, steps, normalizer=None, post_processor=None, **model):
@@ -54,6 +68,11 @@ def make(name, steps, normalizer=None, post_processor=None, **model):
         tokenizer.post_processor = post_processor(tokenizer)
     description = json.loads(tokenizer.to_str())
     description["model"] |= model
+    save(name, description)
+    return description
+
+
+def save(name, description):
     folder = HERE / "fixtures" / name
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text(json.dumps(description, ensure_ascii=False, separators=(",", ":")) + "\n")
@@ -69,14 +88,15 @@ def make(name, steps, normalizer=None, post_processor=None, **model):
         cases.append({"bytes": body.hex(), "ids": ids,
                       "text": tokenizer.decode(ids), "with_special": tokenizer.decode(ids, skip_special_tokens=False)})
     (folder / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
-    return tokenizer, description
 
 
 def main():
     shutil.rmtree(HERE / "fixtures", ignore_errors=True)
     byte_level = pre_tokenizers.ByteLevel
     split = lambda pattern: pre_tokenizers.Split(Regex(pattern), "isolated")
-    tokenizer, description = make("gpt2", [byte_level(add_prefix_space=False)])
+    make_bert("bert")
+    make_bert("bert_cased", cleanup=False, lowercase=False)
+    description = make("gpt2", [byte_level(add_prefix_space=False)])
     make("llama3", [split(LLAMA3), byte_level(add_prefix_space=False, use_regex=False)], ignore_merges=True,
          post_processor=lambda t: processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
              single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", t.token_to_id("<|begin_of_text|>"))])]))
