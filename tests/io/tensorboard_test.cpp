@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <tests/support.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -98,6 +100,29 @@ TEST_F(EventWriterTest, HistogramsOfAnyTensor) {
   const double most = std::numeric_limits<double>::max();
   a.histogram("wide", from_data<double>({-most, most}, {2}), 0);
   a.histogram("empty", empty({0}), 0);
+}
+
+TEST_F(EventWriterTest, AFullDiskLeavesTheEventsBefore) {
+  io::EventWriter events(folder, {.clock = [] { return 1.0; }});
+  events.scalar("a", 1, 1);
+  const std::string before = contents(events.path());
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);  // else a file that grows beyond the limit ends the program
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{.rlim_cur = before.size() + 20, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string message;
+  try {
+    events.scalar("b", 2, 2);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(message.find("EventWriter: cannot write " + events.path().string()), std::string::npos) << message;
+  EXPECT_EQ(contents(events.path()), before);
+  events.scalar("a", 1, 1);
+  EXPECT_EQ(contents(events.path()).size(), before.size() + (before.size() - 40));
 }
 
 TEST_F(EventWriterTest, Refuses) {
