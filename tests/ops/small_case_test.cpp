@@ -469,4 +469,27 @@ TEST_F(SmallCase, Optimizers) {
   }
 }
 
+TEST_F(SmallCase, DecodeSteps) {
+  const autograd::NoGrad no_grad;
+  nn::Llama llama({.vocab = 64, .layers = 1, .heads = 2, .key_heads = 1, .head_width = 32, .width = 64, .hidden = 64});
+  for (const Tensor& parameter : llama.parameters()) {
+    parameter.set_data(randn(parameter.shape()) * 0.3);
+  }
+  llama.to(bfloat16);
+  const Tensor tokens = randint(0, 64, {2, 5});
+  for (const int bits : {16, 4}) {
+    if (bits == 4) {
+      nn::quantize(llama, {.bits = bits});
+    }
+    compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
+      llama.to(device);
+      nn::KeyValueCache cache = llama.new_cache(2);
+      const Tensor there = tokens.to(device);
+      llama.next_token_logits(slice(there, 1, 0, 3), cache);
+      llama.next_token_logits(slice(there, 1, 3, 4), cache);
+      return Tensors{llama.next_token_logits(slice(there, 1, 4, 5), cache)};
+    });
+  }
+}
+
 }  // namespace

@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <type_traits>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
+#include <mica/core/cuda/device.h>
+#include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/gated/gated.h>
+#include <mica/ops/join/join.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/norm/rms_norm.h>
+
+namespace mica {
+
+namespace {
+
+// All sizes that the kernel for few rows takes are multiples of it.
+constexpr std::int64_t kMultiple = 64;
+
+bool is_16_bit(DType dtype) { return dtype == float16 || dtype == bfloat16; }
+bool is_quantized(const DecodeWeight& w) { return w.quantized.packed.defined(); }
+bool is_aligned(const Tensor& x) {
+  return !x.defined() || (x.is_contiguous() && reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0);
+}
+
+void check_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  check(!autograd::grad_enabled(), "decode_linear: works without gradients only: use autograd::NoGrad");
+  check(x.dim() == 2 && is_floating(x.dtype()), "decode_linear: expected floating x of shape (M, in), got {} {}",
+        x.dtype(), x.shape());
+  check(!weights.empty() && weights.size() <= kernels::kMostDecodeWeights,
+        "decode_linear: expected from 1 to {} weights, got {}", kernels::kMostDecodeWeights, weights.size());
+  for (const DecodeWeight& w : weights) {
+    check(w.matrix.defined() != is_quantized(w), "decode_linear: expected a floating or a quantized weight");
+    if (is_quantized(w)) {
+      check_weight("decode_linear", w.quantized);
+    } else {
+      check(w.matrix.dim() == 2 && w.matrix.dtype() == x.dtype(),
+            "decode_linear: expected a weight of {} and shape (out, in), got {} {}", x.dtype(), w.matrix.dtype(),
+            w.matrix.shape());
+    }
+    check(w.in() == x.size(1), "decode_linear: expected a weight for {} columns, got one for {}", x.size(1), w.in());
+    const Tensor& data = is_quantized(w) ? w.quantized.packed : w.matrix;
+    check(data.device() == x.device(), "decode_linear: expected a weight on {}, got it on {}", x.device(),
+          data.device());
+    check(!w.bias.defined() ||
+              (w.bias.shape() == Shape{w.out()} && w.bias.dtype() == x.dtype() && w.bias.device() == x.device()),
+          "decode_linear: expected a bias of {} and shape [{}] on {}", x.dtype(), w.out(), x.device());
+  }
+  check(!options.swiglu || (weights.size() == 2 && weights[0].out() == weights[1].out()),
+        "decode_linear: swiglu takes two weights of one shape");
+}
+
+bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype) {
+  if (w.out() % kMultiple != 0 || !is_aligned(w.bias) || is_quantized(w) != is_quantized(first)) {
+    return false;
+  }
+  if (!is_quantized(w)) {
+    return is_aligned(w.matrix);
+  }
+  const QuantizedWeight& q = w.quantized;
+  const bool groups = q.group_size == kWholeColumn || q.group_size % kMultiple == 0;
+  return (q.bits == 4 || q.bits == 8) && q.bits == first.quantized.bits && groups &&
+         q.group_size == first.quantized.group_size && q.mode == QuantizationMode::scale_and_shift &&
+         q.scale.dtype() == dtype && q.zero.dim() == 2 && q.zero.dtype() == dtype && is_aligned(q.packed) &&
+         is_aligned(q.scale) && is_aligned(q.zero);
+}
+
+bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  return x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 && x.size(0) <= kernels::kMostDecodeRows &&
+         x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 && is_aligned(x) &&
+         (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
+         is_aligned(options.norm_weight) && is_aligned(options.residual) &&
+         std::all_of(weights.begin(), weights.end(),
+                     [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
+}
+
+Tensor product(const Tensor& x, const DecodeWeight& w) {
+  if (!is_quantized(w)) {
+    return linear(x, w.matrix, w.bias);
+  }
+  const Tensor y = quantized_matmul(x, w.quantized);
+  return w.bias.defined() ? y + w.bias : y;
+}
+
+Tensor by_other_ops(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  Tensors parts;
+  for (const DecodeWeight& w : weights) {
+    parts.push_back(product(x, w));
+  }
+  const Tensor y = options.swiglu ? swiglu(parts[0], parts[1]) : parts.size() == 1 ? parts[0] : cat(parts, 1);
+  return options.residual.defined() ? y + options.residual : y;
+}
+
+template <class F>
+void on_cuda(Device device, const F& f) {
+  on_device(device, [&](auto kind) {
+    if constexpr (std::is_same_v<decltype(kind), Cuda>) {
+      f(kind);
+    }
+  });
+}
+
+}  // namespace
+
+Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  check_linear(x, weights, options);
+  std::int64_t out = 0;
+  for (const DecodeWeight& w : weights) {
+    out += w.out();
+  }
+  const Shape shape{x.size(0), options.swiglu ? weights[0].out() : out};
+  check(!options.residual.defined() || (options.residual.shape() == shape && options.residual.dtype() == x.dtype() &&
+                                        options.residual.device() == x.device()),
+        "decode_linear: expected a residual of {} and shape {} on {}", x.dtype(), shape, x.device());
+  check(!options.norm_weight.defined() || options.norm_weight.shape() == Shape{x.size(1)},
+        "decode_linear: expected norm_weight of shape [{}]", x.size(1));
+  const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
+  if (!kernel_takes(x, weights, options)) {
+    return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
+  }
+  DecodeLinearOptions fused = options;
+  Tensor input = x;
+  if (options.norm_weight.defined() && x.size(0) > 8) {
+    // Each block would normalize all rows again.
+    input = normed();
+    fused.norm_weight = {};
+  }
+  const Tensor y = empty(shape, x.dtype(), x.device());
+  const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = fused, .y = y};
+  on_cuda(x.device(), [&](auto device) { kernels::decode_linear(device, args); });
+  return y;
+}
+
+bool has_decode_attention(DType dtype, std::int64_t width, Device device) {
+  return device.is_cuda() && (dtype == float32 || is_16_bit(dtype)) &&
+         (width == 32 || width == 64 || width == 128 || (width == 256 && dtype != float32));
+}
+
+Tensor decode_attention(const DecodeAttention& a) {
+  constexpr const char* kName = "decode_attention";
+  check(!autograd::grad_enabled(), "{}: works without gradients only: use autograd::NoGrad", kName);
+  check(a.keys.defined() && a.keys.dim() == 4 && a.values.shape() == a.keys.shape() && a.keys.is_contiguous() &&
+            a.values.is_contiguous() && a.values.dtype() == a.keys.dtype(),
+        "{}: expected contiguous keys and values of one shape (B, Hkv, C, D)", kName);
+  check(has_decode_attention(a.keys.dtype(), a.width(), a.keys.device()),
+        "{}: there is no kernel for keys {} of {} on {}", kName, a.keys.shape(), a.keys.dtype(), a.keys.device());
+  const std::int64_t batch = a.keys.size(0);
+  check(a.heads >= 1 && a.heads % a.key_heads() == 0, "{}: expected a multiple of {} heads, got {}", kName,
+        a.key_heads(), a.heads);
+  const Shape expected{batch, (a.heads + 2 * a.key_heads()) * a.width()};
+  check(a.qkv.shape() == expected && a.qkv.dtype() == a.keys.dtype() && a.qkv.device() == a.keys.device() &&
+            a.qkv.is_contiguous(),
+        "{}: expected qkv of shape {} and {}, got {} and {}", kName, expected, a.keys.dtype(), a.qkv.shape(),
+        a.qkv.dtype());
+  for (const Tensor& norm : {a.q_norm, a.k_norm}) {
+    check(!norm.defined() || (norm.shape() == Shape{a.width()} && norm.dtype() == a.keys.dtype() &&
+                              norm.device() == a.keys.device() && norm.is_contiguous()),
+          "{}: expected norms of shape [{}] and {}", kName, a.width(), a.keys.dtype());
+  }
+  check(a.frequencies.empty() || static_cast<std::int64_t>(a.frequencies.size()) == a.width() / 2,
+        "{}: expected {} frequencies, got {}", kName, a.width() / 2, a.frequencies.size());
+  check(
+      a.length.defined() && a.length.dtype() == int64 && a.length.numel() == 1 && a.length.device() == a.keys.device(),
+      "{}: expected the length as one int64 on {}", kName, a.keys.device());
+  check(!a.padding.defined() || (a.padding.dtype() == int64 && a.padding.numel() == batch &&
+                                 a.padding.device() == a.keys.device() && a.padding.is_contiguous()),
+        "{}: expected the padding as {} int64 on {}", kName, batch, a.keys.device());
+  const Tensor y = empty({batch, a.heads * a.width()}, a.keys.dtype(), a.keys.device());
+  const kernels::DecodeAttentionArgs args{.problem = a, .y = y};
+  on_cuda(y.device(), [&](auto device) { kernels::decode_attention(device, args); });
+  return y;
+}
+
+}  // namespace mica

@@ -1,0 +1,243 @@
+#include <tests/support.h>
+
+#include <cmath>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
+#include <mica/core/cuda/launch_record.h>
+#include <mica/core/rng.h>
+#include <mica/ops/attention/attention.h>
+#include <mica/ops/decode/decode.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/gated/gated.h>
+#include <mica/ops/join/join.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/norm/rms_norm.h>
+#include <mica/ops/rotary/rotary.h>
+#include <mica/ops/view/view.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+
+namespace {
+
+double relative_error(const Tensor& got, const Tensor& expected) {
+  const std::vector<double> a = to_vector<double>(got);
+  const std::vector<double> b = to_vector<double>(expected);
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    error += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+QuantizedWeight moved(QuantizedWeight q, Device device) {
+  for (Tensor* const part : {&q.packed, &q.scale, &q.zero}) {
+    *part = part->defined() ? part->to(device) : *part;
+  }
+  return q;
+}
+
+struct Problem {
+  Tensor x;
+  std::vector<DecodeWeight> weights;
+  DecodeLinearOptions options;
+
+  Tensor on(Device device) const {
+    const auto there = [&](const Tensor& t) { return t.defined() ? t.to(device) : t; };
+    std::vector<DecodeWeight> moved_weights;
+    for (const DecodeWeight& w : weights) {
+      moved_weights.push_back(
+          {.matrix = there(w.matrix), .quantized = moved(w.quantized, device), .bias = there(w.bias)});
+    }
+    return decode_linear(there(x), moved_weights,
+                         {.norm_weight = there(options.norm_weight),
+                          .eps = options.eps,
+                          .swiglu = options.swiglu,
+                          .residual = there(options.residual)});
+  }
+
+  // By its definition, in float64.
+  Tensor reference() const {
+    const auto exact = [](const Tensor& t) { return t.to(float64); };
+    Tensor input = exact(x);
+    if (options.norm_weight.defined()) {
+      input = rms_norm(input, {input.size(1)}, exact(options.norm_weight), options.eps);
+    }
+    Tensors parts;
+    for (const DecodeWeight& w : weights) {
+      const Tensor matrix = w.matrix.defined() ? exact(w.matrix) : transpose(dequantize(w.quantized, float64), 0, 1);
+      parts.push_back(linear(input, matrix, w.bias.defined() ? exact(w.bias) : Tensor{}));
+    }
+    const Tensor y = options.swiglu ? swiglu(parts[0], parts[1]) : cat(parts, 1);
+    return options.residual.defined() ? y + exact(options.residual) : y;
+  }
+};
+
+struct Kind {
+  int bits;  // 16: floating
+  std::int64_t group;
+};
+
+DecodeWeight weight_of(const Kind& kind, std::int64_t in, std::int64_t out, DType dtype, bool bias) {
+  DecodeWeight w;
+  const Tensor matrix = (randn({out, in}) * 0.2).to(dtype);
+  if (kind.bits == 16) {
+    w.matrix = matrix;
+  } else {
+    w.quantized = quantize(transpose(matrix, 0, 1), {.bits = kind.bits, .group_size = kind.group, .dtype = dtype});
+  }
+  w.bias = bias ? randn({out}).to(dtype) : Tensor{};
+  return w;
+}
+
+TEST(DecodeLinear, AsItsDefinition) {
+  const autograd::NoGrad no_grad;
+  manual_seed(1);
+  for (const Device device : test_devices()) {
+    const bool cuda = device.is_cuda();
+    for (const DType dtype : cuda ? std::vector{bfloat16, float16} : std::vector{float32, bfloat16}) {
+      for (const Kind& kind : {Kind{16, 0}, Kind{4, 64}, Kind{8, 128}, Kind{4, kWholeColumn}}) {
+        for (const std::int64_t rows :
+             cuda ? std::vector<std::int64_t>{1, 3, 8, 9, 16, 17, 32, 33} : std::vector<std::int64_t>{1, 3}) {
+          for (const std::int64_t in :
+               cuda ? std::vector<std::int64_t>{64, 192, 896, 4864} : std::vector<std::int64_t>{128}) {
+            SCOPED_TRACE(fmt::format("{} {} bits, {} rows of {} on {}", dtype, kind.bits, rows, in, device));
+            const Tensor x = randn({rows, in}).to(dtype);
+            const Tensor norm = (randn({in}) * 0.2 + 1).to(dtype);
+            const auto w = [&](std::int64_t out, bool bias = false) { return weight_of(kind, in, out, dtype, bias); };
+            const double limit = dtype == float32 ? 1e-5 : dtype == float16 ? 2e-3 : 1.2e-2;
+            const Problem three{x, {w(64, true), w(128), w(192, true)}, {.norm_weight = norm, .eps = 1e-3}};
+            const Problem gated{x, {w(192, true), w(192, true)}, {.swiglu = true}};
+            const Problem plain{x, {w(64)}, {.residual = randn({rows, 64}).to(dtype)}};
+            for (const Problem& problem : {three, gated, plain}) {
+              cuda::LaunchRecord record;
+              const Tensor y = problem.on(device);
+              EXPECT_EQ(record.has("decode_linear_kernel"), cuda && rows <= 32);
+              EXPECT_LE(relative_error(y, problem.reference()), limit);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DecodeLinear, WideWeights) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(2);
+  for (const Kind& kind : {Kind{16, 0}, Kind{4, 64}, Kind{8, 64}}) {
+    for (const std::int64_t rows : {1, 12, 32}) {
+      const Problem problem{randn({rows, 128}).to(bfloat16), {weight_of(kind, 128, 9024, bfloat16, false)}, {}};
+      EXPECT_LE(relative_error(problem.on(Device::cuda()), problem.reference()), 1e-2) << kind.bits << " " << rows;
+    }
+  }
+}
+
+TEST(DecodeLinear, Errors) {
+  const Tensor x = ones({2, 8}), w = ones({3, 8});
+  expect_error([&] { decode_linear(x, {{.matrix = w}}); }, "decode_linear: works without gradients only");
+  const autograd::NoGrad no_grad;
+  expect_error([&] { decode_linear(ones({8}), {{.matrix = w}}); }, "expected floating x of shape (M, in)");
+  expect_error([&] { decode_linear(x, {}); }, "expected from 1 to 3 weights, got 0");
+  expect_error([&] { decode_linear(x, {{}}); }, "expected a floating or a quantized weight");
+  expect_error([&] { decode_linear(ones({2, 7}), {{.matrix = w}}); }, "expected a weight for 7 columns, got one for 8");
+  expect_error([&] { decode_linear(x, {{.matrix = w, .bias = ones({2})}}); }, "expected a bias of float32");
+  expect_error([&] { decode_linear(x, {{.matrix = w}}, {.swiglu = true}); }, "swiglu takes two weights");
+  expect_error([&] { decode_linear(x, {{.matrix = w}}, {.residual = ones({2, 2})}); }, "expected a residual");
+  expect_error([&] { decode_linear(x, {{.matrix = w}}, {.norm_weight = ones({2})}); }, "norm_weight of shape [8]");
+  expect_error(
+      [&] {
+        decode_attention({.keys = ones({1, 1, 1, 32}), .values = ones({1, 1, 1, 32})});
+      },
+      "decode_attention: there is no kernel for keys");
+}
+
+// The attention of each sequence by itself, in float64, from the cache's contents before the step.
+Tensor attention_reference(const DecodeAttention& a, const Tensor& keys, const Tensor& values, std::int64_t length,
+                           const std::vector<std::int64_t>& padding) {
+  const std::int64_t batch = keys.size(0), width = a.width(), capacity = keys.size(2);
+  Tensors rows;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t skipped = padding.empty() ? 0 : padding[static_cast<std::size_t>(b)];
+    const Tensor row = reshape(slice(a.qkv, 0, b, b + 1).to(float64), {1, -1, width});  // (1, heads, D)
+    const auto prepared = [&](std::int64_t from, std::int64_t to, const Tensor& norm) {
+      Tensor x = unsqueeze(slice(row, 1, from, to), 0);  // (1, T = 1, heads, D)
+      x = norm.defined() ? rms_norm(x, {width}, norm.to(float64), a.eps) : x;
+      x = a.frequencies.empty() ? x : rotary(x, a.frequencies, {.offset = length - skipped, .scale = a.rotary_scale});
+      return transpose(x, 1, 2);  // (1, heads, 1, D)
+    };
+    const std::int64_t heads = a.heads, key_heads = a.key_heads();
+    Tensors k, v;
+    for (std::int64_t p = std::max(skipped, length - capacity + 1); p < length; ++p) {
+      const std::int64_t slot = p % capacity;
+      k.push_back(slice(slice(keys.to(float64), 0, b, b + 1), 2, slot, slot + 1));
+      v.push_back(slice(slice(values.to(float64), 0, b, b + 1), 2, slot, slot + 1));
+    }
+    k.push_back(prepared(heads, heads + key_heads, a.k_norm));
+    v.push_back(transpose(unsqueeze(slice(row, 1, heads + key_heads, heads + 2 * key_heads), 0), 1, 2));
+    rows.push_back(
+        reshape(scaled_dot_product_attention(prepared(0, heads, a.q_norm), cat(k, 2), cat(v, 2)), {1, heads * width}));
+  }
+  return cat(rows, 0);
+}
+
+struct AttentionCase {
+  DType dtype;
+  std::int64_t width, heads, key_heads, length, capacity;
+  bool norm = false, rotates = true, padded = false;
+};
+
+TEST(DecodeAttention, AsItsDefinition) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(3);
+  for (const AttentionCase& c :
+       {AttentionCase{bfloat16, 64, 16, 4, 300, 512}, AttentionCase{bfloat16, 64, 4, 4, 0, 64, true},
+        AttentionCase{float16, 128, 14, 2, 77, 80, true, true, true}, AttentionCase{bfloat16, 32, 2, 1, 5, 9},
+        AttentionCase{float32, 64, 8, 8, 40, 64, false, false, true}, AttentionCase{float32, 128, 6, 2, 700, 701},
+        AttentionCase{float16, 256, 4, 2, 33, 64}, AttentionCase{float32, 32, 3, 1, 1, 2, true},
+        // Past the capacity.
+        AttentionCase{bfloat16, 64, 4, 2, 150, 64}, AttentionCase{float32, 64, 2, 2, 64, 64, false, true, true}}) {
+    SCOPED_TRACE(
+        fmt::format("{} D {} H {}/{} length {} of {}", c.dtype, c.width, c.heads, c.key_heads, c.length, c.capacity));
+    const std::int64_t batch = 3;
+    const auto from = [&](const Shape& shape) { return randn(shape).to(c.dtype); };
+    const std::vector<std::int64_t> padding =
+        c.padded ? std::vector<std::int64_t>{0, 3, 20} : std::vector<std::int64_t>{};
+    std::vector<float> frequencies;
+    for (std::int64_t j = 0; c.rotates && j < c.width / 2; ++j) {
+      frequencies.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(j) / static_cast<float>(c.width)));
+    }
+    const Tensor norm = c.norm ? from({c.width}) * 0.1 + 1 : Tensor{};
+    DecodeAttention a{.qkv = from({batch, (c.heads + 2 * c.key_heads) * c.width}),
+                      .heads = c.heads,
+                      .q_norm = norm,
+                      .k_norm = norm,
+                      .frequencies = frequencies,
+                      .rotary_scale = 1.25,
+                      .keys = from({batch, c.key_heads, c.capacity, c.width}),
+                      .values = from({batch, c.key_heads, c.capacity, c.width})};
+    const Tensor expected = attention_reference(a, a.keys, a.values, c.length, padding);
+    const Tensor new_value =
+        reshape(slice(a.qkv, 1, (c.heads + c.key_heads) * c.width, a.qkv.size(1)), {batch, c.key_heads, 1, c.width});
+    for (Tensor* const t : {&a.qkv, &a.q_norm, &a.k_norm, &a.keys, &a.values}) {
+      *t = t->defined() ? t->to(Device::cuda()) : *t;
+    }
+    a.length = full({1}, static_cast<double>(c.length), int64, Device::cuda());
+    a.padding = c.padded ? from_data(padding, {batch, 1}, Device::cuda()) : Tensor{};
+    const Tensor y = decode_attention(a);
+    EXPECT_LE(relative_error(y, expected), c.dtype == float32 ? 1e-5 : c.dtype == float16 ? 2e-3 : 1e-2);
+    const std::int64_t slot = c.length % c.capacity;
+    expect_close(slice(a.values, 2, slot, slot + 1), new_value, 0, 0);
+    EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "the same again";
+  }
+}
+
+}  // namespace
