@@ -36,6 +36,10 @@ Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached, co
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   if (cached) {
     check(options.causal && !mask.defined(), "MultiheadAttention: a cache is for causal attention without a mask");
+    if (x.size(1) == 1 && cached.cache->can_decode()) {
+      const Tensor qkv = reshape(c_attn(x), {x.size(0), 3 * width});
+      return unsqueeze(cached.cache->decode(cached.layer, {.qkv = qkv, .heads = options.heads}), 1);
+    }
     const std::int64_t batch = x.size(0), length = x.size(1);
     const Tensor qkv = reshape(c_attn(x), {batch, length, 3, options.heads, width / options.heads});
     const auto part = [&](std::int64_t i) { return transpose(select(qkv, 2, i), 1, 2); };  // (B, heads, T, D)

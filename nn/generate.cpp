@@ -1,11 +1,17 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
+#include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda/graph.h>
+#include <mica/core/host_reader.h>
 #include <mica/core/philox.h>
 #include <mica/nn/generate.h>
+#include <mica/ops/decode/draw.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
@@ -25,6 +31,7 @@ namespace {
 using Tokens = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
+constexpr std::int64_t kReserved = 8192;                    // new positions at first, if there may be more
 
 // In evaluation mode until the end of scope.
 class EvalGuard {
@@ -44,39 +51,53 @@ std::int64_t context_of(const GPT& gpt) { return gpt.config.context; }
 std::int64_t context_of(const Llama&) { return INT64_MAX; }
 const Tensor& embedding_of(const GPT& gpt) { return gpt.wte.weight; }
 const Tensor& embedding_of(const Llama& llama) { return llama.model.embed_tokens.weight; }
+bool can_decode(const GPT&, const KeyValueCache& cache) { return cache.can_decode(); }
+bool can_decode(const Llama& llama, const KeyValueCache& cache) { return llama.model.can_decode(cache); }
 
 // The texts of a batch, and what is needed to go on with them.
 template <class Model>
 class Batch {
  public:
-  Batch(const Model& model, const std::vector<Tokens>& prompts, const SamplingOptions& sampling)
-      : model_(model), sampler_(sampling), texts_(prompts), device_(embedding_of(model).device()) {
-    if (sampling.repetition_penalty != 1) {
+  Batch(const Model& model, const std::vector<Tokens>& prompts, const GenerateOptions& options)
+      : model_(model),
+        sampler_(options.sampling),
+        texts_(prompts),
+        count_(options.count),
+        window_(options.window),
+        device_(embedding_of(model).device()),
+        graph_allowed_(options.cuda_graph && device_.is_cuda()),
+        next_(empty({batch()}, int64, device_)) {
+    if (options.sampling.repetition_penalty != 1) {
+      vocabulary_ = arange(static_cast<double>(embedding_of(model).size(0)), int64, device_);
       remember_prompts();
     }
   }
 
-  /// One more token for each text; `next` has those of the step before, and is undefined in the first.
-  Tensor step(const Tensor& next) {
-    const Tensor tokens = sampler_.draw(logits(next), seen_);
-    if (seen_.defined()) {
-      seen_ = logical_or(seen_, eq(unsqueeze(tokens, 1), vocabulary()));
+  /// Computes one more token of each text, next().
+  void step() {
+    if (!goes_on()) {
+      graph_ = {};
+      start();
+    } else if (!graph_allowed_) {
+      go_on();
+    } else {
+      replay();
     }
-    return tokens;
   }
+  const Tensor& next() const { return next_; }
 
   void append(std::size_t text, std::int64_t token) { texts_[text].push_back(token); }
 
+  /// Whether the next step needs no text on the host.
+  bool goes_on() const { return cache_ && cache_->length() < context_of(model_); }
+  bool runs_ahead() const { return device_.is_cuda() && goes_on(); }
+
  private:
   std::int64_t batch() const { return static_cast<std::int64_t>(texts_.size()); }
-  Tensor vocabulary() const { return arange(static_cast<double>(embedding_of(model_).size(0)), int64, device_); }
 
-  Tensor logits(const Tensor& next) {
-    if (next.defined() && cache_ && cache_->length() < context_of(model_)) {
-      return model_.next_token_logits(unsqueeze(next, 1), *cache_);
-    }
-    // From the beginning, with as many of the last tokens as the context has.
-    cache_.emplace(model_.new_cache(batch()));
+  // From the beginning, with as many of the last tokens as the context has.
+  void start() {
+    cache_.emplace(model_.new_cache(batch(), window_));
     std::size_t length = 0;
     for (const Tokens& text : texts_) {
       length = std::max(length, text.size());
@@ -89,8 +110,42 @@ class Batch {
       padded.insert(padded.end(), length - used, 0);
       padded.insert(padded.end(), text.end() - static_cast<std::ptrdiff_t>(used), text.end());
     }
+    const auto steps = static_cast<std::int64_t>(length);
+    cache_->reserve(std::min(context_of(model_), steps + std::min(count_, kReserved)));
     cache_->set_padding(padding);
-    return model_.next_token_logits(from_data(padded, {batch(), static_cast<std::int64_t>(length)}, device_), *cache_);
+    draw(model_.next_token_logits(from_data(padded, {batch(), steps}, device_), *cache_));
+    graph_allowed_ = graph_allowed_ && can_decode(model_, *cache_);
+  }
+
+  void go_on() { draw(model_.next_token_logits(unsqueeze(next_, 1), *cache_)); }
+
+  void draw(const Tensor& logits) {
+    const Tensor tokens = sampler_.draw(logits, seen_);
+    if (seen_.defined()) {
+      copy_into(seen_, logical_or(seen_, eq(unsqueeze(tokens, 1), vocabulary_)));
+    }
+    copy_into(next_, tokens);
+  }
+
+  // The first step runs without a graph, which creates library handles and loads kernels.
+  void replay() {
+    if (!cache_->has_room()) {
+      graph_ = {};
+      cache_->reserve(cache_->length() + 1);
+    }
+    if (graph_.empty()) {
+      if (!std::exchange(is_warm_, true)) {
+        return go_on();
+      }
+      try {
+        graph_ = cuda::capture([this] { go_on(); }, device_);
+      } catch (const Error&) {
+        // Nothing has run. What is wrong, if not the capture, is reported by the step itself.
+        graph_allowed_ = false;
+        return go_on();
+      }
+    }
+    graph_.replay();
   }
 
   void remember_prompts() {
@@ -107,9 +162,16 @@ class Batch {
   const Model& model_;
   Sampler sampler_;
   std::vector<Tokens> texts_;
+  std::int64_t count_;
+  std::int64_t window_;
   Device device_;
+  bool graph_allowed_;
+  bool is_warm_ = false;
+  Tensor next_;  // (B)
   std::optional<KeyValueCache> cache_;
-  Tensor seen_;  // (B, vocab) bool, if there is a repetition penalty
+  Tensor vocabulary_;  // if there is a repetition penalty: all tokens,
+  Tensor seen_;        // and those of each text, (B, vocab) bool
+  cuda::Graph graph_;  // of go_on()
 };
 
 template <class Model>
@@ -134,12 +196,18 @@ std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompt
   }
   const autograd::NoGrad no_grad;
   const EvalGuard eval(model);
-  Batch<Model> batch(model, prompts, options.sampling);
+  Batch<Model> batch(model, prompts, options);
+  HostReader reader(batch.next().device(), static_cast<std::int64_t>(prompts.size()));
   std::vector<bool> ended(prompts.size());
-  Tensor next;
+  std::int64_t started = 0;
   for (std::int64_t i = 0; i < options.count && std::find(ended.begin(), ended.end(), false) != ended.end(); ++i) {
-    next = batch.step(next);
-    const Tokens tokens = to_vector<std::int64_t>(next);
+    // This step, and the one after it before the host waits for this one's tokens.
+    while (started <= std::min(i + 1, options.count - 1) && (started == i || batch.runs_ahead())) {
+      batch.step();
+      reader.start(batch.next());
+      ++started;
+    }
+    const Tokens tokens = reader.finish();
     for (std::size_t text = 0; text < tokens.size(); ++text) {
       const std::int64_t token = tokens[text];
       // A text that has ended goes on as padding for the others.
@@ -198,12 +266,35 @@ Sampler::Sampler(SamplingOptions options) : options_(options) {
         "Sampler: expected repetition_penalty > 0, got {}", options.repetition_penalty);
 }
 
+const Tensor& Sampler::draw_uniforms(std::int64_t rows, Device device) {
+  if (!uniforms_.defined() || uniforms_.size(0) != rows || uniforms_.device() != device) {
+    uniforms_ = empty({rows, 1}, float64, device);
+  }
+  on_each_replay([seed = options_.seed, draws = draws_, to = uniforms_] {
+    const PhiloxKey key{.seed = seed, .offset = 4 * (*draws)++};
+    std::vector<double> values;  // in (0, 1]
+    for (std::int64_t row = 0; row < to.size(0); ++row) {
+      values.push_back(PhiloxReals<double>::uniform(philox_block(key, static_cast<std::uint64_t>(row)), 0));
+    }
+    copy_into(to, from_data(values, to.shape()));
+  });
+  return uniforms_;
+}
+
 Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
   check(logits.dim() == 2 && logits.size(1) >= 1, "Sampler: expected logits of shape (B, vocab), got {}",
         logits.shape());
   const autograd::NoGrad no_grad;
   const std::int64_t rows = logits.size(0), vocab = logits.size(1);
-  const PhiloxKey key{.seed = options_.seed, .offset = 4 * draws_++};
+  const bool takes_largest = options_.temperature == 0 || options_.top_k == 1;
+  if (has_draw_kernel(logits)) {
+    return draw_tokens(logits,
+                       {.temperature = options_.temperature,
+                        .top_k = options_.top_k,
+                        .top_p = options_.top_p,
+                        .repetition_penalty = options_.repetition_penalty},
+                       takes_largest ? Tensor{} : draw_uniforms(rows, logits.device()), seen);
+  }
   Tensor scores = logits.to(float64);
   if (seen.defined() && options_.repetition_penalty != 1) {
     check(seen.dtype() == boolean && seen.shape() == logits.shape(), "Sampler: expected seen of bool and {}, got {} {}",
@@ -213,7 +304,7 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
   }
   const Tensor largest = amax(scores, {1}, true);
   Tensor tokens;  // (B, 1)
-  if (options_.temperature == 0 || options_.top_k == 1) {
+  if (takes_largest) {
     tokens = argmax(scores, 1, true);
   } else {
     // The candidates: all tokens in their order or, if only some may be drawn, the most likely ones first.
@@ -226,12 +317,8 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
     const Tensor sums = cumsum(exp((scores - largest) / options_.temperature), 1);
     const std::int64_t n = sums.size(1);
     const Tensor total = options_.top_p < 1 ? kept_sum(sums, options_.top_p) : slice(sums, 1, n - 1, n);
-    std::vector<double> uniforms;  // in (0, 1]
-    for (std::int64_t row = 0; row < rows; ++row) {
-      uniforms.push_back(PhiloxReals<double>::uniform(philox_block(key, static_cast<std::uint64_t>(row)), 0));
-    }
     // The first candidate up to which the sum is at least that part of the total.
-    const Tensor target = from_data(uniforms, {rows, 1}, logits.device()) * total;
+    const Tensor target = draw_uniforms(rows, logits.device()) * total;
     tokens = minimum(sum(lt(sums, target), {1}, true), static_cast<double>(n - 1));
     if (order.defined()) {
       tokens = gather(order, 1, tokens);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <mica/nn/gpt.h>
@@ -21,7 +22,8 @@ struct SamplingOptions {
 /// Draws tokens from logits, in float64 and on their device: the repetition penalty (Keskar et al., 2019,
 /// arXiv:1909.05858) first, then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in
 /// transformers. The same options and logits give the same tokens on any device, but where a random number meets the
-/// border between two tokens in the last of its 53 bits.
+/// border between two tokens in the last of its 53 bits. draw() can be captured into a CUDA graph after a first call;
+/// each replay draws with new random numbers.
 class Sampler {
  public:
   /// Throws unless temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and repetition_penalty > 0.
@@ -38,7 +40,10 @@ class Sampler {
 
  private:
   SamplingOptions options_;
-  std::uint64_t draws_ = 0;
+  const Tensor& draw_uniforms(std::int64_t rows, Device device);
+
+  std::shared_ptr<std::uint64_t> draws_ = std::make_shared<std::uint64_t>(0);  // shared with captured graphs
+  Tensor uniforms_;                                                            // (B, 1) float64, of the last draw
 };
 
 struct GenerateOptions {
@@ -47,11 +52,18 @@ struct GenerateOptions {
   std::vector<std::int64_t> stop_tokens{};  ///< a text ends with the first of them
   /// Called for each new token as soon as it is there, with the number of its prompt. False ends that text.
   std::function<bool(std::size_t prompt, std::int64_t token)> on_token{};
+  /// Of the KeyValueCache, whose memory it bounds; 0: none.
+  std::int64_t window = 0;
+  /// On CUDA: launch each step as a CUDA graph where that is possible (KeyValueCache::can_decode()). The same tokens.
+  bool cuda_graph = true;
 };
 
 /// Continues all prompts in one batch. Returns each one's new tokens, with the stop token if there was one. Prompts may
 /// have different lengths, at least 1. A prompt's tokens depend on its place in the batch, which selects its random
 /// numbers, but, up to rounding, not on the other prompts.
+///
+/// On CUDA, a step runs while the host still reads the tokens of the step before. So one step may be computed that a
+/// stop token makes useless.
 ///
 /// Each position is computed once (KeyValueCache). A text longer than a GPT's context keeps only its last tokens, which
 /// are then computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty prompt, for a

@@ -73,7 +73,10 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
   if (cache != nullptr) {
     cache->begin(length);
   }
-  const Tensor positions = cache == nullptr ? packed.positions : cache->positions();
+  const bool decodes = cache != nullptr && length == 1 && cache->can_decode();
+  const Tensor positions = cache == nullptr ? packed.positions
+                           : decodes        ? cache->decode_positions()
+                                            : cache->positions();
   const Tensor x =
       wte(tokens, positions.defined() ? wpe(positions) : slice(wpe.weight, 0, start, start + length), drop);
   const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
@@ -119,13 +122,14 @@ Tensor GPT::next_token_logits(const Tensor& tokens) const {
   return lm_head(select(features(tokens), 1, -1));
 }
 
-KeyValueCache GPT::new_cache(std::int64_t batch) const {
+KeyValueCache GPT::new_cache(std::int64_t batch, std::int64_t window) const {
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.heads,
                         .head_width = config.width / config.heads,
                         .dtype = wte.weight.dtype(),
-                        .device = wte.weight.device()});
+                        .device = wte.weight.device(),
+                        .window = window});
 }
 
 Tensor GPT::operator()(const Tensor& tokens, KeyValueCache& cache) const {

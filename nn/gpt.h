@@ -54,7 +54,7 @@ class GPT : public Module {
   Tensor next_token_logits(const Tensor& tokens) const;
 
   /// An empty cache for `batch` sequences, of the embedding's dtype and device.
-  KeyValueCache new_cache(std::int64_t batch = 1) const;
+  KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
   /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. All together are at
   /// most the context.
   Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;

@@ -1,11 +1,14 @@
 #include <algorithm>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/nn/key_value_cache.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/inplace/inplace.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -15,18 +18,26 @@ KeyValueCache::KeyValueCache(const Config& config) : config_(config) {
         "KeyValueCache: expected at least 0 layers, 1 sequence, 1 head and 1 column, got {}, {}, {} and {}",
         config.layers, config.batch, config.key_heads, config.head_width);
   check(is_floating(config.dtype), "KeyValueCache: expected a floating dtype, got {}", config.dtype);
+  check(config.window >= 0, "KeyValueCache: expected a window of at least 1, or 0 for none, got {}", config.window);
   keys_.resize(static_cast<std::size_t>(config.layers));
   values_.resize(static_cast<std::size_t>(config.layers));
+  if (config.device.is_cuda()) {
+    device_length_ = zeros({1}, int64, config.device);
+    one_ = ones({1}, int64, config.device);
+  }
 }
 
 void KeyValueCache::clear() {
-  length_ = 0;
+  *length_ = 0;
   count_ = 0;
   padding_ = positions_ = mask_ = {};
+  if (device_length_.defined()) {
+    fill_data(device_length_, 0);
+  }
 }
 
 void KeyValueCache::set_padding(const std::vector<std::int64_t>& padding) {
-  check(length_ == 0, "KeyValueCache: expected an empty cache to set the padding, got one of {} positions", length_);
+  check(length() == 0, "KeyValueCache: expected an empty cache to set the padding, got one of {} positions", length());
   check(static_cast<std::int64_t>(padding.size()) == config_.batch,
         "KeyValueCache: expected the padding of {} sequences, got {}", config_.batch, padding.size());
   const bool has_any = std::any_of(padding.begin(), padding.end(), [](std::int64_t n) { return n != 0; });
@@ -37,35 +48,52 @@ void KeyValueCache::set_padding(const std::vector<std::int64_t>& padding) {
 
 void KeyValueCache::begin(std::int64_t count) {
   check(!autograd::grad_enabled(), "KeyValueCache: works without gradients only: use autograd::NoGrad");
-  check(count >= 1 && count <= INT64_MAX / 4 - length_, "KeyValueCache: expected at least 1 new position, got {}",
+  check(count >= 1 && count <= INT64_MAX / 4 - length(), "KeyValueCache: expected at least 1 new position, got {}",
         count);
   count_ = count;
-  if (padding_.defined()) {
-    const Tensor slots = arange(static_cast<double>(length_ + count), int64, config_.device);
-    positions_ = maximum(slice(slots, 0, length_, length_ + count) - padding_, 0);
-    mask_ = reshape(ge(slots, padding_), {config_.batch, 1, 1, length_ + count});
-  }
+  positions_ = mask_ = {};
 }
 
 void KeyValueCache::end() {
-  length_ += count_;
+  if (device_length_.defined()) {
+    add_(device_length_, one_, static_cast<double>(count_));
+  }
+  on_each_replay([length = length_, count = count_] { *length += count; });
   count_ = 0;
 }
 
-void KeyValueCache::reserve(std::int64_t length) {
-  const std::int64_t reserved = keys_[0].defined() ? keys_[0].size(2) : 0;
-  if (length <= reserved) {
+const Tensor& KeyValueCache::positions() const {
+  if (padding_.defined() && !positions_.defined()) {
+    const Tensor slots = arange(static_cast<double>(length() + count_), int64, config_.device);
+    positions_ = maximum(slice(slots, 0, length(), length() + count_) - padding_, 0);
+  }
+  return positions_;
+}
+
+Tensor KeyValueCache::decode_positions() const {
+  const Tensor length = reshape(device_length_, {1, 1});
+  return padding_.defined() ? maximum(length - padding_, 0) : expand(length, {config_.batch, 1});
+}
+
+bool KeyValueCache::can_decode() const {
+  return config_.layers > 0 && has_decode_attention(config_.dtype, config_.head_width, config_.device);
+}
+
+void KeyValueCache::reserve(std::int64_t positions) {
+  positions = needed(positions);
+  if (config_.layers == 0 || positions <= capacity()) {
     return;
   }
+  check(!is_capturing(), "KeyValueCache: the memory cannot grow while a CUDA graph is captured: reserve() it before");
   constexpr std::int64_t kLeast = 64;
-  const std::int64_t size = std::max({length, 2 * reserved, kLeast});
+  const std::int64_t size = needed(std::max({positions, 2 * capacity(), kLeast}));
   std::vector<Tensor> grown;
   for (const std::vector<Tensor>* list : {&keys_, &values_}) {
     for (const Tensor& old : *list) {
       grown.push_back(
           empty({config_.batch, config_.key_heads, size, config_.head_width}, config_.dtype, config_.device));
-      if (length_ > 0) {
-        copy_into(slice(grown.back(), 2, 0, length_), slice(old, 2, 0, length_));
+      if (length() > 0) {
+        copy_into(slice(grown.back(), 2, 0, length()), slice(old, 2, 0, length()));
       }
     }
   }
@@ -74,25 +102,82 @@ void KeyValueCache::reserve(std::int64_t length) {
   values_.assign(middle, grown.end());
 }
 
-std::array<Tensor, 2> KeyValueCache::append(std::int64_t layer, const Tensor& keys, const Tensor& values) {
+void KeyValueCache::check_layer(std::int64_t layer) const {
   check(layer >= 0 && layer < config_.layers, "KeyValueCache: expected a layer in [0, {}), got {}", config_.layers,
         layer);
+}
+
+std::array<Tensor, 2> KeyValueCache::append(std::int64_t layer, const Tensor& keys, const Tensor& values) {
+  check_layer(layer);
+  check_not_capturing("KeyValueCache::append");
   const Shape expected{config_.batch, config_.key_heads, count_, config_.head_width};
   check(keys.shape() == expected && values.shape() == expected,
         "KeyValueCache: expected keys and values of shape {}, got {} and {}", expected, keys.shape(), values.shape());
   check(keys.device() == config_.device && values.device() == config_.device,
         "KeyValueCache: expected keys and values on {}, got {} and {}", config_.device, keys.device(), values.device());
-  const std::int64_t total = length_ + count_;
-  reserve(total);
+  reserve(length() + count_);
   const auto at = static_cast<std::size_t>(layer);
-  copy_into(slice(keys_[at], 2, length_, total), keys);
-  copy_into(slice(values_[at], 2, length_, total), values);
-  return {slice(keys_[at], 2, 0, total), slice(values_[at], 2, 0, total)};
+  if (length() + count_ <= capacity()) {
+    store(keys_[at], keys);
+    store(values_[at], values);
+    return {slice(keys_[at], 2, 0, length() + count_), slice(values_[at], 2, 0, length() + count_)};
+  }
+  const std::array<Tensor, 2> all{cat({earlier(keys_[at]), keys}, 2), cat({earlier(values_[at]), values}, 2)};
+  store(keys_[at], keys);
+  store(values_[at], values);
+  return all;
+}
+
+// The positions [length − visible, length), in order.
+Tensor KeyValueCache::earlier(const Tensor& list) const {
+  const std::int64_t begin = (length() - visible()) % capacity();
+  const std::int64_t until_end = std::min(visible(), capacity() - begin);
+  return cat({slice(list, 2, begin, begin + until_end), slice(list, 2, 0, visible() - until_end)}, 2);
+}
+
+// The last positions of `added`, as many as there are places.
+void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
+  const std::int64_t count = std::min(count_, capacity());
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t from = count_ - count + done;
+    const std::int64_t to = (length() + from) % capacity();
+    const std::int64_t size = std::min(count - done, capacity() - to);
+    copy_into(slice(list, 2, to, to + size), slice(added, 2, from, from + size));
+    done += size;
+  }
+}
+
+Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
+  check_layer(layer);
+  check(can_decode() && count_ == 1, "KeyValueCache: decode() is for one new position, on CUDA");
+  reserve(length() + 1);
+  const auto at = static_cast<std::size_t>(layer);
+  step.keys = keys_[at];
+  step.values = values_[at];
+  step.length = device_length_;
+  step.padding = padding_;
+  return decode_attention(step);
 }
 
 AttentionOptions KeyValueCache::attention_options() const {
+  const bool all_fit = length() + count_ <= capacity();
+  const std::int64_t before = all_fit ? length() : visible();
+  const bool beyond = config_.window > 0 && before + count_ > config_.window;
+  if ((padding_.defined() || beyond) && !mask_.defined()) {
+    const auto end = static_cast<double>(length() + count_);
+    const Tensor positions = arange(end, int64, config_.device);
+    const Tensor keys = slice(positions, 0, length() - before, length() + count_);  // (S)
+    if (padding_.defined()) {
+      mask_ = reshape(ge(keys, padding_), {config_.batch, 1, 1, before + count_});
+    }
+    if (beyond) {
+      const Tensor queries = unsqueeze(slice(positions, 0, length(), length() + count_), 1);  // (T, 1)
+      const Tensor near = gt(keys, queries - config_.window);
+      mask_ = mask_.defined() ? logical_and(mask_, near) : near;
+    }
+  }
   // A single new position sees all others.
-  return {.causal = count_ > 1, .causal_offset = count_ > 1 ? length_ : 0, .mask = mask_};
+  return {.causal = count_ > 1, .causal_offset = count_ > 1 ? before : 0, .mask = mask_};
 }
 
 }  // namespace mica::nn

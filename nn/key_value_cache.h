@@ -1,11 +1,14 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <mica/core/tensor.h>
 #include <mica/ops/attention/attention.h>
+#include <mica/ops/decode/decode.h>
 
 namespace mica::nn {
 
@@ -22,6 +25,14 @@ namespace mica::nn {
 ///
 /// Shorter sequences of a batch are padded in front, with any tokens; set_padding() sets how many. Attention ignores
 /// them, and the first real token of each sequence has position 0.
+///
+/// With a window, there is memory for so many positions only, a ring: position p is in place p mod window. Positions
+/// go on counting. A rotary embedding depends on the distance of two positions, so a text may have any length. Learned
+/// positions (GPT) end at the model's context all the same.
+///
+/// On CUDA the length is also kept on the device, and a step of one position reads it there (mica::decode_attention),
+/// so that the step can be captured into a CUDA graph: each replay appends one position. The memory must not grow
+/// between the capture and a replay: reserve() it before.
 class KeyValueCache {
  public:
   struct Config {
@@ -31,19 +42,29 @@ class KeyValueCache {
     std::int64_t head_width = 1;
     DType dtype = float32;
     Device device = Device::cpu();
+    std::int64_t window = 0;  ///< each position sees itself and the window − 1 before it; 0: all
   };
 
   explicit KeyValueCache(const Config& config);
 
   const Config& config() const { return config_; }
-  /// The positions that it holds, padding included.
-  std::int64_t length() const { return length_; }
+  /// The positions of the text, padding included. With a window, it holds the last ones.
+  std::int64_t length() const { return *length_; }
+  /// The positions for which there is memory.
+  std::int64_t capacity() const { return keys_.empty() || !keys_[0].defined() ? 0 : keys_[0].size(2); }
+  /// Whether there is memory for one more position.
+  bool has_room() const { return capacity() >= needed(length() + 1); }
+  /// Makes room for `positions` in all, or the window. Keeps what is there.
+  void reserve(std::int64_t positions);
   /// Forgets all positions and the padding; keeps the memory.
   void clear();
 
   /// The number of padding tokens before each sequence. Throws unless the cache is empty and there is one number, not
   /// negative, for each sequence.
   void set_padding(const std::vector<std::int64_t>& padding);
+
+  /// Whether a step of one position can be computed by decode(), and captured.
+  bool can_decode() const;
 
   // For modules. A model calls begin(), its layers append(), and the model end(): if a layer throws, length() is as
   // before.
@@ -53,24 +74,39 @@ class KeyValueCache {
   void end();
   /// The new positions within their sequences, (batch, count) int64, 0 for padding; undefined without padding, where
   /// they are length(), length() + 1, …
-  const Tensor& positions() const { return positions_; }
+  const Tensor& positions() const;
   /// Stores a layer's keys and values of the new positions, (batch, key_heads, count, head_width), and returns those of
-  /// all positions.
+  /// all positions that the new ones may see, in order.
   std::array<Tensor, 2> append(std::int64_t layer, const Tensor& keys, const Tensor& values);
+  /// The same for one new position, with attention: `step` without the members that describe the cache. Throws unless
+  /// can_decode().
+  Tensor decode(std::int64_t layer, DecodeAttention step);
+  /// The new position within each sequence, (batch, 1) int64, computed from the length on the device.
+  Tensor decode_positions() const;
   /// How the new positions see all positions.
   AttentionOptions attention_options() const;
 
  private:
-  void reserve(std::int64_t length);
+  void check_layer(std::int64_t layer) const;
+  /// Of the memory for so many positions.
+  std::int64_t needed(std::int64_t positions) const {
+    return config_.window == 0 ? positions : std::min(positions, config_.window);
+  }
+  /// The earlier positions that the first new one sees.
+  std::int64_t visible() const { return config_.window == 0 ? length() : std::min(length(), config_.window - 1); }
+  Tensor earlier(const Tensor& list) const;
+  void store(const Tensor& list, const Tensor& added) const;
 
   Config config_;
-  std::int64_t length_ = 0;
-  std::int64_t count_ = 0;    // of new positions
+  std::shared_ptr<std::int64_t> length_ = std::make_shared<std::int64_t>(0);  // shared with captured graphs
+  Tensor device_length_;                                                      // (1) int64, on CUDA
+  Tensor one_;                                                                // (1) int64, likewise
+  std::int64_t count_ = 0;                                                    // of new positions
   std::vector<Tensor> keys_;  // of each layer: (batch, key_heads, ≥ length, head_width)
   std::vector<Tensor> values_;
-  Tensor padding_;  // (batch, 1) int64, undefined without padding
-  Tensor positions_;
-  Tensor mask_;  // (batch, 1, 1, length + count) bool, undefined without padding
+  Tensor padding_;            // (batch, 1) int64, undefined without padding
+  mutable Tensor positions_;  // of the new positions; these two once they were asked for
+  mutable Tensor mask_;       // of attention, undefined where none is needed
 };
 
 /// A layer's place in a cache; without a cache, attention sees only what it is given.

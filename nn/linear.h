@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include <mica/nn/module.h>
+#include <mica/ops/decode/decode.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/quantized/quantized.h>
 
@@ -59,6 +60,9 @@ class Linear : public Module {
   /// weight keeps it. Throws, changing nothing, if the weight is quantized already, and as mica::quantize does.
   void quantize(QuantizeOptions options);
   bool is_quantized() const { return quantized.packed.defined(); }
+
+  /// For mica::decode_linear, without the adapter.
+  DecodeWeight decode_weight() const { return {.matrix = weight, .quantized = quantized, .bias = bias}; }
 
   std::int64_t in_features() const { return is_quantized() ? quantized.rows : weight.size(1); }
   std::int64_t out_features() const { return is_quantized() ? quantized.columns() : weight.size(0); }

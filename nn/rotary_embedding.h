@@ -48,6 +48,10 @@ class RotaryEmbedding : public Module {
   /// Rows at the given positions, (T) or (B, T). Throws for dynamic scaling, which needs the length on the host.
   Tensor operator()(const Tensor& x, const Tensor& positions) const;
 
+  /// Of every position, unless the scaling is dynamic.
+  const std::vector<float>& frequencies() const { return frequencies_; }
+  double scale() const { return scale_; }
+
   RotaryConfig config;
 
  private:

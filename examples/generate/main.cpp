@@ -20,6 +20,7 @@
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
 
 namespace {
 
@@ -34,6 +35,7 @@ struct Settings {
   bool chat = false;
   mica::Device device;
   std::string dtype;
+  int quantize = 0;  // bits, or 0
   mica::nn::GenerateOptions options;
 };
 
@@ -173,6 +175,9 @@ void continue_with_pretrained(Settings& settings) {
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
   mica::io::PretrainedModel model =
       mica::io::load_pretrained(settings.folder, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
+  if (settings.quantize != 0) {
+    std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
+  }
   settings.options.stop_tokens = prompt.stop_tokens;
   settings.options.on_token = [&prompt](std::size_t, std::int64_t token) {
     put(prompt.text_of(token));
@@ -193,6 +198,9 @@ void write_text_of_own(const Settings& settings) {
     throw UsageError("--adapter is for a model of Hugging Face");
   }
   CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
+  if (settings.quantize != 0) {
+    mica::nn::quantize(model.gpt, {.bits = settings.quantize});
+  }
   const std::string prompt = settings.prompt.value_or("");
   model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
   put(prompt);
@@ -245,6 +253,13 @@ int main(int argc, char** argv) {
       .add_option("--dtype", settings.dtype,
                   "float32, bfloat16 or float16 for a model of Hugging Face (default: the files')")
       .one_of({"float32", "bfloat16", "float16"});
+  command_line
+      .add_option("--window", settings.options.window,
+                  "Tokens that each one sees, itself included; bounds the memory of long texts; 0 for all")
+      .at_least(0);
+  command_line
+      .add_option("--quantize", settings.quantize, "Bits of the linear layers' weights, rounded at load: 8, 4, 2 or 1")
+      .between(1, 8);
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
   return command_line.run(argc, argv, [&] {

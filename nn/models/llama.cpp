@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include <mica/core/copy.h>
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/llama.h>
@@ -74,6 +77,19 @@ Tensor LlamaAttention::operator()(const Tensor& x, const CachedLayer& cached) co
   return o_proj(reshape(transpose(y, 1, 2), {batch, length, heads * head_width}));
 }
 
+Tensor LlamaAttention::decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const {
+  const Scope scope(*this);
+  const Tensor qkv = decode_linear(x, {q_proj.decode_weight(), k_proj.decode_weight(), v_proj.decode_weight()},
+                                   {.norm_weight = norm.weight, .eps = norm.eps});
+  return cached.cache->decode(cached.layer, {.qkv = qkv,
+                                             .heads = heads,
+                                             .q_norm = q_norm.weight,
+                                             .k_norm = k_norm.weight,
+                                             .eps = q_norm.eps,
+                                             .frequencies = rotary.frequencies(),
+                                             .rotary_scale = rotary.scale()});
+}
+
 LlamaMlp::LlamaMlp(const LlamaConfig& c)
     : gate_proj(child("gate_proj", Linear{c.width, c.hidden, {.bias = c.mlp_bias}})),
       up_proj(child("up_proj", Linear{c.width, c.hidden, {.bias = c.mlp_bias}})),
@@ -96,6 +112,27 @@ Tensor LlamaBlock::operator()(const Tensor& x, const CachedLayer& cached) const 
   return sum + mlp(y);
 }
 
+Tensor LlamaBlock::decode(const Tensor& x, const CachedLayer& cached) const {
+  const Scope scope(*this);
+  const Tensor y = self_attn.decode(x, input_layernorm, cached);
+  const Tensor sum = decode_linear(y, {self_attn.o_proj.decode_weight()}, {.residual = x});
+  const RMSNorm& norm = post_attention_layernorm;
+  const Tensor hidden = decode_linear(sum, {mlp.gate_proj.decode_weight(), mlp.up_proj.decode_weight()},
+                                      {.norm_weight = norm.weight, .eps = norm.eps, .swiglu = true});
+  return decode_linear(hidden, {mlp.down_proj.decode_weight()}, {.residual = sum});
+}
+
+bool LlamaBlock::can_decode() const {
+  const LlamaAttention& a = self_attn;
+  for (const Linear* const layer :
+       {&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj}) {
+    if (layer->has_lora()) {
+      return false;
+    }
+  }
+  return a.rotary.config.scaling != RotaryScaling::dynamic;
+}
+
 LlamaModel::LlamaModel(const LlamaConfig& c)
     : embed_tokens(child("embed_tokens", Embedding{checked(c).vocab, c.width})),
       layers(child("layers", ModuleList<LlamaBlock>{})),
@@ -106,23 +143,38 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
   }
 }
 
+bool LlamaModel::can_decode(const KeyValueCache& cache) const {
+  return cache.can_decode() &&
+         std::all_of(layers.begin(), layers.end(), [](const LlamaBlock& block) { return block.can_decode(); });
+}
+
 Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache) const {
+  const Scope scope(*this);
+  return norm(stream(tokens, cache));
+}
+
+Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache) const {
   const Scope scope(*this);
   check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
   Tensor x = embed_tokens(tokens);
   if (cache != nullptr) {
     cache->begin(tokens.size(1));
+    const bool decodes = tokens.size(1) == 1 && can_decode(*cache);
+    if (decodes) {
+      x = reshape(x, {x.size(0), x.size(2)});
+    }
     std::int64_t layer = 0;
     for (const LlamaBlock& block : layers) {
-      x = block(x, CachedLayer{cache, layer++});
+      const CachedLayer cached{cache, layer++};
+      x = decodes ? block.decode(x, cached) : block(x, cached);
     }
     cache->end();
-    return norm(x);
+    return decodes ? unsqueeze(x, 1) : x;
   }
   for (const LlamaBlock& block : layers) {
     x = checkpoint ? nn::checkpoint(block, x) : block(x);
   }
-  return norm(x);
+  return x;
 }
 
 Llama::Llama(const LlamaConfig& config)
@@ -157,14 +209,15 @@ Tensor Llama::next_token_logits(const Tensor& tokens) const {
   return lm_head(select(model(tokens), 1, -1));
 }
 
-KeyValueCache Llama::new_cache(std::int64_t batch) const {
+KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
   const Tensor& weight = model.embed_tokens.weight;
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.key_heads,
                         .head_width = head_width_of(config),
                         .dtype = weight.dtype(),
-                        .device = weight.device()});
+                        .device = weight.device(),
+                        .window = window});
 }
 
 Tensor Llama::operator()(const Tensor& tokens, KeyValueCache& cache) const {
@@ -174,7 +227,12 @@ Tensor Llama::operator()(const Tensor& tokens, KeyValueCache& cache) const {
 
 Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache& cache) const {
   const Scope scope(*this);
-  return lm_head(select(model(tokens, &cache), 1, -1));
+  const Tensor x = select(model.stream(tokens, &cache), 1, -1);
+  if (lm_head.has_lora()) {
+    return lm_head(model.norm(x));
+  }
+  return decode_linear(contiguous_data(x), {lm_head.decode_weight()},
+                       {.norm_weight = model.norm.weight, .eps = model.norm.eps});
 }
 
 }  // namespace mica::nn

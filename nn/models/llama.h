@@ -42,6 +42,9 @@ class LlamaAttention : public Module {
  public:
   explicit LlamaAttention(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
+  /// norm(x) to attention's result before o_proj, for a new position of each sequence: (B, width) to (B, heads ·
+  /// head_width).
+  Tensor decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const;
 
   std::int64_t heads, key_heads, head_width;
   double dropout;
@@ -71,6 +74,9 @@ class LlamaBlock : public Module {
  public:
   explicit LlamaBlock(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
+  /// The same for one new position of each sequence, (B, width), by mica::decode_linear and mica::decode_attention.
+  Tensor decode(const Tensor& x, const CachedLayer& cached) const;
+  bool can_decode() const;
 
   RMSNorm input_layernorm;
   LlamaAttention self_attn;
@@ -83,6 +89,10 @@ class LlamaModel : public Module {
  public:
   explicit LlamaModel(const LlamaConfig& config);
   Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
+  /// The same before the last norm.
+  Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
+  /// Whether a step of one position can be computed by LlamaBlock::decode(): by the cache's and the layers' properties.
+  bool can_decode(const KeyValueCache& cache) const;
 
   Embedding embed_tokens;
   ModuleList<LlamaBlock> layers;
@@ -113,7 +123,7 @@ class Llama : public Module {
   Tensor next_token_logits(const Tensor& tokens) const;
 
   /// An empty cache for `batch` sequences, of the embedding's dtype and device.
-  KeyValueCache new_cache(std::int64_t batch = 1) const;
+  KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
   /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. With dynamic scaling,
   /// keys keep the rotation of the length that the text had when they were computed, as in transformers.
   Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;

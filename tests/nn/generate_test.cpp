@@ -4,9 +4,12 @@
 #include <cmath>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/cuda/launch_record.h>
 #include <mica/core/rng.h>
 #include <mica/nn/generate.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -33,6 +36,8 @@ nn::LlamaConfig llama_config() {
           .qkv_bias = true,
           .qk_norm = true};
 }
+
+const std::vector<Tokens> kPrompts{{3, 1, 4, 1, 5, 9, 2, 6}, {7}, {1, 2, 3, 5}};
 
 // So that attention and positions matter.
 template <class Model>
@@ -123,6 +128,50 @@ TEST(KeyValueCache, GrowsPastItsFirstMemory) {
                1e-10);
 }
 
+// Attention of each position to itself and the window − 1 before it.
+TEST(KeyValueCache, AWindowIsARing) {
+  manual_seed(14);
+  nn::LlamaConfig config = llama_config();
+  config.layers = 1;  // more layers would see further back
+  for (const Device device : test_devices()) {
+    const nn::Llama llama = randomized(nn::Llama(config), float64, device);
+    const autograd::NoGrad no_grad;
+    const Tensor tokens = randint(0, 13, {2, 40}, int64, device);
+    const Tokens padding{0, 3};
+    constexpr std::int64_t kWindow = 7;
+    nn::KeyValueCache cache = llama.new_cache(2, kWindow);
+    cache.set_padding(padding);
+    Tensors parts;
+    std::int64_t at = 0;
+    for (const std::int64_t count : {3, 1, 9, 1, 1, 5, 12, 1, 7}) {
+      parts.push_back(llama(slice(tokens, 1, at, at + count), cache));
+      at += count;
+    }
+    EXPECT_EQ(cache.length(), 40);
+    EXPECT_EQ(cache.capacity(), kWindow);
+    const Tensor logits = cat(parts, 1);
+    for (std::int64_t row = 0; row < 2; ++row) {
+      const std::int64_t start = padding[static_cast<std::size_t>(row)];
+      for (const std::int64_t position : {3, 6, 7, 12, 13, 20, 31, 39}) {
+        const std::int64_t from = std::max(start, position - kWindow + 1);
+        const Tensor alone = llama(slice(slice(tokens, 0, row, row + 1), 1, from, position + 1));
+        expect_close(select(slice(logits, 0, row, row + 1), 1, position), select(alone, 1, -1), 1e-4, 1e-4,
+                     fmt::format("row {} position {}", row, position));
+      }
+    }
+  }
+  expect_error([] { nn::KeyValueCache({.window = -1}); }, "expected a window of at least 1, or 0 for none, got -1");
+}
+
+TEST(Generate, AWindowOfTheWholeTextChangesNothing) {
+  manual_seed(15);
+  nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
+  const nn::SamplingOptions greedy{.temperature = 0};
+  const std::vector<Tokens> expected = nn::generate(llama, kPrompts, {.count = 40, .sampling = greedy});
+  EXPECT_EQ(nn::generate(llama, kPrompts, {.count = 40, .sampling = greedy, .window = 48}), expected);
+  EXPECT_NE(nn::generate(llama, kPrompts, {.count = 40, .sampling = greedy, .window = 3}), expected);
+}
+
 TEST(KeyValueCache, Errors) {
   const nn::GPT gpt = randomized(nn::GPT(gpt_config()), float32, Device::cpu());
   nn::KeyValueCache cache = gpt.new_cache(2);
@@ -169,8 +218,6 @@ std::vector<Tokens> computed_again(const Model& model, const std::vector<Tokens>
   return results;
 }
 
-const std::vector<Tokens> kPrompts{{3, 1, 4, 1, 5, 9, 2, 6}, {7}, {1, 2, 3, 5}};
-
 TEST(Generate, AsByComputingAllPositionsAgain) {
   manual_seed(4);
   for (const Device device : test_devices()) {
@@ -201,6 +248,74 @@ TEST(Generate, SameTokensOnBothDevices) {
     const std::vector<Tokens> expected = nn::generate(llama, kPrompts, {.count = 40, .sampling = sampling});
     llama.to(Device::cuda());
     EXPECT_EQ(nn::generate(llama, kPrompts, {.count = 40, .sampling = sampling}), expected);
+  }
+}
+
+// Of sizes for which there are decode kernels.
+nn::LlamaConfig wide_llama_config() {
+  return {.vocab = 192, .layers = 2, .heads = 4, .key_heads = 2, .head_width = 32, .width = 128, .hidden = 192};
+}
+
+TEST(Generate, SameTokensWithAndWithoutAGraph) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  for (const DType dtype : {float32, bfloat16}) {
+    SCOPED_TRACE(fmt::format("{}", dtype));
+    manual_seed(12);
+    nn::Llama llama = randomized(nn::Llama(wide_llama_config()), dtype, Device::cuda());
+    nn::GPT gpt =
+        randomized(nn::GPT({.vocab = 192, .context = 90, .layers = 2, .heads = 2, .width = 64}), dtype, Device::cuda());
+    for (const nn::SamplingOptions& sampling :
+         {nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.temperature = 0.7, .seed = 2},
+          nn::SamplingOptions{.top_k = 9, .top_p = 0.8, .repetition_penalty = 1.2, .seed = 3}}) {
+      nn::GenerateOptions options{.count = 100, .sampling = sampling, .cuda_graph = false};
+      const std::vector<Tokens> expected = nn::generate(llama, kPrompts, options);
+      const std::vector<Tokens> expected_of_gpt = nn::generate(gpt, kPrompts, options);  // past the context
+      options.cuda_graph = true;
+      cuda::LaunchRecord record;
+      EXPECT_EQ(nn::generate(llama, kPrompts, options), expected);
+      EXPECT_TRUE(record.has("cuda_graph"));
+      record.clear();
+      EXPECT_EQ(nn::generate(gpt, kPrompts, options), expected_of_gpt);
+      EXPECT_TRUE(record.has("cuda_graph"));
+    }
+    if (dtype == float32) {
+      const nn::GenerateOptions options{.count = 60, .sampling = {.temperature = 0.7, .top_k = 20, .seed = 5}};
+      const std::vector<Tokens> on_device = nn::generate(llama, kPrompts, options);
+      llama.to(Device::cpu());
+      EXPECT_EQ(nn::generate(llama, kPrompts, options), on_device);
+      nn::GenerateOptions windowed = options;
+      windowed.window = 9;
+      const std::vector<Tokens> on_host = nn::generate(llama, kPrompts, windowed);
+      llama.to(Device::cuda());
+      EXPECT_EQ(nn::generate(llama, kPrompts, windowed), on_host);
+    }
+  }
+}
+
+TEST(KeyValueCache, DecodeStepsAsAllPositions) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  manual_seed(13);
+  const autograd::NoGrad no_grad;
+  nn::LlamaConfig config = wide_llama_config();
+  config.qk_norm = config.qkv_bias = true;
+  nn::Llama llama = randomized(nn::Llama(config), float32, Device::cuda());
+  const Tensor tokens = randint(0, 192, {3, 70}, int64, Device::cuda());
+  const Tensor expected = llama(tokens);
+  for (const DType dtype : {float32, bfloat16}) {
+    llama.to(dtype);
+    nn::KeyValueCache cache = llama.new_cache(3);
+    EXPECT_TRUE(cache.can_decode());
+    llama.next_token_logits(slice(tokens, 1, 0, 60), cache);
+    for (std::int64_t at = 60; at < 70; ++at) {  // grows past its first memory
+      const Tensor logits = llama.next_token_logits(slice(tokens, 1, at, at + 1), cache);
+      const double tolerance = dtype == float32 ? 1e-3 : 0.5;
+      expect_close(logits, select(expected, 1, at), tolerance, tolerance, fmt::format("{} at {}", dtype, at));
+    }
+    EXPECT_EQ(cache.length(), 70);
   }
 }
 
@@ -330,13 +445,22 @@ TEST(Sampler, SameTokensOnBothDevices) {
     GTEST_SKIP() << "there is no GPU";
   }
   manual_seed(10);
-  const Tensor logits = randn({300, 5000}) * 3;
-  for (const nn::SamplingOptions& options :
-       {nn::SamplingOptions{.seed = 1}, nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.top_k = 50},
-        nn::SamplingOptions{.temperature = 0.8, .top_p = 0.9}}) {
-    nn::Sampler host(options), device(options);
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_EQ(device(logits.to(Device::cuda())), host(logits));
+  // Also with many equal scores, and more candidates than one batch of the kernel.
+  const Tensors cases{randn({300, 5000}) * 3, (randn({20, 9001}) * 2).to(bfloat16), zeros({5, 3000}),
+                      (randn({3, 40000}) * 0.01).to(float16), randn({7, 11}, float64)};
+  for (const Tensor& logits : cases) {
+    const Tensor seen = lt(rand(logits.shape()), 0.3);
+    for (const nn::SamplingOptions& options :
+         {nn::SamplingOptions{.seed = 1}, nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.top_k = 50},
+          nn::SamplingOptions{.top_k = 2500}, nn::SamplingOptions{.temperature = 0.8, .top_p = 0.9},
+          nn::SamplingOptions{.temperature = 5, .top_p = 0.99},
+          nn::SamplingOptions{.temperature = 0.7, .top_k = 300, .top_p = 0.5, .repetition_penalty = 1.3}}) {
+      SCOPED_TRACE(fmt::format("{} {}, temperature {}, top_k {}, top_p {}", logits.dtype(), logits.shape(),
+                               options.temperature, options.top_k, options.top_p));
+      nn::Sampler host(options), device(options);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_EQ(device(logits.to(Device::cuda()), seen.to(Device::cuda())), host(logits, seen));
+      }
     }
   }
 }
