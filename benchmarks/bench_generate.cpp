@@ -1,0 +1,177 @@
+// Text generation by a Llama with random weights: the time of the prompt and of each step after it, and the rate at
+// which steps read the weights.
+
+#include <fmt/core.h>
+
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "benchmarks/common/timer.h"
+#include "examples/common/command_line.h"
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/parallel.h>
+#include <mica/core/rng.h>
+#include <mica/nn/generate.h>
+#include <mica/nn/quantized_linear.h>
+
+using namespace mica;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Tokens = std::vector<std::int64_t>;
+
+struct Options {
+  // Half a billion parameters in the shape of Llama 3.
+  nn::LlamaConfig model{.vocab = 128256,
+                        .layers = 24,
+                        .heads = 16,
+                        .key_heads = 4,
+                        .head_width = 64,
+                        .width = 1024,
+                        .hidden = 4096,
+                        .rotary = {.theta = 500000}};
+  std::string device = "auto", dtype = "bfloat16", json;
+  std::int64_t batch = 1, prompt = 16, tokens = 256, prefill = 2048;
+  int bits = 16, threads = 0, repeats = 3;
+  bool no_graph = false;
+  double temperature = 0, peak_tflops = 989;
+};
+
+DType dtype_named(const std::string& name) {
+  return name == "float32" ? float32 : name == "float16" ? float16 : bfloat16;
+}
+
+// Without the embedding, of which a step reads one row, unless the head is the same matrix.
+double bytes_of_step(const nn::Llama& llama) {
+  double bytes = 0;
+  for (const auto& list : {llama.named_parameters(), llama.named_buffers()}) {
+    for (const auto& [name, tensor] : list) {
+      const bool counts = name != "model.embed_tokens.weight" || !llama.lm_head.is_quantized();
+      bytes += counts ? static_cast<double>(tensor.numel()) * static_cast<double>(size_of(tensor.dtype())) : 0;
+    }
+  }
+  return bytes;
+}
+
+// Microseconds of a step: the mean between the first third's end and the last token, so that it contains no prompt, no
+// capture, and nothing that is done once.
+double step_us(nn::Llama& llama, const Options& o) {
+  const std::vector<Tokens> prompts(static_cast<std::size_t>(o.batch), Tokens(static_cast<std::size_t>(o.prompt), 5));
+  const std::int64_t skipped = o.tokens / 3;
+  std::int64_t seen = 0;
+  Clock::time_point begin, end;
+  nn::generate(llama, prompts,
+               {.count = o.tokens,
+                .sampling = {.temperature = o.temperature},
+                .on_token =
+                    [&](std::size_t prompt, std::int64_t) {
+                      if (prompt == 0 && ++seen == skipped) {
+                        begin = Clock::now();
+                      }
+                      end = Clock::now();
+                      return true;
+                    },
+                .cuda_graph = !o.no_graph});
+  return std::chrono::duration<double, std::micro>(end - begin).count() / static_cast<double>(o.tokens - skipped);
+}
+
+double prefill_ms(const nn::Llama& llama, const Options& o, Device device) {
+  const autograd::NoGrad no_grad;
+  const Tensor tokens = randint(0, o.model.vocab, {o.batch, o.prefill}, int64).to(device);
+  nn::KeyValueCache cache = llama.new_cache(o.batch);
+  return benchmarks::median_us(device, 10,
+                               [&] {
+                                 cache.clear();
+                                 llama.next_token_logits(tokens, cache);
+                               }) /
+         1e3;
+}
+
+// GB/s of a copy of 512 MiB: bytes read and written.
+double copy_rate(Device device) {
+  const Tensor from = zeros({std::int64_t{1} << 29}, uint8, device), to = empty_like(from);
+  const double us = benchmarks::median_us(device, 20, [&] { copy_into(to, from); });
+  return 2.0 * static_cast<double>(from.numel()) / us / 1e3;
+}
+
+void measure(const Options& o) {
+  const Device device = device_named(o.device);
+  if (o.threads > 0) {
+    set_num_threads(o.threads);
+  }
+  manual_seed(1);
+  nn::Llama llama(o.model);
+  llama.eval();
+  llama.to(device, dtype_named(o.dtype));
+  // A product reads and multiplies each weight for each token; attention, half of the keys on average.
+  const double products = bytes_of_step(llama) / static_cast<double>(size_of(dtype_named(o.dtype))) -
+                          static_cast<double>(o.model.vocab * o.model.width);
+  const auto length = static_cast<double>(o.prefill);
+  const double flops =
+      static_cast<double>(o.batch) *
+      (2 * products * length +
+       2.0 * static_cast<double>(o.model.layers * o.model.heads * o.model.head_width) * length * length);
+  if (o.bits != 16) {
+    nn::quantize(llama, {.bits = o.bits});
+  }
+  const double prefill = o.prefill > 0 ? prefill_ms(llama, o, device) : 0;
+  std::vector<double> steps;
+  for (int i = 0; i < o.repeats; ++i) {
+    steps.push_back(step_us(llama, o));
+  }
+  const double us = benchmarks::median(steps);
+  const double rate = bytes_of_step(llama) / us / 1e3;
+  const double copy = copy_rate(device);
+  const double tflops = prefill > 0 ? flops / prefill / 1e9 : 0;
+  put(fmt::format(
+      "{} bits, batch {}: {:.1f} us a step, {:.0f} tokens/s, weights at {:.0f} GB/s ({:.2f} of a copy's {:.0f}); "
+      "prompt of {}: {:.2f} ms, {:.0f} TFLOP/s ({:.1f} % of {})\n",
+      o.bits, o.batch, us, static_cast<double>(o.batch) / us * 1e6, rate, rate / copy, copy, o.prefill, prefill, tflops,
+      100 * tflops / o.peak_tflops, o.peak_tflops));
+  if (!o.json.empty()) {
+    std::ofstream file(o.json, std::ios::app);
+    file << fmt::format(
+        R"({{"who": "mica", "device": "{}", "dtype": "{}", "bits": {}, "batch": {}, "step_us": {:.2f}, )"
+        R"("weights_gb_s": {:.0f}, "copy_gb_s": {:.0f}, "prompt": {}, "prefill_ms": {:.3f}, "prefill_tflops": {:.1f}}})"
+        "\n",
+        device, o.dtype, o.bits, o.batch, us, rate, copy, o.prefill, prefill, tflops);
+    check(file.good(), "cannot write {}", o.json);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CommandLine command_line("Times text generation by a Llama with random weights.", "bench_generate");
+  Options o;
+  command_line.add_option("--layers", o.model.layers).at_least(1).show_default();
+  command_line.add_option("--heads", o.model.heads).at_least(1).show_default();
+  command_line.add_option("--key-heads", o.model.key_heads).at_least(1).show_default();
+  command_line.add_option("--head-width", o.model.head_width).at_least(2).show_default();
+  command_line.add_option("--width", o.model.width).at_least(1).show_default();
+  command_line.add_option("--hidden", o.model.hidden).at_least(1).show_default();
+  command_line.add_option("--vocab", o.model.vocab).at_least(16).show_default();
+  command_line.add_option("--batch", o.batch, "Sequences").at_least(1).show_default();
+  command_line.add_option("--prompt", o.prompt, "Tokens before the steps").at_least(1).show_default();
+  command_line.add_option("--tokens", o.tokens, "Steps, of which the first third is not timed")
+      .at_least(3)
+      .show_default();
+  command_line.add_option("--prefill", o.prefill, "Tokens of the timed prompt; 0: none").at_least(0).show_default();
+  command_line.add_option("--bits", o.bits, "Of the linear layers' weights: 16 (not quantized), 8 or 4")
+      .between(4, 16)
+      .show_default();
+  command_line.add_option("--temperature", o.temperature).at_least(0).show_default();
+  command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
+  command_line.add_option("--dtype", o.dtype).one_of({"float32", "float16", "bfloat16"}).show_default();
+  command_line.add_flag("--no-graph", o.no_graph, "Launch the kernels of a step one by one");
+  command_line.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
+  command_line.add_option("--repeats", o.repeats, "Texts that a median is taken of").at_least(1).show_default();
+  command_line.add_option("--peak", o.peak_tflops, "TFLOP/s of the GPU").positive().show_default();
+  command_line.add_option("--json", o.json, "File that the result is appended to, as a line of JSON");
+  return command_line.run(argc, argv, [&] { measure(o); });
+}
