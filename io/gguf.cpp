@@ -7,6 +7,7 @@
 #include <mica/core/check.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/detail/gguf_blocks.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/unicode.h>
@@ -52,6 +53,14 @@ Tensor converted(const Tensor& x, DType dtype, Device device) {
   return result;
 }
 
+std::int64_t data_bytes(const std::vector<GgufTensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const GgufTensor& entry : tensors) {
+    bytes += static_cast<std::int64_t>(entry.bytes);
+  }
+  return bytes;
+}
+
 /// One call of save_gguf.
 class GgufWriter {
  public:
@@ -79,6 +88,7 @@ class GgufWriter {
     const std::string header = detail::gguf_header_bytes(metadata, entries);
     AtomicFile file(path_);
     file.write(header.data(), header.size());
+    ProgressTask progress("writing " + path_.filename().string(), data_bytes(entries));
     std::uint64_t position = header.size();
     auto entry = entries.begin();
     for (const auto& [name, tensor] : tensors) {
@@ -86,6 +96,7 @@ class GgufWriter {
       file.write(padding.data(), padding.size());
       write_data(file, *entry, tensor);
       position = entry->begin + entry->bytes;
+      progress.advance(static_cast<std::int64_t>(entry->bytes));
       ++entry;
     }
     const std::string padding((detail::kGgufAlignment - position % detail::kGgufAlignment) % detail::kGgufAlignment,
@@ -176,9 +187,12 @@ StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& op
   check(is_floating(options.dequantized), "load_gguf: expected a floating dtype for quantized tensors, got {}",
         options.dequantized);
   const InputFile file(path);
+  const detail::GgufHeader header = detail::read_gguf_header(file);
+  ProgressTask progress("reading " + path.filename().string(), data_bytes(header.tensors));
   StateDict tensors;
-  for (const GgufTensor& entry : detail::read_gguf_header(file).tensors) {
+  for (const GgufTensor& entry : header.tensors) {
     Tensor tensor = read_tensor(file, entry);
+    progress.advance(static_cast<std::int64_t>(entry.bytes));
     const DType dtype = is_quantized(entry.type) ? options.dequantized : tensor.dtype();
     if (dtype != tensor.dtype() || !options.device.is_cpu()) {
       tensor = converted(tensor, dtype, options.device);

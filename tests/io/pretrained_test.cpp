@@ -12,6 +12,7 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
+#include <mica/io/gguf.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
@@ -589,8 +590,10 @@ TEST_F(Pretrained, ReportsProgress) {
   nn::quantize(llama, {.bits = 8, .group_size = 32});
   io::save(folder_ / "x.safetensors", llama.state_dict());
   io::load(folder_ / "x.safetensors");
-  EXPECT_EQ(tasks, (std::set<std::string>{"converting the model", "quantizing the model", "reading x.safetensors",
-                                          "writing x.safetensors"}));
+  io::save_gguf(folder_ / "x.gguf", {{"weight", ones({2, 32})}});
+  io::load_gguf(folder_ / "x.gguf");
+  EXPECT_EQ(tasks, (std::set<std::string>{"converting the model", "quantizing the model", "reading x.gguf",
+                                          "reading x.safetensors", "writing x.gguf", "writing x.safetensors"}));
 }
 
 TEST_F(Pretrained, SavingErrors) {
