@@ -315,7 +315,7 @@ TEST_F(TrainingCheckpoints, AFullDiskLosesNothingAndIsReported) {
 TEST_F(TrainingCheckpoints, HoldTheStateAtTheCall) {
   for (const Device device : test_devices()) {
     const Tensor large = full({1 << 20}, 1, float32, device);
-    io::CheckpointFolder checkpoints(folder, {.keep = 1});
+    io::CheckpointFolder checkpoints(folder / (device.is_cpu() ? "cpu" : "gpu"), {.keep = 1});
     for (int step = 1; step <= 4; ++step) {
       io::TrainingCheckpoint checkpoint{.step = step};
       fill_data(large, step);
