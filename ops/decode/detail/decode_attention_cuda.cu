@@ -30,7 +30,8 @@ using cuda::kWarp;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
-constexpr int kKeysAtOnce = 4;  // of a team
+constexpr int kKeysAtOnce = 4;   // of a team
+constexpr int kKeysOfOne = 128;  // so many are left to one block: the others would cost more than they save
 constexpr int kMostWidth = 256;
 constexpr float kLowest = -1e30f;  // below all scores, and finite: differences are not NaN
 
@@ -180,6 +181,12 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid
   const std::int64_t length = *a.length;
   const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
   const std::int64_t slot = length % a.capacity;
+  // The cached positions [begin, length).
+  const std::int64_t begin = max(max(length - a.capacity + 1, std::int64_t{0}), padding);
+  const int blocks = length - begin <= kKeysOfOne ? 1 : a.blocks;
+  if (rank >= blocks) {
+    return;
+  }
   T* const keys = a.keys + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
   T* const values = a.values + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
   if (a.rotates) {
@@ -268,10 +275,9 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid
     }
   };
 
-  // The cached positions [begin, length). Teams take neighboring keys, so that a warp reads whole lines.
-  const std::int64_t begin = max(max(length - a.capacity + 1, std::int64_t{0}), padding);
+  // Teams take neighboring keys, so that a warp reads whole lines.
   const std::int64_t lap = begin - begin % a.capacity;  // a position in slot 0
-  const int teams = a.blocks * kWarps * kTeams;
+  const int teams = blocks * kWarps * kTeams;
   const std::int64_t first = begin + (rank * kWarps + warp) * kTeams;  // of the warp
   for (std::int64_t at = first; at < length; at += teams * kKeysAtOnce) {
     Pack key[kKeysAtOnce];
@@ -369,14 +375,14 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid
 
   // Blocks of the cluster: each writes some columns.
   T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
-  const bool clustered = a.blocks > 1;
+  const bool clustered = blocks > 1;
   if (clustered) {
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
   } else {
     __syncthreads();
   }
-  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < heads * kWidth; i += a.blocks * kThreads) {
+  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < heads * kWidth; i += blocks * kThreads) {
     const int h = i / kWidth;
     const int j = i % kWidth;
     if (!clustered) {
