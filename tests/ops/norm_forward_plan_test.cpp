@@ -62,10 +62,41 @@ void for_shapes(const F& f) {
   }
 }
 
+void check_staged(const NormShape& s, const NormForwardPlan& p) {
+  const std::int64_t pairs = std::int64_t{2} * p.packs;
+  switch (p.team) {
+    case RowTeam::lanes: ASSERT_GE(4 * pairs, s.columns); break;
+    case RowTeam::warp: ASSERT_GE(16 * pairs, s.columns); break;
+    case RowTeam::block:
+      ASSERT_GE(p.threads * pairs, s.columns);
+      ASSERT_LE(p.threads, kStagedBlock);
+      break;
+    case RowTeam::cluster:
+      ASSERT_GE(std::int64_t{2} * p.slab * p.blocks, s.columns);
+      ASSERT_LT(std::int64_t{2} * p.slab * (p.blocks - 1), s.columns);
+      ASSERT_GE(p.threads * pairs, 2 * p.slab);
+      ASSERT_LE(p.threads, kStagedBlock);
+      ASSERT_LE(p.blocks, 16);
+      break;
+    case RowTeam::blocks: FAIL();
+  }
+  const std::int64_t of_tile = p.team == RowTeam::cluster ? 2 * p.slab : p.tile_rows * s.columns;
+  ASSERT_GE(p.tile_rows, 1);
+  ASSERT_GE(p.tile_bytes, static_cast<std::int64_t>(size_of(s.x)) * of_tile + 126);  // it may begin anywhere in a line
+  ASSERT_LE(p.depth * p.teams * p.tile_bytes, 110 * 1024);  // two blocks have room on a multiprocessor
+}
+
 TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
   for_shapes([](const NormShape& s) {
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string what = fmt::format("{} × {} of {}", s.rows, s.columns, s.x);
+    if (p.kernel == Kernel::staged) {
+      ASSERT_FALSE(s.packed) << what;
+      ASSERT_LE(size_of(s.x), 4u) << what;
+      ASSERT_EQ(p.pack, 2) << what;
+      ASSERT_NO_FATAL_FAILURE(check_staged(s, p)) << what;
+      return;
+    }
     ASSERT_EQ(p.pack, s.packed ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
     if (p.kernel == Kernel::looped) {
       return;
@@ -150,6 +181,14 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
 std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::looped) {
     return "a block, which reads it again | looped";
+  }
+  if (p.kernel == Kernel::staged) {
+    switch (p.team) {
+      case RowTeam::lanes: return "4 lanes | staged";
+      case RowTeam::warp: return "half a warp | staged";
+      case RowTeam::block: return "a block | staged";
+      default: return "a cluster of 2 to 16 blocks | staged";
+    }
   }
   switch (p.team) {
     case RowTeam::lanes: return fmt::format("{} lanes | held", p.threads);

@@ -256,7 +256,7 @@ TEST_F(SmallCase, LayerNorm) {
         [&](const Tensors& in) { return layer_norm(inputs[0].to(in[0].device()), {c.columns}, in[0], in[1]); });
   }
   // Parameters in shared memory, read by some lanes, a warp and a block; rows of single elements.
-  for (const std::int64_t columns : {48, 120, 768, 4096, 801}) {
+  for (const std::int64_t columns : {48, 120, 768, 4096, 801, 301, 61}) {
     compare_with_gradients(name_of(bfloat16, 300, columns) + ", weights of float32", tolerance_of(bfloat16),
                            {randn({300, columns}, bfloat16), randn({columns}), randn({columns})},
                            [&](const Tensors& in) { return layer_norm(in[0], {columns}, in[1], in[2]); });

@@ -1,3 +1,5 @@
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/device.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
@@ -39,6 +41,17 @@ Addends<T> addends_of(const NormForward& args) {
           .scale = static_cast<float>(args.dropout.scale())};
 }
 
+/// The parameter, or a copy of it, of which pairs can be read at once.
+template <class W>
+Tensor at_pairs(const Tensor& parameter) {
+  if (reinterpret_cast<std::uintptr_t>(parameter.data_or_null<W>()) % sizeof(Pack<W, 2>) == 0) {
+    return parameter;
+  }
+  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
+  copy_into(copy, parameter);
+  return copy;
+}
+
 template <class T, class W>
 NormForwardPlan plan_of(const NormForward& args, const Forward<T, W>& a) {
   bool packed = false;
@@ -62,6 +75,11 @@ void forward_of_x(const Forward<T, W>& a, const NormForwardPlan& plan) {
   using N = Norm<kCentered>;
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held<N>(a, NoAddends{}, plan);
+    case NormForwardPlan::Kernel::staged:
+      if constexpr (sizeof(T) <= sizeof(float)) {
+        return forward_staged<N>(a, plan);
+      }
+      [[fallthrough]];
     case NormForwardPlan::Kernel::stream:
       if constexpr (sizeof(T) <= sizeof(float)) {
         return forward_stream<N>(a, plan);
@@ -90,7 +108,12 @@ void with_plan(const NormForward& args, const F& f) {
 }  // namespace
 
 void norm_forward(Cuda, const NormForward& args) {
-  with_plan(args, [&](const auto& a, const NormForwardPlan& plan) {
+  with_plan(args, [&]<class T, class W>(Forward<T, W> a, const NormForwardPlan& plan) {
+    const bool in_pairs = plan.kernel == NormForwardPlan::Kernel::staged;
+    const Tensor weight = in_pairs ? at_pairs<W>(args.weight) : args.weight;
+    const Tensor bias = in_pairs ? at_pairs<W>(args.bias) : args.bias;
+    a.weight = weight.data_or_null<W>();
+    a.bias = bias.data_or_null<W>();
     args.centered ? forward_of_x<true>(a, plan) : forward_of_x<false>(a, plan);
   });
 }

@@ -344,25 +344,32 @@ bool launch(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormFo
                                             std::conditional_t<V == 4, std::integer_sequence<int, 2, 4>,
                                                                std::integer_sequence<int, 2, 3, 4>>>>>;
   using Blocks = std::integer_sequence<int, V == 1 ? 16 : V == 8 ? 4 : 8>;
-  switch (p.team) {
-    case RowTeam::lanes:
-      if (p.threads == 8) {
-        launch<N, T, W, V, std::max(1, 8 / V), 8, RowTeam::lanes>(a, addends, p);
-        return true;
-      }
-      if constexpr (V == 8) {
-        launch<N, T, W, V, 1, 16, RowTeam::lanes>(a, addends, p);
-        return true;
-      }
-      return false;
-    case RowTeam::warp: return launch_packs<N, T, W, V, RowTeam::warp>(a, addends, p, Warp{});
-    case RowTeam::block: return launch_packs<N, T, W, V, RowTeam::block>(a, addends, p, Block{});
-    case RowTeam::blocks:
-      if constexpr (N::kCentered && N::kSource == Source::x) {
-        return launch_packs<N, T, W, V, RowTeam::blocks>(a, addends, p, Blocks{});
-      }
-      return false;
-    default: return false;
+  if constexpr (V == 1 && sizeof(T) == 2) {  // fewer of single elements are staged
+    if constexpr (N::kCentered) {
+      return p.team == RowTeam::blocks && launch_packs<N, T, W, V, RowTeam::blocks>(a, addends, p, Blocks{});
+    }
+    return false;
+  } else {
+    switch (p.team) {
+      case RowTeam::lanes:
+        if (p.threads == 8) {
+          launch<N, T, W, V, std::max(1, 8 / V), 8, RowTeam::lanes>(a, addends, p);
+          return true;
+        }
+        if constexpr (V == 8) {
+          launch<N, T, W, V, 1, 16, RowTeam::lanes>(a, addends, p);
+          return true;
+        }
+        return false;
+      case RowTeam::warp: return launch_packs<N, T, W, V, RowTeam::warp>(a, addends, p, Warp{});
+      case RowTeam::block: return launch_packs<N, T, W, V, RowTeam::block>(a, addends, p, Block{});
+      case RowTeam::blocks:
+        if constexpr (N::kCentered && N::kSource == Source::x) {
+          return launch_packs<N, T, W, V, RowTeam::blocks>(a, addends, p, Blocks{});
+        }
+        return false;
+      default: return false;
+    }
   }
 }
 

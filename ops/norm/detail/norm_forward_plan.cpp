@@ -9,9 +9,10 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kWarpTeams = 8;                  // rows of a block whose warps have one each
-constexpr int kSlabBlock = kForwardBlock / 2;  // threads of one of several that share a row
-constexpr int kMostBlocks = 32;                // that share a row through global memory
+constexpr int kWarpTeams = 8;                   // rows of a block whose warps have one each
+constexpr int kSlabBlock = kForwardBlock / 2;   // threads of one of several that share a row
+constexpr std::int64_t kMostWarpColumns = 512;  // of single elements
+constexpr int kMostBlocks = 32;                 // that share a row through global memory
 
 /// Packs of a row that a thread holds, at most.
 int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
@@ -131,6 +132,58 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return best;
 }
 
+// Of staged rows.
+constexpr int kTileBytes = 4096;                      // of a tile, for each warp of its team
+constexpr int kStagedTeamWarps = 16;                  // that a multiprocessor has room for
+constexpr std::int64_t kMostFloatColumns = 256;       // of float32
+constexpr std::int64_t kMostBlockColumns = 8192;      // that a block shares
+constexpr std::int64_t kFewClusterColumns = 24576;    // of rows that are not centered: they are looped over
+constexpr std::int64_t kMostClusterColumns = 131072;  // that a cluster shares: 16 blocks have 2 slabs of 8 warps each
+
+/// Shared memory for so many elements that lie at any distance from a line of 128 bytes.
+int staged_bytes(std::int64_t elements, DType x) {
+  return static_cast<int>(divided(elements * static_cast<std::int64_t>(size_of(x)), 128) + 1) * 128;
+}
+
+/// The plan for rows that come and go in tiles. A thread has pairs of single elements.
+NormForwardPlan staged_plan(const NormShape& s) {
+  NormForwardPlan p{.kernel = NormForwardPlan::Kernel::staged, .pack = 2, .depth = kStagedDepth};
+  int group = 1;  // rows that a team works on at a time
+  if (s.columns <= kMostWarpColumns) {
+    p.team = s.columns <= 64 ? RowTeam::lanes : RowTeam::warp;
+    p.packs = s.columns <= 64 ? 8 : static_cast<int>(divided(s.columns, 2 * kWarpLanes) * 2);
+    p.threads = kWarpLanes;
+    p.teams = kStagedWarps;
+    group = s.columns <= 64 ? 16 : 4;
+  } else {
+    p.team = RowTeam::block;
+    p.packs = held_plan(s, 1).packs;
+    p.threads = static_cast<int>(divided(s.columns, 2 * kWarpLanes * p.packs) * kWarpLanes);
+  }
+  const std::int64_t warps = p.threads / kWarpLanes;
+  const std::int64_t group_bytes = group * s.columns * static_cast<std::int64_t>(size_of(s.x));
+  const std::int64_t teams = kStagedTeamWarps / warps * s.multiprocessors;
+  const std::int64_t most = divided(s.rows, teams * group);  // so that all have some
+  p.tile_rows = group * static_cast<int>(std::clamp<std::int64_t>(kTileBytes * warps / group_bytes, 1, most));
+  p.tile_bytes = staged_bytes(p.tile_rows * s.columns, s.x);
+  return p;
+}
+
+/// The same for rows that a cluster shares. Their slabs are those of the blocks that would hold them.
+NormForwardPlan staged_cluster_plan(const NormShape& s) {
+  const NormForwardPlan slabs = held(s.columns, 1, 16, kSlabBlock);
+  return {.kernel = NormForwardPlan::Kernel::staged,
+          .team = RowTeam::cluster,
+          .pack = 2,
+          .packs = slabs.packs,
+          .threads = slabs.threads,
+          .blocks = (slabs.blocks + 1) / 2,
+          .slab = slabs.slab,
+          .depth = kStagedClusterDepth,
+          .tile_rows = 1,
+          .tile_bytes = staged_bytes(2 * slabs.slab, s.x) + 128};
+}
+
 /// Whether blocks that stay have the parameters in shared memory: they are twice as many bytes as a row.
 bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_of(s.x); }
 
@@ -150,6 +203,16 @@ bool stays(const NormShape& s, const NormForwardPlan& p) {
 
 NormForwardPlan norm_forward_plan(const NormShape& s) {
   const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
+  if (!s.packed && !s.adds) {
+    const std::int64_t most = size_of(s.x) == 2 ? kMostBlockColumns : size_of(s.x) == 4 ? kMostFloatColumns : 0;
+    if (s.columns <= most) {
+      return staged_plan(s);
+    }
+    const bool is_faster = s.centered || s.columns > kFewClusterColumns;
+    if (size_of(s.x) == 2 && s.clusters && is_faster && s.columns <= kMostClusterColumns && s.rows <= INT_MAX / 2) {
+      return staged_cluster_plan(s);
+    }
+  }
   NormForwardPlan p = stream_plan(s, pack);
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     p = held_plan(s, pack);

@@ -1,0 +1,390 @@
+#pragma once
+
+// Forward for rows that packs of 16 bytes do not fit. They come and go in such packs all the same, through shared
+// memory, as tiles: rows that lie next to each other.
+//
+//   x ──packs, tiles ahead──▶ tile ──pairs──▶ differences from a shift, in registers ──▶ moments: half warps, warps
+//                                                          │                                      │
+//   y ◀──packs── tile ◀──pairs── · rstd, weight, bias ◀────┴──────────────────────────────────────┘
+//
+// A team, a warp or a block, stays with tile after tile. weight and bias of a thread's columns stay in registers.
+//
+// Sums are added up in the order in which norm_forward_held_kernel adds up those of single elements. There, a warp has
+// a segment of a row, 32 · P columns, and lane l has columns l, l + 32, …. Here half a warp has the segment, and each
+// thread does the work of two neighboring lanes, whose columns are pairs.
+
+#include <algorithm>
+#include <climits>
+#include <type_traits>
+
+#include <mica/core/cuda/device.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+
+namespace mica::kernels::norm_cuda {
+
+namespace {
+
+// The rows of a tile in shared memory, at the distance from a line of the L2 cache at which they lie in memory. A
+// thread always has the same packs of it, so that it may fetch those of a later tile once it has written its own.
+template <class T>
+class Tile {
+ public:
+  static constexpr int kPack = 16 / sizeof(T);
+  static constexpr int kLine = 128 / sizeof(T);
+
+  /// `threads` threads share the tile.
+  __device__ Tile(unsigned char* memory, int thread, int threads)
+      : packs_(reinterpret_cast<T*>(memory)), first_(thread * kPack), step_(threads * kPack) {}
+
+  /// The distance of an address from a line, in elements.
+  __device__ static int phase(const T* from) {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kLine);
+  }
+
+  /// Starts copying `count` elements. What precedes them in their first pack is read too, and what follows them in
+  /// their last one unless they end at `end`, where the matrix does.
+  __device__ void fetch(const T* from, int count, const T* end) const {
+    const int skipped = phase(from);
+    from -= skipped;
+    count += skipped;
+    const int rounded = (count + kPack - 1) / kPack * kPack;
+    const int whole = from + rounded <= end ? rounded : rounded - kPack;
+    int i = first_pack(skipped);
+#pragma unroll 4
+    for (; i < whole; i += step_) {
+      cuda::copy_async<16, /*kLastInL2=*/true>(packs_ + i, from + i);
+    }
+    if (i == whole) {
+      copy(packs_, from, max(i, skipped), count);
+    }
+  }
+
+  /// Writes `count` elements that were copied from `from`. If `to` is as far from a pack as that, a thread writes its
+  /// own packs, or else single elements, also of others: returns whether it does so.
+  __device__ bool write(T* to, const T* from, int count) const {
+    const int skipped = phase(from);
+    to -= skipped;
+    count += skipped;
+    if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) {
+      const int step = step_ / kPack;
+#pragma unroll 1
+      for (int i = skipped + first_ / kPack; i < count; i += step) {
+        to[i] = packs_[i];
+      }
+      return false;
+    }
+    const int whole = count / kPack * kPack;
+    int i = first_pack(skipped);
+    if (i < skipped) {
+      copy(to, packs_, skipped, min(count, i + kPack));
+      i += step_;
+    }
+#pragma unroll 2
+    for (; i < whole; i += step_) {
+      store_whole(to + i, *reinterpret_cast<const uint4*>(packs_ + i));
+    }
+    if (i == whole) {
+      copy(to, packs_, i, count);
+    }
+    return true;
+  }
+
+  /// The first of the elements, which were copied from there.
+  __device__ T* begin(const T* from) const { return packs_ + phase(from); }
+
+ private:
+  /// The thread's first pack of those that do not end before `skipped` elements.
+  __device__ int first_pack(int skipped) const { return first_ + (first_ + kPack <= skipped ? step_ : 0); }
+
+  // Elements of less than a pack.
+  __device__ static void copy(T* to, const T* from, int begin, int end) {
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      to[i] = from[i];
+    }
+  }
+
+  T* packs_;
+  int first_;
+  int step_;
+};
+
+// Elements of a segment that the two lanes have whose work a thread does: those at first, first + kLanes, … and those
+// next to them.
+template <int kLanes>
+struct PairShare {
+  int first;         // column
+  int count[2];      // at most K each
+  unsigned mask[2];  // as many ones
+
+  __device__ PairShare(int first, int end, int most)
+      : first(first),
+        count{counted(first, end, most), counted(first + 1, end, most)},
+        mask{(1u << count[0]) - 1, (1u << count[1]) - 1} {}
+
+  /// kBits: by a bit, not by a comparison, which the compiler is apt to keep in a register.
+  template <bool kBits = false>
+  __device__ bool has(int i, int j) const {
+    return kBits ? (mask[j] >> i & 1) != 0 : i < count[j];
+  }
+
+ private:
+  __device__ static int counted(int from, int end, int most) {
+    return max(0, min(most, (end - from + kLanes - 1) / kLanes));
+  }
+};
+
+// The share of the calling thread of a block that has so many columns, in segments of K pairs a thread. It is to be
+// computed for each row anew: it would take registers that rows need.
+template <int K>
+__device__ PairShare<kWarp> share_of_block(int columns) {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // not known to be the same as before
+  const int begin = thread / (kWarp / 2) * (K * kWarp);
+  return {begin + thread % (kWarp / 2) * 2, min(columns, begin + K * kWarp), K};
+}
+
+// Sums over the lanes of a segment, each thread having those of two: as sum_lanes<kLanes> of one in each lane.
+template <int kLanes, class S>
+__device__ S sum_pairs(S even, S odd) {
+  const bool upper = threadIdx.x % (kLanes / 2) >= kLanes / 4;
+  S mine = (upper ? odd : even) + __shfl_xor_sync(kAllLanes, upper ? even : odd, kLanes / 4);
+  mine = sum_lanes<kLanes / 4>(mine);
+  return mine + __shfl_xor_sync(kAllLanes, mine, kLanes / 4);
+}
+
+// A thread's pairs of a row: differences from a shift.
+// K pairs at most, of which the first kSure are there in each thread. kBits: as PairShare::has.
+template <class N, class T, int K, int kSure, int kLanes, bool kBits = false>
+class RowPairs {
+ public:
+  using S = Accumulate<T>;
+  using Share = PairShare<kLanes>;
+
+  /// Of the row that begins at `row` in shared memory, and of which `first` is the first element, if it is centered.
+  /// in_pairs: it begins at a pair, as all rows of the warp do.
+  __device__ void load_from(const T* row, T first, const Share& share, bool in_pairs) {
+    const T absent = N::kCentered ? first : T{};  // so that its difference is 0
+    const T* const from = row + share.first;
+    Word words[K];
+    if (in_pairs) {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        words[i] = word_of(absent, absent);
+        if (i < kSure || share.template has<kBits>(i, 0)) {
+          words[i] = *reinterpret_cast<const Word*>(from + i * kLanes);
+        }
+        if (i >= kSure && !share.template has<kBits>(i, 1)) {
+          words[i] = word_of(reinterpret_cast<const Pack<T, 2>&>(words[i]).at[0], absent);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        T pair[2] = {absent, absent};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (i < kSure || i < share.count[j]) {
+            pair[j] = from[i * kLanes + j];
+          }
+        }
+        words[i] = word_of(pair[0], pair[1]);
+      }
+    }
+    const S shift = shift_of_row(first);
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      unpack(reinterpret_cast<const Pack<T, 2>&>(words[i]), values_[i]);
+#pragma unroll
+      for (S& value : values_[i]) {
+        value = N::kCentered ? value - shift : value;
+      }
+    }
+  }
+
+  __device__ static S shift_of_row(T first) { return N::kCentered ? shift_of(Pack<T, 1>{first}) : S(0); }
+
+  /// The moments of the thread's elements of each of its two lanes.
+  /// reciprocals: one over the numbers that a lane may have of them.
+  __device__ void find_moments(const Share& share, const S* reciprocals, Moments<S> (&m)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      S sum = 0;
+      if constexpr (N::kCentered) {
+#pragma unroll
+        for (int i = 0; i < K; ++i) {
+          sum += values_[i][j];
+        }
+        sum = __fmul_rn(sum, reciprocals[share.count[j]]);
+      }
+      S squares = 0;
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        if (!N::kCentered || i < kSure || i < share.count[j]) {
+          const S difference = values_[i][j] - sum;
+          squares = fma(difference, difference, squares);
+        }
+      }
+      m[j] = {sum, squares};
+    }
+  }
+
+  /// Writes y over the row of that number.
+  template <class Parameters>
+  __device__ void write(T* row, int number, const Share& share, bool in_pairs, S mean, S rstd,
+                        const Parameters& parameters) const {
+    T* const to = row + share.first;
+    if (in_pairs) {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        const Pack<T, 2> pair = result(i, number, mean, rstd, parameters);
+        if (i < kSure || share.has(i, 1)) {
+          *reinterpret_cast<Word*>(to + i * kLanes) = reinterpret_cast<const Word&>(pair);
+        }
+        if (i >= kSure && share.count[0] > share.count[1] && i == share.count[1]) {
+          to[i * kLanes] = pair.at[0];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        const Pack<T, 2> pair = result(i, number, mean, rstd, parameters);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (i < kSure || share.has(i, j)) {
+            to[i * kLanes + j] = pair.at[j];
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // Pairs as a word: the compiler would take those of 16 bits apart and put them together again.
+  using Word = std::conditional_t<sizeof(T) == 2, unsigned, Pack<T, 2>>;
+
+  __device__ static Word word_of(T even, T odd) {
+    if constexpr (sizeof(T) == 2) {
+      return reinterpret_cast<const std::uint16_t&>(even) | unsigned{reinterpret_cast<const std::uint16_t&>(odd)} << 16;
+    } else {
+      return {even, odd};
+    }
+  }
+
+  template <class Parameters>
+  __device__ Pack<T, 2> result(int i, int number, S mean, S rstd, const Parameters& parameters) const {
+    const S offset = -mean * rstd;
+    S w[2];
+    S b[2];
+    parameters.at(i, number, w, b);
+    S y[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      y[j] = N::kCentered ? fma(fma(values_[i][j], rstd, offset), w[j], b[j]) : values_[i][j] * rstd * w[j];
+    }
+    return pack_of<T>(y);
+  }
+
+  S values_[K][2];
+};
+
+// weight and bias of a thread's pairs.
+template <class N, class W, int K, int kLanes>
+class PairParameters {
+ public:
+  __device__ PairParameters(const W* weight, const W* bias, const PairShare<kLanes>& share) {
+    load_from(weight, 1, share, weights_);
+    if constexpr (N::kCentered) {
+      load_from(bias, 0, share, biases_);
+    }
+  }
+
+  /// Of pair number i, for the row of that number.
+  template <class S>
+  __device__ void at(int i, int row, S (&w)[2], S (&b)[2]) const {
+    unpack_anew(weights_[i], row, w);
+    if constexpr (N::kCentered) {
+      unpack_anew(biases_[i], row, b);
+    }
+  }
+
+ private:
+  // Seemingly in another way for each row: the compiler would unpack 16-bit elements once, into twice as many
+  // registers.
+  template <class S>
+  __device__ static void unpack_anew(Pack<W, 2> pair, int row, S (&values)[2]) {
+    if constexpr (sizeof(W) == 2) {
+      asm("" : "+r"(reinterpret_cast<unsigned&>(pair)) : "r"(row));
+    }
+    unpack(pair, values);
+  }
+
+  __device__ static void load_from(const W* row, float absent, const PairShare<kLanes>& share, Pack<W, 2> (&pairs)[K]) {
+    const W value = static_cast<W>(absent);
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      pairs[i] = {value, value};
+    }
+    if (row != nullptr) {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        const W* const from = row + share.first + i * kLanes;
+        if (share.has(i, 1)) {
+          pairs[i] = load<2>(from);
+        } else if (share.has(i, 0)) {
+          pairs[i].at[0] = *from;
+        }
+      }
+    }
+  }
+
+  Pack<W, 2> weights_[K];
+  Pack<W, 2> biases_[N::kCentered ? K : 1];
+};
+
+// The moments of a segment, the same bits in each of its threads. reciprocal_n: one over its elements.
+template <class N, int kLanes, class S>
+__device__ Moments<S> combine_pairs(const Moments<S> (&mine)[2], const PairShare<kLanes>& share, S reciprocal_n) {
+  if constexpr (!N::kCentered) {
+    return {0, sum_pairs<kLanes>(mine[0].b, mine[1].b)};
+  } else {
+    const S counts[2] = {static_cast<S>(share.count[0]), static_cast<S>(share.count[1])};
+    const S sum = sum_pairs<kLanes>(__fmul_rn(counts[0], mine[0].a), __fmul_rn(counts[1], mine[1].a));
+    const S mean = __fmul_rn(sum, reciprocal_n);
+    S squares[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const S difference = mine[j].a - mean;
+      squares[j] = fma(difference, counts[j] * difference, mine[j].b);
+    }
+    return {mean, sum_pairs<kLanes>(squares[0], squares[1])};
+  }
+}
+
+// A row that is not finite, or whose squares overflow. x is read again from memory, and y written over the staged
+// columns, `columns` from `begin` on, by a warp or a block.
+template <class N, int kLanes, class T, class W>
+__device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* staged, int begin, int columns) {
+  using S = Accumulate<T>;
+  const T* const x_row = a.x + row * a.columns;
+  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+  const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
+  const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+    const int column = begin + i;
+    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+    staged[i] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+  }
+  if (threadIdx.x == 0 && begin == 0) {
+    write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
+  }
+}
+
+}  // namespace
+
+}  // namespace mica::kernels::norm_cuda
