@@ -155,11 +155,23 @@ __device__ void write_partials(const BackwardRows<T, W>& a, ColumnSums<kCentered
 template <class L, int V, class W>
 __device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t columns,
                              Pack<W, V> (&packs)[L::kElements / V]) {
-  const bool ones = weight == nullptr;  // asked for once, so that loads wait for no branches
+  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    packs[i] = {};
+    if (inside) {
+      packs[i] = load_or<V>(weight, begin + column, 1);
+    }
+  });
+}
+
+// The same for threads with few registers left: whether there are weights is asked once, so that no load waits for a
+// branch. Past the row's end they may be ones.
+template <class L, int V, class W>
+__device__ void load_weights_at_once(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
+  const bool ones = weight == nullptr;
   for_packs<L, V>(columns, [&](int i, int column, bool inside) {
     packs[i] = {};
     if (inside && !ones) {
-      packs[i] = load<V>(weight + begin + column);
+      packs[i] = load<V>(weight + column);
     }
   });
   if (ones) {
@@ -197,7 +209,11 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
     load_share<L, V>(a.dy + begin, columns, dys);
     load_share<L, V>(a.x + begin, columns, xs);
     Pack<W, V> weights[L::kElements / V];
-    load_weights<L, V>(a.weight, 0, columns, weights);
+    if constexpr (kCentered || V == 1) {
+      load_weights<L, V>(a.weight, 0, columns, weights);
+    } else {
+      load_weights_at_once<L, V>(a.weight, columns, weights);
+    }
     Elements<kCentered, T, L, V> elements;
     Sums<S> mine{0, 0};
 #pragma unroll
@@ -335,6 +351,7 @@ void with_staged_layout(std::int64_t columns, F&& f) {
   run.template operator()<128, 128, 3>();
   run.template operator()<128, 128, 4>();
   run.template operator()<128, 128, 6>();
+  run.template operator()<128, 128, 7>();
   run.template operator()<128, 128, 8>();
   run.template operator()<256, 256, 8>();
   run.template operator()<256, 256, 16>();

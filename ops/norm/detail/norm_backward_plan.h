@@ -87,6 +87,7 @@ constexpr StagedLayout staged_layout(std::int64_t columns) {
   return columns <= 384    ? StagedLayout{{128, 128, 3}, 9}
          : columns <= 512  ? StagedLayout{{128, 128, 4}, 8}
          : columns <= 768  ? StagedLayout{{128, 128, 6}, 7}
+         : columns <= 896  ? StagedLayout{{128, 128, 7}, 7}
          : columns <= 1024 ? StagedLayout{{128, 128, 8}, 6}
          : columns <= 2048 ? StagedLayout{{256, 256, 8}, 3}
          : columns <= 4096 ? StagedLayout{{256, 256, 16}, 2}
