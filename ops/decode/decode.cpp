@@ -66,10 +66,18 @@ bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype)
          is_aligned(q.scale) && is_aligned(q.zero);
 }
 
+// With so many rows, reading x takes as long as reading a large weight, and cuBLAS is faster.
+bool is_large_product(const Tensor& x, const std::vector<DecodeWeight>& weights) {
+  constexpr std::int64_t kFewRows = 16;
+  constexpr std::int64_t kLarge = std::int64_t{1} << 22;
+  return x.size(0) > kFewRows && weights.size() == 1 && !is_quantized(weights[0]) &&
+         weights[0].in() * weights[0].out() >= kLarge;
+}
+
 bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
-  return x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 && x.size(0) <= kernels::kMostDecodeRows &&
-         x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 && is_aligned(x) &&
-         (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
+  return !is_large_product(x, weights) && x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
+         x.size(0) <= kernels::kMostDecodeRows && x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 &&
+         is_aligned(x) && (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
          is_aligned(options.norm_weight) && is_aligned(options.residual) &&
          std::all_of(weights.begin(), weights.end(),
                      [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });

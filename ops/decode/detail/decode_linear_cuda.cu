@@ -105,7 +105,7 @@ struct FloatUnits {
   static constexpr int kTiles = 1;
   // Units on the way, as many as registers hold.
   static constexpr int depth(int halves, int groups, bool norm) {
-    return groups > 1 ? 2 : norm ? 4 : halves == 1 ? 8 : 6;
+    return groups > 1 ? 2 : halves == 2 ? 3 : norm ? 4 : 8;
   }
 
   struct Unit {
@@ -374,7 +374,8 @@ struct Writer {
 };
 
 template <class T, class Units, int kHalves, int kGroups, bool kNorm>
-__global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2 : kMostWarps) * kWarp)
+__global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2 : kMostWarps) * kWarp,
+                                  kHalves == 2 && kGroups < 4 ? (Units::kTiles == 1 ? 3 : 2) : 1)
     decode_linear_kernel(const __grid_constant__ Arguments<T> a) {
   constexpr int kTiles = Units::kTiles;
   constexpr int kChunks = Units::kTerms / kChunk;
@@ -491,7 +492,7 @@ struct Plan {
   int blocks;
 
   Plan(const DecodeLinearArgs& args, int outputs, int terms) {
-    constexpr int kEnoughBlocks = 192;
+    constexpr int kEnoughBlocks = 96;
     std::int64_t all = 0;
     for (const DecodeWeight& w : args.weights) {
       all += w.out();
