@@ -77,7 +77,11 @@ class Tensor {
   T* data_or_null() const {
     return defined() ? data<T>() : nullptr;
   }
-  std::byte* raw_data() const { return impl().storage->data() + impl().offset * size_of(dtype()); }
+  /// Null for a tensor without elements, of which a slice may have an offset.
+  std::byte* raw_data() const {
+    std::byte* const begin = impl().storage->data();
+    return begin == nullptr ? nullptr : begin + impl().offset * size_of(dtype());
+  }
 
   /// The value of a tensor with one element, of any dtype and device.
   double item() const;

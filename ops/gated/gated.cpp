@@ -53,10 +53,9 @@ struct GatedGradient {
       gradients.push_back(wanted[i] ? empty(inputs[i].shape(), inputs[i].dtype(), inputs[i].device()) : Tensor{});
     }
     if (inputs[0].numel() > 0) {
-      const auto [gate, up] = gate_and_up(inputs);
-      const auto [dgate, dup] = gate_and_up(gradients);
+      const Halves x = gate_and_up(inputs), dx = gate_and_up(gradients);
       on_device(all[0].device(),
-                [&](auto device) { kernels::gated_backward(device, F{}, dgate, dup, all[0], gate, up); });
+                [&](auto device) { kernels::gated_backward(device, F{}, dx.gate, dx.up, all[0], x.gate, x.up); });
     }
     return gradients;
   }
@@ -105,8 +104,8 @@ struct Gated {
     }
     const Tensor y = empty(shape, inputs[0].dtype(), inputs[0].device());
     if (y.numel() > 0) {
-      const auto [gate, up] = gate_and_up(inputs);
-      on_device(y.device(), [&](auto device) { kernels::gated_forward(device, F{}, y, gate, up); });
+      const Halves x = gate_and_up(inputs);
+      on_device(y.device(), [&](auto device) { kernels::gated_forward(device, F{}, y, x.gate, x.up); });
     }
     return y;
   }
