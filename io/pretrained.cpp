@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kShardIndex = "model.safetensors.index.json";
 constexpr std::uint64_t kLongestConfig = std::uint64_t{1} << 20;
 constexpr std::uint64_t kLongestIndex = std::uint64_t{16} << 20;
 
@@ -206,7 +206,7 @@ bool is_there(const std::filesystem::path& path) {
 }
 
 StateDict load_shards(const std::filesystem::path& folder) {
-  const std::filesystem::path index = folder / kIndex;
+  const std::filesystem::path index = folder / kShardIndex;
   const std::string what = "load_pretrained: " + index.string();
   const std::map<std::string, std::string> files = weight_map(read_json(index, kLongestIndex), what);
   std::set<std::string> names;
@@ -287,7 +287,7 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
   }
   if (shards.size() == 1) {
     save(folder / kWeights, state, metadata);
-    remove_quietly(folder / kIndex);
+    remove_quietly(folder / kShardIndex);
     return;
   }
   JsonValue::Object map;
@@ -299,7 +299,7 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
     }
   }
   const JsonValue::Object about{{"total_size", {static_cast<std::int64_t>(total)}}};
-  write_text(folder / kIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
+  write_text(folder / kShardIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
   remove_quietly(folder / kWeights);  // which transformers prefers to an index
 }
 
@@ -340,7 +340,8 @@ StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
   if (is_there(folder / kWeights)) {
     return load_mapped(folder / kWeights);
   }
-  check(is_there(folder / kIndex), "load_pretrained: {} has neither {} nor {}{}", folder.string(), kWeights, kIndex,
+  check(is_there(folder / kShardIndex), "load_pretrained: {} has neither {} nor {}{}", folder.string(), kWeights,
+        kShardIndex,
         is_there(folder / "pytorch_model.bin")
             ? "; pytorch_model.bin is not read: let transformers save it again, which "
               "writes safetensors"
