@@ -80,6 +80,14 @@ endif()
 if(MICA_SANITIZE)
   target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-sanitize-recover=all
                                     -fno-omit-frame-pointer>)
+  # GCC defines macros of its own for these, Clang does not.
+  string(REPLACE "," ";" mica_sanitizers "${MICA_SANITIZE}")
+  foreach(sanitizer IN ITEMS address thread)
+    if(sanitizer IN_LIST mica_sanitizers)
+      string(TOUPPER MICA_${sanitizer}_SANITIZER definition)
+      target_compile_definitions(mica PUBLIC ${definition})
+    endif()
+  endforeach()
   target_link_options(mica PUBLIC -fsanitize=${MICA_SANITIZE})
 endif()
 

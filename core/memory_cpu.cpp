@@ -119,7 +119,7 @@ bool is_small(std::size_t bytes) { return bytes < kMinPooled; }
 }  // namespace
 
 bool pooling() {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(MICA_ADDRESS_SANITIZER)
   return false;
 #else
   static const bool on = [] {

@@ -5,10 +5,12 @@
 
 #include <mica/core/parallel.h>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(MICA_ADDRESS_SANITIZER)
 // Tests request more memory than available, and expect mica's error instead of the sanitizer's. Leaks are
 // failures.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:detect_leaks=1"; }
+// Of the threads of LLVM's OpenMP, which never end.
+extern "C" const char* __lsan_default_suppressions() { return "leak:libomp.so"; }
 #endif
 #if defined(__SANITIZE_THREAD__)
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
@@ -16,7 +18,7 @@ extern "C" const char* __tsan_default_options() { return "allocator_may_return_n
 
 int main(int argc, char** argv) {
   setenv("MICA_POISON", "1", 0);  // unwritten memory is NaN; MICA_POISON=0 disables this
-#if defined(__SANITIZE_THREAD__)
+#if defined(MICA_THREAD_SANITIZER)
   mica::set_num_threads(1);  // ThreadSanitizer does not understand libgomp's synchronization
 #endif
   testing::InitGoogleTest(&argc, argv);

@@ -69,7 +69,7 @@ struct TensorFaults {
   bool disarm() { return fault.happened() || (fault.fail_after(INT32_MAX), false); }
 };
 struct NewFaults {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(MICA_ADDRESS_SANITIZER)
   static constexpr std::int64_t kStep = 3;  // testing all of the thousands would take too long under AddressSanitizer
 #else
   static constexpr std::int64_t kStep = 1;
