@@ -12,7 +12,7 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 // Of the threads of LLVM's OpenMP, which never end.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libomp.so"; }
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(MICA_THREAD_SANITIZER)
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
 #endif
 

@@ -31,7 +31,11 @@ const fs::path kAdapters = kFixtures.parent_path() / "adapters";
 
 class Adapter : public testing::Test {
  protected:
-  Adapter() : folder_(fs::path(testing::TempDir()) / "mica_adapter") { fs::remove_all(folder_); }
+  Adapter() {
+    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) / ("mica_adapter_" + std::string(test->name()));
+    fs::remove_all(folder_);
+  }
   ~Adapter() override { fs::remove_all(folder_); }
 
   fs::path folder_;

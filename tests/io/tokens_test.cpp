@@ -15,7 +15,10 @@ namespace {
 
 class TokenFiles : public testing::Test {
  protected:
-  TokenFiles() : path_(std::filesystem::path(testing::TempDir()) / "mica_tokens_test.bin") {}
+  TokenFiles() {
+    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+    path_ = std::filesystem::path(testing::TempDir()) / ("mica_tokens_" + std::string(test->name()) + ".bin");
+  }
   ~TokenFiles() override { std::filesystem::remove(path_); }
 
   template <class T>

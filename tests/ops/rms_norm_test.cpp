@@ -199,7 +199,11 @@ TEST(RMSNorm, WeightIsOptionalAndGradientsNotNeededChangeNoOther) {
         const Results weight_only = run(in, {.x = false});
         EXPECT_FALSE(x_only.dweight.defined());
         EXPECT_FALSE(weight_only.dx.defined());
-        expect_same({all.y, all.dx, all.dweight}, {x_only.y, x_only.dx, weight_only.dweight}, c.name());
+        // Without dx the sums over rows may be added up in another order on a GPU.
+        const bool same_sums = device.is_cpu();
+        expect_same({all.y, all.dx, same_sums ? all.dweight : Tensor{}},
+                    {x_only.y, x_only.dx, same_sums ? weight_only.dweight : Tensor{}}, c.name());
+        expect_matches(weight_only, reference(in), c);
         expect_same_bits(no_grad([&] { return run(in).y; }), all.y, c.name());
         const Inputs plain{.x = in.x, .weight = {}, .dy = in.dy};
         expect_matches(run(plain), reference(plain), c);

@@ -474,6 +474,21 @@ TEST_F(SmallCase, Optimizers) {
   }
 }
 
+TEST_F(SmallCase, DrawTokens) {
+  for (const DType dtype : {float32, bfloat16}) {
+    const Tensor logits = (randn({3, 3000}) * 2).to(dtype);
+    const Tensor seen = lt(rand({3, 3000}), 0.3);
+    for (const nn::SamplingOptions& options :
+         {nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.top_k = 50},
+          nn::SamplingOptions{.temperature = 0.8, .top_p = 0.9, .repetition_penalty = 1.3}}) {
+      compare(fmt::format("{}, top_k {}, top_p {}", dtype, options.top_k, options.top_p), 0, [&](Device device) {
+        nn::Sampler sampler(options);
+        return Tensors{sampler.draw(logits.to(device), seen.to(device))};
+      });
+    }
+  }
+}
+
 TEST_F(SmallCase, DecodeSteps) {
   const autograd::NoGrad no_grad;
   nn::Llama llama({.vocab = 64, .layers = 1, .heads = 2, .key_heads = 1, .head_width = 32, .width = 64, .hidden = 64});
