@@ -31,8 +31,8 @@ struct DecodeLinearOptions {
 /// The products of x (M, in) with one to three weights, side by side: y (M, out₀ + out₁ + …), or (M, out₀) with swiglu.
 ///
 /// One kernel on CUDA for float16 and bfloat16, M ≤ 32, weights of those dtypes or quantized to 4 or 8 bits in groups
-/// of 64 or more with scales and zeros of x's dtype, sizes that are multiples of 64, and compute capability 9.0; by
-/// other ops elsewhere, which round more often. A row of y does not depend on other rows, but for M it may.
+/// of 64 or more with scales and zeros of x's dtype, and sizes that are multiples of 64; by other ops elsewhere, and
+/// for large weights and M > 16, which round more often. A row of y does not depend on other rows, but on M it may.
 ///
 /// No gradients: throws while they are recorded. Throws Error before anything is computed if a shape, dtype or device
 /// does not match.
