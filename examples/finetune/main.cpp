@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -40,13 +39,6 @@
 using namespace mica;
 
 namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
-
-void interrupt(int signal) {
-  interrupted = 1;
-  std::signal(signal, SIG_DFL);  // a second signal terminates the program
-}
 
 // The examples that training and validation use.
 
@@ -308,8 +300,7 @@ void run(const Options& options) {
   // Weights are quantized on the CPU, so only the small ones are moved to a GPU.
   io::PretrainedModel model = io::load_pretrained(
       options.model, {.device = options.bits ? Device::cpu() : device, .dtype = dtype_named(options.dtype, device)});
-  std::signal(SIGINT, interrupt);
-  std::signal(SIGTERM, interrupt);
+  catch_interrupts();
   std::visit([&](auto& m) { tune(m, tokenizer, options, device); }, model);
 }
 

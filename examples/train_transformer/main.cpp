@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -43,13 +42,6 @@
 using namespace mica;
 
 namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
-
-void interrupt(int signal) {
-  interrupted = 1;
-  std::signal(signal, SIG_DFL);  // a second signal terminates the program
-}
 
 /// The folder that a run writes to.
 class Results {
@@ -283,8 +275,7 @@ class Profiling {
 /// already taken.
 Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results,
            Checkpoints& checkpoints, Best best) {
-  std::signal(SIGINT, interrupt);
-  std::signal(SIGTERM, interrupt);
+  catch_interrupts();
   std::int64_t collected = trainer.steps_done();
   Progress progress(options.steps, collected);
   const Tensor weight = gpt.parameters().front();

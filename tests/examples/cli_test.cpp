@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <sys/wait.h>
+#include <tests/examples/programs.h>
 #include <tests/folders.h>
 
 #include <algorithm>
@@ -28,18 +28,10 @@
 
 namespace fs = std::filesystem;
 
+using mica::testing_support::contents;
+using mica::testing_support::Outcome;
+
 namespace {
-
-struct Outcome {
-  int status;
-  std::string out;
-  std::string err;
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class Cli : public testing::Test {
  protected:
@@ -47,19 +39,11 @@ class Cli : public testing::Test {
     if (!fs::exists(programs / "train_transformer")) {
       GTEST_SKIP() << "the example programs are not at " << programs;
     }
-    std::string name = (fs::temp_directory_path() / "mica_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
     std::string text;
     for (int i = 0; i < 100; ++i) {
       text += "the quick brown fox → jumps over the lazy dog\n";
     }
     write("text.txt", text);
-  }
-  void TearDown() override {
-    if (!folder.empty()) {
-      fs::remove_all(folder);
-    }
   }
 
   void write(const std::string& name, const std::string& text) const {
@@ -68,10 +52,7 @@ class Cli : public testing::Test {
 
   /// Runs build/bin/<command>; relative paths are below the test's folder.
   Outcome run(const std::string& command) const {
-    const std::string line =
-        "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+    return mica::testing_support::run_program(folder, "'" + programs.string() + "'/" + command);
   }
 
   /// A run that takes at most a second.
@@ -94,14 +75,12 @@ class Cli : public testing::Test {
 
   /// Expects status, one line on stderr with `text`, and nothing written to run/.
   void expect_refusal(const std::string& command, int status, const std::string& text) const {
-    const Outcome outcome = run(command);
-    EXPECT_EQ(outcome.status, status) << command << "\n" << outcome.err;
-    EXPECT_NE(outcome.err.find(text), std::string::npos) << command << "\n" << outcome.err;
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    mica::testing_support::expect_refused(run(command), command, status, text);
     EXPECT_FALSE(fs::exists(folder / "run")) << command;
   }
 
-  fs::path folder;
+  const mica::testing_support::TemporaryFolder own;
+  const fs::path folder = own.path();
   const fs::path programs = mica::testing_support::folder_from("MICA_PROGRAMS", MICA_PROGRAMS);
 };
 

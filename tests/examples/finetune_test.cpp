@@ -1,7 +1,7 @@
 // Runs finetune on a small random model, with every kind of data and with bad input.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
+#include <tests/examples/programs.h>
 #include <tests/folders.h>
 
 #include <algorithm>
@@ -27,17 +27,10 @@
 using namespace mica;
 namespace fs = std::filesystem;
 
+using testing_support::contents;
+using testing_support::Outcome;
+
 namespace {
-
-struct Outcome {
-  int status;
-  std::string out, err;
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// The number behind `words` in a program's output.
 double number_behind(const std::string& text, const std::string& words) {
@@ -52,9 +45,6 @@ class Finetune : public testing::Test {
     if (!fs::exists(programs / "finetune")) {
       GTEST_SKIP() << "there is no " << programs / "finetune";
     }
-    std::string name = (fs::temp_directory_path() / "mica_finetune_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
     manual_seed(7);
     nn::Llama llama({.vocab = 610, .context = 48, .layers = 1, .heads = 2, .key_heads = 1, .width = 16, .hidden = 24});
     for (const Tensor& parameter : llama.parameters()) {
@@ -79,22 +69,15 @@ class Finetune : public testing::Test {
     write("texts.jsonl",
           "{\"text\": \"a short one\"}\n{\"text\": \"" + text.substr(0, 53) + text.substr(0, 53) + "\"}");
   }
-  void TearDown() override {
-    if (!folder.empty()) {
-      fs::remove_all(folder);
-    }
-  }
 
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder / name, std::ios::binary) << text;
   }
 
   Outcome run(const std::string& options, const std::string& program = "finetune") const {
-    const std::string line = "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + program +
-                             " --model model --device cpu --dtype float32 --threads 1 " + options +
-                             " >out.txt 2>err.txt";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+    return testing_support::run_program(folder, "'" + programs.string() + "'/" + program +
+                                                    " --model model --device cpu --dtype float32 --threads 1 " +
+                                                    options);
   }
 
   nn::Llama model() const { return io::load_pretrained<nn::Llama>(folder / "model", {.dtype = float32}); }
@@ -122,14 +105,12 @@ class Finetune : public testing::Test {
   }
 
   void expect_refusal(const std::string& options, int status, const std::string& message) const {
-    const Outcome outcome = run(options + " --out refused");
-    EXPECT_EQ(outcome.status, status) << options << "\n" << outcome.err;
-    EXPECT_NE(outcome.err.find(message), std::string::npos) << options << "\n" << outcome.err;
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    testing_support::expect_refused(run(options + " --out refused"), options, status, message);
     EXPECT_FALSE(fs::exists(folder / "refused")) << options;
   }
 
-  fs::path folder;
+  const testing_support::TemporaryFolder own;
+  const fs::path folder = own.path();
   const fs::path programs = testing_support::folder_from("MICA_PROGRAMS", MICA_PROGRAMS);
 };
 

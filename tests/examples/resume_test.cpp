@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <tests/files.h>
 #include <tests/folders.h>
 #include <unistd.h>
 
@@ -22,13 +23,9 @@
 #include <vector>
 
 namespace fs = std::filesystem;
+using mica::testing_support::contents;
 
 namespace {
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class Resume : public testing::Test {
  protected:
@@ -36,20 +33,9 @@ class Resume : public testing::Test {
     if (!fs::exists(program)) {
       GTEST_SKIP() << "there is no " << program;
     }
-    const char* const disk = std::getenv("MICA_SMALL_DISK");
-    has_own_disk = disk != nullptr;
-    std::string name =
-        (fs::path(has_own_disk ? disk : fs::temp_directory_path().c_str()) / "mica_resume_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
     std::ofstream text(folder / "text.txt");
     for (int i = 0; i < 100; ++i) {
       text << "the quick brown fox → jumps over the lazy dog\n";
-    }
-  }
-  void TearDown() override {
-    if (!folder.empty()) {
-      fs::remove_all(folder);
     }
   }
 
@@ -163,8 +149,10 @@ class Resume : public testing::Test {
   const std::string last = "checkpoint-000000040.safetensors";
   const fs::path program =
       fs::path(mica::testing_support::folder_from("MICA_PROGRAMS", MICA_PROGRAMS)) / "train_transformer";
-  fs::path folder;
-  bool has_own_disk = false;
+  const char* const disk = std::getenv("MICA_SMALL_DISK");
+  const bool has_own_disk = disk != nullptr;
+  const mica::testing_support::TemporaryFolder own{has_own_disk ? fs::path(disk) : fs::temp_directory_path()};
+  const fs::path folder = own.path();
 };
 
 // MICA_KILLS sets how many times. MICA_SMALL_DISK is a folder on a disk of a few megabytes that the test may fill up.

@@ -1,3 +1,4 @@
+#include <tests/files.h>
 #include <tests/folders.h>
 #include <tests/support.h>
 
@@ -31,14 +32,8 @@ const fs::path kAdapters = kFixtures.parent_path() / "adapters";
 
 class Adapter : public testing::Test {
  protected:
-  Adapter() {
-    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / ("mica_adapter_" + std::string(test->name()));
-    fs::remove_all(folder_);
-  }
-  ~Adapter() override { fs::remove_all(folder_); }
-
-  fs::path folder_;
+  const TemporaryFolder own_;
+  const fs::path folder_ = own_.path() / "adapter";
 };
 
 template <class Model>

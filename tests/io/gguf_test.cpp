@@ -1,3 +1,4 @@
+#include <tests/files.h>
 #include <tests/folders.h>
 #include <tests/support.h>
 
@@ -33,18 +34,10 @@ fs::path fixture(const std::string& name) {
 /// A separate, empty folder per test.
 class Gguf : public testing::Test {
  protected:
-  Gguf() {
-    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / ("mica_gguf_" + std::string(test->name()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    path_ = folder_ / "model.gguf";
-  }
-  ~Gguf() override { fs::remove_all(folder_); }
-
   void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
 
-  fs::path folder_, path_;
+  const TemporaryFolder own_;
+  const fs::path folder_ = own_.path(), path_ = folder_ / "model.gguf";
 };
 
 void expect_same_bits(const StateDict& a, const StateDict& b) {

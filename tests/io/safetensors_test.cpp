@@ -1,4 +1,5 @@
 #include <sys/stat.h>
+#include <tests/files.h>
 #include <tests/support.h>
 
 #include <filesystem>
@@ -16,26 +17,15 @@ namespace {
 /// A separate, empty folder per test.
 class Safetensors : public testing::Test {
  protected:
-  Safetensors() {
-    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) / ("mica_" + std::string(test->name()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ / "model.safetensors";
-  }
-  ~Safetensors() override { std::filesystem::remove_all(folder_); }
-
   void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
-  std::string read() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string read() const { return contents(path_); }
   std::size_t files() const {
     return static_cast<std::size_t>(
         std::distance(std::filesystem::directory_iterator(folder_), std::filesystem::directory_iterator()));
   }
 
-  std::filesystem::path folder_, path_;
+  const TemporaryFolder own_;
+  const std::filesystem::path folder_ = own_.path(), path_ = folder_ / "model.safetensors";
 };
 
 std::string length_bytes(std::uint64_t length) {

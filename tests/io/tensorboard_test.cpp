@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <tests/files.h>
 #include <tests/support.h>
 
 #include <cmath>
@@ -16,6 +17,7 @@
 #include <mica/io/tensorboard.h>
 
 using namespace mica;
+using testing_support::contents;
 using testing_support::expect_error;
 using testing_support::test_devices;
 namespace fs = std::filesystem;
@@ -48,17 +50,6 @@ constexpr const char* kExpected =
 
 class EventWriterTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mica_events_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
-  static std::string contents(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   static std::string hexadecimal(const std::string& bytes) {
     std::string text;
     for (const char c : bytes) {
@@ -67,7 +58,8 @@ class EventWriterTest : public testing::Test {
     return text;
   }
 
-  fs::path folder;
+  const testing_support::TemporaryFolder own;
+  const fs::path folder = own.path();
 };
 
 TEST_F(EventWriterTest, WritesTheBytesOfTensorBoard) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "tests/files.h"
 #include "tests/support.h"
 #include <mica/io/text.h>
 #include <mica/io/token_windows.h>
@@ -15,12 +16,6 @@ namespace {
 
 class TokenFiles : public testing::Test {
  protected:
-  TokenFiles() {
-    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-    path_ = std::filesystem::path(testing::TempDir()) / ("mica_tokens_" + std::string(test->name()) + ".bin");
-  }
-  ~TokenFiles() override { std::filesystem::remove(path_); }
-
   template <class T>
   void write(const std::vector<T>& tokens, const std::vector<std::int32_t>& header = {}) const {
     std::ofstream file(path_, std::ios::binary | std::ios::trunc);
@@ -42,7 +37,8 @@ class TokenFiles : public testing::Test {
     expect_error([&] { io::TokenFile{path_}; }, path_.string());
   }
 
-  std::filesystem::path path_;
+  const TemporaryFolder folder_;
+  const std::filesystem::path path_ = folder_.path() / "tokens.bin";
 };
 
 TEST_F(TokenFiles, PlainAndWithHeader) {

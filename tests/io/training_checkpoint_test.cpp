@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/files.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
 #include <mica/core/cuda/graph.h>
@@ -32,20 +33,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class TrainingCheckpoints : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "mica_checkpoint_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
   std::vector<std::string> files() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -67,7 +56,8 @@ class TrainingCheckpoints : public testing::Test {
     return found ? found->step : -1;
   }
 
-  fs::path folder;
+  const TemporaryFolder own;
+  const fs::path folder = own.path();
   std::vector<std::string> skipped;
 };
 

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <tests/files.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace mica::testing_support {
+
+/// How a program ended: its exit status, or −1 if a signal ended it, and what it wrote.
+struct Outcome {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+/// Runs a shell command in `folder`, for at most a minute.
+inline Outcome run_program(const std::filesystem::path& folder, const std::string& command) {
+  const std::string line = "cd '" + folder.string() + "' && timeout 60 " + command + " >out.txt 2>err.txt";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+}
+
+/// Expects the status, and one line on stderr with `text`.
+inline void expect_refused(const Outcome& outcome, const std::string& command, int status, const std::string& text) {
+  EXPECT_EQ(outcome.status, status) << command << "\n" << outcome.err;
+  EXPECT_NE(outcome.err.find(text), std::string::npos) << command << "\n" << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+}
+
+}  // namespace mica::testing_support
