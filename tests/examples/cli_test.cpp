@@ -52,7 +52,7 @@ class Cli : public testing::Test {
 
   /// Runs build/bin/<command>; relative paths are below the test's folder.
   Outcome run(const std::string& command) const {
-    return mica::testing_support::run_program(folder, "'" + programs.string() + "'/" + command);
+    return mica::testing_support::run_program(folder, programs, command);
   }
 
   /// A run that takes at most a second.

@@ -75,9 +75,8 @@ class Finetune : public testing::Test {
   }
 
   Outcome run(const std::string& options, const std::string& program = "finetune") const {
-    return testing_support::run_program(folder, "'" + programs.string() + "'/" + program +
-                                                    " --model model --device cpu --dtype float32 --threads 1 " +
-                                                    options);
+    return testing_support::run_program(folder, programs,
+                                        program + " --model model --device cpu --dtype float32 --threads 1 " + options);
   }
 
   nn::Llama model() const { return io::load_pretrained<nn::Llama>(folder / "model", {.dtype = float32}); }

@@ -18,9 +18,12 @@ struct Outcome {
   std::string err;
 };
 
-/// Runs a shell command in `folder`, for at most a minute.
-inline Outcome run_program(const std::filesystem::path& folder, const std::string& command) {
-  const std::string line = "cd '" + folder.string() + "' && timeout 60 " + command + " >out.txt 2>err.txt";
+/// Runs `programs`/`command` in `folder`, by a shell, for at most a minute. `command` is a program's name and its
+/// options.
+inline Outcome run_program(const std::filesystem::path& folder, const std::filesystem::path& programs,
+                           const std::string& command) {
+  const std::string line =
+      "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
 }
