@@ -52,11 +52,12 @@ if(MICA_PRECOMPILE)
                               PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
-# unary.cpp has an op of the same name as binary.cpp, and gated.cpp uses functions of the same names as unary.cpp's. Where
-# kernels for the GPU are compiled, this would save little.
-if(MICA_UNITY AND NOT MICA_WITH_CUDA)
+# unary.cpp has an op of the same name as binary.cpp, gated.cpp uses functions of the same names as unary.cpp's, and
+# cudnn_graph.cpp has a class of the same name as cublas.cpp.
+set(mica_not_in_unity "_cpu\\.cpp$|/cudnn_[a-z_]*\\.cpp$|_cuda\\.cpp$|\\.cu$|/elementwise/unary\\.cpp$|/gated/gated\\.cpp$")
+if(MICA_UNITY)
   set(mica_apart ${mica_sources})
-  list(FILTER mica_apart INCLUDE REGEX "_cpu\\.cpp$|/elementwise/unary\\.cpp$|/gated/gated\\.cpp$")
+  list(FILTER mica_apart INCLUDE REGEX "${mica_not_in_unity}")
   set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   # Takes a source that another one includes for a header.
