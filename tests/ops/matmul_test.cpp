@@ -11,6 +11,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/detail/agreement.h>
+#include <mica/ops/matmul/detail/few_rows.h>
 #include <mica/ops/matmul/detail/layout.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
@@ -108,6 +109,36 @@ TEST(Matmul, LongSums) {
       }
     }
   }
+}
+
+TEST(Matmul, FewRowsOfLargeMatrices) {
+  const int before = num_threads();
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t rows : {1, 2, 5, 8, 9}) {
+      for (const auto& [depth, columns] : {std::pair<std::int64_t, std::int64_t>{70, 301}, {1029, 67}}) {
+        const Tensor a = randn({1, rows, depth}, dtype), b = randn({1, depth, columns}, dtype);
+        const Tensor x = select(a, 0, 0), w = select(b, 0, 0), bias = randn({columns}, dtype);
+        const std::string what = describe(dtype, Device::cpu(), a.shape(), b.shape());
+        for (const Tensor& stored : {w, stored_transposed(w), padded(w)}) {
+          set_num_threads(1);
+          const Tensor one = matmul(x, stored);
+          set_num_threads(3);
+          EXPECT_TRUE(same_bits(matmul(x, stored), one)) << what;
+          expect_product(one, a, b, what);
+          EXPECT_TRUE(same_bits(matmul(stored_transposed(x), stored), one)) << what << ", a transposed";
+          // The bias is added before the result is rounded.
+          const DType wide = dtype == float64 ? float64 : float32;
+          const Tensor sums = matmul(x.to(wide), stored.to(wide)) + bias.to(wide);
+          const std::vector<double> expected = to_vector<double>(sums);
+          const std::vector<double> got = to_vector<double>(linear(x, transpose(stored, 0, 1), bias));
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            ASSERT_NEAR(got[i], expected[i], tolerance(dtype) * std::abs(expected[i]) + 1e-3) << what << ", bias";
+          }
+        }
+      }
+    }
+  }
+  set_num_threads(before);
 }
 
 TEST(Matmul, LargerThanAPackedBlock) {
@@ -327,8 +358,18 @@ TEST(Matmul, RowsDoNotDependOnEachOther) {
   for (const DType dtype : kDTypes) {
     const Tensor a = randn({45, 600}, dtype), b = randn({600, 70}, dtype);
     const Tensor all = matmul(a, b);
-    for (const std::int64_t row : {0, 7, 8, 44}) {
-      EXPECT_TRUE(same_bits(matmul(slice(a, 0, row, row + 1), b), slice(all, 0, row, row + 1))) << row;
+    EXPECT_TRUE(same_bits(matmul(slice(a, 0, 20, 40), b), slice(all, 0, 20, 40)));
+    // Few rows have kernels of their own, for each of b's layouts.
+    for (const Tensor& w : {b, stored_transposed(b)}) {
+      const Tensor few = matmul(slice(a, 0, 0, gemm::kFewRows), w);
+      for (const std::int64_t rows : {1, 2, 3, 5, 7}) {
+        EXPECT_TRUE(same_bits(matmul(slice(a, 0, 0, rows), w), slice(few, 0, 0, rows))) << rows;
+      }
+      for (const std::int64_t column : {0, 31, 64, 69}) {
+        EXPECT_TRUE(same_bits(matmul(slice(a, 0, 0, 3), slice(w, 1, column, column + 1)),
+                              slice(slice(few, 0, 0, 3), 1, column, column + 1)))
+            << column;
+      }
     }
     for (const std::int64_t column : {0, 31, 32, 69}) {
       EXPECT_TRUE(same_bits(matmul(a, slice(b, 1, column, column + 1)), slice(all, 1, column, column + 1))) << column;

@@ -14,6 +14,7 @@
 #include <mica/ops/attention/detail/attention_dropout_cpu.h>
 #include <mica/ops/attention/detail/attention_rows_cpu.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
+#include <mica/ops/matmul/detail/few_rows.h>
 #include <mica/ops/matmul/detail/gemm_cpu.h>
 
 namespace mica::kernels {
@@ -82,6 +83,10 @@ const S* zeros(std::int64_t n, Workspace<S>& space) {
 template <class S, class T>
 void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<T> a, gemm::Matrix<T> b, S* out,
               Workspace<S>& space) {
+  if (m <= gemm::kFewRows) {
+    gemm::multiply_few_rows(m, n, depth, a, b, static_cast<const T*>(nullptr), out);
+    return;
+  }
   gemm::multiply<S, T, S>(m, n, depth, a, b, zeros(n, space), out, space.gemm);
 }
 
@@ -89,6 +94,10 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<T
 template <class T>
 requires(sizeof(T) == 2) void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<float> a,
                                        gemm::Matrix<T> b, float* out, Workspace<float>& space) {
+  if (m <= gemm::kFewRows) {
+    gemm::multiply_few_rows(m, n, depth, a, b, static_cast<const T*>(nullptr), out);
+    return;
+  }
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (gemm::bfloat16_unit() != gemm::Bfloat16Unit::none) {
       // As a sum of two bfloat16, the weights keep 16 bits.

@@ -7,6 +7,7 @@
 #define EIGEN_DONT_PARALLELIZE
 #include <functional>
 
+#include <mica/ops/matmul/detail/few_rows.h>
 #include <mica/ops/matmul/detail/gemm_cpu.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
@@ -54,6 +55,10 @@ void multiply(const MatmulArgs& args) {
       const auto a = matrix<T>(args.a, batch.offset(0, item));
       const auto b = matrix<T>(args.b, batch.offset(1, item));
       T* const out = args.out.data<T>() + item * m * n;
+      if (m <= gemm::kFewRows) {
+        gemm::multiply_few_rows(m, n, depth, a, b, args.bias.data_or_null<T>(), out);
+        continue;
+      }
       if (!wide) {
         gemm::multiply<S, T, T>(m, n, depth, a, b, start, out, scratch);
         continue;

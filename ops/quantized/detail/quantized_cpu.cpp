@@ -10,11 +10,13 @@
 #include <mica/core/copy.h>
 #include <mica/core/half_cpu.h>
 #include <mica/ops/matmul/detail/gemm_cpu.h>
+#include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 
 // An output tile processes its part of the weight in pieces of gemm::kSum terms. Each piece is dequantized once for up
-// to kRowBlock rows and multiplied by the kernels of ops/matmul. The order of each sum depends on the depth alone.
+// to kRowBlock rows and multiplied by the kernels of ops/matmul (few rows: few_rows_cpu.cpp). The order of each sum
+// depends on the depth alone.
 
 namespace mica::kernels {
 
@@ -150,12 +152,7 @@ class Weights {
   void (Weights::*dequantize_transposed_)(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const;
 };
 
-// Writes row_factor · line[c] · factors[c] to the elements [at, at + count) of `output`. factors may be null.
-template <class S>
-using WriteLine = void (*)(const S* line, S row_factor, const S* factors, std::int64_t count, void* output,
-                           std::int64_t at);
-
-// The same for an output of dtype T.
+// WriteLine for an output of dtype T.
 template <class S, class T>
 void write_line(const S* line, S row_factor, const S* factors, std::int64_t count, void* output, std::int64_t at) {
   T* const to = static_cast<T*>(output) + at;
@@ -249,6 +246,12 @@ Tensor scaled(const Tensor& x, const Tensor& columns) {
 
 template <class S>
 void forward(const QuantizedMatmulForward& args, WriteLine<S> write) {
+  if constexpr (std::is_same_v<S, float>) {
+    if (args.x.size(0) <= kFewQuantizedRows) {
+      quantized_few_rows(args, write);
+      return;
+    }
+  }
   const Weights<S> weights(args.weight);
   const Tensor x = converted<S>(args.x);
   const Product<S> product{.m = x.size(0),

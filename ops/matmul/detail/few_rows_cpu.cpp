@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <mica/core/pack_cpu.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/matmul/detail/few_rows.h>
+
+// b (K, N) is in memory by columns (the weight of a linear layer) or by rows.
+//
+// By columns, each element of the result is a dot product of two dense vectors:
+//
+//     b   column n    ────────────►  widened in registers, one column after the other: one stream of memory per thread
+//     a   row 0 .. R  ────────────►  from the caches; sums in registers, two packs for each row
+//
+// By rows, the result is a sum of b's rows. A thread has a strip of the columns, whose sums stay in the first-level
+// cache, and adds kLines rows of b at a time:
+//
+//     b   rows k .. k + kLines  ════════►  one pack of columns after the other: kLines · R multiplications each
+//     out rows 0 .. R           ════════►  sum += those of kLines rows
+
+namespace mica::gemm {
+
+namespace {
+
+constexpr std::int64_t kLines = 8;        // rows of b that are added at a time
+constexpr std::int64_t kGrain = 1 << 16;  // elements of b that pay for another thread
+constexpr std::int64_t kStrip = 1 << 10;  // columns of a strip, at most
+constexpr std::int64_t kAhead = 3072;  // bytes between a read and the prefetch: beyond what the CPU fetches by itself
+
+/// Fetches the memory that follows some way behind two packs. May be past the end of b.
+template <class T>
+void prefetch_packs(const T* at) {
+  constexpr std::int64_t kLine = 64;
+#pragma GCC unroll 4
+  for (std::int64_t byte = 0; byte < static_cast<std::int64_t>(2 * kPackWidth<Accumulate<T>> * sizeof(T));
+       byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + byte));
+  }
+}
+
+/// a, as S and with dense rows: in this thread's memory unless it is so already.
+template <class S, class A>
+const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
+  if constexpr (std::is_same_v<S, A>) {
+    if (a.column == 1 && (a.row == depth || m == 1)) {
+      return a.data;
+    }
+  }
+  static thread_local std::vector<S> rows;
+  rows.resize(static_cast<std::size_t>(m * depth));
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      rows[static_cast<std::size_t>(i * depth + k)] = static_cast<S>(a.data[i * a.row + k * a.column]);
+    }
+  }
+  return rows.data();
+}
+
+/// Calls body(begin, end) for parts of [0, n), which threads take as they become free: on a busy machine one may be
+/// much slower than the others. Each part has at least `grain` elements but the last.
+template <class Body>
+void for_parts(std::int64_t n, std::int64_t grain, const Body& body) {
+  constexpr std::int64_t kPartsPerThread = 8;
+  const std::int64_t size = std::max(grain, n / (kPartsPerThread * num_threads()));
+  const std::int64_t parts = (n + size - 1) / size;
+  std::atomic<std::int64_t> next{0};
+  parallel_for(std::min<std::int64_t>(parts, num_threads()), 1, [&](std::int64_t, std::int64_t) {
+    for (std::int64_t part = next++; part < parts; part = next++) {
+      body(part * size, std::min((part + 1) * size, n));
+    }
+  });
+}
+
+template <class T>
+struct Problem {
+  using S = Accumulate<T>;
+  std::int64_t depth;
+  const S* a;  // dense rows
+  Matrix<T> b;
+};
+
+/// sums[r] = row r of a · a column of b. Even and odd packs of the vectors have sums of their own; the last ones are
+/// filled with zeros.
+template <class T, int R>
+void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T> (&sums)[R]) {
+  using S = Accumulate<T>;
+  constexpr std::int64_t kWidth = kPackWidth<S>;
+  Pack<S> even[R] = {};
+  Pack<S> odd[R] = {};
+  std::int64_t k = 0;
+  for (; k + 2 * kWidth <= depth; k += 2 * kWidth) {
+    prefetch_packs(column + k);
+    const Pack<S> first = load_pack(column + k);
+    const Pack<S> second = load_pack(column + k + kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      even[r] += first * load_pack(a + r * depth + k);
+      odd[r] += second * load_pack(a + r * depth + k + kWidth);
+    }
+  }
+  if (k < depth) {
+    const std::int64_t firsts = std::min(kWidth, depth - k), seconds = depth - k - firsts;
+    const Pack<S> first = load_part(column + k, firsts);
+    const Pack<S> second = load_part(column + k + firsts, seconds);
+    for (int r = 0; r < R; ++r) {
+      even[r] += first * load_part(a + r * depth + k, firsts);
+      odd[r] += second * load_part(a + r * depth + k + firsts, seconds);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    sums[r] = sum_of(even[r] + odd[r]);
+  }
+}
+
+/// R rows of the columns [begin, end).
+template <class T, class Out, int R>
+void write_columns(const Problem<T>& p, std::int64_t begin, std::int64_t end, std::int64_t n, const T* bias, Out* out) {
+  using S = Accumulate<T>;
+  for (std::int64_t column = begin; column < end; ++column) {
+    S sums[R];
+    dot_products<T, R>(p.depth, p.a, p.b.data + column * p.b.column, sums);
+    const S start = bias == nullptr ? S{0} : static_cast<S>(bias[column]);
+    for (int r = 0; r < R; ++r) {
+      out[r * n + column] = static_cast<Out>(sums[r] + start);
+    }
+  }
+}
+
+/// sums (R, strip) += rows k to k + lines of b, from `column` on.
+template <class T, int R>
+void add_lines(const Problem<T>& p, std::int64_t k, std::int64_t lines, std::int64_t column, std::int64_t columns,
+               Accumulate<T>* sums) {
+  using S = Accumulate<T>;
+  constexpr std::int64_t kWidth = kPackWidth<S>;
+  const S* const a = p.a + k;
+  const T* const b = p.b.data + k * p.b.row + column;
+  for (std::int64_t c = 0; c < columns; c += kWidth) {
+    const std::int64_t left = columns - c;
+    Pack<S> added[R] = {};
+    for (std::int64_t line = 0; line < lines; ++line) {
+      const T* const from = b + line * p.b.row + c;
+      const Pack<S> values = left >= kWidth ? load_pack(from) : load_part(from, left);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        added[r] += a[r * p.depth + line] * values;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      S* const sum = sums + r * kStrip + c;
+      store_pack(sum, load_pack(sum) + added[r]);
+    }
+  }
+}
+
+/// R rows of a strip of at most kStrip columns.
+template <class T, class Out, int R>
+void write_strip(const Problem<T>& p, std::int64_t column, std::int64_t columns, std::int64_t n, const T* bias,
+                 Out* out) {
+  using S = Accumulate<T>;
+  constexpr std::int64_t kWidth = kPackWidth<S>;
+  alignas(64) static thread_local std::array<S, kFewRows * kStrip> sums;
+  for (int r = 0; r < R; ++r) {
+    S* const from = sums.data() + r * kStrip;
+    std::fill(from, from + (columns + kWidth - 1) / kWidth * kWidth, S{0});
+  }
+  for (std::int64_t k = 0; k < p.depth; k += kLines) {
+    add_lines<T, R>(p, k, std::min(kLines, p.depth - k), column, columns, sums.data());
+  }
+  for (int r = 0; r < R; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const S start = bias == nullptr ? S{0} : static_cast<S>(bias[column + c]);
+      out[r * n + column + c] = static_cast<Out>(sums[r * kStrip + c] + start);
+    }
+  }
+}
+
+/// Calls f.operator()<rows>().
+template <class F>
+void on_rows(std::int64_t rows, const F& f) {
+  [&]<int... R>(std::integer_sequence<int, R...>) { ((rows == R + 1 ? f.template operator()<R + 1>() : void()), ...); }
+  (std::make_integer_sequence<int, kFewRows>());
+}
+
+}  // namespace
+
+template <class A, class T, class Out>
+void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<A> a, Matrix<T> b, const T* bias,
+                       Out* out) {
+  const Problem<T> p{depth, widened<Accumulate<T>>(m, depth, a), b};
+  const std::int64_t grain = kGrain / depth + 1;
+  on_rows(m, [&]<int R>() {
+    if (b.row == 1) {
+      for_parts(n, grain,
+                [&](std::int64_t begin, std::int64_t end) { write_columns<T, Out, R>(p, begin, end, n, bias, out); });
+      return;
+    }
+    constexpr std::int64_t kWidth = 64;  // columns that a thread's part is a multiple of
+    for_parts((n + kWidth - 1) / kWidth, grain / kWidth + 1, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t last = std::min(end * kWidth, n);
+      for (std::int64_t column = begin * kWidth; column < last; column += kStrip) {
+        write_strip<T, Out, R>(p, column, std::min(kStrip, last - column), n, bias, out);
+      }
+    });
+  });
+}
+
+#define MICA_FEW_ROWS(A, T, Out) \
+  template void multiply_few_rows(std::int64_t, std::int64_t, std::int64_t, Matrix<A>, Matrix<T>, const T*, Out*);
+MICA_FEW_ROWS(float, float, float)
+MICA_FEW_ROWS(double, double, double)
+MICA_FEW_ROWS(Half, Half, Half)
+MICA_FEW_ROWS(Half, Half, float)
+MICA_FEW_ROWS(float, Half, float)
+MICA_FEW_ROWS(BFloat16, BFloat16, BFloat16)
+MICA_FEW_ROWS(BFloat16, BFloat16, float)
+MICA_FEW_ROWS(float, BFloat16, float)
+#undef MICA_FEW_ROWS
+
+}  // namespace mica::gemm

@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include <mica/core/pack_cpu.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/quantized/detail/few_rows.h>
+#include <mica/ops/quantized/detail/quantized_functions.h>
+
+// A word holds 32 / bits integers of one column, and a row of words is dense. A thread has a strip of the columns:
+//
+//     words k .. k + chunk   ════════►  one pack of 16 columns after the other. Integers become floats in registers and
+//     (up to 64 integers                are multiplied by x: acc = Σ (q − zero) · x
+//     of each column)
+//     scale, offset          ════════►  sums += scale · acc + offset · Σ x
+//
+// A chunk is within one group.
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr std::int64_t kWidth = kPackWidth<float>;  // columns of a pack
+constexpr std::int64_t kMostChunk = 64;             // rows of the weight
+constexpr std::int64_t kLeastStrip = 128;           // columns
+constexpr std::int64_t kMostStrip = 512;
+
+using Words = Pack<std::uint32_t>;
+
+Words load_words(const std::uint32_t* from) {
+  Words x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+
+/// The integers at bit `shift` of each word.
+template <int kBits>
+Pack<float> integers(const Words& words, int shift) {
+#if defined(__AVX512F__)
+  if constexpr (kBits == 4) {
+    const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i bits;
+    std::memcpy(&bits, &words, sizeof(bits));
+    const __m512 chosen = _mm512_permutexvar_ps(_mm512_srli_epi32(bits, static_cast<unsigned>(shift)), values);
+    Pack<float> x;
+    std::memcpy(&x, &chosen, sizeof(x));
+    return x;
+  }
+#endif
+  const Words bits = (words >> shift) & ((1u << kBits) - 1);
+  Pack<std::int32_t> value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return __builtin_convertvector(value, Pack<float>);
+}
+
+/// x (M, K) as float, its rows padded with zeros to whole words, and the sums of each chunk's elements.
+struct Rows {
+  std::vector<float> x;     // (M, stride)
+  std::vector<float> sums;  // (M, chunks)
+  std::int64_t stride;
+  std::int64_t chunks;
+
+  Rows(const Tensor& from, std::int64_t chunk) {
+    const std::int64_t m = from.size(0), depth = from.size(1);
+    chunks = (depth + chunk - 1) / chunk;
+    stride = chunks * chunk;
+    x.assign(static_cast<std::size_t>(m * stride), 0);
+    sums.resize(static_cast<std::size_t>(m * chunks));
+    on_dtype(FloatTypes{}, from.dtype(), "quantized_matmul", [&]<class T>() {
+      for (std::int64_t row = 0; row < m; ++row) {
+        const T* const line = from.data<T>() + row * depth;
+        std::transform(line, line + depth, x.begin() + row * stride, [](T value) { return static_cast<float>(value); });
+      }
+    });
+    for (std::int64_t i = 0; i < m * chunks; ++i) {
+      const float* const part = x.data() + i * chunk;
+      std::array<float, 8> partial{};
+      for (std::int64_t k = 0; k < chunk; k += 8) {
+        for (std::size_t j = 0; j < 8; ++j) {
+          partial[j] += part[k + static_cast<std::int64_t>(j)];
+        }
+      }
+      sums[static_cast<std::size_t>(i)] = ((partial[0] + partial[4]) + (partial[2] + partial[6])) +
+                                          ((partial[1] + partial[5]) + (partial[3] + partial[7]));
+    }
+  }
+};
+
+/// Every mode is (q − zero) · scale + offset, for the columns of a strip.
+struct Grid {
+  alignas(64) std::array<float, kMostStrip> zero;
+  alignas(64) std::array<float, kMostStrip> scale;
+  alignas(64) std::array<float, kMostStrip> offset;
+};
+
+void widen_strip(const Tensor& x, std::int64_t at, std::int64_t count, float* to) {
+  on_dtype(FloatTypes{}, x.dtype(), "quantized_matmul", [&]<class T>() {
+    const T* const from = x.data<T>() + at;
+    MICA_INDEPENDENT
+    for (std::int64_t c = 0; c < count; ++c) {
+      to[c] = static_cast<float>(from[c]);
+    }
+  });
+}
+
+class Product {
+ public:
+  explicit Product(const QuantizedWeight& q)
+      : q_(q),
+        words_(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
+        columns_(q.columns()),
+        group_size_(quantized::rows_of_group(q.rows, q.group_size)),
+        chunk_(q.group_size == 32 ? 32 : kMostChunk) {}
+
+  std::int64_t chunk() const { return chunk_; }
+
+  /// sums (R, kMostStrip) = rows of x · `count` columns from `column` on.
+  template <int kBits, int R>
+  void multiply(const Rows& rows, std::int64_t column, std::int64_t count, float* sums) const {
+    constexpr std::int64_t kPerWord = quantized::kWordBits / kBits;
+    Grid grid;
+    std::int64_t group = -1;
+    for (int r = 0; r < R; ++r) {
+      std::fill_n(sums + r * kMostStrip, (count + kWidth - 1) / kWidth * kWidth, 0.0F);
+    }
+    for (std::int64_t i = 0; i < rows.chunks; ++i) {
+      const std::int64_t k = i * chunk_;
+      if (k / group_size_ != group) {
+        group = k / group_size_;
+        read_grid(group, column, count, grid);
+      }
+      const std::int64_t lines = (std::min(chunk_, q_.rows - k) + kPerWord - 1) / kPerWord;
+      std::int64_t c = 0;
+      for (; c + kWidth <= count; c += kWidth) {
+        add_chunk<kBits, R>(words_ + k / kPerWord * columns_ + column + c, columns_, lines, rows, i, grid, c, sums);
+      }
+      if (c < count) {
+        std::array<std::uint32_t, 32 * kWidth> last{};  // the columns that are left, in a pack of their own
+        for (std::int64_t line = 0; line < lines; ++line) {
+          std::copy_n(words_ + (k / kPerWord + line) * columns_ + column + c, count - c, last.data() + line * kWidth);
+        }
+        add_chunk<kBits, R>(last.data(), kWidth, lines, rows, i, grid, c, sums);
+      }
+    }
+  }
+
+ private:
+  void read_grid(std::int64_t group, std::int64_t column, std::int64_t count, Grid& grid) const {
+    const std::int64_t at = group * columns_ + column;
+    const bool adds = q_.mode == QuantizationMode::fused_multiply_add;
+    float* const zero = adds ? grid.offset.data() : grid.zero.data();
+    std::fill_n(adds ? grid.zero.data() : grid.offset.data(), count, 0.0F);
+    if (q_.scale.defined()) {
+      widen_strip(q_.scale, at, count, grid.scale.data());
+    } else {
+      std::fill_n(grid.scale.begin(), count, 1.0F);
+    }
+    if (!q_.zero.defined()) {
+      std::fill_n(zero, count, 0.0F);
+    } else if (q_.zero.dim() == 0) {
+      widen_strip(q_.zero, 0, 1, zero);
+      std::fill_n(zero, count, zero[0]);
+    } else {
+      widen_strip(q_.zero, at, count, zero);
+    }
+    for (std::size_t c = static_cast<std::size_t>(count); c % kWidth != 0; ++c) {
+      grid.zero[c] = grid.scale[c] = grid.offset[c] = 0;
+    }
+  }
+
+  /// Adds chunk i of 16 columns to the sums from column c of the strip on. A row of words has `stride` columns.
+  template <int kBits, int R>
+  void add_chunk(const std::uint32_t* words, std::int64_t stride, std::int64_t lines, const Rows& rows, std::int64_t i,
+                 const Grid& grid, std::int64_t c, float* sums) const {
+    constexpr int kPerWord = quantized::kWordBits / kBits;
+    constexpr int kSums = 2;  // which do not wait for each other
+    Pack<float> acc[R][kSums] = {};
+    const Pack<float> zero = load_pack(grid.zero.data() + c);
+    const float* x = rows.x.data() + i * chunk_;
+    for (std::int64_t line = 0; line < lines; ++line, x += kPerWord) {
+      const Words some = load_words(words + line * stride);
+      // The same columns of the next chunk. Past the end of the weight, a prefetch does nothing.
+      __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(words) +
+                                                       static_cast<std::uintptr_t>(4 * (line + lines) * stride)));
+#pragma GCC unroll 32
+      for (int j = 0; j < kPerWord; ++j) {
+        const Pack<float> value = integers<kBits>(some, j * kBits) - zero;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          acc[r][j % kSums] += value * x[r * rows.stride + j];
+        }
+      }
+    }
+    const Pack<float> scale = load_pack(grid.scale.data() + c), offset = load_pack(grid.offset.data() + c);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Pack<float> sum = acc[r][0] + acc[r][1];
+      float* const to = sums + r * kMostStrip + c;
+      store_pack(to, load_pack(to) + scale * sum + offset * rows.sums[static_cast<std::size_t>(r * rows.chunks + i)]);
+    }
+  }
+
+  const QuantizedWeight& q_;
+  const std::uint32_t* words_;
+  std::int64_t columns_, group_size_, chunk_;
+};
+
+}  // namespace
+
+void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> write) {
+  const Product product(args.weight);
+  const Rows rows(args.x, product.chunk());
+  const std::int64_t m = args.x.size(0), n = args.weight.columns();
+  const std::int64_t wanted = std::clamp(n / (2 * num_threads()), kLeastStrip, kMostStrip);
+  const std::int64_t strip = (wanted + kWidth - 1) / kWidth * kWidth;
+  const std::int64_t strips = (n + strip - 1) / strip;
+  const float* const row_factors = args.rows.data_or_null<float>();
+  const float* const column_factors = args.columns.data_or_null<float>();
+  void* const out = args.y.raw_data();
+  // A thread takes the next strip when it is free: on a busy machine one may be much slower than the others.
+  std::atomic<std::int64_t> next{0};
+  const auto multiply_strips = [&]<int kBits, int R>() {
+    parallel_for(std::min<std::int64_t>(strips, num_threads()), 1, [&](std::int64_t, std::int64_t) {
+      alignas(64) std::array<float, R * kMostStrip> sums;
+      for (std::int64_t i = next++; i < strips; i = next++) {
+        const std::int64_t column = i * strip, count = std::min(strip, n - column);
+        product.multiply<kBits, R>(rows, column, count, sums.data());
+        for (std::int64_t row = 0; row < R; ++row) {
+          write(sums.data() + row * kMostStrip, row_factors == nullptr ? 1.0F : row_factors[row],
+                column_factors == nullptr ? nullptr : column_factors + column, count, out, row * n + column);
+        }
+      }
+    });
+  };
+  quantized::on_bits(args.weight.bits, [&]<int kBits>() {
+    [&]<int... R>(std::integer_sequence<int, R...>) {
+      ((m == R + 1 ? multiply_strips.template operator()<kBits, R + 1>() : void()), ...);
+    }
+    (std::make_integer_sequence<int, kFewQuantizedRows>());
+  });
+}
+
+}  // namespace mica::kernels
