@@ -98,36 +98,38 @@ class Streamer {
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
+    const S common = incoming.per_row ? S{0} : incoming(0);
     std::int64_t row = blockIdx.x / plan_.cluster;
-    fetch(share_of_row(row));
     Label<T, kTarget> label(p_, row);
+    fetch(share_of_row(row), label.ignored);
     while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
       const int taken = is_leader() ? pop_row() : 0;  // early, to hide its latency
       // As is the label's y: after the exchange, any thread may overwrite it.
       const S label_y = is_leader() ? y_of_label(row, label) : S{0};
       FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, share);
-      found.next_row = taken;
+      found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
       found.label_y = label_y;
       found = exchange_.joined(found, rank_);
-      const std::int64_t next = found.next_row;
+      const bool ignores_next = found.next_row < 0;
+      const std::int64_t next = ignores_next ? ~found.next_row : found.next_row;
       const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
       if (label.ignored) {  // uniform for all threads of the row
         if (is_leader()) {
           losses[row] = 0;
         }
-        cuda::wait_copies<0>();
-        write(share, next, [](int, std::uint32_t) { return Packs{}; });
+        write(share, next, ignores_next, [](int, std::uint32_t) { return Packs{}; });
         for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
       } else {
         const Outcome<T, kTarget> outcome(p_, label, found, found.label_y);
         if (is_leader()) {
           losses[row] = outcome.loss;
         }
-        const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass, incoming(row));
+        const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass,
+                                                  incoming.per_row ? incoming(row) : common);
         const std::int64_t first = share.span.first(share.begin);
         const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
-        write(share, next, [&](int i, std::uint32_t place) {
+        write(share, next, ignores_next, [&](int i, std::uint32_t place) {
           return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(place), gradient);
         });
         for_edges(share, [&](std::int64_t i) {
@@ -146,6 +148,11 @@ class Streamer {
   // Rows are taken from a queue: ignored rows cost little, so equal numbers of rows would not be equal work. The block
   // that processes a row does not affect its result.
   __device__ int pop_row() const { return static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1); }
+
+  /// The number of a row; negative, its complement, if the row is ignored, which nobody reads then.
+  __device__ int marked_if_ignored(int row) const {
+    return row < p_.rows && Label<T, kTarget>(p_, row).ignored ? ~row : row;
+  }
 
   __device__ Share<T> share_of_row(std::int64_t row) const {
     return Share<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
@@ -194,14 +201,15 @@ class Streamer {
     }
   }
 
-  /// Starts loading a row, in Plan::kParts groups of copies.
-  __device__ void fetch(const Share<T>& share) {
+  /// Starts loading a row, unless it is ignored, in Plan::kParts groups of copies.
+  __device__ void fetch(const Share<T>& share, bool ignored) {
+    const int count = ignored ? 0 : share.count;
     int i = threadIdx.x;
     std::uint32_t place = place_;
     for (int part = 0; part < Plan::kParts; ++part) {
       for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
-        if (i < share.count) {
-          cuda::copy_async<16>(place, share.at(i));
+        if (i < count) {
+          cuda::copy_async<16, /*kLastInL2=*/true>(place, share.at(i));
         }
       }
       cuda::commit_copies();
@@ -233,8 +241,8 @@ class Streamer {
 
   /// Overwrites the packs of a row with make(i, its place), and starts loading the next row into the freed places.
   template <class Make>
-  __device__ void write(const Share<T>& share, std::int64_t next_row, const Make& make) {
-    const bool more = next_row < p_.rows;
+  __device__ void write(const Share<T>& share, std::int64_t next_row, bool ignores_next, const Make& make) {
+    const bool more = next_row < p_.rows && !ignores_next;
     const Share<T> next = more ? share_of_row(next_row) : share;
     const int next_count = more ? next.count : 0;
     int i = threadIdx.x;
@@ -249,7 +257,7 @@ class Streamer {
           rows::store_whole(to, make(i, place));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(place, from);
+          cuda::copy_async<16, /*kLastInL2=*/true>(place, from);
         }
         i += threads_;
         place += 16 * threads_;
