@@ -244,11 +244,44 @@ Tensor scaled(const Tensor& x, const Tensor& columns) {
   return result;
 }
 
+// With so many rows, products of bfloat16 tiles are worth the rounding of weights to bfloat16.
+constexpr std::int64_t kTileRows = 32;
+
+bool has_tiles(const QuantizedMatmulForward& args) {
+  return args.x.dtype() == bfloat16 && args.x.size(0) >= kTileRows && gemm::bfloat16_unit() != gemm::Bfloat16Unit::none;
+}
+
+// The product with the weight rounded to bfloat16.
+void forward_by_tiles(const QuantizedMatmulForward& args, WriteLine<float> write) {
+  const std::int64_t m = args.x.size(0), n = args.weight.columns(), depth = args.weight.rows;
+  const Tensor weight = empty({depth, n}, bfloat16);
+  dequantize(Cpu{}, {.weight = args.weight, .out = weight});
+  const gemm::Matrix<BFloat16> a{args.x.data<BFloat16>(), depth, 1}, b{weight.data<BFloat16>(), n, 1};
+  const std::vector<float> zeros(static_cast<std::size_t>(n));
+  if (!args.rows.defined() && !args.columns.defined()) {
+    gemm::multiply_bfloat16(m, n, depth, a, b, zeros.data(), args.y.data<BFloat16>());
+    return;
+  }
+  const Tensor sums = empty({m, n}, float32);
+  gemm::multiply_bfloat16(m, n, depth, a, b, zeros.data(), sums.data<float>());
+  const float* const rows = args.rows.data_or_null<float>();
+  parallel_for(m, gemm::kPackGrain / n + 1, [&](std::int64_t begin, std::int64_t end) {
+    for (; begin < end; ++begin) {
+      write(sums.data<float>() + begin * n, rows == nullptr ? 1.0F : rows[begin], args.columns.data_or_null<float>(), n,
+            args.y.raw_data(), begin * n);
+    }
+  });
+}
+
 template <class S>
 void forward(const QuantizedMatmulForward& args, WriteLine<S> write) {
   if constexpr (std::is_same_v<S, float>) {
     if (args.x.size(0) <= kFewQuantizedRows) {
       quantized_few_rows(args, write);
+      return;
+    }
+    if (has_tiles(args)) {
+      forward_by_tiles(args, write);
       return;
     }
   }
