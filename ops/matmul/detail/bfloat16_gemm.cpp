@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <type_traits>
 #include <vector>
 
@@ -129,6 +130,42 @@ struct Product {
   }
 };
 
+// A wide b, such as a layer's weight, is packed by groups of columns, each by the thread that multiplies it, while it
+// is in that thread's cache. Threads take the next group when they are free.
+constexpr std::int64_t kGroup = 2 * kBlock;              // columns
+constexpr std::int64_t kGroupsPerThread = 4;             // at least, or the threads' work would differ too much
+constexpr std::int64_t kReread = std::int64_t{1} << 20;  // elements of a, which every group reads
+
+bool has_groups(std::int64_t rows, std::int64_t columns, std::int64_t depth) {
+  return columns >= kGroup * kGroupsPerThread * num_threads() && rows * depth <= kReread;
+}
+
+/// all.run() for the columns `b`.
+template <class Out>
+void multiply_groups(const Product<Out>& all, const Vectors& b) {
+  const std::int64_t groups = ceil_div(all.columns, kGroup);
+  std::atomic<std::int64_t> next{0};
+  parallel_for(std::min<std::int64_t>(groups, num_threads()), 1, [&](std::int64_t, std::int64_t) {
+    static thread_local Scratch scratch;
+    const TileSession session;
+    for (std::int64_t group = next++; group < groups; group = next++) {
+      const std::int64_t column = group * kGroup;
+      Vectors columns = b;
+      columns.data += column * b.stride;
+      Product<Out> part = all;
+      part.columns = std::min(kGroup, all.columns - column);
+      part.b = packed(columns, part.columns, true, scratch);
+      part.start = all.start != nullptr ? all.start + column : nullptr;
+      part.out = all.out + column;
+      for (std::int64_t i = 0; i < ceil_div(part.rows, kBlock); ++i) {
+        for (std::int64_t j = 0; j < ceil_div(part.columns, kBlock); ++j) {
+          part.multiply(session, i, j);
+        }
+      }
+    }
+  });
+}
+
 template <class Out>
 void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
               const float* start, Out* out) {
@@ -142,6 +179,18 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat1
     const Operand left =
         direct ? Operand{a.data, a.row, kTileDepth, kTileVectors * a.row}
                : packed({a.data + i * a.row, a.row, a.column, kTileVectors, depth}, rows, false, a_scratch);
+    if (has_groups(rows, n, depth)) {
+      multiply_groups(Product<Out>{.rows = rows,
+                                   .columns = n,
+                                   .depth = depth,
+                                   .a = left,
+                                   .b = {},
+                                   .start = start,
+                                   .out = out + i * n,
+                                   .leading = n},
+                      {b.data, b.column, b.row, kTileVectors, depth});
+      continue;
+    }
     for (std::int64_t j = 0; j < n; j += most) {
       const std::int64_t columns = std::min(most, n - j);
       const Operand right =
