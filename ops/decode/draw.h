@@ -21,8 +21,8 @@ bool has_draw_kernel(const Tensor& logits);
 /// −∞. `uniforms` (B, 1) float64 in (0, 1] are the random numbers, not needed for temperature 0 or top_k 1; `seen`
 /// (B, vocab) bool, or undefined.
 ///
-/// One kernel, which sorts only as many of the largest scores as it needs. Throws Error if has_draw_kernel() is false
-/// or a shape, dtype or device does not match.
+/// One kernel, which sorts only the scores near the token where a sum of weights ends. Throws Error if
+/// has_draw_kernel() is false or a shape, dtype or device does not match.
 Tensor draw_tokens(const Tensor& logits, const DrawOptions& options, const Tensor& uniforms, const Tensor& seen = {});
 
 }  // namespace mica

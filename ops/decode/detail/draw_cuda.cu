@@ -7,13 +7,18 @@
 //          |
 //          +--> all tokens:      sums in the order of the tokens, up to uniform * total
 //          |
-//          +--> top-k, top-p:    batches of the largest scores, sorted, summed in that order up to a part of the total
+//          +--> top-k, top-p:    sums in the order of the scores, up to a part of the total:
 //
-// A batch is found by histograms of the scores' bits, from the highest: as many of the largest scores below the last
-// batch as fit into kBatch. It holds all that are needed for a usual k or p, so that one batch is sorted. Equal scores
-// that are too many for a batch have one weight and need no order but that of the tokens.
+//     bin 0    bin 1    bin 2 ...       of scores, from the largest on, with the number and the sum of its weights
+//     |      |        |  *     |        the bin where the sum is reached
+//                     | .. * . |        its scores, sorted, and summed one by one
 //
-// Counts are integers, and sums have an order that depends on the row alone.
+// If everything up to that bin fits into a batch of kBatch scores, the batch starts with the largest score and usually
+// serves all sums of a row. If the bin itself is too large, it is divided into bins of its own, down to equal scores,
+// which have one weight and need no order but that of the tokens.
+//
+// Counts are integers, and so are the weights of bins, in units of 2^-45: their sums do not depend on an order. Other
+// sums have an order that depends on the row alone.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +42,13 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBatch = 1024;
 constexpr int kBins = 2048;
-constexpr int kDigits = 3;  // of a key: 11, 11 and 10 bits
+constexpr int kOwnBins = kBins / kBlocks;  // a block adds up those of all blocks
+constexpr double kBinsOfUnit = 128;        // bins of a difference of scores of one temperature
+constexpr double kWeightUnits = std::int64_t{1} << 45;
+constexpr int kDigits = 3;  // of a weight, in a histogram: sums of 2^15 weights fit into 32 bits
+constexpr int kDigitBits = 15;
+
+using Weight = unsigned long long;  // in units of 1 / kWeightUnits
 
 template <class T>
 struct Arguments {
@@ -64,8 +75,6 @@ struct Entry {
   }
 };
 
-__device__ int shift_of(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
-
 // The order of float32 as one of unsigned integers; the order of scores, but that neighbors may become equal.
 __device__ std::uint32_t key_of(double score) {
   const auto narrow = static_cast<float>(score);
@@ -73,32 +82,64 @@ __device__ std::uint32_t key_of(double score) {
   return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
 }
 
+// The inverse, of a key's float32.
+__device__ float score_of(std::uint32_t key) {
+  return __uint_as_float((key & 0x80000000) != 0 ? key & 0x7fffffff : ~key);
+}
+
+struct Histogram {
+  int counts[kBins];
+  unsigned digits[kDigits][kBins];  // of the sums of weights
+};
+
+struct Sorted {
+  Entry entries[kBatch];  // of the block; in block 0 of all blocks, in order
+  double running[kBatch];
+};
+
 struct Shared {
   Entry warp_entries[kWarps];
   double warp_sums[kWarps];
   int warp_counts[kWarps];
+  Weight warp_weights[kWarps];
   Entry best;   // of the block, then of the row
   double sum;   // of the block
   int invalid;  // a score is NaN or +inf
-  int histogram[kBins];
+  int count;    // of entries
+  union {
+    Histogram histogram;
+    Sorted sorted;
+  };
+  // Of all blocks, the bins from rank * kOwnBins on.
+  int bin_counts[kOwnBins];
+  Weight bin_weights[kOwnBins];
+  // The bin that was looked for.
   int found_bin;
-  int found_above;
   int found_count;
-  int count;              // of entries
-  Entry entries[kBatch];  // of the block; in block 0 of all blocks, in order
-  double running[kBatch];
+  int count_above;
+  Weight weight_above;
   // What block 0 has found: the sum up to the token, or to the last one.
   double walk_sum;
   int walk_token;
-  int walk_ends;
+  int walk_reached;
 };
 
-// A batch of scores: those whose keys are in [from, below), or `ties` with one key.
+// How keys are divided into bins, of which bin 0 has the largest scores.
+struct Bins {
+  // The first bins: by the score's difference to the largest one. Others: keys from `first` on, 2^shift a bin.
+  bool by_score = true;
+  std::uint64_t first = 0;
+  std::uint64_t end = std::uint64_t{1} << 32;
+  int shift = 0;
+};
+
+// Some scores in a row, of which block 0 has the entries unless they are equal.
 struct Batch {
-  std::uint64_t from;
-  std::uint64_t below;
-  int count;
-  bool ties;
+  int count = 0;
+  int before = 0;     // scores before it
+  double sum = 0;     // of the weights before it
+  bool ties = false;  // all have one key
+  std::uint32_t key = 0;
 };
 
 __device__ void meet() {
@@ -276,90 +317,214 @@ struct Row {
     }
   }
 
-  // The histogram of one digit of the cluster's keys in [from, below); from the highest bin on, as many bins as have at
-  // most `room` keys: found_bin is the next one, found_above the keys in those, found_count the keys in it.
-  __device__ void find_bin(std::uint64_t from, std::uint64_t below, int digit, int room) {
+  __device__ int bin_of(const Bins& bins, std::uint32_t key) const {
+    if (bins.by_score) {
+      // Rounding does not change the order.
+      const double difference = fmax(largest - static_cast<double>(score_of(key)), 0.0);
+      return static_cast<int>(fmin(difference * fmin(kBinsOfUnit / a.temperature, 1e300), kBins - 1.0));
+    }
+    return static_cast<int>((bins.end - 1 - key) >> bins.shift);
+  }
+  __device__ static bool contains(const Bins& bins, std::uint32_t key) { return key >= bins.first && key < bins.end; }
+
+  // Counts the cluster's keys and adds up their weights for each bin.
+  __device__ void fill(const Bins& bins) {
+    Histogram& h = s.histogram;
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
-      s.histogram[i] = 0;
+      h.counts[i] = 0;
+#pragma unroll
+      for (int digit = 0; digit < kDigits; ++digit) {
+        h.digits[digit][i] = 0;
+      }
     }
     __syncthreads();
-    const int shift = shift_of(digit);
-    const std::uint32_t mask = digit == kDigits - 1 ? 1023 : 2047;
+    // The last bin may have most of the keys, which would wait for each other.
+    int last_count = 0;
+    unsigned last_digits[kDigits] = {};
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
       const std::uint32_t key = keys[i];
-      if (key >= from && key < below) {
-        atomicAdd(&s.histogram[(key >> shift) & mask], 1);
+      if (!contains(bins, key)) {
+        continue;
+      }
+      const int bin = bin_of(bins, key);
+      const auto units = static_cast<Weight>(weight(score(begin + i)) * kWeightUnits + 0.5);
+      if (bin == kBins - 1) {
+        ++last_count;
+      } else {
+        atomicAdd(&h.counts[bin], 1);
+      }
+#pragma unroll
+      for (int digit = 0; digit < kDigits; ++digit) {
+        // The highest digit may be 2^15: the largest weight is 1.
+        const Weight rest = units >> (kDigitBits * digit);
+        const auto part = static_cast<unsigned>(digit + 1 < kDigits ? rest & ((1 << kDigitBits) - 1) : rest);
+        if (bin == kBins - 1) {
+          last_digits[digit] += part;
+        } else if (part != 0) {
+          atomicAdd(&h.digits[digit][bin], part);
+        }
+      }
+    }
+    last_count = __reduce_add_sync(cuda::kAllLanes, last_count);
+#pragma unroll
+    for (int digit = 0; digit < kDigits; ++digit) {
+      last_digits[digit] = __reduce_add_sync(cuda::kAllLanes, last_digits[digit]);
+    }
+    if (threadIdx.x % kWarp == 0 && last_count > 0) {
+      atomicAdd(&h.counts[kBins - 1], last_count);
+#pragma unroll
+      for (int digit = 0; digit < kDigits; ++digit) {
+        atomicAdd(&h.digits[digit][kBins - 1], last_digits[digit]);
       }
     }
     meet();
-    // A thread has neighboring bins, the first thread the highest.
+    for (int i = static_cast<int>(threadIdx.x); i < kOwnBins; i += kThreads) {
+      const int bin = rank * kOwnBins + i;
+      int count = 0;
+      Weight units = 0;
+      for (int block = 0; block < kBlocks; ++block) {
+        count += cuda::load_from_block(&h.counts[bin], block);
+#pragma unroll
+        for (int digit = 0; digit < kDigits; ++digit) {
+          const int part = cuda::load_from_block(reinterpret_cast<const int*>(&h.digits[digit][bin]), block);
+          units += static_cast<Weight>(static_cast<unsigned>(part)) << (kDigitBits * digit);
+        }
+      }
+      s.bin_counts[i] = count;
+      s.bin_weights[i] = units;
+    }
+    meet();
+  }
+
+  __device__ static double sum_of(Weight units) { return static_cast<double>(units) / kWeightUnits; }
+
+  __device__ bool reaches(int count, Weight units, double target) const {
+    return count >= a.limit || sum_of(units) >= target;
+  }
+
+  // The first bin with which the sum reaches the target or the count the limit, given those before the bins.
+  __device__ void find_bin(int count, Weight units, double target) {
+    // A thread has neighboring bins, of one block.
     constexpr int kEach = kBins / kThreads;
+    const int first = static_cast<int>(threadIdx.x) * kEach;
+    const int owner = first / kOwnBins;
     int counts[kEach];
-    int mine = 0;
+    Weight weights[kEach];
+    int my_count = 0;
+    Weight my_weight = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int bin = kBins - 1 - (static_cast<int>(threadIdx.x) * kEach + i);
-      counts[i] = 0;
-      for (int block = 0; block < kBlocks; ++block) {
-        counts[i] += cuda::load_from_block(&s.histogram[bin], block);
-      }
-      mine += counts[i];
+      counts[i] = cuda::load_from_block(&s.bin_counts[first % kOwnBins + i], owner);
+      weights[i] = weight_from_block(&s.bin_weights[first % kOwnBins + i], owner);
+      my_count += counts[i];
+      my_weight += weights[i];
     }
-    int all;
-    int above = sum_before(mine, s.warp_counts, &all);
-    if (threadIdx.x == 0) {
-      s.found_bin = -1;  // all fit
-      s.found_above = all;
-      s.found_count = 0;
+    int all_counts;
+    Weight all_weights;
+    count += sum_before(my_count, s.warp_counts, &all_counts);
+    units += sum_before(my_weight, s.warp_weights, &all_weights);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (!reaches(count, units, target) && reaches(count + counts[i], units + weights[i], target)) {
+        s.found_bin = first + i;
+        s.found_count = counts[i];
+        s.count_above = count;
+        s.weight_above = units;
+      }
+      count += counts[i];
+      units += weights[i];
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (above <= room && above + counts[i] > room) {
-        s.found_bin = kBins - 1 - (static_cast<int>(threadIdx.x) * kEach + i);
-        s.found_above = above;
-        s.found_count = counts[i];
-      }
-      above += counts[i];
-    }
-    meet();  // all have read the histograms
   }
 
-  // The next largest scores.
-  __device__ Batch next_batch(std::uint64_t below) {
-    std::uint64_t from = 0;
-    std::uint64_t bin_end = below;
+  __device__ static Weight weight_from_block(const Weight* units, int block) {
+    const int* const words = reinterpret_cast<const int*>(units);
+    const auto low = static_cast<unsigned>(cuda::load_from_block(words, block));
+    const auto high = static_cast<unsigned>(cuda::load_from_block(words + 1, block));
+    return static_cast<Weight>(high) << 32 | low;
+  }
+
+  // The keys of a bin by score, as bins of their own: its ends by bisection.
+  __device__ Bins divide(const Bins& bins, int bin) const {
+    Bins result{.by_score = false};
+    if (bins.by_score) {
+      const auto first_key_up_to = [&](int last_bin) {  // the smallest key in a bin up to that
+        std::uint64_t low = key_of(-INFINITY);
+        std::uint64_t high = std::uint64_t{1} << 32;
+        while (low < high) {
+          const std::uint64_t middle = (low + high) / 2;
+          if (bin_of(bins, static_cast<std::uint32_t>(middle)) <= last_bin) {
+            high = middle;
+          } else {
+            low = middle + 1;
+          }
+        }
+        return low;
+      };
+      result.first = first_key_up_to(bin);
+      result.end = bin == 0 ? std::uint64_t{1} << 32 : first_key_up_to(bin - 1);
+    } else {
+      result.end = bins.end - (static_cast<std::uint64_t>(bin) << bins.shift);
+      const std::uint64_t size_of_bin = std::uint64_t{1} << bins.shift;
+      result.first = result.end - bins.first > size_of_bin ? result.end - size_of_bin : bins.first;
+    }
+    while (((result.end - 1 - result.first) >> result.shift) >= kBins) {
+      ++result.shift;
+    }
+    return result;
+  }
+
+  // Finds the batch in which the running sum reaches the target. `has_first_bins`: those of all scores are filled.
+  __device__ Batch find_batch(double target, bool* has_first_bins) {
+    Bins bins;
     int count = 0;
-    for (int digit = 0; digit < kDigits; ++digit) {
-      find_bin(from, bin_end, digit, kBatch - count);
-      count += s.found_above;
-      if (s.found_bin < 0) {
-        return {from, below, count, false};
-      }
-      const std::uint64_t bin = from + (static_cast<std::uint64_t>(s.found_bin) << shift_of(digit));
-      const std::uint64_t end = bin + (std::uint64_t{1} << shift_of(digit));
-      if (count >= kBatch / 4) {
-        return {end, below, count, false};
-      }
-      from = bin;
-      bin_end = min(bin_end, end);
+    Weight units = 0;
+    if (!*has_first_bins) {
+      fill(bins);
     }
-    // Here a bin is one key.
-    if (count > 0) {
-      return {from + 1, below, count, false};
+    while (true) {
+      *has_first_bins = bins.by_score;
+      find_bin(count, units, target);
+      const int bin = s.found_bin;
+      const int in_bin = s.found_count;
+      const bool from_largest = bins.by_score && s.count_above + in_bin <= kBatch;
+      if (!from_largest) {
+        count = s.count_above;
+        units = s.weight_above;
+      }
+      meet();  // all have read what was found, and the bins
+      Batch batch{.count = in_bin, .before = count, .sum = sum_of(units)};
+      if (from_largest) {
+        batch.count = s.count_above + in_bin;
+        collect(batch, [&](std::uint32_t key) { return bin_of(bins, key) <= bin; });
+        return batch;
+      }
+      if (in_bin <= kBatch) {
+        collect(batch, [&](std::uint32_t key) { return contains(bins, key) && bin_of(bins, key) == bin; });
+        return batch;
+      }
+      if (!bins.by_score && bins.shift == 0) {
+        batch.ties = true;
+        batch.key = static_cast<std::uint32_t>(bins.end - 1 - bin);
+        return batch;
+      }
+      bins = divide(bins, bin);
+      fill(bins);
     }
-    return {from, from + 1, s.found_count, true};
   }
 
-  // Collects a batch in block 0, in order, with the running sums of its weights after `sum`.
-  __device__ void collect(const Batch& batch, double sum) {
+  // Collects the scores of a batch in block 0, in order, with the running sums of their weights. The other blocks'
+  // entries must stay until block 0 has got them.
+  template <class F>
+  __device__ void collect(const Batch& batch, const F& contained) {
+    Sorted& sorted = s.sorted;
     if (threadIdx.x == 0) {
       s.count = 0;
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
-      if (keys[i] >= batch.from && keys[i] < batch.below) {
-        s.entries[atomicAdd(&s.count, 1)] = {score(begin + i), begin + i};
+      if (contained(keys[i])) {
+        sorted.entries[atomicAdd(&s.count, 1)] = {score(begin + i), begin + i};
       }
     }
     meet();
@@ -368,46 +533,52 @@ struct Row {
       for (int block = 1; block < kBlocks; ++block) {
         const int count = cuda::load_from_block(&s.count, block);
         for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-          s.entries[filled + i] = entry_of_block(&s.entries[i], block);
+          sorted.entries[filled + i] = entry_of_block(&sorted.entries[i], block);
         }
         filled += count;
       }
       for (int i = filled + static_cast<int>(threadIdx.x); i < kBatch; i += kThreads) {
-        s.entries[i] = {-INFINITY, std::numeric_limits<int>::max()};
+        sorted.entries[i] = {-INFINITY, std::numeric_limits<int>::max()};
       }
       __syncthreads();
-      sort();
+      sort(filled);
       constexpr int kEach = kBatch / kThreads;
       double weights[kEach];
       double mine = 0;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int at = static_cast<int>(threadIdx.x) * kEach + i;
-        weights[i] = at < filled ? weight(s.entries[at].score) : 0;
+        weights[i] = at < filled ? weight(sorted.entries[at].score) : 0;
         mine += weights[i];
       }
       double all;
-      double running = sum + sum_before(mine, s.warp_sums, &all);
+      double running = batch.sum + sum_before(mine, s.warp_sums, &all);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         running += weights[i];
-        s.running[static_cast<int>(threadIdx.x) * kEach + i] = running;
+        sorted.running[static_cast<int>(threadIdx.x) * kEach + i] = running;
       }
       __syncthreads();
     }
   }
 
-  // A bitonic sort of block 0's entries.
-  __device__ void sort() {
-    for (int width = 2; width <= kBatch; width *= 2) {
+  // A bitonic sort of block 0's entries, of which the first `filled` need an order.
+  __device__ void sort(int filled) {
+    int all = 2;
+    while (all < filled) {
+      all *= 2;
+    }
+    for (int width = 2; width <= all; width *= 2) {
       for (int step = width / 2; step > 0; step /= 2) {
         const int i = static_cast<int>(threadIdx.x) / step * 2 * step + static_cast<int>(threadIdx.x) % step;
         const bool forward = (i & width) == 0;
-        const Entry low = s.entries[i];
-        const Entry high = s.entries[i + step];
-        if (high.before(low) == forward) {
-          s.entries[i] = high;
-          s.entries[i + step] = low;
+        if (i < all) {
+          const Entry low = s.sorted.entries[i];
+          const Entry high = s.sorted.entries[i + step];
+          if (high.before(low) == forward) {
+            s.sorted.entries[i] = high;
+            s.sorted.entries[i + step] = low;
+          }
         }
         __syncthreads();
       }
@@ -415,7 +586,7 @@ struct Row {
   }
 
   // The n-th token, from 0, whose key is that of a batch of ties. By one warp of block 0; slow, and rare.
-  __device__ int tie(std::uint64_t key, int n) const {
+  __device__ int tie(std::uint32_t key, int n) const {
     const int lane = static_cast<int>(threadIdx.x);
     for (int first = 0; first < a.columns; first += kWarp) {
       const int column = first + lane;
@@ -429,82 +600,71 @@ struct Row {
     return a.columns - 1;
   }
 
-  // The order of scores, as far as it is known.
-  struct Walk {
-    Batch batch;  // the first, whose entries block 0 has
-    bool has_first;
+  // What is known of the order of the scores.
+  struct Known {
+    bool has_first_bins = false;
+    Batch batch;
   };
 
   // Goes along the scores in their order, up to `limit` of them, until the running sum is at least `target`: the sum,
   // and the token where it is reached, or the last. All threads of the cluster call it.
-  __device__ double walk(double target, Walk& known, int* token) {
-    std::uint64_t below = std::uint64_t{1} << 32;
-    int done = 0;
-    double sum = 0;
+  __device__ double walk(double target, Known& known, int* token) {
+    bool starts_known = known.batch.count > 0 && known.batch.before == 0 && !known.batch.ties;
     while (true) {
-      const bool first = done == 0;
-      Batch batch;
-      if (first && known.has_first) {
-        batch = known.batch;
-      } else {
-        batch = next_batch(below);
-        if (!batch.ties) {
-          collect(batch, sum);
-        }
-        known = {batch, first && !batch.ties};
+      if (!starts_known) {
+        known.batch = find_batch(target, &known.has_first_bins);
       }
-      const int count = min(batch.count, a.limit - done);
-      const bool last = done + count >= a.limit || done + count >= a.columns;
       if (rank == 0) {
-        if (batch.ties) {
-          walk_ties(batch, count, sum, target, last);
+        if (known.batch.ties) {
+          walk_ties(known.batch, target);
         } else {
-          walk_entries(count, target, last);
+          walk_entries(known.batch, target);
         }
       }
       meet();
-      sum = cuda::load_from_block(&s.walk_sum, 0);
+      const double sum = cuda::load_from_block(&s.walk_sum, 0);
       *token = cuda::load_from_block(&s.walk_token, 0);
-      const bool ends = cuda::load_from_block(&s.walk_ends, 0) != 0;
+      const bool reached = cuda::load_from_block(&s.walk_reached, 0) != 0;
       meet();
-      if (ends) {
+      if (reached || !starts_known) {
         return sum;
       }
-      done += count;
-      below = batch.from;
+      starts_known = false;
     }
   }
 
-  __device__ void walk_entries(int count, double target, bool last) {
+  __device__ void walk_entries(const Batch& batch, double target) {
     // The first entry whose running sum is at least the target; running sums do not fall.
     constexpr int kEach = kBatch / kThreads;
+    const int count = min(batch.count, a.limit - batch.before);
     int below_target = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = static_cast<int>(threadIdx.x) * kEach + i;
-      below_target += at < count && s.running[at] < target ? 1 : 0;
+      below_target += at < count && s.sorted.running[at] < target ? 1 : 0;
     }
     int found;
     sum_before(below_target, s.warp_counts, &found);
     if (threadIdx.x == 0) {
       const int at = min(found, count - 1);
-      s.walk_sum = s.running[at];
-      s.walk_token = s.entries[at].token;
-      s.walk_ends = last || found < count ? 1 : 0;
+      s.walk_sum = s.sorted.running[at];
+      s.walk_token = s.sorted.entries[at].token;
+      s.walk_reached = found < count || batch.before + count >= a.limit ? 1 : 0;
     }
     __syncthreads();
   }
 
-  __device__ void walk_ties(const Batch& batch, int count, double sum, double target, bool last) {
+  __device__ void walk_ties(const Batch& batch, double target) {
     if (threadIdx.x < kWarp) {
-      const double each = weight(score(tie(batch.from, 0)));
-      const double needed = ceil((target - sum) / each);
+      const int count = min(batch.count, a.limit - batch.before);
+      const double each = weight(score(tie(batch.key, 0)));
+      const double needed = ceil((target - batch.sum) / each);
       const int taken = needed >= count ? count : max(static_cast<int>(needed), 1);
-      const int token = tie(batch.from, taken - 1);
+      const int token = tie(batch.key, taken - 1);
       if (threadIdx.x == 0) {
-        s.walk_sum = sum + taken * each;
+        s.walk_sum = batch.sum + taken * each;
         s.walk_token = token;
-        s.walk_ends = last || s.walk_sum >= target ? 1 : 0;
+        s.walk_reached = 1;
       }
     }
     __syncthreads();
@@ -512,7 +672,7 @@ struct Row {
 
   // Draws among the largest scores.
   __device__ void draw_from_largest(double uniform) {
-    Walk known{{}, false};
+    Known known;
     int token;
     double total;
     if (a.limit < a.columns) {
