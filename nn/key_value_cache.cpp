@@ -79,6 +79,11 @@ bool KeyValueCache::can_decode() const {
   return config_.layers > 0 && has_decode_attention(config_.dtype, config_.head_width, config_.device);
 }
 
+bool KeyValueCache::can_decode_prompt(std::int64_t count) const {
+  return can_decode() && has_prompt_kernels(config_.dtype, config_.head_width, config_.device) &&
+         needed(length() + count) == length() + count;
+}
+
 void KeyValueCache::reserve(std::int64_t positions) {
   positions = needed(positions);
   if (config_.layers == 0 || positions <= capacity()) {
@@ -149,14 +154,22 @@ void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
 
 Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
   check_layer(layer);
-  check(can_decode() && count_ == 1, "KeyValueCache: decode() is for one new position, on CUDA");
-  reserve(length() + 1);
+  check(can_decode() && (count_ == 1 || can_decode_prompt(count_)),
+        "KeyValueCache: decode() is for one new position or a prompt that fits, on CUDA");
+  reserve(length() + count_);
   const auto at = static_cast<std::size_t>(layer);
   step.keys = keys_[at];
   step.values = values_[at];
   step.length = device_length_;
   step.padding = padding_;
-  return decode_attention(step);
+  if (count_ == 1) {
+    return decode_attention(step);
+  }
+  check_not_capturing("KeyValueCache::decode of a prompt");
+  const Tensor queries = decode_append(step, length());
+  const Tensor y = scaled_dot_product_attention(transpose(queries, 1, 2), slice(step.keys, 2, 0, length() + count_),
+                                                slice(step.values, 2, 0, length() + count_), attention_options());
+  return reshape(transpose(y, 1, 2), {queries.size(0) * count_, step.heads * config_.head_width});
 }
 
 AttentionOptions KeyValueCache::attention_options() const {

@@ -65,6 +65,8 @@ class KeyValueCache {
 
   /// Whether a step of one position can be computed by decode(), and captured.
   bool can_decode() const;
+  /// Whether decode() can compute `count` new positions: they fit into the memory, and the GPU has kernels for it.
+  bool can_decode_prompt(std::int64_t count) const;
 
   // For modules. A model calls begin(), its layers append(), and the model end(): if a layer throws, length() is as
   // before.
@@ -78,8 +80,8 @@ class KeyValueCache {
   /// Stores a layer's keys and values of the new positions, (batch, key_heads, count, head_width), and returns those of
   /// all positions that the new ones may see, in order.
   std::array<Tensor, 2> append(std::int64_t layer, const Tensor& keys, const Tensor& values);
-  /// The same for one new position, with attention: `step` without the members that describe the cache. Throws unless
-  /// can_decode().
+  /// The same with attention: `step` without the members that describe the cache. Throws unless can_decode() and there
+  /// is one new position or can_decode_prompt().
   Tensor decode(std::int64_t layer, DecodeAttention step);
   /// The new position within each sequence, (batch, 1) int64, computed from the length on the device.
   Tensor decode_positions() const;

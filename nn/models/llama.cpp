@@ -122,15 +122,20 @@ Tensor LlamaBlock::decode(const Tensor& x, const CachedLayer& cached) const {
   return decode_linear(hidden, {mlp.down_proj.decode_weight()}, {.residual = sum});
 }
 
-bool LlamaBlock::can_decode() const {
+std::array<const Linear*, 7> LlamaBlock::linear_layers() const {
   const LlamaAttention& a = self_attn;
-  for (const Linear* const layer :
-       {&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj}) {
-    if (layer->has_lora()) {
-      return false;
-    }
-  }
-  return a.rotary.config.scaling != RotaryScaling::dynamic;
+  return {&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj};
+}
+
+bool LlamaBlock::can_decode() const {
+  const auto layers = linear_layers();
+  return std::none_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->has_lora(); }) &&
+         self_attn.rotary.config.scaling != RotaryScaling::dynamic;
+}
+
+bool LlamaBlock::is_quantized() const {
+  const auto layers = linear_layers();
+  return std::any_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->is_quantized(); });
 }
 
 LlamaModel::LlamaModel(const LlamaConfig& c)
@@ -148,6 +153,15 @@ bool LlamaModel::can_decode(const KeyValueCache& cache) const {
          std::all_of(layers.begin(), layers.end(), [](const LlamaBlock& block) { return block.can_decode(); });
 }
 
+bool LlamaModel::decodes(const KeyValueCache& cache, std::int64_t count) const {
+  if (count == 1) {
+    return can_decode(cache);
+  }
+  // Products of many rows with quantized weights have other kernels.
+  return cache.can_decode_prompt(count) && can_decode(cache) &&
+         std::none_of(layers.begin(), layers.end(), [](const LlamaBlock& block) { return block.is_quantized(); });
+}
+
 Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache) const {
   const Scope scope(*this);
   return norm(stream(tokens, cache));
@@ -159,17 +173,18 @@ Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache) const {
   Tensor x = embed_tokens(tokens);
   if (cache != nullptr) {
     cache->begin(tokens.size(1));
-    const bool decodes = tokens.size(1) == 1 && can_decode(*cache);
-    if (decodes) {
-      x = reshape(x, {x.size(0), x.size(2)});
+    const Shape shape = x.shape();
+    const bool by_rows = decodes(*cache, tokens.size(1));
+    if (by_rows) {
+      x = reshape(x, {shape[0] * shape[1], shape[2]});
     }
     std::int64_t layer = 0;
     for (const LlamaBlock& block : layers) {
       const CachedLayer cached{cache, layer++};
-      x = decodes ? block.decode(x, cached) : block(x, cached);
+      x = by_rows ? block.decode(x, cached) : block(x, cached);
     }
     cache->end();
-    return decodes ? unsqueeze(x, 1) : x;
+    return by_rows ? reshape(x, shape) : x;
   }
   for (const LlamaBlock& block : layers) {
     x = checkpoint ? nn::checkpoint(block, x) : block(x);

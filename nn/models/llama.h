@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include <mica/nn/containers.h>
@@ -42,8 +43,8 @@ class LlamaAttention : public Module {
  public:
   explicit LlamaAttention(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
-  /// norm(x) to attention's result before o_proj, for a new position of each sequence: (B, width) to (B, heads ·
-  /// head_width).
+  /// norm(x) to attention's result before o_proj, for T new positions of each sequence: (B · T, width) to (B · T, heads
+  /// · head_width).
   Tensor decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const;
 
   std::int64_t heads, key_heads, head_width;
@@ -74,14 +75,18 @@ class LlamaBlock : public Module {
  public:
   explicit LlamaBlock(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
-  /// The same for one new position of each sequence, (B, width), by mica::decode_linear and mica::decode_attention.
+  /// The same for rows (B · T, width) by the ops of ops/decode: one new position of each sequence, or a prompt's.
   Tensor decode(const Tensor& x, const CachedLayer& cached) const;
   bool can_decode() const;
+  bool is_quantized() const;
 
   RMSNorm input_layernorm;
   LlamaAttention self_attn;
   RMSNorm post_attention_layernorm;
   LlamaMlp mlp;
+
+ private:
+  std::array<const Linear*, 7> linear_layers() const;
 };
 
 /// All but the head: tokens (B, T) to features (B, T, width).
@@ -93,6 +98,8 @@ class LlamaModel : public Module {
   Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
   /// Whether a step of one position can be computed by LlamaBlock::decode(): by the cache's and the layers' properties.
   bool can_decode(const KeyValueCache& cache) const;
+  /// Whether LlamaBlock::decode() is for `count` new positions: one, or many where a GPU has kernels for them.
+  bool decodes(const KeyValueCache& cache, std::int64_t count) const;
 
   Embedding embed_tokens;
   ModuleList<LlamaBlock> layers;

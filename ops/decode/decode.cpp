@@ -66,10 +66,12 @@ bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype)
          is_aligned(q.scale) && is_aligned(q.zero);
 }
 
-// With so many rows, reading x takes as long as reading a large weight, and cuBLAS is faster.
+// The most rows that each block normalizes again.
+constexpr std::int64_t kFewRows = 8;
+
+// With more rows, cuBLAS reads a large weight faster.
 bool is_large_product(const Tensor& x, const std::vector<DecodeWeight>& weights) {
-  constexpr std::int64_t kFewRows = 16;
-  constexpr std::int64_t kLarge = std::int64_t{1} << 22;
+  constexpr std::int64_t kLarge = std::int64_t{1} << 25;
   return x.size(0) > kFewRows && weights.size() == 1 && !is_quantized(weights[0]) &&
          weights[0].in() * weights[0].out() >= kLarge;
 }
@@ -81,6 +83,36 @@ bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, con
          is_aligned(options.norm_weight) && is_aligned(options.residual) &&
          std::all_of(weights.begin(), weights.end(),
                      [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
+}
+
+template <class F>
+void on_cuda(Device device, const F& f) {
+  on_device(device, [&](auto kind) {
+    if constexpr (std::is_same_v<decltype(kind), Cuda>) {
+      f(kind);
+    }
+  });
+}
+
+bool has_wgmma(Device device) {
+  bool has = false;
+  on_cuda(device, [&](auto) { has = cuda::device_has_wgmma(); });
+  return has;
+}
+
+// Whether there is one kernel for the rows of a prompt. With fewer tiles of y, most multiprocessors would be idle.
+bool many_rows_kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights,
+                            const DecodeLinearOptions& options, std::int64_t columns) {
+  constexpr std::int64_t kTile = 128;
+  constexpr std::int64_t kManyTiles = 64;
+  const bool floating = std::none_of(weights.begin(), weights.end(), is_quantized);
+  const bool aligned = is_aligned(x) && is_aligned(options.residual) &&
+                       std::all_of(weights.begin(), weights.end(), [](const auto& w) { return is_aligned(w.bias); });
+  bool takes = false;
+  if (floating && aligned && is_16_bit(x.dtype()) && (x.size(0) / kTile) * (columns / kTile) >= kManyTiles) {
+    on_cuda(x.device(), [&](auto device) { takes = kernels::can_decode_linear_many(device, x, weights, options); });
+  }
+  return takes;
 }
 
 Tensor product(const Tensor& x, const DecodeWeight& w) {
@@ -100,13 +132,33 @@ Tensor by_other_ops(const Tensor& x, const std::vector<DecodeWeight>& weights, c
   return options.residual.defined() ? y + options.residual : y;
 }
 
-template <class F>
-void on_cuda(Device device, const F& f) {
-  on_device(device, [&](auto kind) {
-    if constexpr (std::is_same_v<decltype(kind), Cuda>) {
-      f(kind);
-    }
-  });
+// The checks of both attention steps. qkv has `steps` rows for each sequence.
+void check_step(const char* name, const DecodeAttention& a, std::int64_t steps,
+                bool (*has_kernel)(DType, std::int64_t, Device)) {
+  check(!autograd::grad_enabled(), "{}: works without gradients only: use autograd::NoGrad", name);
+  check(a.keys.defined() && a.keys.dim() == 4 && a.values.shape() == a.keys.shape() && a.keys.is_contiguous() &&
+            a.values.is_contiguous() && a.values.dtype() == a.keys.dtype(),
+        "{}: expected contiguous keys and values of one shape (B, Hkv, C, D)", name);
+  check(has_kernel(a.keys.dtype(), a.width(), a.keys.device()), "{}: there is no kernel for keys {} of {} on {}", name,
+        a.keys.shape(), a.keys.dtype(), a.keys.device());
+  const std::int64_t batch = a.keys.size(0);
+  check(a.heads >= 1 && a.heads % a.key_heads() == 0, "{}: expected a multiple of {} heads, got {}", name,
+        a.key_heads(), a.heads);
+  const Shape expected{batch * steps, (a.heads + 2 * a.key_heads()) * a.width()};
+  check(a.qkv.shape() == expected && a.qkv.dtype() == a.keys.dtype() && a.qkv.device() == a.keys.device() &&
+            a.qkv.is_contiguous(),
+        "{}: expected qkv of shape {} and {}, got {} and {}", name, expected, a.keys.dtype(), a.qkv.shape(),
+        a.qkv.dtype());
+  for (const Tensor& norm : {a.q_norm, a.k_norm}) {
+    check(!norm.defined() || (norm.shape() == Shape{a.width()} && norm.dtype() == a.keys.dtype() &&
+                              norm.device() == a.keys.device() && norm.is_contiguous()),
+          "{}: expected norms of shape [{}] and {}", name, a.width(), a.keys.dtype());
+  }
+  check(a.frequencies.empty() || static_cast<std::int64_t>(a.frequencies.size()) == a.width() / 2,
+        "{}: expected {} frequencies, got {}", name, a.width() / 2, a.frequencies.size());
+  check(!a.padding.defined() || (a.padding.dtype() == int64 && a.padding.numel() == batch &&
+                                 a.padding.device() == a.keys.device() && a.padding.is_contiguous()),
+        "{}: expected the padding as {} int64 on {}", name, batch, a.keys.device());
 }
 
 }  // namespace
@@ -125,18 +177,27 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
         "decode_linear: expected norm_weight of shape [{}]", x.size(1));
   const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
   if (!kernel_takes(x, weights, options)) {
-    return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
+    const Tensor input = options.norm_weight.defined() ? normed() : x;
+    if (!many_rows_kernel_takes(input, weights, options, shape[1])) {
+      return by_other_ops(input, weights, options);
+    }
+    const Tensor y = empty(shape, x.dtype(), x.device());
+    const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = options, .y = y};
+    on_cuda(x.device(), [&](auto device) { kernels::decode_linear_many(device, args); });
+    return y;
   }
   DecodeLinearOptions fused = options;
   Tensor input = x;
-  if (options.norm_weight.defined() && x.size(0) > 8) {
-    // Each block would normalize all rows again.
+  const bool batch = x.size(0) > kFewRows && !is_quantized(weights[0]) && has_wgmma(x.device());
+  if (options.norm_weight.defined() && x.size(0) > kFewRows && !batch) {
     input = normed();
     fused.norm_weight = {};
   }
   const Tensor y = empty(shape, x.dtype(), x.device());
   const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = fused, .y = y};
-  on_cuda(x.device(), [&](auto device) { kernels::decode_linear(device, args); });
+  on_cuda(x.device(), [&](auto device) {
+    batch ? kernels::decode_linear_batch(device, args) : kernels::decode_linear(device, args);
+  });
   return y;
 }
 
@@ -147,37 +208,33 @@ bool has_decode_attention(DType dtype, std::int64_t width, Device device) {
 
 Tensor decode_attention(const DecodeAttention& a) {
   constexpr const char* kName = "decode_attention";
-  check(!autograd::grad_enabled(), "{}: works without gradients only: use autograd::NoGrad", kName);
-  check(a.keys.defined() && a.keys.dim() == 4 && a.values.shape() == a.keys.shape() && a.keys.is_contiguous() &&
-            a.values.is_contiguous() && a.values.dtype() == a.keys.dtype(),
-        "{}: expected contiguous keys and values of one shape (B, Hkv, C, D)", kName);
-  check(has_decode_attention(a.keys.dtype(), a.width(), a.keys.device()),
-        "{}: there is no kernel for keys {} of {} on {}", kName, a.keys.shape(), a.keys.dtype(), a.keys.device());
-  const std::int64_t batch = a.keys.size(0);
-  check(a.heads >= 1 && a.heads % a.key_heads() == 0, "{}: expected a multiple of {} heads, got {}", kName,
-        a.key_heads(), a.heads);
-  const Shape expected{batch, (a.heads + 2 * a.key_heads()) * a.width()};
-  check(a.qkv.shape() == expected && a.qkv.dtype() == a.keys.dtype() && a.qkv.device() == a.keys.device() &&
-            a.qkv.is_contiguous(),
-        "{}: expected qkv of shape {} and {}, got {} and {}", kName, expected, a.keys.dtype(), a.qkv.shape(),
-        a.qkv.dtype());
-  for (const Tensor& norm : {a.q_norm, a.k_norm}) {
-    check(!norm.defined() || (norm.shape() == Shape{a.width()} && norm.dtype() == a.keys.dtype() &&
-                              norm.device() == a.keys.device() && norm.is_contiguous()),
-          "{}: expected norms of shape [{}] and {}", kName, a.width(), a.keys.dtype());
-  }
-  check(a.frequencies.empty() || static_cast<std::int64_t>(a.frequencies.size()) == a.width() / 2,
-        "{}: expected {} frequencies, got {}", kName, a.width() / 2, a.frequencies.size());
+  check_step(kName, a, 1, has_decode_attention);
   check(
       a.length.defined() && a.length.dtype() == int64 && a.length.numel() == 1 && a.length.device() == a.keys.device(),
       "{}: expected the length as one int64 on {}", kName, a.keys.device());
-  check(!a.padding.defined() || (a.padding.dtype() == int64 && a.padding.numel() == batch &&
-                                 a.padding.device() == a.keys.device() && a.padding.is_contiguous()),
-        "{}: expected the padding as {} int64 on {}", kName, batch, a.keys.device());
-  const Tensor y = empty({batch, a.heads * a.width()}, a.keys.dtype(), a.keys.device());
+  const Tensor y = empty({a.keys.size(0), a.heads * a.width()}, a.keys.dtype(), a.keys.device());
   const kernels::DecodeAttentionArgs args{.problem = a, .y = y};
   on_cuda(y.device(), [&](auto device) { kernels::decode_attention(device, args); });
   return y;
+}
+
+bool has_prompt_kernels(DType dtype, std::int64_t width, Device device) {
+  return is_16_bit(dtype) && has_decode_attention(dtype, width, device) && has_wgmma(device);
+}
+
+Tensor decode_append(const DecodeAttention& a, std::int64_t first) {
+  constexpr const char* kName = "decode_append";
+  check(a.qkv.defined() && a.qkv.dim() == 2 && a.keys.defined() && a.keys.dim() == 4 && a.keys.size(0) >= 1,
+        "{}: expected qkv of two axes and keys of four", kName);
+  const std::int64_t batch = a.keys.size(0), steps = a.qkv.size(0) / batch;
+  check_step(kName, a, steps, has_prompt_kernels);
+  check(steps >= 1 && first >= 0 && first <= a.keys.size(2) - steps,
+        "{}: expected slots for the positions from {} to {}, got {}", kName, first, first + steps, a.keys.size(2));
+  check(a.q_norm.defined() == a.k_norm.defined(), "{}: expected both norms or none", kName);
+  const Tensor queries = empty({batch, steps, a.heads, a.width()}, a.keys.dtype(), a.keys.device());
+  const kernels::DecodeAppendArgs args{.problem = a, .first = first, .queries = queries};
+  on_cuda(queries.device(), [&](auto device) { kernels::decode_append(device, args); });
+  return queries;
 }
 
 }  // namespace mica

@@ -32,7 +32,8 @@ struct DecodeLinearOptions {
 ///
 /// One kernel on CUDA for float16 and bfloat16, M ≤ 32, weights of those dtypes or quantized to 4 or 8 bits in groups
 /// of 64 or more with scales and zeros of x's dtype, and sizes that are multiples of 64; by other ops elsewhere, and
-/// for large weights and M > 16, which round more often. A row of y does not depend on other rows, but on M it may.
+/// for large weights and M > 16, which round more often. For a prompt's many rows and floating weights, likewise one
+/// kernel after the norm (has_prompt_kernels()). A row of y does not depend on other rows, but on M it may.
 ///
 /// No gradients: throws while they are recorded. Throws Error before anything is computed if a shape, dtype or device
 /// does not match.
@@ -64,10 +65,22 @@ bool has_decode_attention(DType dtype, std::int64_t width, Device device);
 /// included.
 ///
 /// The length is read on the device, so a captured call continues from where the replay before has ended if the step
-/// increments the length. Sums are in float32, split over the keys among eight blocks per key head (compute capability
-/// 9.0), in an order that depends on the length alone.
+/// increments the length. Sums are in float32, split over the keys among up to eight blocks per key head (compute
+/// capability 9.0), in an order that depends on the length and the numbers of sequences and heads alone.
 ///
 /// Throws Error if has_decode_attention() is false or a shape, dtype or device does not match.
 Tensor decode_attention(const DecodeAttention& args);
+
+/// Whether decode_append() and decode_linear() of many rows have kernels for that dtype: 16-bit floats on a GPU of
+/// compute capability 9.0, head widths of 32, 64, 128 and 256.
+bool has_prompt_kernels(DType dtype, std::int64_t width, Device device);
+
+/// The step before the attention of T new positions per sequence: normalizes and rotates their queries and keys, writes
+/// keys and values into the cache's slots from `first` on, and returns the queries, (B, T, H, D). Of `args`, qkv has B
+/// · T rows, and the length is not used: positions count from `first`, without the padding.
+///
+/// Throws Error if has_prompt_kernels() is false, if the slots are not in the cache, or a shape, dtype or device does
+/// not match.
+Tensor decode_append(const DecodeAttention& args, std::int64_t first);
 
 }  // namespace mica

@@ -114,7 +114,8 @@ TEST(DecodeLinear, AsItsDefinition) {
             for (const Problem& problem : {three, gated, plain}) {
               cuda::LaunchRecord record;
               const Tensor y = problem.on(device);
-              EXPECT_EQ(record.has("decode_linear_kernel"), cuda && rows <= 32);
+              EXPECT_EQ(record.has("decode_linear_kernel") || record.has("decode_linear_batch_kernel"),
+                        cuda && rows <= 32);
               EXPECT_LE(relative_error(y, problem.reference()), limit);
             }
           }
@@ -134,6 +135,33 @@ TEST(DecodeLinear, WideWeights) {
     for (const std::int64_t rows : {1, 12, 32}) {
       const Problem problem{randn({rows, 128}).to(bfloat16), {weight_of(kind, 128, 9024, bfloat16, false)}, {}};
       EXPECT_LE(relative_error(problem.on(Device::cuda()), problem.reference()), 1e-2) << kind.bits << " " << rows;
+    }
+  }
+}
+
+bool has_kernels_for_prompts() { return cuda_available() && has_prompt_kernels(bfloat16, 64, Device::cuda()); }
+
+TEST(DecodeLinear, ManyRows) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(4);
+  for (const DType dtype : {bfloat16, float16}) {
+    const auto w = [&](std::int64_t out, bool bias = false) { return weight_of({16, 0}, 200, out, dtype, bias); };
+    const auto x = [&](std::int64_t rows) { return randn({rows, 200}).to(dtype); };
+    const Tensor norm = (randn({200}) * 0.2 + 1).to(dtype);
+    // Whole tiles of 256 columns, of 128, and parts of tiles of rows and columns.
+    const Problem wide{x(1030), {w(2048, true), w(256), w(2056, true)}, {.norm_weight = norm}};
+    const Problem narrow{x(1100), {w(768, true), w(128), w(136)}, {}};
+    const Problem gated{x(1025), {w(1032, true), w(1032, true)}, {.norm_weight = norm, .eps = 1e-3, .swiglu = true}};
+    const Problem added{x(1029), {w(1048, true)}, {.residual = randn({1029, 1048}).to(dtype)}};
+    for (const Problem& problem : {wide, narrow, gated, added}) {
+      cuda::LaunchRecord record;
+      const Tensor y = problem.on(Device::cuda());
+      EXPECT_TRUE(record.has("decode_linear_many_kernel"));
+      EXPECT_LE(relative_error(y, problem.reference()), dtype == float16 ? 2e-3 : 1.2e-2);
+      EXPECT_EQ(to_vector<double>(problem.on(Device::cuda())), to_vector<double>(y)) << "the same again";
     }
   }
 }
@@ -237,6 +265,58 @@ TEST(DecodeAttention, AsItsDefinition) {
     const std::int64_t slot = c.length % c.capacity;
     expect_close(slice(a.values, 2, slot, slot + 1), new_value, 0, 0);
     EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "the same again";
+  }
+}
+
+TEST(DecodeAppend, AsSeparateOps) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(5);
+  for (const AttentionCase& c :
+       {AttentionCase{bfloat16, 64, 4, 2, 3, 20}, AttentionCase{float16, 128, 3, 1, 0, 17, true},
+        AttentionCase{bfloat16, 32, 5, 5, 1, 18, true, true, true},
+        AttentionCase{float16, 256, 2, 1, 0, 17, false, false}}) {
+    SCOPED_TRACE(fmt::format("{} D {} H {}/{}", c.dtype, c.width, c.heads, c.key_heads));
+    constexpr std::int64_t kBatch = 2, kSteps = 17;
+    const Device cuda = Device::cuda();
+    const auto from = [&](const Shape& shape) { return randn(shape).to(cuda, c.dtype); };
+    const std::vector<std::int64_t> padding{2, 0};
+    std::vector<float> frequencies;
+    for (std::int64_t j = 0; c.rotates && j < c.width / 2; ++j) {
+      frequencies.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(j) / static_cast<float>(c.width)));
+    }
+    const Tensor norm = c.norm ? from({c.width}) * 0.1 + 1 : Tensor{};
+    const Shape cache{kBatch, c.key_heads, c.capacity, c.width};
+    const DecodeAttention a{.qkv = from({kBatch * kSteps, (c.heads + 2 * c.key_heads) * c.width}),
+                            .heads = c.heads,
+                            .q_norm = norm,
+                            .k_norm = norm,
+                            .frequencies = frequencies,
+                            .rotary_scale = 1.25,
+                            .keys = from(cache),
+                            .values = from(cache),
+                            .padding = c.padded ? from_data(padding, {kBatch, 1}, cuda) : Tensor{}};
+    const Tensor old_keys = clone(a.keys);
+    const Tensor heads = reshape(a.qkv, {kBatch, kSteps, -1, c.width});
+    Tensor positions = reshape(arange(static_cast<double>(c.length + kSteps), int64, cuda), {1, -1});
+    positions = slice(positions, 1, c.length, c.length + kSteps);
+    positions = c.padded ? maximum(positions - a.padding, 0) : expand(positions, {kBatch, kSteps});
+    const auto prepared = [&](std::int64_t begin, std::int64_t end) {
+      Tensor x = contiguous(slice(heads, 2, begin, end));
+      x = norm.defined() ? rms_norm(x, {c.width}, norm, a.eps) : x;
+      return c.rotates ? rotary(x, frequencies, {.positions = positions, .scale = 1.25}) : x;
+    };
+    const Tensor queries = decode_append(a, c.length);
+    const double tolerance = c.dtype == float16 ? 2e-3 : 1.6e-2;  // a last bit
+    expect_close(queries, prepared(0, c.heads), tolerance, tolerance);
+    const auto stored = [&](const Tensor& list) { return slice(list, 2, c.length, c.length + kSteps); };
+    expect_close(stored(a.keys), transpose(prepared(c.heads, c.heads + c.key_heads), 1, 2), tolerance, tolerance);
+    expect_close(stored(a.values), transpose(slice(heads, 2, c.heads + c.key_heads, c.heads + 2 * c.key_heads), 1, 2),
+                 0, 0);
+    expect_close(slice(a.keys, 2, 0, c.length), slice(old_keys, 2, 0, c.length), 0, 0);
+    expect_error([&] { decode_append(a, c.capacity - kSteps + 1); }, "decode_append: expected slots for the positions");
   }
 }
 

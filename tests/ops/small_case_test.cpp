@@ -512,4 +512,20 @@ TEST_F(SmallCase, DecodeSteps) {
   }
 }
 
+TEST_F(SmallCase, DecodeLinears) {
+  const autograd::NoGrad no_grad;
+  const auto from = [](const Shape& shape) { return (randn(shape) * 0.3).to(bfloat16); };
+  const Tensor w = from({1024, 64}), v = from({1024, 64}), norm = from({64});
+  for (const std::int64_t rows : {3, 12, 1024}) {
+    const Tensor x = from({rows, 64}), residual = from({rows, 1024});
+    compare(fmt::format("{} rows", rows), 0.05, [&](Device device) {
+      const Tensor there = x.to(device);
+      const DecodeWeight a{.matrix = w.to(device)}, b{.matrix = v.to(device)};
+      return Tensors{decode_linear(there, {a, b}, {.norm_weight = norm.to(device)}),
+                     decode_linear(there, {a, b}, {.swiglu = true}),
+                     decode_linear(there, {a}, {.residual = residual.to(device)})};
+    });
+  }
+}
+
 }  // namespace

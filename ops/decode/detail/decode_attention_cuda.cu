@@ -1,7 +1,7 @@
 // The attention of one new position per sequence: queries and the key are normalized and rotated, key and value are
 // appended to the cache, and all keys before are read once.
 //
-//     cluster of 8 blocks: one sequence, one key head and up to 4 of its query heads
+//     cluster of up to 8 blocks: one sequence, one key head and up to 4 of its query heads
 //
 //         keys      0 1 2 3 | 4 5 6 7 | ...       block 0's first keys, block 1's first keys, ...
 //                     |
@@ -30,8 +30,9 @@ using cuda::kWarp;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
-constexpr int kKeysAtOnce = 4;   // of a team
-constexpr int kKeysOfOne = 128;  // so many are left to one block: the others would cost more than they save
+constexpr int kMostBlocks = 528;  // of a grid, if one block a cluster is not more: 4 of each multiprocessor run at once
+constexpr int kKeysAtOnce = 4;    // of a team
+constexpr int kKeysOfOne = 128;   // so many are left to one block: the others would cost more than they save
 constexpr int kMostWidth = 256;
 constexpr float kLowest = -1e30f;  // below all scores, and finite: differences are not NaN
 
@@ -155,7 +156,7 @@ struct Shared {
 };
 
 template <class T, int kWidth, int kHeads>
-__global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads, 4) decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
   constexpr int kPart = 16 / sizeof(T);  // columns of a lane
   constexpr int kTeam = kWidth / kPart;  // lanes
   constexpr int kTeams = kWarp / kTeam;  // of a warp
@@ -393,13 +394,16 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid
     float mosts[kClusterBlocks];
 #pragma unroll
     for (int block = 0; block < kClusterBlocks; ++block) {
-      mosts[block] = cuda::load_from_block(&shared.most[0][h], block);
+      mosts[block] = block < blocks ? cuda::load_from_block(&shared.most[0][h], block) : kLowest;
       most = fmaxf(most, mosts[block]);
     }
     float sum = 0;
     float total = 0;
 #pragma unroll
     for (int block = 0; block < kClusterBlocks; ++block) {
+      if (block >= blocks) {
+        break;
+      }
       const float factor = cuda::approximate_exp2(mosts[block] - most);
       sum += factor * cuda::load_from_block(&shared.sum[0][h], block);
       total += factor * cuda::load_from_block(&shared.values[0][h][j], block);
@@ -411,6 +415,15 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const __grid
     cuda::arrive_in_cluster_relaxed();
     cuda::wait_for_cluster();
   }
+}
+
+// With many sequences, few blocks share one: those of a grid run at once, and none waits for others to end.
+int blocks_of_cluster(std::int64_t clusters) {
+  int blocks = cuda::device_has_clusters() ? kClusterBlocks : 1;
+  while (blocks > 1 && clusters * blocks > kMostBlocks) {
+    blocks /= 2;
+  }
+  return blocks;
 }
 
 template <class T>
@@ -428,13 +441,14 @@ Arguments<T> arguments(const DecodeAttentionArgs& args, int heads_at_once) {
                  .heads = static_cast<int>(p.heads),
                  .key_heads = static_cast<int>(p.key_heads()),
                  .parts = (group + heads_at_once - 1) / heads_at_once,
-                 .blocks = cuda::device_has_clusters() ? kClusterBlocks : 1,
+                 .blocks = 1,
                  .capacity = p.keys.size(2),
                  .eps = static_cast<float>(p.eps),
                  .score_scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(p.width()))),
                  .rotates = !p.frequencies.empty(),
                  .rotary_scale = p.rotary_scale,
                  .frequencies = {}};
+  a.blocks = blocks_of_cluster(p.keys.size(0) * a.key_heads * a.parts);
   std::copy(p.frequencies.begin(), p.frequencies.end(), a.frequencies);
   return a;
 }

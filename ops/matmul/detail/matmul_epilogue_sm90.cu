@@ -252,10 +252,7 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
   for (int number = blockIdx.x / Ours::kCluster + consumer * step; number < sizes.order.size();
        number += kConsumers * step, parity ^= 1) {
     const Corner corner = corner_of<Ours>(sizes, number);
-    const Tile tile{.units = shared.tiles[consumer],
-                    .consumer = consumer,
-                    .row = corner.row + rank_of_block<Ours>() * kTileRows,
-                    .column = corner.column};
+    const Tile tile{.units = shared.tiles[consumer], .consumer = consumer, .row = corner.row, .column = corner.column};
     auto loaded = epilogue.begin(shared, tile, other_map);
     // The first warpgroup starts. A wait for a stage before the other warpgroup has consumed its last one could confuse
     // two rounds.

@@ -59,15 +59,14 @@ template <class T, class P, Lines kA, Lines kB>
 __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes& sizes, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
-  const int rank = rank_of_block<P>();
   Ring<P::kStages> ring;
   int buffer_index = 0;  // of y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
     float sums[1][P::kColumns / 2];
     multiply_tile<T, P, kA, kB>(sums, shared.stages, ring, sizes.pieces, consumer * kChunkBytes, [] {});
     const Corner corner = corner_of<P>(sizes, tile);
-    write_out<T, P>(sums[0], shared.y[consumer], buffer_index, y_map,
-                    corner.row + rank * kTileRows + consumer * kConsumerRows, corner.column, sizes.columns, slope);
+    write_out<T, P>(sums[0], shared.y[consumer], buffer_index, y_map, corner.row + consumer * kConsumerRows,
+                    corner.column, sizes.columns, slope);
   }
   if (thread == 0) {
     cuda::wait_stores_read<0>();  // shared memory must live until the stores have read it
@@ -128,7 +127,7 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   // The measured time of a tile, times the tiles per block.
   const auto cost = [&]<class P>(P, double tile) {
     const std::int64_t clusters =
-        std::int64_t{parts_of(rows, P::kCluster * kTileRows)} * parts_of(columns, P::kColumns);
+        std::int64_t{parts_of(rows, P::kClusterRows * kTileRows)} * parts_of(columns, P::kClusterColumns * P::kColumns);
     return tile * parts_of(clusters, blocks / P::kCluster);
   };
   using Wide = Plan<256, 4, 2>;

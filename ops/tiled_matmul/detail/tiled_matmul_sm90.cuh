@@ -2,8 +2,8 @@
 
 // Code shared by the matrix products for compute capability 9.0. A block computes tiles of the output in sequence. One
 // thread of its first warpgroup loads pieces of a and b into a ring of stages; the two other warpgroups multiply them.
-// Two blocks can form a cluster: their tiles are vertically adjacent and need the same piece of b, of which each block
-// loads one half for both.
+// Two or four blocks can form a cluster. Blocks whose tiles are vertically adjacent need the same piece of b, of which
+// each loads a part for all; so do horizontally adjacent ones with a.
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ring.cuh>
@@ -25,14 +25,24 @@ inline constexpr int kChunk = 64;                        // elements of a line
 inline constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
 inline constexpr int kGroupRows = 1024;                  // of the output, in one group of tiles
 
-template <int kTileColumns, int kStages_, int kCluster_>
+template <int kTileColumns, int kStages_, int kClusterRows_, int kClusterColumns_ = 1>
 struct Plan {
   static constexpr int kColumns = kTileColumns;
-  static constexpr int kStages = kStages_;    // pieces being loaded or multiplied
-  static constexpr int kCluster = kCluster_;  // blocks
+  static constexpr int kStages = kStages_;  // pieces being loaded or multiplied
+  static constexpr int kClusterRows = kClusterRows_;
+  static constexpr int kClusterColumns = kClusterColumns_;
+  static constexpr int kCluster = kClusterRows * kClusterColumns;  // blocks
   static constexpr int kABytes = kTileRows * kLineBytes;
   static constexpr int kBBytes = kColumns * kLineBytes;
-  static constexpr int kShare = kColumns / kCluster;  // columns of b that a block loads
+  static constexpr int kAShare = kTileRows / kClusterColumns;            // rows of a that a block loads
+  static constexpr int kBShare = kColumns / kClusterRows;                // columns of b that it loads
+  static constexpr int kNeighbors = kClusterRows + kClusterColumns - 1;  // blocks of its row and column, with itself
+  static constexpr std::uint16_t kRowMask = (1 << kClusterColumns) - 1;  // of the first row
+  static constexpr std::uint16_t kColumnMask =                           // of the first column
+      kClusterRows == 1      ? 1
+      : kClusterColumns == 1 ? (1 << kClusterRows) - 1
+                             : 0b0101;
+  static_assert(kClusterColumns == 1 || (kClusterColumns == 2 && kClusterRows <= 2));
 };
 
 template <class P>
@@ -51,9 +61,9 @@ struct Sizes {
 
 template <class P>
 Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
-  return {.order = {.rows = parts_of(m, P::kCluster * kTileRows),
-                    .columns = parts_of(n, P::kColumns),
-                    .group = kGroupRows / (P::kCluster * kTileRows)},
+  return {.order = {.rows = parts_of(m, P::kClusterRows * kTileRows),
+                    .columns = parts_of(n, P::kClusterColumns * P::kColumns),
+                    .group = kGroupRows / (P::kClusterRows * kTileRows)},
           .pieces = parts_of(k, kDepth),
           .columns = static_cast<int>(n)};
 }
@@ -70,11 +80,11 @@ inline CUtensorMap map_of(const Tensor& x, const Matrix& lines, int box_lines) {
 }
 template <class P, Lines kA>
 CUtensorMap map_of_a(const Tensor& a) {
-  return map_of(a, matrix_of(a), kA == Lines::depth ? kTileRows : kDepth);
+  return map_of(a, matrix_of(a), kA == Lines::depth ? P::kAShare : kDepth);
 }
 template <class P, Lines kB>
 CUtensorMap map_of_b(const Tensor& b) {
-  return map_of(b, matrix_of(b), kB == Lines::depth ? P::kShare : kDepth);
+  return map_of(b, matrix_of(b), kB == Lines::depth ? P::kBShare : kDepth);
 }
 
 /// The number of blocks that the tiles can occupy.
@@ -88,7 +98,7 @@ template <class P>
 __device__ void init_stages(Stages<P>& stages, int readers) {
   for (int stage = 0; stage < P::kStages; ++stage) {
     cuda::init_barrier(&stages.full[stage], 1);
-    cuda::init_barrier(&stages.empty[stage], P::kCluster * readers);
+    cuda::init_barrier(&stages.empty[stage], P::kNeighbors * readers);
   }
 }
 
@@ -98,57 +108,84 @@ __device__ int rank_of_block() {
   return P::kCluster > 1 ? cuda::cluster_rank() : 0;
 }
 
-/// The first column or row of the cluster's first tile.
+/// The first row and column of a tile.
 struct Corner {
   int row;
   int column;
 };
 
+/// Of this block's tile among the cluster's tiles of that number.
 template <class P>
-__device__ Corner corner_of(const Sizes& sizes, int tile) {
-  const TileOrder::Place place = sizes.order.place(tile);
-  return {place.row * P::kCluster * kTileRows, place.column * P::kColumns};
+__device__ Corner corner_of(const Sizes& sizes, int number) {
+  const TileOrder::Place place = sizes.order.place(number);
+  const int rank = rank_of_block<P>();
+  return {(place.row * P::kClusterRows + rank / P::kClusterColumns) * kTileRows,
+          (place.column * P::kClusterColumns + rank % P::kClusterColumns) * P::kColumns};
 }
 
-/// Loads all pieces of all tiles of this block, each as soon as its stage is empty. Runs in one thread.
-template <class P, Lines kA, Lines kB>
-__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
-  const int rank = rank_of_block<P>();
-  const auto load_b = [&](void* to, int element, int line, std::uint64_t* barrier) {
-    if constexpr (P::kCluster > 1) {
-      cuda::load_tile(to, b_map, element, line, barrier, (1 << P::kCluster) - 1);
-    } else {
-      cuda::load_tile(to, b_map, element, line, barrier);
+/// Copies a tile into all blocks of `blocks` at once, or into this block if it is alone.
+template <class P>
+__device__ void load_shared(void* to, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
+                            std::uint16_t blocks) {
+  if constexpr (P::kCluster > 1) {
+    cuda::load_tile(to, map, element, line, barrier, blocks);
+  } else {
+    cuda::load_tile(to, map, element, line, barrier);
+  }
+}
+
+/// Loads this block's share of a piece of b, the columns from `column` on.
+template <class P, Lines kB>
+__device__ void load_share_of_b(unsigned char* to, const CUtensorMap* map, int k, int column, std::uint64_t* full,
+                                std::uint16_t blocks) {
+  if constexpr (kB == Lines::depth) {
+    load_shared<P>(to, map, k, column, full, blocks);
+  } else {
+    for (int chunk = 0; chunk < P::kBShare / kChunk; ++chunk) {
+      load_shared<P>(to + chunk * kChunkBytes, map, column + chunk * kChunk, k, full, blocks);
     }
-  };
+  }
+}
+
+/// Loads all pieces of all tiles of this block, each as soon as its stage is empty: load_b(to, k, corner, share, full,
+/// blocks) loads the share of b that begins at column `share` of the tile. Runs in one thread.
+template <class P, Lines kA, class F>
+__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const Sizes& sizes, const F& load_b) {
+  const int rank = rank_of_block<P>();
+  const int row_in_cluster = rank / P::kClusterColumns;
+  const int column_in_cluster = rank % P::kClusterColumns;
+  const auto of_row = static_cast<std::uint16_t>(P::kRowMask << (row_in_cluster * P::kClusterColumns));
+  const auto of_column = static_cast<std::uint16_t>(P::kColumnMask << column_in_cluster);
+  const int share_of_a = column_in_cluster * P::kAShare;
+  const int share_of_b = row_in_cluster * P::kBShare;
   Ring<P::kStages> ring;
-  for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
-    const Corner corner = corner_of<P>(sizes, tile);
-    const int row = corner.row + rank * kTileRows;
+  for (int number = blockIdx.x / P::kCluster; number < sizes.order.size(); number += gridDim.x / P::kCluster) {
+    const Corner corner = corner_of<P>(sizes, number);
+    const int row = corner.row + share_of_a;
     for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
       const int k = piece * kDepth;
       std::uint64_t* const full = &stages.full[ring.stage];
       cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
       cuda::arrive_expecting(full, P::kABytes + P::kBBytes);
-      unsigned char* const a = stages.a[ring.stage];
+      unsigned char* const a = stages.a[ring.stage] + share_of_a * kLineBytes;
       if constexpr (kA == Lines::depth) {
-        cuda::load_tile(a, a_map, k, row, full);
+        load_shared<P>(a, a_map, k, row, full, of_row);
       } else {
-        for (int chunk = 0; chunk < kTileRows / kChunk; ++chunk) {
-          cuda::load_tile(a + chunk * kChunkBytes, a_map, row + chunk * kChunk, k, full);
+        for (int chunk = 0; chunk < P::kAShare / kChunk; ++chunk) {
+          load_shared<P>(a + chunk * kChunkBytes, a_map, row + chunk * kChunk, k, full, of_row);
         }
       }
-      unsigned char* const b = stages.b[ring.stage] + rank * P::kShare * kLineBytes;
-      const int column = corner.column + rank * P::kShare;
-      if constexpr (kB == Lines::depth) {
-        load_b(b, k, column, full);
-      } else {
-        for (int chunk = 0; chunk < P::kShare / kChunk; ++chunk) {
-          load_b(b + chunk * kChunkBytes, column + chunk * kChunk, k, full);
-        }
-      }
+      load_b(stages.b[ring.stage] + share_of_b * kLineBytes, k, corner, share_of_b, full, of_column);
     }
   }
+}
+template <class P, Lines kA, Lines kB>
+__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
+  produce<P, kA>(
+      stages, a_map, sizes,
+      [&](unsigned char* to, int k, const Corner& corner, int share, std::uint64_t* full, std::uint16_t blocks) {
+        load_share_of_b<P, kB>(to, b_map, k, corner.column + share, full, blocks);
+      });
 }
 
 /// A warpgroup's operand in one stage, for wgmma.
@@ -165,8 +202,15 @@ __device__ std::uint64_t descriptor(const void* tile) {
 template <class P>
 __device__ void release(Stages<P>& stages, int stage) {
   const int thread = threadIdx.x % kWarpgroup;
-  if (thread < P::kCluster) {
-    cuda::arrive_in_block(&stages.empty[stage], thread);
+  if (thread < P::kNeighbors) {
+    const int rank = rank_of_block<P>();
+    const int row = rank / P::kClusterColumns;
+    const int column = rank % P::kClusterColumns;
+    const int other_row = thread - P::kClusterColumns;  // without this block's
+    const int block = thread < P::kClusterColumns
+                          ? row * P::kClusterColumns + thread
+                          : (other_row + (other_row >= row ? 1 : 0)) * P::kClusterColumns + column;
+    cuda::arrive_in_block(&stages.empty[stage], block);
   }
 }
 

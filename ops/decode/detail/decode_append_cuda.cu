@@ -1,0 +1,194 @@
+// The step before a prompt's attention: queries and keys are normalized and rotated, keys and values appended to the
+// cache.
+//
+//     a row of qkv     | q0 | q1 | q2 | q3 | ... | k0 | k1 | ... | v0 | v1 | ...
+//
+//     a thread         8 pairs of columns, j and j + D / 2, of kHeads neighboring heads, which share sines and cosines
+//     a team           the D / 16 threads of a head, which sum its squares for the norm
+//
+//     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, as it is, --> values (B, Hkv, C, D)
+
+#include <algorithm>
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/pack.cuh>
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/core/cuda/reduce.cuh>
+#include <mica/ops/decode/detail/decode_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPart = 8;   // pairs of a thread
+constexpr int kHeads = 4;  // of a thread
+constexpr int kMostWidth = 256;
+
+template <class T>
+struct Arguments {
+  const T* qkv;
+  const T* q_norm;  // or null, like k_norm
+  const T* k_norm;
+  const std::int64_t* padding;  // or null
+  T* queries;
+  T* keys;
+  T* values;
+  std::int64_t rows;   // B · T
+  std::int64_t steps;  // T
+  std::int64_t first;  // position
+  std::int64_t capacity;
+  int heads;
+  int key_heads;
+  float eps;
+  bool rotates;
+  double rotary_scale;
+  float frequencies[kMostWidth / 2];
+};
+
+// The sines and cosines of a thread's pairs.
+struct Rotation {
+  float sines[kPart];
+  float cosines[kPart];
+
+  // As mica::rotary computes them.
+  template <class T>
+  __device__ Rotation(const Arguments<T>& a, std::int64_t position, int first_pair) {
+    constexpr double kOneOverPi = 0.31830988618379067;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[first_pair + i]);
+      const double half_turns = angle * kOneOverPi;
+      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sines[i], &cosines[i]);
+      sines[i] *= static_cast<float>(a.rotary_scale);
+      cosines[i] *= static_cast<float>(a.rotary_scale);
+    }
+  }
+
+  __device__ void apply(float (&left)[kPart], float (&right)[kPart]) const {
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      const float u = left[i];
+      const float v = right[i];
+      left[i] = u * cosines[i] - v * sines[i];
+      right[i] = v * cosines[i] + u * sines[i];
+    }
+  }
+};
+
+// Multiplies by the norm's weight and divides by the root mean square of the head; rounded to T, as rms_norm does.
+template <class T, int kWidth>
+__device__ void normalize(float (&left)[kPart], float (&right)[kPart], const T* weight, int first_pair, float eps) {
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kPart; ++i) {
+    squares += left[i] * left[i] + right[i] * right[i];
+  }
+  const float inverse = rsqrtf(cuda::sum_lanes<kWidth / (2 * kPart)>(squares) / kWidth + eps);
+#pragma unroll
+  for (int i = 0; i < kPart; ++i) {
+    const auto rounded = [&](float x, int column) {
+      return static_cast<float>(static_cast<T>(x * inverse * static_cast<float>(weight[column])));
+    };
+    left[i] = rounded(left[i], first_pair + i);
+    right[i] = rounded(right[i], kWidth / 2 + first_pair + i);
+  }
+}
+
+// Where the row of a head goes.
+template <class T, int kWidth>
+__device__ T* place_of(const Arguments<T>& a, std::int64_t row, std::int64_t sequence, std::int64_t slot, int head) {
+  if (head < a.heads) {
+    return a.queries + (row * a.heads + head) * kWidth;
+  }
+  const bool is_key = head < a.heads + a.key_heads;
+  const int key_head = head - a.heads - (is_key ? 0 : a.key_heads);
+  return (is_key ? a.keys : a.values) + ((sequence * a.key_heads + key_head) * a.capacity + slot) * kWidth;
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_constant__ Arguments<T> a) {
+  constexpr int kTeam = kWidth / (2 * kPart);
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
+  const int all_heads = a.heads + 2 * a.key_heads;
+  const int parts = (all_heads + kHeads - 1) / kHeads;
+  const std::int64_t unit = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kTeam;
+  const bool exists = unit < a.rows * parts;  // all threads stay: teams share warps
+  const std::int64_t row = exists ? unit / parts : 0;
+  const int first_head = static_cast<int>(unit - unit / parts * parts) * kHeads;
+  const int first_pair = static_cast<int>(threadIdx.x) % kTeam * kPart;
+  const std::int64_t sequence = row / a.steps;
+  const std::int64_t slot = a.first + row % a.steps;
+  const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
+  const Rotation rotation(a, max(slot - padding, std::int64_t{0}), first_pair);
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int head = min(first_head + i, all_heads - 1);
+    const T* const from = a.qkv + (row * all_heads + head) * kWidth + first_pair;
+    cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};
+    float left[kPart];
+    float right[kPart];
+    cuda::unpack(packs[0], left);
+    cuda::unpack(packs[1], right);
+    if (a.q_norm != nullptr) {
+      normalize<T, kWidth>(left, right, head < a.heads ? a.q_norm : a.k_norm, first_pair, a.eps);
+    }
+    if (a.rotates) {
+      rotation.apply(left, right);
+    }
+    if (head < a.heads + a.key_heads) {
+      packs[0] = cuda::pack_of<T>(left);
+      packs[1] = cuda::pack_of<T>(right);
+    }
+    if (exists && first_head + i < all_heads) {
+      T* const to = place_of<T, kWidth>(a, row, sequence, slot, head) + first_pair;
+      cuda::store(to, packs[0]);
+      cuda::store(to + kWidth / 2, packs[1]);
+    }
+  }
+}
+
+template <class T, int kWidth>
+void launch(const DecodeAppendArgs& args) {
+  const DecodeAttention& p = args.problem;
+  const std::int64_t rows = p.qkv.size(0);
+  Arguments<T> a{.qkv = p.qkv.data<T>(),
+                 .q_norm = p.q_norm.data_or_null<T>(),
+                 .k_norm = p.k_norm.data_or_null<T>(),
+                 .padding = p.padding.data_or_null<std::int64_t>(),
+                 .queries = args.queries.data<T>(),
+                 .keys = p.keys.data<T>(),
+                 .values = p.values.data<T>(),
+                 .rows = rows,
+                 .steps = rows / p.keys.size(0),
+                 .first = args.first,
+                 .capacity = p.keys.size(2),
+                 .heads = static_cast<int>(p.heads),
+                 .key_heads = static_cast<int>(p.key_heads()),
+                 .eps = static_cast<float>(p.eps),
+                 .rotates = !p.frequencies.empty(),
+                 .rotary_scale = p.rotary_scale,
+                 .frequencies = {}};
+  std::copy(p.frequencies.begin(), p.frequencies.end(), a.frequencies);
+  const std::int64_t parts = (p.heads + 2 * p.key_heads() + kHeads - 1) / kHeads;
+  const std::int64_t threads = rows * parts * (kWidth / (2 * kPart));
+  cuda::Launch(static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads)
+      .dependent()
+      .run(decode_append_kernel<T, kWidth>, "decode_append_kernel", a);
+}
+
+}  // namespace
+
+void decode_append(Cuda, const DecodeAppendArgs& args) {
+  on_dtype(Types<Half, BFloat16>{}, args.queries.dtype(), "decode_append", [&]<class T>() {
+    switch (args.problem.width()) {
+      case 32: return launch<T, 32>(args);
+      case 64: return launch<T, 64>(args);
+      case 128: return launch<T, 128>(args);
+      default: return launch<T, 256>(args);
+    }
+  });
+}
+
+}  // namespace mica::kernels
