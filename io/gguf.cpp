@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <mica/core/progress.h>
 #include <mica/io/detail/gguf_blocks.h>
 #include <mica/io/detail/gguf_header.h>
+#include <mica/io/detail/mapped_tensor.h>
 #include <mica/io/detail/unicode.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf.h>
@@ -188,10 +190,13 @@ StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& op
         options.dequantized);
   const InputFile file(path);
   const detail::GgufHeader header = detail::read_gguf_header(file);
+  const auto map = options.mapped ? std::make_shared<MappedFile>(file, true) : nullptr;
   ProgressTask progress("reading " + path.filename().string(), data_bytes(header.tensors));
   StateDict tensors;
   for (const GgufTensor& entry : header.tensors) {
-    Tensor tensor = read_tensor(file, entry);
+    const bool is_mapped = map != nullptr && !is_quantized(entry.type);
+    Tensor tensor = is_mapped ? detail::mapped_tensor(map, entry.begin, entry.shape, dtype_of(entry.type))
+                              : read_tensor(file, entry);
     progress.advance(static_cast<std::int64_t>(entry.bytes));
     const DType dtype = is_quantized(entry.type) ? options.dequantized : tensor.dtype();
     if (dtype != tensor.dtype() || !options.device.is_cpu()) {

@@ -47,6 +47,9 @@ void save_gguf(const std::filesystem::path& path, const StateDict& tensors, cons
 struct GgufLoadOptions {
   Device device = Device::cpu();
   DType dequantized = float32;  ///< the dtype of tensors that are stored as q8_0 or q4_0
+  /// On the CPU, the other tensors are the mapped file itself, read when they are first used: see load_mapped() in
+  /// safetensors.h for what this means for the file.
+  bool mapped = false;
 };
 
 /// Reads all tensors of a GGUF file of version 2 or 3, under the file's names and with its dtypes. Throws an Error that

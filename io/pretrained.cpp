@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/detail/gguf_model.h>
 #include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
@@ -332,11 +333,17 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
 }  // namespace
 
 PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
+  if (detail::is_gguf(folder)) {
+    return detail::load_gguf_config(folder, "load_pretrained: " + folder.string());
+  }
   const std::filesystem::path path = folder / kConfig;
   return pretrained_config(read_json(path, kLongestConfig), "load_pretrained: " + path.string());
 }
 
 StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
+  if (detail::is_gguf(folder)) {
+    return detail::load_gguf_model(folder, float32, "load_pretrained: " + folder.string()).tensors;
+  }
   if (is_there(folder / kWeights)) {
     return load_mapped(folder / kWeights);
   }
@@ -352,6 +359,13 @@ StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
 PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadOptions& options) {
   check(!options.dtype.has_value() || is_floating(*options.dtype), "load_pretrained: expected a floating dtype, got {}",
         options.dtype.value_or(float32));
+  if (detail::is_gguf(folder)) {
+    const std::string what = "load_pretrained: " + folder.string();
+    const detail::GgufModel model = detail::load_gguf_model(folder, options.dtype.value_or(float32), what);
+    LoadOptions of_model = options;
+    of_model.dtype = options.dtype.value_or(model.dtype);
+    return build(model.config, model.tensors, of_model, what);
+  }
   const PretrainedConfig config = load_pretrained_config(folder);
   const StateDict files = load_pretrained_tensors(folder);
   const std::string what = "load_pretrained: " + folder.string();
@@ -366,6 +380,22 @@ void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder
 }
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options) {
   save_model(model, folder, options);
+}
+void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata,
+               const GgufSaveOptions& options) {
+  GgufMetadata all = detail::gguf_metadata(model.config);
+  for (const auto& [key, value] : metadata) {
+    all.insert_or_assign(key, value);
+  }
+  StateDict tensors;
+  for (const auto& [name, tensor] : file_state(model)) {
+    const detail::GgufParameter parameter = detail::gguf_parameter(model.config, name, tensor);
+    tensors.emplace(parameter.name, parameter.tensor);
+  }
+  if (const auto divisors = detail::gguf_frequency_divisors(model.config)) {
+    tensors.emplace(divisors->name, divisors->tensor);
+  }
+  save_gguf(path, tensors, all, options);
 }
 void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder, const SaveOptions& options) {
   std::visit([&](const auto& m) { save_model(m, folder, options); }, model);

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include <mica/io/gguf.h>
 #include <mica/io/pretrained_config.h>
 #include <mica/nn/state_dict.h>
 
@@ -50,6 +51,9 @@ using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
 /// files' attention masks and rotary tables are passed over, and so is a head's weight that the configuration ties to
 /// the embedding.
 ///
+/// The path may also be a file that ends in .gguf, of llama.cpp, with an nn::Llama of the architecture llama, qwen2 or
+/// qwen3. All parameters get options.dtype, or else the dtype of the embedding (float32 if it is quantized).
+///
 /// Throws an Error that names the file and what is wrong with it, or lists all tensors that are missing, unexpected or
 /// of another shape. Before memory is allocated for a model, its size by config.json is compared with the files'.
 PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadOptions& options = {});
@@ -79,6 +83,11 @@ void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder,
                      const SaveOptions& options = {});
+
+/// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is
+/// added, such as the tokenizer, which llama.cpp expects. Throws an Error for what it does not have: dynamic scaling.
+void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata = {},
+               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 
 template <class Model>
 Model load_pretrained(const std::filesystem::path& folder, const LoadOptions& options) {

@@ -16,6 +16,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
+#include <mica/io/detail/mapped_tensor.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
 
@@ -320,15 +321,6 @@ void check_booleans(const std::filesystem::path& path, const Entry& entry, const
         entry.name);
 }
 
-/// The storage of one tensor in a mapped file. Each tensor has its own, which counts its own writes.
-struct MappedPart {
-  MappedPart(std::shared_ptr<MappedFile> file, std::byte* data, std::size_t bytes)
-      : file(std::move(file)), storage(data, bytes, Device::cpu()) {}
-
-  std::shared_ptr<MappedFile> file;
-  Storage storage;
-};
-
 }  // namespace
 
 void save(const std::filesystem::path& path, const StateDict& tensors, const Metadata& metadata) {
@@ -394,16 +386,7 @@ StateDict load_mapped(const std::filesystem::path& path) {
   for (const Entry& entry : header.entries) {
     const std::byte* const data = file->bytes().data() + header.data_start + entry.begin;
     check_booleans(path, entry, data);
-    Tensor tensor;
-    if (reinterpret_cast<std::uintptr_t>(data) % size_of(entry.dtype) == 0) {
-      tensor = from_blob(const_cast<std::byte*>(data), entry.shape, entry.dtype);
-      const auto part = std::make_shared<MappedPart>(file, tensor.raw_data(), tensor.bytes());
-      tensor.handle()->storage = std::shared_ptr<Storage>(part, &part->storage);
-    } else {
-      tensor = empty(entry.shape, entry.dtype);
-      std::copy_n(data, tensor.bytes(), tensor.raw_data());
-    }
-    result.emplace(entry.name, tensor);
+    result.emplace(entry.name, detail::mapped_tensor(file, header.data_start + entry.begin, entry.shape, entry.dtype));
   }
   return result;
 }

@@ -29,7 +29,8 @@ namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
 
 struct Settings {
-  fs::path folder;
+  fs::path model;   // --model
+  fs::path folder;  // of the tokenizer's files
   std::optional<std::string> prompt, prompt_tokens, system;
   std::optional<std::string> adapter;  // folder
   bool chat = false;
@@ -174,7 +175,7 @@ void continue_with_pretrained(Settings& settings) {
   }
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
   mica::io::PretrainedModel model =
-      mica::io::load_pretrained(settings.folder, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
+      mica::io::load_pretrained(settings.model, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
   if (settings.quantize != 0) {
     std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
   }
@@ -219,7 +220,10 @@ int main(int argc, char** argv) {
   mica::nn::SamplingOptions& sampling = settings.options.sampling;
   sampling.temperature = 0.8;
   int threads = 0;
-  command_line.add_option("--model", folder, "Output folder of train_transformer, or a folder with config.json")
+  command_line
+      .add_option("--model", folder,
+                  "Output folder of train_transformer, a folder with config.json, or a .gguf file beside the "
+                  "tokenizer's files")
       .required();
   command_line.add_option("--adapter", settings.adapter, "Folder of an adapter for the model, as finetune writes it");
   command_line.add_option("--prompt", settings.prompt, "Text to continue (default, for own models: a newline)");
@@ -267,9 +271,11 @@ int main(int argc, char** argv) {
     if (threads > 0) {
       mica::set_num_threads(threads);
     }
-    settings.folder = folder;
+    settings.model = folder;
+    const bool is_gguf = settings.model.extension() == ".gguf";
+    settings.folder = is_gguf ? settings.model.parent_path() : settings.model;
     settings.device = device_named(device);
-    if (fs::exists(settings.folder / "config.json")) {
+    if (is_gguf || fs::exists(settings.folder / "config.json")) {
       continue_with_pretrained(settings);
     } else {
       write_text_of_own(settings);

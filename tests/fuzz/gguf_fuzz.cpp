@@ -8,12 +8,20 @@
 
 #include "tests/fuzz/memory_file.h"
 #include <mica/core/check.h>
+#include <mica/io/detail/gguf_model.h>
 #include <mica/io/gguf.h>
+#include <mica/io/pretrained_config.h>
 
 using namespace mica;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const fuzz::MemoryFile file(data, size);
+  try {
+    const nn::LlamaConfig config = io::detail::load_gguf_config(file.path(), "input");
+    fuzz::expect(io::parameter_count(config) > 0);
+    (void)io::detail::load_gguf_model(file.path(), bfloat16, "input");
+  } catch (const Error&) {
+  }
   StateDict tensors;
   io::GgufMetadata metadata;
   try {

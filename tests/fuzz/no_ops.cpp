@@ -1,11 +1,16 @@
-// Stubs of the ops that core, autograd and io use, for programs that link without them.
+// Stubs of what core and io use of autograd and ops, for programs that link without them.
 
 #include <mica/core/finite.h>
 #include <mica/core/tensor.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
 const char* first_fault(const Tensor&) { return nullptr; }
 Tensor Tensor::to(Device) const { fail("to: this program has no ops"); }
+Tensor reshape(const Tensor&, const Shape&) { fail("reshape: this program has no ops"); }
+Tensor transpose(const Tensor&, std::int64_t, std::int64_t) { fail("transpose: this program has no ops"); }
+bool Tensor::requires_grad() const { return false; }
+Tensor Tensor::detach() const { return *this; }
 
 }  // namespace mica

@@ -5,7 +5,6 @@
     python tests/gguf/make_fixtures.py
 """
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +42,7 @@ def matrices():
 
 
 def main():
-    shutil.rmtree(HERE, ignore_errors=True)
-    HERE.mkdir()
+    HERE.mkdir(exist_ok=True)
     values = np.linspace(-3, 3, 15, dtype=np.float32).reshape(3, 5)
     write("every_type.gguf", {
         "bf16": (quantize(values, Type.BF16), Type.BF16),

@@ -6,12 +6,17 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/io/gguf.h>
+#include <mica/io/pretrained.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -243,6 +248,85 @@ TEST_F(Gguf, TruncatedFiles) {
     write(whole.substr(0, length));
     expect_error([&] { io::load_gguf(path_); }, "is not a valid GGUF file");
   }
+}
+
+// What tests/gguf/make_models.py wrote: models of transformers as llama.cpp's conversion stores them.
+TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
+  struct Case {
+    const char* name;
+    double tolerance;  // of logits of about 10
+    DType dtype;
+  };
+  for (const Case& c : {Case{"llama3", 1e-4, float32}, Case{"llama_bias", 1e-4, bfloat16}, Case{"qwen2", 1e-4, float32},
+                        Case{"qwen3", 1e-4, float32}}) {
+    SCOPED_TRACE(c.name);
+    const fs::path path = fixture(fmt::format("models/{}.gguf", c.name));
+    const io::GgufMetadata metadata = io::load_gguf_metadata(path);
+    std::vector<std::int64_t> tokens;
+    for (const std::int32_t token : std::get<std::vector<std::int32_t>>(metadata.at("test.tokens"))) {
+      tokens.push_back(token);
+    }
+    const auto& logits = std::get<std::vector<float>>(metadata.at("test.logits"));
+    const std::vector<double> expected(logits.begin(), logits.end());
+    const Tensor input = from_data(tokens, {1, static_cast<std::int64_t>(tokens.size())});
+    const autograd::NoGrad no_grad;
+    EXPECT_EQ(io::load_pretrained<nn::Llama>(path).parameters().front().dtype(), c.dtype);
+    const nn::Llama model = io::load_pretrained<nn::Llama>(path, {.dtype = float32});
+    expect_close(model(input), expected, c.tolerance, c.tolerance);
+    // Written and read again, it is the same model.
+    io::save_gguf(path_, model, {{"general.name", std::string("test")}});
+    EXPECT_EQ(std::get<std::string>(io::load_gguf_metadata(path_).at("general.name")), "test");
+    const nn::Llama again = io::load_pretrained<nn::Llama>(path_);
+    expect_same_bits(again.state_dict(), model.state_dict());
+    EXPECT_EQ(to_vector<double>(again(input)), to_vector<double>(model(input)));
+    std::map<std::string, io::GgufType> names = io::load_gguf_types(path), own = io::load_gguf_types(path_);
+    ASSERT_EQ(names.size(), own.size());
+    EXPECT_TRUE(std::equal(names.begin(), names.end(), own.begin(),
+                           [](const auto& a, const auto& b) { return a.first == b.first; }));
+  }
+}
+
+TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
+  const fs::path path = fixture("models/qwen3.gguf");
+  const StateDict tensors = io::load_gguf(path);
+  const io::GgufMetadata metadata = io::load_gguf_metadata(path);
+  const auto refused = [&](const std::string& key, std::optional<io::GgufValue> value, const std::string& message) {
+    io::GgufMetadata changed = metadata;
+    changed.erase(key);
+    if (value) {
+      changed[key] = *value;
+    }
+    io::save_gguf(path_, tensors, changed);
+    expect_error([&] { io::load_pretrained(path_); }, message);
+  };
+  refused("general.architecture", std::string("gemma"), "architecture llama, qwen2 or qwen3, got \"gemma\"");
+  refused("general.architecture", {}, "lack \"general.architecture\"");
+  refused("qwen3.block_count", {}, "lack \"qwen3.block_count\"");
+  refused("qwen3.block_count", 3.5F, "\"qwen3.block_count\" to be a whole number");
+  refused("qwen3.block_count", std::uint64_t{1} << 63, "\"qwen3.block_count\" to be a whole number");
+  refused("qwen3.block_count", 3U, "model.layers.2.");
+  refused("qwen3.attention.head_count", 0U, "num_attention_heads");
+  refused("qwen3.expert_count", 8U, "need \"qwen3.expert_count\" to be 0, got 8");
+  refused("qwen3.rope.scaling.type", std::string("longrope"), "none, linear or yarn, got \"longrope\"");
+  refused("qwen3.rope.dimension_count", 4U, "need \"qwen3.rope.dimension_count\" to be 6, got 4");
+  refused("qwen3.attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN(),
+          "\"qwen3.attention.layer_norm_rms_epsilon\" to be finite");
+  StateDict more = tensors;
+  more.emplace("rope_freqs.weight", full({3}, 2.0));
+  io::save_gguf(path_, more, metadata);
+  expect_error([&] { io::load_pretrained(path_); }, "is not Llama 3's scaling");
+  more.erase("rope_freqs.weight");
+  more.emplace("model.norm.weight", ones({16}));
+  io::save_gguf(path_, more, metadata);
+  expect_error([&] { io::load_pretrained(path_); }, "two tensors have the name \"model.norm.weight\"");
+}
+
+TEST_F(Gguf, MappedTensorsHaveTheSameBits) {
+  const StateDict read = io::load_gguf(fixture("every_type.gguf"));
+  const StateDict mapped = io::load_gguf(fixture("every_type.gguf"), {.mapped = true});
+  expect_same_bits(mapped, read);
+  mapped.at("f32").data<float>()[0] = 7;  // a private page
+  expect_same_bits(io::load_gguf(fixture("every_type.gguf")), read);
 }
 
 }  // namespace

@@ -1,0 +1,370 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <mica/core/check.h>
+#include <mica/core/creation.h>
+#include <mica/io/detail/gguf_header.h>
+#include <mica/io/detail/gguf_model.h>
+#include <mica/io/json.h>
+#include <mica/io/pretrained_config.h>
+#include <mica/ops/view/view.h>
+
+// Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp. The conversion that
+// wrote the files: convert_hf_to_gguf.py there.
+
+namespace mica::io::detail {
+
+namespace {
+
+constexpr std::string_view kBlock = "blk.", kLayer = "model.layers.";
+constexpr const char* kHead = "output.weight";
+constexpr const char* kEmbedding = "token_embd.weight";
+// Of Llama 3.1's scaling, which llama.cpp's metadata do not describe: what each frequency is divided by.
+constexpr const char* kFrequencyDivisors = "rope_freqs.weight";
+
+using Names = std::pair<std::string_view, std::string_view>;  // in a GGUF file, and of Hugging Face
+
+constexpr std::array<Names, 3> kOutside{{
+    {kEmbedding, "model.embed_tokens.weight"},
+    {"output_norm.weight", "model.norm.weight"},
+    {kHead, "lm_head.weight"},
+}};
+
+// Within a block, before ".weight" or ".bias".
+constexpr std::array<Names, 11> kInside{{
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+}};
+
+/// The name in the other naming; the same name if it has none.
+std::string translated(const std::string& name, std::string_view Names::*from, std::string_view Names::*to) {
+  for (const Names& names : kOutside) {
+    if (name == names.*from) {
+      return std::string(names.*to);
+    }
+  }
+  const Names prefixes{kBlock, kLayer};
+  if (!name.starts_with(prefixes.*from)) {
+    return name;
+  }
+  const std::size_t number = (prefixes.*from).size();
+  const std::size_t dot = name.find('.', number), end = name.rfind('.');
+  if (dot == std::string::npos || end <= dot) {
+    return name;
+  }
+  const std::string_view inside = std::string_view(name).substr(dot + 1, end - dot - 1);
+  for (const Names& names : kInside) {
+    if (inside == names.*from) {
+      return fmt::format("{}{}.{}{}", prefixes.*to, name.substr(number, dot - number), names.*to, name.substr(end));
+    }
+  }
+  return name;
+}
+
+/// Values of the metadata. Errors start with `what`.
+class Entries {
+ public:
+  Entries(const GgufMetadata& metadata, std::string what) : metadata_(metadata), what_(std::move(what)) {
+    prefix_ = text("general.architecture") + ".";
+  }
+
+  std::string architecture() const { return prefix_.substr(0, prefix_.size() - 1); }
+  std::string key(const char* name) const { return prefix_ + name; }
+
+  bool has(const std::string& key) const { return metadata_.contains(key); }
+
+  std::string text(const std::string& key) const {
+    const auto* const value = std::get_if<std::string>(&required(key));
+    check(value != nullptr, "{}: expected \"{}\" to be a text", what_, key);
+    return *value;
+  }
+
+  std::optional<std::int64_t> integer(const std::string& key) const {
+    const auto at = metadata_.find(key);
+    if (at == metadata_.end()) {
+      return std::nullopt;
+    }
+    const std::optional<std::int64_t> value = std::visit(
+        []<class T>(const T& held) -> std::optional<std::int64_t> {
+          if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+            if (std::in_range<std::int64_t>(held)) {
+              return static_cast<std::int64_t>(held);
+            }
+          }
+          return std::nullopt;
+        },
+        at->second);
+    check(value.has_value(), "{}: expected \"{}\" to be a whole number", what_, key);
+    return value;
+  }
+
+  /// float32 numbers become the shortest decimal that rounds to them, which is what was written: 1e-5.
+  std::optional<double> number(const std::string& key) const {
+    const auto at = metadata_.find(key);
+    if (at == metadata_.end()) {
+      return std::nullopt;
+    }
+    double value = 0;
+    if (const auto* const single = std::get_if<float>(&at->second)) {
+      value = std::strtod(fmt::format("{}", *single).c_str(), nullptr);
+    } else if (const auto* const exact = std::get_if<double>(&at->second)) {
+      value = *exact;
+    } else {
+      value = static_cast<double>(*integer(key));
+    }
+    check(std::isfinite(value), "{}: expected \"{}\" to be finite", what_, key);
+    return value;
+  }
+
+  template <class T>
+  T needed(const std::string& key, std::optional<T> value) const {
+    check(value.has_value(), "{}: the metadata lack \"{}\"", what_, key);
+    return *value;
+  }
+
+  /// Refuses models that compute something else.
+  void require(const std::string& key, double expected) const {
+    const std::optional<double> value = number(key);
+    check(!value || *value == expected, "{}: mica's models need \"{}\" to be {}, got {}", what_, key, expected,
+          value.value_or(0));
+  }
+
+ private:
+  const GgufValue& required(const std::string& key) const {
+    const auto at = metadata_.find(key);
+    check(at != metadata_.end(), "{}: the metadata lack \"{}\"", what_, key);
+    return at->second;
+  }
+
+  const GgufMetadata& metadata_;
+  std::string what_;
+  std::string prefix_;
+};
+
+const GgufTensor* find(const GgufHeader& header, std::string_view name) {
+  const auto at =
+      std::find_if(header.tensors.begin(), header.tensors.end(), [&](const GgufTensor& t) { return t.name == name; });
+  return at == header.tensors.end() ? nullptr : &*at;
+}
+
+JsonValue::Object rotary_entries(const Entries& entries, const std::string& what) {
+  JsonValue::Object rotary{{"rope_theta", {entries.number(entries.key("rope.freq_base")).value_or(10000)}}};
+  std::string type = "none";
+  if (entries.has(entries.key("rope.scaling.type"))) {
+    type = entries.text(entries.key("rope.scaling.type"));
+  }
+  check(type == "none" || type == "linear" || type == "yarn",
+        "{}: expected \"{}\" to be none, linear or yarn, got \"{}\"", what, entries.key("rope.scaling.type"), type);
+  rotary["rope_type"] = {type == "none" ? "default" : type};
+  if (type != "none") {
+    const std::string factor = entries.key("rope.scaling.factor");
+    rotary["factor"] = {entries.needed(factor, entries.number(factor))};
+    if (const auto original = entries.integer(entries.key("rope.scaling.original_context_length"))) {
+      rotary["original_max_position_embeddings"] = {*original};
+    }
+  }
+  return rotary;
+}
+
+/// Llama 3.1 and later: the parameters that give these divisors. All of these models have the same but for the factor,
+/// by which the lowest frequencies are divided.
+nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width, const std::vector<float>& divisors,
+                               const std::string& what) {
+  const std::vector<float> plain = nn::rotary_frequencies(head_width, rotary);
+  check(rotary.scaling == nn::RotaryScaling::none && divisors.size() == plain.size(),
+        "{}: \"{}\" has {} elements for {} frequencies, or the metadata ask for another scaling, too", what,
+        kFrequencyDivisors, divisors.size(), plain.size());
+  rotary.scaling = nn::RotaryScaling::llama3;
+  rotary.factor = *std::max_element(divisors.begin(), divisors.end());
+  rotary.low_frequency_factor = 1;
+  rotary.high_frequency_factor = 4;
+  rotary.original_context = 8192;
+  bool same = rotary.factor > 0 && std::isfinite(rotary.factor);
+  if (same) {
+    const std::vector<float> scaled = nn::rotary_frequencies(head_width, rotary);
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      same = same && std::abs(plain[i] / divisors[i] - scaled[i]) <= 1e-4 * scaled[i];
+    }
+  }
+  check(same, "{}: \"{}\" is not Llama 3's scaling of an original context of 8192", what, kFrequencyDivisors);
+  return rotary;
+}
+
+nn::LlamaConfig config_of(const InputFile& file, const GgufHeader& header, const std::string& what) {
+  const Entries entries(header.metadata, what);
+  const std::string architecture = entries.architecture();
+  check(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3",
+        "{}: expected a model of the architecture llama, qwen2 or qwen3, got \"{}\"", what, architecture);
+  const auto needed = [&](const char* name) {
+    return entries.needed(entries.key(name), entries.integer(entries.key(name)));
+  };
+  for (const char* const name : {"expert_count", "attention.sliding_window"}) {
+    entries.require(entries.key(name), 0);
+  }
+  const GgufTensor* const embedding = find(header, kEmbedding);
+  check(embedding != nullptr && embedding->shape.size() == 2, "{}: it has no matrix \"{}\"", what, kEmbedding);
+
+  const std::int64_t width = needed("embedding_length"), heads = needed("attention.head_count");
+  JsonValue::Object json{
+      {"model_type", {architecture}},
+      {"vocab_size", {embedding->shape[0]}},
+      {"max_position_embeddings", {needed("context_length")}},
+      {"num_hidden_layers", {needed("block_count")}},
+      {"num_attention_heads", {heads}},
+      {"num_key_value_heads", {entries.integer(entries.key("attention.head_count_kv")).value_or(heads)}},
+      {"hidden_size", {width}},
+      {"intermediate_size", {needed("feed_forward_length")}},
+      {"hidden_act", {"silu"}},
+      {"rms_norm_eps",
+       {entries.needed(entries.key("attention.layer_norm_rms_epsilon"),
+                       entries.number(entries.key("attention.layer_norm_rms_epsilon")))}},
+      {"tie_word_embeddings", {find(header, kHead) == nullptr}},
+      {"attention_bias", {architecture != "qwen2" && find(header, "blk.0.attn_q.bias") != nullptr}},
+      {"mlp_bias", {find(header, "blk.0.ffn_gate.bias") != nullptr}},
+      {"rope_parameters", {rotary_entries(entries, what)}}};
+  if (const auto head_width = entries.integer(entries.key("attention.key_length"))) {
+    json["head_dim"] = {*head_width};
+    entries.require(entries.key("attention.value_length"), static_cast<double>(*head_width));
+  } else if (heads > 0 && width % heads == 0) {
+    json["head_dim"] = {width / heads};
+  }
+  const PretrainedConfig parsed = pretrained_config({json}, what + ": as a config.json");
+  nn::LlamaConfig config = std::get<nn::LlamaConfig>(parsed);
+  entries.require(entries.key("rope.dimension_count"), static_cast<double>(config.head_width));
+  if (const GgufTensor* const divisors = find(header, kFrequencyDivisors)) {
+    check(divisors->type == GgufType::f32 && divisors->bytes <= 4 * static_cast<std::uint64_t>(config.head_width),
+          "{}: expected \"{}\" to be float32 and as long as half a head", what, kFrequencyDivisors);
+    std::vector<float> values(divisors->bytes / 4);
+    file.read(values.data(), divisors->bytes, divisors->begin);
+    config.rotary = with_divisors(config.rotary, config.head_width, values, what);
+  }
+  return config;
+}
+
+/// llama.cpp rotates neighbouring elements of a head, (0, 1), (2, 3), …, and Hugging Face elements half a head apart.
+/// So the conversion of architecture llama writes the rows of q and k in another order. Qwen's stays.
+bool has_reordered_rows(std::string_view architecture, std::string_view hugging_face_name) {
+  return architecture == "llama" && (hugging_face_name.find(".q_proj.") != std::string::npos ||
+                                     hugging_face_name.find(".k_proj.") != std::string::npos);
+}
+
+/// Rows (heads, D/2, 2) of pairs to rows (heads, 2, D/2) of halves, or, with `to_pairs`, the other way round.
+Tensor reordered(const Tensor& x, std::int64_t heads, bool to_pairs) {
+  if (x.dim() < 1 || x.dim() > 2 || x.size(0) % (2 * heads) != 0) {
+    return x;  // which no model has; its shape is refused later
+  }
+  const std::int64_t half = x.size(0) / heads / 2, columns = x.dim() == 2 ? x.size(1) : 1;
+  const Shape apart = to_pairs ? Shape{heads, 2, half, columns} : Shape{heads, half, 2, columns};
+  return reshape(transpose(reshape(x, apart), 1, 2), x.shape());
+}
+
+std::string architecture_of(const nn::LlamaConfig& c) {
+  return c.qk_norm ? "qwen3" : c.qkv_bias && !c.output_bias ? "qwen2" : "llama";
+}
+
+std::int64_t heads_of(const nn::LlamaConfig& c, const std::string& name) {
+  return name.find(".k_proj.") != std::string::npos ? c.key_heads : c.heads;
+}
+
+}  // namespace
+
+bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
+
+nn::LlamaConfig load_gguf_config(const std::filesystem::path& path, const std::string& what) {
+  const InputFile file(path);
+  return config_of(file, read_gguf_header(file), what);
+}
+
+GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what) {
+  GgufModel model{.config = load_gguf_config(path, what), .tensors = {}, .dtype = float32};
+  const std::string architecture = Entries(load_gguf_metadata(path), what).architecture();
+  for (const auto& [file_name, tensor] : load_gguf(path, {.dequantized = dequantized, .mapped = true})) {
+    if (file_name == kFrequencyDivisors) {
+      continue;
+    }
+    if (file_name == kEmbedding) {
+      model.dtype = tensor.dtype();
+    }
+    const std::string name = translated(file_name, &Names::first, &Names::second);
+    const Tensor value =
+        has_reordered_rows(architecture, name) ? reordered(tensor, heads_of(model.config, name), false) : tensor;
+    check(model.tensors.emplace(name, value).second, "{}: two tensors have the name \"{}\" in the model", what, name);
+  }
+  return model;
+}
+
+GgufParameter gguf_parameter(const nn::LlamaConfig& config, const std::string& name, const Tensor& tensor) {
+  const std::string architecture = architecture_of(config);
+  return {.name = translated(name, &Names::second, &Names::first),
+          .tensor = has_reordered_rows(architecture, name) ? reordered(tensor, heads_of(config, name), true) : tensor};
+}
+
+GgufMetadata gguf_metadata(const nn::LlamaConfig& c) {
+  using nn::RotaryScaling;
+  const std::string architecture = architecture_of(c);
+  check(c.rotary.scaling != RotaryScaling::dynamic, "save_gguf: llama.cpp has no dynamic scaling of rotary embeddings");
+  check(c.rotary.scaling != RotaryScaling::llama3 ||
+            (c.rotary.low_frequency_factor == 1 && c.rotary.high_frequency_factor == 4 &&
+             c.rotary.original_context == 8192),
+        "save_gguf: expected Llama 3's scaling with its usual parameters 1, 4 and 8192");
+  const auto key = [&](const char* name) { return architecture + "." + name; };
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  GgufMetadata metadata{{"general.architecture", architecture},
+                        {key("vocab_size"), count(c.vocab)},
+                        {key("context_length"), count(c.context)},
+                        {key("block_count"), count(c.layers)},
+                        {key("embedding_length"), count(c.width)},
+                        {key("feed_forward_length"), count(c.hidden)},
+                        {key("attention.head_count"), count(c.heads)},
+                        {key("attention.head_count_kv"), count(c.key_heads)},
+                        {key("attention.key_length"), count(head_width)},
+                        {key("attention.value_length"), count(head_width)},
+                        {key("attention.layer_norm_rms_epsilon"), static_cast<float>(c.norm_eps)},
+                        {key("rope.dimension_count"), count(head_width)},
+                        {key("rope.freq_base"), static_cast<float>(c.rotary.theta)}};
+  if (c.rotary.scaling == RotaryScaling::linear || c.rotary.scaling == RotaryScaling::yarn) {
+    const bool is_yarn = c.rotary.scaling == RotaryScaling::yarn;
+    metadata[key("rope.scaling.type")] = std::string(is_yarn ? "yarn" : "linear");
+    metadata[key("rope.scaling.factor")] = static_cast<float>(c.rotary.factor);
+    if (is_yarn) {
+      metadata[key("rope.scaling.original_context_length")] = count(c.rotary.original_context);
+    }
+  }
+  return metadata;
+}
+
+std::optional<GgufParameter> gguf_frequency_divisors(const nn::LlamaConfig& c) {
+  if (c.rotary.scaling != nn::RotaryScaling::llama3) {
+    return std::nullopt;
+  }
+  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  nn::RotaryConfig plain = c.rotary;
+  plain.scaling = nn::RotaryScaling::none;
+  std::vector<float> divisors = nn::rotary_frequencies(head_width, plain);
+  const std::vector<float> scaled = nn::rotary_frequencies(head_width, c.rotary);
+  for (std::size_t i = 0; i < divisors.size(); ++i) {
+    divisors[i] /= scaled[i];
+  }
+  return GgufParameter{kFrequencyDivisors, from_data(divisors, {head_width / 2})};
+}
+
+}  // namespace mica::io::detail
