@@ -107,10 +107,7 @@ Tensor GPT::operator()(const Tensor& tokens) const {
 
 Tensor GPT::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
   const Scope scope(*this);
-  for (const Tensor& x : {packed.positions, packed.documents}) {
-    check(!x.defined() || x.shape() == tokens.shape(), "GPT: expected positions and documents of shape {}, got {}",
-          tokens.shape(), x.defined() ? x.shape() : Shape{});
-  }
+  packed.check_shapes("GPT", tokens);
   const Tensor logits = lm_head(features(tokens, nullptr, packed));
   return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
 }

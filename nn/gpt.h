@@ -4,6 +4,7 @@
 
 #include <mica/nn/containers.h>
 #include <mica/nn/embedding.h>
+#include <mica/nn/packed_documents.h>
 #include <mica/nn/transformer.h>
 
 namespace mica::nn {
@@ -26,12 +27,6 @@ struct GPTConfig {
 /// GPT-2's four sizes, by their number of parameters: "124m", "350m", "774m" and "1558m". The vocabulary is padded to
 /// 50304, a multiple of 128, which makes products faster; the last 47 tokens never occur in text.
 GPTConfig gpt2_config(std::string_view size);
-
-/// Several documents packed into each row of a batch: see io::TokenWindows. Both (B, T), int64 or int32.
-struct PackedDocuments {
-  Tensor positions;  ///< of each token in its document
-  Tensor documents;  ///< the number of its document; attention stays within equal numbers
-};
 
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
 /// and a head that shares its weight with the token embedding.

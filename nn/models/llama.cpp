@@ -49,30 +49,38 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c)
       rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
       qk_norm_(c.qk_norm) {}
 
-Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm,
-                               const CachedLayer& cached) const {
+Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const Tensor& positions,
+                               std::int64_t offset) const {
   const Tensor by_head = reshape(x, {x.size(0), x.size(1), count, head_width});
   const Tensor normed = qk_norm_ ? norm(by_head) : by_head;
-  if (cached && cached.cache->positions().defined()) {
-    return transpose(rotary(normed, cached.cache->positions()), 1, 2);
-  }
-  return transpose(rotary(normed, cached ? cached.cache->length() : 0), 1, 2);
+  return transpose(positions.defined() ? rotary(normed, positions) : rotary(normed, offset), 1, 2);
 }
 
 Tensor LlamaAttention::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
+  return attend(x, cached, cached ? cached.cache->positions() : Tensor{}, {});
+}
+
+Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const {
+  const Scope scope(*this);
+  return attend(x, {}, positions, mask);
+}
+
+Tensor LlamaAttention::attend(const Tensor& x, const CachedLayer& cached, const Tensor& positions,
+                              const Tensor& mask) const {
   check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
         q_proj.in_features(), x.shape());
   const std::int64_t batch = x.size(0), length = x.size(1);
-  const Tensor q = rotated(q_proj(x), heads, q_norm, cached);
-  const Tensor k = rotated(k_proj(x), key_heads, k_norm, cached);
+  const std::int64_t offset = cached ? cached.cache->length() : 0;
+  const Tensor q = rotated(q_proj(x), heads, q_norm, positions, offset);
+  const Tensor k = rotated(k_proj(x), key_heads, k_norm, positions, offset);
   const Tensor v = transpose(reshape(v_proj(x), {batch, length, key_heads, head_width}), 1, 2);
   Tensor y;
   if (cached) {
     const auto [keys, values] = cached.cache->append(cached.layer, k, v);
     y = scaled_dot_product_attention(q, keys, values, cached.cache->attention_options());
   } else {
-    y = scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0});
+    y = scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0, .mask = mask});
   }
   return o_proj(reshape(transpose(y, 1, 2), {batch, length, heads * head_width}));
 }
@@ -108,7 +116,16 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
 
 Tensor LlamaBlock::operator()(const Tensor& x, const CachedLayer& cached) const {
   const Scope scope(*this);
-  const auto [sum, y] = post_attention_layernorm(self_attn(input_layernorm(x), cached), x);
+  return after_attention(x, self_attn(input_layernorm(x), cached));
+}
+
+Tensor LlamaBlock::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const {
+  const Scope scope(*this);
+  return after_attention(x, self_attn(input_layernorm(x), positions, mask));
+}
+
+Tensor LlamaBlock::after_attention(const Tensor& x, const Tensor& attended) const {
+  const auto [sum, y] = post_attention_layernorm(attended, x);
   return sum + mlp(y);
 }
 
@@ -162,16 +179,18 @@ bool LlamaModel::decodes(const KeyValueCache& cache, std::int64_t count) const {
          std::none_of(layers.begin(), layers.end(), [](const LlamaBlock& block) { return block.is_quantized(); });
 }
 
-Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache) const {
+Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
   const Scope scope(*this);
-  return norm(stream(tokens, cache));
+  return norm(stream(tokens, cache, packed));
 }
 
-Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache) const {
+Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
   const Scope scope(*this);
   check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
+  packed.check_shapes("Llama", tokens);
   Tensor x = embed_tokens(tokens);
   if (cache != nullptr) {
+    check(!packed.positions.defined() && !packed.documents.defined(), "Llama: a cache is for single documents");
     cache->begin(tokens.size(1));
     const Shape shape = x.shape();
     const bool by_rows = decodes(*cache, tokens.size(1));
@@ -186,8 +205,9 @@ Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache) const {
     cache->end();
     return by_rows ? reshape(x, shape) : x;
   }
+  const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
   for (const LlamaBlock& block : layers) {
-    x = checkpoint ? nn::checkpoint(block, x) : block(x);
+    x = checkpoint ? nn::checkpoint(block, x, packed.positions, mask) : block(x, packed.positions, mask);
   }
   return x;
 }
@@ -211,9 +231,9 @@ Tensor Llama::operator()(const Tensor& tokens) const {
   return lm_head(model(tokens));
 }
 
-Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
   const Scope scope(*this);
-  const Tensor logits = lm_head(model(tokens));
+  const Tensor logits = lm_head(model(tokens, nullptr, packed));
   return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
 }
 

@@ -7,6 +7,7 @@
 #include <mica/nn/embedding.h>
 #include <mica/nn/key_value_cache.h>
 #include <mica/nn/linear.h>
+#include <mica/nn/packed_documents.h>
 #include <mica/nn/rms_norm.h>
 #include <mica/nn/rotary_embedding.h>
 
@@ -43,6 +44,9 @@ class LlamaAttention : public Module {
  public:
   explicit LlamaAttention(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
+  /// With packed documents: the positions (B, T) of x in its documents, and what AttentionOptions::mask takes. Either
+  /// may be undefined.
+  Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
   /// norm(x) to attention's result before o_proj, for T new positions of each sequence: (B · T, width) to (B · T, heads
   /// · head_width).
   Tensor decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const;
@@ -54,7 +58,11 @@ class LlamaAttention : public Module {
   RotaryEmbedding rotary;
 
  private:
-  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const CachedLayer& cached) const;
+  /// x (B, T, count · head_width) to (B, count, T, head_width), at `positions`, or from `offset` on if these are
+  /// undefined.
+  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const Tensor& positions,
+                 std::int64_t offset) const;
+  Tensor attend(const Tensor& x, const CachedLayer& cached, const Tensor& positions, const Tensor& mask) const;
   bool qk_norm_;
 };
 
@@ -75,6 +83,8 @@ class LlamaBlock : public Module {
  public:
   explicit LlamaBlock(const LlamaConfig& config);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
+  /// With packed documents: see LlamaAttention.
+  Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
   /// The same for rows (B · T, width) by the ops of ops/decode: one new position of each sequence, or a prompt's.
   Tensor decode(const Tensor& x, const CachedLayer& cached) const;
   bool can_decode() const;
@@ -87,15 +97,17 @@ class LlamaBlock : public Module {
 
  private:
   std::array<const Linear*, 7> linear_layers() const;
+  Tensor after_attention(const Tensor& x, const Tensor& attended) const;
 };
 
 /// All but the head: tokens (B, T) to features (B, T, width).
 class LlamaModel : public Module {
  public:
   explicit LlamaModel(const LlamaConfig& config);
-  Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
+  /// Not with both a cache and packed documents.
+  Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
   /// The same before the last norm.
-  Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
+  Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
   /// Whether a step of one position can be computed by LlamaBlock::decode(): by the cache's and the layers' properties.
   bool can_decode(const KeyValueCache& cache) const;
   /// Whether LlamaBlock::decode() is for `count` new positions: one, or many where a GPU has kernels for them.
@@ -125,7 +137,8 @@ class Llama : public Module {
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
   /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
   /// underflow.
-  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
+  /// With `packed`, documents do not see each other, and each has its own positions (not with dynamic scaling).
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
   /// The logits of the token after the last one only, (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 

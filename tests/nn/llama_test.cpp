@@ -3,6 +3,7 @@
 #include <mica/core/rng.h>
 #include <mica/nn/models/llama.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -87,6 +88,46 @@ TEST(Llama, LossAndCheckpoints) {
     loss.backward();
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       expect_close(llama.parameters()[i].grad(), gradients[i], 1e-5, 1e-7);
+    }
+  }
+}
+
+// Packed into one row, documents have the loss and the gradients that they have alone.
+TEST(Llama, PackedDocumentsDoNotSeeEachOther) {
+  for (const Device device : test_devices()) {
+    for (const bool checkpoint : {false, true}) {
+      manual_seed(6);
+      nn::LlamaConfig config = tiny();
+      config.qk_norm = config.checkpoint = checkpoint;
+      nn::Llama llama{config};
+      for (const Tensor& parameter : llama.parameters()) {
+        parameter.set_data(randn(parameter.shape()));
+      }
+      llama.to(device, float64);
+      const auto integers = [&](const std::vector<std::int64_t>& list) {
+        return from_data(list, {1, static_cast<std::int64_t>(list.size())}, device);
+      };
+      const Tensor alone = (llama.loss(integers({3, 1}), integers({1, 4})) * 2.0 +
+                            llama.loss(integers({5, 2, 6, 0}), integers({2, 6, 0, 1})) * 4.0) *
+                           (1.0 / 6);
+      alone.backward();
+      std::vector<std::vector<double>> gradients;
+      for (const Tensor& parameter : llama.parameters()) {
+        gradients.push_back(to_vector<double>(parameter.grad()));
+      }
+      llama.zero_grad();
+      const nn::PackedDocuments packed{.positions = integers({0, 1, 0, 1, 2, 3}),
+                                       .documents = integers({0, 0, 1, 1, 1, 1})};
+      const Tensor tokens = integers({3, 1, 5, 2, 6, 0}), targets = integers({1, 4, 2, 6, 0, 1});
+      const Tensor loss = llama.loss(tokens, targets, packed);
+      expect_close(loss, alone, 1e-12, 0);
+      loss.backward();
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        expect_close(llama.parameters()[i].grad(), gradients[i], 1e-10, 1e-12, llama.named_parameters()[i].first);
+      }
+      EXPECT_GT(std::abs(llama.loss(tokens, targets).item() - loss.item()), 1e-3);
+      expect_error([&] { llama.loss(tokens, targets, {.positions = integers({0}), .documents = {}}); },
+                   "Llama: expected positions and documents of shape [1, 6], got [1, 1]");
     }
   }
 }
