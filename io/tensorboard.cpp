@@ -191,6 +191,9 @@ EventWriter::EventWriter(const std::filesystem::path& folder, EventWriterOptions
   check(descriptor_ >= 0, "EventWriter: cannot create {}: {}", path_.string(), error_text(errno));
   try {
     write_record(Message().real(1, clock_()).text(3, "brain.Event:2").bytes());
+    if (options.resumed_at) {
+      write_session_start(*options.resumed_at);
+    }
   } catch (...) {
     ::close(descriptor_);
     throw;
@@ -231,12 +234,22 @@ void EventWriter::histogram(std::string_view tag, const Tensor& values, std::int
 
 // An Event with a Summary of one Value.
 void EventWriter::write_value(const std::string& value, std::int64_t step) {
+  write_event(step, 5, Message().text(1, value).bytes());
+}
+
+// An Event with a SessionLog.
+void EventWriter::write_session_start(std::int64_t step) {
+  constexpr int kStart = 1;  // SessionStatus
+  write_event(step, 7, Message().integer(1, kStart).bytes());
+}
+
+void EventWriter::write_event(std::int64_t step, int field, const std::string& what) {
   Message event;
   event.real(1, clock_());
   if (step != 0) {
     event.integer(2, step);
   }
-  write_record(event.message(5, Message().text(1, value)).bytes());
+  write_record(event.text(field, what).bytes());
 }
 
 void EventWriter::write_record(const std::string& data) {

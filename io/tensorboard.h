@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,9 @@ namespace mica::io {
 struct EventWriterOptions {
   /// The time of an event in seconds since 1970; the system's clock if empty.
   std::function<double()> clock{};
+  /// The first step of a run that goes on from a checkpoint: of what earlier files of the folder have at this step and
+  /// later ones, TensorBoard shows nothing. The run was stopped after its last checkpoint and takes those steps again.
+  std::optional<std::int64_t> resumed_at{};
 };
 
 /// Writes the scalars, texts and histograms of one run to a new file in a folder. An event is on its way to the disk
@@ -48,6 +52,8 @@ class EventWriter {
 
  private:
   void write_value(const std::string& value, std::int64_t step);
+  void write_session_start(std::int64_t step);
+  void write_event(std::int64_t step, int field, const std::string& what);
   void write_record(const std::string& data);
 
   std::filesystem::path path_;

@@ -58,7 +58,8 @@ class Results {
     metrics_.open(file("metrics.jsonl"), done > 0 ? std::ios::app : std::ios::trunc);
     check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
     if (!options.tensorboard.empty()) {
-      events_.emplace(options.tensorboard);
+      events_.emplace(options.tensorboard,
+                      io::EventWriterOptions{.resumed_at = options.resume ? std::optional(done + 1) : std::nullopt});
     }
   }
 
@@ -312,6 +313,7 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
     }
     std::optional<double> validation_loss;
     if (validates) {
+      const Trainer::Averages averages(trainer);
       validation_loss = trainer.validate();
       if (best.step == 0 || *validation_loss < best.loss) {
         check(std::isfinite(*validation_loss), "the validation loss became {} at step {}; a lower --lr may help",

@@ -98,6 +98,7 @@ class GivenOptions {
   std::uint64_t seed_ = 1;
   int threads_ = 0;
   int workers_ = 1;
+  double ema_ = 0;
   bool recompute_ = false;
   bool tf32_ = false;
   bool no_cuda_graph_ = false;
@@ -146,6 +147,12 @@ GivenOptions::GivenOptions()
   command_line.add_option("--warmup", warmup_, "Warm-up steps").at_least(0);
   command_line.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only").at_least(0);
   command_line.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping").at_least(0);
+  command_line
+      .add_option("--ema", ema_,
+                  "Decay of exponential moving averages of the weights, such as 0.999: validation and the saved model "
+                  "use these; 0: none")
+      .between(0, 0.999999)
+      .show_default();
   command_line.add_option("--eval-every", eval_every_, "Steps between validations").at_least(1);
   command_line.add_option("--tensorboard", tensorboard_,
                           "Folder for an event file of TensorBoard: losses, learning rate, norms and weights");
@@ -204,6 +211,7 @@ Options GivenOptions::options() const {
   options.seed = seed_;
   options.threads = threads_;
   options.workers = workers_;
+  options.ema = ema_;
   options.recompute = recompute_;
   options.tf32 = tf32_;
   options.cuda_graph = !no_cuda_graph_;

@@ -36,6 +36,7 @@ struct Options : Recipe {
   std::uint64_t seed;
   int threads;                    // 0: as many as there are cores
   int workers;                    // threads that prepare batches
+  double ema;                     // decay of the averages of the weights; 0: none
   bool recompute;                 // the activations of each block in backward
   bool tf32;                      // use TF32 for float32 products on a GPU
   bool cuda_graph;                // replay steps from a CUDA graph

@@ -83,6 +83,9 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
   if (parameters_.front().dtype() == float16) {
     scaler_.emplace();
   }
+  if (options.ema > 0) {
+    ema_.emplace(parameters_, options.ema);
+  }
   loader_.emplace(windows_, loading_);
   const std::int64_t most = std::max<std::int64_t>(1, validation_tokens / options.context);
   for (const io::Batch& batch : io::even_windows(validation, options.context, options.batch, most)) {
@@ -103,6 +106,9 @@ io::TrainingCheckpoint Trainer::checkpoint() const {
   if (scaler_) {
     checkpoint.parts["scaler"] = scaler_->state_dict();
   }
+  if (ema_) {
+    checkpoint.parts["ema"] = ema_->state_dict();
+  }
   return checkpoint;
 }
 
@@ -111,6 +117,9 @@ void Trainer::resume(const io::TrainingCheckpoint& checkpoint) {
   optimizer_.load_state_dict(checkpoint.part("optimizer"));
   if (scaler_) {
     scaler_->load_state_dict(checkpoint.part("scaler"));
+  }
+  if (ema_) {
+    ema_->load_state_dict(checkpoint.part("ema"));
   }
   loading_.start = checkpoint.data;
   loader_.emplace(windows_, loading_);
@@ -161,6 +170,9 @@ void Trainer::compute() {
   norm_ = optimizer_.step({.max_grad_norm = clip_, .scaler = scaler_ ? &*scaler_ : nullptr});
   if (scaler_) {
     scaler_->update();
+  }
+  if (ema_) {
+    ema_->update();
   }
 }
 

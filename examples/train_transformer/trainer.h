@@ -13,6 +13,7 @@
 #include <mica/io/training_checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/optim/adamw.h>
+#include <mica/optim/ema.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/schedule.h>
 
@@ -60,6 +61,23 @@ class Trainer {
   /// The mean loss over the validation windows.
   double validate();
 
+  /// With --ema, the model has the averages of its weights while such an object lives. No step may be taken meanwhile.
+  class Averages {
+   public:
+    explicit Averages(Trainer& trainer) : trainer_(trainer) { exchange(); }
+    ~Averages() { exchange(); }
+    Averages(const Averages&) = delete;
+    Averages& operator=(const Averages&) = delete;
+
+   private:
+    void exchange() {
+      if (trainer_.ema_) {
+        trainer_.ema_->swap();
+      }
+    }
+    Trainer& trainer_;
+  };
+
   /// With false, the following steps do not use a CUDA graph.
   void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
   /// Why the requested CUDA graph is not used; empty otherwise.
@@ -88,6 +106,7 @@ class Trainer {
   mica::optim::CosineSchedule schedule_;
   mica::optim::AdamW optimizer_;
   std::optional<mica::optim::GradScaler> scaler_;
+  std::optional<mica::optim::Ema> ema_;
   mica::io::TokenWindows windows_;
   mica::io::DataLoaderOptions loading_;
   std::optional<mica::io::DataLoader> loader_;

@@ -47,6 +47,9 @@ constexpr const char* kExpected =
     "2a4109000000000000104011000000000000104019000000000000004021000000000000204029000000000000404032"
     "0800000000000010403a0800000000000000402c82fc192b00000000000000861bc34b0900000000007c8f4010092a1e"
     "0a1c0a046e6f6e652a14320800000000000000003a080000000000000000f517d6e2";
+constexpr const char* kExpectedOfResumed =
+    "1800000000000000a37f4b22090000000000469f401a0d627261696e2e4576656e743a322f481a1e0f00000000000000"
+    "6d532b090900000000004a9f4010073a0208016a89b4d8";
 
 class EventWriterTest : public testing::Test {
  protected:
@@ -74,6 +77,12 @@ TEST_F(EventWriterTest, WritesTheBytesOfTensorBoard) {
   events.histogram("constant", full({2}, 4.0, bfloat16), 8);
   events.histogram("none", full({1, 3}, NAN), 9);
   EXPECT_EQ(hexadecimal(contents(events.path())), kExpected);
+}
+
+TEST_F(EventWriterTest, AResumedRunReplacesItsLaterSteps) {
+  double now = 1999.5;
+  const io::EventWriter events(folder, {.clock = [&] { return ++now; }, .resumed_at = 7});
+  EXPECT_EQ(hexadecimal(contents(events.path())), kExpectedOfResumed);
 }
 
 TEST_F(EventWriterTest, HistogramsOfAnyTensor) {

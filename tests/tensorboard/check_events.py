@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -70,3 +71,26 @@ with tempfile.TemporaryDirectory() as folder:
                 assert h.min <= h.bucket_limit[0] and h.bucket_limit[-1] == h.max and np.all(np.diff(h.bucket_limit) > 0)
                 assert h.min <= h.sum / h.num <= h.max
     print(f"TensorBoard reads {len(events)} events: {len(metrics)} steps, {histograms} histograms, the text {text!r}")
+
+# A run that was killed after its last checkpoint and resumed: TensorBoard shows each step once.
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    command = [sys.argv[1], "--data", folder / "text.txt", "--out", folder / "out", "--tensorboard", folder / "runs",
+               "--checkpoint", folder / "checkpoints",
+               *"--device cpu --dtype float32 --steps 400 --batch 4 --context 16 --layers 1 --heads 2 --width 16 "
+                "--eval-every 100 --checkpoint-every 50 --resume --sample 0".split()]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    metrics = folder / "out/metrics.jsonl"
+    while not any(folder.glob("checkpoints/checkpoint-*")) or len(metrics.read_text().splitlines()) < 80:
+        time.sleep(0.005)
+    first.kill()
+    first.wait()
+    killed_at = len(metrics.read_text().splitlines())
+    again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "resumed after step" in again, again
+    accumulator = EventAccumulator(str(folder / "runs"), size_guidance=SIZE_GUIDANCE)
+    accumulator.Reload()
+    steps = [e.step for e in accumulator.Scalars("loss/train")]
+    assert steps == list(range(1, 401)), steps
+    print(f"killed at step {killed_at}, {again[again.index('resumed'):].splitlines()[0]}: TensorBoard shows each step once")

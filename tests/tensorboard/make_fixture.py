@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the event file of tests/io/tensorboard_test.cpp, as TensorBoard's own classes write it, in hexadecimal.
+"""Prints the event files of tests/io/tensorboard_test.cpp, as TensorBoard's own classes write it, in hexadecimal.
 
 Needs the packages tensorboard and numpy.
 """
@@ -7,7 +7,7 @@ Needs the packages tensorboard and numpy.
 import io
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -44,10 +44,16 @@ events = [
     event(1006.5, 8, histogram("constant", [4.0, 4.0])),
     event(1007.5, 9, Summary.Value(tag="none", histo=HistogramProto(bucket_limit=[0], bucket=[0]))),
 ]
-file = io.BytesIO()
-writer = RecordWriter(file)
-for e in events:
-    writer.write(e.SerializeToString(deterministic=True))
-data = file.getvalue()
-for at in range(0, len(data), 48):
-    print(f'    "{data[at:at + 48].hex()}"')
+resumed = [
+    Event(wall_time=2001.5, file_version="brain.Event:2"),
+    Event(wall_time=2002.5, step=7, session_log=SessionLog(status=SessionLog.START)),
+]
+for name, list_of_events in [("kExpected", events), ("kExpectedOfResumed", resumed)]:
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for e in list_of_events:
+        writer.write(e.SerializeToString(deterministic=True))
+    data = file.getvalue()
+    print(name)
+    for at in range(0, len(data), 48):
+        print(f'    "{data[at:at + 48].hex()}"')

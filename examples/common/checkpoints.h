@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <mica/io/training_checkpoint.h>
+
+struct CheckpointOptions {
+  std::string folder;      // empty: none
+  std::int64_t every = 0;  // steps
+  int keep = 2;            // newest checkpoints
+  bool resume = false;     // go on from the newest checkpoint
+};
+
+/// The checkpoints of a program's run: --checkpoint, --checkpoint-every, --keep and --resume. Without a folder, it does
+/// nothing.
+class RunCheckpoints {
+ public:
+  /// `settings` are those that determine the run's bits. Throws if the folder has checkpoints and --resume is not
+  /// given.
+  RunCheckpoints(const char* program, const CheckpointOptions& options, mica::io::Metadata settings);
+
+  /// Passes the newest checkpoint to `restore` if there is one; returns whether there is. Throws if its settings
+  /// differ.
+  bool resume(const std::function<void(const mica::io::TrainingCheckpoint&)>& restore);
+
+  bool on() const { return folder_.has_value(); }
+  /// Whether to call save() after step `number`. If the last checkpoint is still being written then, it is postponed.
+  bool is_due(std::int64_t number);
+  /// Starts to write a checkpoint. Adds the settings.
+  void save(mica::io::TrainingCheckpoint checkpoint);
+  /// Waits for the last checkpoint. Throws if it could not be written.
+  void finish();
+
+ private:
+  const char* program_;
+  std::optional<mica::io::CheckpointFolder> folder_;
+  mica::io::Metadata settings_;
+  std::int64_t every_;
+  bool due_ = false;
+};
