@@ -7,10 +7,23 @@
 
 namespace mica::nn {
 
+LoRALinear::LoRALinear(std::int64_t in, std::int64_t out, const LoraOptions& lora, LinearOptions options)
+    : LoRALinear(Linear(in, out, options), lora) {}
+
+LoRALinear::LoRALinear(const Linear& linear, const LoraOptions& lora)
+    : Linear(linear.is_quantized() ? Linear(linear.quantized, linear.bias) : Linear(linear.weight, linear.bias)) {
+  check(!linear.has_lora(), "LoRALinear: the layer has an adapter already");
+  for (const Tensor& parameter : parameters()) {
+    parameter.requires_grad_(false);
+  }
+  add_lora(lora);
+}
+
 std::vector<AdaptedLayer> linear_layers(Module& model) {
   std::vector<AdaptedLayer> layers;
   for (const NamedModule& module : model.named_modules()) {
-    if (module.type != nullptr && (*module.type == typeid(Linear) || *module.type == typeid(QuantizedLinear))) {
+    if (module.type != nullptr && (*module.type == typeid(Linear) || *module.type == typeid(QuantizedLinear) ||
+                                   *module.type == typeid(LoRALinear))) {
       layers.push_back({module.name, static_cast<Linear*>(module.module)});
     }
   }

@@ -11,6 +11,16 @@ namespace mica::nn {
 // Low-rank adaptation of a model's linear layers (Hu et al., 2021, arXiv:2106.09685): see Linear::add_lora().
 // io/adapter.h saves and loads adapters as Hugging Face's PEFT does.
 
+/// A linear layer with an adapter from the beginning, whose weight and bias are frozen. add_lora() gives the layers of
+/// an existing model the same adapters without replacing them, so both are Linear::add_lora().
+class LoRALinear : public Linear {
+ public:
+  /// The weight and the bias start as Linear's; load_state_dict() replaces them.
+  LoRALinear(std::int64_t in, std::int64_t out, const LoraOptions& lora = {}, LinearOptions options = {});
+  /// Uses the weight, quantized or not, and the bias of `linear`, and freezes them.
+  explicit LoRALinear(const Linear& linear, const LoraOptions& lora = {});
+};
+
 /// Adds adapters to the linear layers whose names match a pattern (* stands for any characters, ? for one), and freezes
 /// all of the model's other parameters: they no longer require a gradient. Returns the names of the layers.
 ///

@@ -53,6 +53,30 @@ TEST(Lora, IsItsDefinition) {
   }
 }
 
+TEST(Lora, ALinearWithAnAdapterFromTheBeginning) {
+  manual_seed(4);
+  const nn::Linear plain(32, 4);
+  nn::Linear rounded(plain.weight, plain.bias);
+  rounded.quantize({.bits = 8});
+  const Tensor x = randn({3, 32});
+  for (const nn::Linear* const linear : {&plain, static_cast<const nn::Linear*>(&rounded)}) {
+    const Tensor before = (*linear)(x);
+    nn::LoRALinear layer(*linear, {.rank = 2, .alpha = 6});
+    expect_close(layer(x), before, 0, 0);
+    EXPECT_EQ(layer.is_quantized(), linear->is_quantized());
+    EXPECT_EQ(nn::trainable_parameters(layer).size(), 2u);
+    EXPECT_EQ(nn::adapted_layers(layer).size(), 1u);
+    layer.lora_b.set_data(ones({4, 2}));
+    expect_close(layer(x), before + matmul(matmul(x, transpose(layer.lora_a, 0, 1)), ones({2, 4})) * 3, 1e-5, 1e-5);
+    expect_error([&] { nn::LoRALinear again(static_cast<const nn::Linear&>(layer)); },
+                 "LoRALinear: the layer has an adapter already");
+  }
+  const nn::LoRALinear alone(5, 4, {.rank = 3}, {.bias = false});
+  EXPECT_EQ(alone.lora_a.shape(), (Shape{3, 5}));
+  EXPECT_FALSE(alone.bias.defined());
+  EXPECT_FALSE(alone.weight.requires_grad());
+}
+
 TEST(Lora, DropsItsInputInTraining) {
   manual_seed(2);
   nn::Linear layer(50, 3, {.bias = false});
