@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -203,24 +204,54 @@ Examples read_examples(const std::filesystem::path& path, const io::Tokenizer& t
   return result;
 }
 
-TokenBatch batch_of(std::span<const Example* const> examples, Device device) {
+TokenBatch batch_of(std::span<const Example* const> examples, bool pack, Device device) {
+  const auto length_of = [](const Example& example) { return static_cast<std::int64_t>(example.tokens.size()) - 1; };
   std::int64_t longest = 0;
   for (const Example* const example : examples) {
-    longest = std::max(longest, static_cast<std::int64_t>(example->tokens.size()) - 1);
+    longest = std::max(longest, length_of(*example));
   }
-  const auto rows = static_cast<std::int64_t>(examples.size());
-  const Tensor inputs = zeros({rows, longest}, int64), targets = full({rows, longest}, kIgnored, int64);
+  // Where each example goes: into the first row that has room for it, the long ones first.
+  struct Place {
+    const Example* example;
+    std::int64_t row, column;
+  };
+  std::vector<Place> places;
+  std::vector<std::int64_t> used;  // of each row
+  std::vector<const Example*> order(examples.begin(), examples.end());
+  if (pack) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Example* a, const Example* b) { return length_of(*a) > length_of(*b); });
+  }
+  for (const Example* const example : order) {
+    const std::int64_t length = length_of(*example);
+    auto row =
+        pack ? std::find_if(used.begin(), used.end(), [&](auto n) { return n + length <= longest; }) : used.end();
+    if (row == used.end()) {
+      row = used.insert(used.end(), 0);
+    }
+    places.push_back({example, row - used.begin(), *row});
+    *row += length;
+  }
+
+  const Shape shape{static_cast<std::int64_t>(used.size()), longest};
+  const Tensor inputs = zeros(shape, int64), targets = full(shape, kIgnored, int64);
+  const Tensor positions = zeros(shape, int64), documents = full(shape, -1, int64);
   TokenBatch batch;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const Example& example = *examples[static_cast<std::size_t>(row)];
-    const auto predicting = static_cast<std::int64_t>(example.tokens.size()) - 1;
-    std::copy_n(example.tokens.begin(), predicting, inputs.data<std::int64_t>() + row * longest);
+  std::int64_t document = 0;
+  for (const auto& [example, row, column] : places) {
+    const std::int64_t begin = row * longest + column, length = length_of(*example);
+    std::copy_n(example->tokens.begin(), length, inputs.data<std::int64_t>() + begin);
     // Position first − 1 predicts the first token that is learned.
-    std::copy(example.tokens.begin() + example.first, example.tokens.end(),
-              targets.data<std::int64_t>() + row * longest + example.first - 1);
-    batch.learned += example.learned();
+    std::copy(example->tokens.begin() + example->first, example->tokens.end(),
+              targets.data<std::int64_t>() + begin + example->first - 1);
+    std::iota(positions.data<std::int64_t>() + begin, positions.data<std::int64_t>() + begin + length, 0);
+    std::fill_n(documents.data<std::int64_t>() + begin, length, document++);
+    batch.learned += example->learned();
   }
   batch.inputs = inputs.to(device);
   batch.targets = targets.to(device);
+  if (pack) {
+    batch.packed = {.positions = positions.to(device), .documents = documents.to(device)};
+  }
   return batch;
 }

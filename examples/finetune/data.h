@@ -8,6 +8,7 @@
 
 #include <mica/core/tensor.h>
 #include <mica/io/tokenizer.h>
+#include <mica/nn/packed_documents.h>
 
 /// A sequence to learn.
 struct Example {
@@ -38,8 +39,12 @@ Examples read_examples(const std::filesystem::path& path, const mica::io::Tokeni
 
 /// Examples side by side: inputs and targets (B, T), int64, as long as the longest. What is not to be learned has the
 /// target −100, which cross_entropy ignores; attention is causal, so padding behind an example changes nothing.
+///
+/// With `pack`, short examples share rows, which are fewer then: `packed` keeps their attention and positions apart, so
+/// the loss is the same.
 struct TokenBatch {
   mica::Tensor inputs, targets;
+  mica::nn::PackedDocuments packed;
   std::int64_t learned = 0;  // tokens
 };
-TokenBatch batch_of(std::span<const Example* const> examples, mica::Device device);
+TokenBatch batch_of(std::span<const Example* const> examples, bool pack, mica::Device device);

@@ -1,6 +1,7 @@
 // Fine-tunes a language model of Hugging Face by low-rank adapters (LoRA), on quantized weights if asked to (QLoRA).
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "examples/common/checkpoints.h"
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/common/progress_bar.h"
@@ -32,6 +34,7 @@
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/schedule.h>
@@ -61,8 +64,12 @@ Split split_of(const std::vector<Example>& examples, double part) {
 /// Batches of examples, in another order in each epoch, without an end.
 class Batches {
  public:
-  Batches(const std::vector<const Example*>& examples, std::int64_t batch, std::uint64_t seed, Device device)
-      : examples_(examples), batch_(batch), seed_(seed), device_(device) {}
+  Batches(const std::vector<const Example*>& examples, const Options& options, Device device)
+      : examples_(examples), batch_(options.batch), seed_(options.seed), pack_(options.pack), device_(device) {}
+
+  /// The examples so far, and how a resumed run goes on behind them.
+  std::int64_t used() const { return used_; }
+  void skip_to(std::int64_t used) { used_ = used; }
 
   TokenBatch next() {
     const auto size = static_cast<std::int64_t>(examples_.size());
@@ -71,15 +78,16 @@ class Batches {
       const io::Permutation order(size, io::mix_seeds(seed_, static_cast<std::uint64_t>(used_ / size)));
       chosen.push_back(examples_[static_cast<std::size_t>(order(used_ % size))]);
     }
-    return batch_of(chosen, device_);
+    return batch_of(chosen, pack_, device_);
   }
 
  private:
   const std::vector<const Example*>& examples_;
   std::int64_t batch_;
   std::uint64_t seed_;
+  bool pack_;
   Device device_;
-  std::int64_t used_ = 0;  // examples so far
+  std::int64_t used_ = 0;
 };
 
 // Training.
@@ -102,16 +110,16 @@ struct Schedule {
 
 /// The mean loss of all tokens that are learned.
 template <class Model>
-double evaluate(Model& model, const std::vector<const Example*>& examples, std::int64_t batch, Device device) {
+double evaluate(Model& model, const std::vector<const Example*>& examples, const Options& options, Device device) {
   const autograd::NoGrad no_grad;
   model.eval();
   ProgressTask progress("evaluating", static_cast<std::int64_t>(examples.size()));
   double sum = 0;
   std::int64_t tokens = 0;
   for (std::size_t at = 0; at < examples.size();) {
-    const std::size_t count = std::min(static_cast<std::size_t>(batch), examples.size() - at);
-    const TokenBatch b = batch_of(std::span(examples).subspan(at, count), device);
-    sum += model.loss(b.inputs, b.targets).item() * static_cast<double>(b.learned);
+    const std::size_t count = std::min(static_cast<std::size_t>(options.batch), examples.size() - at);
+    const TokenBatch b = batch_of(std::span(examples).subspan(at, count), options.pack, device);
+    sum += model.loss(b.inputs, b.targets, b.packed).item() * static_cast<double>(b.learned);
     tokens += b.learned;
     at += count;
     progress.advance(static_cast<std::int64_t>(count));
@@ -124,7 +132,62 @@ struct Outcome {
   double loss = std::numeric_limits<double>::quiet_NaN();  // the best validation loss, or the last training loss
   std::int64_t step = 0;                                   // after which the adapter was saved
   bool complete = false;                                   // all steps were taken
+  std::int64_t steps = 0;                                  // taken
 };
+
+/// The settings on which the adapter's bits depend.
+template <class Model>
+io::Metadata settings_of(const Model& model, const Split& split, const Options& o, const Schedule& schedule,
+                         std::int64_t eval_every, Device device) {
+  const auto text = [](auto value) { return fmt::format("{}", value); };
+  std::uint64_t sum = 0;
+  for (const std::vector<const Example*>* const examples : {&split.training, &split.validation}) {
+    for (const Example* const example : *examples) {
+      sum = io::mix_seeds(sum, static_cast<std::uint64_t>(example->first));
+      for (const std::int64_t token : example->tokens) {
+        sum = io::mix_seeds(sum, static_cast<std::uint64_t>(token));
+      }
+    }
+  }
+  return {{"model", o.model},
+          {"dtype", text(model.parameters().front().dtype())},
+          {"bits", text(o.bits.value_or(0))},
+          {"device", device.is_cpu() ? "cpu" : "cuda"},
+          {"rank", text(o.lora.rank)},
+          {"alpha", text(o.lora.alpha)},
+          {"dropout", text(o.lora.dropout)},
+          {"target", fmt::format("{}", fmt::join(o.targets, ","))},
+          {"steps", text(schedule.total)},
+          {"batch", text(o.batch)},
+          {"accumulate", text(o.accumulate)},
+          {"pack", text(o.pack)},
+          {"lr", text(o.lr)},
+          {"schedule", o.schedule},
+          {"warmup", text(schedule.warmup)},
+          {"weight-decay", text(o.weight_decay)},
+          {"clip", text(o.clip)},
+          {"eval-every", text(eval_every)},  // the best adapter is one of those
+          {"seed", text(o.seed)},
+          {"data", fmt::format("{} and {} examples, fingerprint {:016x}", split.training.size(),
+                               split.validation.size(), sum)}};
+}
+
+/// The adapters' parameters, by their names in the model.
+template <class Model>
+StateDict trained_state(const Model& model) {
+  StateDict state;
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    if (parameter.requires_grad()) {
+      state.emplace(name, parameter);
+    }
+  }
+  return state;
+}
+
+double number_in(const StateDict& state, const char* name) {
+  check(state.contains(name), "it was not written by finetune");
+  return state.at(name).item();
+}
 
 template <class Model>
 Outcome train(Model& model, const Split& split, const Options& options, Device device,
@@ -137,26 +200,68 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
                           total};
   const double clip = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
 
-  std::optional<io::EventWriter> events;
-  if (!options.tensorboard.empty()) {
-    events.emplace(options.tensorboard);
-  }
   optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = options.lr, .weight_decay = options.weight_decay});
-  Batches batches(split.training, options.batch, options.seed, device);
+  Batches batches(split.training, options, device);
   const bool validates = !split.validation.empty();
   Outcome outcome;
   double best = std::numeric_limits<double>::infinity();
-  if (validates) {
-    const double before = evaluate(model, split.validation, options.batch, device);
+
+  CheckpointOptions checkpointing = options.checkpoint;
+  checkpointing.every = options.checkpoint_every.value_or(eval_every);
+  RunCheckpoints checkpoints("finetune", checkpointing,
+                             settings_of(model, split, options, schedule, eval_every, device));
+  std::int64_t done = 0;
+  checkpoints.resume([&](const io::TrainingCheckpoint& saved) {
+    const StateDict& progress = saved.part("progress");
+    outcome = {.loss = number_in(progress, "loss"), .step = static_cast<std::int64_t>(number_in(progress, "step"))};
+    batches.skip_to(static_cast<std::int64_t>(number_in(progress, "examples")));
+    const StateDict& adapter = saved.part("adapter");
+    for (const auto& [name, parameter] : trained_state(model)) {
+      check(adapter.contains(name) && adapter.at(name).shape() == parameter.shape(), "it lacks {} of shape {}", name,
+            parameter.shape());
+      const autograd::NoGrad no_grad;
+      copy_(parameter, adapter.at(name));
+    }
+    optimizer.load_state_dict(saved.part("optimizer"));
+    set_rng_state(saved.random);
+    done = saved.step;
+    best = validates && outcome.step > 0 ? outcome.loss : best;
+  });
+  const auto checkpoint_of = [&](std::int64_t step) {
+    io::TrainingCheckpoint checkpoint{.step = step, .parts = {}, .random = rng_state(), .data = {}, .settings = {}};
+    checkpoint.parts["adapter"] = trained_state(model);
+    checkpoint.parts["optimizer"] = optimizer.state_dict();
+    checkpoint.parts["progress"] = {{"loss", from_data({outcome.loss}, Shape{})},
+                                    {"step", from_data({outcome.step}, Shape{})},
+                                    {"examples", from_data({batches.used()}, Shape{})}};
+    return checkpoint;
+  };
+  check(!validates || outcome.step == 0 || std::filesystem::exists(options.out),
+        "{}, the best adapter until step {}, is missing: give the --out of the run that is to be resumed", options.out,
+        done);
+  if (done > 0) {
+    fmt::print("resumed after step {}\n", done);
+  } else if (options.checkpoint.resume) {
+    fmt::print("{} has no complete checkpoint: starting at step 1\n", options.checkpoint.folder);
+  }
+
+  std::optional<io::EventWriter> events;
+  if (!options.tensorboard.empty()) {
+    const auto resumed_at = options.checkpoint.resume ? std::optional(done > 0 ? done + 1 : 0) : std::nullopt;
+    events.emplace(options.tensorboard, io::EventWriterOptions{.resumed_at = resumed_at});
+  }
+  if (validates && done == 0) {
+    const double before = evaluate(model, split.validation, options, device);
     fmt::print("validation loss before training: {:.4f}\n", before);
     if (events) {
       events->scalar("loss/validation", before, 0);
     }
   }
   model.train();
-  Progress progress(total);
-  bool complete = false, last = false;
-  for (std::int64_t step = 1; !last; ++step) {
+  Progress progress(total, done);
+  bool complete = done == total, last = complete;
+  outcome.steps = done;
+  for (std::int64_t step = done + 1; !last; ++step) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<TokenBatch> parts;
     std::int64_t learned = 0, read = 0;
@@ -171,7 +276,7 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
     for (const TokenBatch& part : parts) {
       // Each token counts the same, whichever batch it is in.
       const double share = static_cast<double>(part.learned) / static_cast<double>(learned);
-      const Tensor mean = model.loss(part.inputs, part.targets);
+      const Tensor mean = model.loss(part.inputs, part.targets, part.packed);
       mean.backward(full({}, share, mean.dtype(), device));
       loss += share * mean.detach().item();
     }
@@ -181,9 +286,11 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
 
     complete = step == total;
     last = complete || interrupted;
+    // A run that is to be resumed validates when a run that is not stopped does, and then has the same best adapter.
+    const bool ends = complete || (last && !checkpoints.on());
     std::optional<double> validation;
-    if (validates && (step % eval_every == 0 || last)) {
-      validation = evaluate(model, split.validation, options.batch, device);
+    if (validates && (step % eval_every == 0 || ends)) {
+      validation = evaluate(model, split.validation, options, device);
       if (*validation < best) {
         best = *validation;
         outcome = {.loss = best, .step = step};
@@ -192,6 +299,10 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
     }
     if (!validates) {
       outcome = {.loss = loss, .step = step};
+    }
+    outcome.steps = step;
+    if (checkpoints.is_due(step) || (last && checkpoints.on())) {
+      checkpoints.save(checkpoint_of(step));
     }
     if (events) {
       events->scalar("loss/train", loss, step);
@@ -211,6 +322,7 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
   if (!validates) {
     save();
   }
+  checkpoints.finish();
   outcome.complete = complete;
   return outcome;
 }
@@ -286,8 +398,16 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
 
   const Outcome outcome =
       train(model, split, options, device, [&] { io::save_adapter(model, options.out, options.model); });
-  fmt::print("{}; {} loss {:.4f} at step {}\nwrote {}\n", outcome.complete ? "done" : "stopped",
-             split.validation.empty() ? "training" : "best validation", outcome.loss, outcome.step, options.out);
+  const char* const end = outcome.complete ? "done" : "stopped";
+  if (outcome.step > 0) {
+    fmt::print("{}; {} loss {:.4f} at step {}\nwrote {}\n", end,
+               split.validation.empty() ? "training" : "best validation", outcome.loss, outcome.step, options.out);
+  } else {
+    fmt::print("{} before the first validation\n", end);
+  }
+  if (!outcome.complete && !options.checkpoint.folder.empty()) {
+    fmt::print("stopped at step {}; the same command with --resume goes on\n", outcome.steps);
+  }
 }
 
 void run(const Options& options) {

@@ -74,6 +74,15 @@ int run_with_options(int argc, char** argv, const std::function<void(const Optio
   line.add_option("--threads", o.threads, "CPU threads; 0 uses every core").between(0, 1024);
   line.add_option("--seed", o.seed, "Random seed").between(0, 1e18).show_default();
   line.add_flag("--recompute", o.recompute, "Recompute the activations of each block in backward, to save memory");
+  line.add_flag("--pack", o.pack, "Let short examples share rows: the same losses in less time");
+  line.add_option("--checkpoint", o.checkpoint.folder,
+                  "Folder for checkpoints, from which --resume goes on with the same bits as a run that was never "
+                  "stopped (default: none)");
+  line.add_option("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints (default: --eval-every)")
+      .at_least(1);
+  line.add_option("--keep", o.checkpoint.keep, "Checkpoints to keep, the newest ones").between(1, 1e6).show_default();
+  line.add_flag("--resume", o.checkpoint.resume,
+                "Go on from the newest complete checkpoint, with the same settings; without one, begin");
   line.add_option("--tensorboard", o.tensorboard, "Folder for an event file of TensorBoard: losses, rates and norms");
   return line.run(argc, argv, [&] {
     if (o.bits && *o.bits != 8 && *o.bits != 4) {
@@ -81,6 +90,11 @@ int run_with_options(int argc, char** argv, const std::function<void(const Optio
     }
     if (o.out.empty()) {
       throw UsageError("--out: expected a folder, got nothing");
+    }
+    for (const char* name : {"--checkpoint-every", "--keep", "--resume"}) {
+      if (o.checkpoint.folder.empty() && line.given(name)) {
+        throw UsageError(fmt::format("{}: expected --checkpoint FOLDER with it", name));
+      }
     }
     o.targets = split_at_commas(targets);
     body(o);

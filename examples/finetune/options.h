@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/common/checkpoints.h"
 #include <mica/nn/linear.h>
 
 /// The settings of a run.
@@ -35,7 +36,11 @@ struct Options {
   std::string device = "auto";
   int threads = 0;  // 0: as many as there are cores
   std::uint64_t seed = 1;
+  bool pack = false;       // short examples share rows
   bool recompute = false;  // recompute the activations of each block in backward
+
+  CheckpointOptions checkpoint;
+  std::optional<std::int64_t> checkpoint_every;  // steps; none: as validations
 
   std::string tensorboard;  // folder for an event file; empty: none
 };

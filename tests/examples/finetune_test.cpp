@@ -74,9 +74,19 @@ class Finetune : public testing::Test {
     std::ofstream(folder / name, std::ios::binary) << text;
   }
 
+  static std::string command_of(const std::string& options, const std::string& program) {
+    return program + " --model model --device cpu --dtype float32 --threads 1 " + options;
+  }
+
   Outcome run(const std::string& options, const std::string& program = "finetune") const {
-    return testing_support::run_program(folder, programs,
-                                        program + " --model model --device cpu --dtype float32 --threads 1 " + options);
+    return testing_support::run_program(folder, programs, command_of(options, program));
+  }
+
+  /// Starts finetune and kills it after `seconds`.
+  void run_and_kill(const std::string& options, const char* seconds) const {
+    const std::string line = fmt::format("cd '{}' && timeout -s KILL {} '{}'/{} >killed.txt 2>&1", folder.string(),
+                                         seconds, programs.string(), command_of(options, "finetune"));
+    EXPECT_NE(std::system(line.c_str()), -1);
   }
 
   nn::Llama model() const { return io::load_pretrained<nn::Llama>(folder / "model", {.dtype = float32}); }
@@ -212,6 +222,38 @@ TEST_F(Finetune, AccumulatesBatchesAndDependsOnTheSeedAlone) {
   ASSERT_EQ(texts.status, 0) << texts.err;
   const double examples = number_behind(texts.out, "texts.jsonl, ");
   EXPECT_GT(examples, 2);
+}
+
+// Stopped by a signal, or by SIGKILL at any moment, and resumed: the bits of a run that was not stopped.
+TEST_F(Finetune, ResumesWithTheSameBits) {
+  const std::string common =
+      "--data sums.jsonl --steps 24 --batch 4 --lr 0.02 --dropout 0.1 --pack --validation 0.2 --eval-every 5 "
+      "--checkpoint-every 1 --resume ";
+  const std::string file = "adapter_model.safetensors", last = "checkpoint-000000024.safetensors";
+  ASSERT_EQ(run(common + "--out whole --checkpoint whole.c").status, 0);
+  const std::string killed = common + "--out run --checkpoint run.c";
+  for (const char* const moment : {"0.05", "0.1", "0.2", "0.3"}) {
+    run_and_kill(killed, moment);
+  }
+  const Outcome end = run(killed);
+  ASSERT_EQ(end.status, 0) << end.err;
+  EXPECT_TRUE(contents(folder / "run" / file) == contents(folder / "whole" / file)) << end.out;
+  EXPECT_TRUE(contents(folder / "run.c" / last) == contents(folder / "whole.c" / last)) << end.out;
+  const Outcome again = run(killed);  // nothing is left to do
+  EXPECT_NE(again.out.find("resumed after step 24"), std::string::npos) << again.out << again.err;
+  EXPECT_TRUE(contents(folder / "run" / file) == contents(folder / "whole" / file));
+  expect_refusal(killed + " --rank 3", 1, "rank: 8 in the checkpoint, 3 now");
+  expect_refusal("--data sums.jsonl --checkpoint run.c", 1, "run.c has checkpoints of another run");
+  expect_refusal("--data sums.jsonl --resume", 2, "--resume: expected --checkpoint FOLDER with it");
+}
+
+TEST_F(Finetune, PackingChangesNoLoss) {
+  const std::string plain = "--data sums.jsonl --steps 4 --batch 8 --lr 0.01 --validation 0.2 --eval-every 2 ";
+  const Outcome one = run(plain + "--out one"), packed = run(plain + "--pack --recompute --out packed");
+  ASSERT_EQ(packed.status, 0) << packed.err;
+  for (const char* const what : {"before training: ", "best validation loss "}) {
+    EXPECT_NEAR(number_behind(one.out, what), number_behind(packed.out, what), 2e-4);
+  }
 }
 
 TEST_F(Finetune, Refuses) {
