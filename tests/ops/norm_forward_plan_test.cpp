@@ -78,7 +78,6 @@ void check_staged(const NormShape& s, const NormForwardPlan& p) {
       ASSERT_LE(p.threads, kStagedBlock);
       ASSERT_LE(p.blocks, 16);
       break;
-    case RowTeam::blocks: FAIL();
   }
   const std::int64_t of_tile = p.team == RowTeam::cluster ? 2 * p.slab : p.tile_rows * s.columns;
   ASSERT_GE(p.tile_rows, 1);
@@ -107,7 +106,8 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_LE(p.blocks, 16) << what;
       return;
     }
-    ASSERT_GE(std::int64_t{p.threads} * p.packs * p.pack * p.blocks, s.columns) << what;
+    ASSERT_GE(std::int64_t{p.threads} * p.packs * p.pack, s.columns) << what;
+    ASSERT_EQ(p.blocks, 1) << what;
     ASSERT_EQ(p.slab, p.threads * p.packs * p.pack) << what;
     const int most = p.team != RowTeam::block ? kForwardBlock / 2 : p.teams > 1 ? kSharingBlock : kForwardBlock;
     ASSERT_LE(p.threads * p.teams, most) << what;
@@ -115,10 +115,6 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       case RowTeam::lanes: ASSERT_TRUE(p.threads == 8 || p.threads == 16) << what; break;
       case RowTeam::warp: ASSERT_EQ(p.threads, 32) << what; break;
       case RowTeam::block: ASSERT_EQ(p.threads % 32, 0) << what; break;
-      case RowTeam::blocks:
-        ASSERT_GT(p.blocks, 1) << what;
-        ASSERT_LE(p.blocks, s.multiprocessors / 2) << what;  // they wait for each other
-        break;
       case RowTeam::cluster: FAIL() << what;
     }
     if (p.stays) {
@@ -194,7 +190,6 @@ std::string name_of(const NormForwardPlan& p) {
     case RowTeam::lanes: return fmt::format("{} lanes | held", p.threads);
     case RowTeam::warp: return "a warp | held";
     case RowTeam::block: return "a block | held";
-    case RowTeam::blocks: return "several blocks | held";
     case RowTeam::cluster: return fmt::format("a cluster of {} blocks | streamed", p.blocks);
   }
   return "";

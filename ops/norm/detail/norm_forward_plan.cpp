@@ -10,25 +10,21 @@ namespace {
 
 constexpr int kWarpLanes = 32;
 constexpr int kWarpTeams = 8;                   // rows of a block whose warps have one each
-constexpr int kSlabBlock = kForwardBlock / 2;   // threads of one of several that share a row
 constexpr std::int64_t kMostWarpColumns = 512;  // of single elements
-constexpr int kMostBlocks = 32;                 // that share a row through global memory
 
 /// Packs of a row that a thread holds, at most.
 int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
 
 std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// P packs a thread, and as many blocks a row as it then takes.
+/// P packs a thread, and as many blocks a row as it then takes: the kernel for held rows has one.
 NormForwardPlan held(std::int64_t columns, int pack, int packs, int most_threads) {
   const std::int64_t warp_columns = std::int64_t{kWarpLanes} * pack * packs;
   const std::int64_t warps = divided(columns, warp_columns);
   const std::int64_t blocks = std::min<std::int64_t>(divided(warps, most_threads / kWarpLanes), INT_MAX);
   const std::int64_t threads = divided(warps, blocks) * kWarpLanes;
   return {.kernel = NormForwardPlan::Kernel::held,
-          .team = blocks > 1              ? RowTeam::blocks
-                  : threads == kWarpLanes ? RowTeam::warp
-                                          : RowTeam::block,
+          .team = threads == kWarpLanes ? RowTeam::warp : RowTeam::block,
           .pack = pack,
           .packs = packs,
           .threads = static_cast<int>(threads),
@@ -122,17 +118,11 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
       best = p;
     }
   }
-  if (best.threads == 0 && s.centered && !s.adds) {
-    const NormForwardPlan p = held(s.columns, pack, most_packs(pack), kSlabBlock);
-    // They wait for each other, so all must have room at a time, also beside other work.
-    if (p.blocks <= std::min(kMostBlocks, s.multiprocessors / 2)) {
-      best = p;
-    }
-  }
   return best;
 }
 
 // Of staged rows.
+constexpr int kSlabBlock = kForwardBlock / 2;         // threads that had a slab each of a cluster's rows
 constexpr int kTileBytes = 4096;                      // of a tile, for each warp of its team
 constexpr int kStagedTeamWarps = 16;                  // that a multiprocessor has room for
 constexpr std::int64_t kMostFloatColumns = 256;       // of float32
@@ -189,7 +179,7 @@ bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_
 
 /// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
 bool stays(const NormShape& s, const NormForwardPlan& p) {
-  if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds || p.team == RowTeam::blocks) {
+  if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
     return false;
   }
   if (shares(s)) {

@@ -22,9 +22,8 @@ struct NormShape {
   int multiprocessors;
 };
 
-/// Who shares a row: some lanes of a warp, a warp, a block, several blocks that meet through global memory, or a
-/// cluster.
-enum class RowTeam { lanes, warp, block, blocks, cluster };
+/// Who shares a row: some lanes of a warp, a warp, a block or a cluster.
+enum class RowTeam { lanes, warp, block, cluster };
 
 constexpr int kForwardBlock = 512;  // threads of a block, at most
 constexpr int kSharingBlock = 896;  // of one whose rows share parameters in shared memory
