@@ -68,14 +68,6 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
   return a;
 }
 
-inline NoAddends rows_of(NoAddends, std::int64_t) { return {}; }
-template <class T>
-Addends<T> rows_of(Addends<T> a, std::int64_t elements) {
-  a.residual += elements;
-  a.sum += elements;
-  return a;
-}
-
 // Moments of some elements relative to a shift that is near them. There are two ways to them:
 //
 // In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the

@@ -217,17 +217,23 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 
 // On the host.
 
-// Blocks of a grid whose teams stay.
+// Blocks of a grid whose teams stay, of which `wanted` would have a row for each team.
 template <class H, class Kernel>
-unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, int shared_bytes, bool inputs_last_in_l2) {
+unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, int shared_bytes, bool is_large, unsigned wanted) {
   int resident = H::kLeastBlocks * H::kMostThreads / p.threads;
   if constexpr (H::kShares) {
     cuda::check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, p.threads * p.teams, shared_bytes),
                 "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   }
+  const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
   // More blocks make up for multiprocessors that are slower than others, but each reads the parameters.
-  const int turns = H::kTeam != RowTeam::block && inputs_last_in_l2 ? 4 : 1;
-  return resident * turns * cuda::multiprocessor_count();
+  const bool turns = is_large && !is_long && (H::kTeam != RowTeam::block || (H::kShares && H::P > 2));
+  const unsigned most = resident * (turns ? 4 : 1) * cuda::multiprocessor_count();
+  if (H::kShares && is_long && wanted > most) {  // as many rows for each
+    const unsigned rows = (wanted + most - 1) / most;
+    return (wanted + rows - 1) / rows;
+  }
+  return std::min(wanted, most);
 }
 
 template <class H, class T, class W>
@@ -239,19 +245,16 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
     cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                 "cudaFuncSetAttribute");
   }
-  const std::int64_t most = INT_MAX / 2 * std::int64_t{p.teams};  // a block's number is an int
-  for (std::int64_t begin = 0; begin < a.rows; begin += most) {
-    const Forward<T, W> part = rows_of(a, begin, std::min(most, a.rows - begin));
-    auto blocks = static_cast<unsigned>((part.rows + p.teams - 1) / p.teams);
-    if constexpr (H::kStays) {
-      blocks = std::min(blocks, staying_blocks<H>(kernel, p, shared, a.inputs_last_in_l2));
-    }
-    kernel<<<blocks, dim3(p.threads, p.teams), shared, cuda::current_stream()>>>(
-        part, rows_of(addends, begin * a.columns), p);
-    cuda::check_launch(H::kStays                    ? "norm_forward_held_kernel<stays>"
-                       : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
-                                                    : "norm_forward_held_kernel<warp>");
+  const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
+  check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
+  auto blocks = static_cast<unsigned>(wanted);
+  if constexpr (H::kStays) {
+    blocks = staying_blocks<H>(kernel, p, shared, a.inputs_last_in_l2, blocks);
   }
+  kernel<<<blocks, dim3(p.threads, p.teams), shared, cuda::current_stream()>>>(a, addends, p);
+  cuda::check_launch(H::kStays                    ? "norm_forward_held_kernel<stays>"
+                     : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
+                                                  : "norm_forward_held_kernel<warp>");
 }
 
 // Launches what the plan has chosen, if it is the team kTeam of so many lanes, with one of these numbers of packs.
@@ -263,7 +266,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     constexpr bool kMayStay =
         N::kSource == Source::x && V >= 4 && (Stays::kShares || (kTeam == RowTeam::block && kPacks == 2));
     if constexpr (kMayStay) {
-      if (p.stays) {
+      if (kTeam != RowTeam::block || p.stays) {
         return launch<Stays>(a, addends, p);
       }
     }

@@ -177,6 +177,13 @@ NormForwardPlan staged_cluster_plan(const NormShape& s) {
 /// Whether blocks that stay have the parameters in shared memory: they are twice as many bytes as a row.
 bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_of(s.x); }
 
+/// Rows, at most, of a block that shares the parameters among them. Two blocks of half the threads do best where rows
+/// are short.
+int most_sharing(int threads) {
+  const int block = threads <= 128 ? kSharingBlock / 2 : threads <= 256 ? 896 : kSharingBlock;
+  return block / threads;
+}
+
 /// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
 bool stays(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
@@ -209,8 +216,7 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
     p.pack = pack;
     p.stays = stays(s, p);
     if (p.stays && p.team == RowTeam::block && shares(s)) {
-      const std::int64_t most = kSharingBlock / p.threads;
-      p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most));
+      p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
     }
   }
   return p;

@@ -25,11 +25,11 @@ struct NormShape {
 /// Who shares a row: some lanes of a warp, a warp, a block or a cluster.
 enum class RowTeam { lanes, warp, block, cluster };
 
-constexpr int kForwardBlock = 512;  // threads of a block, at most
-constexpr int kSharingBlock = 896;  // of one whose rows share parameters in shared memory
-constexpr int kStagedBlock = 256;   // of one that shares staged rows
-constexpr int kStagedWarps = 4;     // of a block in which each has staged rows of its own
-constexpr int kStagedDepth = 3;     // tiles of a team
+constexpr int kForwardBlock = 512;   // threads of a block, at most
+constexpr int kSharingBlock = 1024;  // of one whose rows share parameters in shared memory
+constexpr int kStagedBlock = 256;    // of one that shares staged rows
+constexpr int kStagedWarps = 4;      // of a block in which each has staged rows of its own
+constexpr int kStagedDepth = 3;      // tiles of a team
 constexpr int kStagedClusterDepth = 5;
 
 struct NormForwardPlan {

@@ -158,18 +158,30 @@ class StreamedForward {
     return packs;
   }
 
-  __device__ void load_parameters() {
+  // Of the thread's packs. Whether there are any is asked once, so that no load waits for a branch.
+  __device__ void load_parameter(const W* row, float absent, Pack<W, V> (&parameter)[P]) const {
+    Pack<W, V> filled;
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      weights_[i] = {};
-      biases_[i] = {};
-      if (i < at_.packs) {
-        weights_[i] = load_or<V>(a_.weight, first_column_ + i * (kWarp * V), 1);
-        if constexpr (N::kCentered) {
-          biases_[i] = load_or<V>(a_.bias, first_column_ + i * (kWarp * V), 0);
+    for (W& value : filled.at) {
+      value = static_cast<W>(absent);
+    }
+#pragma unroll
+    for (Pack<W, V>& pack : parameter) {
+      pack = filled;
+    }
+    if (row != nullptr) {
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        if (i < at_.packs) {
+          parameter[i] = load<V>(row + first_column_ + i * (kWarp * V));
         }
       }
     }
+  }
+
+  __device__ void load_parameters() {
+    load_parameter(a_.weight, 1, weights_);
+    load_parameter(N::kCentered ? a_.bias : nullptr, 0, biases_);
     in_thread_ = reciprocal(static_cast<float>(at_.packs * V));
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     in_warp_ = reciprocal(static_cast<float>(dealt(at_.columns, kWarpColumns, warp)));
