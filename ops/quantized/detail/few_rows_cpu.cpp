@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -98,8 +99,13 @@ struct Grid {
 void widen_strip(const Tensor& x, std::int64_t at, std::int64_t count, float* to) {
   on_dtype(FloatTypes{}, x.dtype(), "quantized_matmul", [&]<class T>() {
     const T* const from = x.data<T>() + at;
-    MICA_INDEPENDENT
-    for (std::int64_t c = 0; c < count; ++c) {
+    std::int64_t c = 0;
+    if constexpr (!std::is_same_v<T, double>) {
+      for (; c + kWidth <= count; c += kWidth) {
+        store_pack(to + c, load_pack(from + c));
+      }
+    }
+    for (; c < count; ++c) {
       to[c] = static_cast<float>(from[c]);
     }
   });
