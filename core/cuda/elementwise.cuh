@@ -16,6 +16,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
+#include <mica/core/cuda/reduce.cuh>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/strided.h>
@@ -90,6 +91,26 @@ struct Layout {
     }
     return true;
   }
+
+  /// Where units are runs of `length` elements, but strides along the last axis those of elements: the offsets of the
+  /// run's elements number `first`, first + step, …. Returns how many elements the run has; the last one of a row has
+  /// `last`.
+  template <int U>
+  __device__ std::uint32_t locate_in_run(std::uint32_t run, int length, int last, std::uint32_t first, int step,
+                                         std::int32_t (&offsets)[U][N]) const {
+    std::int32_t begin[N];
+    const std::uint32_t inner = locate(run, begin);
+    const auto skipped = static_cast<std::int32_t>(inner * (length - 1) + first);
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+      const std::int32_t stride = strides[t][rank - 1];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        offsets[u][t] = begin[t] + (skipped + u * step) * stride;
+      }
+    }
+    return inner + 1 < sizes[rank - 1].divisor ? length : last;
+  }
 };
 
 /// One input: a tensor's elements, or a number where `data` is null.
@@ -143,14 +164,20 @@ template <class F>
 constexpr bool reads_once() {
   return requires { F::kReadsOnce; };
 }
-template <class F, class Out, int V>
+template <class F, class Out, int V, bool kRuns>
 constexpr int units_per_thread() {
-  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : 4;
+  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : kRuns ? 16 / static_cast<int>(sizeof(Out)) : 4;
 }
 /// Blocks that a multiprocessor has room for, at least: as many as the registers of those units allow.
-template <class F, class Out, int V>
+template <class F, class Out, int V, bool kRuns, int kOuts>
 constexpr int least_blocks() {
-  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 5 : 6;
+  return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 5 : !kRuns ? 6 : kOuts == 1 ? 4 : 3;
+}
+/// Whether a layout may count the units of a warp along the last axis as one, a run, where rows are that long: to
+/// locate an element takes longer than to move it.
+template <class F, class Out, int V>
+constexpr bool may_run() {
+  return V == 1 && units_per_thread<F, Out, V, true>() > 1;
 }
 
 /// A thread's units of one input, as it has loaded them. Elements as they are stored take the fewest registers.
@@ -174,24 +201,37 @@ struct Units {
 };
 
 /// out[k][i] = f(in[i]...)[k]. A unit has V elements, the last one only `last`, which may be less than V if the layout
-/// has one axis. last_in_l2: inputs leave the L2 cache after what is written.
-template <int V, class F, class Out, int kOuts, class... In>
-__global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V>()))
+/// has one axis. Where the layout counts runs of units, each row's last run has `last` of them. last_in_l2: inputs
+/// leave the L2 cache after what is written.
+template <int V, bool kRuns, class F, class Out, int kOuts, class... In>
+__global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, kRuns, kOuts>()))
     elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
                        Input<In>... in) {
   constexpr bool kReadOnce = reads_once<F>();
-  constexpr int U = units_per_thread<F, Out, V>();
-  const std::uint32_t first = blockIdx.x * (kElementwiseThreads * U) + threadIdx.x;
-  const std::uint32_t whole = layout.units - (last < V);  // units of V elements
+  constexpr int U = units_per_thread<F, Out, V, kRuns>();
+  constexpr int kRun = kRuns ? kWarp * U : 1;
+  constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from a thread's unit to its next one
   const std::uint64_t policy = !kReadOnce ? 0 : last_in_l2 ? evict_last() : evict_normal();
   std::int32_t offsets[U][kOuts + sizeof...(In)];
+  std::uint32_t first = 0;
+  std::uint32_t whole = 0;  // units of V elements
   std::uint32_t inner = 0;
+  if constexpr (kRun > 1) {
+    const std::uint32_t run = (blockIdx.x * kElementwiseThreads + threadIdx.x) / kWarp;
+    first = threadIdx.x % kWarp;
+    if (run < layout.units) {
+      whole = layout.locate_in_run(run, kRun, last, first, kWarp, offsets);
+    }
+  } else {
+    first = blockIdx.x * (kElementwiseThreads * U) + threadIdx.x;
+    whole = layout.units - (last < V);
+  }
   [&]<std::size_t... I>(std::index_sequence<I...>, auto... units) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      const std::uint32_t unit = first + u * kElementwiseThreads;
-      if (unit < layout.units &&
-          (u == 0 || !layout.advance(inner, kElementwiseThreads, offsets[u == 0 ? 0 : u - 1], offsets[u]))) {
+      const std::uint32_t unit = first + u * kStep;
+      if (kRun == 1 && unit < layout.units &&
+          (u == 0 || !layout.advance(inner, kStep, offsets[u == 0 ? 0 : u - 1], offsets[u]))) {
         inner = layout.locate(unit, offsets[u]);
       }
       if (unit < whole) {
@@ -200,7 +240,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V>(
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      const std::uint32_t unit = first + u * kElementwiseThreads;
+      const std::uint32_t unit = first + u * kStep;
       if (unit < whole) {
         decltype(f(in.number...)) returned[V];
         [&](const auto&... values) {
@@ -236,9 +276,9 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V>(
   (std::index_sequence_for<In...>(), Units<In, V, U, kReadOnce>{}...);
 }
 
-/// The number of blocks for `units` units, of which a thread has `per_thread`.
-inline unsigned elementwise_blocks(std::uint32_t units, int per_thread = 1) {
-  const std::uint32_t in_block = kElementwiseThreads * per_thread;
+/// The number of blocks for `units` units, or runs of so many, of which a thread has `per_thread`.
+inline unsigned elementwise_blocks(std::uint32_t units, int per_thread = 1, int run = 1) {
+  const std::uint32_t in_block = kElementwiseThreads * per_thread / run;
   return (units + in_block - 1) / in_block;
 }
 
@@ -299,13 +339,14 @@ void for_each_part(const StridedLoop<N>& loop, const std::type_identity_t<std::a
   for_each_part(part, middle, run);
 }
 
-/// The layout of a loop that fits in 32 bits, in packs of V elements along the last axis (1: in elements).
+/// The layout of a loop that fits in 32 bits, in packs of V elements along the last axis (1: in elements), or in runs
+/// of so many packs.
 template <int N>
-Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1) {
+Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1, int run = 1) {
   Layout<N> layout;
   layout.rank = loop.rank;
   const int last = loop.rank - 1;
-  const std::int64_t inner = (loop.sizes[last] + pack - 1) / pack;
+  const std::int64_t inner = (loop.sizes[last] + pack * run - 1) / (pack * run);
   layout.units = static_cast<std::uint32_t>(loop.numel / std::max<std::int64_t>(loop.sizes[last], 1) * inner);
   for (int axis = 0; axis < loop.rank; ++axis) {
     layout.sizes[axis] = Divisor(static_cast<std::uint32_t>(axis == last ? inner : loop.sizes[axis]));
@@ -384,15 +425,23 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::a
           packed = packed && cuda::can_pack(part, k, outputs.data[k], kPack, sizeof(Out), false);
         }
       }
-      const auto launch = [&]<int V>(std::integral_constant<int, V>) {
-        const auto layout = cuda::layout_of(part, V);
-        const int rest = static_cast<int>(part.inner_size() % V);
-        cuda::elementwise_kernel<V, F, Out, kOuts, In...>
-            <<<cuda::elementwise_blocks(layout.units, cuda::units_per_thread<F, Out, V>()), cuda::kElementwiseThreads,
-               0, cuda::current_stream()>>>(f, layout, rest == 0 ? V : rest, written > cuda::kLargeResult, outputs,
-                                            std::get<I>(inputs)...);
+      const auto launch = [&]<int V, bool kRuns>() {
+        constexpr int kUnits = cuda::units_per_thread<F, Out, V, kRuns>();
+        constexpr int kRun = kRuns ? cuda::kWarp * kUnits : 1;
+        const auto layout = cuda::layout_of(part, V, kRun);
+        const int rest = static_cast<int>(part.inner_size() % (V * kRun));
+        cuda::elementwise_kernel<V, kRuns, F, Out, kOuts, In...>
+            <<<cuda::elementwise_blocks(layout.units, kUnits, kRun), cuda::kElementwiseThreads, 0,
+               cuda::current_stream()>>>(f, layout, rest == 0 ? V * kRun : rest, written > cuda::kLargeResult, outputs,
+                                         std::get<I>(inputs)...);
       };
-      packed ? launch(std::integral_constant<int, kPack>()) : launch(std::integral_constant<int, 1>());
+      if (packed) {
+        launch.template operator()<kPack, false>();
+      } else if (cuda::may_run<F, Out, 1>() && part.inner_size() >= cuda::kWarp * 8) {
+        launch.template operator()<1, cuda::may_run<F, Out, 1>()>();
+      } else {
+        launch.template operator()<1, false>();
+      }
       cuda::check_launch("elementwise");
     };
     cuda::for_each_part(loop, {}, run);
