@@ -106,7 +106,8 @@ bool many_rows_kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& we
   constexpr std::int64_t kTile = 128;
   constexpr std::int64_t kManyTiles = 64;
   const bool floating = std::none_of(weights.begin(), weights.end(), is_quantized);
-  const bool aligned = is_aligned(x) && is_aligned(options.residual) &&
+  const bool aligned = is_aligned(x) && is_aligned(options.residual) && is_aligned(options.norm_weight) &&
+                       (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
                        std::all_of(weights.begin(), weights.end(), [](const auto& w) { return is_aligned(w.bias); });
   bool takes = false;
   if (floating && aligned && is_16_bit(x.dtype()) && (x.size(0) / kTile) * (columns / kTile) >= kManyTiles) {
@@ -177,13 +178,17 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
         "decode_linear: expected norm_weight of shape [{}]", x.size(1));
   const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
   if (!kernel_takes(x, weights, options)) {
-    const Tensor input = options.norm_weight.defined() ? normed() : x;
-    if (!many_rows_kernel_takes(input, weights, options, shape[1])) {
-      return by_other_ops(input, weights, options);
+    if (!many_rows_kernel_takes(x, weights, options, shape[1])) {
+      return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
     }
     const Tensor y = empty(shape, x.dtype(), x.device());
-    const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = options, .y = y};
-    on_cuda(x.device(), [&](auto device) { kernels::decode_linear_many(device, args); });
+    const Tensor input = options.norm_weight.defined() ? empty(x.shape(), x.dtype(), x.device()) : x;
+    on_cuda(x.device(), [&](auto device) {
+      if (options.norm_weight.defined()) {
+        kernels::decode_norm(device, {.x = x, .weight = options.norm_weight, .eps = options.eps, .y = input});
+      }
+      kernels::decode_linear_many(device, {.x = input, .weights = weights, .options = options, .y = y});
+    });
     return y;
   }
   DecodeLinearOptions fused = options;

@@ -3,8 +3,9 @@
 //
 //     a row of qkv     | q0 | q1 | q2 | q3 | ... | k0 | k1 | ... | v0 | v1 | ...
 //
-//     a thread         8 pairs of columns, j and j + D / 2, of kHeads neighboring heads, which share sines and cosines
+//     a thread         8 pairs of columns, j and j + D / 2, of a head
 //     a team           the D / 16 threads of a head, which sum its squares for the norm
+//     a block          kRows rows; their sines and cosines are computed before the kernel before has ended
 //
 //     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, as it is, --> values (B, Hkv, C, D)
 
@@ -21,8 +22,8 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 8;   // pairs of a thread
-constexpr int kHeads = 4;  // of a thread
+constexpr int kPart = 8;  // pairs of a thread
+constexpr int kRows = 2;  // of a block
 constexpr int kMostWidth = 256;
 
 template <class T>
@@ -46,32 +47,41 @@ struct Arguments {
   float frequencies[kMostWidth / 2];
 };
 
-// The sines and cosines of a thread's pairs.
-struct Rotation {
-  float sines[kPart];
-  float cosines[kPart];
+// Of a block's rows.
+template <int kWidth>
+struct Rotations {
+  float sines[kRows][kWidth / 2];
+  float cosines[kRows][kWidth / 2];
 
-  // As mica::rotary computes them.
+  // As mica::rotary computes them. For all threads of the block.
   template <class T>
-  __device__ Rotation(const Arguments<T>& a, std::int64_t position, int first_pair) {
+  __device__ void fill(const Arguments<T>& a, std::int64_t first_row) {
     constexpr double kOneOverPi = 0.31830988618379067;
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[first_pair + i]);
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kWidth / 2; i += kThreads) {
+      const int r = i / (kWidth / 2);
+      const int j = i % (kWidth / 2);
+      const std::int64_t row = first_row + r;
+      const std::int64_t padding = a.padding == nullptr || row >= a.rows ? 0 : a.padding[row / a.steps];
+      const std::int64_t position = max(a.first + row % a.steps - padding, std::int64_t{0});
+      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
       const double half_turns = angle * kOneOverPi;
-      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sines[i], &cosines[i]);
-      sines[i] *= static_cast<float>(a.rotary_scale);
-      cosines[i] *= static_cast<float>(a.rotary_scale);
+      float sine;
+      float cosine;
+      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
+      sines[r][j] = static_cast<float>(a.rotary_scale) * sine;
+      cosines[r][j] = static_cast<float>(a.rotary_scale) * cosine;
     }
   }
 
-  __device__ void apply(float (&left)[kPart], float (&right)[kPart]) const {
+  __device__ void apply(float (&left)[kPart], float (&right)[kPart], int row, int first_pair) const {
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
       const float u = left[i];
       const float v = right[i];
-      left[i] = u * cosines[i] - v * sines[i];
-      right[i] = v * cosines[i] + u * sines[i];
+      const float sine = sines[row][first_pair + i];
+      const float cosine = cosines[row][first_pair + i];
+      left[i] = u * cosine - v * sine;
+      right[i] = v * cosine + u * sine;
     }
   }
 };
@@ -109,23 +119,23 @@ __device__ T* place_of(const Arguments<T>& a, std::int64_t row, std::int64_t seq
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_constant__ Arguments<T> a) {
   constexpr int kTeam = kWidth / (2 * kPart);
+  __shared__ Rotations<kWidth> rotations;
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
+  if (a.rotates) {
+    rotations.fill(a, first_row);
+  }
+  __syncthreads();
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
-  const int all_heads = a.heads + 2 * a.key_heads;
-  const int parts = (all_heads + kHeads - 1) / kHeads;
-  const std::int64_t unit = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kTeam;
-  const bool exists = unit < a.rows * parts;  // all threads stay: teams share warps
-  const std::int64_t row = exists ? unit / parts : 0;
-  const int first_head = static_cast<int>(unit - unit / parts * parts) * kHeads;
+  const int heads = a.heads + 2 * a.key_heads;
   const int first_pair = static_cast<int>(threadIdx.x) % kTeam * kPart;
-  const std::int64_t sequence = row / a.steps;
-  const std::int64_t slot = a.first + row % a.steps;
-  const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
-  const Rotation rotation(a, max(slot - padding, std::int64_t{0}), first_pair);
-#pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    const int head = min(first_head + i, all_heads - 1);
-    const T* const from = a.qkv + (row * all_heads + head) * kWidth + first_pair;
+  for (int first = 0; first < kRows * heads; first += kThreads / kTeam) {
+    const int item = min(first + static_cast<int>(threadIdx.x) / kTeam, kRows * heads - 1);
+    const int r = item / heads;
+    const int head = item % heads;
+    // All threads stay, since teams share warps; what there is not is computed again.
+    const std::int64_t row = min(first_row + r, a.rows - 1);
+    const T* const from = a.qkv + (row * heads + head) * kWidth + first_pair;
     cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};
     float left[kPart];
     float right[kPart];
@@ -135,17 +145,15 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
       normalize<T, kWidth>(left, right, head < a.heads ? a.q_norm : a.k_norm, first_pair, a.eps);
     }
     if (a.rotates) {
-      rotation.apply(left, right);
+      rotations.apply(left, right, static_cast<int>(row - first_row), first_pair);
     }
     if (head < a.heads + a.key_heads) {
       packs[0] = cuda::pack_of<T>(left);
       packs[1] = cuda::pack_of<T>(right);
     }
-    if (exists && first_head + i < all_heads) {
-      T* const to = place_of<T, kWidth>(a, row, sequence, slot, head) + first_pair;
-      cuda::store(to, packs[0]);
-      cuda::store(to + kWidth / 2, packs[1]);
-    }
+    T* const to = place_of<T, kWidth>(a, row, row / a.steps, a.first + row % a.steps, head) + first_pair;
+    cuda::store(to, packs[0]);
+    cuda::store(to + kWidth / 2, packs[1]);
   }
 }
 
@@ -171,9 +179,7 @@ void launch(const DecodeAppendArgs& args) {
                  .rotary_scale = p.rotary_scale,
                  .frequencies = {}};
   std::copy(p.frequencies.begin(), p.frequencies.end(), a.frequencies);
-  const std::int64_t parts = (p.heads + 2 * p.key_heads() + kHeads - 1) / kHeads;
-  const std::int64_t threads = rows * parts * (kWidth / (2 * kPart));
-  cuda::Launch(static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads)
+  cuda::Launch(static_cast<unsigned>((rows + kRows - 1) / kRows), kThreads)
       .dependent()
       .run(decode_append_kernel<T, kWidth>, "decode_append_kernel", a);
 }

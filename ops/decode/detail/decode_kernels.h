@@ -26,6 +26,15 @@ void decode_linear_many(Cuda, const DecodeLinearArgs& args);
 bool can_decode_linear_many(Cuda, const Tensor& x, const std::vector<DecodeWeight>& weights,
                             const DecodeLinearOptions& options);
 
+/// y = rms_norm(x), all contiguous and of one 16-bit dtype, rows and weight aligned to 16 bytes.
+struct DecodeNormArgs {
+  const Tensor& x;  // (M, in)
+  const Tensor& weight;
+  double eps;
+  const Tensor& y;  // out
+};
+void decode_norm(Cuda, const DecodeNormArgs& args);
+
 struct DecodeAttentionArgs {
   const DecodeAttention& problem;
   const Tensor& y;  // out

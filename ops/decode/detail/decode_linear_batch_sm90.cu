@@ -8,7 +8,8 @@
 //         first, without waiting:   w                      w      w    ...
 //         then:                          x                     x      x
 //                                         |
-//         consumers: x times the norm's weight, in place, and the sums of squares; then the products
+//         consumers: x times the norm's weight, in place, and the sums of squares; then the products, which run while
+//         the next piece is prepared
 //                                         |
 //         blocks of a cluster have the same outputs and other terms; each adds up some rows of all blocks' sums, in
 //         their order, divides by the root mean square, adds bias and residual, and writes them
@@ -159,14 +160,27 @@ __device__ void consume(Shared<kRows>& s, const Arguments& a, const Place<kSwigl
   float sums[kRows / 2];
   float squares[kRows / 16] = {};
   cuda::Ring<kStages> ring;
+  int last = 0;
+  const auto release = [&](int stage) {  // by each warp: others may still multiply
+    if (lane == 0) {
+      cuda::arrive(&s.empty[stage]);
+    }
+  };
+  const auto norm_of = [&](int piece) {
+    return cuda::load<kPackTerms>(static_cast<const T*>(a.norm) + place.term(a, piece) + pack * kPackTerms);
+  };
+  cuda::Pack<T, kPackTerms> norm = {};
+  if constexpr (kNorm) {
+    norm = norm_of(0);
+  }
   for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
-    cuda::Pack<T, kPackTerms> norm;
+    const cuda::Pack<T, kPackTerms> factors = norm;
     if constexpr (kNorm) {
-      norm = cuda::load<kPackTerms>(static_cast<const T*>(a.norm) + place.term(a, piece) + pack * kPackTerms);
+      norm = norm_of(min(piece + 1, a.pieces - 1));
     }
     cuda::wait(&s.full[ring.stage], ring.parity);
     if constexpr (kNorm) {
-      scale<T, kRows>(s.x[ring.stage], norm, squares);
+      scale<T, kRows>(s.x[ring.stage], factors, squares);
       cuda::fence_async_proxy();
       cuda::barrier_sync(1, kConsumers);
     }
@@ -180,12 +194,14 @@ __device__ void consume(Shared<kRows>& s, const Arguments& a, const Place<kSwigl
       x += cuda::kNextDepth<Lines::depth>;
     }
     cuda::commit_products();
-    cuda::wait_products<0>();
-    cuda::pin(sums);
-    if (thread == 0) {
-      cuda::arrive(&s.empty[ring.stage]);
+    if (piece > 0) {
+      cuda::wait_products<1>();
+      release(last);
     }
+    last = ring.stage;
   }
+  cuda::wait_products<0>();
+  cuda::pin(sums);
   const int output = thread / kWarp * 16 + lane / 4;
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
@@ -263,7 +279,7 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
   if (threadIdx.x == kConsumers) {
     for (int stage = 0; stage < kStages; ++stage) {
       cuda::init_barrier(&shared.full[stage], 1);
-      cuda::init_barrier(&shared.empty[stage], 1);
+      cuda::init_barrier(&shared.empty[stage], kConsumers / kWarp);
     }
     cuda::publish_barriers();
   }
