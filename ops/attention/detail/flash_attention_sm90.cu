@@ -372,15 +372,19 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 
 // On the host.
 
-template <class T, class P>
+/// `kMayDrop`: whether there is a kernel with dropout.
+template <class T, class P, bool kMayDrop = true>
 void launch_forward(const Work& work) {
   const ForwardMaps maps{.q = map_of_queries(work, work.q, kConsumerRows),
                          .k = map_of_keys(work, work.k, P::kKeys),
                          .v = map_of_keys(work, work.v, P::kKeys),
                          .out = map_of_queries(work, work.out, kConsumerRows)};
-  launch_persistent(work.drops ? forward_sm90_kernel<T, P, true> : forward_sm90_kernel<T, P, false>,
-                    "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared), work.batches * work.heads,
-                    (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
+  auto kernel = forward_sm90_kernel<T, P, false>;
+  if constexpr (kMayDrop) {
+    kernel = work.drops ? forward_sm90_kernel<T, P, true> : kernel;
+  }
+  launch_persistent(kernel, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared),
+                    work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
                     4.0 * work.keys * work.depth / work.group, work, maps);
 }
 
@@ -396,10 +400,28 @@ bool fits_sm90(const Work& work, bool backward) {
          (backward ? queries(work.dout) && queries(work.dq) && keys(work.dk) && keys(work.dv) : queries(work.out));
 }
 
+namespace {
+
+/// Whether each multiprocessor has at most one of the large tiles: with a causal mask, that with the most work would
+/// take twice as long as the mean. Few queries take no time worth sharing.
+template <class P>
+bool is_one_wave(const Work& work) {
+  constexpr int kManyQueries = 1024;
+  const std::int64_t tiles = (work.queries + P::kQueries - 1) / P::kQueries;
+  return work.queries >= kManyQueries && work.offset < work.keys &&
+         tiles * work.batches * work.heads <= cuda::multiprocessor_count();
+}
+
+}  // namespace
+
 void forward_sm90(const Work& work) {
+  using Large = ForwardPlan<64, 4, 64, 4, true>;
+  using Small = ForwardPlan<64, 3, 128, 2, true>;
   on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
-    if (work.depth <= 64) {
-      launch_forward<T, ForwardPlan<64, 4, 64, 4, true>>(work);
+    if (work.depth <= 64 && !work.drops && is_one_wave<Large>(work)) {
+      launch_forward<T, Small, false>(work);
+    } else if (work.depth <= 64) {
+      launch_forward<T, Large>(work);
     } else {
       launch_forward<T, ForwardPlan<128, 2, 128, 2, true>>(work);
     }
