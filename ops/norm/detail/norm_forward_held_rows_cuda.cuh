@@ -315,18 +315,19 @@ class RowPacks {
   S shift_;
 };
 
-// A load that stays one where branches meet after it, after which the compiler would split it.
+// A load that stays one where branches meet after it, after which the compiler would split it; and that stays where it
+// is: the compiler took others out of loops over rows, and of the branch that asks whether there is such a column.
 template <int V, class T>
 __device__ Pack<T, V> load_whole(const T* from) {
   Pack<T, V> pack;
   if constexpr (sizeof(pack) == 8) {
     uint2& words = reinterpret_cast<uint2&>(pack);
-    asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from));
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from));
   } else if constexpr (sizeof(pack) == 16) {
     uint4& words = reinterpret_cast<uint4&>(pack);
-    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-        : "l"(from));
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from));
   } else {
     pack = load<V>(from);
   }
