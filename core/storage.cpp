@@ -1,3 +1,4 @@
+#include <mica/core/check.h>
 #include <mica/core/memory.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/storage.h>
@@ -32,7 +33,11 @@ Storage::Storage(std::byte* data, std::size_t bytes, Device device)
 
 Storage::~Storage() {
   if (data_ != nullptr && owned_) {
-    on_device(device_, [&](auto d) { memory::deallocate(d, data_, bytes_, stream_); });
+    try {
+      on_device(device_, [&](auto d) { memory::deallocate(d, data_, bytes_, stream_); });
+    } catch (const Error&) {
+      // The device cannot be made current: a static tensor outlives the driver at program exit.
+    }
     detail::count_freed(device_, bytes_);
   }
 }

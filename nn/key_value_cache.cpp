@@ -172,6 +172,30 @@ Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
   return reshape(transpose(y, 1, 2), {queries.size(0) * count_, step.heads * config_.head_width});
 }
 
+bool KeyValueCache::prepare(DecoderStep& step) {
+  if (!can_decode() || padding_.defined() || static_cast<std::int64_t>(step.layers.size()) != config_.layers) {
+    return false;
+  }
+  reserve(length() + 1);
+  for (std::size_t i = 0; i < step.layers.size(); ++i) {
+    step.layers[i].keys = keys_[i];
+    step.layers[i].values = values_[i];
+  }
+  if (!has_decoder_step(step)) {
+    return false;
+  }
+  const std::int64_t needed = decoder_step_scratch(step);
+  if (!scratch_.defined() || scratch_.numel() < needed) {
+    if (is_capturing()) {
+      return false;  // each replay would write the zeros again
+    }
+    scratch_ = zeros({needed}, int64, config_.device);
+  }
+  step.length = device_length_;
+  step.scratch = scratch_;
+  return true;
+}
+
 AttentionOptions KeyValueCache::attention_options() const {
   const bool all_fit = length() + count_ <= capacity();
   const std::int64_t before = all_fit ? length() : visible();

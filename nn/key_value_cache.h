@@ -9,6 +9,7 @@
 #include <mica/core/tensor.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/decode/decode.h>
+#include <mica/ops/decode/decoder_step.h>
 
 namespace mica::nn {
 
@@ -83,6 +84,9 @@ class KeyValueCache {
   /// The same with attention: `step` without the members that describe the cache. Throws unless can_decode() and there
   /// is one new position or can_decode_prompt().
   Tensor decode(std::int64_t layer, DecodeAttention step);
+  /// Whether mica::decoder_step() can compute a step of one new position; fills in the members of `step` that describe
+  /// the cache.
+  bool prepare(DecoderStep& step);
   /// The new position within each sequence, (batch, 1) int64, computed from the length on the device.
   Tensor decode_positions() const;
   /// How the new positions see all positions.
@@ -103,6 +107,7 @@ class KeyValueCache {
   std::shared_ptr<std::int64_t> length_ = std::make_shared<std::int64_t>(0);  // shared with captured graphs
   Tensor device_length_;                                                      // (1) int64, on CUDA
   Tensor one_;                                                                // (1) int64, likewise
+  Tensor scratch_;                                                            // of decoder_step(), once it was used
   std::int64_t count_ = 0;                                                    // of new positions
   std::vector<Tensor> keys_;  // of each layer: (batch, key_heads, ≥ length, head_width)
   std::vector<Tensor> values_;

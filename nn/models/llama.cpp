@@ -139,6 +139,20 @@ Tensor LlamaBlock::decode(const Tensor& x, const CachedLayer& cached) const {
   return decode_linear(hidden, {mlp.down_proj.decode_weight()}, {.residual = sum});
 }
 
+DecoderLayer LlamaBlock::decoder_layer() const {
+  return {.input_norm = input_layernorm.weight,
+          .post_norm = post_attention_layernorm.weight,
+          .q = self_attn.q_proj.decode_weight(),
+          .k = self_attn.k_proj.decode_weight(),
+          .v = self_attn.v_proj.decode_weight(),
+          .o = self_attn.o_proj.decode_weight(),
+          .gate = mlp.gate_proj.decode_weight(),
+          .up = mlp.up_proj.decode_weight(),
+          .down = mlp.down_proj.decode_weight(),
+          .q_norm = self_attn.q_norm.weight,
+          .k_norm = self_attn.k_norm.weight};
+}
+
 std::array<const Linear*, 7> LlamaBlock::linear_layers() const {
   const LlamaAttention& a = self_attn;
   return {&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj};
@@ -260,8 +274,40 @@ Tensor Llama::operator()(const Tensor& tokens, KeyValueCache& cache) const {
   return lm_head(model(tokens, &cache));
 }
 
+// One new position of one sequence; undefined if mica::decoder_step() cannot compute it.
+Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache) const {
+  if (tokens.shape() != Shape{1, 1} || model.layers.size() == 0 || lm_head.has_lora() || !model.can_decode(cache)) {
+    return {};
+  }
+  const LlamaAttention& attention = model.layers[0].self_attn;
+  DecoderStep step{.norm = model.norm.weight,
+                   .head = lm_head.decode_weight(),
+                   .eps = model.norm.eps,
+                   .heads = attention.heads,
+                   .frequencies = attention.rotary.frequencies(),
+                   .rotary_scale = attention.rotary.scale()};
+  for (const LlamaBlock& block : model.layers) {
+    step.layers.push_back(block.decoder_layer());
+    if (block.input_layernorm.eps != step.eps || block.post_attention_layernorm.eps != step.eps ||
+        block.self_attn.q_norm.eps != step.eps) {
+      return {};
+    }
+  }
+  cache.begin(1);
+  if (!cache.prepare(step)) {
+    return {};
+  }
+  step.x = reshape(model.embed_tokens(tokens), {1, model.embed_tokens.weight.size(1)});
+  const Tensor logits = decoder_step(step);
+  cache.end();
+  return logits;
+}
+
 Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache& cache) const {
   const Scope scope(*this);
+  if (const Tensor logits = decode_in_one_kernel(tokens, cache); logits.defined()) {
+    return logits;
+  }
   const Tensor x = select(model.stream(tokens, &cache), 1, -1);
   if (lm_head.has_lora()) {
     return lm_head(model.norm(x));

@@ -89,6 +89,8 @@ class LlamaBlock : public Module {
   Tensor decode(const Tensor& x, const CachedLayer& cached) const;
   bool can_decode() const;
   bool is_quantized() const;
+  /// The block as mica::decoder_step() takes it, without the cache.
+  DecoderLayer decoder_layer() const;
 
   RMSNorm input_layernorm;
   LlamaAttention self_attn;
@@ -152,6 +154,9 @@ class Llama : public Module {
   LlamaConfig config;
   LlamaModel model;
   Linear lm_head;
+
+ private:
+  Tensor decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache) const;
 };
 
 }  // namespace mica::nn

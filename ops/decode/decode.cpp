@@ -20,9 +20,9 @@ constexpr std::int64_t kMultiple = 64;
 
 bool is_16_bit(DType dtype) { return dtype == float16 || dtype == bfloat16; }
 bool is_quantized(const DecodeWeight& w) { return w.quantized.packed.defined(); }
-bool is_aligned(const Tensor& x) {
-  return !x.defined() || (x.is_contiguous() && reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0);
-}
+
+using kernels::is_aligned;
+using kernels::kernel_takes;
 
 void check_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
   check(!autograd::grad_enabled(), "decode_linear: works without gradients only: use autograd::NoGrad");
@@ -49,21 +49,6 @@ void check_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, con
   }
   check(!options.swiglu || (weights.size() == 2 && weights[0].out() == weights[1].out()),
         "decode_linear: swiglu takes two weights of one shape");
-}
-
-bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype) {
-  if (w.out() % kMultiple != 0 || !is_aligned(w.bias) || is_quantized(w) != is_quantized(first)) {
-    return false;
-  }
-  if (!is_quantized(w)) {
-    return is_aligned(w.matrix);
-  }
-  const QuantizedWeight& q = w.quantized;
-  const bool groups = q.group_size == kWholeColumn || q.group_size % kMultiple == 0;
-  return (q.bits == 4 || q.bits == 8) && q.bits == first.quantized.bits && groups &&
-         q.group_size == first.quantized.group_size && q.mode == QuantizationMode::scale_and_shift &&
-         q.scale.dtype() == dtype && q.zero.dim() == 2 && q.zero.dtype() == dtype && is_aligned(q.packed) &&
-         is_aligned(q.scale) && is_aligned(q.zero);
 }
 
 // The most rows that each block normalizes again.
@@ -163,6 +148,25 @@ void check_step(const char* name, const DecodeAttention& a, std::int64_t steps,
 }
 
 }  // namespace
+
+bool kernels::is_aligned(const Tensor& x) {
+  return !x.defined() || (x.is_contiguous() && reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0);
+}
+
+bool kernels::kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype) {
+  if (w.out() % kMultiple != 0 || !is_aligned(w.bias) || is_quantized(w) != is_quantized(first)) {
+    return false;
+  }
+  if (!is_quantized(w)) {
+    return is_aligned(w.matrix);
+  }
+  const QuantizedWeight& q = w.quantized;
+  const bool groups = q.group_size == kWholeColumn || q.group_size % kMultiple == 0;
+  return (q.bits == 4 || q.bits == 8) && q.bits == first.quantized.bits && groups &&
+         q.group_size == first.quantized.group_size && q.mode == QuantizationMode::scale_and_shift &&
+         q.scale.dtype() == dtype && q.zero.dim() == 2 && q.zero.dtype() == dtype && is_aligned(q.packed) &&
+         is_aligned(q.scale) && is_aligned(q.zero);
+}
 
 Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
   check_linear(x, weights, options);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/support.h"
@@ -129,6 +130,19 @@ TEST(Memory, EachTensorOnItsOwnGpu) {
     copy_into(to, from);
     expect_close(to, std::vector<double>(300'000, round), 0, 0);
   }
+}
+
+TEST(Memory, StaticTensorsOutliveTheDriver) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        static const Tensor kept = ones({4}, float32, Device::cuda());
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

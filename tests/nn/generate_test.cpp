@@ -294,6 +294,27 @@ TEST(Generate, SameTokensWithAndWithoutAGraph) {
   }
 }
 
+TEST(Generate, OneTextInOneKernel) {
+  if (!cuda_available() || !has_prompt_kernels(bfloat16, 64, Device::cuda())) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  manual_seed(14);
+  nn::LlamaConfig config = wide_llama_config();
+  config.head_width = 64;
+  nn::Llama llama = randomized(nn::Llama(config), bfloat16, Device::cuda());
+  const std::vector<Tokens> prompt{{3, 1, 4, 1, 5}};
+  for (const std::int64_t window : {0, 20}) {
+    nn::GenerateOptions options{.count = 100, .sampling = {.temperature = 0.7, .seed = 2}, .window = window};
+    options.cuda_graph = false;
+    cuda::LaunchRecord record;
+    const std::vector<Tokens> expected = nn::generate(llama, prompt, options);
+    EXPECT_TRUE(record.has("decoder_step_kernel"));
+    options.cuda_graph = true;
+    EXPECT_EQ(nn::generate(llama, prompt, options), expected);
+    EXPECT_TRUE(record.has("cuda_graph"));
+  }
+}
+
 TEST(KeyValueCache, DecodeStepsAsAllPositions) {
   if (!cuda_available()) {
     GTEST_SKIP() << "there is no GPU";

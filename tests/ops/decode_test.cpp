@@ -1,6 +1,7 @@
 #include <tests/support.h>
 
 #include <cmath>
+#include <functional>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -8,6 +9,7 @@
 #include <mica/core/rng.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/decode/decode.h>
+#include <mica/ops/decode/decoder_step.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/gated/gated.h>
 #include <mica/ops/join/join.h>
@@ -318,6 +320,128 @@ TEST(DecodeAppend, AsSeparateOps) {
     expect_close(slice(a.keys, 2, 0, c.length), slice(old_keys, 2, 0, c.length), 0, 0);
     expect_error([&] { decode_append(a, c.capacity - kSteps + 1); }, "decode_append: expected slots for the positions");
   }
+}
+
+struct StepCase {
+  Kind kind;
+  DType dtype;
+  std::int64_t width, hidden, heads, key_heads, head_width, length, capacity;
+  bool extras = false;  // biases, norms of heads
+};
+
+DecoderStep step_of(const StepCase& c, Device device) {
+  const auto from = [&](const Shape& shape, double scale) { return (randn(shape) * scale).to(c.dtype).to(device); };
+  const auto weight = [&](std::int64_t in, std::int64_t out) {
+    DecodeWeight w = weight_of(c.kind, in, out, c.dtype, c.extras);
+    return DecodeWeight{.matrix = w.matrix.defined() ? w.matrix.to(device) : w.matrix,
+                        .quantized = moved(w.quantized, device),
+                        .bias = w.bias.defined() ? w.bias.to(device) : w.bias};
+  };
+  const auto norm = [&](std::int64_t size) { return (randn({size}) * 0.2 + 1).to(c.dtype).to(device); };
+  DecoderStep s{.x = from({1, c.width}, 1), .norm = norm(c.width), .head = weight(c.width, 192), .heads = c.heads};
+  for (int i = 0; i < 2; ++i) {
+    const Shape cache{1, c.key_heads, c.capacity, c.head_width};
+    s.layers.push_back({.input_norm = norm(c.width),
+                        .post_norm = norm(c.width),
+                        .q = weight(c.width, c.heads * c.head_width),
+                        .k = weight(c.width, c.key_heads * c.head_width),
+                        .v = weight(c.width, c.key_heads * c.head_width),
+                        .o = weight(c.heads * c.head_width, c.width),
+                        .gate = weight(c.width, c.hidden),
+                        .up = weight(c.width, c.hidden),
+                        .down = weight(c.hidden, c.width),
+                        .q_norm = c.extras ? norm(c.head_width) : Tensor{},
+                        .k_norm = c.extras ? norm(c.head_width) : Tensor{},
+                        .keys = from(cache, 1),
+                        .values = from(cache, 1)});
+  }
+  for (std::int64_t j = 0; j < c.head_width / 2; ++j) {
+    s.frequencies.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(j) / static_cast<float>(c.head_width)));
+  }
+  s.length = full({1}, static_cast<double>(c.length), int64, device);
+  s.scratch = zeros({decoder_step_scratch(s)}, int64, device);
+  return s;
+}
+
+Tensor by_other_ops(const DecoderStep& s) {
+  Tensor x = s.x;
+  for (const DecoderLayer& l : s.layers) {
+    const Tensor qkv = decode_linear(x, {l.q, l.k, l.v}, {.norm_weight = l.input_norm, .eps = s.eps});
+    const Tensor y = decode_attention({.qkv = qkv,
+                                       .heads = s.heads,
+                                       .q_norm = l.q_norm,
+                                       .k_norm = l.k_norm,
+                                       .eps = s.eps,
+                                       .frequencies = s.frequencies,
+                                       .rotary_scale = s.rotary_scale,
+                                       .keys = l.keys,
+                                       .values = l.values,
+                                       .length = s.length});
+    const Tensor sum = decode_linear(y, {l.o}, {.residual = x});
+    const Tensor hidden =
+        decode_linear(sum, {l.gate, l.up}, {.norm_weight = l.post_norm, .eps = s.eps, .swiglu = true});
+    x = decode_linear(hidden, {l.down}, {.residual = sum});
+  }
+  return decode_linear(x, {s.head}, {.norm_weight = s.norm, .eps = s.eps});
+}
+
+TEST(DecoderStep, AsOtherOps) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(4);
+  for (const StepCase& c : {StepCase{{16, 0}, bfloat16, 256, 512, 4, 2, 64, 0, 64},
+                            StepCase{{16, 0}, float16, 576, 1536, 9, 3, 64, 70, 64, true},  // past the capacity
+                            StepCase{{16, 0}, bfloat16, 1088, 4864, 14, 2, 128, 300, 512, true},
+                            StepCase{{4, 64}, bfloat16, 576, 1536, 9, 3, 64, 1000, 1024, true},
+                            StepCase{{4, kWholeColumn}, float16, 1024, 192, 4, 4, 128, 2500, 2501},
+                            StepCase{{8, 128}, bfloat16, 256, 2112, 4, 1, 128, 7, 8, true},
+                            StepCase{{8, 64}, float16, 128, 128, 2, 2, 64, 1, 64}}) {
+    SCOPED_TRACE(
+        fmt::format("{} {} bits, width {}, length {} of {}", c.dtype, c.kind.bits, c.width, c.length, c.capacity));
+    const DecoderStep step = step_of(c, Device::cuda());
+    ASSERT_TRUE(has_decoder_step(step));
+    cuda::LaunchRecord record;
+    const Tensor logits = decoder_step(step);
+    EXPECT_TRUE(record.has("decoder_step_kernel"));
+    EXPECT_EQ(record.names().size(), 1u);
+    const Tensor keys = clone(step.layers[1].keys);
+    EXPECT_EQ(to_vector<double>(decoder_step(step)), to_vector<double>(logits)) << "the same again";
+    const Tensor expected = by_other_ops(step);
+    EXPECT_LE(relative_error(logits, expected), c.dtype == float16 ? 4e-3 : 3e-2);
+    EXPECT_LE(relative_error(keys, step.layers[1].keys), c.dtype == float16 ? 4e-3 : 3e-2);
+  }
+}
+
+TEST(DecoderStep, Errors) {
+  const autograd::NoGrad no_grad;
+  const StepCase c{{16, 0}, bfloat16, 128, 128, 2, 2, 64, 0, 4};
+  const DecoderStep on_host = step_of(c, Device::cpu());
+  EXPECT_FALSE(has_decoder_step(on_host));
+  expect_error([&] { decoder_step(on_host); }, "decoder_step: there is no kernel for this step");
+  EXPECT_FALSE(has_decoder_step({}));
+  if (!has_kernels_for_prompts()) {
+    return;
+  }
+  const DecoderStep step = step_of(c, Device::cuda());
+  const auto with = [&](const std::function<void(DecoderStep&)>& change) {
+    DecoderStep changed = step;
+    change(changed);
+    return changed;
+  };
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.layers[1].up.bias = slice(s.norm, 0, 0, 64); })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.heads = 1; })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.layers[1].down = {}; })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.layers.assign(65, s.layers[0]); })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.norm = s.norm.to(float32); })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.frequencies.pop_back(); })));
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.x = s.norm; })); },
+               "decoder_step: expected contiguous x of");
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.length = {}; })); },
+               "decoder_step: expected the length as");
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.scratch = slice(s.scratch, 0, 1, 9); })); },
+               "decoder_step: expected at least");
 }
 
 }  // namespace

@@ -528,4 +528,28 @@ TEST_F(SmallCase, DecodeLinears) {
   }
 }
 
+TEST_F(SmallCase, DecoderStep) {
+  const autograd::NoGrad no_grad;
+  nn::Llama llama(
+      {.vocab = 64, .layers = 2, .heads = 2, .key_heads = 1, .head_width = 64, .width = 128, .hidden = 192});
+  for (const Tensor& parameter : llama.parameters()) {
+    parameter.set_data(randn(parameter.shape()) * 0.3);
+  }
+  llama.to(bfloat16);
+  const Tensor tokens = randint(0, 64, {1, 5});
+  for (const int bits : {16, 4}) {
+    if (bits == 4) {
+      nn::quantize(llama, {.bits = bits});
+    }
+    compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
+      llama.to(device);
+      nn::KeyValueCache cache = llama.new_cache(1);
+      const Tensor there = tokens.to(device);
+      llama.next_token_logits(slice(there, 1, 0, 3), cache);
+      llama.next_token_logits(slice(there, 1, 3, 4), cache);
+      return Tensors{llama.next_token_logits(slice(there, 1, 4, 5), cache)};
+    });
+  }
+}
+
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/ops/decode/decode.h>
+#include <mica/ops/decode/decoder_step.h>
 
 namespace mica::kernels {
 
@@ -47,5 +48,30 @@ struct DecodeAppendArgs {
   const Tensor& queries;  // out: (B, T, H, D)
 };
 void decode_append(Cuda, const DecodeAppendArgs& args);
+
+/// Whether x is undefined, or contiguous and aligned to 16 bytes.
+bool is_aligned(const Tensor& x);
+
+/// Whether the kernels take a weight in a call whose first weight is `first`, for x of that dtype.
+bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype);
+
+struct DecoderStepArgs {
+  const DecoderStep& problem;
+  const Tensor& logits;  // out
+};
+void decoder_step(Cuda, const DecoderStepArgs& args);
+
+/// Whether the layers fit into the kernel's tables and shared memory, on the current device.
+bool fits_decoder_step(Cuda, const DecoderStep& step);
+
+inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words
+inline constexpr std::int64_t kMostAttentionParts = 8;  // of a head's keys
+
+/// How many words the phases of a layer hand over: one for two elements, or for a float of a part of attention.
+inline std::int64_t decoder_step_words(std::int64_t width, std::int64_t hidden, std::int64_t heads,
+                                       std::int64_t key_heads, std::int64_t head_width) {
+  const std::int64_t elements = (2 * heads + 2 * key_heads) * head_width + 2 * width + hidden;
+  return elements / 2 + heads * kMostAttentionParts * (head_width + 2);
+}
 
 }  // namespace mica::kernels

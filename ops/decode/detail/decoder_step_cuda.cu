@@ -1,0 +1,345 @@
+// A decoder's whole step for one sequence, in one kernel with one block per multiprocessor:
+//
+//     for each layer    queries, keys, values -> attention -> o_proj + residual -> gate, up -> down_proj + residual
+//     at the end        the head's product
+//
+//     a block
+//
+//         weights of its outputs, of all phases and layers in order
+//              | 1 warp, bulk copies (packed weights: 2 warps, 16 bytes a thread), as far ahead as there is room
+//              v
+//         ring of stages: 8 outputs, up to 1,024 terms of each
+//              | 8 warps, each with 128 of a stage's terms: tensor cores. They also compute attention
+//              v
+//         sums of the warps
+//              | 2 warps add them in order and apply the norm's factor, bias, gate and residual
+//              v
+//         words in global memory, which all blocks read in the next phase
+//
+// Addresses of weights do not depend on results, so the copies run through phases and layers, and the memory is busy
+// while a phase waits for the one before.
+//
+// There is no barrier between phases. A word of 64 bits has two elements, or a float, and a tag, the number of the
+// step; it is written and read as a whole. Who needs an element reads its word until it has this step's tag. Each phase
+// of each layer has words of its own, so that none is written twice in a step. All blocks run at once (a cooperative
+// launch), and a phase only waits for phases before it, so every wait ends.
+
+#include <algorithm>
+#include <cmath>
+
+#include <mica/core/cuda/device.h>
+#include <mica/core/cuda/error.h>
+#include <mica/core/cuda/stream.h>
+#include <mica/ops/decode/detail/decoder_step_attention.cuh>
+
+namespace mica::kernels {
+
+namespace decoder {
+
+namespace {
+
+/// By a warp: a layer of the table, and its jobs, to shared memory.
+template <class T, class W>
+__device__ void prepare_layer(const Arguments<T>& a, Layer<T>* layers, Job<T>* jobs, std::uint64_t* ready, int layer) {
+  constexpr int kWords = sizeof(Layer<T>) / sizeof(std::uint64_t);
+  static_assert(kWords * sizeof(std::uint64_t) == sizeof(Layer<T>));
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int i = lane; i < kWords; i += kWarp) {
+    reinterpret_cast<std::uint64_t*>(layers + layer)[i] = reinterpret_cast<const std::uint64_t*>(a.layers + layer)[i];
+  }
+  __syncwarp();
+  // The last layer's warp also prepares the head.
+  const int number = layer * kLayerProducts + lane;
+  if (lane < kLayerProducts + (layer + 1 == a.layer_count)) {
+    jobs[number] = Job<T>(a, layers, number, W::kUnit);
+  }
+  __syncwarp();
+  cuda::arrive(ready + layer);
+}
+
+template <class T, class W>
+__device__ void copy_weights(const Arguments<T>& a, Layer<T>* layers, Job<T>* jobs, std::uint64_t* ready, Ring ring,
+                             int copier) {
+  const int products = a.layer_count * kLayerProducts + 1;
+  if (copier < kWarp) {
+    prepare_layer<T, W>(a, layers, jobs, ready, 0);
+  }
+  for (int number = 0; number < products; ++number) {
+    const int layer = number / kLayerProducts;
+    if (number % kLayerProducts == 0 && layer < a.layer_count) {
+      if (copier < kWarp && layer + 1 < a.layer_count) {
+        prepare_layer<T, W>(a, layers, jobs, ready, layer + 1);
+      }
+      cuda::wait(ready + layer, 0);
+    }
+    const Job<T>& job = jobs[number];
+    for (int group = 0; group < job.groups; ++group) {
+      for (int segment = 0; segment < job.segments; ++segment) {
+        cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
+        W::copy(a, job, group, segment, copier, ring);
+        ring.advance();
+      }
+    }
+  }
+}
+
+/// The elements of x in shared memory for products of that depth: what receive() writes.
+__host__ __device__ inline int x_terms(int depth) {
+  const int at_once = depth <= kSegment ? kSegment : kSegmentsAtOnce * kSegment;
+  return (depth + at_once - 1) / at_once * at_once;
+}
+
+/// The bytes of the table of jobs, which keep what follows it aligned.
+template <class T>
+__host__ __device__ int job_bytes(int products) {
+  return (products * static_cast<int>(sizeof(Job<T>)) + 15) / 16 * 16;
+}
+
+template <class T, class W>
+__global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_constant__ Arguments<T> a) {
+  extern __shared__ __align__(128) char dynamic[];
+  __shared__ Sums sums;
+  __shared__ AttentionSums attention_sums;
+  __shared__ Rotation rotation;
+  __shared__ std::uint64_t ready[kMostLayers];
+  auto* const layers = reinterpret_cast<Layer<T>*>(dynamic);
+  const int products = a.layer_count * kLayerProducts + 1;
+  auto* const jobs = reinterpret_cast<Job<T>*>(layers + a.layer_count);
+  T* const x = reinterpret_cast<T*>(reinterpret_cast<char*>(jobs) + job_bytes<T>(products));
+  float* const x_sums = reinterpret_cast<float*>(x + a.x_terms);
+  char* const stages = reinterpret_cast<char*>(x_sums + a.x_terms / kGroupTerms);
+  auto* const full = reinterpret_cast<std::uint64_t*>(stages + a.stages * W::kStageBytes);
+  const Ring ring{stages, full, full + a.stages, in_register(a.stages), W::kStageBytes};
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < a.stages; ++stage) {
+      cuda::init_barrier(ring.full + stage, W::kArrivals);
+      cuda::init_barrier(ring.empty + stage, kConsumerWarps);
+    }
+    for (int layer = 0; layer < a.layer_count; ++layer) {
+      cuda::init_barrier(ready + layer, kWarp);
+    }
+    cuda::publish_barriers();
+  }
+  const std::int64_t length = *a.length;
+  const std::uint32_t tag = static_cast<std::uint32_t>(a.state[0]) + 1;
+  rotation.fill(a, length);
+  __syncthreads();
+
+  if (threadIdx.x >= kConsumers + kFinishers) {
+    const int copier = static_cast<int>(threadIdx.x) - kConsumers - kFinishers;
+    if (copier < W::kCopiers) {
+      copy_weights<T, W>(a, layers, jobs, ready, ring, copier);
+    }
+    return;
+  }
+  if (threadIdx.x >= kConsumers) {
+    Finisher<T> finisher{a, sums, tag, static_cast<int>(threadIdx.x) - kConsumers};
+    sums.set_empty(0);
+    sums.set_empty(1);
+#pragma unroll 1
+    for (int number = 0; number < products; ++number) {
+      if (number % kLayerProducts == 0 && number + 1 < products) {
+        cuda::wait(ready + number / kLayerProducts, 0);
+      }
+      const Job<T>& job = jobs[number];
+      if (number == 1) {
+        finisher.read_residual(job.share);
+      }
+      finisher.finish(job);
+    }
+    return;
+  }
+  const Keys keys(length, a.capacity);
+  Consumer<T> consumer{a, ring, x, x_sums, sums, tag};
+#pragma unroll 1
+  for (int number = 0; number < products; ++number) {
+    const int layer = number / kLayerProducts;
+    if (number % kLayerProducts == 0 && layer < a.layer_count) {
+      cuda::wait(ready + layer, 0);
+    }
+    consumer.template multiply<W>(jobs[number]);
+    if (number % kLayerProducts == 0 && layer < a.layer_count) {
+      Attention<T>{consumer,       layers[layer], Words(a, layer), rotation,
+                   attention_sums, keys,          a.head_width,    a.head_width / kOctet}
+          .run();
+    }
+  }
+
+  // The last block ends the step: all have read its number.
+  if (consumer.thread() == 0 && cuda::exchange_add(a.state + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+    a.state[1] = 0;
+    a.state[0] = static_cast<int>(tag);
+  }
+}
+
+}  // namespace
+
+}  // namespace decoder
+
+namespace {
+
+using namespace decoder;
+
+// f.operator()<T, W>() for the step's kinds of elements and of weights.
+template <class F>
+void with_kernel(const DecoderStep& s, const F& f) {
+  on_dtype(Types<Half, BFloat16>{}, s.norm.dtype(), "decoder_step", [&]<class T>() {
+    const DecodeWeight& first = s.layers[0].q;
+    if (first.matrix.defined()) {
+      f.template operator()<T, FloatWeights<T>>();
+    } else if (first.quantized.bits == 4) {
+      f.template operator()<T, PackedWeights<T, 4>>();
+    } else {
+      f.template operator()<T, PackedWeights<T, 8>>();
+    }
+  });
+}
+
+// A block's dynamic shared memory: the tables of layers and jobs, x, the sums of its groups, and as many stages with
+// their two barriers as fit.
+struct SharedMemory {
+  int x_terms;
+  int stages;
+  int bytes;
+
+  SharedMemory(const DecoderStep& s, int table_bytes, int element, int stage_bytes, int kernel_bytes) {
+    const std::int64_t queries = s.heads * s.layers[0].keys.size(3);
+    const std::int64_t depth = std::max({s.norm.numel(), s.layers[0].gate.out(), queries});
+    constexpr std::int64_t kMostDepth = 16384;
+    x_terms = decoder::x_terms(static_cast<int>(std::min(depth, kMostDepth)));
+    const int before = table_bytes + x_terms * element + x_terms / kGroupTerms * static_cast<int>(sizeof(float));
+    const int stage = stage_bytes + 2 * static_cast<int>(sizeof(std::uint64_t));
+    stages = depth > kMostDepth ? 0 : std::max(0, most_bytes() - kernel_bytes - before) / stage;
+    bytes = before + stages * stage;
+  }
+
+  static int most_bytes() {
+    int device = 0;
+    int bytes = 0;
+    cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+    cuda::check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                "cudaDeviceGetAttribute");
+    return bytes;
+  }
+};
+
+template <class T, class W>
+SharedMemory shared_memory(const DecoderStep& s) {
+  cudaFuncAttributes attributes;
+  cuda::check(cudaFuncGetAttributes(&attributes, decoder_step_kernel<T, W>), "cudaFuncGetAttributes");
+  const int layers = static_cast<int>(s.layers.size());
+  const int table_bytes = layers * static_cast<int>(sizeof(Layer<T>)) + job_bytes<T>(layers * kLayerProducts + 1);
+  return {s, table_bytes, static_cast<int>(sizeof(T)), W::kStageBytes, static_cast<int>(attributes.sharedSizeBytes)};
+}
+
+template <class T>
+Weight<T> weight(const DecodeWeight& w) {
+  const bool packed = !w.matrix.defined();
+  return {.data = packed ? w.quantized.packed.raw_data() : w.matrix.raw_data(),
+          .scale = packed ? w.quantized.scale.data<T>() : nullptr,
+          .zero = packed ? w.quantized.zero.data<T>() : nullptr,
+          .bias = w.bias.data_or_null<T>(),
+          .outputs = static_cast<int>(w.out())};
+}
+
+template <class T>
+Layer<T> layer(const DecoderLayer& l) {
+  return {.qkv = {weight<T>(l.q), weight<T>(l.k), weight<T>(l.v)},
+          .o = weight<T>(l.o),
+          .gate_up = {weight<T>(l.gate), weight<T>(l.up)},
+          .down = weight<T>(l.down),
+          .input_norm = l.input_norm.data<T>(),
+          .post_norm = l.post_norm.data<T>(),
+          .q_norm = l.q_norm.data_or_null<T>(),
+          .k_norm = l.k_norm.data_or_null<T>(),
+          .keys = l.keys.data<T>(),
+          .values = l.values.data<T>()};
+}
+
+// A group of a quantized weight has 64 · 2^shift terms.
+int group_shift(const QuantizedWeight& q) {
+  constexpr int kWhole = 30;
+  int shift = 0;
+  while (q.group_size == kWholeColumn ? shift < kWhole : (std::int64_t{kGroupTerms} << shift) < q.group_size) {
+    ++shift;
+  }
+  return shift;
+}
+
+template <class T, class W>
+Arguments<T> arguments(const DecoderStepArgs& args, const SharedMemory& shared) {
+  const DecoderStep& s = args.problem;
+  const Tensor& keys = s.layers[0].keys;
+  Arguments<T> a{.layers = {},
+                 .layer_count = static_cast<int>(s.layers.size()),
+                 .head = weight<T>(s.head),
+                 .norm = s.norm.data<T>(),
+                 .x = s.x.data<T>(),
+                 .logits = args.logits.data<T>(),
+                 .length = s.length.data<std::int64_t>(),
+                 .capacity = static_cast<int>(keys.size(2)),
+                 .state = reinterpret_cast<int*>(s.scratch.data<std::int64_t>()),
+                 .words = reinterpret_cast<std::uint64_t*>(s.scratch.data<std::int64_t>()) + kDecoderStepState,
+                 .layer_words = static_cast<int>(
+                     decoder_step_words(s.norm.numel(), s.layers[0].gate.out(), s.heads, keys.size(1), keys.size(3))),
+                 .width = static_cast<int>(s.norm.numel()),
+                 .hidden = static_cast<int>(s.layers[0].gate.out()),
+                 .heads = static_cast<int>(s.heads),
+                 .key_heads = static_cast<int>(keys.size(1)),
+                 .head_width = static_cast<int>(keys.size(3)),
+                 .stages = shared.stages,
+                 .x_terms = shared.x_terms,
+                 .group_shift = W::kIsPacked ? group_shift(s.head.quantized) : 0,
+                 .eps = static_cast<float>(s.eps),
+                 .score_scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(keys.size(3)))),
+                 .rotates = !s.frequencies.empty(),
+                 .rotary_scale = static_cast<float>(s.rotary_scale),
+                 .frequencies = {}};
+  std::transform(s.layers.begin(), s.layers.end(), a.layers, layer<T>);
+  std::copy(s.frequencies.begin(), s.frequencies.end(), a.frequencies);
+  return a;
+}
+
+template <class T, class W>
+void launch(const DecoderStepArgs& args) {
+  const SharedMemory shared = shared_memory<T, W>(args.problem);
+  cuda::check(
+      cudaFuncSetAttribute(decoder_step_kernel<T, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared.bytes),
+      "cudaFuncSetAttribute");
+  // All blocks must run at once.
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(cuda::multiprocessor_count());
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared.bytes);
+  config.stream = cuda::current_stream();
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  cuda::check(cudaLaunchKernelEx(&config, decoder_step_kernel<T, W>, arguments<T, W>(args, shared)),
+              "decoder_step_kernel");
+  cuda::check_launch("decoder_step_kernel");
+}
+
+}  // namespace
+
+bool fits_decoder_step(Cuda, const DecoderStep& s) {
+  constexpr int kLeastStages = 3;
+  bool fits = false;
+  with_kernel(s, [&]<class T, class W>() {
+    // A block's outputs of o_proj and down_proj are added up at once.
+    const std::int64_t units = s.norm.numel() / W::kUnit;
+    const std::int64_t blocks = cuda::multiprocessor_count();
+    fits = cuda::device_has_clusters() && s.layers.size() <= kMostLayers &&
+           (units + blocks - 1) / blocks * W::kUnit <= kBatchRows && shared_memory<T, W>(s).stages >= kLeastStages;
+  });
+  return fits;
+}
+
+void decoder_step(Cuda, const DecoderStepArgs& args) {
+  with_kernel(args.problem, [&]<class T, class W>() { launch<T, W>(args); });
+}
+
+}  // namespace mica::kernels
