@@ -7,19 +7,18 @@
 
 namespace mica::kernels::held {
 
-/// Who shares a row.
-enum class Team { lanes, warp, block, cluster };
+/// Who shares a row: some lanes of a warp or all, a block, or a cluster of blocks.
+enum class Team { warp, block, cluster };
 
-constexpr int kTeamLanes = 8;          // of a warp that share a row
 constexpr int kWarpRows = 8;           // warps of a block that have rows of their own
 constexpr int kMostTeamThreads = 512;  // of a block that share a row
 constexpr int kMostCluster = 16;       // blocks
 
 /// Where a row is from the one time it is read until its results are written.
 enum class Held {
-  nowhere,           // it is too long, and read twice
-  registers,         // of its threads
-  staged_registers,  // and it comes and goes through shared memory
+  nowhere,    // it is too long, and read twice
+  registers,  // of its threads
+  streamed,   // the same, by blocks that stay for row after row
   shared_memory,
 };
 
@@ -28,7 +27,7 @@ struct RowPlan {
   Held held = Held::nowhere;
   Team team = Team::block;
   int pack = 0;         // columns that a thread reads at once
-  int elements = 0;     // of a row that a thread holds in registers, at most: 8, 16, 24 or 32
+  int elements = 0;     // of a row that a thread holds in registers, at most
   bool packed = false;  // two 16-bit elements to a register
   int threads = 0;      // of a block that share a row
   int rows = 1;         // of a block

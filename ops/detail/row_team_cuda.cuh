@@ -5,11 +5,11 @@
 //     held:    memory ──16 bytes a thread──▶ registers ─▶ sums ─▶ registers ──16 bytes a thread──▶ memory
 //     staged:  memory ──16 bytes a thread──▶ shared memory ─▶ sums ─▶ shared memory ──16 bytes a thread──▶ memory
 //
-// A team shares a row: 8 lanes of a warp, a warp, a block, or a cluster of blocks that have a slab of its columns each.
-// A row is staged if it is too long for the registers, or if it does not begin and end at multiples of 16 bytes. Then
-// a block copies everything it works on (rows, or a slab of one) into shared memory.
+// A team shares a row: lanes of a warp, a block, or a cluster of blocks that have a slab of its columns each. A row is
+// staged if it is too long for the registers, or long and does not begin and end at multiples of 16 bytes. Then a block
+// copies its row, or slab of one, into shared memory.
 //
-// Which thread has which columns, and the order of sums, depend on the row's length alone.
+// Which thread has which columns, and the order of sums, depend on the row's length and on the alignment of pointers.
 
 #include <cstdint>
 #include <limits>
@@ -25,10 +25,6 @@ namespace mica::kernels::held {
 using rows::kAllLanes;
 using rows::kWarp;
 using rows::Pack;
-
-/// Lanes of a warp that share a row, or a part of one.
-template <Team kTeam>
-constexpr int kLanes = kTeam == Team::lanes ? kTeamLanes : kWarp;
 
 /// What threads find in a row is a type that has
 ///     Found empty() const;                // before anything was found
@@ -61,17 +57,16 @@ struct Place {
   }
 };
 
-/// Column of pack number i of a thread.
-template <Team kTeam, int V>
-__device__ int held_column(int i) {
-  const int threads = kTeam == Team::block || kTeam == Team::cluster ? static_cast<int>(blockDim.x) : kLanes<kTeam>;
-  return (i * threads + static_cast<int>(threadIdx.x)) * V;
-}
-
-/// The same number, of which the compiler does not know that it has computed it before.
-__device__ inline int recomputed(int n) {
+/// The same number or address, of which the compiler does not know how it was computed: it is kept, and not computed
+/// again where it is used.
+__device__ inline int opaque(int n) {
   asm volatile("" : "+r"(n));
   return n;
+}
+template <class T>
+__device__ T* opaque(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
 }
 
 /// A thread's packs of a row, V columns each, in registers. kPacked: as they were read, which takes half the registers
@@ -120,6 +115,8 @@ class HeldPacks {
     for (auto& word : held_) {
       if constexpr (std::is_same_v<Word, uint4>) {
         word = make_uint4(word.x | zero, word.y | zero, word.z | zero, word.w | zero);
+      } else if constexpr (std::is_same_v<Word, uint2>) {
+        word = make_uint2(word.x | zero, word.y | zero);
       } else if constexpr (std::is_same_v<Word, unsigned>) {
         word |= zero;
       }
@@ -128,7 +125,7 @@ class HeldPacks {
 
  private:
   // Words, where it is 16-bit elements: the compiler would take those apart as soon as they are there.
-  using Narrow = std::conditional_t<V == 8, uint4, unsigned>;
+  using Narrow = std::conditional_t<V == 8, uint4, std::conditional_t<V == 4, uint2, unsigned>>;
   using Word = std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2, Narrow, Pack<T, V>>>;
   static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));
 
@@ -174,7 +171,7 @@ class Exchange {
   }
 
   /// What the team has found, to the same bits in all its threads. rank: of the block in its cluster.
-  __device__ Found joined(const Found& mine, int rank) { return joined_warps(mine.over_lanes(kLanes<kTeam>), rank); }
+  __device__ Found joined(const Found& mine, int rank) { return joined_warps(mine.over_lanes(kWarp), rank); }
 
   /// The same from what a warp, or the lanes that share a row, have found.
   __device__ Found joined_warps(Found warp, int rank) {

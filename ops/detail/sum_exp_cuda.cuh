@@ -33,13 +33,20 @@ __device__ S sum_of_lanes(S value, int lanes) {
   return value;
 }
 
-/// eˣ of elements of T: of 16 bits by the chip's approximation of 2ˣ, with a relative error of 2⁻²² and what x · log₂e
-/// has lost.
+template <class S>
+constexpr S kLog2E = S(1.4426950408889634);
+
+/// 2ˣ by the chip's approximation, with a relative error of 2⁻²².
+struct BinaryPower {
+  __device__ float operator()(float x) const { return cuda::approximate_exp2(x); }
+};
+
+/// eˣ of elements of T: of 16 bits by the chip's approximation of 2ˣ, with what x · log₂e has lost.
 template <class T>
 struct NaturalPower {
   __device__ Accumulate<T> operator()(Accumulate<T> x) const {
     if constexpr (sizeof(T) == 2) {
-      return cuda::approximate_exp2(x * 1.44269504f);
+      return BinaryPower{}(x * kLog2E<float>);
     } else {
       return math::exp(x);
     }

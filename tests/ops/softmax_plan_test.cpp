@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kSharedMemory = 227 << 10;  // bytes that a block can have
 
-RowPlan plan(std::int64_t columns, int element_size, bool backward = false, bool aligned = true, bool clusters = true) {
+RowPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16, bool clusters = true) {
   return plan_softmax({.columns = columns,
                        .element_size = element_size,
-                       .aligned = aligned,
+                       .alignment = alignment,
                        .clusters = clusters,
                        .backward = backward});
 }
@@ -29,10 +29,13 @@ void for_problems(const F& f) {
   for (std::int64_t n = 1; n < 700'000; n += 1 + n / 50) {
     for (const int size : {2, 4, 8}) {
       for (const bool backward : {false, true}) {
-        for (const bool aligned : {false, true}) {
+        for (const int alignment : {size, 8, 16}) {
           for (const bool clusters : {false, true}) {
-            f(SoftmaxProblem{
-                .columns = n, .element_size = size, .aligned = aligned, .clusters = clusters, .backward = backward});
+            f(SoftmaxProblem{.columns = n,
+                             .element_size = size,
+                             .alignment = alignment,
+                             .clusters = clusters,
+                             .backward = backward});
           }
         }
       }
@@ -51,7 +54,7 @@ TEST(SoftmaxPlan, CoversRows) {
     EXPECT_GE(std::int64_t{p.cluster} * p.slab, n) << n;
     EXPECT_LT(std::int64_t{p.cluster - 1} * p.slab, n) << n << ": a block without columns";
     EXPECT_LE(p.threads, held::kMostTeamThreads) << n;
-    EXPECT_EQ(p.threads % (p.team == Team::lanes ? held::kTeamLanes : 32), 0) << n;
+    EXPECT_EQ(p.threads % (p.rows > held::kWarpRows ? 8 : 32), 0) << n;
     EXPECT_EQ(p.threads * p.rows % 32, 0) << n;
     EXPECT_EQ(p.cluster > 1, p.team == Team::cluster) << n;
     const int matrices = problem.backward ? 2 : 1;
@@ -61,14 +64,9 @@ TEST(SoftmaxPlan, CoversRows) {
     } else {
       EXPECT_GE(std::int64_t{p.threads} * p.elements, p.slab) << n;
       EXPECT_EQ(p.elements % p.pack, 0) << n;
-      if (p.held == Held::staged_registers) {
-        EXPECT_LE(bytes, kSharedMemory) << n;
-      } else {
-        EXPECT_EQ(n % p.pack, 0) << n;
-        EXPECT_EQ(p.slab % p.pack, 0) << n;
-        EXPECT_EQ(p.pack * problem.element_size, 16) << n;
-        EXPECT_TRUE(problem.aligned);
-      }
+      EXPECT_EQ(n % p.pack, 0) << n;
+      EXPECT_EQ(p.slab % p.pack, 0) << n;
+      EXPECT_EQ(problem.alignment % (p.pack * problem.element_size), 0) << n;
     }
   });
 }
@@ -82,21 +80,32 @@ TEST(SoftmaxPlan, UsesClustersOnlyWhereThereAreSome) {
 }
 
 TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
-  EXPECT_EQ(plan(256, 2).team, Team::lanes);
-  EXPECT_EQ(plan(264, 2).team, Team::warp);
+  EXPECT_EQ(plan(320, 2).threads, 8);
+  EXPECT_EQ(plan(328, 2).threads, 32);
+  EXPECT_EQ(plan(328, 2).pack, 8);
+  EXPECT_EQ(plan(324, 2).pack, 4);
+  EXPECT_EQ(plan(328, 2, false, 8).pack, 4);
+  EXPECT_EQ(plan(326, 2).pack, 1);
+  EXPECT_EQ(plan(328, 2, false, 2).pack, 1);
+  EXPECT_EQ(plan(326, 4).pack, 1);
   EXPECT_EQ(plan(1024, 2).team, Team::warp);
-  EXPECT_EQ(plan(1032, 2).team, Team::block);
+  EXPECT_EQ(plan(1025, 2).team, Team::block);
+  EXPECT_EQ(plan(4351, 2).held, Held::registers);
+  EXPECT_EQ(plan(4353, 2).held, Held::shared_memory);
+  EXPECT_EQ(plan(1023, 2, true).held, Held::registers);
+  EXPECT_EQ(plan(1025, 2, true).held, Held::shared_memory);
+  EXPECT_EQ(plan(16'383, 4).held, Held::registers);
+  EXPECT_EQ(plan(16'383, 4, true).held, Held::shared_memory);
   for (const int size : {2, 4}) {
     for (const bool backward : {false, true}) {
-      EXPECT_EQ(plan(1024, size, backward).held, Held::registers);
       EXPECT_EQ(plan(8192, size, backward).held, Held::registers);
-      EXPECT_EQ(plan(1023, size, backward).held, Held::staged_registers);
-      EXPECT_EQ(plan(1024, size, backward, /*aligned=*/false).held, Held::staged_registers);
-      EXPECT_EQ(plan(1025, size, backward).held, Held::shared_memory);
-      EXPECT_EQ(plan(1032, size, backward, /*aligned=*/false).held, Held::shared_memory);
+      EXPECT_EQ(plan(8191, size, backward).held, size == 4 ? Held::registers : Held::shared_memory);
+      EXPECT_EQ(plan(8188, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(8200, size, backward).held, Held::registers);
       EXPECT_EQ(plan(16'384, size, backward).team, Team::block);
       EXPECT_EQ(plan(16'392, size, backward).held, Held::registers);
       EXPECT_EQ(plan(16'392, size, backward).team, Team::cluster);
+      EXPECT_EQ(plan(16'391, size, backward).held, Held::shared_memory);
       EXPECT_EQ(plan(262'144, size, backward).held, Held::registers);
       EXPECT_EQ(plan(262'143, size, backward).held, Held::shared_memory);
       EXPECT_EQ(plan(10'000'000, size, backward).held, Held::nowhere);
@@ -104,8 +113,8 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
   }
   EXPECT_EQ(plan(16'391, 2, false).team, Team::block);
   EXPECT_EQ(plan(131'071, 2, false).team, Team::cluster);
-  EXPECT_EQ(plan(16'392, 2, false, true, /*clusters=*/false).held, Held::shared_memory);
-  EXPECT_EQ(plan(131'072, 2, false, true, /*clusters=*/false).held, Held::nowhere);
+  EXPECT_EQ(plan(16'392, 2, false, 16, /*clusters=*/false).held, Held::shared_memory);
+  EXPECT_EQ(plan(131'072, 2, false, 16, /*clusters=*/false).held, Held::nowhere);
   EXPECT_EQ(plan(600, 8).held, Held::shared_memory);  // a double takes two registers
 }
 

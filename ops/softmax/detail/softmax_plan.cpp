@@ -12,6 +12,17 @@ using held::Team;
 constexpr int kWarp = 32;
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
+/// Columns of the longest rows that a block holds by such packs, if it can. Longer ones are faster through shared
+/// memory, unless packs have 16 bytes.
+std::int64_t most_columns(const SoftmaxProblem& problem, int pack) {
+  switch (pack * problem.element_size) {
+    case 2: return problem.backward ? 1024 : 4352;
+    case 4: return problem.backward ? 8192 : 16384;
+    case 8: return 8192;
+    default: return 1 << 30;
+  }
+}
+
 // Bytes of shared memory for which three, two or one blocks fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
 // Of a matrix, of a thread, if a block has fewer than the most threads.
@@ -20,53 +31,57 @@ constexpr int kStagedBytesBackward = 128;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// The fewest elements, of those that kernels are made for, that are enough for a thread; 0: none.
-int elements_for(std::int64_t columns, int threads, int fewest, int most) {
-  for (const int elements : {8, 16, 24, 32}) {
-    if (elements >= fewest && elements <= most && std::int64_t{threads} * elements >= columns) {
-      return elements;
-    }
-  }
-  return 0;
-}
-
 /// The threads of a block that share so many columns: with `elements` each.
 int threads_for(std::int64_t columns, int elements) {
   return static_cast<int>(round_up(columns, std::int64_t{kWarp} * elements) / elements);
 }
 
-/// In the registers of a warp or of some of its lanes; if aligned, also of a block or a cluster.
-RowPlan plan_registers(const SoftmaxProblem& problem, bool aligned) {
+/// The columns of the widest packs that fit rows and pointers.
+int pack_of(const SoftmaxProblem& problem) {
+  const auto fits = [&](int bytes) {
+    return problem.alignment % bytes == 0 && problem.columns * problem.element_size % bytes == 0;
+  };
+  const int size = problem.element_size;
+  return size == 8 ? 1 : fits(16) ? 16 / size : size == 2 && fits(8) ? 4 : 1;
+}
+
+/// In the registers of a warp or of some of its lanes.
+RowPlan plan_warp(const SoftmaxProblem& problem, int pack) {
+  const auto first_of = [&](const auto& shares) -> RowPlan {
+    for (const LaneShare& share : shares) {
+      if (share.columns() >= problem.columns) {
+        return {.held = Held::registers,
+                .team = Team::warp,
+                .pack = pack,
+                .elements = share.elements,
+                .threads = share.lanes,
+                .rows = held::kWarpRows * kWarp / share.lanes,
+                .slab = static_cast<int>(problem.columns)};
+      }
+    }
+    return {};
+  };
+  switch (pack * problem.element_size) {
+    case 16: return first_of(kSharesOf16Bytes);
+    case 8: return problem.element_size == 8 ? first_of(kSharesOfDoubles) : first_of(kSharesOf8Bytes);
+    default: return first_of(kSharesOfElements);
+  }
+}
+
+/// In the registers of a block or a cluster.
+RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   const std::int64_t n = problem.columns;
   const bool narrow = problem.element_size == 2;
-  RowPlan plan;
-  plan.held = aligned ? Held::registers : Held::staged_registers;
-  plan.pack = aligned ? 16 / problem.element_size : narrow ? 2 : 1;
-  plan.packed = narrow && !aligned;
-  plan.slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30));
-  const int most_in_warp = problem.element_size == 8 ? 16 : 32;
-  if (const int in_lane = elements_for(n, held::kTeamLanes, 8, most_in_warp)) {
-    plan.team = Team::lanes;
-    plan.elements = in_lane == 24 ? 32 : in_lane;
-    plan.threads = held::kTeamLanes;
-    plan.rows = held::kWarpRows * kWarp / held::kTeamLanes;
-    return plan;
-  }
-  if (const int in_warp = elements_for(n, kWarp, 16, most_in_warp)) {
-    plan.team = Team::warp;
-    plan.elements = in_warp;
-    plan.threads = kWarp;
-    plan.rows = held::kWarpRows;
-    return plan;
-  }
-  if (!aligned) {
+  const bool aligned = pack * problem.element_size == 16;
+  if (problem.element_size == 8 || n > most_columns(problem, pack)) {
     return {};
   }
+  RowPlan plan{.held = Held::registers, .pack = pack, .slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30))};
   constexpr std::int64_t kSlab = std::int64_t{kMostTeamThreads} * 32;
   // Two matrices of wide elements fill the registers. Where rows are short enough, two blocks fit on a multiprocessor,
   // so that one computes while the other loads.
   const bool wide = problem.element_size == 4 && problem.backward;
-  const int most = wide && n <= kSlab / 2 ? 16 : 32;
+  const int most = wide && n <= kSlab / 2 ? 16 : narrow && !aligned ? 24 : 32;
   if (n <= kSlab) {
     // As few threads without elements as possible.
     const int fewer = wide ? most : 24;
@@ -79,7 +94,7 @@ RowPlan plan_registers(const SoftmaxProblem& problem, bool aligned) {
     plan.packed = narrow && !problem.backward && n > kSlab / 2;
     return plan;
   }
-  for (int blocks = 2; problem.clusters && blocks <= held::kMostCluster; blocks *= 2) {
+  for (int blocks = 2; problem.clusters && aligned && blocks <= held::kMostCluster; blocks *= 2) {
     const std::int64_t slab = round_up((n + blocks - 1) / blocks, kSlabUnit);
     if (slab <= kSlab) {
       plan.team = Team::cluster;
@@ -121,10 +136,13 @@ RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
 }  // namespace
 
 RowPlan plan_softmax(const SoftmaxProblem& problem) {
-  const bool aligned =
-      problem.aligned && problem.element_size < 8 && problem.columns % (16 / problem.element_size) == 0;
-  const RowPlan plan = plan_registers(problem, aligned);
-  return plan.held != Held::nowhere ? plan : plan_shared_memory(problem);
+  const int pack = pack_of(problem);
+  for (const RowPlan& plan : {plan_warp(problem, pack), plan_registers(problem, pack)}) {
+    if (plan.held != Held::nowhere) {
+      return plan;
+    }
+  }
+  return plan_shared_memory(problem);
 }
 
 }  // namespace mica::kernels

@@ -3,6 +3,7 @@
 // Softmax of the rows of a matrix (rows, columns), by the kernel that plan_softmax() says.
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -20,10 +21,12 @@ using held::Held;
 /// longest: what is written leaves in the order in which it came, which the memory takes faster.
 constexpr std::int64_t kLargeResult = std::int64_t{40} << 20;  // bytes
 
-/// Elements after rows in shared memory that are read, but do not count.
-constexpr int kPast = 1024 + 8;
-
-inline bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+/// Bytes of which all pointers are multiples, up to 16.
+template <class... Pointers>
+int alignment_of(const Pointers*... pointers) {
+  const std::uintptr_t bits = (std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(pointers));
+  return static_cast<int>(bits & (~bits + 1));
+}
 
 /// Whether elements with the same number lie at the same distance from a unit of 16 bytes.
 template <class... Pointers>
@@ -31,42 +34,49 @@ bool same_phase(const void* first, const Pointers*... others) {
   return ((reinterpret_cast<std::uintptr_t>(first) % 16 == reinterpret_cast<std::uintptr_t>(others) % 16) && ...);
 }
 
-template <int... kElements>
-using Elements = std::integer_sequence<int, kElements...>;
-
 /// Calls f.operator()<L>() with the HeldLayout of a plan for rows in registers.
 template <class T, bool kBackward, class F>
 void with_layout(const RowPlan& plan, const F& f) {
-  constexpr bool kDouble = sizeof(T) == 8;
+  constexpr int kUnit = 16 / sizeof(T);
   constexpr bool kNarrow = sizeof(T) == 2;
-  const auto with = [&]<Team kTeam, int V, bool kPacked, bool kStaged, int... kElements>(Elements<kElements...>) {
-    ((plan.elements == kElements &&
-      (f.template operator()<HeldLayout<kTeam, V, kElements, kPacked, kStaged>>(), true)) ||
-     ...);
+  const auto by_lanes = [&]<int V, const auto & kShares>() {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      ((plan.threads == kShares[I].lanes && plan.elements == kShares[I].elements &&
+        (f.template operator()<HeldLayout<Team::warp, V, kShares[I].elements, false, kShares[I].lanes>>(), true)) ||
+       ...);
+    }
+    (std::make_index_sequence<std::size(kShares)>());
   };
-  using OfLane = std::conditional_t<kDouble, Elements<8, 16>, Elements<8, 16, 32>>;
-  using OfWarp = std::conditional_t<kDouble, Elements<16>, Elements<16, 24, 32>>;
-  using OfBlock = std::conditional_t<sizeof(T) == 4 && kBackward, Elements<16, 32>, Elements<24, 32>>;
-  constexpr int kWord = held::kInWord<T>;
-  if (plan.held == Held::staged_registers) {
-    if (plan.team == Team::lanes) {
-      return with.template operator()<Team::lanes, kWord, kNarrow, true>(OfLane{});
+  const auto by_warps = [&]<Team kTeam, int V, bool kPacked, int... kElements>() {
+    ((plan.elements == kElements && (f.template operator()<HeldLayout<kTeam, V, kElements, kPacked>>(), true)) || ...);
+  };
+  constexpr int kFewer = kNarrow || !kBackward ? 24 : 16;  // elements that a thread of a block may have instead of 32
+  if constexpr (sizeof(T) == 8) {
+    by_lanes.template operator()<1, kSharesOfDoubles>();
+  } else if (plan.team == Team::warp) {
+    if (plan.pack == kUnit) {
+      by_lanes.template operator()<kUnit, kSharesOf16Bytes>();
+    } else if (plan.pack == 1) {
+      by_lanes.template operator()<1, kSharesOfElements>();
+    } else if constexpr (kNarrow) {
+      by_lanes.template operator()<4, kSharesOf8Bytes>();
     }
-    return with.template operator()<Team::warp, kWord, kNarrow, true>(OfWarp{});
-  }
-  if constexpr (!kDouble) {
-    constexpr int kUnit = 16 / sizeof(T);
-    if (plan.team == Team::lanes) {
-      with.template operator()<Team::lanes, kUnit, false, false>(OfLane{});
-    } else if (plan.team == Team::warp) {
-      with.template operator()<Team::warp, kUnit, false, false>(OfWarp{});
-    } else if (plan.team == Team::cluster) {
-      with.template operator()<Team::cluster, kUnit, kNarrow && !kBackward, false>(Elements<32>{});
-    } else if (!plan.packed) {
-      with.template operator()<Team::block, kUnit, false, false>(OfBlock{});
-    } else if constexpr (kNarrow && !kBackward) {
-      with.template operator()<Team::block, kUnit, true, false>(OfBlock{});
+  } else if (plan.team == Team::cluster) {
+    by_warps.template operator()<Team::cluster, kUnit, kNarrow && !kBackward, 32>();
+  } else if constexpr (!kNarrow) {
+    if (plan.pack == kUnit) {
+      by_warps.template operator()<Team::block, kUnit, false, kFewer, 32>();
+    } else {
+      by_warps.template operator()<Team::block, 1, false, kFewer, 32>();
     }
+  } else if (plan.pack == 1) {
+    by_warps.template operator()<Team::block, 1, false, kFewer>();
+  } else if (plan.pack == 4) {
+    by_warps.template operator()<Team::block, 4, false, kFewer>();
+  } else if (!plan.packed) {
+    by_warps.template operator()<Team::block, kUnit, false, kFewer, 32>();
+  } else if constexpr (!kBackward) {
+    by_warps.template operator()<Team::block, kUnit, true, kFewer, 32>();
   }
 }
 
@@ -74,23 +84,20 @@ void with_layout(const RowPlan& plan, const F& f) {
 struct LaunchNames {
   const char* held;
   const char* held_cluster;
-  const char* held_staged;
   const char* staged_block;
   const char* staged_cluster;
 
   const char* of(const RowPlan& plan) const {
     switch (plan.held) {
       case Held::registers: return plan.team == Team::cluster ? held_cluster : held;
-      case Held::staged_registers: return held_staged;
       default: return plan.team == Team::cluster ? staged_cluster : staged_block;
     }
   }
 };
-constexpr LaunchNames kForwardNames{"softmax_held", "softmax_held<cluster>", "softmax_held<staged>",
-                                    "softmax_staged<block>", "softmax_staged<cluster>"};
+constexpr LaunchNames kForwardNames{"softmax_held", "softmax_held<cluster>", "softmax_staged<block>",
+                                    "softmax_staged<cluster>"};
 constexpr LaunchNames kBackwardNames{"softmax_backward_held", "softmax_backward_held<cluster>",
-                                     "softmax_backward_held<staged>", "softmax_backward_staged<block>",
-                                     "softmax_backward_staged<cluster>"};
+                                     "softmax_backward_staged<block>", "softmax_backward_staged<cluster>"};
 
 template <class Kernel, class... Arguments>
 void launch(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
@@ -115,12 +122,12 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
   using Rule = SoftmaxRule<T, kKind>;
   const RowPlan plan = plan_softmax({.columns = columns,
                                      .element_size = sizeof(T),
-                                     .aligned = is_aligned(x) && is_aligned(y),
+                                     .alignment = alignment_of(x, y),
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = false});
   const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return StagedPiece<T>::bytes(static_cast<int>(count)); };
-  if (plan.held == Held::nowhere || !same_phase(x, y)) {
+  if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(x, y))) {
     softmax_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(x, y, columns, rule);
     cuda::check_launch("softmax_looped");
   } else if (plan.held == Held::shared_memory) {
@@ -134,10 +141,8 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     }
     run(softmax_staged<T, Team::block, Rule>);
   } else {
-    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns + kPast) : 0;
     with_layout<T, false>(plan, [&]<class L>() {
-      launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, staged, x, y, rows, columns, rule, plan,
-             large);
+      launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, 0, x, y, rows, columns, rule, plan, large);
     });
   }
 }
@@ -148,12 +153,12 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
   using Rule = SoftmaxRule<T, kKind>;
   const RowPlan plan = plan_softmax({.columns = columns,
                                      .element_size = sizeof(T),
-                                     .aligned = is_aligned(y) && is_aligned(dy) && is_aligned(dx),
+                                     .alignment = alignment_of(y, dy, dx),
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = true});
   const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return 2 * StagedPiece<T>::bytes(static_cast<int>(count)); };
-  if (plan.held == Held::nowhere || !same_phase(y, dy, dx)) {
+  if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(y, dy, dx))) {
     softmax_backward_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(y, dy, dx, columns, rule);
     cuda::check_launch("softmax_backward_looped");
   } else if (plan.held == Held::shared_memory) {
@@ -167,10 +172,9 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
     }
     run(softmax_backward_staged<T, Team::block, Rule>);
   } else {
-    const int staged = plan.held == Held::staged_registers ? bytes(plan.rows * columns + kPast) : 0;
     with_layout<T, true>(plan, [&]<class L>() {
-      launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, staged, y, dy, dx, rows, columns,
-             rule, plan, large);
+      launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, 0, y, dy, dx, rows, columns, rule,
+             plan, large);
     });
   }
 }

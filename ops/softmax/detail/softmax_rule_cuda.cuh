@@ -25,6 +25,9 @@ struct SoftmaxRule {
   using Power = NaturalPower<T>;
   static constexpr bool kLog = kKind == Kind::log_softmax;
   static constexpr bool kMasked = kKind == Kind::masked;
+  // Powers of held elements are computed as 2^(x · log₂e − shift), by one instruction less.
+  static constexpr bool kScaled = sizeof(T) == 2 && !kLog;
+  using HeldPower = std::conditional_t<kScaled, BinaryPower, Power>;
   static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // that a thread of the forward needs
 
   // Of masked rows only.
@@ -61,6 +64,19 @@ struct SoftmaxRule {
   }
   __device__ static S seen_or_zero(S x, bool inside) { return !kMasked || inside ? x : S{0}; }
 
+  /// What the elements' powers are relative to, from the largest of them.
+  __device__ static S shift(S largest) {
+    return kScaled ? larger(largest * kLog2E<S>, std::numeric_limits<S>::lowest()) : largest;
+  }
+  /// The power of a held element that counts(); of two shifts' difference, HeldPower.
+  __device__ static S power(S counted, S shift) {
+    if constexpr (kScaled) {
+      return HeldPower{}(fma(counted, kLog2E<S>, -shift));
+    } else {
+      return HeldPower{}(counted - shift);
+    }
+  }
+
   /// What makes the result of all elements once the row is known.
   __device__ S factor(S sum) const {
     if constexpr (kLog) {
@@ -72,6 +88,12 @@ struct SoftmaxRule {
   __device__ S result(S x, S largest, S factor) const {
     const S distance = counted(x, true) - largest;
     return kLog ? distance - factor : Power{}(distance)*factor;
+  }
+
+  /// The same of a held element.
+  __device__ S held_result(S x, S shift, S factor) const {
+    const S value = counted(x, true);
+    return kLog ? value - shift - factor : power(value, shift) * factor;
   }
 
   __device__ static S term(S y, S dy) { return kLog ? dy : dy * y; }
