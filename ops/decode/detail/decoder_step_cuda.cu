@@ -135,8 +135,6 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
   }
   if (threadIdx.x >= kConsumers) {
     Finisher<T> finisher{a, sums, tag, static_cast<int>(threadIdx.x) - kConsumers};
-    sums.set_empty(0);
-    sums.set_empty(1);
 #pragma unroll 1
     for (int number = 0; number < products; ++number) {
       if (number % kLayerProducts == 0 && number + 1 < products) {

@@ -307,12 +307,9 @@ struct Sums {
   float rows[2][kConsumerWarps][kBatchRows];
   float squares[2][kConsumerWarps];
 
-  // Named barriers of the buffers, which both kinds of threads take in turn.
-  static constexpr int kBoth = kConsumers + kFinishers;
-  __device__ static void wait_empty(int buffer) { cuda::barrier_sync(2 + buffer, kBoth); }
-  __device__ static void set_empty(int buffer) { cuda::barrier_arrive(2 + buffer, kBoth); }
-  __device__ static void wait_full(int buffer) { cuda::barrier_sync(4 + buffer, kBoth); }
-  __device__ static void set_full(int buffer) { cuda::barrier_arrive(4 + buffer, kBoth); }
+  /// The consumers have written a batch's sums, and the finishers may read them: a named barrier of both. It also says
+  /// when a buffer may be written again: the barrier of the batch between comes after the finishers have read it.
+  __device__ static void meet(int buffer) { cuda::barrier_sync(2 + buffer, kConsumers + kFinishers); }
 };
 
 /// A consumer thread's view of the block.
@@ -442,7 +439,6 @@ struct Consumer {
           }
         }
         if (first == 0) {
-          sums.wait_empty(buffer);
           squares = done == 0 ? receive<W>(p, segments) : 0;
         }
         float parts[kAhead];
@@ -485,7 +481,7 @@ struct Consumer {
       if (lane() == 0) {
         sums.squares[buffer][warp()] = squares;
       }
-      sums.set_full(buffer);
+      sums.meet(buffer);
       buffer ^= 1;
     }
   }
@@ -515,7 +511,7 @@ struct Finisher {
       const auto row = job.share.row(p, done * kStageRows + thread);
       const bool has = row.weight != nullptr;
       const float bias = has && row.weight->bias != nullptr ? static_cast<float>(row.weight->bias[row.row]) : 0;
-      sums.wait_full(buffer);
+      sums.meet(buffer);
       float value = 0;
       float squares = 0;
 #pragma unroll
@@ -523,7 +519,6 @@ struct Finisher {
         value += sums.rows[buffer][w][thread];
         squares += sums.squares[buffer][w];
       }
-      sums.set_empty(buffer);
       buffer ^= 1;
       if (p.norm != nullptr) {
         inverse = done == 0 ? rsqrtf(squares / static_cast<float>(p.depth) + a.eps) : inverse;
