@@ -34,32 +34,48 @@ bool same_phase(const void* first, const Pointers*... others) {
   return ((reinterpret_cast<std::uintptr_t>(first) % 16 == reinterpret_cast<std::uintptr_t>(others) % 16) && ...);
 }
 
+// The plan's shares as types, and their numbers. Sequences whose length depends on a template's parameter do not
+// compile with nvcc and newer versions of GCC.
+struct SharesOf16Bytes {
+  static constexpr auto& of = kSharesOf16Bytes;
+  using Numbers = std::make_index_sequence<std::size(of)>;
+};
+struct SharesOf8Bytes {
+  static constexpr auto& of = kSharesOf8Bytes;
+  using Numbers = std::make_index_sequence<std::size(of)>;
+};
+struct SharesOfElements {
+  static constexpr auto& of = kSharesOfElements;
+  using Numbers = std::make_index_sequence<std::size(of)>;
+};
+struct SharesOfDoubles {
+  static constexpr auto& of = kSharesOfDoubles;
+  using Numbers = std::make_index_sequence<std::size(of)>;
+};
+
 /// Calls f.operator()<L>() with the HeldLayout of a plan for rows in registers.
 template <class T, bool kBackward, class F>
 void with_layout(const RowPlan& plan, const F& f) {
   constexpr int kUnit = 16 / sizeof(T);
   constexpr bool kNarrow = sizeof(T) == 2;
-  const auto by_lanes = [&]<int V, const auto & kShares>() {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      ((plan.threads == kShares[I].lanes && plan.elements == kShares[I].elements &&
-        (f.template operator()<HeldLayout<Team::warp, V, kShares[I].elements, false, kShares[I].lanes>>(), true)) ||
-       ...);
-    }
-    (std::make_index_sequence<std::size(kShares)>());
+  const auto by_lanes = [&]<int V, class Shares, std::size_t... I>(Shares, std::index_sequence<I...>) {
+    ((plan.threads == Shares::of[I].lanes && plan.elements == Shares::of[I].elements &&
+      (f.template operator()<HeldLayout<Team::warp, V, Shares::of[I].elements, false, Shares::of[I].lanes>>(), true)) ||
+     ...);
   };
   const auto by_warps = [&]<Team kTeam, int V, bool kPacked, int... kElements>() {
     ((plan.elements == kElements && (f.template operator()<HeldLayout<kTeam, V, kElements, kPacked>>(), true)) || ...);
   };
   constexpr int kFewer = kNarrow || !kBackward ? 24 : 16;  // elements that a thread of a block may have instead of 32
   if constexpr (sizeof(T) == 8) {
-    by_lanes.template operator()<1, kSharesOfDoubles>();
+    by_lanes.template operator()<1>(SharesOfDoubles{}, SharesOfDoubles::Numbers{});
   } else if (plan.team == Team::warp) {
     if (plan.pack == kUnit) {
-      by_lanes.template operator()<kUnit, kSharesOf16Bytes>();
+      by_lanes.template operator()<kUnit>(SharesOf16Bytes{}, SharesOf16Bytes::Numbers{});
     } else if (plan.pack == 1) {
-      by_lanes.template operator()<1, kSharesOfElements>();
+      by_lanes.template operator()<1>(SharesOfElements{}, SharesOfElements::Numbers{});
     } else if constexpr (kNarrow) {
-      by_lanes.template operator()<4, kSharesOf8Bytes>();
+      by_lanes.template operator()<4>(SharesOf8Bytes{}, SharesOf8Bytes::Numbers{});
     }
   } else if (plan.team == Team::cluster) {
     by_warps.template operator()<Team::cluster, kUnit, kNarrow && !kBackward, 32>();
