@@ -41,8 +41,9 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
   }
   for (const int size : {2, 4}) {
     EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 128, size)).kernel, held);
-    EXPECT_EQ(plan_norm_backward(case_of(100, 129, size)).kernel, size == 2 ? streamed : held);
-    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, streamed);
+    EXPECT_EQ(plan_norm_backward(case_of(100, 129, size)).kernel, held);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 129, size)).kernel, held);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, size == 2 ? staged : streamed);
   }
   EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 4)).kernel, streamed);
   EXPECT_EQ(plan_norm_backward(case_of(100, 100'001, 2)).kernel, streamed);
@@ -61,12 +62,17 @@ TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
         few.weight_size = 4;
         const NormBackwardPlan a = plan_norm_backward(many);
         const NormBackwardPlan b = plan_norm_backward(few);
-        ASSERT_EQ(a.kernel, b.kernel) << columns;
+        ASSERT_EQ(a.kernel == staged ? held : a.kernel, b.kernel) << columns;
         ASSERT_EQ(a.pack, b.pack) << columns;
         ASSERT_EQ(a.lanes, b.lanes) << columns;
         ASSERT_EQ(a.stream.packs, b.stream.packs) << columns;
         ASSERT_EQ(a.stream.threads, b.stream.threads) << columns;
         ASSERT_EQ(a.stream.cluster, b.stream.cluster) << columns;
+        if (a.kernel == staged) {
+          EXPECT_EQ(staged_layout(columns).held.threads, held_layout(columns, size, false, centered).threads);
+          EXPECT_EQ(staged_layout(columns).held.block, held_layout(columns, size, false, centered).block);
+          EXPECT_GE(std::int64_t{staged_layout(columns).held.threads} * staged_layout(columns).held.elements, columns);
+        }
       }
     }
   }
@@ -85,7 +91,7 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
        {Expected{1024, 2, 32, 128, 4, 1}, Expected{8192, 2, 32, 512, 1, 1}, Expected{16384, 2, 32, 512, 1, 2},
         Expected{131'072, 2, 32, 512, 1, 8}, Expected{262'144, 2, 32, 512, 1, 16}, Expected{768, 4, 32, 96, 5, 1},
         Expected{8192, 4, 32, 512, 1, 1}, Expected{65536, 4, 32, 512, 1, 8}, Expected{262'144, 4, 32, 512, 1, 16},
-        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 1}, Expected{16383, 4, 32, 128, 4, 8}}) {
+        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 2}, Expected{16383, 4, 32, 128, 4, 8}}) {
     const NormBackwardPlan plan = plan_norm_backward(case_of(1'000'000, e.columns, e.size));
     const rows::StreamPlan& p = plan.stream;
     EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
@@ -110,10 +116,10 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           const NormBackwardPlan plan = plan_norm_backward(c);
           const rows::StreamPlan& p = plan.stream;
           if (plan.kernel != streamed) {
-            EXPECT_TRUE(packs || size == 4 ? columns <= 256 : columns > 196'608) << columns;
+            EXPECT_TRUE(columns <= 256 || (!packs && size == 2 && (columns <= 8192 || columns > 131'072))) << columns;
             continue;
           }
-          EXPECT_EQ(plan.pack, (packs ? 16 : 4) / size) << columns;
+          EXPECT_EQ(plan.pack, packs ? 16 / size : 1) << columns;
           EXPECT_GE(std::int64_t{p.threads} * p.packs * plan.pack * p.cluster, columns);
           EXPECT_GE(std::int64_t{p.slab} * p.cluster, columns);
           EXPECT_LE(p.shared_bytes(), rows::kStreamShared) << columns;
@@ -179,6 +185,10 @@ std::pair<std::string, int> row_of(const NormBackwardCase& c) {
     case held: {
       const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
       return {threads_of(layout.threads) + " | held", layout.elements / plan.pack};
+    }
+    case staged: {
+      const HeldLayout layout = staged_layout(c.columns).held;
+      return {threads_of(layout.threads) + " | staged", layout.elements};
     }
     default: return {"a block, which reads it again | looped", 0};
   }

@@ -143,6 +143,8 @@ void launch_backward(BackwardRows<T, W> a, Device device) {
   const Tensor partials = allocate_partials(a, plan.partial_rows, device);
   if (plan.kernel == NormBackwardKernel::held) {
     backward_held<kCentered>(a, plan);
+  } else if (plan.kernel == NormBackwardKernel::staged) {
+    backward_staged<kCentered>(a, plan);
   } else if constexpr (sizeof(T) <= sizeof(float)) {
     backward_streamed<NormBackwardPolicy<kCentered, GradientSource::y>>(a, plan);
   }

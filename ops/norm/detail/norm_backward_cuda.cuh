@@ -106,6 +106,10 @@ void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan
 template <bool kCentered, class T, class W>
 void backward_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
 
+/// The same with rows of single elements on their way through shared memory.
+template <bool kCentered, class T, class W>
+void backward_staged(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
+
 /// dx alone, of rows of any length.
 template <bool kCentered, class T, class W>
 void backward_looped(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);

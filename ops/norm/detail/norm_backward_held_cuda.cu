@@ -1,7 +1,9 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_staging_cuda.cuh>
 
-// Backward for rows that do not stream: short ones, float64, and all on chips before compute capability 9.0.
+// Backward for rows that do not stream: short ones, 16-bit ones that packs do not fit, float64, and all on chips before
+// compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
@@ -228,6 +230,39 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
   write_partials<kCentered, T, W, L, V>(a, column_sums, fold);
 }
 
+// The same for rows of single elements, with the same results: rows to come are on their way into shared memory, and dx
+// leaves through it, in the aligned units of 16 bytes in which they lie.
+template <bool kCentered, class T, class W, class L, int kBlocks>
+__global__ void __launch_bounds__(L::kBlock, kBlocks) norm_backward_staged_kernel(const BackwardRows<T, W> a) {
+  using S = Accumulate<T>;
+  __shared__ typename Exchange<Sums<S>, L>::Shared shared;
+  extern __shared__ __align__(16) unsigned char memory[];
+  Exchange<Sums<S>, L> exchange(shared);
+  ColumnSums<kCentered, S, L> column_sums;
+  Pack<W, 1> weights[L::kElements];
+  load_weights<L, 1>(a.weight, 0, a.columns, weights);
+  std::int64_t row = blockIdx.x;
+  RowStaging<T, W, L> staging(a, row, memory);
+  auto next_statistics = a.template statistics<kCentered>(row, row < a.rows);
+  for (; row < a.rows; row += gridDim.x) {
+    const auto statistics = next_statistics;
+    next_statistics = a.template statistics<kCentered>(row + gridDim.x, row + gridDim.x < a.rows);
+    staging.open(row);
+    Pack<T, 1> xs[L::kElements];
+    Pack<T, 1> dys[L::kElements];
+    staging.load(row, xs, dys);
+    Elements<kCentered, T, L, 1> elements;
+    Sums<S> mine{0, 0};
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+      elements.set(k, xs[k], dys[k], weights[k], statistics, mine, column_sums);
+    }
+    const Sums<S> means = row_means<kCentered>(mine, a.columns, exchange);
+    staging.write(row, [&](int k) { return elements.dx_pack(k, means, statistics.rstd).at[0]; });
+  }
+  write_partials<kCentered, T, W, L, 1>(a, column_sums, static_cast<S*>(nullptr));
+}
+
 // dx alone: each row by one block that reads it twice, piece by piece.
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, 1) norm_backward_looped_kernel(const BackwardRows<T, W> a) {
@@ -299,6 +334,31 @@ void with_layout(std::int64_t columns, F&& f) {
   check(done, "norm_backward: there is no layout for rows of {}", columns);
 }
 
+// Calls f with the layout that staged_layout() chooses, and its blocks on a multiprocessor.
+template <class T, class F>
+void with_staged_layout(std::int64_t columns, F&& f) {
+  bool done = false;
+  const auto run = [&]<int kThreads, int kBlock, int kElements>() {
+    constexpr std::int64_t kLongest = std::int64_t{kThreads} * kElements;
+    if (!done && columns <= kLongest) {
+      constexpr StagedLayout kLayout = staged_layout(kLongest);
+      static_assert(kLayout.held.threads == kThreads && kLayout.held.block == kBlock &&
+                    kLayout.held.elements == kElements);
+      done = true;
+      f.template operator()<Layout<kThreads, kBlock, kElements>, kLayout.blocks>();
+    }
+  };
+  run.template operator()<128, 128, 3>();
+  run.template operator()<128, 128, 4>();
+  run.template operator()<128, 128, 6>();
+  run.template operator()<128, 128, 7>();
+  run.template operator()<128, 128, 8>();
+  run.template operator()<256, 256, 8>();
+  run.template operator()<256, 256, 16>();
+  run.template operator()<512, 512, 16>();
+  check(done, "norm_backward: rows of {} are not staged", columns);
+}
+
 // Calls f with an integral_constant: the columns that are read at once.
 template <class T, class F>
 void with_pack(int pack, F&& f) {
@@ -324,6 +384,19 @@ void backward_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
 }
 
 template <bool kCentered, class T, class W>
+void backward_staged(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
+  if constexpr (sizeof(T) == 2) {
+    with_staged_layout<T>(a.columns, [&]<class L, int kBlocks>() {
+      const auto kernel = norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>;
+      constexpr int kShared = RowStaging<T, W, L>::kBytes;
+      cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+                  "cudaFuncSetAttribute");
+      cuda::Launch(grid_of(plan.partial_rows), L::kBlock, kShared).run(kernel, "norm_backward_staged_kernel", a);
+    });
+  }
+}
+
+template <bool kCentered, class T, class W>
 void backward_looped(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   using L = Layout<1024, 1024, 8>;
   with_pack<T>(plan.pack, [&]<int V>(std::integral_constant<int, V>) {
@@ -332,10 +405,12 @@ void backward_looped(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) 
   });
 }
 
-#define MICA_INSTANTIATE(T, W)                                                             \
-  template void backward_held<true>(const BackwardRows<T, W>&, const NormBackwardPlan&);   \
-  template void backward_held<false>(const BackwardRows<T, W>&, const NormBackwardPlan&);  \
-  template void backward_looped<true>(const BackwardRows<T, W>&, const NormBackwardPlan&); \
+#define MICA_INSTANTIATE(T, W)                                                              \
+  template void backward_held<true>(const BackwardRows<T, W>&, const NormBackwardPlan&);    \
+  template void backward_held<false>(const BackwardRows<T, W>&, const NormBackwardPlan&);   \
+  template void backward_staged<true>(const BackwardRows<T, W>&, const NormBackwardPlan&);  \
+  template void backward_staged<false>(const BackwardRows<T, W>&, const NormBackwardPlan&); \
+  template void backward_looped<true>(const BackwardRows<T, W>&, const NormBackwardPlan&);  \
   template void backward_looped<false>(const BackwardRows<T, W>&, const NormBackwardPlan&)
 MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 

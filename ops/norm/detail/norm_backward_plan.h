@@ -17,6 +17,7 @@ enum class GradientSource { y, y_and_sum, y_and_dropped_sum };
 enum class NormBackwardKernel {
   streamed,  // rows stream through shared memory
   held,      // rows lie in the registers of their threads
+  staged,    // and come there through shared memory, in units of 16 bytes in which their elements lie
   looped,    // rows are read twice for dx, and once more for dweight and dbias by the kernel for those alone
   none
 };
@@ -36,7 +37,7 @@ struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // of dweight and dbias: G
   int pack = 1;                   // columns that are read at once
-  bool units = false;             // rows begin anywhere, and are copied in the units of 16 bytes in which they lie
+  bool units = false;             // single columns are copied in units of 16 bytes
   // Of rows that stream:
   int lanes = 32;  // of a warp that share a row
   int chunks = 1;  // of a row
@@ -74,6 +75,23 @@ constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, boo
          : columns <= 1024       ? HeldLayout{128, 128, 8}
          : columns <= 256 * most ? HeldLayout{256, 256, most}
                                  : HeldLayout{512, 512, most};
+}
+
+/// The same for rows that come through shared memory. The threads that share a row are those of held_layout(), so that
+/// sums are the same.
+struct StagedLayout {
+  HeldLayout held;
+  int blocks;  // that a multiprocessor has room for
+};
+constexpr StagedLayout staged_layout(std::int64_t columns) {
+  return columns <= 384    ? StagedLayout{{128, 128, 3}, 9}
+         : columns <= 512  ? StagedLayout{{128, 128, 4}, 8}
+         : columns <= 768  ? StagedLayout{{128, 128, 6}, 7}
+         : columns <= 896  ? StagedLayout{{128, 128, 7}, 7}
+         : columns <= 1024 ? StagedLayout{{128, 128, 8}, 6}
+         : columns <= 2048 ? StagedLayout{{256, 256, 8}, 3}
+         : columns <= 4096 ? StagedLayout{{256, 256, 16}, 2}
+                           : StagedLayout{{512, 512, 16}, 1};
 }
 
 /// How dweight and dbias alone are computed.
