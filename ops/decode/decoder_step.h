@@ -36,10 +36,10 @@ struct DecoderStep {
                      ///< left alone between steps. Steps that share it must not run at the same time.
 };
 
-/// Whether decoder_step() computes that step: on CUDA of compute capability 9.0, for float16 and bfloat16, one sequence
-/// without padding, weights as decode_linear()'s kernel takes them (all floating, or all of 4 or of 8 bits with groups
-/// of one size), up to 64 layers, widths of heads of 64 or 128, and layers whose widths the kernel can split. Does not
-/// look at x, length and scratch.
+/// Whether decoder_step() computes that step. It needs CUDA with compute capability 9.0, float16 or bfloat16, and one
+/// sequence without padding. Weights are all floating, or all of 4 or all of 8 bits with groups of one size. There are
+/// up to 64 layers, of widths that the kernel can split, with heads 64 or 128 wide. Does not look at x, length and
+/// scratch.
 bool has_decoder_step(const DecoderStep& step);
 
 /// The number of elements of `scratch`.
