@@ -20,6 +20,7 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/running_softmax.cuh>
 
 namespace mica::kernels {
 
@@ -34,7 +35,6 @@ constexpr int kMostBlocks = 528;  // of a grid, if one block a cluster is not mo
 constexpr int kKeysAtOnce = 4;    // of a team
 constexpr int kKeysOfOne = 128;   // so many are left to one block: the others would cost more than they save
 constexpr int kMostWidth = 256;
-constexpr float kLowest = -1e30f;  // below all scores, and finite: differences are not NaN
 
 template <class T>
 struct Arguments {
@@ -56,24 +56,6 @@ struct Arguments {
   bool rotates;
   double rotary_scale;
   float frequencies[kMostWidth / 2];
-};
-
-// One query head's softmax of the keys so far, and a lane's part of the weighted sum of values.
-template <int kPart>
-struct Softmax {
-  float most = kLowest;
-  float sum = 0;
-  float values[kPart] = {};
-
-  __device__ void rescale(float new_most) {
-    const float factor = cuda::approximate_exp2(most - new_most);
-    most = new_most;
-    sum *= factor;
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      values[i] *= factor;
-    }
-  }
 };
 
 // The cosines and sines of the position's angles, as ops/rotary computes them.
@@ -221,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_attention_kernel(const __g
   __syncthreads();
 
   float queries[kHeads][kPart];
-  Softmax<kPart> softmax[kHeads];
+  RunningSoftmax<kPart> softmax[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
@@ -309,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_attention_kernel(const __g
   // Teams of a warp.
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    Softmax<kPart>& mine = softmax[h];
+    RunningSoftmax<kPart>& mine = softmax[h];
 #pragma unroll
     for (int step = kTeam; step < kWarp; step *= 2) {
       const float other_most = __shfl_xor_sync(cuda::kAllLanes, mine.most, step);

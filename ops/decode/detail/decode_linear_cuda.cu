@@ -27,6 +27,7 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/packed_pair.cuh>
 
 namespace mica::kernels {
 
@@ -164,7 +165,7 @@ struct PackedUnits {
     return groups > 1 ? 1 : kBits == 4 && !norm && halves == 1 ? 4 : 2;
   }
   static constexpr bool kIsHalf = std::is_same_v<T, Half>;
-  static constexpr float kAdded = kIsHalf ? 1024 : kBits == 4 ? 128 : 0;
+  static constexpr float kAdded = kPackedAdded<T, kBits>;
 
   struct Unit {
     uint2 words[2][kChunks][kWords];
@@ -205,22 +206,6 @@ struct PackedUnits {
       const std::int64_t at = static_cast<std::int64_t>(unit >> group_shift) * outputs[h];
       to.scales[h] = __ldg(reinterpret_cast<const std::uint32_t*>(scales[h] + at));
       to.zeros[h] = __ldg(reinterpret_cast<const std::uint32_t*>(zeros[h] + at));
-    }
-  }
-
-  // The integers c and c + 4 of an octet, plus kAdded, as T.
-  __device__ static std::uint32_t pair_of(const std::uint32_t (&octet)[kWords], int c) {
-    constexpr std::uint32_t kPower = kIsHalf ? 0x64006400 : 0x43004300;
-    if constexpr (kBits == 4) {
-      return ((octet[0] >> (4 * c)) & 0x000f000f) | kPower;
-    } else if constexpr (kIsHalf) {
-      return (__byte_perm(octet[0], octet[1], 0x0400 | (c << 8) | c) & 0x00ff00ff) | kPower;
-    } else {
-      // Through float32, in whose upper half the 8 bits of a bfloat16 are.
-      const auto number = [&](std::uint32_t word) {
-        return __float_as_uint(__uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | c)) - 8388608.0f);
-      };
-      return __byte_perm(number(octet[0]), number(octet[1]), 0x7632);
     }
   }
 
@@ -265,7 +250,7 @@ struct PackedUnits {
             for (int w = 0; w < kWords; ++w) {
               octet[w] = tile == 0 ? unit.words[h][c][w].x : unit.words[h][c][w].y;
             }
-            return pair_of(octet, i);
+            return packed_pair<T, kBits>(octet, i);
           };
           const std::uint32_t a[4] = {pair(0, 2 * step), pair(1, 2 * step), pair(0, 2 * step + 1),
                                       pair(1, 2 * step + 1)};

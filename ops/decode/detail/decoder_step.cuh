@@ -41,7 +41,6 @@ inline constexpr int kMostSplits = kMostAttentionParts;
 inline constexpr int kKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
 inline constexpr int kKeysAtOnce = 2;  // of a team
-inline constexpr float kLowest = -1e30f;
 
 /// A product's weight, or one of several side by side.
 template <class T>

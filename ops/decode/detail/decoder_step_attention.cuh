@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <mica/ops/decode/detail/decoder_step_products.cuh>
+#include <mica/ops/decode/detail/running_softmax.cuh>
 
 namespace mica::kernels::decoder {
 
@@ -35,22 +36,7 @@ struct AttentionSums {
   float values[kConsumerWarps][kMostHeadWidth];
 };
 
-/// A head's scores so far, and a lane's part of the weighted sum of values.
-struct Softmax {
-  float most = kLowest;
-  float sum = 0;
-  float values[kOctet] = {};
-
-  __device__ void rescale(float new_most) {
-    const float factor = cuda::approximate_exp2(most - new_most);
-    most = new_most;
-    sum *= factor;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      values[i] *= factor;
-    }
-  }
-};
+using Softmax = RunningSoftmax<kOctet>;
 
 /// The cached positions that the new one sees, and how they are split. The order of sums depends on `count` alone.
 struct Keys {

@@ -9,6 +9,7 @@
 #include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/ops/decode/detail/decoder_step.cuh>
+#include <mica/ops/decode/detail/packed_pair.cuh>
 
 namespace mica::kernels::decoder {
 
@@ -209,8 +210,7 @@ struct PackedWeights {
   static constexpr int kStageBytes = kWordBytes + 2 * kScaleBytes;  // words, scales, zeros
   static constexpr int kCopiers = decoder::kCopiers;
   static constexpr int kArrivals = kCopiers;
-  static constexpr bool kIsHalf = std::is_same_v<T, Half>;
-  static constexpr float kAdded = kIsHalf ? 1024 : kBits == 4 ? 128 : 0;
+  static constexpr float kAdded = kPackedAdded<T, kBits>;
 
   // The integers of an octet are converted in pairs (c, c + 4).
   __device__ static int position(int term) { return term < 4 ? 2 * term : 2 * term - 7; }
@@ -265,22 +265,6 @@ struct PackedWeights {
     }
   }
 
-  // The integers c and c + 4 of an octet, plus kAdded, as T.
-  __device__ static std::uint32_t pair_of(const std::uint32_t (&octet)[kOctetWords], int c) {
-    constexpr std::uint32_t kPower = kIsHalf ? 0x64006400 : 0x43004300;
-    if constexpr (kBits == 4) {
-      return ((octet[0] >> (4 * c)) & 0x000f000f) | kPower;
-    } else if constexpr (kIsHalf) {
-      return (__byte_perm(octet[0], octet[1], 0x0400 | (c << 8) | c) & 0x00ff00ff) | kPower;
-    } else {
-      // Through float32, in whose upper half the 8 bits of a bfloat16 are.
-      const auto number = [&](std::uint32_t word) {
-        return __float_as_uint(__uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | c)) - 8388608.0f);
-      };
-      return __byte_perm(number(octet[0]), number(octet[1]), 0x7632);
-    }
-  }
-
   __device__ static void multiply(const Fragment& even, const Fragment& odd, const Octet (&x)[kSliceChunks],
                                   const float* even_sums, const float* odd_sums, float (&result)[2]) {
     result[0] = result[1] = 0;
@@ -291,8 +275,9 @@ struct PackedWeights {
       for (int c = i * kGroupTerms / kChunk; c < (i + 1) * kGroupTerms / kChunk; ++c) {
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          const std::uint32_t rows[4] = {pair_of(even.words[c], 2 * step), pair_of(odd.words[c], 2 * step),
-                                         pair_of(even.words[c], 2 * step + 1), pair_of(odd.words[c], 2 * step + 1)};
+          const std::uint32_t rows[4] = {
+              packed_pair<T, kBits>(even.words[c], 2 * step), packed_pair<T, kBits>(odd.words[c], 2 * step),
+              packed_pair<T, kBits>(even.words[c], 2 * step + 1), packed_pair<T, kBits>(odd.words[c], 2 * step + 1)};
           cuda::multiply_add_16_8_16<T>(sums[step], rows, x[c].pairs[2 * step], x[c].pairs[2 * step + 1]);
         }
       }

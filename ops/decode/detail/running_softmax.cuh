@@ -1,0 +1,29 @@
+#pragma once
+
+// The softmax that a decoder's kernels of attention keep while they go through the keys.
+
+#include <mica/core/cuda/ptx.cuh>
+
+namespace mica::kernels {
+
+inline constexpr float kLowest = -1e30f;  // below all scores, and finite: differences are not NaN
+
+/// One query head's softmax of the keys so far, and a lane's part of the weighted sum of values.
+template <int kPart>
+struct RunningSoftmax {
+  float most = kLowest;
+  float sum = 0;
+  float values[kPart] = {};
+
+  __device__ void rescale(float new_most) {
+    const float factor = cuda::approximate_exp2(most - new_most);
+    most = new_most;
+    sum *= factor;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      values[i] *= factor;
+    }
+  }
+};
+
+}  // namespace mica::kernels
