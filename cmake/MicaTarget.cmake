@@ -21,6 +21,16 @@ if(MICA_WITH_LIBBACKTRACE)
   target_compile_definitions(mica PRIVATE MICA_WITH_LIBBACKTRACE=1)
 endif()
 
+if(MICA_WITH_MPI)
+  # The header is for one file, so that the others compile as they do without MPI.
+  target_link_libraries(mica PRIVATE $<LINK_ONLY:MPI::MPI_CXX>)
+  set_source_files_properties(dist/detail/mpi.cpp PROPERTIES INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
+                              COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
+endif()
+# Used by one file only.
+set_source_files_properties(dist/group.cpp PROPERTIES COMPILE_DEFINITIONS MICA_WITH_MPI=${MICA_WITH_MPI}
+                            SKIP_PRECOMPILE_HEADERS ON)
+
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
 # g++ 12 warns about uninitialized variables in its own AVX-512 intrinsics.

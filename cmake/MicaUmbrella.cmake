@@ -7,7 +7,7 @@ set(mica_public_headers
     autograd/anomaly.h autograd/checkpoint.h autograd/function.h autograd/grad.h autograd/grad_mode.h
     autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
     autograd/profiler.h core/device_info.h)
-foreach(folder ops nn optim io)
+foreach(folder ops nn optim io dist)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
   list(FILTER headers EXCLUDE REGEX "(^|/)detail/")
   list(SORT headers)

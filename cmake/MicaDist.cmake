@@ -1,0 +1,16 @@
+# Decides whether groups of processes over MPI are built: sets MICA_WITH_MPI to 1 or 0.
+
+set(MICA_WITH_MPI 0)
+if(NOT MICA_MPI MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MICA_MPI: expected AUTO, ON or OFF, got ${MICA_MPI}")
+endif()
+if(NOT MICA_MPI STREQUAL "OFF")
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI 3.0 QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    set(MICA_WITH_MPI 1)
+  elseif(MICA_MPI STREQUAL "ON")
+    message(FATAL_ERROR "MICA_MPI is ON, but no MPI of at least 3.0 was found. Debian: libopenmpi-dev; elsewhere set MPI_HOME")
+  endif()
+endif()
+message(STATUS "mica: groups of processes over MPI ${MICA_WITH_MPI} (MICA_MPI=${MICA_MPI})")

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <mica/dist/group.h>
+
+namespace mica::dist::detail {
+
+/// A collective that was started.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual void wait() = 0;  ///< see Work::wait()
+};
+
+/// Collectives among the ranks of a group, for tensors on one kind of device. Arguments were validated by Group.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual std::shared_ptr<Transfer> all_reduce(const Tensor& x, Reduction reduction) = 0;
+  virtual std::shared_ptr<Transfer> reduce_scatter(const Tensor& from, const Tensor& into, Reduction reduction) = 0;
+  virtual std::shared_ptr<Transfer> all_gather(const Tensor& from, const Tensor& into) = 0;
+  virtual std::shared_ptr<Transfer> broadcast(const Tensor& x, int root) = 0;
+};
+
+/// What the handles of one group share.
+struct GroupState {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Collectives> cpu{};   ///< null: there is no engine for tensors on the CPU
+  std::shared_ptr<Collectives> cuda{};  ///< null: there is none for tensors on a GPU
+  std::function<void()> barrier{};      ///< null for a group of one, as split
+  std::function<std::shared_ptr<const GroupState>(int color, int key)> split{};
+};
+
+}  // namespace mica::dist::detail

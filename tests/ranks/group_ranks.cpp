@@ -1,0 +1,186 @@
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/core/half.h>
+#include <mica/dist/group.h>
+
+namespace mica::dist {
+namespace {
+
+std::vector<double> values(const Tensor& x) { return to_vector<double>(x.to(float64)); }
+
+// x[i] = i + 1000 · rank
+Tensor numbered(std::int64_t count, DType dtype, const Group& group) {
+  std::vector<double> data;
+  for (std::int64_t i = 0; i < count; ++i) {
+    data.push_back(static_cast<double>(i % 50 + 10 * group.rank()));
+  }
+  return from_data(data, {count}).to(dtype);
+}
+
+constexpr DType number_types[] = {float64, float32, float16, bfloat16, int64, int32, uint8};
+
+TEST(GroupOfRanks, AllReduce) {
+  const Group group = world();
+  const int n = group.size();
+  for (const DType dtype : number_types) {
+    for (const std::int64_t count : {1, 2, 7, 1000, 100000}) {
+      const Tensor sum = numbered(count, dtype, group), least = numbered(count, dtype, group),
+                   greatest = numbered(count, dtype, group);
+      group.all_reduce(sum);
+      group.all_reduce(least, Reduction::min);
+      group.all_reduce(greatest, Reduction::max);
+      const std::vector<double> s = values(sum), l = values(least), g = values(greatest);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const double own = static_cast<double>(i % 50);
+        // At most 256, up to which bfloat16 has all integers.
+        ASSERT_EQ(s[i], n * own + 10 * (n * (n - 1) / 2)) << dtype << " " << i;
+        ASSERT_EQ(l[i], own);
+        ASSERT_EQ(g[i], own + 10 * (n - 1));
+      }
+    }
+  }
+}
+
+TEST(GroupOfRanks, Mean) {
+  const Group group = world();
+  for (const DType dtype : {float64, float32, float16, bfloat16}) {
+    const Tensor x = full({5}, 2.0 * group.rank(), dtype);
+    group.all_reduce(x, Reduction::mean);
+    EXPECT_EQ(values(x), std::vector<double>(5, group.size() - 1));
+  }
+  const Tensor flags = full({3}, group.rank() == group.size() - 1, boolean);
+  group.all_reduce(flags, Reduction::max);
+  EXPECT_EQ(values(flags), std::vector<double>(3, 1));
+}
+
+TEST(GroupOfRanks, ReduceScatterAndAllGather) {
+  const Group group = world();
+  const int n = group.size();
+  for (const DType dtype : number_types) {
+    for (const std::int64_t part : {1, 3, 5000}) {
+      const Tensor whole = numbered(n * part, dtype, group);
+      const Tensor mine = empty({part}, dtype);
+      group.reduce_scatter(whole, mine);
+      for (std::int64_t i = 0; i < part; ++i) {
+        const double own = static_cast<double>((group.rank() * part + i) % 50);
+        ASSERT_EQ(values(mine)[static_cast<std::size_t>(i)], n * own + 10 * (n * (n - 1) / 2));
+      }
+      // In place.
+      const Tensor inside = as_strided(whole, {part}, {1}, group.rank() * part);
+      group.reduce_scatter(whole, inside);
+      EXPECT_EQ(values(inside), values(mine));
+
+      const Tensor gathered = empty({n, part}, dtype);
+      group.all_gather(mine, gathered);
+      group.all_gather(inside, whole);
+      EXPECT_EQ(values(whole), values(gathered));
+      for (std::int64_t i = 0; i < n * part; ++i) {
+        ASSERT_EQ(values(gathered)[static_cast<std::size_t>(i)],
+                  n * static_cast<double>(i % 50) + 10 * (n * (n - 1) / 2));
+      }
+    }
+  }
+}
+
+TEST(GroupOfRanks, Broadcast) {
+  const Group group = world();
+  for (int root = 0; root < group.size(); ++root) {
+    for (const DType dtype : {float32, bfloat16, int64, boolean}) {
+      const Tensor x = full({100}, group.rank() == root ? 1 : 0, dtype);
+      group.broadcast(x, root);
+      EXPECT_EQ(values(x), std::vector<double>(100, 1));
+    }
+  }
+}
+
+TEST(GroupOfRanks, ManyAtOnceAndWorkThatNobodyWaitsFor) {
+  const Group group = world();
+  std::vector<Tensor> tensors;
+  std::vector<Work> works;
+  for (int i = 0; i < 50; ++i) {
+    tensors.push_back(full({1 + 317 * i}, i + group.rank()));
+    works.push_back(group.start_all_reduce(tensors.back()));
+    group.start_all_reduce(full({64}, 1.0));
+  }
+  const int n = group.size();
+  for (int i = 49; i >= 0; --i) {
+    works[i].wait();
+    works[i].wait();
+    EXPECT_EQ(values(tensors[i]), std::vector<double>(1 + 317 * i, n * i + n * (n - 1) / 2));
+  }
+}
+
+TEST(GroupOfRanks, SameBitsOnEachRankAndEachTime) {
+  const Group group = world();
+  for (const DType dtype : {float32, bfloat16}) {
+    for (const std::int64_t count : {3, 1000, 300000}) {
+      std::vector<double> data;
+      for (std::int64_t i = 0; i < count; ++i) {
+        data.push_back(1 / static_cast<double>(1 + (i * 7919 + 104729 * group.rank()) % 10007));
+      }
+      const Tensor first = from_data(data, {count}).to(dtype), second = from_data(data, {count}).to(dtype);
+      group.all_reduce(first);
+      group.all_reduce(second);
+      ASSERT_EQ(values(first), values(second));
+      const Tensor least = first.to(float64), greatest = first.to(float64);
+      group.all_reduce(least, Reduction::min);
+      group.all_reduce(greatest, Reduction::max);
+      ASSERT_EQ(values(least), values(greatest));
+    }
+  }
+}
+
+TEST(GroupOfRanks, Split) {
+  const Group group = world();
+  const int n = group.size();
+  const Group half = group.split(group.rank() % 2, -group.rank());
+  const int members = n / 2 + (group.rank() % 2 == 0 ? n % 2 : 0);
+  EXPECT_EQ(half.size(), members);
+  EXPECT_EQ(half.rank(), members - 1 - group.rank() / 2);
+  const Tensor x = full({4}, group.rank());
+  half.all_reduce(x, Reduction::min);
+  EXPECT_EQ(values(x), std::vector<double>(4, group.rank() % 2));
+  // Groups do not wait for each other, whatever the order in which ranks use them.
+  const Group other = group.split(0);
+  const Tensor a = full({4}, 1.0), b = full({4}, 1.0);
+  Work first, second;
+  if (group.rank() % 2 == 0) {
+    first = half.start_all_reduce(a);
+    second = other.start_all_reduce(b);
+  } else {
+    second = other.start_all_reduce(b);
+    first = half.start_all_reduce(a);
+  }
+  first.wait();
+  second.wait();
+  EXPECT_EQ(values(a), std::vector<double>(4, members));
+  EXPECT_EQ(values(b), std::vector<double>(4, n));
+}
+
+TEST(GroupOfRanks, BarrierWaitsForTheLast) {
+  const Group group = world();
+  const auto start = std::chrono::steady_clock::now();
+  if (group.rank() == group.size() - 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  group.barrier();
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(group.size() > 1 ? 40 : 0));
+  group.barrier();
+}
+
+TEST(GroupOfRanks, EmptyTensors) {
+  const Group group = world();
+  const Tensor nothing = empty({0});
+  group.all_reduce(nothing);
+  group.all_gather(nothing, nothing);
+  group.reduce_scatter(nothing, nothing);
+  group.broadcast(nothing);
+}
+
+}  // namespace
+}  // namespace mica::dist

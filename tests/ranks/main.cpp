@@ -1,0 +1,61 @@
+// Runs the tests that several ranks take part in: mpirun -n 4 mica_rank_tests. A test runs on all ranks at the same
+// time, and passes if it does on each. Rank 0 prints.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/dist/group.h>
+
+namespace {
+
+using mica::Tensor;
+namespace dist = mica::dist;
+
+int passed = 0, failed = 0, skipped = 0;
+
+// After each test, the ranks agree on its result.
+class Agreement : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (result.failed() || (result.skipped() && dist::world().rank() == 0)) {
+      std::printf("rank %d: %s:%d: %s\n", dist::world().rank(), result.file_name() ? result.file_name() : "?",
+                  result.line_number(), result.message());
+      std::fflush(stdout);
+    }
+  }
+
+  void OnTestEnd(const testing::TestInfo& test) override {
+    const Tensor state = mica::from_data<std::int64_t>({test.result()->Failed()    ? 2
+                                                        : test.result()->Skipped() ? 1
+                                                                                   : 0},
+                                                       {1});
+    dist::world().all_reduce(state, dist::Reduction::max);
+    const std::int64_t worst = mica::to_vector<std::int64_t>(state)[0];
+    ++(worst == 2 ? failed : worst == 1 ? skipped : passed);
+    if (worst == 2 && dist::world().rank() == 0) {
+      std::printf("FAILED: %s.%s\n", test.test_suite_name(), test.name());
+      std::fflush(stdout);
+    }
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  setenv("MICA_POISON", "1", 0);  // unwritten memory is NaN
+  testing::InitGoogleTest(&argc, argv);
+  testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+  delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new Agreement);
+  const dist::Group world = dist::world();
+  (void)RUN_ALL_TESTS();
+  if (world.rank() == 0) {
+    std::printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+  }
+  return failed > 0 ? 1 : 0;
+}
