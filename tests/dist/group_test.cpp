@@ -56,7 +56,7 @@ TEST(Group, RefusesTensorsThatItCannotUse) {
   EXPECT_EQ(message_of([&] { group.all_reduce(zeros({2}, int64), Reduction::mean); }),
             "all_reduce: expected a floating dtype for a mean, got int64");
   EXPECT_EQ(message_of([&] { group.all_reduce(zeros({2}, boolean)); }),
-            "all_reduce: expected numbers for a sum, got boolean");
+            "all_reduce: expected numbers for a sum, got bool");
   EXPECT_EQ(
       message_of([&] { group.all_gather(zeros({2}), zeros({3})); }),
       "all_gather: expected tensors of one dtype and device, one with 1 times the elements of the other, as there "
