@@ -1,4 +1,5 @@
-# Decides whether groups of processes over MPI are built: sets MICA_WITH_MPI to 1 or 0.
+# Decides which groups of processes are built: sets MICA_WITH_MPI and MICA_WITH_NCCL to 1 or 0. NCCL has no CMake package,
+# so header and library are searched in the toolkit's folders and under NCCL_ROOT.
 
 set(MICA_WITH_MPI 0)
 if(NOT MICA_MPI MATCHES "^(AUTO|ON|OFF)$")
@@ -14,3 +15,22 @@ if(NOT MICA_MPI STREQUAL "OFF")
   endif()
 endif()
 message(STATUS "mica: groups of processes over MPI ${MICA_WITH_MPI} (MICA_MPI=${MICA_MPI})")
+
+set(MICA_WITH_NCCL 0)
+if(NOT MICA_NCCL MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MICA_NCCL: expected AUTO, ON or OFF, got ${MICA_NCCL}")
+endif()
+if(NOT MICA_NCCL STREQUAL "OFF" AND MICA_WITH_CUDA)
+  find_path(MICA_NCCL_INCLUDE nccl.h HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(MICA_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_LIBRARY_DIR}
+               PATH_SUFFIXES lib lib64)
+  mark_as_advanced(MICA_NCCL_INCLUDE MICA_NCCL_LIBRARY)
+  if(MICA_NCCL_INCLUDE AND MICA_NCCL_LIBRARY)
+    set(MICA_WITH_NCCL 1)
+  endif()
+endif()
+if(MICA_NCCL STREQUAL "ON" AND NOT MICA_WITH_NCCL)
+  message(FATAL_ERROR "MICA_NCCL is ON, but CUDA kernels (${MICA_WITH_CUDA}), nccl.h (${MICA_NCCL_INCLUDE}) and its library "
+                      "(${MICA_NCCL_LIBRARY}) were not all found. Set NCCL_ROOT")
+endif()
+message(STATUS "mica: groups of GPUs over NCCL ${MICA_WITH_NCCL} (MICA_NCCL=${MICA_NCCL})")

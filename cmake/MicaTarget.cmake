@@ -28,8 +28,13 @@ if(MICA_WITH_MPI)
                               COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Used by one file only.
-set_source_files_properties(dist/group.cpp PROPERTIES COMPILE_DEFINITIONS MICA_WITH_MPI=${MICA_WITH_MPI}
-                            SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(dist/group.cpp PROPERTIES
+  COMPILE_DEFINITIONS "MICA_WITH_MPI=${MICA_WITH_MPI};MICA_WITH_NCCL=${MICA_WITH_NCCL}" SKIP_PRECOMPILE_HEADERS ON)
+if(MICA_WITH_NCCL)
+  target_link_libraries(mica PRIVATE ${MICA_NCCL_LIBRARY})
+  set_source_files_properties(dist/detail/nccl_cuda.cpp PROPERTIES INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE}
+                              SKIP_PRECOMPILE_HEADERS ON)
+endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)

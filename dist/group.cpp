@@ -2,6 +2,7 @@
 #include <mica/core/copy.h>
 #include <mica/dist/detail/collectives.h>
 #include <mica/dist/detail/mpi.h>
+#include <mica/dist/detail/nccl.h>
 #include <mica/dist/detail/placement.h>
 #include <mica/dist/group.h>
 
@@ -60,6 +61,10 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<detail::MpiColl
   state->rank = mpi->rank();
   state->size = mpi->size();
   state->cpu = mpi;
+#if MICA_WITH_NCCL
+  state->cuda = detail::nccl_collectives(mpi->rank(), mpi->size(),
+                                         [mpi](const Tensor& bytes) { mpi->broadcast(bytes, 0)->wait(); });
+#endif
   state->barrier = [mpi] { mpi->barrier()->wait(); };
   state->split = [mpi](int color, int key) { return state_of(mpi->split(color, key)); };
   return state;
