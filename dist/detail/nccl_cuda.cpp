@@ -144,7 +144,7 @@ class Nccl final : public Collectives {
   void connect(const char* name, Device device) {
     if (communicator_ != nullptr) {
       mica::check(device == *device_,
-                  "expected a tensor on {}, which this group uses since its first collective, got {}", *device_,
+                  "{}: this group communicates from {} since its first collective, got a tensor on {}", name, *device_,
                   device);
       return;
     }
