@@ -262,15 +262,13 @@ def loss(x, args, kwargs):
 
 def binary_cross_entropy(x, args, kwargs):
     values = arguments(args, kwargs, "target", "weight", "pos_weight", "reduction")
-    need(values.get("pos_weight") is None or values.get("weight") is not None, "pos_weight alone has no input of its own")
-    need(x.dtype.itemsize > 2, "PyTorch rounds each step to 16 bits, mica the result")
-    tensors = [x, values["target"]] + [values[name] for name in ("weight", "pos_weight") if values.get(name) is not None]
-    return Call(tensors, {"reduction": values.get("reduction", "mean")})
+    given = [name for name in ("weight", "pos_weight") if values.get(name) is not None]
+    return Call([x, values["target"]] + [values[name] for name in given],
+                {"reduction": values.get("reduction", "mean"), "given": given})
 
 
 def negative_log_likelihood(x, args, kwargs):
     values = arguments(args, kwargs, "target", "weight", "ignore_index", "reduction")
-    need(x.dtype.itemsize > 2, "PyTorch rounds each step to 16 bits, mica the result")
     weight = values.get("weight")
     attributes = {name: values[name] for name in ("ignore_index", "reduction") if name in values}
     # As for cross_entropy.
@@ -397,15 +395,16 @@ def dropout(x, args, kwargs):
 
 def attention(q, args, kwargs):
     values = arguments(args, kwargs, "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    need(values.get("attn_mask") is None, "no argument attn_mask")
-    need(not values.get("enable_gqa"), "no argument enable_gqa")
     need(not values.get("dropout_p"), "what is dropped is up to each library's random numbers")
-    k, v = values["key"], values["value"]
+    k, v, mask = values["key"], values["value"], values.get("attn_mask")
+    need(not values.get("enable_gqa") or k.shape[-3] < q.shape[-3], "groups of one head are no other case")
     attributes = {"causal": values.get("is_causal", False)}
     if values.get("scale") is not None:
         attributes["scale"] = values["scale"]
-    same = q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
-    return Call([q, k, v], attributes, refused="" if same else "leading axes are equal, they do not broadcast")
+    before = -3 if values.get("enable_gqa") else -2  # keys and values then have fewer heads
+    same = q.shape[:before] == k.shape[:before] == v.shape[:before] and k.shape[:-2] == v.shape[:-2]
+    return Call([q, k, v] + ([] if mask is None else [mask]), attributes,
+                refused="" if same else "leading axes are equal, they do not broadcast")
 
 
 def shaped(x, args, kwargs):

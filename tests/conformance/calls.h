@@ -123,6 +123,7 @@ inline Tensors call_attention(const Case& c, const Tensors& x, Device) {
   if (c.has("scale")) {
     options.scale = number(c.attributes["scale"]);
   }
+  options.mask = x.size() > 3 ? x[3] : Tensor{};
   return {scaled_dot_product_attention(x.at(0), x.at(1), x.at(2), options)};
 }
 
@@ -237,8 +238,10 @@ inline const std::map<std::string, Call>& calls() {
       {"bce_with_logits",
        [](const Case& c, const Tensors& x, Device) -> Tensors {
          BceOptions options{.reduction = reduction_of(c.attributes)};
-         options.weight = x.size() > 2 ? x[2] : Tensor{};
-         options.pos_weight = x.size() > 3 ? x[3] : Tensor{};
+         std::size_t next = 2;
+         for (const Json& name : c.attributes["given"]) {
+           (name == "weight" ? options.weight : options.pos_weight) = x.at(next++);
+         }
          return {bce_with_logits(x.at(0), x.at(1), options)};
        }},
       {"layer_norm", call_layer_norm},

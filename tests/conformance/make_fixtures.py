@@ -162,6 +162,9 @@ def add_op(fixture, spec):
             continue
         for name, sample in samples_of(op, spec, dtype, fixture):
             add_case(fixture, name, op, spec, sample)
+        seed(spec.call, MICA_NAMES[dtype], "more")
+        for i, sample in enumerate(spec.more(dtype) if spec.more else []):
+            add_case(fixture, f"{op.name}, {MICA_NAMES[dtype]}, own sample {i}", op, spec, sample)
     if op.error_inputs_func is not None and not spec.in_place:
         seed(spec.call, op.name, "errors")
         for i, error in enumerate(op.error_inputs("cpu")):

@@ -5,6 +5,7 @@ import functools
 from typing import Callable
 
 import torch
+from torch.testing._internal.opinfo.core import SampleInput
 
 import adapters as to
 
@@ -27,11 +28,37 @@ class Spec:
     limit: int = 250  # elements of a sample's inputs
     few: int = 2  # samples for each dtype beside the main one
     function: Callable = None  # what is called with the samples, if not the OpInfo's own
+    more: Callable = None  # gives samples for a dtype which PyTorch's lack
 
 
 def clamp(x, min_val=-1.0, max_val=1.0):
     """clamp for samples of hardtanh, whose bounds are numbers; the two differ in the gradient of NaN."""
     return torch.clamp(x, min_val, max_val)
+
+
+def bce_rounded_once(x, target, **options):
+    """The loss in float32 for 16-bit floats: PyTorch rounds each step to 16 bits, mica the result."""
+    if x.dtype.itemsize > 2:
+        return torch.nn.functional.binary_cross_entropy_with_logits(x, target, **options)
+    wide = {name: value.float() if torch.is_tensor(value) else value for name, value in options.items()}
+    return torch.nn.functional.binary_cross_entropy_with_logits(x.float(), target.float(), **wide).to(x.dtype)
+
+
+def grouped_and_masked(dtype):
+    """Attention with grouped queries and masks: PyTorch's samples have one mask, and groups of one head only."""
+    visible = torch.tensor([[1, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], dtype=torch.bool)
+    padding = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], dtype=torch.bool).reshape(2, 1, 1, 5)
+
+    def random(*shape):
+        return torch.randn(shape).to(dtype).requires_grad_()
+
+    def sample(key_heads, **options):
+        grouped = {"enable_gqa": True} if key_heads < 4 else {}
+        return SampleInput(random(2, 4, 3, 4), args=(random(2, key_heads, 5, 4), random(2, key_heads, 5, 3)),
+                           kwargs=grouped | options)
+
+    return [sample(2), sample(1, is_causal=True, scale=0.3), sample(4, attn_mask=visible),
+            sample(2, attn_mask=padding), sample(4, attn_mask=random(4, 3, 5)), sample(2, attn_mask=random(2, 1, 3, 5))]
 
 
 def reflected(call, opinfo, dtypes):
@@ -96,12 +123,14 @@ SPECS = [
     Spec("cross_entropy", "nn.functional.cross_entropy", to.cross_entropy),
     *(Spec(name, f"nn.functional.{name}", to.loss, limit=130) for name in ("mse_loss", "l1_loss", "huber_loss", "kl_div")),
     Spec("nll_loss", "nn.functional.nll_loss", to.negative_log_likelihood, limit=64),
-    Spec("bce_with_logits", "nn.functional.binary_cross_entropy_with_logits", to.binary_cross_entropy, limit=130),
+    Spec("bce_with_logits", "nn.functional.binary_cross_entropy_with_logits", to.binary_cross_entropy, limit=130,
+         function=bce_rounded_once),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
     Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
     Spec("embedding", "nn.functional.embedding", to.embedding),
     Spec("dropout", "nn.functional.dropout", to.dropout),
-    Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000),
+    Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000,
+         more=grouped_and_masked),
 
     Spec("matmul", "matmul", to.multiplied, limit=600),
     Spec("matmul", "mm", to.multiplied),
