@@ -201,9 +201,10 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
 
 // Files.
 
+// Whether there is a file of this name, even if it is a link to nothing: opening it then reports that.
 bool is_there(const std::filesystem::path& path) {
   std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
+  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
 }
 
 StateDict load_shards(const std::filesystem::path& folder) {
@@ -273,8 +274,29 @@ void remove_quietly(const std::filesystem::path& path) {
   std::filesystem::remove(path, ignored);
 }
 
+/// The shards that a folder's index lists; none without an index that can be read.
+std::set<std::string> shards_in(const std::filesystem::path& folder) {
+  std::set<std::string> names;
+  try {
+    for (const auto& [tensor, file] : weight_map(read_json(folder / kShardIndex, kLongestIndex), "save_pretrained")) {
+      names.insert(file);
+    }
+  } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Error&) {
+    return {};
+  }
+  return names;
+}
+
 void write_weights(const std::filesystem::path& folder, const StateDict& state, std::uint64_t shard_bytes) {
   const Metadata metadata{{"format", "pt"}};  // transformers asks for it
+  std::set<std::string> old = shards_in(folder);
+  const auto remove_old = [&] {
+    for (const std::string& file : old) {
+      remove_quietly(folder / file);
+    }
+  };
   std::vector<StateDict> shards(1);
   std::uint64_t bytes = 0, total = 0;
   for (const auto& [name, tensor] : state) {
@@ -289,12 +311,15 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
   if (shards.size() == 1) {
     save(folder / kWeights, state, metadata);
     remove_quietly(folder / kShardIndex);
+    old.erase(kWeights);
+    remove_old();
     return;
   }
   JsonValue::Object map;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     save(folder / file, shards[i], metadata);
+    old.erase(file);
     for (const auto& [name, tensor] : shards[i]) {
       map[name] = {file};
     }
@@ -302,6 +327,7 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
   const JsonValue::Object about{{"total_size", {static_cast<std::int64_t>(total)}}};
   write_text(folder / kShardIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
   remove_quietly(folder / kWeights);  // which transformers prefers to an index
+  remove_old();
 }
 
 template <class Model>

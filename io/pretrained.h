@@ -76,8 +76,9 @@ struct SaveOptions {
 };
 
 /// Writes config.json and the weights as transformers' from_pretrained() and load_pretrained() read them, and creates
-/// the folder if needed. Each file is replaced only when it is complete, config.json last; the weights of an earlier
-/// save in the other form (one file, shards) are removed. A model may be saved to the folder that it was loaded from.
+/// the folder if needed. Each file is replaced only when it is complete, config.json last; then the weights of an
+/// earlier save in other files (one, or the shards of its index) are removed. A model may be saved to the folder that
+/// it was loaded from.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});

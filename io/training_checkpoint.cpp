@@ -20,6 +20,7 @@
 #include <mica/core/async_copy.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/file.h>
 #include <mica/io/training_checkpoint.h>
 
@@ -56,6 +57,20 @@ class Checksum {
     add_word(lanes_[0], bytes.size());
   }
   void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
+  /// A tensor on the CPU, contiguous.
+  void add(std::string_view name, const Tensor& tensor) {
+    add(fmt::format("{} {} {}", name, tensor.dtype(), tensor.shape()));
+    add({tensor.raw_data(), tensor.bytes()});
+  }
+  /// All metadata but the checksum itself.
+  void add(const Metadata& metadata) {
+    for (const auto& [name, value] : metadata) {
+      if (name != kChecksum) {
+        add(name);
+        add(value);
+      }
+    }
+  }
 
   std::string text() const {
     std::uint64_t all = 0;
@@ -85,15 +100,9 @@ class Checksum {
 std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
   Checksum sum;
   for (const auto& [name, tensor] : tensors) {
-    sum.add(fmt::format("{} {} {}", name, tensor.dtype(), tensor.shape()));
-    sum.add({tensor.raw_data(), tensor.bytes()});
+    sum.add(name, tensor);
   }
-  for (const auto& [name, value] : metadata) {
-    if (name != kChecksum) {
-      sum.add(name);
-      sum.add(value);
-    }
-  }
+  sum.add(metadata);
   return sum.text();
 }
 
@@ -351,6 +360,27 @@ TrainingCheckpoint load_training_checkpoint(const fs::path& path) {
     result.parts[name.substr(0, dot)].emplace(name.substr(dot + 1), tensor);
   }
   return result;
+}
+
+std::string fingerprint(const StateDict& tensors, const Metadata& about) {
+  std::int64_t total = 0;
+  for (const auto& [name, tensor] : tensors) {
+    check(tensor.defined(), "fingerprint: \"{}\" is an undefined tensor", name);
+    total += static_cast<std::int64_t>(tensor.bytes());
+  }
+  Checksum sum;
+  ProgressTask progress("taking a fingerprint", total);
+  for (const auto& [name, tensor] : tensors) {
+    Tensor host = tensor;
+    if (!host.device().is_cpu() || !host.is_contiguous()) {
+      host = empty(tensor.shape(), tensor.dtype());
+      copy_into(host, tensor);
+    }
+    sum.add(name, host);
+    progress.advance(static_cast<std::int64_t>(host.bytes()));
+  }
+  sum.add(about);
+  return sum.text();
 }
 
 void check_settings(const Metadata& saved, const Metadata& current) {

@@ -44,6 +44,12 @@ void save_training_checkpoint(const std::filesystem::path& path, const TrainingC
 /// a checkpoint, another version.
 TrainingCheckpoint load_training_checkpoint(const std::filesystem::path& path);
 
+/// A checksum of the names, dtypes, shapes and elements of tensors, and of `about`: 16 hexadecimal digits, the same on
+/// every device. For what a run depends on but its checkpoints do not have, such as frozen weights: as one of the
+/// settings, it lets check_settings() refuse others. It protects against mistakes, not against forgery. Every element
+/// is read once; tensors that are not on the CPU, or not contiguous, are copied one at a time.
+std::string fingerprint(const StateDict& tensors, const Metadata& about = {});
+
 /// Throws an Error that lists each setting which differs, is missing or is new.
 void check_settings(const Metadata& saved, const Metadata& current);
 

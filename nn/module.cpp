@@ -256,7 +256,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
   const NamedTensors own = entries_of(state());
   std::unordered_map<const void*, std::pair<std::string, Tensor>> given;  // by tensor: the name and value to load
   std::unordered_set<std::string> names;
-  std::string missing, unexpected, misshapen, differing;
+  std::string missing, unexpected, misshapen, not_floating, differing;
   for (const auto& [name, tensor] : own) {
     names.insert(name);
     const auto at = state_dict.find(name);
@@ -267,6 +267,10 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
     check(value.defined(), "load_state_dict: \"{}\" is an undefined tensor", name);
     if (value.shape() != tensor.shape()) {
       append(misshapen, fmt::format("{} (expected {}, got {})", name, tensor.shape(), value.shape()));
+      continue;
+    }
+    if (assign && is_floating(tensor.dtype()) && !is_floating(value.dtype())) {
+      append(not_floating, fmt::format("{} ({})", name, value.dtype()));
       continue;
     }
     const auto [first, is_new] = given.try_emplace(tensor.handle().get(), name, value);
@@ -293,6 +297,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
   report("missing", missing);
   report("unexpected", unexpected);
   report("shape mismatch", misshapen);
+  report("expected a floating dtype", not_floating);
   report("shared tensors with different values", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
 

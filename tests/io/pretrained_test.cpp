@@ -223,6 +223,8 @@ TEST_F(Pretrained, SavesOverItself) {
   }
   io::save_pretrained(model, folder_, {.like = folder_});  // one file after two
   EXPECT_FALSE(fs::exists(folder_ / "model.safetensors.index.json"));
+  EXPECT_FALSE(fs::exists(folder_ / "model-00001-of-00002.safetensors"));
+  EXPECT_FALSE(fs::exists(folder_ / "model-00002-of-00002.safetensors"));
   const nn::Llama again = io::load_pretrained<nn::Llama>(folder_);
   EXPECT_EQ(again.lm_head.weight.data<float>()[0], 7);
   expect_close(again.model.norm.weight, model.model.norm.weight, 0, 0);
@@ -230,6 +232,26 @@ TEST_F(Pretrained, SavesOverItself) {
   io::save_pretrained(again, folder_, {.shard_bytes = 9000});
   EXPECT_FALSE(fs::exists(folder_ / "model.safetensors"));
   EXPECT_TRUE(io::read_json(folder_ / "config.json", 1 << 20).find("eos_token_id")->is_null());
+  const nn::Llama sharded = io::load_pretrained<nn::Llama>(folder_);  // mapped
+  EXPECT_EQ(sharded.lm_head.weight.data<float>()[0], 7);
+
+  // Other shards replace all of them, and no other file.
+  write("model-00001-of-00099.safetensors", "not in the index");
+  io::save_pretrained(sharded, folder_, {.shard_bytes = 4000});
+  std::set<std::string> files, expected{"config.json", "model.safetensors.index.json", "expected.safetensors",
+                                        "model-00001-of-00099.safetensors"};
+  for (const auto& [name, file] :
+       io::weight_map(io::read_json(folder_ / "model.safetensors.index.json", 1 << 20), "index")) {
+    expected.insert(file);
+  }
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    files.insert(entry.path().filename().string());
+  }
+  files.erase("generated.json");
+  EXPECT_EQ(files, expected);
+  EXPECT_EQ(io::load_pretrained<nn::Llama>(folder_).lm_head.weight.data<float>()[0], 7);
+  write("model.safetensors.index.json", "{");  // then nothing is known of the shards
+  io::save_pretrained(sharded, folder_);
   EXPECT_EQ(io::load_pretrained<nn::Llama>(folder_).lm_head.weight.data<float>()[0], 7);
 }
 
@@ -402,6 +424,13 @@ TEST_F(Pretrained, RefusesWeights) {
   ASSERT_EQ(::mkfifo((folder_ / "model.safetensors").c_str(), 0600), 0);
   expect_refused("model.safetensors is not a regular file");
 
+  fs::remove(folder_ / "model.safetensors");
+  fs::create_symlink("nowhere", folder_ / "model.safetensors");
+  expect_refused("model.safetensors: No such file or directory");
+  fs::remove(folder_ / "model.safetensors");
+  fs::create_symlink("model.safetensors", folder_ / "model.safetensors");
+  expect_refused("model.safetensors: Too many levels of symbolic links");
+
   copy("qwen2");
   const std::string bytes = read("model.safetensors");
   for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{100}, bytes.size() - 1}) {
@@ -418,6 +447,13 @@ TEST_F(Pretrained, RefusesWeights) {
       "missing: model.norm.weight; unexpected: extra; shape mismatch: model.layers.0.mlp.up_proj.weight "
       "(expected [24, 16], got [24, 17])");
   expect_refused("shape mismatch", {.strict = false});
+
+  copy("qwen2");
+  change_weights([](StateDict& state) {
+    state["model.norm.weight"] = ones({16}, int64);
+    state["lm_head.weight"] = zeros({43, 16}, uint8);  // tied: passed over
+  });
+  expect_refused("expected a floating dtype: model.norm.weight (int64)");
 
   copy("qwen2");
   change_weights([](StateDict& state) { state["final.weight"] = zeros({16}); });

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include <mica/io/training_checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/ema.h>
 #include <mica/optim/grad_scaler.h>
@@ -110,6 +112,29 @@ TEST_F(TrainingCheckpoints, ListAllSettingsThatDiffer) {
       },
       "checkpoint's:\n  a: 1 in the checkpoint, 5 now\n  b: 2 in the checkpoint, not set now\n  d: not set in "
       "the checkpoint, 4 now");
+}
+
+TEST_F(TrainingCheckpoints, FingerprintsTellTensorsApart) {
+  const Tensor a = from_data({1.f, 2.f, 3.f, 4.f}, {2, 2}), b = from_data({5.0});
+  const std::string one = io::fingerprint({{"a", a}, {"b", b}});
+  EXPECT_EQ(one.size(), 16u);
+  EXPECT_EQ(one, io::fingerprint({{"a", clone(a)}, {"b", b}}));
+  EXPECT_EQ(one, io::fingerprint({{"a", transpose(clone(transpose(a, 0, 1)), 0, 1)}, {"b", b}}));  // its own order
+  const std::vector<StateDict> others{{},
+                                      {{"a", a}},
+                                      {{"a", a}, {"c", b}},
+                                      {{"a", b}, {"b", a}},
+                                      {{"a", transpose(a, 0, 1)}, {"b", b}},
+                                      {{"a", view(a, {4})}, {"b", b}},
+                                      {{"a", a.to(float64)}, {"b", b}},
+                                      {{"a", from_data({1.f, 2.f, 3.f, 4.0000005f}, {2, 2})}, {"b", b}}};
+  std::set<std::string> all{one, io::fingerprint({{"a", a}, {"b", b}}, {{"config", "1"}}),
+                            io::fingerprint({{"a", a}, {"b", b}}, {{"config", "2"}})};
+  for (const StateDict& other : others) {
+    all.insert(io::fingerprint(other));
+  }
+  EXPECT_EQ(all.size(), others.size() + 3);
+  expect_error([] { io::fingerprint({{"a", {}}}); }, "fingerprint: \"a\" is an undefined tensor");
 }
 
 // Cut off anywhere, or with one byte changed anywhere, a file is refused. Every few places are tried.

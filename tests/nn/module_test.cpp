@@ -319,6 +319,19 @@ TEST(Module, AssignsInsteadOfCopying) {
   state.erase("scale");
   state["first.weight"] = zeros({3});
   expect_error([&] { pair.load_state_dict(state, true, true); }, "load_state_dict: missing: scale");
+  StateDict integers = pair.state_dict();
+  const auto replaced = integers.rbegin();  // by the time it is reached, the others would be assigned
+  const std::string last = replaced->first;
+  replaced->second = replaced->second.to(int64);
+  for (auto& [name, tensor] : integers) {
+    tensor = clone(tensor);
+  }
+  const StateDict before = pair.state_dict();
+  expect_error([&] { pair.load_state_dict(integers, true, true); },
+               "load_state_dict: expected a floating dtype: " + last + " (int64)");
+  for (const auto& [name, tensor] : pair.state_dict()) {
+    EXPECT_EQ(tensor.raw_data(), before.at(name).raw_data()) << name;
+  }
   expect_close(pair.first.weight, {7, 7, 7}, 0, 0);
   pair.load_state_dict(state, false, true);
   expect_close(pair.first.weight, {0, 0, 0}, 0, 0);
