@@ -38,6 +38,7 @@ std::vector<AdaptedLayer> adapted_layers(Module& model) {
 
 std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns, const LoraOptions& options) {
   check_lora_options(options);
+  check(!patterns.empty(), "add_lora: expected at least one pattern of names");
   std::vector<AdaptedLayer> chosen = linear_layers(model);
   for (const std::string& pattern : patterns) {
     check(std::any_of(chosen.begin(), chosen.end(),

@@ -27,8 +27,8 @@ class LoRALinear : public Linear {
 ///     nn::add_lora(llama, {"*q_proj", "*v_proj"}, {.rank = 8, .alpha = 16});
 ///     optim::AdamW optimizer{nn::trainable_parameters(llama), {.lr = 2e-4}};
 ///
-/// Throws, changing nothing, if a pattern matches no linear layer, a layer already has an adapter, or an option is out
-/// of range.
+/// Throws, changing nothing, if there is no pattern, a pattern matches no linear layer, a layer already has an adapter,
+/// or an option is out of range.
 std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns,
                                   const LoraOptions& options = {});
 

@@ -27,8 +27,10 @@
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/adapter.h>
+#include <mica/io/json.h>
 #include <mica/io/permutation.h>
 #include <mica/io/pretrained.h>
+#include <mica/io/pretrained_config.h>
 #include <mica/io/tensorboard.h>
 #include <mica/io/tokenizer.h>
 #include <mica/nn/lora.h>
@@ -135,10 +137,20 @@ struct Outcome {
   std::int64_t steps = 0;                                  // taken
 };
 
-/// The settings on which the adapter's bits depend.
+/// Tells base models apart by their configurations and weights, wherever their folders are.
 template <class Model>
-io::Metadata settings_of(const Model& model, const Split& split, const Options& o, const Schedule& schedule,
-                         std::int64_t eval_every, Device device) {
+std::string fingerprint_of(const Model& model) {
+  StateDict weights;
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    weights.emplace(name, parameter);
+  }
+  return io::fingerprint(weights, {{"config", io::to_json({io::config_entries(model.config)})}});
+}
+
+/// The settings on which the adapter's bits depend. `base` is the fingerprint of the model without adapters.
+template <class Model>
+io::Metadata settings_of(const Model& model, const std::string& base, const Split& split, const Options& o,
+                         const Schedule& schedule, std::int64_t eval_every, Device device) {
   const auto text = [](auto value) { return fmt::format("{}", value); };
   std::uint64_t sum = 0;
   for (const std::vector<const Example*>* const examples : {&split.training, &split.validation}) {
@@ -149,7 +161,7 @@ io::Metadata settings_of(const Model& model, const Split& split, const Options& 
       }
     }
   }
-  return {{"model", o.model},
+  return {{"model", "configuration and weights of fingerprint " + base},
           {"dtype", text(model.parameters().front().dtype())},
           {"bits", text(o.bits.value_or(0))},
           {"device", device.is_cpu() ? "cpu" : "cuda"},
@@ -190,7 +202,7 @@ double number_in(const StateDict& state, const char* name) {
 }
 
 template <class Model>
-Outcome train(Model& model, const Split& split, const Options& options, Device device,
+Outcome train(Model& model, const std::string& base, const Split& split, const Options& options, Device device,
               const std::function<void()>& save) {
   const std::int64_t per_step = options.batch * options.accumulate;
   const double all = options.epochs * static_cast<double>(split.training.size()) / static_cast<double>(per_step);
@@ -209,7 +221,7 @@ Outcome train(Model& model, const Split& split, const Options& options, Device d
   CheckpointOptions checkpointing = options.checkpoint;
   checkpointing.every = options.checkpoint_every.value_or(eval_every);
   RunCheckpoints checkpoints("finetune", checkpointing,
-                             settings_of(model, split, options, schedule, eval_every, device));
+                             settings_of(model, base, split, options, schedule, eval_every, device));
   std::int64_t done = 0;
   checkpoints.resume([&](const io::TrainingCheckpoint& saved) {
     const StateDict& progress = saved.part("progress");
@@ -368,6 +380,8 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
   const Examples data = read_examples(options.data, tokenizer, {.context = context, .skip_long = options.skip_long});
   const Split split = split_of(data.examples, options.validation);
 
+  // Only a run with checkpoints reads all weights for it.
+  const std::string base = options.checkpoint.folder.empty() ? "" : fingerprint_of(model);
   if (options.bits) {
     nn::quantize(model, {.bits = static_cast<int>(*options.bits)});
   }
@@ -397,7 +411,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
              options.lora.rank, trained);
 
   const Outcome outcome =
-      train(model, split, options, device, [&] { io::save_adapter(model, options.out, options.model); });
+      train(model, base, split, options, device, [&] { io::save_adapter(model, options.out, options.model); });
   const char* const end = outcome.complete ? "done" : "stopped";
   if (outcome.step > 0) {
     fmt::print("{}; {} loss {:.4f} at step {}\nwrote {}\n", end,

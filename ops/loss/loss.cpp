@@ -19,6 +19,18 @@ void check_pair(const char* op, const Tensor& x, const Tensor& target) {
   check(target.device() == x.device(), "{}: expected a target on {}, got {}", op, x.device(), target.device());
 }
 
+// Of weights that broadcast; undefined ones are 1.
+void check_weight(const char* op, const char* name, const Tensor& weight, const Tensor& x) {
+  if (!weight.defined()) {
+    return;
+  }
+  check(is_floating(weight.dtype()) && accumulate_dtype(weight.dtype()) == accumulate_dtype(x.dtype()),
+        "{}: expected a {} of {}, got {}", op, name, x.dtype(), weight.dtype());
+  check(weight.device() == x.device(), "{}: expected a {} on {}, got {}", op, name, x.device(), weight.device());
+  check(broadcast_shapes(x.shape(), weight.shape(), op) == x.shape(), "{}: expected a {} that broadcasts to {}, got {}",
+        op, name, x.shape(), weight.shape());
+}
+
 // The result for predictions x, in their dtype; under autocast in float32.
 Tensor reduced(const char* op, const Tensor& losses, Reduction reduction, const Tensor& x) {
   check(reduction <= Reduction::sum, "{}: expected the reduction none, mean or sum, got {}", op,
@@ -56,6 +68,8 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, Reduction
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options) {
   check_pair("bce_with_logits", logits, targets);
+  check_weight("bce_with_logits", "weight", options.weight, logits);
+  check_weight("bce_with_logits", "pos_weight", options.pos_weight, logits);
   const Tensor x = wide(logits), t = wide(targets);
   // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x) = x + softplus(-x). Beyond 40, softplus(x) is
   // x in float64, too.
@@ -69,8 +83,6 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOpt
   if (options.weight.defined()) {
     losses = losses * wide(options.weight);
   }
-  check(losses.shape() == x.shape(), "bce_with_logits: expected weights that broadcast to {}, got {}", x.shape(),
-        losses.shape());
   return reduced("bce_with_logits", losses, options.reduction, logits);
 }
 

@@ -1,6 +1,7 @@
 #include <array>
 
 #include <mica/core/creation.h>
+#include <mica/core/number.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/index/index.h>
@@ -66,6 +67,7 @@ Tensor pad(const Tensor& x, std::int64_t axis, std::int64_t before, std::int64_t
   const int at = normalize_axis(axis, x.dim(), "pad");
   check(before >= 0 && after >= 0, "pad: expected numbers of elements that are not negative, got {} and {}", before,
         after);
+  detail::check_number(value, x.dtype(), "pad");
   const auto filled = [&](std::int64_t count) {
     Shape shape = x.shape();
     shape[at] = count;
@@ -77,7 +79,9 @@ Tensor pad(const Tensor& x, std::int64_t axis, std::int64_t before, std::int64_t
 Tensor one_hot(const Tensor& indices, std::int64_t classes, DType dtype) {
   check(indices.dtype() == int64 || indices.dtype() == int32, "one_hot: expected indices of int64 or int32, got {}",
         indices.dtype());
+  constexpr std::int64_t kMostClasses = std::int64_t{1} << 53;
   check(classes >= 1, "one_hot: expected at least one class, got {}", classes);
+  check(classes <= kMostClasses, "one_hot: expected at most {} classes, got {}", kMostClasses, classes);
   if (indices.device().is_cpu() && indices.numel() > 0) {
     const double least = min(indices).item();
     const double most = max(indices).item();

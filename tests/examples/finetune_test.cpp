@@ -247,6 +247,34 @@ TEST_F(Finetune, ResumesWithTheSameBits) {
   expect_refusal("--data sums.jsonl --resume", 2, "--resume: expected --checkpoint FOLDER with it");
 }
 
+// A checkpoint has the adapter only, so the weights below it must be those that it was trained on, wherever they are.
+TEST_F(Finetune, ResumesOnTheSameBaseModelOnly) {
+  const std::string common =
+      "--data sums.jsonl --steps 2 --batch 4 --quantize 4 --checkpoint run.c --checkpoint-every 1 --out run";
+  const std::string last = "run.c/checkpoint-000000002.safetensors";
+  ASSERT_EQ(run(common).status, 0);
+  const std::string before = contents(folder / last);
+  // The same tensors in another place and in other files.
+  fs::copy(folder / "model", folder / "moved");
+  io::save_pretrained(model(), folder / "moved", {.shard_bytes = 40000});
+  EXPECT_TRUE(fs::exists(folder / "moved/model.safetensors.index.json"));
+  const Outcome moved = run(common + " --resume --model moved");
+  EXPECT_EQ(moved.status, 0) << moved.err;
+  EXPECT_NE(moved.out.find("resumed after step 2"), std::string::npos) << moved.out;
+
+  // One element of one tensor, or one number of the configuration.
+  const std::string message = "model: configuration and weights of fingerprint ";
+  nn::Llama other = model();
+  other.model.norm.weight.data<float>()[3] += 1e-3f;
+  io::save_pretrained(other, folder / "moved");
+  expect_refusal(common + " --resume --model moved", 1, message);
+  nn::Llama same = model();
+  same.config.norm_eps *= 2;
+  io::save_pretrained(same, folder / "moved");
+  expect_refusal(common + " --resume --model moved", 1, message);
+  EXPECT_TRUE(contents(folder / last) == before);
+}
+
 TEST_F(Finetune, PackingChangesNoLoss) {
   const std::string plain = "--data sums.jsonl --steps 4 --batch 8 --lr 0.01 --validation 0.2 --eval-every 2 ";
   const Outcome one = run(plain + "--out one"), packed = run(plain + "--pack --recompute --out packed");

@@ -122,6 +122,7 @@ TEST(Lora, Errors) {
   nn::LlamaConfig config{.vocab = 7, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8};
   nn::Llama llama(config);
   expect_error([&] { nn::add_lora(llama, {"*q_proj", "*norm*"}); }, "add_lora: no linear layer's name matches *norm*");
+  expect_error([&] { nn::add_lora(llama, {}); }, "add_lora: expected at least one pattern");
   expect_error([&] { nn::add_lora(llama, {"*"}, {.rank = 0}); }, "lora: expected a rank of at least 1, got 0");
   expect_error([&] { nn::add_lora(llama, {"*"}, {.alpha = NAN}); }, "lora: expected a finite alpha, got nan");
   expect_error([&] { nn::add_lora(llama, {"*"}, {.dropout = 1}); }, "lora: expected a dropout in [0, 1), got 1");

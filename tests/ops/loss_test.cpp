@@ -155,7 +155,11 @@ TEST(Loss, Errors) {
       [&] {
         bce_with_logits(x, x, {.weight = ones({4, 2, 3})});
       },
-      "bce_with_logits: expected weights that broadcast to [2, 3]");
+      "bce_with_logits: expected a weight that broadcasts to [2, 3], got [4, 2, 3]");
+  expect_error([&] { bce_with_logits(x, x, {.pos_weight = ones({2})}); },
+               "bce_with_logits: shapes [2, 3] and [2] do not broadcast");
+  expect_error([&] { bce_with_logits(x, x, {.pos_weight = ones({3}, float64)}); },
+               "bce_with_logits: expected a pos_weight of float32, got float64");
   expect_error([&] { mse_loss(x, Tensor{}); }, "undefined");
 }
 
