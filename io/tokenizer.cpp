@@ -289,6 +289,9 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, DecodeOptions options)
     : tokenizer_(std::move(tokenizer)), options_(options) {}
 
 std::string StreamDecoder::push(std::int64_t token) {
+  if (!tokenizer_.has_token(token)) {
+    return "";
+  }
   tokenizer_.append_decoded(token, options_, is_first_, pending_);
   const std::size_t complete = detail::complete_utf8_length(pending_);
   const std::string text = detail::repaired_utf8(std::string_view(pending_).substr(0, complete));

@@ -81,7 +81,8 @@ class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, DecodeOptions options = {});
 
-  /// The text that is complete with this token and was not before; often a word, sometimes nothing.
+  /// The text that is complete with this token and was not before; often a word, sometimes nothing. A number
+  /// without a token has no text: models may have more rows than their tokenizers have tokens, and can draw them.
   std::string push(std::int64_t token);
   /// What is left: U+FFFD for a character that remained incomplete, else nothing.
   std::string finish();

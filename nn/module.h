@@ -87,8 +87,8 @@ class Module {
   /// may be views of the module's own tensors: all are read before any is written.
   ///
   /// With `assign`, nothing is copied: parameters and buffers refer to the elements of the values afterwards, with
-  /// their dtype and device, and lose their gradients. Only a value that is not contiguous is copied. An integer value of
-  /// a floating tensor is an error, too.
+  /// their dtype and device, and lose their gradients. Only a value that is not contiguous is copied. An integer value
+  /// of a floating tensor is an error, too.
   void load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
 
   /// Removes the gradients of all parameters.

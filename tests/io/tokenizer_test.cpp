@@ -148,6 +148,17 @@ TEST(Tokenizer, WordsOfAllLengths) {
   EXPECT_LE(longest, 4u);
 }
 
+// A text goes on behind a row of the model that has no token, within a character, too.
+TEST(StreamDecoder, PassesOverNumbersWithoutAToken) {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("two_files"));
+  io::StreamDecoder stream(tokenizer);
+  std::string text;
+  for (const std::int64_t token : tokenizer.encode("na\u00EFve \U0001F600")) {
+    text += stream.push(token) + stream.push(tokenizer.vocabulary_size()) + stream.push(INT64_MAX) + stream.push(-1);
+  }
+  EXPECT_EQ(text + stream.finish(), "na\u00EFve \U0001F600");
+}
+
 TEST(StreamDecoder, HoldsBackIncompleteCharacters) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("gpt2"));
   // U+1F600 as four tokens of one byte, in GPT-2's alphabet.
