@@ -74,17 +74,16 @@ CharacterModel load_character_model(const std::filesystem::path& path, Device de
   }
 }
 
-void write_text(CharacterModel& model, std::string_view prompt, std::int64_t count, const nn::SamplingOptions& sampling,
+void write_text(CharacterModel& model, std::string_view prompt, nn::GenerateOptions options,
                 const std::function<void(std::string_view)>& write) {
   std::vector<std::int32_t> tokens = model.tokenizer.encode(prompt);
   if (tokens.empty()) {
     const bool has_lines = model.tokenizer.alphabet().find('\n') != std::string::npos;
     tokens = has_lines ? model.tokenizer.encode("\n") : std::vector<std::int32_t>{0};
   }
-  const auto write_token = [&](std::size_t, std::int64_t token) {
+  options.on_token = [&](std::size_t, std::int64_t token) {
     write(model.tokenizer.decode(std::array{static_cast<std::int32_t>(token)}));
     return true;
   };
-  nn::generate(model.gpt, {std::vector<std::int64_t>(tokens.begin(), tokens.end())},
-               {.count = count, .sampling = sampling, .on_token = write_token});
+  nn::generate(model.gpt, {std::vector<std::int64_t>(tokens.begin(), tokens.end())}, options);
 }

@@ -98,12 +98,20 @@ std::optional<mica::DType> dtype_named(const std::string& name) {
   return std::nullopt;
 }
 
-void go_on(mica::nn::Bert&, const Tokens&, const Settings&) {
+// What a model continues, and how its tokens are shown.
+struct Prompt {
+  Tokens tokens, stop_tokens;
+  std::string shown;  // before the continuation
+  std::function<std::string(std::int64_t)> text_of;
+  std::function<std::string()> rest = [] { return std::string(); };
+};
+
+void go_on(mica::nn::Bert&, const Prompt&, const Settings&) {
   mica::fail("generate: BERT is an encoder, which generates no text");
 }
 
 template <class Model>
-void go_on(Model& model, const Tokens& prompt, const Settings& settings) {
+void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
   if (settings.adapter) {
     mica::io::load_adapter(model, *settings.adapter);
     const auto layers = mica::nn::adapted_layers(model);
@@ -114,15 +122,9 @@ void go_on(Model& model, const Tokens& prompt, const Settings& settings) {
       mica::nn::merge_lora(model);  // faster
     }
   }
-  mica::nn::generate(model, {prompt}, settings.options);
+  put(prompt.shown);  // now that nothing else can be wrong
+  mica::nn::generate(model, {prompt.tokens}, settings.options);
 }
-
-// What a model continues, and how its tokens are shown.
-struct Prompt {
-  Tokens tokens, stop_tokens;
-  std::function<std::string(std::int64_t)> text_of;
-  std::function<std::string()> rest = [] { return std::string(); };
-};
 
 Prompt prompt_of_tokens(const Settings& settings) {
   Prompt prompt;
@@ -154,7 +156,7 @@ Prompt prompt_of_text(const Settings& settings) {
     if (prompt.tokens.empty()) {
       throw UsageError("--prompt: expected some text");
     }
-    put(*settings.prompt);
+    prompt.shown = *settings.prompt;
   }
   const auto stream = std::make_shared<mica::io::StreamDecoder>(tokenizer);
   prompt.text_of = [stream](std::int64_t token) { return stream->push(token); };
@@ -184,7 +186,7 @@ void continue_with_pretrained(Settings& settings) {
     put(prompt.text_of(token));
     return true;
   };
-  std::visit([&](auto& m) { go_on(m, prompt.tokens, settings); }, model);
+  std::visit([&](auto& m) { go_on(m, prompt, settings); }, model);
   put(prompt.rest());
 }
 
@@ -198,6 +200,9 @@ void write_text_of_own(const Settings& settings) {
   if (settings.adapter) {
     throw UsageError("--adapter is for a model of Hugging Face");
   }
+  if (!settings.dtype.empty()) {
+    throw UsageError("--dtype is for a model of Hugging Face");
+  }
   CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
   if (settings.quantize != 0) {
     mica::nn::quantize(model.gpt, {.bits = settings.quantize});
@@ -205,7 +210,7 @@ void write_text_of_own(const Settings& settings) {
   const std::string prompt = settings.prompt.value_or("");
   model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
   put(prompt);
-  write_text(model, prompt, settings.options.count, settings.options.sampling, put);
+  write_text(model, prompt, settings.options, put);
 }
 
 }  // namespace
@@ -267,6 +272,11 @@ int main(int argc, char** argv) {
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
   return command_line.run(argc, argv, [&] {
+    for (const int bits : {3, 5, 6, 7}) {
+      if (settings.quantize == bits) {
+        throw UsageError("--quantize: expected 8, 4, 2 or 1, got " + std::to_string(bits));
+      }
+    }
     const ProgressBar progress;
     if (threads > 0) {
       mica::set_num_threads(threads);

@@ -412,7 +412,7 @@ void run(const Options& options) {
   if (options.sample > 0 && !interrupted) {
     CharacterModel kept = load_character_model(results.file("model.safetensors"), device);
     fmt::print("\n--- a sample ---\n");
-    write_text(kept, "", options.sample, {.temperature = 0.8, .seed = options.seed}, put);
+    write_text(kept, "", {.count = options.sample, .sampling = {.temperature = 0.8, .seed = options.seed}}, put);
     fmt::print("\n----------------\nmore: generate --model {}\n", options.out);
   }
 }

@@ -113,6 +113,7 @@ TEST_F(Cli, TrainsWritesAndGenerates) {
   EXPECT_GE(text.out.size(), 35u);
   EXPECT_EQ(run("generate --model run --prompt 'the ' --tokens 30 --seed 3 --device cpu").out, text.out);
   EXPECT_NE(run("generate --model run --prompt 'the ' --tokens 30 --seed 4 --device cpu").out, text.out);
+  EXPECT_NE(run("generate --model run --prompt 'the ' --tokens 30 --seed 3 --device cpu --window 1").out, text.out);
 }
 
 TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
@@ -149,6 +150,8 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
   expect_refusal("generate --model llama", 2, "takes --prompt-tokens");
   expect_refusal("generate --model llama --prompt hello", 2, "takes --prompt-tokens");
   expect_refusal("generate --model llama --prompt-tokens 1 --chat", 2, "--chat takes --prompt");
+  expect_refusal("generate --model llama --prompt-tokens 1 --quantize 3", 2,
+                 "--quantize: expected 8, 4, 2 or 1, got 3");
 }
 
 TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
@@ -172,6 +175,10 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
   expect_refusal(command + "dog", 1, "encode: the vocabulary has no token for the byte 0x64");
   expect_refusal(command + "''", 2, "--prompt: expected some text");
   expect_refusal(command + "toy --chat", 1, "the tokenizer has no chat template");
+  // The prompt is not shown before an error.
+  const Outcome adapter = run(command + "toy --adapter none");
+  EXPECT_EQ(adapter.status, 1);
+  EXPECT_EQ(adapter.out, "");
 
   write("llama/tokenizer_config.json", R"({"eos_token": "<|im_end|>",
       "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"})");
@@ -439,6 +446,7 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal("generate --model run --top-p 0", 2, "--top-p");
   expect_refusal("generate --model run --repetition-penalty 0", 2, "--repetition-penalty");
   expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for a model of Hugging Face");
+  expect_refusal("generate --model run --dtype bfloat16", 2, "--dtype is for a model of Hugging Face");
 }
 
 TEST_F(Cli, RefusesBadData) {
