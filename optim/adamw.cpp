@@ -7,9 +7,11 @@ namespace mica::optim {
 
 AdamW::AdamW(const Tensors& parameters, AdamWOptions options) : AdamW(std::vector<Group>{{parameters, options}}) {}
 
-AdamW::AdamW(const std::vector<Group>& groups)
-    : Optimizer("AdamW", specs_of(groups, [](const AdamWOptions& o) { return detail::adam_scalars("AdamW", o); },
-                                  {"exp_avg", "exp_avg_sq"})) {}
+AdamW::AdamW(const std::vector<Group>& groups) : AdamW("AdamW", groups) {}
+
+AdamW::AdamW(const char* name, const std::vector<Group>& groups)
+    : Optimizer(name, specs_of(groups, [&](const AdamWOptions& o) { return detail::adam_scalars(name, o); },
+                               {"exp_avg", "exp_avg_sq"})) {}
 
 std::vector<AdamW::Group> AdamW::decay_matrices(const Tensors& parameters, AdamWOptions options) {
   Group decayed{{}, options}, others{{}, options};

@@ -33,6 +33,10 @@ class AdamW : public Optimizer {
   /// biases and the weights of norms.
   static std::vector<Group> decay_matrices(const Tensors& parameters, AdamWOptions options);
 
+ protected:
+  /// Error messages start with `name`.
+  AdamW(const char* name, const std::vector<Group>& groups);
+
  private:
   void run(Device device, const kernels::OptimizerStep& step) override;
 };

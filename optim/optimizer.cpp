@@ -297,6 +297,9 @@ Tensor Optimizer::step(const StepOptions& options) {
       gradients.push_back(&work);
     }
     start_norm(gradients, options.max_grad_norm.value_or(std::numeric_limits<double>::infinity()), scaler);
+    for (Work& work : works) {
+      work.norm.sums = sums_of_all_squares(work.norm.sums);
+    }
   }
   for (Work& work : works) {
     const OnDevice& on = counts_on(work.device);

@@ -106,6 +106,11 @@ class Optimizer {
   /// The step of the parameters of one device.
   virtual void run(Device device, const kernels::OptimizerStep& step) = 0;
 
+  /// Sums of squares (n) float64, on their device, of which the norm is computed; given those of the parameters'
+  /// gradients. An optimizer whose parameters are a share of all adds up those of all shares. Called by each step that
+  /// needs the norm, once for each device.
+  virtual Tensor sums_of_all_squares(const Tensor& sums) { return sums; }
+
  private:
   struct Group {
     std::vector<std::string> state_names;

@@ -1,0 +1,540 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/dist/sharded_adamw.h>
+#include <mica/ops/reduce/reduce.h>
+
+namespace mica::dist {
+
+namespace {
+
+constexpr const char* kName = "ShardedAdamW";
+
+std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Parameters begin at a multiple of this many elements: 256 bytes, as new tensors do, for the fast kernels.
+std::int64_t alignment(DType dtype) { return 256 / static_cast<std::int64_t>(size_of(dtype)); }
+
+// FNV-1a, to compare what ranks were given.
+class Hash {
+ public:
+  Hash& add(std::string_view text) {
+    for (const char c : text) {
+      value_ = (value_ ^ static_cast<std::uint8_t>(c)) * 0x100000001B3u;
+    }
+    return *this;
+  }
+  Hash& add(std::int64_t number) { return add({reinterpret_cast<const char*>(&number), sizeof(number)}); }
+  Hash& add(double number) { return add(std::bit_cast<std::int64_t>(number)); }
+
+  std::int64_t value() const { return std::bit_cast<std::int64_t>(value_); }
+
+ private:
+  std::uint64_t value_ = 0xCBF29CE484222325u;
+};
+
+// A row of bytes or numbers of each rank, on the host.
+template <class T>
+std::vector<std::vector<T>> gather_rows(const Group& group, const std::vector<T>& row) {
+  const auto length = static_cast<std::int64_t>(row.size());
+  const Tensor from = from_data(row, {length});
+  const Tensor into = empty({group.size(), length}, from.dtype());
+  group.all_gather(from, into);
+  const std::vector<T> all = to_vector<T>(into);
+  std::vector<std::vector<T>> rows;
+  for (auto at = all.begin(); rows.size() < static_cast<std::size_t>(group.size()); at += length) {
+    rows.emplace_back(at, at + length);
+  }
+  return rows;
+}
+
+// Throws on all ranks if one of them has an error: there its own, elsewhere one that names the rank.
+void check_no_rank_failed(const std::vector<std::uint8_t>& failed, const std::exception_ptr& error, const char* what) {
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  for (std::size_t rank = 0; rank < failed.size(); ++rank) {
+    check(failed[rank] == 0, "{}: {}: rank {} has an error, which it reports; nothing has changed", kName, what, rank);
+  }
+}
+
+template <class T>
+std::vector<std::uint8_t> first_of(const std::vector<std::vector<T>>& rows) {
+  std::vector<std::uint8_t> result;
+  for (const std::vector<T>& row : rows) {
+    result.push_back(row.front() != 0 ? 1 : 0);
+  }
+  return result;
+}
+
+// Count elements of contiguous memory, from number `first` of x on, as an axis.
+Tensor range_of(const Tensor& x, std::int64_t first, std::int64_t count) {
+  return as_strided(x, {count}, {1}, x.handle()->offset + (count > 0 ? first : 0));
+}
+
+Tensor view_at(const Tensor& flat, std::int64_t offset, const Shape& shape) {
+  return as_strided(flat, shape, contiguous_strides(shape), numel_of(shape) > 0 ? offset : 0);
+}
+
+std::string state_name(std::size_t parameter, std::string_view what) {
+  return fmt::format("state.{}.{}", parameter, what);
+}
+
+constexpr const char* state_tensors[] = {"exp_avg", "exp_avg_sq", "master"};
+
+bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
+
+}  // namespace
+
+/// AdamW of one rank's elements, by the norm of all ranks' gradients.
+class ShardedAdamW::Share : public optim::AdamW {
+ public:
+  Share(const std::vector<optim::AdamW::Group>& groups, const dist::Group& group)
+      : AdamW(kName, groups), group_(group) {}
+
+ private:
+  Tensor sums_of_all_squares(const Tensor& sums) override {
+    if (group_.size() == 1) {
+      return sums;
+    }
+    const autograd::NoGrad guard;
+    const Tensor total = sum(sums);
+    group_.all_reduce(total);
+    return total;
+  }
+
+  dist::Group group_;
+};
+
+struct ShardedAdamW::Parameter {
+  Tensor tensor;
+  std::int64_t offset = 0;  // of its first element in the bucket
+  std::int64_t first = 0;   // number of this rank's first element in it
+  Tensor leaf{};            // this rank's elements, on one axis
+};
+
+/// Parameters of one dtype, and their memory.
+struct ShardedAdamW::Bucket {
+  DType dtype = float32;
+  Device device;
+  std::vector<std::size_t> parameters{};
+  std::int64_t used = 0;  // elements before padding to equal parts
+  std::int64_t part = 0;  // elements of one rank
+  Tensor flat{};          // (ranks · part)
+  // The same memory with a version of its own, which only the share's steps raise. They compare master weights with
+  // weights that others have written; gathered weights need no comparison.
+  Tensor stepped{};
+  std::uint32_t version = 0;  // of `flat` after it was gathered
+
+  bool has(const std::vector<bool>& some) const {
+    return std::any_of(parameters.begin(), parameters.end(), [&](std::size_t i) { return some[i]; });
+  }
+};
+
+ShardedAdamW::ShardedAdamW(const Tensors& parameters, optim::AdamWOptions options, const Group& group,
+                           ShardingOptions sharding)
+    : ShardedAdamW(std::vector<optim::AdamW::Group>{{parameters, options}}, group, sharding) {}
+
+ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const Group& group, ShardingOptions sharding)
+    : group_(group), reduce_dtype_(sharding.reduce_dtype) {
+  const autograd::NoGrad guard;
+  std::exception_ptr error;
+  try {
+    check(sharding.bucket_bytes > 0, "{}: expected bucket_bytes > 0, got {}", kName, sharding.bucket_bytes);
+    check(!reduce_dtype_ || *reduce_dtype_ == float32 || *reduce_dtype_ == float64,
+          "{}: expected reduce_dtype to be float32 or float64, got {}", kName, reduce_dtype_.value_or(float32));
+    share_ = std::make_unique<Share>(groups, group_);  // of one rank, or only to validate
+    if (group_.size() > 1) {
+      const Tensors all = share_->parameters();
+      for (const Tensor& x : all) {
+        check(x.device() == all.front().device(), "{}: expected all parameters on one device, got {} and {}", kName,
+              all.front().device(), x.device());
+      }
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (group_.size() == 1) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+    return;
+  }
+  check_ranks_agree(groups, sharding, error);
+  make_buckets(share_->parameters(), sharding.bucket_bytes);
+  for (Bucket& bucket : buckets_) {
+    fill(bucket);
+  }
+  std::vector<optim::AdamW::Group> shares;
+  std::size_t next = 0;
+  for (const optim::AdamW::Group& whole : groups) {
+    optim::AdamW::Group& share = shares.emplace_back(optim::AdamW::Group{{}, whole.options});
+    for (std::size_t i = 0; i < whole.parameters.size(); ++i) {
+      share.parameters.push_back(parameters_[next++].leaf);
+    }
+  }
+  share_ = std::make_unique<Share>(shares, group_);
+}
+
+ShardedAdamW::~ShardedAdamW() = default;
+
+// Throws the same error on all ranks, or the rank's own `error`.
+void ShardedAdamW::check_ranks_agree(const std::vector<optim::AdamW::Group>& groups, const ShardingOptions& sharding,
+                                     const std::exception_ptr& error) const {
+  Hash options;
+  options.add(sharding.bucket_bytes).add(static_cast<std::int64_t>(reduce_dtype_ ? size_of(*reduce_dtype_) : 0));
+  std::vector<std::int64_t> hashes;
+  std::vector<std::string> texts;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const optim::AdamWOptions& o = groups[g].options;
+    options.add(o.lr).add(o.betas[0]).add(o.betas[1]).add(o.eps).add(o.weight_decay);
+    options.add(std::int64_t{o.master_weights});
+    for (const Tensor& x : error ? Tensors{} : groups[g].parameters) {
+      texts.push_back(fmt::format("{} of shape {} in group {}", x.dtype(), x.shape(), g));
+      hashes.push_back(Hash().add(texts.back()).value());
+    }
+  }
+  const auto rows =
+      gather_rows<std::int64_t>(group_, {error ? 1 : 0, static_cast<std::int64_t>(hashes.size()), options.value()});
+  check_no_rank_failed(first_of(rows), error, "the constructor");
+  for (std::size_t rank = 1; rank < rows.size(); ++rank) {
+    check(rows[rank][1] == rows[0][1], "{}: rank {} has {} parameters, rank 0 has {}", kName, rank, rows[rank][1],
+          rows[0][1]);
+    check(rows[rank][2] == rows[0][2], "{}: rank {} has other options than rank 0", kName, rank);
+  }
+  const auto of_ranks = gather_rows(group_, hashes);
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      check(of_ranks[rank][i] == of_ranks[0][i],
+            "{}: parameter {} of rank {} differs from that of rank 0; here, on rank {}, it is {}", kName, i, rank,
+            group_.rank(), texts[i]);
+    }
+  }
+}
+
+void ShardedAdamW::make_buckets(const Tensors& parameters, std::int64_t bucket_bytes) {
+  std::vector<std::pair<DType, std::size_t>> open;  // the last bucket of each dtype
+  for (const Tensor& x : parameters) {
+    const auto limit = bucket_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
+    auto at = std::find_if(open.begin(), open.end(), [&](const auto& of) { return of.first == x.dtype(); });
+    if (at == open.end() || buckets_[at->second].used + x.numel() > limit) {
+      if (at == open.end()) {
+        at = open.insert(open.end(), {x.dtype(), 0});
+      }
+      at->second = buckets_.size();
+      buckets_.push_back({.dtype = x.dtype(), .device = x.device()});
+    }
+    Bucket& bucket = buckets_[at->second];
+    bucket.parameters.push_back(parameters_.size());
+    parameters_.push_back({.tensor = x, .offset = bucket.used});
+    bucket.used = round_up(bucket.used + x.numel(), alignment(x.dtype()));
+  }
+  for (Bucket& bucket : buckets_) {
+    const std::int64_t step = alignment(bucket.dtype);
+    bucket.part = round_up(std::max<std::int64_t>(bucket.used, 1), group_.size() * step) / group_.size();
+  }
+}
+
+// Moves the parameters into the bucket, with the values of rank 0, and makes the leaves.
+void ShardedAdamW::fill(Bucket& bucket) {
+  const std::int64_t own = group_.rank() * bucket.part;
+  bucket.flat = zeros({group_.size() * bucket.part}, bucket.dtype, bucket.device);
+  for (const std::size_t i : bucket.parameters) {
+    const Tensor& x = parameters_[i].tensor;
+    copy_into(view_at(bucket.flat, parameters_[i].offset, x.shape()), x.detach());
+  }
+  group_.broadcast(bucket.flat);
+  bucket.stepped = from_blob(bucket.flat.raw_data(), bucket.flat.shape(), bucket.dtype, bucket.device);
+  for (const std::size_t i : bucket.parameters) {
+    Parameter& parameter = parameters_[i];
+    const Tensor& x = parameter.tensor;
+    const Tensor grad = x.grad();
+    x.set_data(view_at(bucket.flat, parameter.offset, x.shape()));
+    x.set_grad(grad);
+    parameter.first = std::clamp<std::int64_t>(own - parameter.offset, 0, x.numel());
+    const std::int64_t end = std::clamp<std::int64_t>(own + bucket.part - parameter.offset, 0, x.numel());
+    parameter.leaf = range_of(bucket.stepped, parameter.offset + parameter.first, end - parameter.first);
+    parameter.leaf.requires_grad_();
+  }
+  bucket.version = bucket.flat.version();
+}
+
+// Of this rank alone.
+void ShardedAdamW::check_step(const optim::StepOptions& options) const {
+  check_not_capturing(kName);
+  check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", kName,
+        options.max_grad_norm.value_or(0));
+  for (const Bucket& bucket : buckets_) {
+    for (const std::size_t i : bucket.parameters) {
+      const Parameter& parameter = parameters_[i];
+      const Tensor& x = parameter.tensor;
+      const Tensor in_bucket = view_at(bucket.flat, parameter.offset, x.shape());
+      check(x.handle()->storage == bucket.flat.handle()->storage && x.raw_data() == in_bucket.raw_data() &&
+                x.dtype() == bucket.dtype && x.is_contiguous(),
+            "{}: parameter {} of shape {} has left the memory that it got from the optimizer: move and convert a model "
+            "before the optimizer is made",
+            kName, i, x.shape());
+    }
+  }
+}
+
+// Returns whether any rank has a gradient, for each parameter.
+std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options) const {
+  constexpr std::size_t kHead = 1 + sizeof(std::int64_t);  // failed, hash of the options
+  std::vector<std::uint8_t> row(kHead + parameters_.size());
+  std::exception_ptr error;
+  try {
+    check_step(options);
+  } catch (...) {
+    error = std::current_exception();
+    row[0] = 1;
+  }
+  Hash hash;
+  hash.add(steps_).add(std::int64_t{options.scaler != nullptr}).add(options.max_grad_norm.value_or(-1));
+  for (std::size_t g = 0; g < group_count(); ++g) {
+    hash.add(lr(g));
+  }
+  const std::int64_t value = hash.value();
+  std::memcpy(&row[1], &value, sizeof(value));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    row[kHead + i] = parameters_[i].tensor.grad().defined() ? 1 : 0;
+  }
+  const auto rows = gather_rows(group_, row);
+  check_no_rank_failed(first_of(rows), error, "step");
+  std::vector<bool> result(parameters_.size());
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    check(std::equal(&rows[rank][1], &rows[rank][0] + kHead, &rows[0][1]),
+          "{}: rank {} calls step() with other learning rates, max_grad_norm, scaler or number of steps than rank 0",
+          kName, rank);
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      result[i] = result[i] || rows[rank][kHead + i] != 0;
+    }
+  }
+  return result;
+}
+
+// Gives the leaves their gradients. From the last bucket to the first, in the order in which backward completes them:
+// a bucket whose gradients were complete could already be sent during backward.
+void ShardedAdamW::reduce_gradients(const std::vector<bool>& has_gradient) {
+  struct Sent {
+    const Bucket* bucket;
+    Tensor part;
+    Work work;
+  };
+  std::deque<Sent> sent;
+  const auto receive = [&] {
+    const Sent& first = sent.front();
+    first.work.wait();
+    const Tensor part = first.part.to(first.bucket->dtype);
+    const std::int64_t own = group_.rank() * first.bucket->part;
+    for (const std::size_t i : first.bucket->parameters) {
+      const Parameter& parameter = parameters_[i];
+      if (has_gradient[i]) {
+        parameter.leaf.set_grad(range_of(part, parameter.offset + parameter.first - own, parameter.leaf.numel()));
+      }
+    }
+    sent.pop_front();
+  };
+  for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
+    if (!bucket->has(has_gradient)) {
+      continue;
+    }
+    if (sent.size() == 2) {
+      receive();
+    }
+    const DType dtype = is_16_bit(bucket->dtype) ? reduce_dtype_.value_or(bucket->dtype) : bucket->dtype;
+    const Tensor gradients = empty(bucket->flat.shape(), dtype, bucket->device);  // nobody reads the padding
+    for (const std::size_t i : bucket->parameters) {
+      const Tensor& x = parameters_[i].tensor;
+      const Tensor to = view_at(gradients, parameters_[i].offset, x.shape());
+      if (const Tensor grad = x.grad(); grad.defined()) {
+        copy_into(to, grad);
+      } else {
+        fill_data(to, 0);
+      }
+    }
+    const Tensor part = empty({bucket->part}, dtype, bucket->device);
+    sent.push_back(
+        {.bucket = &*bucket, .part = part, .work = group_.start_reduce_scatter(gradients, part, Reduction::mean)});
+  }
+  while (!sent.empty()) {
+    receive();
+  }
+}
+
+// From the first bucket to the last, in the order in which the next forward uses them: on a GPU it could wait for each
+// where it is used first. This waits for all, which takes no time of the host.
+void ShardedAdamW::gather_weights(const std::vector<bool>& has_gradient) {
+  std::vector<Work> works;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.has(has_gradient)) {
+      works.push_back(
+          group_.start_all_gather(range_of(bucket.flat, group_.rank() * bucket.part, bucket.part), bucket.flat));
+      bucket.version = bucket.flat.version();
+    }
+  }
+  for (const Work& work : works) {
+    work.wait();
+  }
+}
+
+Tensor ShardedAdamW::step(const optim::StepOptions& options) {
+  if (group_.size() == 1) {
+    return share_->step(options);
+  }
+  const autograd::NoGrad guard;
+  const std::vector<bool> has_gradient = agree_on_step(options);
+  share_->zero_grad();
+  reduce_gradients(has_gradient);
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.flat.version() != bucket.version) {
+      bucket.stepped.bump_version("a write to a parameter");
+    }
+  }
+  const Tensor norm = share_->step(options);
+  share_->zero_grad();
+  gather_weights(has_gradient);
+  ++steps_;
+  return norm;
+}
+
+void ShardedAdamW::zero_grad() {
+  for (const Tensor& x : parameters()) {
+    x.set_grad({});
+  }
+}
+
+void ShardedAdamW::set_lr(double lr) { share_->set_lr(lr); }
+void ShardedAdamW::set_lr(std::size_t group, double lr) { share_->set_lr(group, lr); }
+double ShardedAdamW::lr(std::size_t group) const { return share_->lr(group); }
+std::size_t ShardedAdamW::group_count() const { return share_->group_count(); }
+
+Tensors ShardedAdamW::parameters() const {
+  if (group_.size() == 1) {
+    return share_->parameters();
+  }
+  Tensors result;
+  for (const Parameter& parameter : parameters_) {
+    result.push_back(parameter.tensor);
+  }
+  return result;
+}
+
+StateDict ShardedAdamW::state_dict(std::optional<int> only_rank) const {
+  check(!only_rank || (*only_rank >= 0 && *only_rank < group_.size()),
+        "{}: state_dict: expected a rank in [0, {}), got {}", kName, group_.size(), only_rank.value_or(0));
+  const StateDict own = share_->state_dict();
+  if (group_.size() == 1) {
+    return own;
+  }
+  const autograd::NoGrad guard;
+  const bool wanted = !only_rank || *only_rank == group_.rank();
+  StateDict result;
+  for (const Bucket& bucket : buckets_) {
+    const std::int64_t begin = group_.rank() * bucket.part;
+    for (const char* const what : state_tensors) {
+      std::vector<std::size_t> with_state;  // the same on all ranks, since each has all parameters
+      for (const std::size_t i : bucket.parameters) {
+        if (own.contains(state_name(i, what))) {
+          with_state.push_back(i);
+        }
+      }
+      if (with_state.empty()) {
+        continue;
+      }
+      const DType dtype = accumulate_dtype(bucket.dtype);
+      const Tensor part = empty({bucket.part}, dtype, bucket.device);
+      const Tensor whole = empty({group_.size() * bucket.part}, dtype, bucket.device);
+      for (const std::size_t i : with_state) {
+        const Parameter& parameter = parameters_[i];
+        copy_into(range_of(part, parameter.offset + parameter.first - begin, parameter.leaf.numel()),
+                  own.at(state_name(i, what)));
+      }
+      group_.all_gather(part, whole);
+      for (const std::size_t i : wanted ? with_state : std::vector<std::size_t>{}) {
+        const Shape& shape = parameters_[i].tensor.shape();
+        const Tensor copy = empty(shape, dtype);
+        copy_into(copy, view_at(whole, parameters_[i].offset, shape));
+        result.emplace(state_name(i, what), copy);
+      }
+    }
+    for (const std::size_t i : bucket.parameters) {
+      if (const auto at = own.find(state_name(i, "step")); wanted && at != own.end()) {
+        result.insert(*at);
+      }
+    }
+  }
+  return result;
+}
+
+// The same states of this rank's elements. What is wrong otherwise is left to AdamW.
+StateDict ShardedAdamW::share_of(const StateDict& state) const {
+  StateDict result = state;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    for (const char* const what : state_tensors) {
+      const auto at = result.find(state_name(i, what));
+      if (at == result.end()) {
+        continue;
+      }
+      const Shape& expected = parameter.tensor.shape();
+      check(at->second.defined() && at->second.shape() == expected,
+            "{}: load_state_dict: expected \"{}\" of shape {}, got {}", kName, at->first, expected,
+            at->second.defined() ? to_string(at->second.shape()) : "an undefined tensor");
+      at->second = range_of(contiguous_data(at->second.detach()), parameter.first, parameter.leaf.numel());
+    }
+  }
+  return result;
+}
+
+void ShardedAdamW::load_state_dict(const StateDict& state) {
+  if (group_.size() == 1) {
+    share_->load_state_dict(state);
+    return;
+  }
+  const autograd::NoGrad guard;
+  const StateDict before = share_->state_dict();
+  std::exception_ptr error;
+  Hash steps;
+  try {
+    share_->load_state_dict(share_of(state));
+    for (const auto& [name, tensor] : share_->state_dict()) {
+      steps.add(name);
+      if (name.ends_with(".step")) {
+        steps.add(to_vector<std::int64_t>(tensor)[0]);
+      }
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const auto rows = gather_rows<std::int64_t>(group_, {error ? 1 : 0, steps.value()});
+  try {
+    check_no_rank_failed(first_of(rows), error, "load_state_dict");
+    for (std::size_t rank = 1; rank < rows.size(); ++rank) {
+      check(rows[rank][1] == rows[0][1], "{}: load_state_dict: rank {} was given states of other steps than rank 0",
+            kName, rank);
+    }
+  } catch (...) {
+    share_->load_state_dict(before);
+    throw;
+  }
+}
+
+std::size_t ShardedAdamW::state_bytes() const {
+  std::size_t result = 0;
+  for (const auto& [name, tensor] : share_->state_dict()) {
+    result += name.ends_with(".step") ? 0 : tensor.bytes();
+  }
+  return result;
+}
+
+}  // namespace mica::dist

@@ -1,0 +1,118 @@
+#pragma once
+
+// AdamW whose states are divided among the ranks of a group.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <mica/dist/group.h>
+#include <mica/optim/adamw.h>
+
+namespace mica::dist {
+
+/// How ShardedAdamW communicates.
+struct ShardingOptions {
+  /// Gradients are reduced and weights are gathered in buckets of whole parameters that have at most this size, in the
+  /// parameters' dtype. A larger parameter is a bucket of its own.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// float32 or float64: 16-bit gradients are summed in it, and the mean is rounded once. Unset: they are summed in
+  /// their own dtype, and each addition rounds.
+  std::optional<DType> reduce_dtype{};
+};
+
+/// optim::AdamW for data parallel training that keeps its states once among all ranks, not once on each (ZeRO stage 1;
+/// Rajbhandari et al., 2020, arXiv:1910.02054). Needs no DataParallel:
+///
+///     dist::ShardedAdamW optimizer(optim::AdamW::decay_matrices(model.parameters(), {.lr = 3e-4}), dist::world());
+///     loss_of(rows_of_this_rank).backward();  // the mean over the rows; once or, to accumulate, several times
+///     optimizer.step({.max_grad_norm = 1.0});
+///     optimizer.zero_grad();
+///
+/// step() averages the gradients over the ranks, each rank updates its share of the elements, and all receive the new
+/// weights. Elementwise it is AdamW: for equal gradients the weights are the same bits, with clipping as far as the
+/// norm is, whose float64 sum has another order. A group of one is optim::AdamW.
+///
+/// Memory. A bucket holds P parameters of nᵢ elements of s bytes, each from a multiple of a = 256 / s elements on, and
+/// is divided into equal parts. Of N ranks, each updates and keeps the states of at most
+///
+///     part = ⌈Σᵢ ⌈nᵢ / a⌉ / N⌉ · a    elements of a bucket,
+///
+/// which is Σ nᵢ / N up to (P / N + 1) · a. Padding has no states. An element has 8 bytes of states, with master
+/// weights 12, in float64 16; summed over the ranks that is what AdamW keeps. During a step there are in addition the
+/// reduced gradients of the parts and two buckets of gradients that are on their way. Weights and gradients are whole
+/// on each rank.
+///
+/// The parameters become views of the buckets. So move and convert the model first; its later set_data() makes step()
+/// throw. Parameters of one bucket share a version: writing one in place makes the backward of a graph that saved
+/// another throw.
+///
+/// The constructor, step(), state_dict() and load_state_dict() are collective: all ranks of the group call them, in the
+/// same order and with the same arguments. If the arguments of a rank are wrong, all ranks throw, and nothing has
+/// changed. These checks travel as tensors on the CPU, so a group on GPUs also needs MPI.
+class ShardedAdamW {
+ public:
+  /// The parameters get the values of rank 0. Throws for what optim::AdamW refuses, for parameters on several devices,
+  /// and if ranks have different parameters or options; the message names the rank and the parameter.
+  explicit ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const Group& group = world(),
+                        ShardingOptions sharding = {});
+  explicit ShardedAdamW(const Tensors& parameters, optim::AdamWOptions options = {}, const Group& group = world(),
+                        ShardingOptions sharding = {});
+  ~ShardedAdamW();
+  ShardedAdamW(const ShardedAdamW&) = delete;
+  ShardedAdamW& operator=(const ShardedAdamW&) = delete;
+
+  /// See optim::Optimizer::step(). Gradients are the means over the ranks; one that only some ranks have counts as zero
+  /// on the others, and a parameter for which no rank has one is unchanged. grad() keeps this rank's gradient. The
+  /// returned norm is that of the averaged gradients, on all ranks. With a scaler, a gradient that is not finite on any
+  /// rank makes all ranks skip the step; the scalers must have the same scale. Throws if ranks pass different options,
+  /// or have different learning rates or numbers of steps. Cannot be captured in a CUDA graph by several ranks.
+  Tensor step(const optim::StepOptions& options = {});
+  /// Removes the gradients of all parameters.
+  void zero_grad();
+
+  /// As of optim::Optimizer. Not collective, but all ranks must set the same.
+  void set_lr(double lr);
+  void set_lr(std::size_t group, double lr);
+  double lr(std::size_t group = 0) const;
+  std::size_t group_count() const;
+  Tensors parameters() const;
+
+  /// The states in optim::AdamW's form, of whole parameters, so it can be loaded by any number of ranks and by
+  /// optim::AdamW. Several ranks get copies on the CPU; with `only_rank`, that rank does and the others get an empty
+  /// StateDict. A group of one gets handles.
+  StateDict state_dict(std::optional<int> only_rank = {}) const;
+  /// Copies this rank's share of `state`, which is whole on each rank: of state_dict(), without only_rank, or of
+  /// optim::AdamW. Throws one Error for any mismatch, without changing anything.
+  void load_state_dict(const StateDict& state);
+
+  /// Bytes of the states and master weights that this rank keeps. Not collective; waits for the device.
+  std::size_t state_bytes() const;
+
+ private:
+  class Share;
+  struct Parameter;
+  struct Bucket;
+
+  void check_ranks_agree(const std::vector<optim::AdamW::Group>& groups, const ShardingOptions& sharding,
+                         const std::exception_ptr& error) const;
+  void make_buckets(const Tensors& parameters, std::int64_t bucket_bytes);
+  void fill(Bucket& bucket);
+  void check_step(const optim::StepOptions& options) const;
+  std::vector<bool> agree_on_step(const optim::StepOptions& options) const;
+  void reduce_gradients(const std::vector<bool>& has_gradient);
+  void gather_weights(const std::vector<bool>& has_gradient);
+  StateDict share_of(const StateDict& state) const;
+
+  Group group_;
+  std::optional<DType> reduce_dtype_;
+  std::int64_t steps_ = 0;  // calls of step()
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;   // in the order of the parameters; empty for a group of one
+  std::unique_ptr<Share> share_;  // AdamW of this rank's part of each parameter; it may be empty
+};
+
+}  // namespace mica::dist
