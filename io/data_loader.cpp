@@ -28,6 +28,11 @@ const DataLoaderOptions& checked(const Dataset& data, const DataLoaderOptions& o
   check(start.epoch >= 0 && start.epoch <= INT64_MAX / 4 / size && start.index >= 0 && start.index < size,
         "DataLoader: expected a position in data of {} samples, got epoch {}, index {}", size, start.epoch,
         start.index);
+  check(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks,
+        "DataLoader: expected a rank in [0, ranks), got rank {} of {}", options.rank, options.ranks);
+  check(options.batch % options.ranks == 0,
+        "DataLoader: expected a batch that {} ranks can share equally, got one of {} samples", options.ranks,
+        options.batch);
   return options;
 }
 
@@ -45,6 +50,7 @@ class DataLoader::Queue {
         options_(checked(data, options)),
         fields_(data.fields()),
         size_(data.size()),
+        rows_(options.batch / options.ranks),
         stream_(options.device),
         slots_(static_cast<std::size_t>(options.workers) + 2) {
     check(!fields_.empty(), "DataLoader: expected a data set with at least one field, got none");
@@ -87,7 +93,7 @@ class DataLoader::Queue {
     return std::move(sent.batch);
   }
 
-  DataPosition position() const { return position_of(taken_); }
+  DataPosition position() const { return position_of(taken_, 0); }
 
  private:
   struct Slot {
@@ -105,8 +111,9 @@ class DataLoader::Queue {
     return slots_[static_cast<std::size_t>(number % static_cast<std::int64_t>(slots_.size()))];
   }
 
-  DataPosition position_of(std::int64_t number) const {
-    const std::int64_t samples = options_.start.index + number * options_.batch;
+  // Of a row of the whole batch.
+  DataPosition position_of(std::int64_t number, std::int64_t row) const {
+    const std::int64_t samples = options_.start.index + number * options_.batch + row;
     return {options_.start.epoch + samples / size_, samples % size_};
   }
 
@@ -115,7 +122,7 @@ class DataLoader::Queue {
     if (slot.batch.empty()) {
       Tensors batch;
       for (const Dataset::Field& field : fields_) {
-        Shape shape{options_.batch};
+        Shape shape{rows_};
         for (const std::int64_t size : field.shape) {
           shape.push_back(size);
         }
@@ -123,9 +130,9 @@ class DataLoader::Queue {
       }
       slot.batch = std::move(batch);
     }
-    DataPosition at = position_of(number);
+    DataPosition at = position_of(number, options_.rank * rows_);
     Permutation order(size_, mix_seeds(options_.seed, static_cast<std::uint64_t>(at.epoch)));
-    for (std::int64_t row = 0; row < options_.batch; ++row) {
+    for (std::int64_t row = 0; row < rows_; ++row) {
       data_.read(options_.shuffle ? order(at.index) : at.index, at.epoch, Sample(slot.batch, row));
       if (++at.index == size_) {
         at = {at.epoch + 1, 0};
@@ -215,6 +222,7 @@ class DataLoader::Queue {
   const DataLoaderOptions options_;
   const std::vector<Dataset::Field> fields_;
   const std::int64_t size_;
+  const std::int64_t rows_;  // of this rank in a batch
   const CopyStream stream_;
 
   std::mutex mutex_;

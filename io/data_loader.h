@@ -66,7 +66,7 @@ class Dataset {
 };
 
 struct DataLoaderOptions {
-  std::int64_t batch = 1;  ///< samples per batch
+  std::int64_t batch = 1;  ///< samples per batch: of all ranks together
   bool shuffle = true;     ///< another order in each epoch, which takes no memory: see Permutation
   std::uint64_t seed = 0;  ///< of the orders
   /// Threads that make batches ahead, at most two more than there are threads. With 0, next() makes them. The batches
@@ -74,10 +74,19 @@ struct DataLoaderOptions {
   int workers = 1;
   Device device = Device::cpu();  ///< of the batches
   DataPosition start{};           ///< where the first batch begins
+  /// Of several processes that train together: which one this is, and how many there are. Rank r gets the rows
+  /// [r, r + 1) · batch / ranks of each batch, so the batches of all ranks together are those of one rank.
+  int rank = 0;
+  int ranks = 1;
 };
 
 /// Endless batches of a data set, epoch after epoch. A batch may have the last samples of an epoch and the first ones
 /// of the next. The batches depend on the data, the seed and the start alone.
+///
+/// With several ranks, each reads only its own rows. A position counts the samples of all ranks, so it means the same
+/// to any number of them:
+///
+///     io::DataLoader loader(data, {.batch = 32, .rank = group.rank(), .ranks = group.size()});
 ///
 /// On a GPU, batches are copied from page-locked memory on a stream of their own while earlier steps run: the one after
 /// next is on its way.
@@ -89,18 +98,18 @@ struct DataLoaderOptions {
 ///     }
 class DataLoader {
  public:
-  /// Throws unless data.size() ≥ 1, batch ≥ 1, workers is in [0, 256] and `start` is a position in the data. The
-  /// data set must outlive the loader.
+  /// Throws unless data.size() ≥ 1, batch ≥ 1, workers is in [0, 256], `start` is a position in the data, rank is in
+  /// [0, ranks) and ranks divides batch. The data set must outlive the loader.
   explicit DataLoader(const Dataset& data, const DataLoaderOptions& options = {});
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// The next batch: a tensor (batch, field's shape…) for each field, which belongs to the caller. Throws what the data
-  /// set threw when it read one of the batch's samples, then again at each call.
+  /// This rank's part of the next batch: a tensor (batch / ranks, field's shape…) for each field, which belongs to the
+  /// caller. Throws what the data set threw when it read one of the samples, then again at each call.
   Tensors next();
 
-  /// Where the next batch begins. A loader that starts there goes on with the same batches.
+  /// Where the next batch begins, of all ranks. A loader that starts there goes on with the same batches.
   DataPosition position() const;
 
  private:

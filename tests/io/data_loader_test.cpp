@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <string>
@@ -171,6 +172,77 @@ TEST(DataLoader, GoesOnFromAPosition) {
   }
 }
 
+// The next batch of each rank, one behind the other.
+std::vector<std::int64_t> joined(const std::vector<std::unique_ptr<io::DataLoader>>& ranks) {
+  std::vector<std::int64_t> all;
+  for (const auto& loader : ranks) {
+    const Tensors batch = loader->next();
+    const std::vector<std::int64_t> rows = to_vector<std::int64_t>(batch[1]);
+    const std::vector<float> values = to_vector<float>(batch[0]);
+    EXPECT_EQ(values.size(), 2 * rows.size());
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  return all;
+}
+
+std::vector<std::unique_ptr<io::DataLoader>> loaders_of(const io::Dataset& data, int ranks,
+                                                        io::DataLoaderOptions options) {
+  std::vector<std::unique_ptr<io::DataLoader>> loaders;
+  options.ranks = ranks;
+  for (options.rank = 0; options.rank < ranks; ++options.rank) {
+    loaders.push_back(std::make_unique<io::DataLoader>(data, options));
+  }
+  return loaders;
+}
+
+TEST(DataLoader, RanksTogetherHaveTheBatchesOfOne) {
+  // Of more samples than a batch, and of fewer: a batch then has some twice.
+  for (const std::int64_t size : {37, 5}) {
+    const Numbers data(size);
+    for (const bool shuffle : {true, false}) {
+      const io::DataLoaderOptions options{.batch = 12, .shuffle = shuffle, .seed = 9, .workers = 0};
+      io::DataLoader alone(data, options);
+      std::vector<std::vector<std::int64_t>> expected;
+      for (int i = 0; i < 10; ++i) {
+        expected.push_back(to_vector<std::int64_t>(alone.next()[1]));
+      }
+      for (const int ranks : {1, 2, 3, 4, 6, 12}) {
+        const auto loaders = loaders_of(data, ranks, options);
+        for (std::int64_t i = 0; i < 10; ++i) {
+          const io::DataPosition at{12 * i / size, 12 * i % size};
+          for (const auto& loader : loaders) {
+            ASSERT_EQ(loader->position(), at);
+          }
+          ASSERT_EQ(joined(loaders), expected[static_cast<std::size_t>(i)]) << ranks << " ranks, batch " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(DataLoader, AnotherNumberOfRanksGoesOnWithTheNextSample) {
+  const Numbers data(37);
+  const io::DataLoaderOptions options{.batch = 12, .seed = 9};
+  io::DataLoader alone(data, options);
+  const std::vector<std::int64_t> expected = indices(alone, 6);
+  std::vector<std::int64_t> seen;
+  io::DataLoaderOptions resumed = options;
+  for (const int ranks : {4, 1, 3, 12, 2, 6}) {
+    const auto loaders = loaders_of(data, ranks, resumed);
+    const std::vector<std::int64_t> batch = joined(loaders);
+    seen.insert(seen.end(), batch.begin(), batch.end());
+    resumed.start = loaders.back()->position();
+  }
+  EXPECT_EQ(seen, expected);
+}
+
+TEST(DataLoader, RanksReadOnlyTheirOwnRows) {
+  const Numbers data(100);
+  io::DataLoader loader(data, {.batch = 20, .workers = 0, .rank = 3, .ranks = 5});
+  (void)indices(loader, 3);
+  EXPECT_EQ(data.reads, 12);
+}
+
 TEST(DataLoader, PassesErrorsOnAtTheirBatch) {
   for (const Device device : test_devices()) {
     for (const int workers : {0, 1, 3}) {
@@ -215,6 +287,10 @@ TEST(DataLoader, RefusesBadOptions) {
   refuses({.start = {.index = 5}}, "expected a position in data of 5 samples, got epoch 0, index 5");
   refuses({.start = {.index = -1}}, "index -1");
   refuses({.start = {.epoch = INT64_MAX}}, "expected a position");
+  refuses({.batch = 10, .ranks = 4}, "a batch that 4 ranks can share equally, got one of 10 samples");
+  refuses({.batch = 4, .rank = 4, .ranks = 4}, "a rank in [0, ranks), got rank 4 of 4");
+  refuses({.batch = 4, .rank = -1, .ranks = 4}, "got rank -1 of 4");
+  refuses({.ranks = 0}, "got rank 0 of 0");
   expect_error([&] { io::DataLoader(none, {}); }, "at least one sample, got one with 0");
   for (const int workers : {0, 2}) {
     io::DataLoader huge(data, {.batch = std::int64_t{1} << 57, .workers = workers});
