@@ -21,10 +21,17 @@ constexpr std::string_view kUp = ".lora_B.weight";
 // What PEFT puts before the names of a model's layers.
 std::string prefix_of(const nn::GPT&) { return "base_model.model.transformer."; }
 std::string prefix_of(const nn::Llama&) { return "base_model.model."; }
+std::string prefix_of(const nn::Bert&) { return "base_model.model."; }
 
 // Transformers' class for GPT-2's linear layers has weights (in, out).
 bool is_transposed(const nn::GPT&) { return true; }
 bool is_transposed(const nn::Llama&) { return false; }
+bool is_transposed(const nn::Bert&) { return false; }
+
+// PEFT's name for what the model does.
+std::string task_of(const nn::GPT&) { return "CAUSAL_LM"; }
+std::string task_of(const nn::Llama&) { return "CAUSAL_LM"; }
+std::string task_of(const nn::Bert&) { return "FEATURE_EXTRACTION"; }
 
 template <class Model>
 void save_adapter_of(Model& model, const std::filesystem::path& folder, const std::string& base_model) {
@@ -48,7 +55,7 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
   save(folder / kWeightsFile, state, {{"format", "pt"}});
   const JsonValue config{JsonValue::Object{
       {"peft_type", {std::string("LORA")}},
-      {"task_type", {std::string("CAUSAL_LM")}},
+      {"task_type", {task_of(model)}},
       {"base_model_name_or_path", base_model.empty() ? JsonValue{} : JsonValue{base_model}},
       {"r", {options.rank}},
       {"lora_alpha", {options.alpha}},
@@ -170,8 +177,12 @@ void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std
 void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model) {
   save_adapter_of(model, folder, base_model);
 }
+void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const std::string& base_model) {
+  save_adapter_of(model, folder, base_model);
+}
 
 void load_adapter(nn::GPT& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
 void load_adapter(nn::Llama& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
+void load_adapter(nn::Bert& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
 
 }  // namespace mica::io

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <mica/nn/gpt.h>
+#include <mica/nn/models/bert.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::io {
@@ -16,6 +17,7 @@ namespace mica::io {
 /// model has no adapters, or adapters of different options.
 void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model = "");
 void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model = "");
+void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const std::string& base_model = "");
 
 /// Adds the adapters of a folder to a model that has none, quantized or not, and freezes the model's parameters: see
 /// nn::add_lora().
@@ -24,5 +26,6 @@ void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const s
 /// biases, whole modules, ranks that differ between layers).
 void load_adapter(nn::GPT& model, const std::filesystem::path& folder);
 void load_adapter(nn::Llama& model, const std::filesystem::path& folder);
+void load_adapter(nn::Bert& model, const std::filesystem::path& folder);
 
 }  // namespace mica::io

@@ -100,6 +100,43 @@ TEST_F(Adapter, TrainsAsPeft) {
   }
 }
 
+TEST_F(Adapter, OfAnEncoder) {
+  const StateDict data = io::load(kFixtures / "bert" / "expected.safetensors");
+  const auto features = [&](const nn::Bert& bert) {
+    return bert.pooled(bert(data.at("tokens"), data.at("visible"), data.at("types")));
+  };
+  nn::Bert model = io::load_pretrained<nn::Bert>(kFixtures / "bert");
+  const Tensor before = features(model).detach();
+  const auto names = nn::add_lora(model, {"*.query", "*.output.dense", "pooler.dense"}, {.rank = 2, .alpha = 6});
+  expect_close(features(model), before, 0, 0);
+  manual_seed(4);
+  optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = 0.02});
+  const Tensor target = randn(before.shape());
+  const auto loss = [&] { return sum(pow(features(model) - target, 2)); };
+  const double first = loss().item();
+  for (int i = 0; i < 20; ++i) {
+    optimizer.zero_grad();
+    loss().backward();
+    optimizer.step();
+  }
+  EXPECT_LT(loss().item(), 0.7 * first);
+  const Tensor after = features(model).detach();
+
+  io::save_adapter(model, folder_, "bert");
+  nn::Bert again = io::load_pretrained<nn::Bert>(kFixtures / "bert");
+  io::load_adapter(again, folder_);
+  EXPECT_EQ(nn::adapted_layers(again).size(), names.size());
+  expect_close(features(again), after, 0, 0);
+  nn::merge_lora(again);
+  expect_close(features(again), after, 1e-5, 1e-5);
+  if (const char* kept = std::getenv("MICA_SAVED_ADAPTERS")) {  // for check_adapters.py
+    io::save_adapter(model, fs::path(kept) / "bert", "bert");
+    io::save(fs::path(kept) / "bert" / "pooled.safetensors", {{"pooled", after}});
+  }
+  nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3");
+  expect_error([&] { io::load_adapter(llama, folder_); }, "the model has no linear layer encoder.layer.0.attention");
+}
+
 // QLoRA (Dettmers et al., 2023): training on a quantized model is training on a model of the rounded weights.
 void expect_trains_on_quantized(int bits, DType dtype, Device device, const fs::path& folder) {
   SCOPED_TRACE(fmt::format("{} bits, {} on {}", bits, dtype, device));

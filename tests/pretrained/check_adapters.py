@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that PEFT loads the adapters that mica saved, and that they give the loss that training ended with. See README.md.
+"""Checks that PEFT loads the adapters that mica saved, and that they give the loss that training ended with, or mica's
+features. See README.md.
 
     python3 tests/pretrained/check_adapters.py FOLDER
 """
@@ -14,7 +15,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from make_adapters import ADAPTERS, TARGETS
 from make_fixtures import FOLDER
@@ -31,7 +32,15 @@ def main():
         expected = json.loads((ADAPTERS / name / "losses.json").read_text())["trained_loss"]
         print(f"{name}: loss {loss:.4f}, by PEFT's own training {expected:.4f}")
         failed += abs(loss - expected) > 0.01
-    print(f"{len(TARGETS) - failed} passed, {failed} failed")
+    folder = pathlib.Path(sys.argv[1]) / "bert"
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained(FOLDER / "bert").eval(), folder).eval()
+    data = load_file(FOLDER / "bert" / "expected.safetensors")
+    pooled = model(input_ids=data["tokens"], attention_mask=data["visible"].long(),
+                   token_type_ids=data["types"]).pooler_output
+    error = (pooled - load_file(folder / "pooled.safetensors")["pooled"]).abs().max().item()
+    print(f"bert: features differ by {error:.2g}")
+    failed += error > 1e-5
+    print(f"{len(TARGETS) + 1 - failed} passed, {failed} failed")
     return failed > 0
 
 
