@@ -49,9 +49,7 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
     state[full + std::string(kUp)] = layer->lora_b.detach();
     targets.push_back({full.substr(std::string_view("base_model.model.").size())});
   }
-  std::error_code ignored;
-  std::filesystem::create_directories(folder, ignored);
-  check(std::filesystem::is_directory(folder), "save_adapter: cannot create the folder {}", folder.string());
+  make_folder(folder, "save_adapter");
   save(folder / kWeightsFile, state, {{"format", "pt"}});
   const JsonValue config{JsonValue::Object{
       {"peft_type", {std::string("LORA")}},

@@ -22,6 +22,18 @@ constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
 std::string error_text(int number) { return std::generic_category().message(number); }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
+}
+
+void make_folder(const std::filesystem::path& path, const char* what) {
+  std::error_code error, ignored;
+  std::filesystem::create_directories(path, error);
+  check(std::filesystem::is_directory(path, ignored), "{}: cannot create the folder {}{}", what, path.string(),
+        error ? ": " + error.message() : "");
+}
+
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   // Without O_NONBLOCK, opening a FIFO waits for a writer.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -135,6 +147,26 @@ void AtomicFile::close_quietly() {
   if (descriptor_ >= 0) {
     ::close(descriptor_);
     descriptor_ = -1;
+  }
+}
+
+void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string&)>& fits) {
+  constexpr std::string_view suffix = ".tmp";
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    // NAME.PROCESS-NUMBER.tmp
+    const std::string name = at->path().filename().string();
+    const std::size_t dot =
+        name.ends_with(suffix) ? name.rfind('.', name.size() - suffix.size() - 1) : std::string::npos;
+    if (dot == std::string::npos || name.size() < dot + 1 + suffix.size()) {
+      continue;
+    }
+    const std::string number = name.substr(dot + 1, name.size() - suffix.size() - dot - 1);
+    if (number.find('-') != std::string::npos && number.find_first_not_of("0123456789-") == std::string::npos &&
+        fits(name.substr(0, dot))) {
+      std::error_code ignored;
+      std::filesystem::remove(at->path(), ignored);
+    }
   }
 }
 

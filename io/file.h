@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -12,6 +13,13 @@ namespace mica::io {
 
 /// What the system says about error `number`, an errno.
 std::string error_text(int number);
+
+/// Whether there is anything at `path`, be it something that cannot be read, such as a link to nothing or to itself:
+/// opening it says what is wrong. Does not throw.
+bool is_there(const std::filesystem::path& path);
+
+/// Makes the folder and those above it, if there is none. Throws an Error that starts with `what`.
+void make_folder(const std::filesystem::path& path, const char* what);
 
 /// A regular file open for reading.
 class InputFile {
@@ -72,5 +80,9 @@ class AtomicFile {
   std::filesystem::path temporary_;
   int descriptor_ = -1;
 };
+
+/// Removes the temporary files that AtomicFile left in `folder` because its process was killed: those for files whose
+/// names fit. Only for files that no other process is writing.
+void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string& name)>& fits);
 
 }  // namespace mica::io

@@ -201,12 +201,6 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
 
 // Files.
 
-// Whether there is a file of this name, even if it is a link to nothing: opening it then reports that.
-bool is_there(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
-}
-
 StateDict load_shards(const std::filesystem::path& folder) {
   const std::filesystem::path index = folder / kShardIndex;
   const std::string what = "load_pretrained: " + index.string();
@@ -348,10 +342,7 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
       }
     }
   }
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  check(std::filesystem::is_directory(folder), "save_pretrained: cannot create the folder {}{}", folder.string(),
-        error ? ": " + error.message() : "");
+  make_folder(folder, "save_pretrained");
   write_weights(folder, state, options.shard_bytes);
   write_text(folder / kConfig, to_json({config}));
 }

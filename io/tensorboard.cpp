@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -174,9 +173,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder, EventWriterOptions
   if (!clock_) {
     clock_ = [] { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); };
   }
-  std::error_code ignored;
-  std::filesystem::create_directories(folder, ignored);
-  check(std::filesystem::is_directory(folder), "EventWriter: cannot create the folder {}", folder.string());
+  make_folder(folder, "EventWriter");
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0 || std::strchr(host.data(), '/') != nullptr) {
     host = {"localhost"};

@@ -20,6 +20,38 @@ namespace {
 constexpr std::uint64_t kLargestFile = std::uint64_t{64} << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 31;  // positions in words have 32 bits
 
+constexpr std::size_t kReportedText = std::size_t{1} << 20;  // takes long enough for reports of its own
+
+/// Reports the bytes of a text that are done, many at a time.
+class Meter {
+ public:
+  explicit Meter(ProgressTask* task) : task_(task) {}
+
+  void add(std::size_t bytes) {
+    constexpr std::int64_t kReported = 1 << 16;
+    done_ += static_cast<std::int64_t>(bytes);
+    if (done_ - reported_ >= kReported) {
+      report();
+    }
+  }
+  /// At the end of the text, whose length normalization may have changed.
+  void finish(std::size_t bytes) {
+    done_ = static_cast<std::int64_t>(bytes);
+    report();
+  }
+
+ private:
+  void report() {
+    if (task_ != nullptr) {
+      task_->advance(done_ - reported_);
+    }
+    reported_ = done_;
+  }
+
+  ProgressTask* task_;
+  std::int64_t done_ = 0, reported_ = 0;
+};
+
 }  // namespace
 
 struct Tokenizer::State {
@@ -30,12 +62,14 @@ struct Tokenizer::State {
     return id < 0 ? std::nullopt : std::optional(id);
   }
 
+  // `progress` may be null.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options,
-                                   detail::BytePairScratch& scratch) const;
+                                   detail::BytePairScratch& scratch, ProgressTask* progress) const;
   // Text as words are looked for in it; the text itself if `normalized` is not needed.
   std::string_view normalized(std::string_view text, std::string& normalized) const;
-  void encode_words(std::string_view text, detail::BytePairScratch& scratch, std::vector<std::int64_t>& out) const;
-  void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch,
+  void encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,
+                    std::vector<std::int64_t>& out) const;
+  void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch, Meter& meter,
                    std::vector<std::int64_t>& out) const;
 
   // Scratch memory that no thread uses at the moment.
@@ -93,8 +127,10 @@ Tokenizer::State::State(detail::TokenizerDescription description, detail::Tokeni
 }
 
 std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const EncodeOptions& options,
-                                                   detail::BytePairScratch& scratch) const {
+                                                   detail::BytePairScratch& scratch, ProgressTask* progress) const {
   check(text.size() <= kLongestText, "encode: the text has {} bytes, expected at most {}", text.size(), kLongestText);
+  Meter meter(progress);
+  const std::size_t bytes = text.size();
   std::string repaired;
   if (detail::valid_utf8_length(text) != text.size()) {
     repaired = detail::repaired_utf8(text);
@@ -106,20 +142,23 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
     out = before;
   }
   in_text.split(
-      text, options.parse_special_tokens, [&](std::string_view part) { encode_part(part, options, scratch, out); },
+      text, options.parse_special_tokens,
+      [&](std::string_view part) { encode_part(part, options, scratch, meter, out); },
       [&](std::int64_t token) { out.push_back(token); });
   if (options.add_special_tokens) {
     out.insert(out.end(), after.begin(), after.end());
   }
+  meter.finish(bytes);
   return out;
 }
 
 void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options,
-                                   detail::BytePairScratch& scratch, std::vector<std::int64_t>& out) const {
+                                   detail::BytePairScratch& scratch, Meter& meter,
+                                   std::vector<std::int64_t>& out) const {
   std::string changed;
   in_normalized_text.split(
       normalized(part, changed), options.parse_special_tokens,
-      [&](std::string_view text) { encode_words(text, scratch, out); },
+      [&](std::string_view text) { encode_words(text, scratch, meter, out); },
       [&](std::int64_t token) { out.push_back(token); });
 }
 
@@ -133,26 +172,28 @@ std::string_view Tokenizer::State::normalized(std::string_view text, std::string
   return text;
 }
 
-void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScratch& scratch,
+void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,
                                     std::vector<std::int64_t>& out) const {
   if (word_piece) {
     for (const std::string_view word : detail::bert_words(text)) {
       word_piece->encode(word, vocabulary, out);
+      meter.add(word.size());
     }
     return;
   }
-  detail::pre_tokenize(pre_tokenizer, text,
-                       [&](std::string_view word) { encoder.encode(word, vocabulary, scratch, out); });
+  detail::pre_tokenize(pre_tokenizer, text, [&](std::string_view word) {
+    encoder.encode(word, vocabulary, scratch, out);
+    meter.add(word.size());
+  });
 }
 
 bool Tokenizer::is_in(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / "tokenizer.json") ||
-         (std::filesystem::exists(folder / "vocab.json") && std::filesystem::exists(folder / "merges.txt"));
+  return is_there(folder / "tokenizer.json") || (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   detail::TokenizerSettings settings;
-  if (const auto path = folder / "tokenizer_config.json"; std::filesystem::exists(path)) {
+  if (const auto path = folder / "tokenizer_config.json"; is_there(path)) {
     settings = detail::tokenizer_settings(read_json(path, kLargestFile), "load: " + path.string());
   }
   const auto checked_text = [](const std::filesystem::path& path) {
@@ -160,13 +201,13 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
     check(size <= kLargestFile, "load: {} has {} bytes, expected at most {}", path.string(), size, kLargestFile);
     return read_text(path);
   };
-  if (const auto path = folder / "chat_template.jinja"; std::filesystem::exists(path)) {
+  if (const auto path = folder / "chat_template.jinja"; is_there(path)) {
     settings.chat_template = checked_text(path);
   }
   const auto path = folder / "tokenizer.json", vocabulary_path = folder / "vocab.json";
   check(is_in(folder), "load: {} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt",
         folder.string());
-  const bool is_one_file = std::filesystem::exists(path);
+  const bool is_one_file = is_there(path);
   const std::string what = "load: " + (is_one_file ? path : vocabulary_path).string();
   detail::TokenizerDescription description =
       is_one_file ? detail::describe_tokenizer(read_json(path, kLargestFile), what)
@@ -186,7 +227,11 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer, std::string_view config, 
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   auto scratch = state_->borrow();
-  std::vector<std::int64_t> tokens = state_->encode(text, options, *scratch);
+  std::optional<ProgressTask> progress;
+  if (text.size() >= kReportedText) {
+    progress.emplace("tokenizing", static_cast<std::int64_t>(text.size()));
+  }
+  std::vector<std::int64_t> tokens = state_->encode(text, options, *scratch, progress ? &*progress : nullptr);
   state_->give_back(std::move(scratch));
   return tokens;
 }
@@ -208,8 +253,7 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
     try {
       auto scratch = state_->borrow();
       for (std::size_t i = next++; i < texts.size(); i = next++) {
-        tokens[i] = state_->encode(texts[i], options, *scratch);
-        progress.advance(static_cast<std::int64_t>(texts[i].size()));
+        tokens[i] = state_->encode(texts[i], options, *scratch, &progress);
       }
       state_->give_back(std::move(scratch));
     } catch (...) {

@@ -99,8 +99,14 @@ class Checksum {
 /// Of tensors on the CPU, which are contiguous, and of the metadata but the checksum itself.
 std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
   Checksum sum;
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) {
+    bytes += static_cast<std::int64_t>(tensor.bytes());
+  }
+  ProgressTask progress("computing the checksum", bytes);
   for (const auto& [name, tensor] : tensors) {
     sum.add(name, tensor);
+    progress.advance(static_cast<std::int64_t>(tensor.bytes()));
   }
   sum.add(metadata);
   return sum.text();
@@ -237,19 +243,6 @@ std::vector<std::int64_t> steps_in(const fs::path& folder) {
   check(!error, "checkpoints: cannot list {}: {}", folder.string(), error.message());
   std::sort(steps.rbegin(), steps.rend());
   return steps;
-}
-
-// What AtomicFile leaves behind if its process is killed.
-void remove_unfinished(const fs::path& folder) {
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
-    if (name.starts_with(kPrefix) && name.find(std::string(kSuffix) + ".") != std::string::npos &&
-        name.ends_with(".tmp")) {
-      std::error_code ignored;
-      fs::remove(at->path(), ignored);
-    }
-  }
 }
 
 /// Removes the complete checkpoints before the newest `keep`, of which `newest` is one. Torn files stay, and do not
@@ -511,7 +504,7 @@ CheckpointFolder::CheckpointFolder(const fs::path& path, Options options) : path
     const bool locked = ::flock(lock_, LOCK_EX | LOCK_NB) == 0;
     check(locked || errno != EWOULDBLOCK, "checkpoints: another process is using the folder {}", path.string());
     if (locked) {
-      remove_unfinished(path);
+      remove_unfinished(path, [](const std::string& name) { return step_of(name).has_value(); });
     }
     writer_ = std::make_unique<Writer>(path, options.keep);
   } catch (...) {

@@ -27,6 +27,7 @@
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/adapter.h>
+#include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/permutation.h>
 #include <mica/io/pretrained.h>
@@ -248,7 +249,12 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
                                     {"examples", from_data({batches.used()}, Shape{})}};
     return checkpoint;
   };
-  check(!validates || outcome.step == 0 || std::filesystem::exists(options.out),
+  if (checkpoints.on()) {
+    io::remove_unfinished(options.out, [](const std::string& name) {
+      return name == "adapter_model.safetensors" || name == "adapter_config.json";
+    });
+  }
+  check(!validates || outcome.step == 0 || io::is_there(options.out),
         "{}, the best adapter until step {}, is missing: give the --out of the run that is to be resumed", options.out,
         done);
   if (done > 0) {

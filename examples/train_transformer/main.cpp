@@ -14,7 +14,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -49,9 +48,12 @@ class Results {
   /// Of a run whose first `done` steps were taken before: their metrics are kept.
   Results(const Options& options, std::int64_t done) : folder_(options.out) {
     const std::filesystem::path& folder = folder_;
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    check(!error, "cannot make the folder {}: {}", folder.string(), error.message());
+    io::make_folder(folder, "train_transformer");
+    if (!options.checkpoint.empty()) {
+      io::remove_unfinished(folder, [](const std::string& name) {
+        return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
+      });
+    }
     if (done > 0) {
       keep_metrics(done);
     }
@@ -364,7 +366,7 @@ void run(const Options& options) {
   Checkpoints checkpoints(options, settings_of(options, dtype, device, data.tokens(), data.vocab));
   const std::optional<Best> resumed = checkpoints.resume(trainer);
   Results results(options, trainer.steps_done());
-  check(!resumed || resumed->step == 0 || std::filesystem::exists(results.file("model.safetensors")),
+  check(!resumed || resumed->step == 0 || io::is_there(results.file("model.safetensors")),
         "{}, the best model until step {}, is missing: give the --out of the run that is to be resumed",
         results.file("model.safetensors").string(), trainer.steps_done());
 

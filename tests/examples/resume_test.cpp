@@ -140,6 +140,9 @@ class Resume : public testing::Test {
   void expect_same_end(const std::string& out) const {
     EXPECT_TRUE(contents(folder / out / "model.safetensors") == contents(folder / "whole/model.safetensors")) << log();
     EXPECT_EQ(metrics(out), metrics("whole"));
+    for (const auto& entry : fs::directory_iterator(folder / out)) {
+      EXPECT_NE(entry.path().extension(), ".tmp") << entry.path() << ": of a run that was killed";
+    }
     // The last checkpoint has the rest: master weights, optimizer, random state, place in the data.
     const std::vector<fs::path> left = checkpoints(out);
     // There may be more than two: torn ones stay, and so do old ones if the run was killed before it removed them.

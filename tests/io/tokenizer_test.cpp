@@ -1,3 +1,4 @@
+#include <tests/files.h>
 #include <tests/folders.h>
 #include <tests/support.h>
 
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <mica/core/progress.h>
 #include <mica/io/chat.h>
 #include <mica/io/detail/pre_tokenizer.h>
 #include <mica/io/json.h>
@@ -304,6 +306,37 @@ TEST(ChatFormat, Encodes) {
   expect_error([&] { format.text({{{"tool", "x"}}}); }, "expected the role system, user or assistant, got \"tool\"");
   const io::ChatFormat llama("<|start_header_id|><|eot_id|>");
   expect_error([&] { llama.encode(tokenizer, harmless); }, "the vocabulary lacks <|start_header_id|>");
+}
+
+TEST(Tokenizer, ReportsProgressInLongTexts) {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("qwen"));
+  std::string text;
+  while (text.size() < (std::size_t{3} << 19)) {
+    text += "some words, cafe\u0301 <|im_end|>\n";  // normalization makes it shorter
+  }
+  std::vector<std::int64_t> reports;
+  const ProgressObserver observer([&](const ProgressReport& report) {
+    EXPECT_EQ(report.task, "tokenizing");
+    reports.push_back(report.done);
+    EXPECT_EQ(report.done == report.total, report.finished);
+  });
+  const auto size = static_cast<std::int64_t>(text.size());
+  const Tokens tokens = tokenizer.encode(text);
+  ASSERT_FALSE(reports.empty());
+  EXPECT_EQ(reports.back(), size);
+  reports.clear();
+  tokenizer.encode(text.substr(0, 1 << 10));
+  EXPECT_TRUE(reports.empty());  // not worth it
+  EXPECT_EQ(tokenizer.encode_batch(std::vector<std::string>{text, text}, {}, 2), (std::vector<Tokens>{tokens, tokens}));
+  EXPECT_EQ(reports.back(), 2 * size);
+}
+
+TEST(Tokenizer, SaysWhatCannotBeOpened) {
+  const TemporaryFolder folder;
+  EXPECT_FALSE(io::Tokenizer::is_in(folder.path()));
+  fs::create_symlink("tokenizer.json", folder.path() / "tokenizer.json");  // to itself
+  EXPECT_TRUE(io::Tokenizer::is_in(folder.path()));
+  expect_error([&] { io::Tokenizer::load(folder.path()); }, "symbolic links");
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "tests/files.h"
+#include "tests/support.h"
+#include <mica/io/file.h>
+
+using namespace mica;
+using namespace mica::testing_support;
+namespace fs = std::filesystem;
+
+namespace {
+
+class Files : public testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text = "x") const { std::ofstream(folder / name) << text; }
+  std::set<std::string> names() const {
+    std::set<std::string> result;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      result.insert(entry.path().filename().string());
+    }
+    return result;
+  }
+
+  const TemporaryFolder own;
+  const fs::path folder = own.path();
+};
+
+TEST_F(Files, WhatCannotBeOpenedIsThere) {
+  write("file");
+  fs::create_symlink("loop", folder / "loop");
+  fs::create_symlink("nowhere", folder / "dangling");
+  fs::create_symlink("file", folder / "link");
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  for (const char* const name : {"file", "link", "dangling", "loop", "fifo", ""}) {
+    EXPECT_TRUE(io::is_there(folder / name)) << name;
+  }
+  for (const char* const name : {"none", "file/below", "none/below"}) {
+    EXPECT_FALSE(io::is_there(folder / name)) << name;
+  }
+  expect_error([&] { io::InputFile{folder / "loop"}; }, "symbolic links");
+  expect_error([&] { io::InputFile{folder / "dangling"}; }, "No such file");
+  expect_error([&] { io::InputFile{folder / "fifo"}; }, "not a regular file");
+  EXPECT_EQ(io::InputFile(folder / "link").size(), 1u);
+}
+
+TEST_F(Files, MakesFolders) {
+  io::make_folder(folder / "a/b/c", "test");
+  io::make_folder(folder / "a/b/c", "test");
+  EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
+  write("file");
+  fs::create_symlink("loop", folder / "loop");
+  expect_error([&] { io::make_folder(folder / "file", "test"); }, "test: cannot create the folder");
+  expect_error([&] { io::make_folder(folder / "file/below", "test"); }, "Not a directory");
+  expect_error([&] { io::make_folder(folder / "loop/below", "test"); }, "symbolic links");
+}
+
+TEST_F(Files, RemovesWhatKilledWritersLeft) {
+  const std::set<std::string> others{"model",     "model.tmp",     "model.1.tmp", "model.a-0.tmp",
+                                     "model.1-0", "other.1-0.tmp", ".tmp",        "..tmp"};
+  for (const std::string& name : others) {
+    write(name);
+  }
+  write("model.1-0.tmp");
+  write("model.4194304-17.tmp");
+  io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });
+  EXPECT_EQ(names(), others);
+  // What AtomicFile leaves is of that kind.
+  auto* const file = new io::AtomicFile(folder / "model");
+  EXPECT_EQ(names().size(), others.size() + 1);
+  io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });
+  EXPECT_EQ(names(), others);
+  delete file;
+  io::remove_unfinished(folder / "none", [](const std::string&) { return true; });  // nothing to remove
+}
+
+}  // namespace
