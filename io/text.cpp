@@ -40,6 +40,26 @@ bool next_character(std::string_view text, std::size_t& at, char32_t& character)
   return true;
 }
 
+template <class Visit>
+void for_each_character(std::string_view text, Visit&& visit, ProgressTask* progress = nullptr) {
+  std::size_t reported = 0;
+  const auto report = [&](std::size_t at) {
+    if (progress != nullptr) {
+      progress->advance(static_cast<std::int64_t>(at - reported));
+      reported = at;
+    }
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    char32_t character = 0;
+    check(next_character(text, at, character), "from_utf8: expected UTF-8 text, got something else at byte {}", at);
+    visit(character);
+    if (constexpr std::size_t kReported = 1 << 16; at - reported >= kReported) {
+      report(at);
+    }
+  }
+  report(text.size());
+}
+
 // Memory is allocated before anything is read, so that a batch that is too large throws OutOfMemory.
 struct Windows {
   Tensor inputs, targets;
@@ -69,18 +89,20 @@ void check_length(const char* name, const TokenView& tokens, std::int64_t contex
 std::string read_text(const std::filesystem::path& path) {
   const InputFile file(path);
   std::string text(file.size(), '\0');
-  file.read(text.data(), text.size(), 0);
+  ProgressTask progress("reading " + path.filename().string(), static_cast<std::int64_t>(text.size()));
+  constexpr std::size_t kPiece = std::size_t{16} << 20;
+  for (std::size_t at = 0; at < text.size(); at += kPiece) {
+    const std::size_t bytes = std::min(kPiece, text.size() - at);
+    file.read(text.data() + at, bytes, at);
+    progress.advance(static_cast<std::int64_t>(bytes));
+  }
   return text;
 }
 
 std::u32string from_utf8(std::string_view text) {
   std::u32string characters;
   characters.reserve(text.size());
-  for (std::size_t at = 0; at < text.size();) {
-    char32_t character = 0;
-    check(next_character(text, at, character), "from_utf8: expected UTF-8 text, got something else at byte {}", at);
-    characters.push_back(character);
-  }
+  for_each_character(text, [&](char32_t character) { characters.push_back(character); });
   return characters;
 }
 
@@ -118,26 +140,30 @@ CharTokenizer::CharTokenizer(std::string_view alphabet) : alphabet_(from_utf8(al
 }
 
 CharTokenizer CharTokenizer::of(std::string_view text) {
-  std::u32string characters = from_utf8(text);
-  std::sort(characters.begin(), characters.end());
-  characters.erase(std::unique(characters.begin(), characters.end()), characters.end());
-  return CharTokenizer(to_utf8(characters));
+  std::vector<bool> is_used(largest_character + 1);
+  ProgressTask progress("collecting the characters", static_cast<std::int64_t>(text.size()));
+  for_each_character(
+      text, [&](char32_t character) { is_used[character] = true; }, &progress);
+  std::u32string alphabet;
+  for (char32_t character = 0; character <= largest_character; ++character) {
+    if (is_used[character]) {
+      alphabet.push_back(character);
+    }
+  }
+  return CharTokenizer(to_utf8(alphabet));
 }
 
 std::vector<std::int32_t> CharTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> tokens;
   tokens.reserve(text.size());
-  const std::u32string characters = from_utf8(text);
-  ProgressTask progress("tokenizing", static_cast<std::int64_t>(characters.size()));
-  for (const char32_t character : characters) {
-    if (constexpr std::size_t kReported = 1 << 16; tokens.size() % kReported == kReported - 1) {
-      progress.advance(kReported);
-    }
+  ProgressTask progress("tokenizing", static_cast<std::int64_t>(text.size()));
+  const auto add = [&](char32_t character) {
     const auto found = tokens_.find(character);
     check(found != tokens_.end(), "encode: expected characters of the alphabet, got U+{:04X}",
           static_cast<std::uint32_t>(character));
     tokens.push_back(found->second);
-  }
+  };
+  for_each_character(text, add, &progress);
   return tokens;
 }
 

@@ -10,6 +10,7 @@
 #include <mica/core/cuda/graph.h>
 #include <mica/core/host_reader.h>
 #include <mica/core/philox.h>
+#include <mica/core/progress.h>
 #include <mica/nn/generate.h>
 #include <mica/ops/decode/draw.h>
 #include <mica/ops/elementwise/binary.h>
@@ -77,6 +78,11 @@ class Batch {
   void step() {
     if (!goes_on()) {
       graph_ = {};
+      // Reading the text again is a part of each token.
+      std::optional<ProgressObserver> none;
+      if (cache_) {
+        none.emplace(nullptr);
+      }
       start();
     } else if (!graph_allowed_) {
       go_on();

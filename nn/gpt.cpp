@@ -1,5 +1,7 @@
 #include <cmath>
+#include <optional>
 
+#include <mica/core/progress.h>
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
@@ -70,8 +72,12 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
   const std::int64_t start = cache == nullptr ? 0 : cache->length();
   check(length <= config.context - start, "GPT: expected at most {} tokens, the context, got {}", config.context,
         start + length);
+  std::optional<ProgressTask> progress;
   if (cache != nullptr) {
     cache->begin(length);
+    if (length > 1) {
+      progress.emplace("reading the prompt", config.layers);
+    }
   }
   const bool decodes = cache != nullptr && length == 1 && cache->can_decode();
   const Tensor positions = cache == nullptr ? packed.positions
@@ -92,6 +98,9 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
           config.checkpoint ? nn::checkpoint(block, residual, branch, bias, mask) : block(residual, branch, bias, mask);
     }
     bias = block.mlp.c_proj.bias;
+    if (progress) {
+      progress->advance();
+    }
   }
   if (cache != nullptr) {
     cache->end();

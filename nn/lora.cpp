@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <typeinfo>
 
+#include <mica/core/progress.h>
 #include <mica/nn/detail/name_pattern.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
@@ -73,8 +74,14 @@ void merge_lora(Module& model) {
             "merge_lora: {} shares its weight with {}, which would change, too", layer.name, name);
     }
   }
+  std::int64_t elements = 0;
+  for (const AdaptedLayer& layer : layers) {
+    elements += layer.layer->weight.numel();
+  }
+  ProgressTask progress("merging the adapters", elements);
   for (const AdaptedLayer& layer : layers) {
     layer.layer->merge_lora();
+    progress.advance(layer.layer->weight.numel());
   }
 }
 

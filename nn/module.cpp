@@ -301,9 +301,15 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
   report("shared tensors with different values", differing);
   check(problems.empty(), "load_state_dict: {}", problems);
 
+  std::int64_t bytes = 0;
+  for (const auto& [key, value] : given) {
+    bytes += static_cast<std::int64_t>(value.second.bytes());
+  }
+  ProgressTask progress("loading the weights", bytes);
   if (assign) {
     for (auto& [key, value] : given) {
       value.second = contiguous_data(value.second);
+      progress.advance(static_cast<std::int64_t>(value.second.bytes()));
     }
     for (const auto& [name, tensor] : own) {
       if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
@@ -330,6 +336,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
       if (!same_place(tensor, at->second.second)) {
         copy_into(tensor, at->second.second);
       }
+      progress.advance(static_cast<std::int64_t>(at->second.second.bytes()));
       tensor.bump_version("load_state_dict");
       given.erase(at);
     }

@@ -50,8 +50,9 @@ std::vector<std::string> quantize(Module& model, const QuantizeOptions& options)
   ProgressTask progress("quantizing the model", elements);
   std::vector<std::string> names;
   for (const AdaptedLayer& layer : layers) {
-    progress.advance(layer.layer->weight.numel());
+    const std::int64_t done = layer.layer->weight.numel();
     layer.layer->quantize(options);
+    progress.advance(done);
     names.push_back(layer.name);
   }
   return names;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <mica/core/parallel.h>
 #include <mica/io/adapter.h>
 #include <mica/io/chat.h>
+#include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
@@ -62,7 +64,7 @@ Tokens parsed_tokens(const std::string& text) {
 // The tokens that end a text, by generation_config.json or config.json: a number or a list of them.
 Tokens stop_tokens_of(const fs::path& folder) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
-    if (!fs::exists(folder / name)) {
+    if (!mica::io::is_there(folder / name)) {
       continue;
     }
     const mica::io::JsonValue config = mica::io::read_json(folder / name, 1 << 20);
@@ -122,9 +124,18 @@ void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
       mica::nn::merge_lora(model);  // faster
     }
   }
-  put(prompt.shown);  // now that nothing else can be wrong
   mica::nn::generate(model, {prompt.tokens}, settings.options);
 }
+
+// Writes the parts of a text, and before the first one what precedes it: until then, the line may show a progress bar.
+class Writer {
+ public:
+  explicit Writer(std::string before) : before_(std::move(before)) {}
+  void operator()(std::string_view text) { put(std::exchange(before_, {}) + std::string(text)); }
+
+ private:
+  std::string before_;
+};
 
 Prompt prompt_of_tokens(const Settings& settings) {
   Prompt prompt;
@@ -182,12 +193,13 @@ void continue_with_pretrained(Settings& settings) {
     std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
   }
   settings.options.stop_tokens = prompt.stop_tokens;
-  settings.options.on_token = [&prompt](std::size_t, std::int64_t token) {
-    put(prompt.text_of(token));
+  Writer write(prompt.shown);
+  settings.options.on_token = [&](std::size_t, std::int64_t token) {
+    write(prompt.text_of(token));
     return true;
   };
   std::visit([&](auto& m) { go_on(m, prompt, settings); }, model);
-  put(prompt.rest());
+  write(prompt.rest());
 }
 
 void write_text_of_own(const Settings& settings) {
@@ -209,8 +221,9 @@ void write_text_of_own(const Settings& settings) {
   }
   const std::string prompt = settings.prompt.value_or("");
   model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
-  put(prompt);
-  write_text(model, prompt, settings.options, put);
+  Writer write(prompt);
+  write_text(model, prompt, settings.options, std::ref(write));
+  write("");
 }
 
 }  // namespace
@@ -285,7 +298,7 @@ int main(int argc, char** argv) {
     const bool is_gguf = settings.model.extension() == ".gguf";
     settings.folder = is_gguf ? settings.model.parent_path() : settings.model;
     settings.device = device_named(device);
-    if (is_gguf || fs::exists(settings.folder / "config.json")) {
+    if (is_gguf || mica::io::is_there(settings.folder / "config.json")) {
       continue_with_pretrained(settings);
     } else {
       write_text_of_own(settings);

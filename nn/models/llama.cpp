@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <optional>
 
 #include <mica/core/copy.h>
+#include <mica/core/progress.h>
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/llama.h>
@@ -211,10 +213,17 @@ Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache, const Pack
     if (by_rows) {
       x = reshape(x, {shape[0] * shape[1], shape[2]});
     }
+    std::optional<ProgressTask> progress;
+    if (tokens.size(1) > 1) {
+      progress.emplace("reading the prompt", static_cast<std::int64_t>(layers.size()));
+    }
     std::int64_t layer = 0;
     for (const LlamaBlock& block : layers) {
       const CachedLayer cached{cache, layer++};
       x = by_rows ? block.decode(x, cached) : block(x, cached);
+      if (progress) {
+        progress->advance();
+      }
     }
     cache->end();
     return by_rows ? reshape(x, shape) : x;

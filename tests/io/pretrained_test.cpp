@@ -17,6 +17,7 @@
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/generate.h>
+#include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/where.h>
@@ -623,12 +624,16 @@ TEST_F(Pretrained, ReportsProgress) {
     }
   });
   nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3", {.dtype = bfloat16});
+  nn::add_lora(llama, {"*q_proj"}, {.rank = 2});
+  nn::merge_lora(llama);
+  nn::generate(llama, {{1, 2, 3}}, {.count = 3});
   nn::quantize(llama, {.bits = 8, .group_size = 32});
   io::save(folder_ / "x.safetensors", llama.state_dict());
   io::load(folder_ / "x.safetensors");
   io::save_gguf(folder_ / "x.gguf", {{"weight", ones({2, 32})}});
   io::load_gguf(folder_ / "x.gguf");
-  EXPECT_EQ(tasks, (std::set<std::string>{"converting the model", "quantizing the model", "reading x.gguf",
+  EXPECT_EQ(tasks, (std::set<std::string>{"loading the weights", "converting the model", "merging the adapters",
+                                          "reading the prompt", "quantizing the model", "reading x.gguf",
                                           "reading x.safetensors", "writing x.gguf", "writing x.safetensors"}));
 }
 

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
+#include <string>
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/text.h>
 
 using namespace mica;
@@ -56,6 +59,26 @@ TEST(Text, TokenizerRefusesUnknownCharacters) {
   expect_error([&] { tokenizer.decode(std::vector<std::int32_t>{-1}); }, "got -1");
   expect_error([] { io::CharTokenizer("aba"); }, "got U+0061 twice");
   expect_error([] { io::CharTokenizer(""); }, "got no characters");
+}
+
+TEST(Text, ReportsProgress) {
+  std::string text;
+  while (text.size() < 200'000) {
+    text += "wörld → hello\n";
+  }
+  const auto size = static_cast<std::int64_t>(text.size());
+  std::map<std::string, std::int64_t> done;
+  {
+    const ProgressObserver observer([&](const ProgressReport& report) {
+      EXPECT_EQ(report.total, size);
+      done[report.task] = report.done;
+    });
+    const auto tokenizer = io::CharTokenizer::of(text);
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  }
+  EXPECT_EQ(done, (std::map<std::string, std::int64_t>{{"collecting the characters", size}, {"tokenizing", size}}));
+  // Positions are those in the whole text.
+  expect_error([&] { io::CharTokenizer::of(text + "\x80"); }, "at byte " + std::to_string(size));
 }
 
 TEST(Text, EvenWindowsCoverTheSequence) {
