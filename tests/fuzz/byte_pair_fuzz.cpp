@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz/byte_tokens.h"
 #include "tests/fuzz/memory_file.h"
 #include <mica/core/check.h>
 #include <mica/io/detail/unicode.h>
@@ -20,13 +21,9 @@ namespace {
 std::string description(std::string_view recipe) {
   using io::JsonValue;
   JsonValue::Object vocabulary;
-  std::vector<std::string> tokens;
-  for (int byte = 0, moved = 256; byte < 256; ++byte) {
-    const bool is_visible = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-    std::string text;
-    io::detail::append_utf8(text, static_cast<char32_t>(is_visible ? byte : moved++));
-    vocabulary[text] = {std::int64_t{byte}};
-    tokens.push_back(text);
+  std::vector<std::string> tokens = fuzz::byte_tokens();
+  for (std::size_t byte = 0; byte < tokens.size(); ++byte) {
+    vocabulary[tokens[byte]] = {static_cast<std::int64_t>(byte)};
   }
   JsonValue::Array merges;
   const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(recipe[i]); };

@@ -3,11 +3,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 namespace mica::fuzz {
 
@@ -32,6 +36,37 @@ class MemoryFile {
  private:
   int descriptor_;
 };
+
+/// A folder for files whose names matter, removed at the end.
+class Folder {
+ public:
+  explicit Folder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("mica_" + name + "_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path write(const char* name, std::string_view text) const {
+    std::ofstream(path_ / name, std::ios::binary) << text;
+    return path_ / name;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Takes the first line off `input`.
+inline std::string_view take_line(std::string_view& input) {
+  const std::string_view line = input.substr(0, input.find('\n'));
+  input.remove_prefix(std::min(line.size() + 1, input.size()));
+  return line;
+}
 
 /// Aborts unless `ok`, so that the fuzzer reports the input.
 inline void expect(bool ok) {

@@ -1,5 +1,7 @@
 // Any bytes as a safetensors file, and as a training checkpoint: loaded, or refused by an Error.
 
+#include <cstring>
+
 #include "tests/fuzz/memory_file.h"
 #include <mica/io/safetensors.h>
 #include <mica/io/training_checkpoint.h>
@@ -17,6 +19,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     fuzz::expect(bytes <= size);  // tensors hold no more than the file
     (void)io::load_metadata(file.path());
+    const StateDict mapped = io::load_mapped(file.path());
+    fuzz::expect(mapped.size() == tensors.size());
+    for (const auto& [name, tensor] : mapped) {
+      const Tensor& read = tensors.at(name);
+      fuzz::expect(tensor.shape() == read.shape() && tensor.dtype() == read.dtype() &&
+                   (tensor.bytes() == 0 || std::memcmp(tensor.raw_data(), read.raw_data(), tensor.bytes()) == 0));
+    }
   } catch (const Error&) {
   }
   try {
