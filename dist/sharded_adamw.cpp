@@ -2,7 +2,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <string>
 #include <string_view>
 
@@ -120,6 +119,9 @@ struct ShardedAdamW::Parameter {
   std::int64_t offset = 0;  // of its first element in the bucket
   std::int64_t first = 0;   // number of this rank's first element in it
   Tensor leaf{};            // this rank's elements, on one axis
+  std::size_t bucket = 0;
+  bool arrived = false;  // with overlap: backward has completed its gradient since the last step
+  bool present = false;  // this rank had a gradient when the bucket was sent
 };
 
 /// Parameters of one dtype, and their memory.
@@ -134,6 +136,10 @@ struct ShardedAdamW::Bucket {
   // weights that others have written; gathered weights need no comparison.
   Tensor stepped{};
   std::uint32_t version = 0;  // of `flat` after it was gathered
+  // Of a step:
+  std::size_t missing = 0;  // with overlap: parameters whose gradients have not arrived
+  Tensor reduced{};         // (part) mean gradients
+  Work work{};
 
   bool has(const std::vector<bool>& some) const {
     return std::any_of(parameters.begin(), parameters.end(), [&](std::size_t i) { return some[i]; });
@@ -145,7 +151,8 @@ ShardedAdamW::ShardedAdamW(const Tensors& parameters, optim::AdamWOptions option
     : ShardedAdamW(std::vector<optim::AdamW::Group>{{parameters, options}}, group, sharding) {}
 
 ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const Group& group, ShardingOptions sharding)
-    : group_(group), reduce_dtype_(sharding.reduce_dtype) {
+    : group_(group), reduce_dtype_(sharding.reduce_dtype), overlap_(sharding.overlap && group.size() > 1) {
+  const autograd::InferenceMode ordinary(false);  // the weights outlive one around this
   const autograd::NoGrad guard;
   std::exception_ptr error;
   try {
@@ -183,15 +190,26 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
     }
   }
   share_ = std::make_unique<Share>(shares, group_);
+  forget_gradients();
+  for (std::size_t i = 0; overlap_ && i < parameters_.size(); ++i) {
+    hooks_.push_back(
+        parameters_[i].tensor.register_post_accumulate_grad_hook([this, i](const Tensor&) { arrived(i); }));
+  }
 }
 
-ShardedAdamW::~ShardedAdamW() = default;
+ShardedAdamW::~ShardedAdamW() {
+  for (autograd::HookHandle& hook : hooks_) {
+    hook.remove();
+  }
+}
 
 // Throws the same error on all ranks, or the rank's own `error`.
 void ShardedAdamW::check_ranks_agree(const std::vector<optim::AdamW::Group>& groups, const ShardingOptions& sharding,
                                      const std::exception_ptr& error) const {
   Hash options;
-  options.add(sharding.bucket_bytes).add(static_cast<std::int64_t>(reduce_dtype_ ? size_of(*reduce_dtype_) : 0));
+  options.add(sharding.bucket_bytes)
+      .add(std::int64_t{overlap_})
+      .add(static_cast<std::int64_t>(reduce_dtype_ ? size_of(*reduce_dtype_) : 0));
   std::vector<std::int64_t> hashes;
   std::vector<std::string> texts;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -235,7 +253,7 @@ void ShardedAdamW::make_buckets(const Tensors& parameters, std::int64_t bucket_b
     }
     Bucket& bucket = buckets_[at->second];
     bucket.parameters.push_back(parameters_.size());
-    parameters_.push_back({.tensor = x, .offset = bucket.used});
+    parameters_.push_back({.tensor = x, .offset = bucket.used, .bucket = at->second});
     bucket.used = round_up(bucket.used + x.numel(), alignment(x.dtype()));
   }
   for (Bucket& bucket : buckets_) {
@@ -306,7 +324,8 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
   const std::int64_t value = hash.value();
   std::memcpy(&row[1], &value, sizeof(value));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    row[kHead + i] = parameters_[i].tensor.grad().defined() ? 1 : 0;
+    const Parameter& parameter = parameters_[i];
+    row[kHead + i] = (overlap_ ? parameter.present : parameter.tensor.grad().defined()) ? 1 : 0;
   }
   const auto rows = gather_rows(group_, row);
   check_no_rank_failed(first_of(rows), error, "step");
@@ -322,53 +341,103 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
   return result;
 }
 
-// Gives the leaves their gradients. From the last bucket to the first, in the order in which backward completes them:
-// a bucket whose gradients were complete could already be sent during backward.
-void ShardedAdamW::reduce_gradients(const std::vector<bool>& has_gradient) {
-  struct Sent {
-    const Bucket* bucket;
-    Tensor part;
-    Work work;
-  };
-  std::deque<Sent> sent;
-  const auto receive = [&] {
-    const Sent& first = sent.front();
-    first.work.wait();
-    const Tensor part = first.part.to(first.bucket->dtype);
-    const std::int64_t own = group_.rank() * first.bucket->part;
-    for (const std::size_t i : first.bucket->parameters) {
+// From the last bucket to the first, in the order in which backward completes them.
+ShardedAdamW::Bucket& ShardedAdamW::nth_to_reduce(std::size_t n) { return buckets_[buckets_.size() - 1 - n]; }
+
+// Backward has added to the gradient of parameter i.
+void ShardedAdamW::arrived(std::size_t i) {
+  Parameter& parameter = parameters_[i];
+  check(!parameter.arrived && buckets_.size() - 1 - parameter.bucket >= started_,
+        "{}: a backward reached parameter {} of shape {} a second time before step(): run all backward passes of a "
+        "step but the last under accumulate()",
+        kName, i, parameter.tensor.shape());
+  if (*accumulating_ > 0) {
+    return;
+  }
+  parameter.arrived = true;
+  --buckets_[parameter.bucket].missing;
+  // In order, so that all ranks start the same reductions in the same order, whatever order gradients arrive in.
+  while (started_ < buckets_.size() && nth_to_reduce(started_).missing == 0) {
+    start_reduction(nth_to_reduce(started_));
+    ++started_;
+  }
+}
+
+void ShardedAdamW::start_reduction(Bucket& bucket) {
+  const autograd::NoGrad guard;
+  const DType dtype = is_16_bit(bucket.dtype) ? reduce_dtype_.value_or(bucket.dtype) : bucket.dtype;
+  const Tensor gradients = empty(bucket.flat.shape(), dtype, bucket.device);  // nobody reads the padding
+  for (const std::size_t i : bucket.parameters) {
+    Parameter& parameter = parameters_[i];
+    const Tensor grad = parameter.tensor.grad();
+    const Tensor to = view_at(gradients, parameter.offset, parameter.tensor.shape());
+    parameter.present = grad.defined();
+    if (parameter.present) {
+      copy_into(to, grad);
+    } else {
+      fill_data(to, 0);
+    }
+  }
+  bucket.reduced = empty({bucket.part}, dtype, bucket.device);
+  bucket.work = group_.start_reduce_scatter(gradients, bucket.reduced, Reduction::mean);
+  for (const std::size_t i : bucket.parameters) {
+    if (overlap_) {
+      parameters_[i].tensor.set_grad({});
+    }
+  }
+}
+
+// The rest of a reduction that was started; nothing if there is none.
+void ShardedAdamW::finish_reduction(Bucket& bucket) const {
+  if (bucket.reduced.defined()) {
+    bucket.work.wait();
+    bucket.work = {};  // frees the gradients that were sent
+    bucket.reduced = bucket.reduced.to(bucket.dtype);
+  }
+}
+
+// Reduces the buckets that were not started and have a parameter that is wanted, and finishes all. At any time, two are
+// on their way: one is copied while another travels.
+void ShardedAdamW::reduce_gradients(const std::vector<bool>& wanted) {
+  for (; started_ < buckets_.size(); ++started_) {
+    if (nth_to_reduce(started_).has(wanted)) {
+      start_reduction(nth_to_reduce(started_));
+    }
+    if (started_ > 0) {
+      finish_reduction(nth_to_reduce(started_ - 1));
+    }
+  }
+  for (Bucket& bucket : buckets_) {
+    finish_reduction(bucket);
+  }
+}
+
+void ShardedAdamW::set_share_gradients(const std::vector<bool>& has_gradient) {
+  share_->zero_grad();
+  for (const Bucket& bucket : buckets_) {
+    const std::int64_t own = group_.rank() * bucket.part;
+    for (const std::size_t i : bucket.parameters) {
       const Parameter& parameter = parameters_[i];
       if (has_gradient[i]) {
-        parameter.leaf.set_grad(range_of(part, parameter.offset + parameter.first - own, parameter.leaf.numel()));
+        parameter.leaf.set_grad(
+            range_of(bucket.reduced, parameter.offset + parameter.first - own, parameter.leaf.numel()));
       }
     }
-    sent.pop_front();
-  };
-  for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
-    if (!bucket->has(has_gradient)) {
-      continue;
-    }
-    if (sent.size() == 2) {
-      receive();
-    }
-    const DType dtype = is_16_bit(bucket->dtype) ? reduce_dtype_.value_or(bucket->dtype) : bucket->dtype;
-    const Tensor gradients = empty(bucket->flat.shape(), dtype, bucket->device);  // nobody reads the padding
-    for (const std::size_t i : bucket->parameters) {
-      const Tensor& x = parameters_[i].tensor;
-      const Tensor to = view_at(gradients, parameters_[i].offset, x.shape());
-      if (const Tensor grad = x.grad(); grad.defined()) {
-        copy_into(to, grad);
-      } else {
-        fill_data(to, 0);
-      }
-    }
-    const Tensor part = empty({bucket->part}, dtype, bucket->device);
-    sent.push_back(
-        {.bucket = &*bucket, .part = part, .work = group_.start_reduce_scatter(gradients, part, Reduction::mean)});
   }
-  while (!sent.empty()) {
-    receive();
+}
+
+// Frees the reduced gradients, and begins to count those that arrive for the next step.
+void ShardedAdamW::forget_gradients() {
+  share_->zero_grad();
+  for (Bucket& bucket : buckets_) {
+    bucket.reduced = {};
+    bucket.missing = bucket.parameters.size();
   }
+  for (Parameter& parameter : parameters_) {
+    parameter.arrived = false;
+    parameter.present = false;
+  }
+  started_ = 0;
 }
 
 // From the first bucket to the last, in the order in which the next forward uses them: on a GPU it could wait for each
@@ -392,24 +461,53 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
     return share_->step(options);
   }
   const autograd::NoGrad guard;
-  const std::vector<bool> has_gradient = agree_on_step(options);
-  share_->zero_grad();
-  reduce_gradients(has_gradient);
+  std::vector<bool> has_gradient;
+  if (overlap_) {
+    // Backward has started some, and ranks do not know which of the others were started elsewhere.
+    reduce_gradients(std::vector<bool>(parameters_.size(), true));
+    has_gradient = agree_on_step(options);
+  } else {
+    has_gradient = agree_on_step(options);
+    reduce_gradients(has_gradient);
+  }
+  set_share_gradients(has_gradient);
   for (const Bucket& bucket : buckets_) {
     if (bucket.flat.version() != bucket.version) {
       bucket.stepped.bump_version("a write to a parameter");
     }
   }
   const Tensor norm = share_->step(options);
-  share_->zero_grad();
+  forget_gradients();
   gather_weights(has_gradient);
   ++steps_;
   return norm;
 }
 
 void ShardedAdamW::zero_grad() {
+  const bool arrived =
+      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.arrived; });
+  if (arrived || started_ > 0) {
+    reduce_gradients(std::vector<bool>(parameters_.size(), true));  // others may have started more
+    forget_gradients();
+  }
   for (const Tensor& x : parameters()) {
     x.set_grad({});
+  }
+}
+
+ShardedAdamW::Accumulating ShardedAdamW::accumulate(bool on) const {
+  return Accumulating(on ? accumulating_ : nullptr);
+}
+
+ShardedAdamW::Accumulating::Accumulating(std::shared_ptr<int> count) : count_(std::move(count)) {
+  if (count_ != nullptr) {
+    ++*count_;
+  }
+}
+
+ShardedAdamW::Accumulating::~Accumulating() {
+  if (count_ != nullptr) {
+    --*count_;
   }
 }
 

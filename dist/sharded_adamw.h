@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include <mica/autograd/hooks.h>
 #include <mica/dist/group.h>
 #include <mica/optim/adamw.h>
 
@@ -22,6 +23,10 @@ struct ShardingOptions {
   /// float32 or float64: 16-bit gradients are summed in it, and the mean is rounded once. Unset: they are summed in
   /// their own dtype, and each addition rounds.
   std::optional<DType> reduce_dtype{};
+  /// Backward starts the reduction of a bucket as soon as its gradients and those of later buckets are complete, so
+  /// that communication and computation overlap, and removes them. Run all backward passes of a step but the last under
+  /// accumulate(). A bucket with a parameter that got no gradient waits for step(), and so do the buckets before it.
+  bool overlap = false;
 };
 
 /// optim::AdamW for data parallel training that keeps its states once among all ranks, not once on each (ZeRO stage 1;
@@ -43,8 +48,8 @@ struct ShardingOptions {
 ///
 /// which is Σ nᵢ / N up to (P / N + 1) · a. Padding has no states. An element has 8 bytes of states, with master
 /// weights 12, in float64 16; summed over the ranks that is what AdamW keeps. During a step there are in addition the
-/// reduced gradients of the parts and two buckets of gradients that are on their way. Weights and gradients are whole
-/// on each rank.
+/// reduced gradients of the parts and two buckets of gradients that are on their way. Weights are whole on each rank,
+/// and so are gradients, unless `overlap` removes them bucket by bucket.
 ///
 /// The parameters become views of the buckets. So move and convert the model first; its later set_data() makes step()
 /// throw. Parameters of one bucket share a version: writing one in place makes the backward of a graph that saved
@@ -66,13 +71,26 @@ class ShardedAdamW {
   ShardedAdamW& operator=(const ShardedAdamW&) = delete;
 
   /// See optim::Optimizer::step(). Gradients are the means over the ranks; one that only some ranks have counts as zero
-  /// on the others, and a parameter for which no rank has one is unchanged. grad() keeps this rank's gradient. The
+  /// on the others, and a parameter for which no rank has one is unchanged. grad() keeps this rank's gradient, unless
+  /// ShardingOptions::overlap is set: then step() removes it, also if it throws, and the next step() uses it. The
   /// returned norm is that of the averaged gradients, on all ranks. With a scaler, a gradient that is not finite on any
   /// rank makes all ranks skip the step; the scalers must have the same scale. Throws if ranks pass different options,
   /// or have different learning rates or numbers of steps. Cannot be captured in a CUDA graph by several ranks.
   Tensor step(const optim::StepOptions& options = {});
-  /// Removes the gradients of all parameters.
+  /// Removes the gradients of all parameters. With ShardingOptions::overlap and after a backward outside accumulate()
+  /// that no step() has followed, it ends the reductions, so all ranks must call it.
   void zero_grad();
+
+  class [[nodiscard]] Accumulating;
+  /// Until the end of scope, backward only adds to the gradients of this rank. Makes a difference only with
+  /// ShardingOptions::overlap; there, a parameter that a second backward reaches before step() is an Error without it.
+  ///
+  ///     for (int i = 0; i < passes; ++i) {
+  ///       const auto guard = optimizer.accumulate(i + 1 < passes);
+  ///       (loss_of(part(i)) / passes).backward();
+  ///     }
+  ///     optimizer.step();
+  Accumulating accumulate(bool on = true) const;
 
   /// As of optim::Optimizer. Not collective, but all ranks must set the same.
   void set_lr(double lr);
@@ -103,16 +121,38 @@ class ShardedAdamW {
   void fill(Bucket& bucket);
   void check_step(const optim::StepOptions& options) const;
   std::vector<bool> agree_on_step(const optim::StepOptions& options) const;
-  void reduce_gradients(const std::vector<bool>& has_gradient);
+  Bucket& nth_to_reduce(std::size_t n);
+  void arrived(std::size_t i);
+  void start_reduction(Bucket& bucket);
+  void finish_reduction(Bucket& bucket) const;
+  void reduce_gradients(const std::vector<bool>& wanted);
+  void set_share_gradients(const std::vector<bool>& has_gradient);
+  void forget_gradients();
   void gather_weights(const std::vector<bool>& has_gradient);
   StateDict share_of(const StateDict& state) const;
 
   Group group_;
   std::optional<DType> reduce_dtype_;
-  std::int64_t steps_ = 0;  // calls of step()
+  bool overlap_;
+  std::shared_ptr<int> accumulating_ = std::make_shared<int>(0);  // guards that exist
+  std::size_t started_ = 0;  // of the buckets in the order of reduction, those before this one have been started
+  std::int64_t steps_ = 0;   // calls of step()
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;   // in the order of the parameters; empty for a group of one
   std::unique_ptr<Share> share_;  // AdamW of this rank's part of each parameter; it may be empty
+  std::vector<autograd::HookHandle> hooks_;
+};
+
+/// Returned by ShardedAdamW::accumulate().
+class [[nodiscard]] ShardedAdamW::Accumulating {
+ public:
+  explicit Accumulating(std::shared_ptr<int> count);
+  ~Accumulating();
+  Accumulating(const Accumulating&) = delete;
+  Accumulating& operator=(const Accumulating&) = delete;
+
+ private:
+  std::shared_ptr<int> count_;  // null: it does nothing
 };
 
 }  // namespace mica::dist

@@ -69,6 +69,22 @@ void set_gradients(
   }
 }
 
+// … by a backward pass.
+void run_backward(
+    const Tensors& parameters, int step, const Group& group,
+    const std::function<bool(std::size_t, int)>& has = [](std::size_t, int) { return true; }) {
+  Tensor loss;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (has(i, group.rank())) {
+      const Tensor& x = parameters[i];
+      const Tensor factor = (part_of(x, i, group.rank(), step) * group.size()).to(x.dtype());
+      const Tensor term = sum(x * factor).to(float64);
+      loss = loss.defined() ? loss + term : term;
+    }
+  }
+  loss.backward();
+}
+
 // … and the mean itself.
 void set_means(
     const Tensors& parameters, int step, int ranks,
@@ -117,10 +133,12 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
              (i != 13 || (step == 3 && rank == step % (last + 1)));
     };
   };
-  for (const double clip : {0.0, 25.0, std::numeric_limits<double>::infinity()}) {
+  for (const auto& [clip, overlap] :
+       {std::pair{0.0, false}, {25.0, false}, {25.0, true}, {std::numeric_limits<double>::infinity(), true}}) {
     const Tensors parameters = some_parameters(1 + static_cast<std::uint64_t>(group.rank()));  // rank 0's are used
     const Tensors expected = some_parameters(1);
-    ShardedAdamW sharded(optim::AdamW::decay_matrices(parameters, kOptions), group, kSharding);
+    ShardedAdamW sharded(optim::AdamW::decay_matrices(parameters, kOptions), group,
+                         {.bucket_bytes = kSharding.bucket_bytes, .overlap = overlap});
     optim::AdamW adamw(optim::AdamW::decay_matrices(expected, kOptions));
     expect_same(parameters, expected, "at the start");
     optim::StepOptions options;
@@ -130,7 +148,12 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
     for (int step = 0; step < 20; ++step) {
       sharded.set_lr(0, 0.01 + 0.001 * step);
       adamw.set_lr(0, 0.01 + 0.001 * step);
-      set_gradients(parameters, step, group, has_at(step));
+      sharded.zero_grad();
+      if (overlap && step % 5 != 4) {
+        run_backward(parameters, step, group, has_at(step));
+      } else {
+        set_gradients(parameters, step, group, has_at(step));
+      }
       set_means(expected, step, group.size(), has_at(step));
       const Tensor norm = sharded.step(options), expected_norm = adamw.step(options);
       ASSERT_EQ(norm.defined(), clip > 0);
@@ -139,7 +162,8 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
         ASSERT_EQ(norm.item(), expected_norm.item());
         ASSERT_GT(norm.item(), 25.0);
       }
-      expect_same(parameters, expected, fmt::format("clip {}, step {}", clip, step));
+      expect_same(parameters, expected, fmt::format("clip {}, overlap {}, step {}", clip, overlap, step));
+      ASSERT_EQ(parameters[0].grad().defined(), !overlap || group.size() == 1);
     }
     expect_same(sharded.state_dict(), adamw.state_dict());
     sharded.zero_grad();
@@ -148,6 +172,89 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
     EXPECT_EQ(sharded.step({.max_grad_norm = 1}).item(), 0);
     EXPECT_FALSE(sharded.step().defined());
     expect_same(parameters, expected, "without gradients");
+  }
+}
+
+TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
+  const Group group = world();
+  const bool several = group.size() > 1;
+  const Tensors parameters = some_parameters(), expected = some_parameters();
+  ShardedAdamW sharded(parameters, kOptions, group, {.bucket_bytes = 4096, .overlap = true});
+  optim::AdamW adamw(expected, kOptions);
+  const auto count_gradients = [&] {
+    std::size_t count = 0;
+    for (const Tensor& x : parameters) {
+      count += x.grad().defined() ? 1 : 0;
+    }
+    return count;
+  };
+  const auto step_both = [&](int step) {
+    set_means(expected, step, group.size());
+    sharded.step({.max_grad_norm = 20});
+    adamw.step({.max_grad_norm = 20});
+    expect_same(parameters, expected, fmt::format("step {}", step));
+    sharded.zero_grad();
+  };
+  run_backward(parameters, 0, group);
+  EXPECT_EQ(count_gradients(), several ? 0 : parameters.size()) << "sent";
+  step_both(0);
+
+  // Accumulated: twice the gradients of half the size.
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto guard = sharded.accumulate(pass == 0);
+    Tensor loss;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const Tensor& x = parameters[i];
+      const Tensor term = sum(x * (part_of(x, i, group.rank(), 1) * (0.5 * group.size())).to(x.dtype())).to(float64);
+      loss = loss.defined() ? loss + term : term;
+    }
+    loss.backward();
+    EXPECT_EQ(count_gradients(), several && pass == 1 ? 0 : parameters.size());
+  }
+  step_both(1);
+
+  // A parameter in the middle that gets no gradient on one rank holds back what comes before it.
+  const std::size_t middle = 12;
+  const int last = group.size() - 1;
+  const auto has = [&](std::size_t i, int rank) { return i != middle || rank != last; };
+  run_backward(parameters, 2, group, has);
+  if (several && group.rank() == last) {
+    EXPECT_GT(count_gradients(), middle - 1);
+    EXPECT_LT(count_gradients(), parameters.size() - 1);
+  } else {
+    EXPECT_EQ(count_gradients(), several ? 0 : parameters.size() - 1);
+  }
+  set_means(expected, 2, group.size(), has);
+  sharded.step({.max_grad_norm = 20});
+  adamw.step({.max_grad_norm = 20});
+  expect_same(parameters, expected, "step 2");
+
+  // Gradients that are dropped when ranks have started different numbers of reductions.
+  sharded.zero_grad();
+  run_backward(parameters, 7, group, has);
+  sharded.zero_grad();
+  run_backward(parameters, 3, group);
+  step_both(3);
+
+  // A step that fails keeps the gradients.
+  if (several) {
+    run_backward(parameters, 4, group);
+    expect_error([&] { sharded.step({.max_grad_norm = group.rank() == last ? -1.0 : 20.0}); }, "ShardedAdamW: ");
+    step_both(4);
+
+    run_backward(parameters, 5, group);
+    expect_error([&] { run_backward(parameters, 5, group); },
+                 "a second time before step(): run all backward passes of a step but the last under accumulate()");
+    step_both(5);
+  }
+  expect_same(sharded.state_dict(), adamw.state_dict());
+
+  // Hooks go with the optimizer.
+  {
+    const Tensors others = some_parameters();
+    { ShardedAdamW gone(others, kOptions, group, {.overlap = true}); }
+    run_backward(others, 0, group);
+    EXPECT_TRUE(others[0].grad().defined());
   }
 }
 
