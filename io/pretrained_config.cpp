@@ -477,6 +477,8 @@ std::int64_t count_of(const nn::BertConfig& c) {
 PretrainedConfig pretrained_config(const JsonValue& json, const std::string& what) {
   const Entries c(json, what);
   const std::string type = c.text("model_type");
+  check(!c.has("quantization_config"),
+        "{}: \"quantization_config\": mica reads no quantized checkpoints but GGUF files", what);
   if (type == "gpt2") {
     return gpt_config(c);
   }
