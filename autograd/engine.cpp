@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <mutex>
 #include <queue>
 #include <unordered_map>
@@ -7,6 +8,7 @@
 #include <mica/autograd/accumulate.h>
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/autocast.h>
+#include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/engine.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradient_check.h>
@@ -19,9 +21,65 @@ namespace mica::autograd {
 
 namespace {
 
+/// The order in which a backward runs its nodes: highest place first. A leaf in an EarlyAccumulation comes just after
+/// the oldest op that uses it; other leaves come last.
+class Places {
+ public:
+  Places() = default;
+  /// Visits the graph. An op that a checkpoint will record needs no visit: it is newer than the checkpoint's Segment,
+  /// whose edges lead to the same leaves.
+  Places(const std::vector<Root>& roots, const EarlyAccumulation::Leaves& leaves) {
+    std::unordered_set<const Node*> seen;
+    std::vector<const Node*> found;
+    const auto find = [&](const Node* node) {
+      if (seen.insert(node).second) {
+        found.push_back(node);
+      }
+    };
+    for (const Root& root : roots) {
+      find(root.edge.node.get());
+    }
+    while (!found.empty()) {
+      const Node* const node = found.back();
+      found.pop_back();
+      for (const Edge& edge : node->edges) {
+        if (edge.node == nullptr) {
+          continue;
+        }
+        find(edge.node.get());
+        if (const std::shared_ptr<Slot> leaf = edge.node->leaf(); leaves.contains(leaf.get())) {
+          const auto [at, is_new] = early_.try_emplace(edge.node.get(), edge.node, node->sequence());
+          at->second.oldest_use = std::min(at->second.oldest_use, node->sequence());
+        }
+      }
+    }
+  }
+
+  std::uint64_t of(const Node& node) const {
+    if (!early_.empty()) {
+      if (const auto at = early_.find(&node); at != early_.end()) {
+        return 2 * at->second.oldest_use - 1;
+      }
+    }
+    return 2 * node.sequence();
+  }
+
+ private:
+  struct Early {
+    Early(std::shared_ptr<Node> node, std::uint64_t use) : accumulator(std::move(node)), oldest_use(use) {}
+
+    std::shared_ptr<Node> accumulator;  // kept, so that no new node gets its address
+    std::uint64_t oldest_use;
+  };
+
+  std::unordered_map<const Node*, Early> early_;
+};
+
 /// Pending gradients: per node reached so far, one gradient for each of its outputs.
 class Frontier {
  public:
+  explicit Frontier(const Places& places) : places_(places) {}
+
   bool empty() const { return order_.empty(); }
 
   void add(const Edge& edge, Tensor gradient) {
@@ -29,7 +87,7 @@ class Frontier {
     Tensors& slots = at->second;
     if (is_new) {
       slots.resize(edge.node->outputs.size());
-      order_.push(edge.node);
+      order_.push({places_.of(*edge.node), edge.node});
     }
     Tensor& slot = slots[edge.slot];
     const bool in_place = borrowed_.contains(edge.node.get());
@@ -60,22 +118,23 @@ class Frontier {
     return grad;
   }
 
-  /// The newest pending node: no other pending node can contribute to its gradients.
+  /// The pending node with the highest place: no other pending node can contribute to its gradients.
   std::pair<std::shared_ptr<Node>, Tensors> pop() {
-    std::shared_ptr<Node> node = order_.top();
+    std::shared_ptr<Node> node = order_.top().node;
     order_.pop();
     auto entry = gradients_.extract(node.get());
     return {std::move(node), std::move(entry.mapped())};
   }
 
  private:
-  struct Older {
-    bool operator()(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) const {
-      return a->sequence() < b->sequence();
-    }
+  struct Pending {
+    std::uint64_t place;
+    std::shared_ptr<Node> node;
+    bool operator<(const Pending& other) const { return place < other.place; }
   };
 
-  std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>, Older> order_;
+  const Places& places_;
+  std::priority_queue<Pending> order_;
   std::unordered_map<Node*, Tensors> gradients_;
   std::unordered_set<const Node*> borrowed_;  // leaves' accumulators for which their `grad` itself was taken
 };
@@ -161,7 +220,9 @@ void traverse(const std::vector<Root>& roots, TraverseOptions options, Visitor& 
   const InsideOp guard(!options.record);
   const Autocast off(std::nullopt);  // dtypes were chosen in forward
   GradientCheck anomalies;
-  Frontier frontier;
+  const auto early = options.early_leaves ? EarlyAccumulation::leaves() : nullptr;
+  const Places places = early == nullptr ? Places() : Places(roots, *early);
+  Frontier frontier(places);
   for (const Root& root : roots) {
     anomalies.given(root.gradient);
     frontier.add(root.edge, root.gradient);
@@ -187,7 +248,7 @@ void traverse(const std::vector<Root>& roots, TraverseOptions options, Visitor& 
 void backward(const Tensor& root, const Tensor& gradient, BackwardOptions options) {
   Visitor all;
   traverse({root_of("backward", root, gradient)},
-           {.retain_graph = options.retain_graph, .record = false, .adds_to_leaves = true}, all);
+           {.retain_graph = options.retain_graph, .record = false, .adds_to_leaves = true, .early_leaves = true}, all);
 }
 
 }  // namespace mica::autograd

@@ -25,6 +25,7 @@ struct TraverseOptions {
   bool retain_graph = false;    ///< keep saved tensors
   bool record = false;          ///< record what backwards compute
   bool adds_to_leaves = false;  ///< ops may add directly to the `grad` of a leaf, instead of its accumulator
+  bool early_leaves = false;    ///< accumulate into leaves in an EarlyAccumulation when their gradients are complete
 };
 
 /// What a traversal calls.

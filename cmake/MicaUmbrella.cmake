@@ -4,7 +4,8 @@
 set(mica_public_headers
     core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/dlpack.h core/memory_stats.h core/progress.h
     core/rng.h core/parallel.h
-    autograd/anomaly.h autograd/autocast.h autograd/checkpoint.h autograd/function.h autograd/grad.h autograd/grad_mode.h
+    autograd/anomaly.h autograd/autocast.h autograd/checkpoint.h autograd/early_accumulation.h autograd/function.h
+    autograd/grad.h autograd/grad_mode.h
     autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
     autograd/profiler.h core/device_info.h)
 foreach(folder ops nn optim io dist)

@@ -1,0 +1,108 @@
+#pragma once
+
+// Data parallel training: each rank computes the gradients of its part of the batch.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <mica/dist/group.h>
+#include <mica/nn/module.h>
+
+namespace mica::dist {
+
+struct DataParallelOptions {
+  /// Gradients of one dtype and device are reduced together, in buffers of at most this size; a larger gradient has a
+  /// buffer of its own.
+  std::int64_t bucket_bytes = 25 << 20;
+  /// float32: sums float16 and bfloat16 gradients in float32 and rounds the mean once, instead of after each addition.
+  /// Moves twice the bytes.
+  std::optional<DType> reduce_dtype{};
+  /// wait() calls check() after every so many steps; 0: never.
+  std::int64_t check_every = 1000;
+};
+
+/// Makes the gradients of a module the means over the ranks of a group. If the loss is a mean over the rank's part of
+/// the batch, and the parts have the same size, these are the gradients of the whole batch.
+///
+///     dist::DataParallel parallel(model, dist::world());
+///     optim::AdamW optimizer(model.parameters());
+///     for (…) {
+///       loss_of(model, my_part_of(batch)).backward();
+///       parallel.wait();
+///       optimizer.step();
+///       optimizer.zero_grad();
+///     }
+///
+/// The constructor writes the parameters and buffers of rank 0 to all ranks. The gradients are in buckets of fixed
+/// order, the reverse order of registration: backward reaches them in about this order. Backward starts the reduction
+/// of a bucket as soon as its gradients and the buckets before it are complete, so that communication and computation
+/// overlap. A bucket with a parameter that got no gradient is started by wait(), and so are those after it: freeze what
+/// is not trained (requires_grad_(false)) before constructing this.
+///
+/// Between backward and wait(), gradients whose reduction has started are undefined tensors; then all gradients of a
+/// bucket are views of one buffer. Post-accumulate hooks that the program registers on the parameters must come first
+/// to see gradients, which are those of this rank.
+///
+/// With a group of one, nothing happens. With several, the means have the same bits on each rank and in each run with
+/// the same layout of ranks. All ranks must call the constructor, wait() and check() together. Not for a backward on
+/// two threads at once, nor one that a CUDA graph captures. Construct it when the module has all its parameters, with
+/// their final dtype and device. The module may be moved or destroyed.
+///
+/// While a DataParallel of several ranks exists, a backward that throws may have changed gradients. If the program goes
+/// on, the rank must call wait(), as the others do, and drop the gradients.
+class DataParallel {
+ public:
+  /// Throws an Error that names the rank and the parameter if the ranks disagree on names, shapes or dtypes, or on the
+  /// options; if a parameter is in another DataParallel; for bad options.
+  DataParallel(const nn::Module& module, const Group& group, DataParallelOptions options = {});
+  ~DataParallel();
+  DataParallel(DataParallel&&) noexcept;
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(DataParallel&&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  /// Call it after backward and before the optimizer's step. Makes each grad the mean over the ranks. If only some
+  /// ranks have a gradient for a parameter, it counts as zero on the others; if none has, it stays undefined. Throws if
+  /// a collective fails.
+  void wait() const;
+
+  struct State;
+  class [[nodiscard]] Accumulating;
+  /// Until the end of scope, backward only adds to the gradients of this rank. For all but the last of the backward
+  /// passes of a step:
+  ///
+  ///     for (int i = 0; i < passes; ++i) {
+  ///       const auto guard = parallel.accumulate(i + 1 < passes);
+  ///       (loss_of(model, part(i)) / passes).backward();
+  ///     }
+  ///     parallel.wait();
+  ///
+  /// Without it, a parameter that a second backward reaches before wait() is an Error.
+  Accumulating accumulate(bool on = true) const;
+
+  /// Throws an Error that names the rank unless all ranks pass the same step, and the rank and the parameter unless all
+  /// have the same bits in all parameters. Copies the parameters to the host.
+  void check(std::int64_t step) const;
+
+  /// The number of buckets, and of those whose reduction has started since the last wait(); 0 with a group of one.
+  int buckets() const;
+  int started() const;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// Returned by DataParallel::accumulate().
+class [[nodiscard]] DataParallel::Accumulating {
+ public:
+  explicit Accumulating(std::shared_ptr<State> state);
+  ~Accumulating();
+  Accumulating(const Accumulating&) = delete;
+  Accumulating& operator=(const Accumulating&) = delete;
+
+ private:
+  std::shared_ptr<State> state_;  // null: it does nothing
+};
+
+}  // namespace mica::dist

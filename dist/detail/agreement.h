@@ -1,0 +1,29 @@
+#pragma once
+
+// Checks that the ranks of a group train the same model. All ranks must call them together; each check ends on all
+// ranks in the same way. `who` begins the messages, `device` is where the tensors of the check are.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <mica/dist/group.h>
+#include <mica/nn/module.h>
+
+namespace mica::dist::detail {
+
+/// Throws an Error that names the first rank whose lines differ from those of rank 0, and the first such line.
+void check_same_lines(const char* who, const Group& group, const std::vector<std::string>& lines, Device device);
+
+/// Name, dtype and shape of each, for check_same_lines().
+std::vector<std::string> described(const char* kind, const nn::NamedTensors& tensors);
+
+/// Throws an Error that names the rank that is at another step than the others or has other bits in a tensor, and the
+/// tensor. Without a majority, the ranks that agree with the lowest one are right. Copies the tensors to the host.
+void check_same_values(const char* who, const Group& group, std::int64_t step, const nn::NamedTensors& tensors,
+                       Device device);
+
+/// Writes the values of rank 0 into the tensors of all ranks.
+void broadcast_all(const Group& group, const Tensors& tensors);
+
+}  // namespace mica::dist::detail
