@@ -9,6 +9,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/dist/detail/agreement.h>
 #include <mica/dist/sharded_adamw.h>
 #include <mica/ops/reduce/reduce.h>
 
@@ -166,6 +167,9 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
         check(x.device() == all.front().device(), "{}: expected all parameters on one device, got {} and {}", kName,
               all.front().device(), x.device());
       }
+      if (overlap_) {
+        early_ = std::make_unique<autograd::EarlyAccumulation>(all);
+      }
     }
   } catch (...) {
     error = std::current_exception();
@@ -206,37 +210,23 @@ ShardedAdamW::~ShardedAdamW() {
 // Throws the same error on all ranks, or the rank's own `error`.
 void ShardedAdamW::check_ranks_agree(const std::vector<optim::AdamW::Group>& groups, const ShardingOptions& sharding,
                                      const std::exception_ptr& error) const {
-  Hash options;
-  options.add(sharding.bucket_bytes)
-      .add(std::int64_t{overlap_})
-      .add(static_cast<std::int64_t>(reduce_dtype_ ? size_of(*reduce_dtype_) : 0));
-  std::vector<std::int64_t> hashes;
-  std::vector<std::string> texts;
+  check_no_rank_failed(first_of(gather_rows<std::uint8_t>(group_, {error ? std::uint8_t{1} : std::uint8_t{0}})), error,
+                       "the constructor");
+  std::vector<std::string> lines{
+      fmt::format("bucket_bytes {}", sharding.bucket_bytes),
+      reduce_dtype_ ? fmt::format("a reduce_dtype of {}", *reduce_dtype_) : "no reduce_dtype",
+      sharding.overlap ? "overlap" : "no overlap"};
+  std::size_t number = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const optim::AdamWOptions& o = groups[g].options;
-    options.add(o.lr).add(o.betas[0]).add(o.betas[1]).add(o.eps).add(o.weight_decay);
-    options.add(std::int64_t{o.master_weights});
-    for (const Tensor& x : error ? Tensors{} : groups[g].parameters) {
-      texts.push_back(fmt::format("{} of shape {} in group {}", x.dtype(), x.shape(), g));
-      hashes.push_back(Hash().add(texts.back()).value());
+    lines.push_back(fmt::format("group {} of lr {}, betas {} and {}, eps {}, weight_decay {}, {} master weights", g,
+                                o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay,
+                                o.master_weights ? "with" : "without"));
+    for (const Tensor& x : groups[g].parameters) {
+      lines.push_back(fmt::format("parameter {} of {} {}", number++, x.dtype(), x.shape()));
     }
   }
-  const auto rows =
-      gather_rows<std::int64_t>(group_, {error ? 1 : 0, static_cast<std::int64_t>(hashes.size()), options.value()});
-  check_no_rank_failed(first_of(rows), error, "the constructor");
-  for (std::size_t rank = 1; rank < rows.size(); ++rank) {
-    check(rows[rank][1] == rows[0][1], "{}: rank {} has {} parameters, rank 0 has {}", kName, rank, rows[rank][1],
-          rows[0][1]);
-    check(rows[rank][2] == rows[0][2], "{}: rank {} has other options than rank 0", kName, rank);
-  }
-  const auto of_ranks = gather_rows(group_, hashes);
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-      check(of_ranks[rank][i] == of_ranks[0][i],
-            "{}: parameter {} of rank {} differs from that of rank 0; here, on rank {}, it is {}", kName, i, rank,
-            group_.rank(), texts[i]);
-    }
-  }
+  detail::check_same_lines(kName, group_, lines, Device::cpu());
 }
 
 void ShardedAdamW::make_buckets(const Tensors& parameters, std::int64_t bucket_bytes) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/hooks.h>
 #include <mica/dist/group.h>
 #include <mica/optim/adamw.h>
@@ -26,6 +27,7 @@ struct ShardingOptions {
   /// Backward starts the reduction of a bucket as soon as its gradients and those of later buckets are complete, so
   /// that communication and computation overlap, and removes them. Run all backward passes of a step but the last under
   /// accumulate(). A bucket with a parameter that got no gradient waits for step(), and so do the buckets before it.
+  /// The parameters must be in no DataParallel and no other autograd::EarlyAccumulation, whose limits apply.
   bool overlap = false;
 };
 
@@ -138,8 +140,9 @@ class ShardedAdamW {
   std::size_t started_ = 0;  // of the buckets in the order of reduction, those before this one have been started
   std::int64_t steps_ = 0;   // calls of step()
   std::vector<Parameter> parameters_;
-  std::vector<Bucket> buckets_;   // in the order of the parameters; empty for a group of one
-  std::unique_ptr<Share> share_;  // AdamW of this rank's part of each parameter; it may be empty
+  std::vector<Bucket> buckets_;                         // in the order of the parameters; empty for a group of one
+  std::unique_ptr<Share> share_;                        // AdamW of this rank's part of each parameter; it may be empty
+  std::unique_ptr<autograd::EarlyAccumulation> early_;  // with overlap, as hooks_
   std::vector<autograd::HookHandle> hooks_;
 };
 

@@ -258,6 +258,33 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   }
 }
 
+// The last layer's gradients are on their way before backward has reached the first layer.
+TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
+  const Group group = world();
+  manual_seed(6);
+  nn::Linear first(3, 4), second(4, 2);
+  const Tensor last_weight = second.parameters()[0];
+  bool complete = false, sent = false;
+  last_weight.register_post_accumulate_grad_hook([&](const Tensor& leaf) { complete = leaf.grad().defined(); });
+  Tensors parameters = first.parameters();
+  for (const Tensor& x : second.parameters()) {
+    parameters.push_back(x);
+  }
+  ShardedAdamW optimizer(parameters, kOptions, group, {.bucket_bytes = 1, .overlap = true});
+  const Tensor middle = first(ones({5, 3}));
+  middle.register_hook([&](const Tensor&) {
+    sent = complete && !last_weight.grad().defined();
+    return Tensor{};
+  });
+  sum(second(middle)).backward();
+  EXPECT_TRUE(complete);
+  EXPECT_EQ(sent, group.size() > 1);
+  optimizer.step();
+  if (group.size() > 1) {
+    expect_error([&] { ShardedAdamW(parameters, kOptions, group, {.overlap = true}); }, "EarlyAccumulation");
+  }
+}
+
 TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
   const Group group = world();
   const int n = group.size();
@@ -534,17 +561,23 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
   const auto two = [&](const Shape& second, DType dtype = float32) {
     return Tensors{ones({3}).requires_grad_(), ones(second, dtype).requires_grad_()};
   };
-  expect_error([&] { ShardedAdamW(odd_one ? two({4}) : Tensors{ones({3}).requires_grad_()}, {}, group); },
-               fmt::format("ShardedAdamW: rank {} has 2 parameters, rank 0 has 1", last));
+  expect_error(
+      [&] { ShardedAdamW(odd_one ? two({4}) : Tensors{ones({3}).requires_grad_()}, {}, group); },
+      fmt::format("ShardedAdamW: the ranks disagree: rank {} has parameter 1 of float32 [4], rank 0 has nothing more",
+                  last));
   expect_error([&] { ShardedAdamW(two({odd_one ? 4 : 5}), {}, group); },
-               fmt::format("ShardedAdamW: parameter 1 of rank {} differs from that of rank 0; here, on rank {}, it is "
-                           "float32 of shape [{}] in group 0",
-                           last, group.rank(), odd_one ? 4 : 5));
-  expect_error([&] { ShardedAdamW(two({4}, odd_one ? float64 : float32), {}, group); }, "parameter 1 of rank");
-  expect_error([&] { ShardedAdamW(two({4}), {.lr = odd_one ? 0.1 : 0.2}, group); },
-               fmt::format("ShardedAdamW: rank {} has other options than rank 0", last));
+               fmt::format("rank {} has parameter 1 of float32 [4], rank 0 has parameter 1 of float32 [5]", last));
+  expect_error([&] { ShardedAdamW(two({4}, odd_one ? float64 : float32), {}, group); },
+               fmt::format("rank {} has parameter 1 of float64 [4], rank 0 has parameter 1 of float32 [4]", last));
+  expect_error(
+      [&] { ShardedAdamW(two({4}), {.lr = odd_one ? 0.1 : 0.2}, group); },
+      fmt::format("rank {} has group 0 of lr 0.1, betas 0.9 and 0.999, eps 1e-08, weight_decay 0.01, with master "
+                  "weights, rank 0 has group 0 of lr 0.2, ",
+                  last));
   expect_error([&] { ShardedAdamW(two({4}), {}, group, {.bucket_bytes = odd_one ? 100 : 200}); },
-               fmt::format("ShardedAdamW: rank {} has other options than rank 0", last));
+               fmt::format("rank {} has bucket_bytes 100, rank 0 has bucket_bytes 200", last));
+  expect_error([&] { ShardedAdamW(two({4}), {}, group, {.overlap = odd_one}); },
+               fmt::format("rank {} has overlap, rank 0 has no overlap", last));
   expect_error([&] { ShardedAdamW(two({4}), {}, group, {.bucket_bytes = odd_one ? 0 : 200}); },
                blame("ShardedAdamW: expected bucket_bytes > 0, got 0"));
   expect_error([&] { ShardedAdamW(two({4}), {.lr = odd_one ? -1.0 : 1.0}, group); },
