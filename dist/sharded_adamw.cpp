@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -138,8 +139,9 @@ struct ShardedAdamW::Bucket {
   Tensor stepped{};
   std::uint32_t version = 0;  // of `flat` after it was gathered
   // Of a step:
-  std::size_t missing = 0;  // with overlap: parameters whose gradients have not arrived
-  Tensor reduced{};         // (part) mean gradients
+  std::size_t missing = 0;    // with overlap: parameters whose gradients have not arrived
+  std::int64_t complete = 0;  // number of buckets whose gradients all arrived before
+  Tensor reduced{};           // (part) mean gradients; undefined until the reduction is started
   Work work{};
 
   bool has(const std::vector<bool>& some) const {
@@ -249,6 +251,7 @@ void ShardedAdamW::make_buckets(const Tensors& parameters, std::int64_t bucket_b
   for (Bucket& bucket : buckets_) {
     const std::int64_t step = alignment(bucket.dtype);
     bucket.part = round_up(std::max<std::int64_t>(bucket.used, 1), group_.size() * step) / group_.size();
+    order_.insert(order_.begin(), order_.size());
   }
 }
 
@@ -331,13 +334,11 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
   return result;
 }
 
-// From the last bucket to the first, in the order in which backward completes them.
-ShardedAdamW::Bucket& ShardedAdamW::nth_to_reduce(std::size_t n) { return buckets_[buckets_.size() - 1 - n]; }
-
 // Backward has added to the gradient of parameter i.
 void ShardedAdamW::arrived(std::size_t i) {
   Parameter& parameter = parameters_[i];
-  check(!parameter.arrived && buckets_.size() - 1 - parameter.bucket >= started_,
+  Bucket& bucket = buckets_[parameter.bucket];
+  check(!parameter.arrived && !bucket.reduced.defined(),
         "{}: a backward reached parameter {} of shape {} a second time before step(): run all backward passes of a "
         "step but the last under accumulate()",
         kName, i, parameter.tensor.shape());
@@ -345,10 +346,12 @@ void ShardedAdamW::arrived(std::size_t i) {
     return;
   }
   parameter.arrived = true;
-  --buckets_[parameter.bucket].missing;
+  if (--bucket.missing == 0) {
+    bucket.complete = complete_++;
+  }
   // In order, so that all ranks start the same reductions in the same order, whatever order gradients arrive in.
-  while (started_ < buckets_.size() && nth_to_reduce(started_).missing == 0) {
-    start_reduction(nth_to_reduce(started_));
+  while (started_ < order_.size() && buckets_[order_[started_]].missing == 0) {
+    start_reduction(buckets_[order_[started_]]);
     ++started_;
   }
 }
@@ -389,12 +392,12 @@ void ShardedAdamW::finish_reduction(Bucket& bucket) const {
 // Reduces the buckets that were not started and have a parameter that is wanted, and finishes all. At any time, two are
 // on their way: one is copied while another travels.
 void ShardedAdamW::reduce_gradients(const std::vector<bool>& wanted) {
-  for (; started_ < buckets_.size(); ++started_) {
-    if (nth_to_reduce(started_).has(wanted)) {
-      start_reduction(nth_to_reduce(started_));
+  for (; started_ < order_.size(); ++started_) {
+    if (buckets_[order_[started_]].has(wanted)) {
+      start_reduction(buckets_[order_[started_]]);
     }
     if (started_ > 0) {
-      finish_reduction(nth_to_reduce(started_ - 1));
+      finish_reduction(buckets_[order_[started_ - 1]]);
     }
   }
   for (Bucket& bucket : buckets_) {
@@ -416,25 +419,46 @@ void ShardedAdamW::set_share_gradients(const std::vector<bool>& has_gradient) {
   }
 }
 
+// Backward reaches parameters in another order than that of the groups. All ranks reduce buckets in the order in which
+// rank 0's first backward completed them, those that it did not complete last.
+void ShardedAdamW::learn_order() {
+  if (learned_order_) {
+    return;
+  }
+  std::vector<std::int64_t> complete;
+  for (const Bucket& bucket : buckets_) {
+    complete.push_back(bucket.complete);
+  }
+  const Tensor of_rank_0 = from_data(complete, {static_cast<std::int64_t>(complete.size())});
+  group_.broadcast(of_rank_0);
+  complete = to_vector<std::int64_t>(of_rank_0);
+  learned_order_ = std::count(complete.begin(), complete.end(), 0) > 0;
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](std::size_t a, std::size_t b) { return complete[a] < complete[b]; });
+}
+
 // Frees the reduced gradients, and begins to count those that arrive for the next step.
 void ShardedAdamW::forget_gradients() {
   share_->zero_grad();
   for (Bucket& bucket : buckets_) {
     bucket.reduced = {};
     bucket.missing = bucket.parameters.size();
+    bucket.complete = std::numeric_limits<std::int64_t>::max();
   }
   for (Parameter& parameter : parameters_) {
     parameter.arrived = false;
     parameter.present = false;
   }
   started_ = 0;
+  complete_ = 0;
 }
 
-// From the first bucket to the last, in the order in which the next forward uses them: on a GPU it could wait for each
-// where it is used first. This waits for all, which takes no time of the host.
+// From the bucket that was reduced last, about the order in which the next forward uses them: on a GPU it could wait
+// for each where it is used first. This waits for all, which takes no time of the host there.
 void ShardedAdamW::gather_weights(const std::vector<bool>& has_gradient) {
   std::vector<Work> works;
-  for (Bucket& bucket : buckets_) {
+  for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
+    Bucket& bucket = buckets_[*at];
     if (bucket.has(has_gradient)) {
       works.push_back(
           group_.start_all_gather(range_of(bucket.flat, group_.rank() * bucket.part, bucket.part), bucket.flat));
@@ -456,6 +480,7 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
     // Backward has started some, and ranks do not know which of the others were started elsewhere.
     reduce_gradients(std::vector<bool>(parameters_.size(), true));
     has_gradient = agree_on_step(options);
+    learn_order();
   } else {
     has_gradient = agree_on_step(options);
     reduce_gradients(has_gradient);

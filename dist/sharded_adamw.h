@@ -24,9 +24,10 @@ struct ShardingOptions {
   /// float32 or float64: 16-bit gradients are summed in it, and the mean is rounded once. Unset: they are summed in
   /// their own dtype, and each addition rounds.
   std::optional<DType> reduce_dtype{};
-  /// Backward starts the reduction of a bucket as soon as its gradients and those of later buckets are complete, so
-  /// that communication and computation overlap, and removes them. Run all backward passes of a step but the last under
-  /// accumulate(). A bucket with a parameter that got no gradient waits for step(), and so do the buckets before it.
+  /// Backward starts the reduction of a bucket as soon as its gradients and the buckets before it are complete, so that
+  /// communication and computation overlap, and removes them. Run all backward passes of a step but the last under
+  /// accumulate(). The order of the buckets is that of the first backward of rank 0, so it is from the second step on
+  /// that they overlap well. A bucket with a parameter that got no gradient waits for step(), and so do those after it.
   /// The parameters must be in no DataParallel and no other autograd::EarlyAccumulation, whose limits apply.
   bool overlap = false;
 };
@@ -123,12 +124,12 @@ class ShardedAdamW {
   void fill(Bucket& bucket);
   void check_step(const optim::StepOptions& options) const;
   std::vector<bool> agree_on_step(const optim::StepOptions& options) const;
-  Bucket& nth_to_reduce(std::size_t n);
   void arrived(std::size_t i);
   void start_reduction(Bucket& bucket);
   void finish_reduction(Bucket& bucket) const;
   void reduce_gradients(const std::vector<bool>& wanted);
   void set_share_gradients(const std::vector<bool>& has_gradient);
+  void learn_order();
   void forget_gradients();
   void gather_weights(const std::vector<bool>& has_gradient);
   StateDict share_of(const StateDict& state) const;
@@ -137,8 +138,11 @@ class ShardedAdamW {
   std::optional<DType> reduce_dtype_;
   bool overlap_;
   std::shared_ptr<int> accumulating_ = std::make_shared<int>(0);  // guards that exist
-  std::size_t started_ = 0;  // of the buckets in the order of reduction, those before this one have been started
-  std::int64_t steps_ = 0;   // calls of step()
+  std::vector<std::size_t> order_;  // of reductions: the buckets, from the last to the first until learn_order()
+  bool learned_order_ = false;
+  std::size_t started_ = 0;    // buckets of order_ before this one have been started, or are not needed
+  std::int64_t complete_ = 0;  // buckets whose gradients have all arrived
+  std::int64_t steps_ = 0;     // calls of step()
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;                         // in the order of the parameters; empty for a group of one
   std::unique_ptr<Share> share_;                        // AdamW of this rank's part of each parameter; it may be empty

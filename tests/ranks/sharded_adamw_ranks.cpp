@@ -270,16 +270,23 @@ TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
   for (const Tensor& x : second.parameters()) {
     parameters.push_back(x);
   }
-  ShardedAdamW optimizer(parameters, kOptions, group, {.bucket_bytes = 1, .overlap = true});
-  const Tensor middle = first(ones({5, 3}));
-  middle.register_hook([&](const Tensor&) {
-    sent = complete && !last_weight.grad().defined();
-    return Tensor{};
-  });
-  sum(second(middle)).backward();
-  EXPECT_TRUE(complete);
-  EXPECT_EQ(sent, group.size() > 1);
-  optimizer.step();
+  // The first layer's bias is behind the last layer's weight, and so backward completes buckets in another order. The
+  // optimizer knows it after the first step.
+  ShardedAdamW optimizer(optim::AdamW::decay_matrices(parameters, kOptions), group,
+                         {.bucket_bytes = 1, .overlap = true});
+  for (int step = 0; step < 3; ++step) {
+    complete = sent = false;
+    const Tensor middle = first(ones({5, 3}));
+    middle.register_hook([&](const Tensor&) {
+      sent = complete && !last_weight.grad().defined();
+      return Tensor{};
+    });
+    sum(second(middle)).backward();
+    EXPECT_TRUE(complete);
+    EXPECT_EQ(sent, group.size() > 1 && step > 0);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
   if (group.size() > 1) {
     expect_error([&] { ShardedAdamW(parameters, kOptions, group, {.overlap = true}); }, "EarlyAccumulation");
   }
