@@ -50,9 +50,12 @@ def samples_of(op, spec, dtype, fixture):
     seed(spec.call, label)
     samples = op.sample_inputs("cpu", dtype, requires_grad=wants_grad)
     named = [(f"{label}, sample {i}", sample) for i, sample in enumerate(samples)]
+    # There is always a sample of several elements, even if the smallest is large.
+    ordered = sorted(named, key=lambda n: elements(n[1]))
+    compared = [n for n in ordered if elements(n[1]) > 1 and is_compared(spec, n[1], dtype)]
     if dtype == spec.dtypes[0]:
         for name, sample in named:
-            if elements(sample) <= spec.limit:
+            if elements(sample) <= spec.limit or (compared and name == compared[0][0]):
                 yield name, sample
             else:
                 fixture.skip(name, f"more than {spec.limit} elements")
@@ -69,9 +72,8 @@ def samples_of(op, spec, dtype, fixture):
                 yield name, sample
         return
     few = spec.few if dtype in spec.dtypes else 1
-    named = sorted((n for n in named if elements(n[1]) <= spec.limit), key=lambda n: elements(n[1]))
-    small = [n for n in named if 1 < elements(n[1]) <= SMALL and is_compared(spec, n[1], dtype)]
-    kept = small[-few:] or named[-1:]
+    small = [n for n in compared if elements(n[1]) <= SMALL]
+    kept = small[-few:] or compared[:1] or ordered[-1:]
     if len(kept) < len(named):
         fixture.skip(f"{label}, {len(named) - len(kept)} of {len(named)} samples",
                      f"beside {MICA_NAMES[spec.dtypes[0]]}, a few small samples of a dtype are enough")
@@ -114,8 +116,9 @@ def add_case(fixture, name, op, spec, sample):
     if not outputs:
         fixture.skip(name, "not a call that PyTorch answers")
         return
-    if sum(y.numel() for y in outputs) > spec.limit:
-        fixture.skip(name, f"more than {spec.limit} elements in the result")
+    limit = max(spec.limit, elements(sample))
+    if sum(y.numel() for y in outputs) > limit:
+        fixture.skip(name, f"more than {limit} elements in the result")
         return
     differentiable = [y for y in outputs if y.requires_grad]
     dys, grads = [None] * len(outputs), []
