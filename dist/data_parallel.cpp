@@ -70,6 +70,13 @@ std::vector<Bucket> make_buckets(std::vector<Trained>& trained, std::int64_t buc
   return buckets;
 }
 
+void check_options(const DataParallelOptions& options) {
+  check(options.bucket_bytes > 0, "{}: expected bucket_bytes > 0, got {}", kWho, options.bucket_bytes);
+  check(options.check_every >= 0, "{}: expected check_every >= 0, got {}", kWho, options.check_every);
+  check(options.reduce_dtype.value_or(float32) == float32, "{}: expected a reduce_dtype of float32, got {}", kWho,
+        options.reduce_dtype.value_or(float32));
+}
+
 }  // namespace
 
 struct DataParallel::State {
@@ -99,30 +106,32 @@ struct DataParallel::State {
 
 DataParallel::State::State(const nn::Module& module, const Group& ranks, const DataParallelOptions& given)
     : group(ranks), options(given), parameters(module.named_parameters()) {
-  mica::check(options.bucket_bytes > 0, "{}: expected bucket_bytes > 0, got {}", kWho, options.bucket_bytes);
-  mica::check(options.check_every >= 0, "{}: expected check_every >= 0, got {}", kWho, options.check_every);
-  mica::check(options.reduce_dtype.value_or(float32) == float32, "{}: expected a reduce_dtype of float32, got {}", kWho,
-              options.reduce_dtype.value_or(float32));
   if (group.size() == 1) {
+    check_options(options);
     return;
   }
   const nn::NamedTensors buffers = module.named_buffers();
   if (!parameters.empty()) {
     device = parameters[0].second.device();
   }
-  std::vector<std::string> lines{fmt::format("bucket_bytes {}", options.bucket_bytes),
-                                 fmt::format("check_every {}", options.check_every),
-                                 options.reduce_dtype ? "a reduce_dtype" : "no reduce_dtype"};
+  std::vector<std::string> lines{
+      fmt::format("bucket_bytes {}", options.bucket_bytes), fmt::format("check_every {}", options.check_every),
+      fmt::format("reduce_dtype {}", options.reduce_dtype ? fmt::format("{}", *options.reduce_dtype) : "none")};
   for (const std::vector<std::string>& more :
        {detail::described("parameter", parameters), detail::described("buffer", buffers)}) {
     lines.insert(lines.end(), more.begin(), more.end());
   }
   detail::check_same_lines(kWho, group, lines, device);
+  check_options(options);  // now, so that no rank waits for one that has thrown
 
+  const auto others = autograd::EarlyAccumulation::leaves();
   Tensors all, leaves;
   for (const auto& [name, tensor] : parameters) {
     all.push_back(tensor);
     if (tensor.requires_grad()) {
+      mica::check(others == nullptr || !others->contains(tensor.handle()->slot.get()),
+                  "{}: parameter \"{}\" is in another DataParallel, or accumulated early for something else", kWho,
+                  name);
       leaves.push_back(tensor);
       trained.push_back({.name = name, .tensor = tensor});
     } else {

@@ -400,8 +400,14 @@ TEST(DataParallelRanks, DisagreementsNameTheRankAndTheParameter) {
   expect(5, {}, "nothing more", "buffer \"c\" of int64 [1]");
   expect(6, {}, "buffer \"c\" of int32 [1]", "buffer \"c\" of int64 [1]");
   expect(0, {.bucket_bytes = 7}, "bucket_bytes 7", "bucket_bytes 26214400");
-  expect(0, {.reduce_dtype = float32}, "a reduce_dtype", "no reduce_dtype");
+  expect(0, {.reduce_dtype = float32}, "reduce_dtype float32", "reduce_dtype none");
+  expect(0, {.bucket_bytes = -1}, "bucket_bytes -1", "bucket_bytes 26214400");
+  const Other model(0);
+  expect_error([&] { const DataParallel parallel(model, group, {.bucket_bytes = -1}); },
+               "DataParallel: expected bucket_bytes > 0, got -1");
   EXPECT_EQ(autograd::EarlyAccumulation::leaves(), nullptr);
+  const DataParallel parallel(model, group);
+  expect_error([&] { const DataParallel again(model, group); }, "DataParallel: parameter \"a\" is in another");
 }
 
 TEST(DataParallelRanks, ChecksStepAndWeights) {
