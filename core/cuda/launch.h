@@ -4,15 +4,14 @@
 
 #include <cuda_runtime.h>
 
-#include <source_location>
-
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 
 namespace mica::cuda {
 
-/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…).
+/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…). Asks for the
+/// dynamic shared memory, up to what a block of the device may have, and for clusters of up to 16 blocks.
 class Launch {
  public:
   Launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0) {
@@ -25,11 +24,16 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
+  Launch& grid(dim3 blocks) {
+    config_.gridDim = blocks;
+    return *this;
+  }
+
   /// The number of adjacent blocks, along each axis of the grid, that form a cluster; 1: no cluster.
   Launch& cluster(dim3 blocks) {
-    if (blocks.x * blocks.y * blocks.z > 1) {
-      attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes_[config_.numAttrs++].val.clusterDim = {blocks.x, blocks.y, blocks.z};
+    cluster_ = blocks;
+    if (cluster_size() > 1) {
+      add(cudaLaunchAttributeClusterDimension).clusterDim = {blocks.x, blocks.y, blocks.z};
     }
     return *this;
   }
@@ -37,21 +41,48 @@ class Launch {
   /// It may start before the previous kernel has ended, and waits in wait_for_previous_kernel().
   Launch& dependent() {
     if (device_has_clusters()) {
-      attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+      add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
     }
+    return *this;
+  }
+
+  /// All blocks run at once, or the launch fails.
+  Launch& cooperative() {
+    add(cudaLaunchAttributeCooperative).cooperative = 1;
     return *this;
   }
 
   template <class... Parameters, class... Arguments>
   void run(void (*kernel)(Parameters...), const char* name, const Arguments&... arguments) {
-    check(cudaLaunchKernelEx(&config_, kernel, Parameters(arguments)...), name);
-    check_launch(name);
+    const auto start_with = [&](Parameters... values) {
+      void* pointers[] = {&values...};
+      start(reinterpret_cast<const void*>(kernel), pointers, name);
+    };
+    start_with(Parameters(arguments)...);
+  }
+
+  /// How many such blocks, or clusters, the device has room for at a time: 1 at least. Of the grid's size it knows
+  /// nothing.
+  template <class... Parameters>
+  int resident(void (*kernel)(Parameters...)) const {
+    return resident_groups(reinterpret_cast<const void*>(kernel));
   }
 
  private:
-  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+    attributes_[config_.numAttrs].id = id;
+    return attributes_[config_.numAttrs++].val;
+  }
+
+  unsigned cluster_size() const { return cluster_.x * cluster_.y * cluster_.z; }
+
+  void prepare(const void* kernel) const;
+  void start(const void* kernel, void** arguments, const char* name) const;
+  int resident_groups(const void* kernel) const;
+
+  cudaLaunchAttribute attributes_[3] = {};
   cudaLaunchConfig_t config_ = {};
+  dim3 cluster_ = 1;
 };
 
 }  // namespace mica::cuda

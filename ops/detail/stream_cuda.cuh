@@ -339,12 +339,6 @@ class Meeting {
 /// Launches a kernel that takes the plan as its last argument, with so many teams, blocks or clusters.
 template <class Kernel, class Arguments>
 void launch_teams(Kernel kernel, const char* name, const StreamPlan& p, unsigned teams, const Arguments& a) {
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes()),
-              "cudaFuncSetAttribute");
-  if (p.cluster > 8) {
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                "cudaFuncSetAttribute");
-  }
   cuda::Launch(teams * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
       .cluster(p.cluster)
       .run(kernel, name, a, p);

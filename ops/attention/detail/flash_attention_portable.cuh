@@ -572,7 +572,6 @@ __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
 
 inline void launch(void (*kernel)(Work), const char* name, std::int64_t blocks, int bytes, const Work& work) {
   check(blocks < std::int64_t{1} << 31, "attention: {} blocks exceed the limit of a grid", blocks);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
   cuda::Launch(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), bytes).run(kernel, name, work);
 }
 

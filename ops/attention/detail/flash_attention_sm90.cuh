@@ -94,8 +94,6 @@ void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int 
   const std::int64_t all = std::int64_t{heads} * tiles;
   check(all < std::int64_t{1} << 30, "attention: {} tiles of {} heads are too many", tiles, heads);
   const int grid = static_cast<int>(std::min<std::int64_t>(all, cuda::multiprocessor_count()));
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-              "cudaFuncSetAttribute");
   cuda::Launch(dim3(grid), dim3(threads), shared_bytes)
       .run(kernel, name, work, maps, order_of(work, heads, tiles, last_is_heavy, grid, read_bytes));
 }

@@ -290,40 +290,16 @@ __global__ void __launch_bounds__(Plan::kMostThreads, 2)
 
 // On the host.
 
-/// The number of groups of blocks, each sharing rows, that the device can run concurrently.
-template <class Kernel>
-int resident_groups(Kernel kernel, const Plan& plan) {
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes()),
-              "cudaFuncSetAttribute");
-  int groups = 0;
-  if (plan.cluster == 1) {
-    cuda::check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&groups, kernel, plan.threads, plan.bytes()),
-                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    return std::max(groups * cuda::multiprocessor_count(), 1);
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(plan.cluster);
-  config.blockDim = dim3(plan.threads);
-  config.dynamicSmemBytes = plan.bytes();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cuda::check(cudaOccupancyMaxActiveClusters(&groups, kernel, &config), "cudaOccupancyMaxActiveClusters");
-  return std::max(groups, 1);
-}
-
 template <class T, Target kTarget, bool kCap, bool kCluster>
 void stream(const CrossEntropyInPlace& args, const Plan& plan) {
   const auto kernel = cross_entropy_stream<T, kTarget, kCap, kCluster>;
   const Problem<T> problem(args.terms);
-  const auto groups =
-      static_cast<unsigned>(std::min<std::int64_t>(problem.rows, resident_groups(kernel, plan)) * plan.cluster);
   const Tensor queue = empty({1}, int32, args.losses.device());
   cuda::check(cudaMemsetAsync(queue.raw_data(), 0, queue.bytes(), cuda::current_stream()), "cudaMemsetAsync");
-  cuda::Launch(groups, plan.threads, plan.bytes())
-      .cluster(plan.cluster)
+  cuda::Launch launch(plan.cluster, plan.threads, plan.bytes());
+  launch.cluster(plan.cluster);
+  const auto groups = std::min<std::int64_t>(problem.rows, launch.resident(kernel));
+  launch.grid(static_cast<unsigned>(groups * plan.cluster))
       .run(kernel, kCluster ? "cross_entropy_stream<cluster>" : "cross_entropy_stream<block>", problem, plan,
            Incoming<T>(args.dloss, args.denominator), args.terms.logits.data<T>(), queue.data<std::int32_t>(),
            args.losses.data<Accumulate<T>>());

@@ -351,14 +351,10 @@ void launch(const DecodeLinearArgs& args) {
                   .bias = w.bias.defined() ? w.bias.raw_data() : nullptr};
     column += w.out();
   }
-  const auto kernel = decode_linear_batch_kernel<T, kRows, kNorm, kSwiglu>;
-  constexpr int kBytes = sizeof(Shared<kRows>);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-              "cudaFuncSetAttribute");
-  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, kBytes)
+  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, sizeof(Shared<kRows>))
       .cluster(dim3(static_cast<unsigned>(blocks)))
       .dependent()
-      .run(kernel, "decode_linear_batch_kernel", a);
+      .run(decode_linear_batch_kernel<T, kRows, kNorm, kSwiglu>, "decode_linear_batch_kernel", a);
 }
 
 }  // namespace

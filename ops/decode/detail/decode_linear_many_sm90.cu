@@ -308,14 +308,10 @@ void launch(const DecodeLinearArgs& args) {
   }
   problem.sizes = sizes_of<P>(args.x.size(0), columns, args.x.size(1));
   problem.sizes.columns = static_cast<int>(args.y.size(1));
-  const auto kernel = decode_linear_many_kernel<T, P, kEpilogue>;
-  constexpr int kBytes = sizeof(Shared<P>);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-              "cudaFuncSetAttribute");
-  cuda::Launch(blocks_for<P>(problem.sizes), kThreads, kBytes)
+  cuda::Launch(blocks_for<P>(problem.sizes), kThreads, sizeof(Shared<P>))
       .cluster(P::kCluster)
       .dependent()
-      .run(kernel, "decode_linear_many_kernel", maps, problem);
+      .run(decode_linear_many_kernel<T, P, kEpilogue>, "decode_linear_many_kernel", maps, problem);
 }
 
 /// Calls f.operator()<P>() with tiles that fit the weights' parts of y, and as many as keep all multiprocessors busy.

@@ -27,9 +27,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <mica/core/cuda/device.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/decode/detail/decoder_step_attention.cuh>
 
 namespace mica::kernels {
@@ -302,23 +300,9 @@ Arguments<T> arguments(const DecoderStepArgs& args, const SharedMemory& shared) 
 template <class T, class W>
 void launch(const DecoderStepArgs& args) {
   const SharedMemory shared = shared_memory<T, W>(args.problem);
-  cuda::check(
-      cudaFuncSetAttribute(decoder_step_kernel<T, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared.bytes),
-      "cudaFuncSetAttribute");
-  // All blocks must run at once.
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(cuda::multiprocessor_count());
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared.bytes);
-  config.stream = cuda::current_stream();
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  cuda::check(cudaLaunchKernelEx(&config, decoder_step_kernel<T, W>, arguments<T, W>(args, shared)),
-              "decoder_step_kernel");
-  cuda::check_launch("decoder_step_kernel");
+  cuda::Launch(static_cast<unsigned>(cuda::multiprocessor_count()), kThreads, static_cast<std::size_t>(shared.bytes))
+      .cooperative()
+      .run(decoder_step_kernel<T, W>, "decoder_step_kernel", arguments<T, W>(args, shared));
 }
 
 }  // namespace

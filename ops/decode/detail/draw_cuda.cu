@@ -740,9 +740,6 @@ void draw_tokens(Cuda, const DrawTokens& args) {
                          .limit = o.top_k == 0 ? columns : static_cast<int>(std::min<std::int64_t>(o.top_k, columns)),
                          .ordered = draws && ((o.top_k > 0 && o.top_k < columns) || o.top_p < 1)};
     const std::size_t shared = a.ordered ? sizeof(std::uint32_t) * static_cast<std::size_t>(a.slice) : 0;
-    cuda::check(cudaFuncSetAttribute(draw_tokens_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(sizeof(std::uint32_t) * kMostDrawColumns / kBlocks)),
-                "cudaFuncSetAttribute");
     cuda::Launch(dim3(kBlocks, static_cast<unsigned>(args.logits.size(0))), kThreads, shared)
         .cluster(dim3(kBlocks))
         .dependent()

@@ -313,14 +313,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T, Lines kB, class Epilogue>
 void launch(const Tensor& a, const Tensor& b, const Tensor& other, const Tensor& out, const Epilogue& epilogue) {
   const Sizes sizes = sizes_of<Ours>(a.size(0), b.size(1), a.size(1));
-  const auto kernel = matmul_epilogue_kernel<T, kB, Epilogue>;
-  constexpr int kBytes = sizeof(Shared);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-              "cudaFuncSetAttribute");
-  cuda::Launch(blocks_for<Ours>(sizes), kThreads, kBytes)
+  cuda::Launch(blocks_for<Ours>(sizes), kThreads, sizeof(Shared))
       .cluster(Ours::kCluster)
-      .run(kernel, "matmul_epilogue_kernel", map_of_a<Ours, Lines::depth>(a), map_of_b<Ours, kB>(b),
-           map_of(other, matrix_of(other), kHalfRows), map_of(out, matrix_of(out), kHalfRows), sizes, epilogue);
+      .run(matmul_epilogue_kernel<T, kB, Epilogue>, "matmul_epilogue_kernel", map_of_a<Ours, Lines::depth>(a),
+           map_of_b<Ours, kB>(b), map_of(other, matrix_of(other), kHalfRows), map_of(out, matrix_of(out), kHalfRows),
+           sizes, epilogue);
 }
 
 /// Whether this kernel computes a · b: 16-bit floats, rows of a and the given lines of b adjacent in memory, and

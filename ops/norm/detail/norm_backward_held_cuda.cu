@@ -387,11 +387,8 @@ template <bool kCentered, class T, class W>
 void backward_staged(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   if constexpr (sizeof(T) == 2) {
     with_staged_layout<T>(a.columns, [&]<class L, int kBlocks>() {
-      const auto kernel = norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>;
-      constexpr int kShared = RowStaging<T, W, L>::kBytes;
-      cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-                  "cudaFuncSetAttribute");
-      cuda::Launch(grid_of(plan.partial_rows), L::kBlock, kShared).run(kernel, "norm_backward_staged_kernel", a);
+      cuda::Launch(grid_of(plan.partial_rows), L::kBlock, RowStaging<T, W, L>::kBytes)
+          .run(norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>, "norm_backward_staged_kernel", a);
     });
   }
 }

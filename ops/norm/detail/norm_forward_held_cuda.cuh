@@ -10,9 +10,7 @@
 #include <algorithm>
 #include <climits>
 
-#include <mica/core/cuda/device.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_held_rows_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
@@ -219,16 +217,14 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 
 // Blocks of a grid whose teams stay, of which `wanted` would have a row for each team.
 template <class H, class Kernel>
-unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, int shared_bytes, bool is_large, unsigned wanted) {
-  int resident = H::kLeastBlocks * H::kMostThreads / p.threads;
-  if constexpr (H::kShares) {
-    cuda::check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, p.threads * p.teams, shared_bytes),
-                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  }
+unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, bool is_large,
+                        unsigned wanted) {
+  const int resident = H::kShares ? launch.resident(kernel)
+                                  : H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
   const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
   // More blocks make up for multiprocessors that are slower than others, but each reads the parameters.
   const bool turns = is_large && !is_long && (H::kTeam != RowTeam::block || (H::kShares && H::P > 2));
-  const unsigned most = resident * (turns ? 4 : 1) * cuda::multiprocessor_count();
+  const unsigned most = resident * (turns ? 4 : 1);
   if (H::kShares && is_long && wanted > most) {  // as many rows for each
     const unsigned rows = (wanted + most - 1) / most;
     return (wanted + rows - 1) / rows;
@@ -239,22 +235,17 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, int shared_byte
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  int shared = 0;
-  if constexpr (H::kShares) {
-    shared = Parameters<H>::bytes(static_cast<int>(a.columns));
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-                "cudaFuncSetAttribute");
-  }
+  cuda::Launch launch(1, dim3(p.threads, p.teams), Parameters<H>::bytes(static_cast<int>(a.columns)));
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
   if constexpr (H::kStays) {
-    blocks = staying_blocks<H>(kernel, p, shared, a.inputs_last_in_l2, blocks);
+    blocks = staying_blocks<H>(kernel, p, launch, a.inputs_last_in_l2, blocks);
   }
-  kernel<<<blocks, dim3(p.threads, p.teams), shared, cuda::current_stream()>>>(a, addends, p);
-  cuda::check_launch(H::kStays                    ? "norm_forward_held_kernel<stays>"
-                     : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
-                                                  : "norm_forward_held_kernel<warp>");
+  constexpr const char* kName = H::kStays                    ? "norm_forward_held_kernel<stays>"
+                                : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
+                                                             : "norm_forward_held_kernel<warp>";
+  launch.grid(blocks).run(kernel, kName, a, addends, p);
 }
 
 // Launches what the plan has chosen, if it is the team kTeam of so many lanes, with one of these numbers of packs.

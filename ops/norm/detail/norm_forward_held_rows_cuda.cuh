@@ -348,6 +348,8 @@ class Parameters {
   __device__ Parameters(const W* weight, const W* bias, int first, int, unsigned char*)
       : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {}
 
+  static int bytes(int) { return 0; }  // of shared memory
+
   __device__ bool both() const { return (weight_ != nullptr) && (!N::kCentered || bias_ != nullptr); }
 
   /// Those of pack number i from its column `part` on. kBoth: neither is absent.

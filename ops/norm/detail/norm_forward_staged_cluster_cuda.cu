@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include <mica/core/cuda/device.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_staged_cuda.cuh>
 
 // Staged rows that no block holds. A cluster stays with row after row, each block with the same columns of all of them:
@@ -309,28 +307,10 @@ __global__ void __launch_bounds__(kStagedBlock, 2)
 template <class N, class T, class W>
 void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
   const auto kernel = norm_forward_staged_cluster_kernel<N, T, W>;
-  const int shared = kStagedClusterDepth * p.tile_bytes;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-              "cudaFuncSetAttribute");
-  if (p.blocks > 8) {
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                "cudaFuncSetAttribute");
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(p.blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = p.blocks;
-  config.blockDim = p.threads;
-  config.dynamicSmemBytes = shared;
-  config.stream = cuda::current_stream();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  cuda::check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters");
-  config.gridDim = static_cast<unsigned>(std::clamp<std::int64_t>(a.rows, 1, std::max(1, clusters)) * p.blocks);
-  cuda::check(cudaLaunchKernelEx(&config, kernel, a, p), "norm_forward_staged_cluster_kernel");
-  cuda::check_launch("norm_forward_staged_cluster_kernel");
+  cuda::Launch launch(p.blocks, p.threads, kStagedClusterDepth * p.tile_bytes);
+  launch.cluster(p.blocks);
+  const auto clusters = std::min<std::int64_t>(a.rows, launch.resident(kernel));
+  launch.grid(static_cast<unsigned>(clusters * p.blocks)).run(kernel, "norm_forward_staged_cluster_kernel", a, p);
 }
 
 }  // namespace

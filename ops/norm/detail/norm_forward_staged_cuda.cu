@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <climits>
 
-#include <mica/core/cuda/device.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_staged_cuda.cuh>
 
 // Staged rows of which a warp has several, or a block one.
@@ -240,21 +238,15 @@ __global__ void __launch_bounds__(kBlock ? kStagedBlock : kStagedWarps* kWarp, k
 template <class N, class T, class W, int K, int kSure, int kLanes, bool kBlock>
 void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
   const auto kernel = norm_forward_staged_kernel<N, T, W, K, kSure, kLanes, kBlock>;
-  const int shared = p.teams * kStagedDepth * p.tile_bytes;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-              "cudaFuncSetAttribute");
-  int resident = 0;
-  cuda::check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, p.threads * p.teams, shared),
-              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  cuda::Launch launch(1, dim3(p.threads, p.teams), p.teams * kStagedDepth * p.tile_bytes);
   const std::int64_t tile_rows = std::int64_t{p.tile_rows} * p.teams;  // of a block
-  const std::int64_t most_blocks = std::int64_t{resident} * kTurns<N, kBlock> * cuda::multiprocessor_count();
+  const std::int64_t most_blocks = std::int64_t{kTurns<N, kBlock>} * launch.resident(kernel);
   constexpr std::int64_t kMostRows = INT_MAX / 2;  // the kernel counts them in int
   for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
     const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
     const std::int64_t blocks = std::min((part.rows + tile_rows - 1) / tile_rows, most_blocks);
-    kernel<<<static_cast<unsigned>(blocks), dim3(p.threads, p.teams), shared, cuda::current_stream()>>>(
-        part, p, static_cast<int>(blocks * tile_rows));
-    cuda::check_launch("norm_forward_staged_kernel");
+    launch.grid(static_cast<unsigned>(blocks))
+        .run(kernel, "norm_forward_staged_kernel", part, p, static_cast<int>(blocks * tile_rows));
   }
 }
 

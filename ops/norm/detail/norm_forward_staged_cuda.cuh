@@ -17,9 +17,6 @@
 #include <climits>
 #include <type_traits>
 
-#include <mica/core/cuda/device.h>
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {

@@ -515,12 +515,10 @@ void launch(const Product& a, const T* x) {
   const int most_bytes = std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
   const int strips = (a.columns + kStrip - 1) / kStrip;
   const Split split = split_for(strips, (a.rows + kStep - 1) / kStep, kMaxWarps<kBits>, most_bytes);
-  const auto kernel = few_rows_tensor_kernel<T, kBits, kTiles>;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, split.warps * bytes),
-              "cudaFuncSetAttribute");
   cuda::Launch(dim3(split.splits, strips), dim3(split.warps * kWarp), split.warps * bytes)
       .cluster(split.splits)
-      .run(kernel, "few_rows_tensor_kernel", a, x, Sizes::of<Stage<kBits, kTiles>>(a));
+      .run(few_rows_tensor_kernel<T, kBits, kTiles>, "few_rows_tensor_kernel", a, x,
+           Sizes::of<Stage<kBits, kTiles>>(a));
 }
 
 }  // namespace

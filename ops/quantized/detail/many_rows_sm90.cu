@@ -434,15 +434,12 @@ void launch(const Tensor& x, Work a) {
                                                    .box_length = kStrip}),
                   .scales = map_of_factors(a.grids.scale),
                   .zeros = map_of_factors(a.grids.zero)};
-  const auto kernel = many_rows_tensor_kernel<T, kBits, kRows>;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes),
-              "cudaFuncSetAttribute");
   cuda::Launch grid(dim3(splits, strips, blocks), dim3(kThreads), P::kBytes);
   grid.cluster(in_cluster);
   if (clusters > 1) {
     grid.dependent();
   }
-  grid.run(kernel, "many_rows_tensor_kernel", a, maps);
+  grid.run(many_rows_tensor_kernel<T, kBits, kRows>, "many_rows_tensor_kernel", a, maps);
 }
 
 template <class T, int kBits>

@@ -118,15 +118,6 @@ constexpr LaunchNames kBackwardNames{"softmax_backward_held", "softmax_backward_
 template <class Kernel, class... Arguments>
 void launch(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
             const Arguments&... arguments) {
-  if (shared_bytes > (48 << 10)) {
-    cuda::check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-        "cudaFuncSetAttribute");
-  }
-  if (plan.cluster > 8) {
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                "cudaFuncSetAttribute");
-  }
   const std::int64_t blocks = (rows + plan.rows - 1) / plan.rows * plan.cluster;
   cuda::Launch(rows::grid_of(blocks), dim3(plan.threads, plan.rows), shared_bytes)
       .cluster(plan.cluster)

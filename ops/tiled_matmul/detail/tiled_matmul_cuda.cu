@@ -215,13 +215,9 @@ void multiply_mma(const TiledMatmulArgs& args) {
   const Matrix b = matrix_of(args.b);
   const Product product = product_of(args, kTile, kTile);
   on_lines(a, b, [&]<Lines kA, Lines kB>() {
-    const auto kernel = tiled_matmul_mma_kernel<T, kA, kB>;
-    constexpr int kBytes = kStages * sizeof(Stage<kA, kB>);
-    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-                "cudaFuncSetAttribute");
-    cuda::Launch(product.order.size(), kThreads, kBytes)
-        .run(kernel, "tiled_matmul_mma_kernel", Source(args.a, a), Source(args.b, b), args.y.data<T>(), product,
-             static_cast<float>(slope_of(args.activation)));
+    cuda::Launch(product.order.size(), kThreads, kStages * sizeof(Stage<kA, kB>))
+        .run(tiled_matmul_mma_kernel<T, kA, kB>, "tiled_matmul_mma_kernel", Source(args.a, a), Source(args.b, b),
+             args.y.data<T>(), product, static_cast<float>(slope_of(args.activation)));
   });
 }
 

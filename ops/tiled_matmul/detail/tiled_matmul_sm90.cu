@@ -109,13 +109,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T, class P, Lines kA, Lines kB>
 void launch(const TiledMatmulArgs& args) {
   const Sizes sizes = sizes_of<P>(args.y.size(0), args.y.size(1), args.a.size(1));
-  const auto kernel = tiled_matmul_kernel<T, P, kA, kB>;
-  constexpr int kBytes = sizeof(Shared<P>);
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-              "cudaFuncSetAttribute");
-  cuda::Launch(blocks_for<P>(sizes), kThreads, kBytes)
+  cuda::Launch(blocks_for<P>(sizes), kThreads, sizeof(Shared<P>))
       .cluster(P::kCluster)
-      .run(kernel, "tiled_matmul_kernel", map_of_a<P, kA>(args.a), map_of_b<P, kB>(args.b),
+      .run(tiled_matmul_kernel<T, P, kA, kB>, "tiled_matmul_kernel", map_of_a<P, kA>(args.a), map_of_b<P, kB>(args.b),
            map_of(args.y, matrix_of(args.y), kConsumerRows), sizes, static_cast<float>(slope_of(args.activation)));
 }
 
