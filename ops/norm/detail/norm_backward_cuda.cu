@@ -137,14 +137,12 @@ void launch_backward(BackwardRows<T, W> a, Device device) {
   }
   const NormBackwardPlan plan = plan_of(a, kCentered, GradientSource::y);
   if (plan.kernel == NormBackwardKernel::looped) {
-    backward_looped<kCentered>(a, plan);
+    backward_not_streamed<kCentered>(a, plan);
     return backward_parameters<kCentered>(a, device);
   }
   const Tensor partials = allocate_partials(a, plan.partial_rows, device);
-  if (plan.kernel == NormBackwardKernel::held) {
-    backward_held<kCentered>(a, plan);
-  } else if (plan.kernel == NormBackwardKernel::staged) {
-    backward_staged<kCentered>(a, plan);
+  if (plan.kernel != NormBackwardKernel::streamed) {
+    backward_not_streamed<kCentered>(a, plan);
   } else if constexpr (sizeof(T) <= sizeof(float)) {
     backward_streamed<NormBackwardPolicy<kCentered, GradientSource::y>>(a, plan);
   }

@@ -102,16 +102,8 @@ void backward_parameters(BackwardRows<T, W> a, Device device);
 template <class Policy, class T, class W>
 void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
 
-/// Stage 1 with rows in registers: dx, and partials as planned.
+/// Stage 1 with rows that do not: dx, and partials as planned; with rows of any length, dx alone.
 template <bool kCentered, class T, class W>
-void backward_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
-
-/// The same with rows of single elements on their way through shared memory.
-template <bool kCentered, class T, class W>
-void backward_staged(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
-
-/// dx alone, of rows of any length.
-template <bool kCentered, class T, class W>
-void backward_looped(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
+void backward_not_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
 
 }  // namespace mica::kernels::norm_cuda

@@ -5,6 +5,7 @@
 // property of the chip, and not on the load.
 
 #include <cstdint>
+#include <iterator>
 
 #include <mica/ops/detail/stream_plan.h>
 
@@ -58,6 +59,7 @@ struct HeldLayout {
   int elements;
 
   constexpr int rows() const { return block / threads; }  // at once
+  bool operator==(const HeldLayout&) const = default;
 };
 
 /// By row length; `size` is that of an element in bytes. packs: of 16 bytes, of which fewer threads read several each
@@ -77,21 +79,23 @@ constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, boo
                                  : HeldLayout{512, 512, most};
 }
 
-/// The same for rows that come through shared memory. The threads that share a row are those of held_layout(), so that
-/// sums are the same.
+/// The same for rows that come through shared memory. A row gets the first layout that is long enough. The threads that
+/// share it are those of held_layout(), so that sums are the same.
 struct StagedLayout {
   HeldLayout held;
   int blocks;  // that a multiprocessor has room for
+
+  constexpr int columns() const { return held.threads * held.elements; }  // at most
 };
-constexpr StagedLayout staged_layout(std::int64_t columns) {
-  return columns <= 384    ? StagedLayout{{128, 128, 3}, 9}
-         : columns <= 512  ? StagedLayout{{128, 128, 4}, 8}
-         : columns <= 768  ? StagedLayout{{128, 128, 6}, 7}
-         : columns <= 896  ? StagedLayout{{128, 128, 7}, 7}
-         : columns <= 1024 ? StagedLayout{{128, 128, 8}, 6}
-         : columns <= 2048 ? StagedLayout{{256, 256, 8}, 3}
-         : columns <= 4096 ? StagedLayout{{256, 256, 16}, 2}
-                           : StagedLayout{{512, 512, 16}, 1};
+inline constexpr StagedLayout kStagedLayouts[] = {{{128, 128, 3}, 9},  {{128, 128, 4}, 8}, {{128, 128, 6}, 7},
+                                                  {{128, 128, 7}, 7},  {{128, 128, 8}, 6}, {{256, 256, 8}, 3},
+                                                  {{256, 256, 16}, 2}, {{512, 512, 16}, 1}};
+constexpr const StagedLayout& staged_layout(std::int64_t columns) {
+  const StagedLayout* layout = kStagedLayouts;
+  while (layout->columns() < columns && layout + 1 < std::end(kStagedLayouts)) {
+    ++layout;
+  }
+  return *layout;
 }
 
 /// How dweight and dbias alone are computed.

@@ -1,0 +1,248 @@
+#pragma once
+
+// What the threads have that hold rows in a norm's backward: their places, their elements, and the sums over the row
+// and over columns. V is the number of columns in a pack.
+
+#include <cstdint>
+
+#include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+
+namespace mica::kernels::norm_cuda {
+
+/// A block of kBlock threads works on kRows rows at once; kThreads share a row, each with kElements of it in registers.
+template <int kThreads_, int kBlock_, int kElements_>
+struct Layout {
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kBlock = kBlock_;
+  static constexpr int kElements = kElements_;
+  static constexpr int kRows = kBlock / kThreads;
+  static constexpr int kColumns = kThreads * kElements;  // the longest row that fits
+  static constexpr int kWarps = kBlock / kWarp;
+  static constexpr bool kOneWarp = kThreads <= kWarp;  // or a part of one shares a row: its lanes can sum it alone
+  static constexpr int kLanes = kOneWarp ? kThreads : kWarp;
+  static_assert(kOneWarp || kRows == 1);
+};
+
+/// f(i, column, inside) for each of the thread's packs: number i starts at `column`; `inside` says whether a row of
+/// `columns` reaches that far.
+template <class L, int V, class F>
+__device__ void for_packs(std::int64_t columns, F f) {
+  const int lane = threadIdx.x % L::kThreads;
+  const int end = static_cast<int>(columns < L::kColumns ? columns : L::kColumns);
+#pragma unroll
+  for (int i = 0; i < L::kElements / V; ++i) {
+    const int column = (i * L::kThreads + lane) * V;
+    f(i, column, column < end);
+  }
+}
+
+/// The thread's share of a row; zeros past its end.
+template <class L, int V, class T>
+__device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
+  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    if (inside) {
+      packs[i] = load<V>(row + column);
+    } else {
+      packs[i] = {};
+    }
+  });
+}
+
+template <class S>
+struct Sums {
+  S g;   // Σ g, g = dy · weight; 0 if x̂ is not centered
+  S gx;  // Σ g · x̂
+};
+
+/// Where a row's threads add up their sums. Two buffers are used in turn, so that one barrier a row is enough.
+template <bool kCentered, class S, class L>
+class RowMeans {
+ public:
+  struct Shared {
+    Sums<S> of_warps[2][L::kOneWarp ? 1 : L::kWarps];
+  };
+
+  __device__ explicit RowMeans(Shared& shared) : shared_(shared) {}
+
+  /// The sums over a row of so many columns, divided by its length, from those of its threads.
+  __device__ Sums<S> of(const Sums<S>& mine, std::int64_t columns) {
+    Sums<S> row = sum<L::kLanes>(mine);
+    if constexpr (!L::kOneWarp) {
+      row = sum<kWarp>(swap(row));
+    }
+    const S length = static_cast<S>(columns);
+    return {kCentered ? row.g / length : S(0), row.gx / length};
+  }
+
+ private:
+  template <int kLanes>
+  __device__ static Sums<S> sum(const Sums<S>& of_lane) {
+    return {kCentered ? sum_lanes<kLanes>(of_lane.g) : S(0), sum_lanes<kLanes>(of_lane.gx)};
+  }
+
+  // Leaves the warp's sums; returns those of warp number `lane`.
+  __device__ Sums<S> swap(const Sums<S>& mine) {
+    const int lane = threadIdx.x % kWarp;
+    turn_ ^= 1;
+    if (lane == 0) {
+      shared_.of_warps[turn_][threadIdx.x / kWarp] = mine;
+    }
+    __syncthreads();
+    return lane < L::kWarps ? shared_.of_warps[turn_][lane] : Sums<S>{0, 0};
+  }
+
+  Shared& shared_;
+  int turn_ = 0;
+};
+
+// What a thread's columns of all its rows add up to.
+template <bool kCentered, class S, class L>
+struct ColumnSums {
+  S dweight[L::kElements] = {};
+  S dbias[kCentered ? L::kElements : 1] = {};
+
+  __device__ void add(int k, S dy, S x_hat) {
+    dweight[k] += dy * x_hat;
+    if constexpr (kCentered) {
+      dbias[k] += dy;
+    }
+  }
+};
+
+struct NoColumnSums {
+  template <class S>
+  __device__ void add(int, S, S) {}
+};
+
+// A thread's elements of a row, or of a piece of one: zeros where it has none.
+template <bool kCentered, class T, class L, int V>
+struct Elements {
+  using S = Accumulate<T>;
+  static constexpr int kPacks = L::kElements / V;
+  S x_hat[L::kElements];
+  S g[L::kElements];
+
+  // Sets them, and adds them to the row's sums and to the columns'.
+  template <class W, class Columns>
+  __device__ void set(const Pack<T, V> (&xs)[kPacks], const Pack<T, V> (&dys)[kPacks],
+                      const Pack<W, V> (&weights)[kPacks], const Statistics<T, kCentered>& statistics, Sums<S>& sums,
+                      Columns& columns) {
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+      const S dy = static_cast<S>(dys[k / V].at[k % V]);
+      x_hat[k] = statistics.x_hat(static_cast<S>(xs[k / V].at[k % V]));
+      g[k] = dy * static_cast<S>(weights[k / V].at[k % V]);
+      if constexpr (kCentered) {
+        sums.g += g[k];
+      }
+      sums.gx += g[k] * x_hat[k];
+      columns.add(k, dy, x_hat[k]);
+    }
+  }
+
+  // Of element number k; means are those of the row's sums.
+  __device__ S dx(int k, const Sums<S>& means, S rstd) const {
+    const S centered = kCentered ? g[k] - means.g : g[k];
+    return (centered - x_hat[k] * means.gx) * rstd;
+  }
+
+  __device__ Pack<T, V> dx_pack(int i, const Sums<S>& means, S rstd) const {
+    S values[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      values[j] = dx(i * V + j, means, rstd);
+    }
+    return pack_of<T>(values);
+  }
+};
+
+// Writes the block's row of partials: the sum of its threads' `mine` over the rows they work on at once.
+template <class L, int V, class S>
+__device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kElements], S* shared) {
+  S* const partial = partials + blockIdx.x * columns;
+  if constexpr (L::kRows == 1) {
+    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+      if (inside) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          partial[column + j] = mine[i * V + j];
+        }
+      }
+    });
+  } else {
+#pragma unroll
+    for (int k = 0; k < L::kElements; ++k) {
+#pragma unroll
+      for (int step = L::kThreads; step < kWarp; step *= 2) {
+        mine[k] += __shfl_xor_sync(kAllLanes, mine[k], step);
+      }
+    }
+    __syncthreads();  // whoever read `shared` before is done
+    if (threadIdx.x % kWarp < L::kThreads) {
+      S* const own = shared + threadIdx.x / kWarp * L::kColumns;
+      for_packs<L, V>(columns, [&](int i, int column, bool) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          own[column + j] = mine[i * V + j];
+        }
+      });
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < columns; column += L::kBlock) {
+      S sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < L::kWarps; ++warp) {
+        sum += shared[warp * L::kColumns + column];
+      }
+      partial[column] = sum;
+    }
+  }
+}
+
+template <bool kCentered, class T, class W, class L, int V, class S>
+__device__ void write_partials(const BackwardRows<T, W>& a, ColumnSums<kCentered, S, L>& sums, S* shared) {
+  if (a.dweights != nullptr) {
+    write_partial<L, V>(a.dweights, a.columns, sums.dweight, shared);
+  }
+  if constexpr (kCentered) {
+    if (a.dbiases != nullptr) {
+      write_partial<L, V>(a.dbiases, a.columns, sums.dbias, shared);
+    }
+  }
+}
+
+// The weights of the thread's share of a row, from column `begin` on; zeros past its end.
+template <class L, int V, class W>
+__device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t columns,
+                             Pack<W, V> (&packs)[L::kElements / V]) {
+  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    packs[i] = {};
+    if (inside) {
+      packs[i] = load_or<V>(weight, begin + column, 1);
+    }
+  });
+}
+
+// The same for threads with few registers left: whether there are weights is asked once, so that no load waits for a
+// branch. Past the row's end they may be ones.
+template <class L, int V, class W>
+__device__ void load_weights_at_once(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
+  const bool ones = weight == nullptr;
+  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    packs[i] = {};
+    if (inside && !ones) {
+      packs[i] = load<V>(weight + column);
+    }
+  });
+  if (ones) {
+#pragma unroll
+    for (Pack<W, V>& pack : packs) {
+#pragma unroll
+      for (W& value : pack.at) {
+        value = static_cast<W>(1.0f);
+      }
+    }
+  }
+}
+
+}  // namespace mica::kernels::norm_cuda
