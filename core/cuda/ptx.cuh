@@ -161,23 +161,12 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&pairs)[4], const
 
 // Counters in global memory by which blocks synchronize.
 
-/// Adds to *p and returns the old value. Threads that add later, or read the sum with load_acquire, see what this
-/// thread wrote before; this thread sees what earlier adders wrote before.
+/// Adds to *p and returns the old value. Threads that add later see what this thread wrote before; this thread sees
+/// what earlier adders wrote before.
 __device__ inline int exchange_add(int* p, int value) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
   return before;
-}
-
-/// Adds to *p. Threads that then read the sum with load_acquire see what this thread wrote before.
-__device__ inline void release_add(int* p, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
-}
-
-__device__ inline int load_acquire(const int* p) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
-  return value;
 }
 
 // The following functions need compute capability 9.0: the host checks device_has_clusters(). On older GPUs they trap.
@@ -201,6 +190,12 @@ __device__ inline void arrive_in_cluster_relaxed() {
   MICA_PTX_90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ inline void wait_for_cluster() { MICA_PTX_90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+/// Like __syncthreads() for all blocks of the cluster, whose writes all of them then see.
+__device__ inline void meet_in_cluster() {
+  arrive_in_cluster();
+  wait_for_cluster();
+}
 
 /// The address of the same shared variable in another block of the cluster.
 __device__ inline std::uint32_t address_in_block(const void* p, int rank) {
