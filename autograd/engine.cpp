@@ -46,8 +46,9 @@ class Places {
         if (edge.node == nullptr) {
           continue;
         }
-        find(edge.node.get());
-        if (const std::shared_ptr<Slot> leaf = edge.node->leaf(); leaves.contains(leaf.get())) {
+        if (!edge.node->edges.empty()) {
+          find(edge.node.get());
+        } else if (const std::shared_ptr<Slot> leaf = edge.node->leaf(); leaves.contains(leaf.get())) {
           const auto [at, is_new] = early_.try_emplace(edge.node.get(), edge.node, node->sequence());
           at->second.oldest_use = std::min(at->second.oldest_use, node->sequence());
         }
@@ -56,7 +57,7 @@ class Places {
   }
 
   std::uint64_t of(const Node& node) const {
-    if (!early_.empty()) {
+    if (!early_.empty() && node.edges.empty()) {  // as leaves' accumulators
       if (const auto at = early_.find(&node); at != early_.end()) {
         return 2 * at->second.oldest_use - 1;
       }
