@@ -27,7 +27,8 @@ struct Trained {
 };
 
 // The buffer of a bucket has the gradients, each aligned to 16 bytes, and then for each a 1 if the rank had one, else
-// 0. So it needs no further collective to tell which parameters have a gradient on some rank.
+// 0, so that no further collective has to tell which parameters have a gradient on some rank. What lies between the
+// gradients is reduced with them and never read.
 struct Bucket {
   DType dtype;
   Device device;
@@ -150,6 +151,7 @@ DataParallel::State::State(const nn::Module& module, const Group& ranks, const D
       bucket_of[i] = b;
     }
   }
+  hooks.reserve(trained.size());
   for (std::size_t i = 0; i < trained.size(); ++i) {
     hooks.push_back(trained[i].tensor.register_post_accumulate_grad_hook([this, i](const Tensor&) { arrived(i); }));
   }
@@ -203,11 +205,6 @@ void DataParallel::State::start(Bucket& bucket) {
       copy_into(part_of(buffer, shape, parameter.offset), gradient);
     } else {
       fill_data(part_of(buffer, shape, parameter.offset), 0);
-    }
-    const std::int64_t end = parameter.offset + parameter.tensor.numel();
-    const std::int64_t gap = parameter.offset + aligned(parameter.tensor.numel(), bucket.dtype) - end;
-    if (gap > 0) {
-      fill_data(part_of(buffer, {gap}, end), 0);
     }
   }
   if (std::find(flags.begin(), flags.end(), 0.0F) == flags.end()) {

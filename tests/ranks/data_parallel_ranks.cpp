@@ -157,6 +157,9 @@ TEST(DataParallelRanks, ReductionsStartDuringBackward) {
   });
   sum(model->rest(h)).backward();
   EXPECT_EQ(started, group.size() > 1 ? 6 : 0);  // all but the weight and bias of fc1
+  for (const auto& [name, parameter] : model->named_parameters()) {
+    EXPECT_EQ(parameter.grad().defined(), group.size() == 1) << name;  // on its way
+  }
   parallel.wait();
 }
 
