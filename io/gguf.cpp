@@ -185,18 +185,16 @@ void save_gguf(const std::filesystem::path& path, const StateDict& tensors, cons
   GgufWriter(path, options).write(tensors, metadata);
 }
 
-StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options) {
+StateDict detail::read_gguf_tensors(const InputFile& file, const GgufHeader& header, const GgufLoadOptions& options) {
   check(is_floating(options.dequantized), "load_gguf: expected a floating dtype for quantized tensors, got {}",
         options.dequantized);
-  const InputFile file(path);
-  const detail::GgufHeader header = detail::read_gguf_header(file);
   const auto map = options.mapped ? std::make_shared<MappedFile>(file, true) : nullptr;
-  ProgressTask progress("reading " + path.filename().string(), data_bytes(header.tensors));
+  ProgressTask progress("reading " + file.path().filename().string(), data_bytes(header.tensors));
   StateDict tensors;
   for (const GgufTensor& entry : header.tensors) {
     const bool is_mapped = map != nullptr && !is_quantized(entry.type);
-    Tensor tensor = is_mapped ? detail::mapped_tensor(map, entry.begin, entry.shape, dtype_of(entry.type))
-                              : read_tensor(file, entry);
+    Tensor tensor =
+        is_mapped ? mapped_tensor(map, entry.begin, entry.shape, dtype_of(entry.type)) : read_tensor(file, entry);
     progress.advance(static_cast<std::int64_t>(entry.bytes));
     const DType dtype = is_quantized(entry.type) ? options.dequantized : tensor.dtype();
     if (dtype != tensor.dtype() || !options.device.is_cpu()) {
@@ -205,6 +203,11 @@ StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& op
     tensors.emplace(entry.name, tensor);
   }
   return tensors;
+}
+
+StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options) {
+  const InputFile file(path);
+  return detail::read_gguf_tensors(file, detail::read_gguf_header(file), options);
 }
 
 GgufMetadata load_gguf_metadata(const std::filesystem::path& path) {

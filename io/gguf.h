@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include <mica/io/tokenizer.h>
 #include <mica/nn/state_dict.h>
 
 namespace mica::io {
@@ -59,6 +60,29 @@ StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& op
 
 /// Reads the metadata only. Validates as load_gguf does.
 GgufMetadata load_gguf_metadata(const std::filesystem::path& path);
+
+/// Whether a file's metadata have a tokenizer, supported or not.
+bool has_gguf_tokenizer(const GgufMetadata& metadata);
+
+/// The tokenizer in a file's metadata: byte-level byte-pair encoding ("gpt2" as tokenizer.ggml.model) whose words
+/// (tokenizer.ggml.pre) are those of GPT-2 ("gpt-2"), SmolLM ("smollm"), Llama 3 ("llama-bpe", "smaug-bpe") or Qwen 2
+/// to 3
+/// ("qwen2", "deepseek-r1-qwen"), or have one of several names that llama.cpp takes for the same. Throws an Error that
+/// starts with `what` and names the key, also for what is not supported, such as SentencePiece ("llama").
+///
+/// It gives llama.cpp's tokens, but for texts that are not in Unicode's normalization form C: of "qwen2", mica brings
+/// them into it as Qwen's own tokenizers do, and llama.cpp does not.
+Tokenizer gguf_tokenizer(const GgufMetadata& metadata, const std::string& what);
+
+/// The tokens that end a text by a file's metadata, sorted: its eos, eot and eom tokens, and control tokens with the
+/// usual names of such, "<|endoftext|>", "<|im_end|>", "<|eot_id|>" and others. Nothing without a tokenizer; it need
+/// not be a supported one.
+std::vector<std::int64_t> gguf_end_tokens(const GgufMetadata& metadata);
+
+/// A tokenizer as gguf_tokenizer() reads it, for a model with `vocabulary` tokens: llama.cpp wants as many, so the
+/// missing ones are there without text ("[PAD7]", unused). Throws an Error for what GGUF cannot say: pieces of words, a
+/// space added before a text, tokens around a text other than bos and eos, added tokens that take spaces.
+GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary);
 
 /// How each tensor is stored.
 std::map<std::string, GgufType> load_gguf_types(const std::filesystem::path& path);

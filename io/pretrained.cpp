@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/file.h>
 #include <mica/io/json.h>
@@ -347,6 +348,31 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
   write_text(folder / kConfig, to_json({config}));
 }
 
+// The entries of both; of the second one where both have a key.
+GgufMetadata united(GgufMetadata a, const GgufMetadata& b) {
+  for (const auto& [key, value] : b) {
+    a.insert_or_assign(key, value);
+  }
+  return a;
+}
+
+template <class Config>
+GgufMetadata model_metadata(const Config& config, const GgufMetadata& more) {
+  GgufMetadata all = detail::gguf_metadata(config);
+  all["tokenizer.ggml.model"] = std::string("none");  // llama.cpp loads no model without this key
+  return united(std::move(all), more);
+}
+
+template <class Model>
+StateDict gguf_tensors(const Model& model) {
+  StateDict tensors;
+  for (const auto& [name, tensor] : file_state(model)) {
+    const detail::GgufParameter parameter = detail::gguf_parameter(model.config, name, tensor);
+    tensors.emplace(parameter.name, parameter.tensor);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
@@ -381,7 +407,7 @@ PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadO
     const detail::GgufModel model = detail::load_gguf_model(folder, options.dtype.value_or(float32), what);
     LoadOptions of_model = options;
     of_model.dtype = options.dtype.value_or(model.dtype);
-    return build(model.config, model.tensors, of_model, what);
+    return std::visit([&](const auto& c) { return build(c, model.tensors, of_model, what); }, model.config);
   }
   const PretrainedConfig config = load_pretrained_config(folder);
   const StateDict files = load_pretrained_tensors(folder);
@@ -400,19 +426,23 @@ void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder,
 }
 void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata,
                const GgufSaveOptions& options) {
-  GgufMetadata all = detail::gguf_metadata(model.config);
-  for (const auto& [key, value] : metadata) {
-    all.insert_or_assign(key, value);
-  }
-  StateDict tensors;
-  for (const auto& [name, tensor] : file_state(model)) {
-    const detail::GgufParameter parameter = detail::gguf_parameter(model.config, name, tensor);
-    tensors.emplace(parameter.name, parameter.tensor);
-  }
+  StateDict tensors = gguf_tensors(model);
   if (const auto divisors = detail::gguf_frequency_divisors(model.config)) {
     tensors.emplace(divisors->name, divisors->tensor);
   }
-  save_gguf(path, tensors, all, options);
+  save_gguf(path, tensors, model_metadata(model.config, metadata), options);
+}
+void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const GgufMetadata& metadata,
+               const GgufSaveOptions& options) {
+  save_gguf(path, gguf_tensors(model), model_metadata(model.config, metadata), options);
+}
+void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const Tokenizer& tokenizer,
+               const GgufMetadata& metadata, const GgufSaveOptions& options) {
+  save_gguf(path, model, united(gguf_metadata(tokenizer, model.config.vocab), metadata), options);
+}
+void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const Tokenizer& tokenizer,
+               const GgufMetadata& metadata, const GgufSaveOptions& options) {
+  save_gguf(path, model, united(gguf_metadata(tokenizer, model.config.vocab), metadata), options);
 }
 void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder, const SaveOptions& options) {
   std::visit([&](const auto& m) { save_model(m, folder, options); }, model);

@@ -11,6 +11,7 @@
 
 #include <mica/io/gguf.h>
 #include <mica/io/pretrained_config.h>
+#include <mica/io/tokenizer.h>
 #include <mica/nn/state_dict.h>
 
 namespace mica::io {
@@ -52,7 +53,8 @@ using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
 /// the embedding.
 ///
 /// The path may also be a file that ends in .gguf, of llama.cpp, with an nn::Llama of the architecture llama, qwen2 or
-/// qwen3. All parameters get options.dtype, or else the dtype of the embedding (float32 if it is quantized).
+/// qwen3, or an nn::GPT of gpt2. All parameters get options.dtype, or else the dtype of the embedding (float32 if it is
+/// quantized).
 ///
 /// Throws an Error that names the file and what is wrong with it, or lists all tensors that are missing, unexpected or
 /// of another shape. Before memory is allocated for a model, its size by config.json is compared with the files'.
@@ -85,9 +87,21 @@ void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder,
 void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder,
                      const SaveOptions& options = {});
 
-/// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is
-/// added, such as the tokenizer, which llama.cpp expects. Throws an Error for what it does not have: dynamic scaling.
+/// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
+/// and replaces entries with the same keys. Without a tokenizer in it, llama.cpp takes numbers of tokens alone. Throws
+/// an Error for what llama.cpp does not have: dynamic scaling of rotary embeddings, a GPT without biases or with exact
+/// GELU.
 void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata = {},
+               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
+void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const GgufMetadata& metadata = {},
+               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
+
+/// The same with a tokenizer, which Tokenizer::load() reads: see gguf_metadata() in io/gguf.h for the errors.
+void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const Tokenizer& tokenizer,
+               const GgufMetadata& metadata = {},
+               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
+void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const Tokenizer& tokenizer,
+               const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 
 template <class Model>

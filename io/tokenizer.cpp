@@ -8,8 +8,10 @@
 #include <mica/core/check.h>
 #include <mica/core/parallel.h>
 #include <mica/core/progress.h>
+#include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/file.h>
+#include <mica/io/gguf.h>
 #include <mica/io/text.h>
 #include <mica/io/tokenizer.h>
 
@@ -187,11 +189,47 @@ void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScrat
   });
 }
 
+namespace detail {
+
+Tokenizer TokenizerParts::tokenizer(TokenizerDescription description, TokenizerSettings settings,
+                                    const std::string& what) {
+  return Tokenizer(std::make_shared<Tokenizer::State>(std::move(description), std::move(settings), what));
+}
+
+TokenizerDescription TokenizerParts::description(const Tokenizer& tokenizer) {
+  const Tokenizer::State& state = *tokenizer.state_;
+  TokenizerDescription result;
+  result.vocabulary = Vocabulary(state.vocabulary.entries(), "tokenizer");
+  result.word_piece = state.word_piece;
+  result.merges = state.encoder.merges();
+  result.ignore_merges = state.encoder.ignores_merges();
+  result.is_nfc = state.is_nfc;
+  result.bert = state.bert;
+  result.pre_tokenizer = state.pre_tokenizer;
+  for (const auto& [id, token] : state.added) {
+    result.added_tokens.push_back(token);
+    result.added_tokens.back().content = state.vocabulary[id].text;  // before it was normalized
+  }
+  result.before = state.before;
+  result.after = state.after;
+  return result;
+}
+
+const TokenizerSettings& TokenizerParts::settings(const Tokenizer& tokenizer) { return tokenizer.state_->settings; }
+
+}  // namespace detail
+
 bool Tokenizer::is_in(const std::filesystem::path& folder) {
+  if (detail::is_gguf(folder)) {
+    return has_gguf_tokenizer(load_gguf_metadata(folder));
+  }
   return is_there(folder / "tokenizer.json") || (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
+  if (detail::is_gguf(folder)) {
+    return gguf_tokenizer(load_gguf_metadata(folder), "load: " + folder.string());
+  }
   detail::TokenizerSettings settings;
   if (const auto path = folder / "tokenizer_config.json"; is_there(path)) {
     settings = detail::tokenizer_settings(read_json(path, kLargestFile), "load: " + path.string());
@@ -213,7 +251,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
       is_one_file ? detail::describe_tokenizer(read_json(path, kLargestFile), what)
                   : detail::describe_tokenizer(read_json(vocabulary_path, kLargestFile),
                                                checked_text(folder / "merges.txt"), settings, what);
-  return Tokenizer(std::make_shared<State>(std::move(description), std::move(settings), what));
+  return detail::TokenizerParts::tokenizer(std::move(description), std::move(settings), what);
 }
 
 Tokenizer Tokenizer::parse(std::string_view tokenizer, std::string_view config, const std::string& what) {
@@ -221,8 +259,8 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer, std::string_view config, 
   if (!config.empty()) {
     settings = detail::tokenizer_settings(parse_json(config, what), what);
   }
-  return Tokenizer(std::make_shared<State>(detail::describe_tokenizer(parse_json(tokenizer, what), what),
-                                           std::move(settings), what));
+  return detail::TokenizerParts::tokenizer(detail::describe_tokenizer(parse_json(tokenizer, what), what),
+                                           std::move(settings), what);
 }
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -327,6 +365,13 @@ std::vector<std::int64_t> Tokenizer::special_tokens() const {
 std::optional<std::int64_t> Tokenizer::bos_token() const { return state_->id_of(state_->settings.bos_token); }
 std::optional<std::int64_t> Tokenizer::eos_token() const { return state_->id_of(state_->settings.eos_token); }
 std::optional<std::int64_t> Tokenizer::pad_token() const { return state_->id_of(state_->settings.pad_token); }
+std::vector<std::int64_t> Tokenizer::end_tokens() const {
+  std::vector<std::int64_t> tokens = state_->settings.end_tokens;
+  if (const auto eos = eos_token(); eos && std::find(tokens.begin(), tokens.end(), *eos) == tokens.end()) {
+    tokens.insert(std::upper_bound(tokens.begin(), tokens.end(), *eos), *eos);
+  }
+  return tokens;
+}
 const std::string& Tokenizer::chat_template() const { return state_->settings.chat_template; }
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, DecodeOptions options)

@@ -1,7 +1,7 @@
 #pragma once
 
-// Tokenizers of pretrained language models, from the files of a Hugging Face folder: byte-level byte-pair encoding as
-// GPT-2, Llama 3, Qwen 2 to 3 and SmolLM use it, and BERT's pieces of words.
+// Tokenizers of pretrained language models, from the files of a Hugging Face folder or a GGUF file: byte-level
+// byte-pair encoding as GPT-2, Llama 3, Qwen 2 to 3 and SmolLM use it, and BERT's pieces of words.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +13,10 @@
 #include <vector>
 
 namespace mica::io {
+
+namespace detail {
+struct TokenizerParts;
+}
 
 struct EncodeOptions {
   bool add_special_tokens = true;    ///< those that the tokenizer places around a text, such as Llama 3's first token
@@ -28,10 +32,11 @@ struct DecodeOptions {
 /// Copies share their data. All members may be called from several threads at once.
 class Tokenizer {
  public:
-  /// Reads tokenizer.json, or vocab.json and merges.txt, of a folder, and tokenizer_config.json if it is there. Throws
-  /// an Error that names the file and says what is wrong with it or not supported.
+  /// Reads tokenizer.json, or vocab.json and merges.txt, of a folder, and tokenizer_config.json if it is there. The
+  /// path may also be a file that ends in .gguf: see gguf_tokenizer() in io/gguf.h. Throws an Error that names the file
+  /// and says what is wrong with it or not supported.
   static Tokenizer load(const std::filesystem::path& folder);
-  /// Whether a folder has files for load().
+  /// Whether a folder has files for load(), or a GGUF file has a tokenizer, of whatever kind.
   static bool is_in(const std::filesystem::path& folder);
   /// Reads the text of a tokenizer.json, and of a tokenizer_config.json if it is not empty. Errors start with `what`.
   static Tokenizer parse(std::string_view tokenizer, std::string_view config, const std::string& what);
@@ -49,7 +54,7 @@ class Tokenizer {
   /// The bytes of one token, which need not be complete characters.
   std::string_view token_bytes(std::int64_t token) const;
 
-  /// The largest token plus one. A model's vocabulary may be larger.
+  /// The largest token plus one. A model's vocabulary may be larger; a GGUF file fills it with tokens without text.
   std::int64_t vocabulary_size() const;
   bool has_token(std::int64_t token) const;
   /// Of a token as tokenizer.json has it: "Ġthe", "<|eot_id|>".
@@ -58,15 +63,19 @@ class Tokenizer {
   /// Special tokens in the order of their numbers.
   std::vector<std::int64_t> special_tokens() const;
 
-  /// By tokenizer_config.json.
+  /// By tokenizer_config.json, or by the GGUF file.
   std::optional<std::int64_t> bos_token() const;
   std::optional<std::int64_t> eos_token() const;
   std::optional<std::int64_t> pad_token() const;
-  /// The Jinja source of tokenizer_config.json or chat_template.jinja, or nothing. See io/chat.h.
+  /// The tokens after which a model has nothing more to say, sorted: eos_token(), and what gguf_end_tokens() gives for
+  /// a GGUF file. In a folder, generation_config.json may name others.
+  std::vector<std::int64_t> end_tokens() const;
+  /// The Jinja source of tokenizer_config.json or chat_template.jinja or of the GGUF file, or nothing. See io/chat.h.
   const std::string& chat_template() const;
 
  private:
   friend class StreamDecoder;
+  friend struct detail::TokenizerParts;
   struct State;
   // Appends what a token adds to decoded text. `is_first` until there is one.
   void append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first, std::string& text) const;

@@ -59,6 +59,16 @@ Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
   }
 }
 
+std::vector<Vocabulary::Entry> Vocabulary::entries() const {
+  std::vector<Entry> result;
+  for (const Entry& entry : entries_) {
+    if (entry.id >= 0) {
+      result.push_back(entry);
+    }
+  }
+  return result;
+}
+
 BytePairScratch::BytePairScratch() : cache_(std::size_t{1} << kCacheBits) {}
 
 BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
@@ -93,6 +103,22 @@ BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector
       byte_ranks_[left << 8 | right] = static_cast<std::uint32_t>(rank);
     }
   }
+}
+
+std::vector<Merge> BytePairEncoder::merges() const {
+  std::vector<PairSlot> slots;
+  for (const PairSlot& slot : pairs_) {
+    if (slot.rank != kNoRank) {
+      slots.push_back(slot);
+    }
+  }
+  std::sort(slots.begin(), slots.end(), [](const PairSlot& a, const PairSlot& b) { return a.rank < b.rank; });
+  std::vector<Merge> result;
+  result.reserve(slots.size());
+  for (const PairSlot& slot : slots) {
+    result.push_back({slot.left, slot.right, slot.result});
+  }
+  return result;
 }
 
 const BytePairEncoder::PairSlot* BytePairEncoder::find(std::uint32_t left, std::uint32_t right) const {

@@ -31,6 +31,8 @@ class Vocabulary {
   std::int64_t size() const { return static_cast<std::int64_t>(entries_.size()); }
   bool has(std::int64_t id) const { return id >= 0 && id < size() && entries_[static_cast<std::size_t>(id)].id == id; }
   const Entry& operator[](std::int64_t id) const { return entries_[static_cast<std::size_t>(id)]; }
+  /// All tokens in the order of their ids.
+  std::vector<Entry> entries() const;
   /// The id of a token as the file has it, or −1.
   std::int64_t id_of_text(std::string_view text) const { return find(by_text_, text); }
   /// The id of the token that stands for these bytes, or −1.
@@ -96,6 +98,10 @@ class BytePairEncoder {
   /// merges would not make it. Throws an Error that starts with `what` for a pair that is there twice.
   BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
                   const std::string& what);
+
+  /// The merges in their order, which was that of the constructor.
+  std::vector<Merge> merges() const;
+  bool ignores_merges() const { return ignore_merges_; }
 
   /// Appends the tokens of one word. Time is n log n in its length. Throws an Error for a byte that has no token.
   void encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,

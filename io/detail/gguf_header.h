@@ -3,6 +3,7 @@
 // The part of a GGUF file before the tensors' data.
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include <mica/io/gguf.h>
 
 namespace mica::io::detail {
+
+/// Whether the name of a file says that it is one.
+inline bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
 
 struct GgufTensor {
   std::string name;
@@ -26,6 +30,9 @@ struct GgufHeader {
 
 /// Reads and checks everything but the data. Throws an Error that names the file.
 GgufHeader read_gguf_header(const InputFile& file);
+
+/// The tensors of a file with this header: see load_gguf().
+StateDict read_gguf_tensors(const InputFile& file, const GgufHeader& header, const GgufLoadOptions& options);
 
 /// The header as bytes, padded to where the data begin. Sets the tensors' positions; their order is that of the file.
 std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTensor>& tensors);

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
+#include <cstring>
+#include <numbers>
+#include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <mica/core/check.h>
 #include <mica/core/creation.h>
+#include <mica/io/detail/gguf_entries.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/json.h>
@@ -25,7 +27,6 @@ namespace mica::io::detail {
 
 namespace {
 
-constexpr std::string_view kBlock = "blk.", kLayer = "model.layers.";
 constexpr const char* kHead = "output.weight";
 constexpr const char* kEmbedding = "token_embd.weight";
 // Of Llama 3.1's scaling, which llama.cpp's metadata do not describe: what each frequency is divided by.
@@ -33,14 +34,18 @@ constexpr const char* kFrequencyDivisors = "rope_freqs.weight";
 
 using Names = std::pair<std::string_view, std::string_view>;  // in a GGUF file, and of Hugging Face
 
-constexpr std::array<Names, 3> kOutside{{
+/// The names of a family's tensors. Those of blocks are without the beginning and without ".weight" or ".bias".
+struct Naming {
+  Names block;
+  std::span<const Names> outside, inside;
+};
+
+constexpr std::array<Names, 3> kLlamaOutside{{
     {kEmbedding, "model.embed_tokens.weight"},
     {"output_norm.weight", "model.norm.weight"},
     {kHead, "lm_head.weight"},
 }};
-
-// Within a block, before ".weight" or ".bias".
-constexpr std::array<Names, 11> kInside{{
+constexpr std::array<Names, 11> kLlamaInside{{
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},
@@ -53,15 +58,33 @@ constexpr std::array<Names, 11> kInside{{
     {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 }};
+constexpr Naming kLlama{{"blk.", "model.layers."}, kLlamaOutside, kLlamaInside};
+
+constexpr std::array<Names, 4> kGptOutside{{
+    {kEmbedding, "transformer.wte.weight"},
+    {"position_embd.weight", "transformer.wpe.weight"},
+    {"output_norm.weight", "transformer.ln_f.weight"},
+    {"output_norm.bias", "transformer.ln_f.bias"},
+}};
+constexpr std::array<Names, 6> kGptInside{{
+    {"attn_norm", "ln_1"},
+    {"attn_qkv", "attn.c_attn"},
+    {"attn_output", "attn.c_proj"},
+    {"ffn_norm", "ln_2"},
+    {"ffn_up", "mlp.c_fc"},
+    {"ffn_down", "mlp.c_proj"},
+}};
+constexpr Naming kGpt{{"blk.", "transformer.h."}, kGptOutside, kGptInside};
 
 /// The name in the other naming; the same name if it has none.
-std::string translated(const std::string& name, std::string_view Names::*from, std::string_view Names::*to) {
-  for (const Names& names : kOutside) {
+std::string translated(const Naming& naming, const std::string& name, std::string_view Names::*from,
+                       std::string_view Names::*to) {
+  for (const Names& names : naming.outside) {
     if (name == names.*from) {
       return std::string(names.*to);
     }
   }
-  const Names prefixes{kBlock, kLayer};
+  const Names& prefixes = naming.block;
   if (!name.starts_with(prefixes.*from)) {
     return name;
   }
@@ -71,7 +94,7 @@ std::string translated(const std::string& name, std::string_view Names::*from, s
     return name;
   }
   const std::string_view inside = std::string_view(name).substr(dot + 1, end - dot - 1);
-  for (const Names& names : kInside) {
+  for (const Names& names : naming.inside) {
     if (inside == names.*from) {
       return fmt::format("{}{}.{}{}", prefixes.*to, name.substr(number, dot - number), names.*to, name.substr(end));
     }
@@ -79,83 +102,26 @@ std::string translated(const std::string& name, std::string_view Names::*from, s
   return name;
 }
 
-/// Values of the metadata. Errors start with `what`.
-class Entries {
+/// Values of the metadata. Most keys begin with the architecture.
+class ModelEntries : public GgufEntries {
  public:
-  Entries(const GgufMetadata& metadata, std::string what) : metadata_(metadata), what_(std::move(what)) {
+  ModelEntries(const GgufMetadata& metadata, std::string what) : GgufEntries(metadata, std::move(what)) {
     prefix_ = text("general.architecture") + ".";
   }
 
   std::string architecture() const { return prefix_.substr(0, prefix_.size() - 1); }
   std::string key(const char* name) const { return prefix_ + name; }
 
-  bool has(const std::string& key) const { return metadata_.contains(key); }
-
-  std::string text(const std::string& key) const {
-    const auto* const value = std::get_if<std::string>(&required(key));
-    check(value != nullptr, "{}: expected \"{}\" to be a text", what_, key);
-    return *value;
-  }
-
-  std::optional<std::int64_t> integer(const std::string& key) const {
-    const auto at = metadata_.find(key);
-    if (at == metadata_.end()) {
-      return std::nullopt;
-    }
-    const std::optional<std::int64_t> value = std::visit(
-        []<class T>(const T& held) -> std::optional<std::int64_t> {
-          if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-            if (std::in_range<std::int64_t>(held)) {
-              return static_cast<std::int64_t>(held);
-            }
-          }
-          return std::nullopt;
-        },
-        at->second);
-    check(value.has_value(), "{}: expected \"{}\" to be a whole number", what_, key);
-    return value;
-  }
-
-  /// float32 numbers become the shortest decimal that rounds to them, which is what was written: 1e-5.
-  std::optional<double> number(const std::string& key) const {
-    const auto at = metadata_.find(key);
-    if (at == metadata_.end()) {
-      return std::nullopt;
-    }
-    double value = 0;
-    if (const auto* const single = std::get_if<float>(&at->second)) {
-      value = std::strtod(fmt::format("{}", *single).c_str(), nullptr);
-    } else if (const auto* const exact = std::get_if<double>(&at->second)) {
-      value = *exact;
-    } else {
-      value = static_cast<double>(*integer(key));
-    }
-    check(std::isfinite(value), "{}: expected \"{}\" to be finite", what_, key);
-    return value;
-  }
-
-  template <class T>
-  T needed(const std::string& key, std::optional<T> value) const {
-    check(value.has_value(), "{}: the metadata lack \"{}\"", what_, key);
-    return *value;
-  }
+  std::int64_t count(const char* name) const { return needed(key(name), integer(key(name))); }
 
   /// Refuses models that compute something else.
   void require(const std::string& key, double expected) const {
     const std::optional<double> value = number(key);
-    check(!value || *value == expected, "{}: mica's models need \"{}\" to be {}, got {}", what_, key, expected,
+    check(!value || *value == expected, "{}: mica's models need \"{}\" to be {}, got {}", what(), key, expected,
           value.value_or(0));
   }
 
  private:
-  const GgufValue& required(const std::string& key) const {
-    const auto at = metadata_.find(key);
-    check(at != metadata_.end(), "{}: the metadata lack \"{}\"", what_, key);
-    return at->second;
-  }
-
-  const GgufMetadata& metadata_;
-  std::string what_;
   std::string prefix_;
 };
 
@@ -165,7 +131,7 @@ const GgufTensor* find(const GgufHeader& header, std::string_view name) {
   return at == header.tensors.end() ? nullptr : &*at;
 }
 
-JsonValue::Object rotary_entries(const Entries& entries, const std::string& what) {
+JsonValue::Object rotary_entries(const ModelEntries& entries, const std::string& what) {
   JsonValue::Object rotary{{"rope_theta", {entries.number(entries.key("rope.freq_base")).value_or(10000)}}};
   std::string type = "none";
   if (entries.has(entries.key("rope.scaling.type"))) {
@@ -192,11 +158,14 @@ nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width,
   check(rotary.scaling == nn::RotaryScaling::none && divisors.size() == plain.size(),
         "{}: \"{}\" has {} elements for {} frequencies, or the metadata ask for another scaling, too", what,
         kFrequencyDivisors, divisors.size(), plain.size());
-  rotary.scaling = nn::RotaryScaling::llama3;
-  rotary.factor = *std::max_element(divisors.begin(), divisors.end());
   rotary.low_frequency_factor = 1;
   rotary.high_frequency_factor = 4;
   rotary.original_context = 8192;
+  // Of the lowest frequency; in a narrow head, even that one may be divided by less than the factor, or not at all.
+  const double turns = static_cast<double>(rotary.original_context) * plain.back() / (2 * std::numbers::pi);
+  const double kept = std::clamp((turns - 1) / (4 - 1), 0.0, 1.0);
+  rotary.scaling = nn::RotaryScaling::llama3;
+  rotary.factor = kept < 1 ? (1 - kept) / (1 / static_cast<double>(divisors.back()) - kept) : 1;
   bool same = rotary.factor > 0 && std::isfinite(rotary.factor);
   if (same) {
     const std::vector<float> scaled = nn::rotary_frequencies(head_width, rotary);
@@ -208,30 +177,40 @@ nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width,
   return rotary;
 }
 
-nn::LlamaConfig config_of(const InputFile& file, const GgufHeader& header, const std::string& what) {
-  const Entries entries(header.metadata, what);
+nn::GPTConfig gguf_gpt_config(const ModelEntries& entries, std::int64_t vocabulary) {
+  const JsonValue::Object json{{"model_type", {"gpt2"}},
+                               {"vocab_size", {vocabulary}},
+                               {"n_positions", {entries.count("context_length")}},
+                               {"n_layer", {entries.count("block_count")}},
+                               {"n_head", {entries.count("attention.head_count")}},
+                               {"n_embd", {entries.count("embedding_length")}},
+                               {"n_inner", {entries.count("feed_forward_length")}},
+                               {"layer_norm_epsilon",
+                                {entries.needed(entries.key("attention.layer_norm_epsilon"),
+                                                entries.number(entries.key("attention.layer_norm_epsilon")))}},
+                               {"resid_pdrop", {0.0}},
+                               {"embd_pdrop", {0.0}},
+                               {"attn_pdrop", {0.0}}};
+  return std::get<nn::GPTConfig>(pretrained_config({json}, entries.what() + ": as a config.json"));
+}
+
+nn::LlamaConfig gguf_llama_config(const ModelEntries& entries, const InputFile& file, const GgufHeader& header,
+                                  std::int64_t vocabulary) {
+  const std::string& what = entries.what();
   const std::string architecture = entries.architecture();
-  check(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3",
-        "{}: expected a model of the architecture llama, qwen2 or qwen3, got \"{}\"", what, architecture);
-  const auto needed = [&](const char* name) {
-    return entries.needed(entries.key(name), entries.integer(entries.key(name)));
-  };
   for (const char* const name : {"expert_count", "attention.sliding_window"}) {
     entries.require(entries.key(name), 0);
   }
-  const GgufTensor* const embedding = find(header, kEmbedding);
-  check(embedding != nullptr && embedding->shape.size() == 2, "{}: it has no matrix \"{}\"", what, kEmbedding);
-
-  const std::int64_t width = needed("embedding_length"), heads = needed("attention.head_count");
+  const std::int64_t width = entries.count("embedding_length"), heads = entries.count("attention.head_count");
   JsonValue::Object json{
       {"model_type", {architecture}},
-      {"vocab_size", {embedding->shape[0]}},
-      {"max_position_embeddings", {needed("context_length")}},
-      {"num_hidden_layers", {needed("block_count")}},
+      {"vocab_size", {vocabulary}},
+      {"max_position_embeddings", {entries.count("context_length")}},
+      {"num_hidden_layers", {entries.count("block_count")}},
       {"num_attention_heads", {heads}},
       {"num_key_value_heads", {entries.integer(entries.key("attention.head_count_kv")).value_or(heads)}},
       {"hidden_size", {width}},
-      {"intermediate_size", {needed("feed_forward_length")}},
+      {"intermediate_size", {entries.count("feed_forward_length")}},
       {"hidden_act", {"silu"}},
       {"rms_norm_eps",
        {entries.needed(entries.key("attention.layer_norm_rms_epsilon"),
@@ -259,6 +238,19 @@ nn::LlamaConfig config_of(const InputFile& file, const GgufHeader& header, const
   return config;
 }
 
+PretrainedConfig config_of(const InputFile& file, const GgufHeader& header, const std::string& what) {
+  const ModelEntries entries(header.metadata, what);
+  const std::string architecture = entries.architecture();
+  check(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3" || architecture == "gpt2",
+        "{}: expected a model of the architecture llama, qwen2, qwen3 or gpt2, got \"{}\"", what, architecture);
+  const GgufTensor* const embedding = find(header, kEmbedding);
+  check(embedding != nullptr && embedding->shape.size() == 2, "{}: it has no matrix \"{}\"", what, kEmbedding);
+  if (architecture == "gpt2") {
+    return gguf_gpt_config(entries, embedding->shape[0]);
+  }
+  return gguf_llama_config(entries, file, header, embedding->shape[0]);
+}
+
 /// llama.cpp rotates neighbouring elements of a head, (0, 1), (2, 3), …, and Hugging Face elements half a head apart.
 /// So the conversion of architecture llama writes the rows of q and k in another order. Qwen's stays.
 bool has_reordered_rows(std::string_view architecture, std::string_view hugging_face_name) {
@@ -284,37 +276,84 @@ std::int64_t heads_of(const nn::LlamaConfig& c, const std::string& name) {
   return name.find(".k_proj.") != std::string::npos ? c.key_heads : c.heads;
 }
 
+/// Hugging Face stores GPT-2's linear weights transposed, and llama.cpp does not.
+bool is_transposed(const std::string& hugging_face_name, const Tensor& tensor) {
+  return tensor.dim() == 2 && hugging_face_name.find(".c_") != std::string::npos;
+}
+
+/// A tensor of a GGUF file as it is in a Hugging Face folder.
+GgufParameter hugging_face_parameter(const PretrainedConfig& config, const std::string& architecture,
+                                     const std::string& name, const Tensor& tensor) {
+  const auto* const llama = std::get_if<nn::LlamaConfig>(&config);
+  const std::string own = translated(llama != nullptr ? kLlama : kGpt, name, &Names::first, &Names::second);
+  if (llama != nullptr) {
+    return {own, has_reordered_rows(architecture, own) ? reordered(tensor, heads_of(*llama, own), false) : tensor};
+  }
+  return {own, is_transposed(own, tensor) ? transpose(tensor, 0, 1) : tensor};
+}
+
+/// Some conversions of GPT-2 store the embedding a second time, as the head.
+void check_tied_head(const StateDict& tensors, const std::string& what) {
+  const auto head = tensors.find(kHead), embedding = tensors.find(kEmbedding);
+  if (head == tensors.end() || embedding == tensors.end()) {
+    return;
+  }
+  const Tensor &a = head->second, &b = embedding->second;
+  check(a.dtype() == b.dtype() && a.shape() == b.shape() && std::memcmp(a.raw_data(), b.raw_data(), a.bytes()) == 0,
+        "{}: \"{}\" is not \"{}\", which is the head of mica's GPT", what, kHead, kEmbedding);
+}
+
 }  // namespace
 
-bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
-
-nn::LlamaConfig load_gguf_config(const std::filesystem::path& path, const std::string& what) {
+PretrainedConfig load_gguf_config(const std::filesystem::path& path, const std::string& what) {
   const InputFile file(path);
   return config_of(file, read_gguf_header(file), what);
 }
 
 GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what) {
-  GgufModel model{.config = load_gguf_config(path, what), .tensors = {}, .dtype = float32};
-  const std::string architecture = Entries(load_gguf_metadata(path), what).architecture();
-  for (const auto& [file_name, tensor] : load_gguf(path, {.dequantized = dequantized, .mapped = true})) {
-    if (file_name == kFrequencyDivisors) {
-      continue;
-    }
+  const InputFile file(path);
+  const GgufHeader header = read_gguf_header(file);
+  GgufModel model{.config = config_of(file, header, what), .tensors = {}, .dtype = float32};
+  const std::string architecture = ModelEntries(header.metadata, what).architecture();
+  StateDict tensors = read_gguf_tensors(file, header, {.dequantized = dequantized, .mapped = true});
+  tensors.erase(kFrequencyDivisors);
+  if (std::holds_alternative<nn::GPTConfig>(model.config)) {
+    check_tied_head(tensors, what);
+    tensors.erase(kHead);
+  }
+  for (const auto& [file_name, tensor] : tensors) {
     if (file_name == kEmbedding) {
       model.dtype = tensor.dtype();
     }
-    const std::string name = translated(file_name, &Names::first, &Names::second);
-    const Tensor value =
-        has_reordered_rows(architecture, name) ? reordered(tensor, heads_of(model.config, name), false) : tensor;
+    const auto [name, value] = hugging_face_parameter(model.config, architecture, file_name, tensor);
     check(model.tensors.emplace(name, value).second, "{}: two tensors have the name \"{}\" in the model", what, name);
   }
   return model;
 }
 
 GgufParameter gguf_parameter(const nn::LlamaConfig& config, const std::string& name, const Tensor& tensor) {
-  const std::string architecture = architecture_of(config);
-  return {.name = translated(name, &Names::second, &Names::first),
-          .tensor = has_reordered_rows(architecture, name) ? reordered(tensor, heads_of(config, name), true) : tensor};
+  const bool is_reordered = has_reordered_rows(architecture_of(config), name);
+  return {.name = translated(kLlama, name, &Names::second, &Names::first),
+          .tensor = is_reordered ? reordered(tensor, heads_of(config, name), true) : tensor};
+}
+
+GgufParameter gguf_parameter(const nn::GPTConfig&, const std::string& name, const Tensor& tensor) {
+  return {.name = translated(kGpt, name, &Names::second, &Names::first),
+          .tensor = is_transposed(name, tensor) ? transpose(tensor, 0, 1) : tensor};
+}
+
+GgufMetadata gguf_metadata(const nn::GPTConfig& c) {
+  check(c.bias && c.gelu == GeluApproximation::tanh,
+        "save_gguf: llama.cpp's GPT-2 has biases and the tanh approximation of GELU");
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  return {{"general.architecture", std::string("gpt2")},
+          {"gpt2.vocab_size", count(c.vocab)},
+          {"gpt2.context_length", count(c.context)},
+          {"gpt2.block_count", count(c.layers)},
+          {"gpt2.embedding_length", count(c.width)},
+          {"gpt2.feed_forward_length", count(4 * c.width)},
+          {"gpt2.attention.head_count", count(c.heads)},
+          {"gpt2.attention.layer_norm_epsilon", static_cast<float>(c.norm_eps)}};
 }
 
 GgufMetadata gguf_metadata(const nn::LlamaConfig& c) {

@@ -33,7 +33,9 @@ struct PreTokenizerStep {
     leading_space  ///< adds a space to a piece that does not begin with one
   };
   Kind kind = Kind::pattern;
-  Pattern pattern = Pattern::gpt2;
+  Pattern pattern = Pattern::gpt2;  // of Kind::pattern
+
+  bool operator==(const PreTokenizerStep&) const = default;
 };
 
 using PreTokenizer = std::vector<PreTokenizerStep>;

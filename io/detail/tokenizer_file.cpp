@@ -1,51 +1,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <set>
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/detail/byte_alphabet.h>
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/tokenizer_file.h>
 
 namespace mica::io::detail {
 
 namespace {
-
-constexpr std::size_t kLongestAddedToken = 4096;  // keeps the search for them linear
-
-/// The characters that GPT-2's files have for bytes: those of Latin-1 that are visible stand for themselves, the others
-/// are moved to U+0100 and above.
-class ByteAlphabet {
- public:
-  ByteAlphabet() {
-    bytes_.fill(-1);
-    int moved = 0;
-    for (int byte = 0; byte < 256; ++byte) {
-      const bool is_visible = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-      bytes_[static_cast<std::size_t>(is_visible ? byte : 256 + moved++)] = byte;
-    }
-  }
-
-  /// The bytes of a token; nothing if it has another character.
-  std::optional<std::string> bytes(std::string_view token) const {
-    std::string result;
-    for (std::size_t at = 0; at < token.size();) {
-      const Character c = character_at(token.data() + at);
-      if (c.code >= bytes_.size() || bytes_[c.code] < 0) {
-        return std::nullopt;
-      }
-      result.push_back(static_cast<char>(bytes_[c.code]));
-      at += c.length;
-    }
-    return result;
-  }
-
- private:
-  std::array<int, 256 + 68> bytes_;
-};
 
 /// Access to the members of JSON objects with errors that name the place.
 class Reader {
@@ -140,36 +107,28 @@ class VocabularyBuilder {
   std::vector<Vocabulary::Entry> entries_;
 };
 
-Merge merge_of(const Reader& read, const Vocabulary& vocabulary, std::string_view left, std::string_view right) {
+Merge merge_of(const Vocabulary& vocabulary, std::string_view left, std::string_view right, const std::string& what) {
   const auto id = [&](const std::string& text) {
     const std::int64_t found = vocabulary.id_of_text(text);
-    read.require(found >= 0, "the merge of {} and {} needs the token {}, which the vocabulary lacks", in_quotes(left),
-                 in_quotes(right), in_quotes(text));
+    check(found >= 0, "{}: the merge of {} and {} needs the token {}, which the vocabulary lacks", what,
+          in_quotes(left), in_quotes(right), in_quotes(text));
     return static_cast<std::uint32_t>(found);
   };
   return {id(std::string(left)), id(std::string(right)), id(std::string(left) + std::string(right))};
-}
-
-// "left right"
-Merge merge_of(const Reader& read, const Vocabulary& vocabulary, std::string_view pair) {
-  const std::size_t space = pair.find(' ');
-  read.require(space != std::string_view::npos && pair.find(' ', space + 1) == std::string_view::npos,
-               "expected a merge of two tokens with a space between them, got {}", in_quotes(pair));
-  return merge_of(read, vocabulary, pair.substr(0, space), pair.substr(space + 1));
 }
 
 std::vector<Merge> merges_of(const Reader& read, const JsonValue& model, const Vocabulary& vocabulary) {
   std::vector<Merge> merges;
   for (const JsonValue& entry : read.list(model, "merges")) {
     if (const auto* const text = entry.as<std::string>()) {
-      merges.push_back(merge_of(read, vocabulary, *text));
+      merges.push_back(merge_of(vocabulary, *text, read.what()));
       continue;
     }
     const auto* const pair = entry.as<JsonValue::Array>();
     const bool is_pair = pair != nullptr && pair->size() == 2 && (*pair)[0].as<std::string>() != nullptr &&
                          (*pair)[1].as<std::string>() != nullptr;
     read.require(is_pair, "expected two tokens as merge {}", merges.size());
-    merges.push_back(merge_of(read, vocabulary, *(*pair)[0].as<std::string>(), *(*pair)[1].as<std::string>()));
+    merges.push_back(merge_of(vocabulary, *(*pair)[0].as<std::string>(), *(*pair)[1].as<std::string>(), read.what()));
   }
   return merges;
 }
@@ -366,6 +325,13 @@ std::optional<std::string> token_setting(const Reader& read, const JsonValue& js
 
 }  // namespace
 
+Merge merge_of(const Vocabulary& vocabulary, std::string_view pair, const std::string& what) {
+  const std::size_t space = pair.find(' ');
+  check(space != std::string_view::npos && pair.find(' ', space + 1) == std::string_view::npos,
+        "{}: expected a merge of two tokens with a space between them, got {}", what, in_quotes(pair));
+  return merge_of(vocabulary, pair.substr(0, space), pair.substr(space + 1), what);
+}
+
 TokenizerDescription describe_tokenizer(const JsonValue& json, const std::string& what) {
   const Reader read(what);
   const JsonValue* const model = Reader::member(json, "model");
@@ -437,7 +403,7 @@ TokenizerDescription describe_tokenizer(const JsonValue& vocabulary, std::string
     }
     const bool is_version = std::exchange(is_first, false) && line.starts_with("#version");
     if (!line.empty() && !is_version) {
-      result.merges.push_back(merge_of(read, result.vocabulary, line));
+      result.merges.push_back(merge_of(result.vocabulary, line, what));
     }
   }
   result.is_nfc = is_qwen;

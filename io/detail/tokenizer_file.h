@@ -1,6 +1,6 @@
 #pragma once
 
-// The files of a tokenizer in a folder of Hugging Face's.
+// What a tokenizer is made of, and the files of one in a folder of Hugging Face's.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +13,7 @@
 #include <mica/io/detail/pre_tokenizer.h>
 #include <mica/io/detail/word_piece.h>
 #include <mica/io/json.h>
+#include <mica/io/tokenizer.h>
 
 namespace mica::io::detail {
 
@@ -35,6 +36,23 @@ struct TokenizerSettings {
   std::optional<std::string> bos_token, eos_token, pad_token;
   std::string chat_template;
   std::vector<AddedToken> added_tokens;
+  // Of a GGUF file: other tokens that end a text, and all that do, sorted.
+  std::optional<std::string> eot_token{}, eom_token{};
+  std::vector<std::int64_t> end_tokens{};
+};
+
+/// The longest added token in bytes: keeps the search for them linear.
+inline constexpr std::size_t kLongestAddedToken = 4096;
+
+/// The merge of two tokens, "left right". Throws an Error that starts with `what` if the vocabulary lacks one.
+Merge merge_of(const Vocabulary& vocabulary, std::string_view pair, const std::string& what);
+
+/// Tokenizers from descriptions, and the other way round.
+struct TokenizerParts {
+  static Tokenizer tokenizer(TokenizerDescription description, TokenizerSettings settings, const std::string& what);
+  /// Not of a tokenizer with a WordPieceEncoder.
+  static TokenizerDescription description(const Tokenizer& tokenizer);
+  static const TokenizerSettings& settings(const Tokenizer& tokenizer);
 };
 
 /// Reads the contents of tokenizer.json. Errors start with `what`.

@@ -1,10 +1,14 @@
-// Any bytes as a GGUF file: loaded, or refused by an Error. What was loaded is saved and loaded as the same.
+// Any bytes as a GGUF file: loaded, or refused by an Error. What was loaded is saved and loaded as the same. So is its
+// tokenizer.
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/fuzz/memory_file.h"
 #include <mica/core/check.h>
@@ -14,11 +18,52 @@
 
 using namespace mica;
 
+namespace {
+
+void check_tokenizer(const io::GgufMetadata& metadata) {
+  try {
+    (void)io::gguf_end_tokens(metadata);
+  } catch (const Error&) {
+  }
+  std::optional<io::Tokenizer> tokenizer;
+  try {
+    tokenizer = io::gguf_tokenizer(metadata, "input");
+  } catch (const Error&) {
+    return;
+  }
+  const std::string text = "The naïve 12 c\u0327ats\n <|im_end|> \xf0\x9f\x98";
+  std::vector<std::int64_t> tokens;
+  try {
+    tokens = tokenizer->encode(text);
+  } catch (const Error&) {  // a byte without a token
+  }
+  for (std::int64_t token = 0; token < std::min<std::int64_t>(tokenizer->vocabulary_size(), 1000); ++token) {
+    (void)tokenizer->token_bytes(token);
+  }
+  (void)tokenizer->decode(tokens);
+  for (const std::int64_t token : tokenizer->end_tokens()) {
+    fuzz::expect(tokenizer->has_token(token));
+  }
+  io::GgufMetadata written;
+  try {
+    written = io::gguf_metadata(*tokenizer, tokenizer->vocabulary_size());
+  } catch (const Error&) {  // an added token that needs flags, tokens with spaces
+    return;
+  }
+  const io::Tokenizer again = io::gguf_tokenizer(written, "written");
+  fuzz::expect(again.vocabulary_size() == tokenizer->vocabulary_size());
+  fuzz::expect(again.end_tokens() == tokenizer->end_tokens());
+  if (!tokens.empty()) {
+    fuzz::expect(again.encode(text) == tokens && again.decode(tokens) == tokenizer->decode(tokens));
+  }
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const fuzz::MemoryFile file(data, size);
   try {
-    const nn::LlamaConfig config = io::detail::load_gguf_config(file.path(), "input");
-    fuzz::expect(io::parameter_count(config) > 0);
+    fuzz::expect(io::parameter_count(io::detail::load_gguf_config(file.path(), "input")) > 0);
     (void)io::detail::load_gguf_model(file.path(), bfloat16, "input");
   } catch (const Error&) {
   }
@@ -26,6 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   io::GgufMetadata metadata;
   try {
     metadata = io::load_gguf_metadata(file.path());
+    check_tokenizer(metadata);
     const auto types = io::load_gguf_types(file.path());
     tensors = io::load_gguf(file.path());
     fuzz::expect(types.size() == tensors.size());

@@ -17,6 +17,7 @@
 #include <mica/core/creation.h>
 #include <mica/io/gguf.h>
 #include <mica/io/pretrained.h>
+#include <mica/io/tokenizer.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -286,6 +287,43 @@ TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
   }
 }
 
+// In a narrow head, no frequency need be divided by the whole factor.
+TEST_F(Gguf, Llama3sFrequenciesAreTheSameInHeadsOfAllWidths) {
+  for (const std::int64_t head_width : {2, 4, 6, 8, 64}) {
+    const nn::Llama model(
+        {.vocab = 8, .layers = 1, .heads = 1, .key_heads = 1, .head_width = head_width, .width = 8, .hidden = 8});
+    io::save_gguf(path_, model);
+    const nn::Llama again = io::load_pretrained<nn::Llama>(path_);
+    const std::vector<float> expected = nn::rotary_frequencies(head_width, model.config.rotary);
+    const std::vector<float> read = nn::rotary_frequencies(head_width, again.config.rotary);
+    ASSERT_EQ(read.size(), expected.size());
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      EXPECT_NEAR(read[i] / expected[i], 1, 1e-5) << "frequency " << i << " of width " << head_width;
+    }
+  }
+}
+
+// What tests/gguf/make_tokenizers.py wrote with llama.cpp's package, and llama.cpp's tokens.
+TEST_F(Gguf, TokenizersGiveTheTokensOfLlamaCpp) {
+  for (const char* const name : {"gpt2", "llama3", "qwen", "smollm"}) {
+    SCOPED_TRACE(name);
+    const fs::path path = fixture(fmt::format("tokenizers/{}.gguf", name));
+    const io::GgufMetadata metadata = io::load_gguf_metadata(path);
+    const io::Tokenizer tokenizer = io::Tokenizer::load(path);
+    const auto& texts = std::get<std::vector<std::string>>(metadata.at("test.texts"));
+    const auto& counts = std::get<std::vector<std::int32_t>>(metadata.at("test.counts"));
+    const auto& tokens = std::get<std::vector<std::int32_t>>(metadata.at("test.tokens"));
+    ASSERT_GT(texts.size(), 30u);
+    auto at = tokens.begin();
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      EXPECT_EQ(tokenizer.encode(texts[i]), (std::vector<std::int64_t>(at, at + counts[i]))) << texts[i];
+      at += counts[i];
+    }
+    EXPECT_EQ(tokenizer.chat_template(), "<|im_start|>{{ message }}<|im_end|>");
+    EXPECT_EQ(tokenizer.end_tokens(), (std::vector{*tokenizer.find("<|im_end|>"), *tokenizer.find("<|endoftext|>")}));
+  }
+}
+
 TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
   const fs::path path = fixture("models/qwen3.gguf");
   const StateDict tensors = io::load_gguf(path);
@@ -299,7 +337,7 @@ TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
     io::save_gguf(path_, tensors, changed);
     expect_error([&] { io::load_pretrained(path_); }, message);
   };
-  refused("general.architecture", std::string("gemma"), "architecture llama, qwen2 or qwen3, got \"gemma\"");
+  refused("general.architecture", std::string("gemma"), "architecture llama, qwen2, qwen3 or gpt2, got \"gemma\"");
   refused("general.architecture", {}, "lack \"general.architecture\"");
   refused("qwen3.block_count", {}, "lack \"qwen3.block_count\"");
   refused("qwen3.block_count", 3.5F, "\"qwen3.block_count\" to be a whole number");

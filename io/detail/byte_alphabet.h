@@ -1,0 +1,43 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <mica/io/detail/unicode.h>
+
+namespace mica::io::detail {
+
+/// The characters that GPT-2's files have for bytes: those of Latin-1 that are visible stand for themselves, the others
+/// are moved to U+0100 and above.
+class ByteAlphabet {
+ public:
+  ByteAlphabet() {
+    bytes_.fill(-1);
+    int moved = 0;
+    for (int byte = 0; byte < 256; ++byte) {
+      const bool is_visible = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+      bytes_[static_cast<std::size_t>(is_visible ? byte : 256 + moved++)] = byte;
+    }
+  }
+
+  /// The bytes of a token, which is valid UTF-8; nothing if it has another character.
+  std::optional<std::string> bytes(std::string_view token) const {
+    std::string result;
+    for (std::size_t at = 0; at < token.size();) {
+      const Character c = character_at(token.data() + at);
+      if (c.code >= bytes_.size() || bytes_[c.code] < 0) {
+        return std::nullopt;
+      }
+      result.push_back(static_cast<char>(bytes_[c.code]));
+      at += c.length;
+    }
+    return result;
+  }
+
+ private:
+  std::array<int, 256 + 68> bytes_;
+};
+
+}  // namespace mica::io::detail
