@@ -29,7 +29,8 @@ int run_with_options(int argc, char** argv, const std::function<void(const Optio
       "finetune");
   Options o;
   std::string targets;
-  line.add_option("--model", o.model, "Folder with config.json, safetensors and the tokenizer's files").required();
+  line.add_option("--model", o.model, "Folder with config.json, safetensors and the tokenizer's files, or a .gguf file")
+      .required();
   line.add_option(
           "--data", o.data,
           "A text, or examples in a .jsonl file: on each line {\"text\": …}, or {\"prompt\": …, \"completion\": "

@@ -18,6 +18,7 @@
 #include <mica/io/adapter.h>
 #include <mica/io/chat.h>
 #include <mica/io/file.h>
+#include <mica/io/gguf.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
@@ -31,8 +32,8 @@ namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
 
 struct Settings {
-  fs::path model;   // --model
-  fs::path folder;  // of the tokenizer's files
+  fs::path model;      // --model
+  fs::path tokenizer;  // a folder, or the model's own file
   std::optional<std::string> prompt, prompt_tokens, system;
   std::optional<std::string> adapter;  // folder
   bool chat = false;
@@ -61,8 +62,13 @@ Tokens parsed_tokens(const std::string& text) {
   }
 }
 
-// The tokens that end a text, by generation_config.json or config.json: a number or a list of them.
+bool is_gguf(const fs::path& path) { return path.extension() == ".gguf"; }
+
+// The tokens that end a text, by generation_config.json or config.json, a number or a list of them, or by a GGUF file.
 Tokens stop_tokens_of(const fs::path& folder) {
+  if (is_gguf(folder)) {
+    return mica::io::gguf_end_tokens(mica::io::load_gguf_metadata(folder));
+  }
   for (const char* const name : {"generation_config.json", "config.json"}) {
     if (!mica::io::is_there(folder / name)) {
       continue;
@@ -85,6 +91,11 @@ Tokens stop_tokens_of(const fs::path& folder) {
     return tokens;
   }
   return {};
+}
+
+// Where the model's tokenizer is: a GGUF file may lack one, and the files be beside it.
+fs::path tokenizer_of(const fs::path& model) {
+  return is_gguf(model) && !mica::io::Tokenizer::is_in(model) ? model.parent_path() : model;
 }
 
 std::optional<mica::DType> dtype_named(const std::string& name) {
@@ -140,7 +151,7 @@ class Writer {
 Prompt prompt_of_tokens(const Settings& settings) {
   Prompt prompt;
   prompt.tokens = parsed_tokens(*settings.prompt_tokens);
-  prompt.stop_tokens = stop_tokens_of(settings.folder);
+  prompt.stop_tokens = stop_tokens_of(settings.tokenizer);
   prompt.text_of = [first = true](std::int64_t token) mutable {
     return (std::exchange(first, false) ? "" : " ") + std::to_string(token);
   };
@@ -148,9 +159,9 @@ Prompt prompt_of_tokens(const Settings& settings) {
 }
 
 Prompt prompt_of_text(const Settings& settings) {
-  const auto tokenizer = mica::io::Tokenizer::load(settings.folder);
+  const auto tokenizer = mica::io::Tokenizer::load(settings.tokenizer);
   Prompt prompt;
-  prompt.stop_tokens = stop_tokens_of(settings.folder);
+  prompt.stop_tokens = stop_tokens_of(settings.tokenizer);
   if (const auto end = tokenizer.eos_token()) {
     prompt.stop_tokens.push_back(*end);
   }
@@ -182,8 +193,8 @@ void continue_with_pretrained(Settings& settings) {
   if ((settings.chat || settings.system) && !(settings.chat && settings.prompt)) {
     throw UsageError("--chat takes --prompt, and --system takes --chat");
   }
-  if (settings.prompt && !mica::io::Tokenizer::is_in(settings.folder)) {
-    throw UsageError("--prompt: " + settings.folder.string() +
+  if (settings.prompt && !mica::io::Tokenizer::is_in(settings.tokenizer)) {
+    throw UsageError("--prompt: " + settings.model.string() +
                      " has no tokenizer: a model without one takes --prompt-tokens");
   }
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
@@ -215,7 +226,7 @@ void write_text_of_own(const Settings& settings) {
   if (!settings.dtype.empty()) {
     throw UsageError("--dtype is for a model of Hugging Face");
   }
-  CharacterModel model = load_character_model(settings.folder / "model.safetensors", settings.device);
+  CharacterModel model = load_character_model(settings.model / "model.safetensors", settings.device);
   if (settings.quantize != 0) {
     mica::nn::quantize(model.gpt, {.bits = settings.quantize});
   }
@@ -233,15 +244,13 @@ int main(int argc, char** argv) {
       "Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.",
       "generate");
   Settings settings;
-  std::string folder, device = "auto";
+  std::string model, device = "auto";
   settings.options.count = 500;
   mica::nn::SamplingOptions& sampling = settings.options.sampling;
   sampling.temperature = 0.8;
   int threads = 0;
   command_line
-      .add_option("--model", folder,
-                  "Output folder of train_transformer, a folder with config.json, or a .gguf file beside the "
-                  "tokenizer's files")
+      .add_option("--model", model, "Output folder of train_transformer, a folder with config.json, or a .gguf file")
       .required();
   command_line.add_option("--adapter", settings.adapter, "Folder of an adapter for the model, as finetune writes it");
   command_line.add_option("--prompt", settings.prompt, "Text to continue (default, for own models: a newline)");
@@ -294,11 +303,10 @@ int main(int argc, char** argv) {
     if (threads > 0) {
       mica::set_num_threads(threads);
     }
-    settings.model = folder;
-    const bool is_gguf = settings.model.extension() == ".gguf";
-    settings.folder = is_gguf ? settings.model.parent_path() : settings.model;
+    settings.model = model;
+    settings.tokenizer = tokenizer_of(settings.model);
     settings.device = device_named(device);
-    if (is_gguf || mica::io::is_there(settings.folder / "config.json")) {
+    if (is_gguf(settings.model) || mica::io::is_there(settings.model / "config.json")) {
       continue_with_pretrained(settings);
     } else {
       write_text_of_own(settings);

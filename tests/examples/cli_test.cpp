@@ -21,6 +21,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
 #include <mica/io/chat.h>
+#include <mica/io/gguf.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
 #include <mica/nn/generate.h>
@@ -189,6 +190,68 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
   options.stop_tokens = {12};
   EXPECT_EQ(run(command + "ananas --chat").out, tokenizer.decode(nn::generate(llama, {question}, options)[0]) + "\n");
   expect_refusal(command + "toy --system oyster", 2, "--system takes --chat");
+}
+
+// Everything is in the file: the model, the tokenizer, its end tokens and the template for chats.
+TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
+  using namespace mica;
+  manual_seed(5);
+  // Three tokens more than the tokenizer has.
+  nn::Llama llama({.vocab = 16, .context = 64, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8});
+  for (const Tensor& parameter : llama.parameters()) {
+    parameter.set_data(randn(parameter.shape()));
+  }
+  const io::Tokenizer letters = io::Tokenizer::parse(
+      R"({"model": {"type": "BPE", "merges": [], "vocab": {"u": 0, "s": 1, "e": 2, "r": 3, "a": 4,
+      "i": 5, "t": 6, "n": 7, "Ċ": 8, "y": 9, "o": 10}}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+      "added_tokens": [{"id": 11, "content": "<|im_start|>", "special": true},
+                       {"id": 12, "content": "<|im_end|>", "special": true}]})",
+      R"({"eos_token": "<|im_end|>",
+      "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"})",
+      "test");
+  const fs::path file = folder / "toy.gguf";
+  io::save_gguf(file, llama, letters);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(file);
+  nn::GenerateOptions options{.count = 40, .sampling = {.temperature = 0.8, .seed = 4}, .stop_tokens = {12}};
+  const std::string command = "generate --model toy.gguf --device cpu --tokens 40 --seed 4 ";
+  const std::vector<std::int64_t> toy = nn::generate(llama, {tokenizer.encode("toy")}, options)[0];
+  ASSERT_LT(toy.size(), 40u);  // it ends at its end token
+  const Outcome outcome = run(command + "--prompt toy");
+  EXPECT_EQ(outcome.out, "toy" + tokenizer.decode(toy) + "\n") << outcome.err;
+  const std::vector<std::int64_t> question =
+      io::ChatFormat(tokenizer.chat_template()).encode(tokenizer, {{{"user", "ananas"}}});
+  EXPECT_EQ(run(command + "--prompt ananas --chat").out,
+            tokenizer.decode(nn::generate(llama, {question}, options)[0]) + "\n");
+  const std::string numbers = run(command + "--prompt-tokens 6,10,9").out;
+  EXPECT_EQ(std::count(numbers.begin(), numbers.end(), ' ') + 1, static_cast<std::ptrdiff_t>(toy.size())) << numbers;
+
+  std::string text;
+  for (int i = 0; i < 60; ++i) {
+    text += "nuts\nsan\ntiny\n";
+  }
+  write("letters.txt", text);
+  const Outcome tuned = run(
+      "finetune --model toy.gguf --data letters.txt --out adapter --device cpu --dtype float32 --threads 1 --steps 3 "
+      "--batch 4 --rank 2 --context 16 --lr 0.01");
+  EXPECT_EQ(tuned.status, 0) << tuned.err;
+  const Outcome adapted = run(command + "--adapter adapter --prompt toy");
+  EXPECT_EQ(adapted.status, 0) << adapted.err;
+  EXPECT_EQ(adapted.out.substr(0, 3), "toy");
+
+  // Of a tokenizer that is not supported, only numbers.
+  io::GgufMetadata metadata = io::load_gguf_metadata(file);
+  metadata["tokenizer.ggml.model"] = std::string("llama");
+  io::save_gguf(file, io::load_gguf(file), metadata);
+  expect_refusal(command + "--prompt toy", 1, "the tokenizer is of the model \"llama\", SentencePiece");
+  EXPECT_EQ(run(command + "--prompt-tokens 6,10,9").out, numbers);
+  // Without one, files beside it are used.
+  io::save_gguf(file, llama);
+  expect_refusal(command + "--prompt toy", 2, "toy.gguf has no tokenizer: a model without one takes --prompt-tokens");
+  expect_refusal("finetune --model toy.gguf --data letters.txt --out run", 1, "toy.gguf: it has no tokenizer");
+  write("tokenizer.json", R"({"model": {"type": "BPE", "merges": [], "vocab": {"t": 6, "y": 9, "o": 10}},
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}})");
+  EXPECT_EQ(run("generate --model toy.gguf --device cpu --tokens 0 --prompt toy").out, "toy\n");
+  expect_refusal("generate --model none.gguf --prompt toy", 1, "none.gguf");
 }
 
 TEST_F(Cli, SameSeedSameMetrics) {
