@@ -12,6 +12,8 @@ export PATH := $(CURDIR)/build/tools/bin:$(PATH)
 
 cuda = $(if $(filter cuda asan tsan,$(PRESET)),,-DMICA_CUDA=$(CUDA))
 compile = cmake --build $(folder) --target
+# The sanitizers report MPI's own library.
+runs_ranks = $(if $(filter asan tsan,$(PRESET)),false,true)
 
 .PHONY: help build train test bench clean setup configure
 
@@ -45,6 +47,8 @@ train: configure
 test: configure
 	@$(compile) mica_tests
 	@$(bin)/mica_tests --gtest_brief=1 $(ARGS)
+	@if grep -q 'over MPI 1' $(folder)/configure.log && $(runs_ranks); then \
+	  $(compile) mica_rank_tests && scripts/ranks 4 $(bin)/mica_rank_tests $(ARGS); fi
 
 bench: CMAKE_ARGS += -DMICA_BENCHMARKS=ON
 bench: configure

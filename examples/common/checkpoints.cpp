@@ -1,47 +1,119 @@
 #include "examples/common/checkpoints.h"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "examples/common/program.h"
+#include "examples/common/ranks.h"
+#include <mica/core/creation.h>
 
 using namespace mica;
 
-RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& options, io::Metadata settings)
-    : program_(program), settings_(std::move(settings)), every_(options.every) {
-  if (options.folder.empty()) {
-    return;
+namespace {
+
+// Rank 0's checkpoint, on each rank, with its tensors on the CPU. Nothing if rank 0 has none.
+std::optional<io::TrainingCheckpoint> broadcast(const dist::Group& group, std::optional<io::TrainingCheckpoint> saved) {
+  if (group.size() == 1) {
+    return saved;
   }
-  folder_.emplace(options.folder, io::CheckpointFolder::Options{.keep = options.keep});
-  check(options.resume || !folder_->has_files(),
-        "{} has checkpoints of another run: go on from them with --resume, or give another folder", options.folder);
+  nlohmann::json text;
+  if (saved) {
+    text = {{"step", saved->step},
+            {"random", {saved->random.seed, saved->random.offset}},
+            {"data", {saved->data.epoch, saved->data.index}},
+            {"settings", saved->settings},
+            {"parts", nlohmann::json::object()}};
+    for (const auto& [part, state] : saved->parts) {
+      nlohmann::json& tensors = text["parts"][part] = nlohmann::json::object();
+      for (const auto& [name, tensor] : state) {
+        tensors[name] = {static_cast<int>(tensor.dtype()),
+                         std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())};
+      }
+    }
+  }
+  text = nlohmann::json::parse(::broadcast(group, text.dump()));
+  if (text.is_null()) {
+    return std::nullopt;
+  }
+  if (!saved) {
+    saved.emplace();
+    text["step"].get_to(saved->step);
+    text["random"][0].get_to(saved->random.seed);
+    text["random"][1].get_to(saved->random.offset);
+    text["data"][0].get_to(saved->data.epoch);
+    text["data"][1].get_to(saved->data.index);
+    text["settings"].get_to(saved->settings);
+    for (const auto& [part, tensors] : text["parts"].items()) {
+      StateDict& state = saved->parts[part];
+      for (const auto& [name, tensor] : tensors.items()) {
+        const auto sizes = tensor[1].get<std::vector<std::int64_t>>();
+        state[name] = empty(Shape(sizes), static_cast<DType>(tensor[0].get<int>()));
+      }
+    }
+  }
+  for (const auto& [part, state] : saved->parts) {
+    for (const auto& [name, tensor] : state) {
+      group.broadcast(tensor);
+    }
+  }
+  return saved;
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& options, io::Metadata settings,
+                               const dist::Group& group)
+    : program_(program), group_(group), path_(options.folder), settings_(std::move(settings)), every_(options.every) {
+  on_rank_0(group_, [&] {
+    if (on()) {
+      folder_.emplace(options.folder, io::CheckpointFolder::Options{.keep = options.keep});
+      check(options.resume || !folder_->has_files(),
+            "{} has checkpoints of another run: go on from them with --resume, or give another folder", options.folder);
+    }
+  });
 }
 
 bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoint&)>& restore) {
-  if (!on()) {
-    return false;
-  }
-  const std::optional<io::TrainingCheckpoint> saved = folder_->newest(
-      [&](std::string_view why) { print_error(program_, fmt::format("skipped a checkpoint: {}", why), 0); });
+  std::optional<io::TrainingCheckpoint> saved;
+  // Says which checkpoint it is about.
+  const auto with_it = [&](const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      fail("cannot resume from the checkpoint of step {} in {}: {}", saved->step, path_, error.what());
+    }
+  };
+  on_rank_0(group_, [&] {
+    if (!on()) {
+      return;
+    }
+    saved = folder_->newest(
+        [&](std::string_view why) { print_error(program_, fmt::format("skipped a checkpoint: {}", why), 0); });
+    if (saved) {
+      with_it([&] { io::check_settings(saved->settings, settings_); });
+    }
+  });
+  saved = broadcast(group_, std::move(saved));
   if (!saved) {
     return false;
   }
-  try {
-    io::check_settings(saved->settings, settings_);
-    restore(*saved);
-  } catch (const Error& error) {
-    fail("cannot resume from the checkpoint of step {} in {}: {}", saved->step, folder_->path().string(), error.what());
-  }
+  with_it([&] { restore(*saved); });
   return true;
 }
 
 bool RunCheckpoints::is_due(std::int64_t number) {
-  due_ = on() && (due_ || number % every_ == 0);
+  due_ = folder_ && (due_ || number % every_ == 0);
   return due_ && !folder_->is_writing();
 }
 
 void RunCheckpoints::save(io::TrainingCheckpoint checkpoint) {
+  if (!folder_) {
+    return;
+  }
   checkpoint.settings = settings_;
   folder_->save(checkpoint);
   due_ = false;
@@ -51,7 +123,7 @@ void RunCheckpoints::save(io::TrainingCheckpoint checkpoint) {
 }
 
 void RunCheckpoints::finish() {
-  if (on()) {
+  if (folder_) {
     folder_->finish();
   }
 }

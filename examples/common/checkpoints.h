@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include <mica/dist/group.h>
 #include <mica/io/training_checkpoint.h>
 
 struct CheckpointOptions {
@@ -15,19 +16,21 @@ struct CheckpointOptions {
 };
 
 /// The checkpoints of a program's run: --checkpoint, --checkpoint-every, --keep and --resume. Without a folder, it does
-/// nothing.
+/// nothing. Of a group of ranks, all call it, and rank 0 reads and writes.
 class RunCheckpoints {
  public:
   /// `settings` are those that determine the run's bits. Throws if the folder has checkpoints and --resume is not
   /// given.
-  RunCheckpoints(const char* program, const CheckpointOptions& options, mica::io::Metadata settings);
+  RunCheckpoints(const char* program, const CheckpointOptions& options, mica::io::Metadata settings,
+                 const mica::dist::Group& group = {});
 
-  /// Passes the newest checkpoint to `restore` if there is one; returns whether there is. Throws if its settings
-  /// differ.
+  /// Passes the newest checkpoint to `restore`, on each rank, if there is one; returns whether there is. Throws if its
+  /// settings differ.
   bool resume(const std::function<void(const mica::io::TrainingCheckpoint&)>& restore);
 
-  bool on() const { return folder_.has_value(); }
+  bool on() const { return !path_.empty(); }
   /// Whether to call save() after step `number`. If the last checkpoint is still being written then, it is postponed.
+  /// Rank 0 knows; on others this is false.
   bool is_due(std::int64_t number);
   /// Starts to write a checkpoint. Adds the settings.
   void save(mica::io::TrainingCheckpoint checkpoint);
@@ -36,7 +39,9 @@ class RunCheckpoints {
 
  private:
   const char* program_;
-  std::optional<mica::io::CheckpointFolder> folder_;
+  mica::dist::Group group_;
+  std::string path_;
+  std::optional<mica::io::CheckpointFolder> folder_;  // of rank 0
   mica::io::Metadata settings_;
   std::int64_t every_;
   bool due_ = false;

@@ -8,6 +8,8 @@
 #include <new>
 #include <optional>
 
+#include "examples/common/ranks.h"
+
 namespace {
 
 template <class T>
@@ -106,16 +108,23 @@ bool CommandLine::given(const std::string& name) const { return app_->count(name
 
 int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
   const std::string name = app_->get_name();
+  // All ranks have the same command line.
+  const auto refuse = [&](const std::string& message) {
+    return rank_of_messages == 0 ? print_error(name.c_str(), message, 2) : 2;
+  };
   try {
+    join_ranks();
     app_->parse(argc, argv);
     body();
     return 0;
   } catch (const CLI::CallForHelp& help) {
     return app_->exit(help);
   } catch (const CLI::ParseError& error) {
-    return print_error(name.c_str(), std::string(error.what()) + " (see --help)", 2);
+    return refuse(std::string(error.what()) + " (see --help)");
   } catch (const UsageError& error) {
-    return print_error(name.c_str(), error.what(), 2);
+    return refuse(error.what());
+  } catch (const StoppedByRank0&) {
+    return 1;
   } catch (const std::bad_alloc&) {
     return print_error(name.c_str(), "out of memory", 1);
   } catch (const std::exception& error) {

@@ -50,8 +50,8 @@ class CommandLine {
   /// After parsing: whether the option was given.
   bool given(const std::string& name) const;
 
-  /// Runs the program: parses the command line, then calls `body`. Returns the exit status. Every error is one line on
-  /// stderr, with status 2 for a bad command line and 1 otherwise.
+  /// Runs the program: joins the ranks, parses the command line, then calls `body`. Returns the exit status. Every
+  /// error is one line on stderr, with status 2 for a bad command line and 1 otherwise.
   int run(int argc, char** argv, const std::function<void()>& body);
 
  private:

@@ -1,22 +1,36 @@
 #include "examples/common/program.h"
 
+#include <fmt/core.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include <mica/core/check.h>
+#include <mica/dist/group.h>
 
 volatile std::sig_atomic_t interrupted = 0;
+int rank_of_messages = 0;
 
 int print_error(const char* program, std::string message, int status) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fflush(stdout);
-  std::fprintf(stderr, "%s: %s\n", program, message.c_str());
+  // In one piece, since ranks write at the same time.
+  const std::string rank = rank_of_messages > 0 ? fmt::format("rank {}: ", rank_of_messages) : "";
+  const std::string line = fmt::format("{}: {}{}\n", program, rank, message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
   return status;
 }
 
 void put(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
+}
+
+bool shows_on_terminal(int file) {
+  // Open MPI's mpirun reads its ranks' output from a terminal of its own, wherever it then writes it to.
+  return isatty(file) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
 void catch_interrupts() {
@@ -26,6 +40,7 @@ void catch_interrupts() {
   };
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
+  std::signal(SIGUSR1, interrupt);
 }
 
 mica::Device device_named(const std::string& name) {
@@ -34,5 +49,9 @@ mica::Device device_named(const std::string& name) {
   }
   mica::check(mica::cuda_available(), "no CUDA device is available{}",
               MICA_WITH_CUDA ? "" : "; this program was built without CUDA");
-  return mica::Device::cuda();
+  const int index = mica::dist::local_rank();
+  mica::check(index < mica::cuda_device_count(),
+              "expected a GPU for each rank on this machine, which has {}: start fewer ranks, or give --device cpu",
+              mica::cuda_device_count());
+  return mica::Device::cuda(index);
 }

@@ -25,7 +25,7 @@ std::string memory(std::size_t bytes) {
 }  // namespace
 
 Progress::Progress(std::int64_t steps, std::int64_t done)
-    : steps_(steps), done_(done), terminal_(isatty(STDOUT_FILENO) == 1) {}
+    : steps_(steps), done_(done), terminal_(shows_on_terminal(STDOUT_FILENO)) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_ != Clock::time_point{}) {

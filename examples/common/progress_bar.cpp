@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <string_view>
 
+#include "examples/common/program.h"
+
 namespace {
 
 constexpr double kShortest = 2;  // seconds
@@ -63,9 +65,13 @@ std::string redrawn_line(double part, std::string text) {
 }
 
 ProgressBar::ProgressBar()
-    : terminal_(isatty(STDERR_FILENO) == 1), observer_([this](const mica::ProgressReport& report) { show(report); }) {}
+    : terminal_(shows_on_terminal(STDERR_FILENO)),
+      observer_([this](const mica::ProgressReport& report) { show(report); }) {}
 
 void ProgressBar::show(const mica::ProgressReport& report) {
+  if (rank_of_messages > 0) {
+    return;
+  }
   if (report.finished) {
     if (drawn_) {
       put_error("\r\x1b[K");

@@ -18,6 +18,7 @@
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/common/progress_bar.h"
+#include "examples/common/ranks.h"
 #include "examples/finetune/data.h"
 #include "examples/finetune/options.h"
 #include <mica/autograd/grad_mode.h>
@@ -431,6 +432,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
 }
 
 void run(const Options& options) {
+  refuse_ranks("finetune");
   if (options.threads > 0) {
     set_num_threads(options.threads);
   }

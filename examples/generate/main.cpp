@@ -14,6 +14,7 @@
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
 #include "examples/common/progress_bar.h"
+#include "examples/common/ranks.h"
 #include <mica/core/parallel.h>
 #include <mica/io/adapter.h>
 #include <mica/io/chat.h>
@@ -294,6 +295,7 @@ int main(int argc, char** argv) {
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 
   return command_line.run(argc, argv, [&] {
+    refuse_ranks("generate");
     for (const int bits : {3, 5, 6, 7}) {
       if (settings.quantize == bits) {
         throw UsageError("--quantize: expected 8, 4, 2 or 1, got " + std::to_string(bits));

@@ -22,6 +22,7 @@
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/common/progress_bar.h"
+#include "examples/common/ranks.h"
 #include "examples/train_transformer/corpus.h"
 #include "examples/train_transformer/loss_plot.h"
 #include "examples/train_transformer/options.h"
@@ -31,6 +32,7 @@
 #include <mica/core/memory_stats.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/dist/group.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/tensorboard.h>
@@ -42,34 +44,24 @@ using namespace mica;
 
 namespace {
 
-/// The folder that a run writes to.
+/// The folder that a run writes to. Of several ranks, rank 0 writes; on the others, functions do nothing.
 class Results {
  public:
   /// Of a run whose first `done` steps were taken before: their metrics are kept.
-  Results(const Options& options, std::int64_t done) : folder_(options.out) {
-    const std::filesystem::path& folder = folder_;
-    io::make_folder(folder, "train_transformer");
-    if (!options.checkpoint.empty()) {
-      io::remove_unfinished(folder, [](const std::string& name) {
-        return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
-      });
-    }
-    if (done > 0) {
-      keep_metrics(done);
-    }
-    metrics_.open(file("metrics.jsonl"), done > 0 ? std::ios::app : std::ios::trunc);
-    check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
-    if (!options.tensorboard.empty()) {
-      events_.emplace(options.tensorboard,
-                      io::EventWriterOptions{.resumed_at = options.resume ? std::optional(done + 1) : std::nullopt});
-    }
+  Results(const Options& options, std::int64_t done, const dist::Group& group)
+      : folder_(options.out), writes_(group.rank() == 0) {
+    on_rank_0(group, [&] { open(options, done); });
   }
 
+  bool writes() const { return writes_; }
   std::filesystem::path file(const char* name) const { return folder_ / name; }
 
   /// `seconds` is the duration of the step.
   void add(std::int64_t number, const Step& step, const Speed& speed, double seconds,
            std::optional<double> validation_loss) {
+    if (!writes_) {
+      return;
+    }
     nlohmann::ordered_json line{{"step", number},
                                 {"train_loss", step.loss},
                                 {"lr", step.lr},
@@ -112,6 +104,9 @@ class Results {
   }
 
   void draw_losses() const {
+    if (!writes_) {
+      return;
+    }
     const std::string svg = loss_plot(training_, validation_);
     io::AtomicFile picture(file("loss.svg"));
     picture.write(svg.data(), svg.size());
@@ -119,6 +114,25 @@ class Results {
   }
 
  private:
+  void open(const Options& options, std::int64_t done) {
+    const std::filesystem::path& folder = folder_;
+    io::make_folder(folder, "train_transformer");
+    if (!options.checkpoint.empty()) {
+      io::remove_unfinished(folder, [](const std::string& name) {
+        return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
+      });
+    }
+    if (done > 0) {
+      keep_metrics(done);
+    }
+    metrics_.open(file("metrics.jsonl"), done > 0 ? std::ios::app : std::ios::trunc);
+    check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
+    if (!options.tensorboard.empty()) {
+      events_.emplace(options.tensorboard,
+                      io::EventWriterOptions{.resumed_at = options.resume ? std::optional(done + 1) : std::nullopt});
+    }
+  }
+
   // For the picture.
   void remember(const nlohmann::ordered_json& line) {
     const auto number = line.at("step").get<double>();
@@ -150,6 +164,7 @@ class Results {
   }
 
   std::filesystem::path folder_;
+  bool writes_;
   std::ofstream metrics_;
   std::optional<io::EventWriter> events_;
   std::vector<Point> training_, validation_;
@@ -223,6 +238,7 @@ std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", stat
 /// prints the results.
 class Profiling {
  public:
+  /// `trace`: the file for it; empty for none.
   Profiling(const Options& options, Trainer& trainer, std::filesystem::path trace)
       : on_(options.profile),
         first_(std::min<std::int64_t>(6, options.steps)),
@@ -252,7 +268,9 @@ class Profiling {
       return;
     }
     profiler_->stop();
-    profiler_->write_trace(trace_);
+    if (!trace_.empty()) {
+      profiler_->write_trace(trace_);
+    }
     const MemoryUse memory = trainer_.memory();
     fmt::print(
         "{}\nmemory: weights {}, gradients {}, optimizer {}, workspace {}, activations and other {}; peak {}\nwrote "
@@ -274,29 +292,40 @@ class Profiling {
   std::optional<Profiler> profiler_;
 };
 
+/// How the training ended.
+struct Outcome {
+  Best best;
+  bool stopped;  // by a signal
+};
+
 /// Trains until the last step or Ctrl-C, and saves the model with the best validation loss. `best` is that of the steps
-/// already taken.
-Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, Results& results,
-           Checkpoints& checkpoints, Best best) {
+/// already taken. Ranks take the same steps and the same decisions.
+Outcome train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, const dist::Group& group,
+              Results& results, Checkpoints& checkpoints, Best best) {
   catch_interrupts();
   std::int64_t collected = trainer.steps_done();
   Progress progress(options.steps, collected);
   const Tensor weight = gpt.parameters().front();
   const Device device = weight.device();
   const std::optional<double> peak = peak_flops(device, weight.dtype(), options.tf32);
-  Profiling profiling(options, trainer, results.file("trace.json"));
-  bool done = collected == options.steps;
+  Profiling profiling(options, trainer, results.writes() ? results.file("trace.json") : std::filesystem::path());
+  bool done = collected == options.steps, stopped = false;
   auto start = std::chrono::steady_clock::now();
   for (std::int64_t number = collected + 1; !done; ++number) {
     profiling.before_step(number, device);
     trainer.step();
-    done = number == options.steps || interrupted;
+    // What depends on the moment: a rank that is asked to stop stops all, and rank 0 shows and saves.
+    const std::vector<bool> decided =
+        true_on_any(group, {interrupted != 0, results.writes() && progress.wants(number), checkpoints.is_due(number)});
+    stopped = decided[0];
+    const bool shows = decided[1];
+    done = number == options.steps || stopped;
     // A run that is to be resumed validates when a run that is not stopped does, and then has the same best model.
     const bool validates =
-        (done && !(interrupted && checkpoints.on() && number < options.steps)) || number % options.eval_every == 0;
-    const bool saves = checkpoints.is_due(number) || (done && checkpoints.on());
+        (done && !(stopped && checkpoints.on() && number < options.steps)) || number % options.eval_every == 0;
+    const bool saves = decided[2] || (done && checkpoints.on());
     profiling.after_step(validates);
-    if (!validates && !saves && !trainer.full() && !progress.wants(number)) {
+    if (!validates && !saves && !trainer.full() && !shows) {
       continue;
     }
 
@@ -307,7 +336,7 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
                 .share_of_peak = {},
                 .peak_memory = memory_stats(device).peak};
     if (peak) {
-      speed.share_of_peak = trainer.flops_per_step() / seconds / *peak;
+      speed.share_of_peak = trainer.flops_per_step() / seconds / (*peak * group.size());
     }
     for (std::size_t i = 0; i < steps.size(); ++i) {
       check(std::isfinite(steps[i].loss), "the loss became {} at step {}; a lower --lr may help", steps[i].loss,
@@ -321,7 +350,9 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
         check(std::isfinite(*validation_loss), "the validation loss became {} at step {}; a lower --lr may help",
               *validation_loss, number);
         best = {number, *validation_loss};
-        save_model(gpt, data, results.file("model.safetensors"));
+        if (results.writes()) {
+          save_model(gpt, data, results.file("model.safetensors"));
+        }
       }
     }
     for (const Step& step : steps) {
@@ -335,15 +366,28 @@ Best train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options
     if (saves) {
       checkpoints.save(trainer, best);
     }
-    if (validates || progress.wants(number)) {
+    if (validates || shows) {
       progress.show(number, steps.back().loss, validation_loss, speed);
     }
     start = std::chrono::steady_clock::now();
   }
-  return best;
+  return {best, stopped};
 }
 
-void run(const Options& options) {
+/// The options of a rank: only rank 0 writes.
+Options options_of(int rank, Options options) {
+  if (rank > 0) {
+    options.draw_graph.clear();
+    options.tensorboard.clear();
+    options.sample = 0;
+  }
+  return options;
+}
+
+void run(const Options& of_all) {
+  const dist::Group group = dist::world();
+  const Options options = options_of(group.rank(), of_all);
+  share_cores(group);
   if (options.threads > 0) {
     set_num_threads(options.threads);
   }
@@ -362,13 +406,16 @@ void run(const Options& options) {
                .checkpoint = options.recompute});
   const DType dtype = dtype_named(options.dtype, device);
   gpt.to(device, dtype);
-  Trainer trainer(gpt, data.training(), data.validation(), options);
-  Checkpoints checkpoints(options, settings_of(options, dtype, device, data.tokens(), data.vocab));
+  set_rng_state(random_stream_of(group.rank(), rng_state()));
+  Trainer trainer(gpt, data.training(), data.validation(), options, group);
+  Checkpoints checkpoints(options, settings_of(options, dtype, device, data.tokens(), data.vocab), group);
   const std::optional<Best> resumed = checkpoints.resume(trainer);
-  Results results(options, trainer.steps_done());
-  check(!resumed || resumed->step == 0 || io::is_there(results.file("model.safetensors")),
-        "{}, the best model until step {}, is missing: give the --out of the run that is to be resumed",
-        results.file("model.safetensors").string(), trainer.steps_done());
+  Results results(options, trainer.steps_done(), group);
+  on_rank_0(group, [&] {
+    check(!resumed || resumed->step == 0 || io::is_there(results.file("model.safetensors")),
+          "{}, the best model until step {}, is missing: give the --out of the run that is to be resumed",
+          results.file("model.safetensors").string(), trainer.steps_done());
+  });
 
   std::int64_t parameters = 0;
   for (const Tensor& parameter : gpt.parameters()) {
@@ -385,6 +432,10 @@ void run(const Options& options) {
       fmt::format("{} layers, {} heads, width {}, context {}, {} parameters, in {} on {}", options.layers,
                   options.heads, options.width, options.context, parameters, dtype, device);
   fmt::print("model: {}\n", model_text);
+  if (group.size() > 1) {
+    fmt::print("ranks: {}, each with {} of the {} sequences of a batch\n", group.size(), options.batch / group.size(),
+               options.batch);
+  }
   results.add_text("model", model_text);
 
   if (resumed) {
@@ -394,11 +445,12 @@ void run(const Options& options) {
   }
 
   const auto start = std::chrono::steady_clock::now();
-  const Best best = train(trainer, gpt, data, options, results, checkpoints, resumed.value_or(Best{}));
+  const auto [best, stopped] =
+      train(trainer, gpt, data, options, group, results, checkpoints, resumed.value_or(Best{}));
   if (!trainer.graph_error().empty()) {
     fmt::print("the steps were not replayed from a CUDA graph: {}\n", trainer.graph_error());
   }
-  const char* const end = interrupted ? "stopped" : "done";
+  const char* const end = stopped ? "stopped" : "done";
   if (best.step > 0) {
     fmt::print("{} after {:.0f} s; best validation loss {:.4f}, at step {}\n", end, seconds_since(start), best.loss,
                best.step);
@@ -407,11 +459,11 @@ void run(const Options& options) {
     fmt::print("{} after {:.0f} s, before the first validation\n", end, seconds_since(start));
   }
   checkpoints.finish();
-  if (interrupted && checkpoints.on()) {
+  if (stopped && checkpoints.on()) {
     fmt::print("stopped at step {}; the same command with --resume goes on\n", trainer.steps_done());
   }
 
-  if (options.sample > 0 && !interrupted) {
+  if (options.sample > 0 && !stopped) {
     CharacterModel kept = load_character_model(results.file("model.safetensors"), device);
     fmt::print("\n--- a sample ---\n");
     write_text(kept, "", {.count = options.sample, .sampling = {.temperature = 0.8, .seed = options.seed}}, put);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "examples/common/command_line.h"
+#include "examples/common/ranks.h"
 #include <mica/nn/gpt.h>
 
 namespace {
@@ -94,12 +95,15 @@ class GivenOptions {
   std::string data_;
   std::string documents_ = "none";
   std::string device_ = "auto";
+  int gpus_ = 0;
   std::string out_ = "out";
   std::uint64_t seed_ = 1;
   int threads_ = 0;
   int workers_ = 1;
   double ema_ = 0;
   bool recompute_ = false;
+  bool zero_ = false;
+  bool reduce_float32_ = false;
   bool tf32_ = false;
   bool no_cuda_graph_ = false;
   bool profile_ = false;
@@ -135,8 +139,13 @@ GivenOptions::GivenOptions()
           "(llm.c) or end (nanoGPT); none: windows are plain text")
       .one_of({"none", "begin", "end"});
   command_line.add_option("--device", device_, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"});
+  command_line
+      .add_option("--gpus", gpus_,
+                  "Train on this many GPUs of this machine: starts as many ranks with mpirun. mpirun itself starts "
+                  "ranks on the CPU or on several machines: mpirun -n 4 train_transformer ...")
+      .between(1, 1024);
   command_line.add_option("--steps", steps_, "Training steps").at_least(1);
-  command_line.add_option("--batch", batch_, "Sequences per batch").at_least(1);
+  command_line.add_option("--batch", batch_, "Sequences per batch, of all ranks together").at_least(1);
   command_line.add_option("--context", context_, "Tokens per sequence").at_least(1);
   command_line.add_option("--layers", layers_, "Transformer blocks").at_least(1);
   command_line.add_option("--heads", heads_, "Attention heads per block").at_least(1);
@@ -160,6 +169,10 @@ GivenOptions::GivenOptions()
   command_line.add_option("--threads", threads_, "CPU threads; 0 uses every core").between(0, 1024);
   command_line.add_option("--workers", workers_, "Threads that prepare batches; the batches do not depend on it")
       .between(0, 256);
+  command_line.add_flag("--zero", zero_,
+                        "Each of several ranks keeps the optimizer's states of its share of the weights (ZeRO-1)");
+  command_line.add_flag("--reduce-float32", reduce_float32_,
+                        "Sum 16-bit gradients of several ranks in float32, which moves twice the bytes");
   command_line.add_flag("--recompute", recompute_,
                         "Recompute the activations of each block in backward: less memory, more time, the same losses");
   command_line.add_flag("--tf32", tf32_,
@@ -207,12 +220,15 @@ Options GivenOptions::options() const {
   options.data = data_;
   options.documents = documents_;
   options.device = device_;
+  options.gpus = gpus_;
   options.out = out_;
   options.seed = seed_;
   options.threads = threads_;
   options.workers = workers_;
   options.ema = ema_;
   options.recompute = recompute_;
+  options.zero = zero_;
+  options.reduce_float32 = reduce_float32_;
   options.tf32 = tf32_;
   options.cuda_graph = !no_cuda_graph_;
   options.profile = profile_;
@@ -264,6 +280,12 @@ Options GivenOptions::options() const {
       throw UsageError(fmt::format("{}: expected --checkpoint FOLDER with it", name));
     }
   }
+  if (options.gpus > 0 && options.device == "cpu") {
+    throw UsageError("--gpus: expected another --device than cpu");
+  }
+  if (const int ranks = mica::dist::world().size(); options.batch % ranks != 0) {
+    throw UsageError(fmt::format("--batch: expected a multiple of the {} ranks, got {}", ranks, options.batch));
+  }
   if (options.out.empty()) {
     throw UsageError("--out: expected a folder, got nothing");
   }
@@ -276,5 +298,11 @@ bool trains_on_tokens(const Options& options) { return options.data.ends_with(".
 
 int run_with_options(int argc, char** argv, const std::function<void(const Options&)>& body) {
   GivenOptions given;
-  return given.command_line.run(argc, argv, [&] { body(given.options()); });
+  return given.command_line.run(argc, argv, [&] {
+    const Options options = given.options();
+    if (options.gpus > 0) {
+      start_ranks_on_gpus(options.gpus, argv);
+    }
+    body(options);
+  });
 }

@@ -7,7 +7,7 @@
 /// A published or tested combination of settings.
 struct Recipe {
   std::int64_t steps;
-  std::int64_t batch;
+  std::int64_t batch;  // sequences, of all ranks together
   std::int64_t context;
   std::int64_t layers;
   std::int64_t heads;
@@ -32,7 +32,10 @@ struct Options : Recipe {
   std::string data;       // a text, or tokens if its name ends in .bin; empty: the built-in text
   std::string documents;  // what the separator does: none, begin or end
   std::string device;
+  int gpus;  // start as many ranks, each on a GPU of this machine; 0: do not
   std::string out;
+  bool zero;            // each rank keeps the optimizer's states of its share of the weights
+  bool reduce_float32;  // sum 16-bit gradients of the ranks in float32
   std::uint64_t seed;
   int threads;                    // 0: as many as there are cores
   int workers;                    // threads that prepare batches

@@ -61,19 +61,22 @@ io::Metadata settings_of(const Options& o, DType dtype, Device device, const io:
                         {"vocab", text(vocab)},
                         {"documents", o.documents},
                         {"data", fingerprint(tokens)}};
+  if (o.reduce_float32) {
+    settings["reduce-float32"] = "true";
+  }
   if (o.ema > 0) {
     settings["ema"] = text(o.ema);
   }
   return settings;
 }
 
-Checkpoints::Checkpoints(const Options& options, io::Metadata settings)
+Checkpoints::Checkpoints(const Options& options, io::Metadata settings, const dist::Group& group)
     : run_(program,
            {.folder = options.checkpoint,
             .every = options.checkpoint_every,
             .keep = options.keep,
             .resume = options.resume},
-           std::move(settings)) {}
+           std::move(settings), group) {}
 
 std::optional<Best> Checkpoints::resume(Trainer& trainer) {
   std::optional<Best> result;

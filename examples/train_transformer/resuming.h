@@ -17,7 +17,7 @@ struct Best {
 /// The checkpoints of a run: see RunCheckpoints.
 class Checkpoints {
  public:
-  Checkpoints(const Options& options, mica::io::Metadata settings);
+  Checkpoints(const Options& options, mica::io::Metadata settings, const mica::dist::Group& group);
 
   /// With --resume: sets the trainer to the newest checkpoint and returns the best validation loss until then. Nothing
   /// if there is none.
@@ -32,6 +32,7 @@ class Checkpoints {
   RunCheckpoints run_;
 };
 
-/// The settings on which the weights' bits depend. `dtype` and `device` are those chosen for "auto".
+/// The settings on which the weights' bits depend; so does the number of ranks, but any number can go on. `dtype` and
+/// `device` are those chosen for "auto".
 mica::io::Metadata settings_of(const Options& options, mica::DType dtype, mica::Device device,
                                const mica::io::TokenView& tokens, std::int64_t vocab);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "examples/common/ranks.h"
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
@@ -12,6 +13,7 @@
 #include <mica/core/rng.h>
 #include <mica/io/graph.h>
 #include <mica/ops/join/join.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 
@@ -29,16 +31,15 @@ constexpr std::int64_t plain_steps = 3;
 // <|endoftext|>, in files of GPT-2 tokens.
 constexpr std::int64_t gpt2_separator = 50256;
 
-std::size_t bytes_of(const StateDict& tensors) {
-  std::size_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) {
-    bytes += tensor.bytes();
-  }
-  return bytes;
-}
-
 std::optional<std::int64_t> separator_of(const Options& options) {
   return options.documents == "none" ? std::nullopt : std::optional(gpt2_separator);
+}
+
+// Rank r's part of the windows; parts differ by at most one window.
+io::Batch part_of(const io::Batch& windows, const dist::Group& group) {
+  const std::int64_t count = windows.inputs.size(0), rank = group.rank(), ranks = group.size();
+  const std::int64_t first = rank * count / ranks, end = (rank + 1) * count / ranks;
+  return {slice(windows.inputs, 0, first, end), slice(windows.targets, 0, first, end)};
 }
 
 // The fields of TokenWindows for windows on the CPU.
@@ -61,8 +62,10 @@ Tensors with_documents(const io::Batch& batch, const Options& options, Device de
 
 }  // namespace
 
-Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenView& validation, const Options& options)
+Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenView& validation, const Options& options,
+                 const dist::Group& group)
     : model_(model),
+      group_(group),
       parameters_(model.parameters()),
       device_(parameters_.front().device()),
       batch_(options.batch),
@@ -71,15 +74,20 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
       clip_(options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity()),
       drawing_(options.draw_graph),
       schedule_{.peak = options.lr, .floor = options.min_lr, .warmup = options.warmup, .total = options.steps},
-      optimizer_(optim::AdamW::decay_matrices(
-          parameters_, {.lr = options.lr, .betas = {0.9, options.beta2}, .weight_decay = options.weight_decay})),
+      optimizer_(group_optimizer(model, options, group)),
       windows_(training, {.context = options.context,
                           .seed = options.seed,
                           .separator = separator_of(options),
                           .separator_begins = options.documents == "begin"}),
-      loading_{.batch = options.batch, .seed = options.seed, .workers = options.workers, .device = device_},
+      loading_{.batch = options.batch,
+               .seed = options.seed,
+               .workers = options.workers,
+               .device = device_,
+               .rank = group.rank(),
+               .ranks = group.size()},
       results_(empty({device_.is_cuda() ? most_uncollected : 1, accumulate_ + 1}, float64, device_)),
-      graph_allowed_(device_.is_cuda() && options.cuda_graph) {
+      // A graph with collectives in it has not been tried.
+      graph_allowed_(device_.is_cuda() && options.cuda_graph && group.size() == 1) {
   if (parameters_.front().dtype() == float16) {
     scaler_.emplace();
   }
@@ -89,7 +97,9 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
   loader_.emplace(windows_, loading_);
   const std::int64_t most = std::max<std::int64_t>(1, validation_tokens / options.context);
   for (const io::Batch& batch : io::even_windows(validation, options.context, options.batch, most)) {
-    validation_.push_back(with_documents(batch, options, device_));
+    if (const io::Batch part = part_of(batch, group); part.inputs.size(0) > 0) {
+      validation_.push_back(with_documents(part, options, device_));
+    }
   }
 }
 
@@ -102,7 +112,7 @@ io::TrainingCheckpoint Trainer::checkpoint() const {
   io::TrainingCheckpoint checkpoint{
       .step = steps_done_, .parts = {}, .random = rng_state(), .data = loader_->position(), .settings = {}};
   checkpoint.parts["model"] = model_.state_dict();
-  checkpoint.parts["optimizer"] = optimizer_.state_dict();
+  checkpoint.parts["optimizer"] = optimizer_->state_dict();
   if (scaler_) {
     checkpoint.parts["scaler"] = scaler_->state_dict();
   }
@@ -114,7 +124,7 @@ io::TrainingCheckpoint Trainer::checkpoint() const {
 
 void Trainer::resume(const io::TrainingCheckpoint& checkpoint) {
   model_.load_state_dict(checkpoint.part("model"));
-  optimizer_.load_state_dict(checkpoint.part("optimizer"));
+  optimizer_->load_state_dict(checkpoint.part("optimizer"));
   if (scaler_) {
     scaler_->load_state_dict(checkpoint.part("scaler"));
   }
@@ -123,7 +133,7 @@ void Trainer::resume(const io::TrainingCheckpoint& checkpoint) {
   }
   loading_.start = checkpoint.data;
   loader_.emplace(windows_, loading_);
-  set_rng_state(checkpoint.random);
+  set_rng_state(random_stream_of(group_.rank(), checkpoint.random));
   steps_done_ = first_step_ = checkpoint.step;
 }
 
@@ -152,22 +162,20 @@ void Trainer::load_batches() {
 
 void Trainer::compute() {
   losses_.clear();
-  optimizer_.zero_grad();
-  for (const Tensors& batch : batches_) {
-    const Tensor loss = loss_of(batch);
+  optimizer_->zero_grad();
+  for (std::size_t i = 0; i < batches_.size(); ++i) {
+    const Tensor loss = loss_of(batches_[i]);
     if (steps_done_ == first_step_ && losses_.empty() && !drawing_.empty()) {
       io::write_graph(loss, drawing_);
     }
     const Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
-    if (accumulate_ == 1) {
-      scaled.backward();
-    } else {
-      scaled.backward(mica::full({}, 1 / static_cast<double>(accumulate_), scaled.dtype(), device_));
-    }
+    const Tensor share =
+        accumulate_ == 1 ? Tensor() : mica::full({}, 1 / static_cast<double>(accumulate_), scaled.dtype(), device_);
+    optimizer_->backward(scaled, share, i + 1 == batches_.size());
     losses_.push_back(loss.detach());
   }
   const ProfileRange range("optimizer");
-  norm_ = optimizer_.step({.max_grad_norm = clip_, .scaler = scaler_ ? &*scaler_ : nullptr});
+  norm_ = optimizer_->step({.max_grad_norm = clip_, .scaler = scaler_ ? &*scaler_ : nullptr});
   if (scaler_) {
     scaler_->update();
   }
@@ -196,7 +204,7 @@ bool Trainer::replay() {
 
 void Trainer::step() {
   const double lr = schedule_.lr(steps_done_);
-  optimizer_.set_lr(lr);
+  optimizer_->set_lr(lr);
   load_batches();
   if (!replay()) {
     compute();
@@ -215,6 +223,7 @@ void Trainer::step() {
 bool Trainer::full() const { return static_cast<std::int64_t>(rates_.size()) == results_.size(0); }
 
 std::vector<Step> Trainer::finished() {
+  group_.all_reduce(results_, dist::Reduction::mean);
   const std::vector<double> values = to_vector<double>(results_);
   std::vector<Step> steps;
   for (std::size_t i = 0; i < rates_.size(); ++i) {
@@ -239,7 +248,7 @@ double Trainer::validate() {
     losses.push_back(loss_of(batch));
     progress.advance();
   }
-  const std::vector<double> values = to_vector<double>(stack(losses));
+  const std::vector<double> values = losses.empty() ? std::vector<double>() : to_vector<double>(stack(losses));
   model_.train();
   double sum = 0;
   std::int64_t windows = 0;
@@ -247,7 +256,10 @@ double Trainer::validate() {
     sum += values[i] * static_cast<double>(validation_[i][0].size(0));
     windows += validation_[i][0].size(0);
   }
-  return sum / static_cast<double>(windows);
+  const Tensor total = from_data({sum, static_cast<double>(windows)}, {2}, device_);
+  group_.all_reduce(total);
+  const std::vector<double> of_all = to_vector<double>(total);
+  return of_all[0] / of_all[1];
 }
 
 std::int64_t Trainer::tokens_per_step() const { return accumulate_ * batch_ * context_; }
@@ -266,7 +278,7 @@ MemoryUse Trainer::memory() const {
   const MemoryStats stats = memory_stats(device_);
   MemoryUse use{.weights = 0,
                 .gradients = 0,
-                .optimizer = bytes_of(optimizer_.state_dict()),
+                .optimizer = optimizer_->state_bytes(),
                 .workspace = stats.workspace,
                 .others = 0,
                 .peak = stats.peak};

@@ -1,18 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "examples/train_transformer/group_optimizer.h"
 #include "examples/train_transformer/options.h"
 #include <mica/core/cuda/graph.h>
+#include <mica/dist/group.h>
 #include <mica/io/data_loader.h>
 #include <mica/io/text.h>
 #include <mica/io/token_windows.h>
 #include <mica/io/training_checkpoint.h>
 #include <mica/nn/gpt.h>
-#include <mica/optim/adamw.h>
 #include <mica/optim/ema.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/schedule.h>
@@ -36,18 +38,21 @@ struct MemoryUse {
 
 /// Trains a model: AdamW with decay of matrices only, warm-up and cosine schedule, clipped gradients.
 ///
+/// The ranks of a group train it together: each computes the gradients of its rows of a batch, and all take the same
+/// step with their mean. Each rank must call the same functions. Losses are those of all ranks.
+///
 /// A step never waits for a GPU. On a GPU, after a few ordinary steps, one step is captured as a CUDA graph and then
 /// replayed, with bit-identical results.
 class Trainer {
  public:
   /// The model and the tokens must outlive the trainer. The model determines the device and the dtype of
-  /// training.
+  /// training; its weights become those of rank 0.
   Trainer(mica::nn::GPT& model, const mica::io::TokenView& training, const mica::io::TokenView& validation,
-          const Options& options);
+          const Options& options, const mica::dist::Group& group);
 
-  /// The state after the steps so far, without settings. Waits for them.
+  /// The state after the steps so far, without settings. Waits for them. Rank 0's is for any number of ranks.
   mica::io::TrainingCheckpoint checkpoint() const;
-  /// Goes on from a checkpoint of a run with the same settings. Call it before the first step.
+  /// Goes on from rank 0's checkpoint of a run with the same settings. Call it before the first step.
   void resume(const mica::io::TrainingCheckpoint& checkpoint);
   /// All steps, including those before the checkpoint.
   std::int64_t steps_done() const { return steps_done_; }
@@ -84,8 +89,8 @@ class Trainer {
   const std::string& graph_error() const { return graph_error_; }
 
   std::int64_t tokens_per_step() const;
-  /// Floating-point operations of a step's products, counted as in the PaLM paper: 6 per parameter and token, plus
-  /// those of attention.
+  /// Floating-point operations of a step's products on all ranks, counted as in the PaLM paper: 6 per parameter and
+  /// token, plus those of attention.
   double flops_per_step() const;
   MemoryUse memory() const;
 
@@ -96,6 +101,7 @@ class Trainer {
   bool replay();
 
   mica::nn::GPT& model_;
+  mica::dist::Group group_;
   mica::Tensors parameters_;
   mica::Device device_;
   std::int64_t batch_;
@@ -104,13 +110,13 @@ class Trainer {
   double clip_;
   std::string drawing_;  // file for a picture of the first step's autograd graph; empty for none
   mica::optim::CosineSchedule schedule_;
-  mica::optim::AdamW optimizer_;
+  std::unique_ptr<GroupOptimizer> optimizer_;
   std::optional<mica::optim::GradScaler> scaler_;
   std::optional<mica::optim::Ema> ema_;
   mica::io::TokenWindows windows_;
   mica::io::DataLoaderOptions loading_;
   std::optional<mica::io::DataLoader> loader_;
-  std::vector<mica::Tensors> validation_;
+  std::vector<mica::Tensors> validation_;  // this rank's part
 
   std::vector<mica::Tensors> batches_;  // of one step: TokenWindows' fields; on a GPU always at the same addresses
   mica::Tensors losses_;                // of the last step's batches

@@ -480,6 +480,13 @@ TEST_F(Cli, CustomOpPassesItsChecks) {
   EXPECT_EQ(checked.out.find("WRONG"), std::string::npos) << checked.out;
 }
 
+TEST_F(Cli, GpusNeedGpus) {
+  const std::string train = "train_transformer --data text.txt --out run ";
+  expect_refusal(train + "--gpus 0", 2, "--gpus");
+  expect_refusal(train + "--gpus 2 --device cpu", 2, "--gpus: expected another --device than cpu");
+  expect_refusal(train + "--gpus 1024", 1, "--gpus: expected at most the ");
+}
+
 TEST_F(Cli, RefusesBadCommandLines) {
   const std::string train = "train_transformer --data text.txt --out run ";
   expect_refusal(train + "--widht 3", 2, "--widht");
