@@ -1,17 +1,40 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
+#include <mica/dist/detail/call.h>
 #include <mica/dist/detail/collectives.h>
+#include <mica/dist/detail/control.h>
+#include <mica/dist/detail/journal.h>
 #include <mica/dist/detail/mpi.h>
 #include <mica/dist/detail/nccl.h>
 #include <mica/dist/detail/placement.h>
+#include <mica/dist/detail/rendezvous.h>
 #include <mica/dist/group.h>
 
 namespace mica::dist {
 
 namespace {
 
+using detail::Bytes;
+using detail::Call;
+using detail::CallKind;
 using detail::Collectives;
+using detail::Control;
 using detail::GroupState;
+using detail::Journal;
 
 void check_tensor(const char* op, const Tensor& x) {
   check(x.defined(), "{}: expected a tensor, got an undefined one", op);
@@ -56,18 +79,234 @@ void copy_elements(const Tensor& from, const Tensor& into) {
   }
 }
 
-std::shared_ptr<const GroupState> state_of(const std::shared_ptr<detail::MpiCollectives>& mpi) {
+// The collective, known to the other ranks while it runs.
+template <class Start>
+Work start_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
+  if (group.control == nullptr) {
+    return Work(start());
+  }
+  group.control->check(op);
+  const std::uint64_t number = group.journal->begin(call);
+  std::shared_ptr<detail::Transfer> transfer;
+  try {
+    transfer = start();
+  } catch (...) {
+    group.journal->attach(number, nullptr);
+    throw;
+  }
+  group.journal->attach(number, transfer);
+  return Work(std::move(transfer));
+}
+
+Call call_of(CallKind kind, const Tensor& x, Reduction reduction = Reduction::sum, int root = 0) {
+  return {.kind = kind,
+          .dtype = x.dtype(),
+          .reduction = reduction,
+          .on_gpu = x.device().is_cuda(),
+          .root = root,
+          .count = x.numel()};
+}
+
+// The same on all ranks that pass this color, and different from other groups' (by splitmix64).
+std::uint64_t id_of_part(std::uint64_t parent, std::uint64_t number, int color) {
+  std::uint64_t h = parent;
+  for (const std::uint64_t part : {number, static_cast<std::uint64_t>(color)}) {
+    h += part + 0x9e3779b97f4a7c15U;
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9U;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebU;
+    h ^= h >> 31;
+  }
+  return h;
+}
+
+Bytes bytes_of(const Tensor& x) { return {x.raw_data(), x.raw_data() + x.bytes()}; }
+
+// Without MPI: what ranks need to know before GPUs are connected travels over the control connections.
+std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& control,
+                                           const std::shared_ptr<Journal>& journal) {
+  auto state = std::make_shared<GroupState>();
+  const std::vector<int>& members = journal->members();
+  state->rank = static_cast<int>(std::find(members.begin(), members.end(), control->rank()) - members.begin());
+  state->size = static_cast<int>(members.size());
+  state->control = control;
+  state->journal = journal;
+#if MICA_WITH_NCCL
+  state->cuda = detail::nccl_collectives(state->rank, state->size, [=, rank = state->rank](const Tensor& bytes) {
+    const std::vector<Bytes> all = control->exchange(*journal, rank == 0 ? bytes_of(bytes) : Bytes());
+    check(all[0].size() == bytes.bytes(), "world: rank 0 passed on {} bytes instead of {}", all[0].size(),
+          bytes.bytes());
+    std::memcpy(bytes.raw_data(), all[0].data(), all[0].size());
+  });
+#endif
+  state->barrier = [=] { (void)control->exchange(*journal, {}, CallKind::barrier); };
+  state->split = [=](int color, int key) {
+    std::uint64_t number = 0;
+    const std::vector<Bytes> all =
+        control->exchange(*journal, detail::Writer().value(color).value(key).take(), CallKind::split, &number);
+    std::vector<std::pair<int, int>> part;  // key, rank in the world
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      detail::Reader reader(all[i]);
+      if (reader.value<int>() == color) {
+        part.emplace_back(reader.value<int>(), journal->members()[i]);
+      }
+    }
+    std::stable_sort(part.begin(), part.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<int> ranks;
+    for (const auto& [of_rank, rank] : part) {
+      ranks.push_back(rank);
+    }
+    return state_of(control, control->open(id_of_part(journal->id(), number, color), ranks));
+  };
+  return state;
+}
+
+#if MICA_WITH_MPI
+
+std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& control,
+                                           const std::shared_ptr<Journal>& journal,
+                                           const std::shared_ptr<detail::MpiCollectives>& mpi) {
   auto state = std::make_shared<GroupState>();
   state->rank = mpi->rank();
   state->size = mpi->size();
+  state->control = control;
+  state->journal = journal;
   state->cpu = mpi;
 #if MICA_WITH_NCCL
   state->cuda = detail::nccl_collectives(mpi->rank(), mpi->size(),
                                          [mpi](const Tensor& bytes) { mpi->broadcast(bytes, 0)->wait(); });
 #endif
-  state->barrier = [mpi] { mpi->barrier()->wait(); };
-  state->split = [mpi](int color, int key) { return state_of(mpi->split(color, key)); };
+  state->barrier = [=] {
+    control->check("barrier");
+    const detail::Entered entered(*journal, {.kind = CallKind::barrier});
+    mpi->barrier()->wait();
+  };
+  state->split = [=](int color, int key) {
+    control->check("split");
+    const detail::Entered entered(*journal, {.kind = CallKind::split});
+    const std::shared_ptr<detail::MpiCollectives> part = mpi->split(color, key);
+    const std::uint64_t id = id_of_part(journal->id(), entered.number(), color);
+    return state_of(control, control->open(id, part->members()), part);
+  };
   return state;
+}
+
+// Rank 0 says over MPI where it listens.
+std::shared_ptr<Control> control_over(detail::MpiCollectives& mpi, bool one_machine) {
+  const detail::ControlOptions options = detail::control_options_from_environment();
+  constexpr std::int64_t size = 16384;
+  const Tensor announced = zeros({size}, uint8);
+  std::optional<detail::Descriptor> listener;
+  detail::Token token{};
+  if (mpi.rank() == 0) {
+    Bytes bytes;
+    try {
+      std::vector<detail::Address> ports;
+      for (const int port : detail::ports_from_environment()) {
+        ports.push_back({.host = "", .port = port});
+      }
+      listener = detail::listen_at(ports, one_machine);
+      token = detail::random_token();
+      const std::vector<std::string> hosts =
+          one_machine ? std::vector<std::string>{"127.0.0.1"} : detail::own_addresses();
+      detail::Writer writer;
+      writer.text("").bytes(Bytes(token.begin(), token.end())).value(detail::port_of(*listener));
+      writer.value(static_cast<std::uint32_t>(hosts.size()));
+      for (const std::string& host : hosts) {
+        writer.text(host);
+      }
+      bytes = writer.take();
+      check(bytes.size() <= size, "world: this machine has too many addresses");
+    } catch (const Error& error) {
+      bytes = detail::Writer().text(error.what()).take();
+      bytes.resize(std::min<std::size_t>(bytes.size(), size));
+    }
+    std::memcpy(announced.raw_data(), bytes.data(), bytes.size());
+  }
+  mpi.broadcast(announced, 0)->wait();
+  const Bytes bytes = bytes_of(announced);
+  detail::Reader reader(bytes);
+  const std::string problem = reader.text();
+  if (!problem.empty()) {
+    throw Error(problem);
+  }
+  if (mpi.rank() == 0) {
+    return std::make_shared<Control>(std::move(*listener), mpi.size(), token, options);
+  }
+  const Bytes shown = reader.bytes();
+  check(shown.size() == token.size(), "world: rank 0 sent a token of {} bytes", shown.size());
+  std::copy(shown.begin(), shown.end(), token.begin());
+  const auto port = reader.value<int>();
+  std::vector<detail::Address> hub(reader.value<std::uint32_t>());
+  for (detail::Address& address : hub) {
+    address = {.host = reader.text(), .port = port};
+  }
+  return std::make_shared<Control>(hub, mpi.rank(), mpi.size(), token, options);
+}
+
+#endif
+
+// What has to be said to the other ranks before this process ends. Never destroyed.
+struct Running {
+  std::shared_ptr<Control> control;
+  bool over_mpi = false;
+  pid_t process = 0;  // children that it forks say nothing
+  std::terminate_handler terminate = nullptr;
+};
+
+std::atomic<Running*> running{nullptr};
+
+Running* own_running() {
+  Running* const found = running.load();
+  return found != nullptr && found->process == getpid() ? found : nullptr;
+}
+
+void at_exit(int status, void* /*unused*/) {
+  Running* const own = own_running();
+  if (own == nullptr) {
+    return;
+  }
+  if (status != 0) {
+    own->control->report_failure(fmt::format("its program ended with exit status {}", status));
+  } else {
+    own->control->leave();
+#if MICA_WITH_MPI
+    if (own->over_mpi && !own->control->failed()) {
+      detail::mpi_finalize();
+    }
+#endif
+  }
+  own->control->close();
+}
+
+void at_terminate() {
+  if (Running* const own = own_running()) {
+    std::string reason = "its program called std::terminate";
+    if (const std::exception_ptr error = std::current_exception()) {
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& known) {
+        reason = known.what();
+      } catch (...) {
+        reason = "an exception of unknown type ended its program";
+      }
+    }
+    own->control->report_failure(reason);
+    if (own->terminate != nullptr) {
+      own->terminate();
+    }
+  }
+  std::abort();
+}
+
+void watch(const std::shared_ptr<Control>& control, bool over_mpi) {
+  auto* const own = new Running{.control = control, .over_mpi = over_mpi, .process = getpid()};
+  running = own;
+  own->terminate = std::set_terminate(at_terminate);
+#ifdef __GLIBC__
+  check(on_exit(at_exit, nullptr) == 0, "world: on_exit failed");
+#else
+  check(std::atexit([] { at_exit(0, nullptr); }) == 0, "world: atexit failed");
+#endif
 }
 
 struct World {
@@ -80,22 +319,37 @@ World find_world() {
   if (placement.size == 1) {
     return {};
   }
+  std::vector<int> all(static_cast<std::size_t>(placement.size));
+  std::iota(all.begin(), all.end(), 0);
 #if MICA_WITH_MPI
-  check(placement.launcher != "torchrun", "world: processes that torchrun started are not supported yet");
-  const std::shared_ptr<detail::MpiCollectives> mpi = detail::mpi_world();
-  check(
-      mpi->rank() == placement.rank && mpi->size() == placement.size,
-      "world: {} says that this process is rank {} of {}, MPI says {} of {}: was mica built with another MPI than that "
-      "of the launcher?",
-      placement.launcher, placement.rank, placement.size, mpi->rank(), mpi->size());
-  return {.group = Group(state_of(mpi)), .local_rank = mpi->local_rank()};
-#else
-  fail("world: {} started {} processes, but mica was built without MPI", placement.launcher, placement.size);
+  // A step of Slurm has MPI if srun --mpi=pmix or pmi2 started it.
+  if (placement.launcher == "mpirun" || (placement.launcher == "Slurm" && std::getenv("PMIX_NAMESPACE") != nullptr)) {
+    const std::shared_ptr<detail::MpiCollectives> mpi = detail::mpi_world();
+    check(mpi->rank() == placement.rank && mpi->size() == placement.size,
+          "world: {} says that this process is rank {} of {}, MPI says {} of {}: was mica built with another MPI than "
+          "that of the launcher?",
+          placement.launcher, placement.rank, placement.size, mpi->rank(), mpi->size());
+    const detail::MpiCollectives::Local local = mpi->local();
+    const std::shared_ptr<Control> control = control_over(*mpi, local.size == mpi->size());
+    detail::mpi_report_failures([control](const std::string& reason) { control->report_trouble(reason); });
+    control->on_verdict([control = control.get()] { detail::mpi_abort(control->verdict()); });
+    watch(control, true);
+    return {.group = Group(state_of(control, control->open(0, all), mpi)), .local_rank = local.rank};
+  }
 #endif
+  const detail::Meeting meeting = detail::meeting_from_environment(placement);
+  const detail::ControlOptions options = detail::control_options_from_environment();
+  const auto control =
+      placement.rank == 0
+          ? std::make_shared<Control>(detail::listen_at(meeting.addresses, meeting.loopback_only), placement.size,
+                                      meeting.token, options)
+          : std::make_shared<Control>(meeting.addresses, placement.rank, placement.size, meeting.token, options);
+  watch(control, false);
+  return {.group = Group(state_of(control, control->open(0, all))), .local_rank = placement.local_rank};
 }
 
 const World& the_world() {
-  static const World world = find_world();
+  static const World& world = *new World(find_world());  // its end is at_exit()
   return world;
 }
 
@@ -119,7 +373,9 @@ Work Group::start_all_reduce(const Tensor& x, Reduction reduction) const {
   if (size() == 1 || x.numel() == 0) {
     return {};
   }
-  const Work work(engine(op, *state_, x).all_reduce(x, reduction));
+  Collectives& through = engine(op, *state_, x);
+  const Work work = start_call(op, *state_, call_of(CallKind::all_reduce, x, reduction),
+                               [&] { return through.all_reduce(x, reduction); });
   x.bump_version(op);
   return work;
 }
@@ -137,7 +393,9 @@ Work Group::start_reduce_scatter(const Tensor& from, const Tensor& into, Reducti
   if (from.numel() == 0) {
     return {};
   }
-  const Work work(engine(op, *state_, from).reduce_scatter(from, into, reduction));
+  Collectives& through = engine(op, *state_, from);
+  const Work work = start_call(op, *state_, call_of(CallKind::reduce_scatter, into, reduction),
+                               [&] { return through.reduce_scatter(from, into, reduction); });
   into.bump_version(op);
   return work;
 }
@@ -154,7 +412,9 @@ Work Group::start_all_gather(const Tensor& from, const Tensor& into) const {
   if (from.numel() == 0) {
     return {};
   }
-  const Work work(engine(op, *state_, from).all_gather(from, into));
+  Collectives& through = engine(op, *state_, from);
+  const Work work =
+      start_call(op, *state_, call_of(CallKind::all_gather, from), [&] { return through.all_gather(from, into); });
   into.bump_version(op);
   return work;
 }
@@ -166,7 +426,9 @@ Work Group::start_broadcast(const Tensor& x, int root) const {
   if (size() == 1 || x.numel() == 0) {
     return {};
   }
-  const Work work(engine(op, *state_, x).broadcast(x, root));
+  Collectives& through = engine(op, *state_, x);
+  const Work work = start_call(op, *state_, call_of(CallKind::broadcast, x, Reduction::sum, root),
+                               [&] { return through.broadcast(x, root); });
   if (rank() != root) {
     x.bump_version(op);
   }
@@ -189,6 +451,33 @@ void Group::barrier() const {
 Group Group::split(int color, int key) const {
   check(color >= 0, "split: expected color >= 0, got {}", color);
   return state_->split ? Group(state_->split(color, key)) : *this;
+}
+
+void report_failure(const std::string& reason) {
+  if (Running* const own = own_running()) {
+    own->control->report_failure(reason);
+  }
+}
+
+void set_timeout(double seconds) {
+  check(std::isfinite(seconds) && seconds >= 0, "set_timeout: expected seconds >= 0, got {}", seconds);
+  (void)the_world();
+  if (Running* const own = own_running()) {
+    own->control->set_collective_timeout(seconds);
+  }
+}
+
+LongTask::LongTask(const std::string& name) {
+  if (Running* const own = own_running()) {
+    own->control->begin_task(name);
+    told_ = true;
+  }
+}
+
+LongTask::~LongTask() {
+  if (told_) {
+    running.load()->control->end_task();
+  }
 }
 
 Group world() { return the_world().group; }

@@ -3,6 +3,7 @@
 // Groups of processes that compute one thing together: the ranks of a run, each with its share of the data.
 
 #include <memory>
+#include <string>
 
 #include <mica/core/tensor.h>
 
@@ -86,9 +87,37 @@ class Group {
   std::shared_ptr<const detail::GroupState> state_;
 };
 
-/// All processes of this run. The first call finds them: those that mpirun started; else a group of one. Throws an
-/// Error if this process was started as one of several, but cannot reach the others.
+/// All processes of this run. The first call finds them: those that mpirun, srun or torchrun started; else a group of
+/// one. Throws an Error if this process was started as one of several, but cannot reach the others. Without MPI (under
+/// torchrun, or srun without --mpi), there are no collectives for tensors on the CPU.
+///
+/// When a rank dies, hangs, fails, loses its link, leaves early or calls other collectives than the others, all pending
+/// and later collectives of the other ranks throw an Error that names it; docs/distributed.md says more.
 Group world();
+
+/// A task that this rank does alone, such as writing a checkpoint or a long validation. While it lives, the other ranks
+/// wait for this one without the timeout. Does nothing in a group of one.
+///
+///     const dist::LongTask task("checkpoint");
+class LongTask {
+ public:
+  explicit LongTask(const std::string& name);
+  ~LongTask();
+  LongTask(const LongTask&) = delete;
+  LongTask& operator=(const LongTask&) = delete;
+
+ private:
+  bool told_ = false;
+};
+
+/// How long ranks wait for another one in a collective before they give it up, in seconds; 0: for ever. Rank 0's
+/// counts. Without this call: MICA_DIST_TIMEOUT, else 20.
+void set_timeout(double seconds);
+
+/// Tells the other ranks that this one has failed and will end, and why: their collectives throw an Error that says so,
+/// as do this rank's. For programs that catch the exceptions that end them. Others need not call it: the other ranks
+/// learn of an exception that nobody catches, of an exit status other than 0, and of a process that dies.
+void report_failure(const std::string& reason);
 
 /// The number of this process among those of the run on this machine, from 0. Says which GPU to use.
 int local_rank();

@@ -12,6 +12,9 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;  ///< see Work::wait()
+  /// Whether this rank's part is done, on any thread; true if that is not known. A transfer that goes on too long is
+  /// reported.
+  virtual bool ended() const { return true; }
 };
 
 /// Collectives among the ranks of a group, for tensors on one kind of device. Arguments were validated by Group.
@@ -24,10 +27,15 @@ class Collectives {
   virtual std::shared_ptr<Transfer> broadcast(const Tensor& x, int root) = 0;
 };
 
+class Control;
+class Journal;
+
 /// What the handles of one group share.
 struct GroupState {
   int rank = 0;
   int size = 1;
+  std::shared_ptr<Control> control{};   ///< null for a group of one that is not part of a larger one
+  std::shared_ptr<Journal> journal{};   ///< null where control is
   std::shared_ptr<Collectives> cpu{};   ///< null: there is no engine for tensors on the CPU
   std::shared_ptr<Collectives> cuda{};  ///< null: there is none for tensors on a GPU
   std::function<void()> barrier{};      ///< null for a group of one, as split

@@ -4,14 +4,16 @@
 #include <mpi.h>
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,17 +39,22 @@ void check_mpi(int status, const char* call) {
 class Operation : public Transfer {
  public:
   /// start() returns a request, or MPI_REQUEST_NULL if all is done. finish() is called when it has ended. Both run on
-  /// MPI's thread.
-  Operation(std::function<MPI_Request()> start, std::function<void()> finish)
-      : start_(std::move(start)), finish_(std::move(finish)) {}
+  /// MPI's thread. `name` is a literal.
+  Operation(const char* name, std::function<MPI_Request()> start, std::function<void()> finish)
+      : name_(name), start_(std::move(start)), finish_(std::move(finish)) {}
 
   void wait() override {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return done_; });
+    changed_.wait(lock, [this] { return done_.load(); });
     if (error_) {
       std::rethrow_exception(error_);
     }
   }
+
+  bool ended() const override { return done_; }
+
+  /// Ends it with an Error. MPI may still use its tensors, so the caller must keep it alive.
+  void fail(const std::string& reason) { done(std::make_exception_ptr(Error(fmt::format("{}: {}", name_, reason)))); }
 
   // The rest is for MPI's thread.
 
@@ -63,75 +70,103 @@ class Operation : public Transfer {
     }
     start_ = {};  // frees the tensors
     finish_ = {};
-    const std::lock_guard lock(mutex_);
-    error_ = std::move(error);
-    done_ = true;
-    ended_.notify_all();
+    done(std::move(error));
   }
 
  private:
+  void done(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!done_) {
+      error_ = std::move(error);
+      done_ = true;
+      changed_.notify_all();
+    }
+  }
+
+  const char* name_;
   std::function<MPI_Request()> start_;
   std::function<void()> finish_;
   std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
+  std::condition_variable changed_;
+  std::atomic<bool> done_{false};
   std::exception_ptr error_;
 };
 
-/// The thread that calls MPI. Initializes it, and finalizes it when the process ends.
+/// The thread that calls MPI. It may be blocked there for ever when another rank has failed, so nobody waits for its
+/// end, and this object is never destroyed.
 class MpiThread {
  public:
   static MpiThread& get() {
-    static MpiThread thread;
+    static MpiThread& thread = *new MpiThread;
     return thread;
   }
 
   /// Starts the operation after those given before.
-  std::shared_ptr<Operation> run(std::function<MPI_Request()> start, std::function<void()> finish = {}) {
-    auto operation = std::make_shared<Operation>(std::move(start), std::move(finish));
+  std::shared_ptr<Operation> run(const char* name, std::function<MPI_Request()> start,
+                                 std::function<void()> finish = {}) {
+    auto operation = std::make_shared<Operation>(name, std::move(start), std::move(finish));
     const std::lock_guard lock(mutex_);
-    given_.push_back(operation);
-    something_given_.notify_one();
+    if (aborted_) {
+      operation->fail(*aborted_);
+      return operation;
+    }
+    check(!stopping_, "{}: this program has ended its part in the group", name);
+    unfinished_.push_back(operation);
+    changed_.notify_all();
     return operation;
+  }
+
+  void report_failures(std::function<void(const std::string&)> report) {
+    const std::lock_guard lock(mutex_);
+    report_ = std::move(report);
+  }
+
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    aborted_ = reason;
+    for (const auto* const operations : {&unfinished_, &failed_}) {
+      for (const std::shared_ptr<Operation>& operation : *operations) {
+        if (operation != nullptr) {
+          operation->fail(reason);
+        }
+      }
+    }
+    changed_.notify_all();
+  }
+
+  void finalize() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return stopped_ || aborted_; });
   }
 
  private:
   MpiThread() {
     std::exception_ptr error;
-    std::condition_variable initialized;
     bool ready = false;
-    thread_ = std::thread([&, this] {
+    std::thread([&, this] {
+      std::exception_ptr failure;
       try {
         initialize();
       } catch (...) {
-        error = std::current_exception();
+        failure = std::current_exception();
       }
-      const bool failed = error != nullptr;
       {
         const std::lock_guard lock(mutex_);
+        error = failure;
         ready = true;
-        initialized.notify_one();
+        changed_.notify_all();
       }
-      if (!failed) {
+      if (!failure) {
         loop();
       }
-    });
+    }).detach();
     std::unique_lock lock(mutex_);
-    initialized.wait(lock, [&] { return ready; });
+    changed_.wait(lock, [&] { return ready; });
     if (error) {
-      lock.unlock();
-      thread_.join();
       std::rethrow_exception(error);
     }
-  }
-
-  ~MpiThread() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-      something_given_.notify_one();
-    }
-    thread_.join();
   }
 
   void initialize() {
@@ -146,47 +181,58 @@ class MpiThread {
     }
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
     owns_mpi_ = true;
+    // Open MPI reports errors of collectives that were started to this communicator, whatever theirs is.
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
 
   void loop() {
-    std::vector<std::shared_ptr<Operation>> running;
-    std::vector<MPI_Request> requests;
+    std::vector<MPI_Request> requests;  // of unfinished_, as far as they were started
     std::vector<int> ended;
+    std::vector<MPI_Status> statuses;
     int idle = 0;
     for (;;) {
-      std::deque<std::shared_ptr<Operation>> given;
+      std::size_t known = 0;
       {
         std::unique_lock lock(mutex_);
-        if (running.empty()) {
-          something_given_.wait(lock, [this] { return stopping_ || !given_.empty(); });
-          if (given_.empty()) {
-            break;
-          }
+        std::erase(unfinished_, nullptr);
+        std::erase(requests, MPI_REQUEST_NULL);
+        if (unfinished_.empty()) {
+          changed_.wait(lock, [this] { return stopping_ || aborted_ || !unfinished_.empty(); });
         }
-        given.swap(given_);
+        if (aborted_) {
+          return;  // unfinished_ keeps the tensors that MPI may still use
+        }
+        if (unfinished_.empty()) {
+          break;
+        }
+        known = unfinished_.size();
       }
-      for (std::shared_ptr<Operation>& operation : given) {
+      // Only this thread removes operations, but others append some.
+      while (requests.size() < known) {
+        const std::shared_ptr<Operation> operation = unfinished(requests.size());
+        MPI_Request request = MPI_REQUEST_NULL;
+        std::exception_ptr error;
         try {
-          const MPI_Request request = operation->start();
-          if (request == MPI_REQUEST_NULL) {
-            operation->end(nullptr);
-          } else {
-            requests.push_back(request);
-            running.push_back(std::move(operation));
-          }
+          request = operation->start();
         } catch (...) {
-          operation->end(std::current_exception());
+          error = std::current_exception();
+        }
+        requests.push_back(request);
+        if (request == MPI_REQUEST_NULL) {
+          end(requests.size() - 1, error);
         }
         idle = 0;
       }
-      if (running.empty()) {
-        continue;
-      }
       ended.resize(requests.size());
-      std::vector<MPI_Status> statuses(requests.size());
+      statuses.resize(requests.size());
       int count = 0;
       const int status =
           MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, ended.data(), statuses.data());
+      count = count == MPI_UNDEFINED ? 0 : count;
+      if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) {
+        fail_all(status, requests);
+        continue;
+      }
       for (int i = 0; i < count; ++i) {
         std::exception_ptr error;
         try {
@@ -194,15 +240,60 @@ class MpiThread {
         } catch (...) {
           error = std::current_exception();
         }
-        std::exchange(running[ended[i]], nullptr)->end(error);
+        end(static_cast<std::size_t>(ended[i]), error);
       }
-      std::erase(running, nullptr);
-      std::erase(requests, MPI_REQUEST_NULL);
       idle = count > 0 ? 0 : idle + 1;
       pause(idle);
     }
     if (owns_mpi_) {
       MPI_Finalize();
+    }
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+
+  void fail_all(int status, std::vector<MPI_Request>& requests) {
+    std::exception_ptr error;
+    try {
+      check_mpi(status, "MPI_Testsome");
+    } catch (...) {
+      error = std::current_exception();
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      end(i, error);
+      requests[i] = MPI_REQUEST_NULL;
+    }
+  }
+
+  std::shared_ptr<Operation> unfinished(std::size_t i) {
+    const std::lock_guard lock(mutex_);
+    return unfinished_[i];
+  }
+
+  // Removes operation i. One that failed waits for abort(), which knows what has happened.
+  void end(std::size_t i, const std::exception_ptr& error) {
+    std::function<void(const std::string&)> report;
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard lock(mutex_);
+      operation = std::exchange(unfinished_[i], nullptr);
+      if (error && report_) {
+        report = report_;
+        if (aborted_) {
+          return;  // has been told
+        }
+        failed_.push_back(operation);
+      }
+    }
+    if (!report) {
+      operation->end(error);
+      return;
+    }
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& what) {
+      report(what.what());
     }
   }
 
@@ -215,12 +306,15 @@ class MpiThread {
     }
   }
 
-  std::thread thread_;
-  std::mutex mutex_;  // of what follows
-  std::condition_variable something_given_;
-  std::deque<std::shared_ptr<Operation>> given_;
-  bool stopping_ = false;
   bool owns_mpi_ = false;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Operation>> unfinished_;  // null: to be removed
+  std::vector<std::shared_ptr<Operation>> failed_;
+  std::function<void(const std::string&)> report_;
+  std::optional<std::string> aborted_;
+  bool stopping_ = false;
+  bool stopped_ = false;
 };
 
 template <class T, class F>
@@ -306,29 +400,44 @@ class Mpi final : public MpiCollectives {
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+    std::vector<int> own(size_);
+    std::iota(own.begin(), own.end(), 0);
+    members_.resize(size_);
+    MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    check_mpi(MPI_Comm_group(communicator_, &group), "MPI_Comm_group");
+    check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+    check_mpi(MPI_Group_translate_ranks(group, size_, own.data(), all, members_.data()), "MPI_Group_translate_ranks");
+    MPI_Group_free(&group);
+    MPI_Group_free(&all);
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  int local_rank() const override {
-    int result = 0;
+  const std::vector<int>& members() const override { return members_; }
+
+  Local local() const override {
+    // The operation may outlive this call, if another rank fails.
+    auto result = std::make_shared<Local>();
     MpiThread::get()
-        .run([&] {
-          MPI_Comm machine = MPI_COMM_NULL;
-          check_mpi(MPI_Comm_split_type(communicator_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine),
-                    "MPI_Comm_split_type");
-          MPI_Comm_rank(machine, &result);
-          MPI_Comm_free(&machine);
-          return MPI_REQUEST_NULL;
-        })
+        .run("world",
+             [result, communicator = communicator_, rank = rank_] {
+               MPI_Comm machine = MPI_COMM_NULL;
+               check_mpi(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine),
+                         "MPI_Comm_split_type");
+               MPI_Comm_rank(machine, &result->rank);
+               MPI_Comm_size(machine, &result->size);
+               MPI_Comm_free(&machine);
+               return MPI_REQUEST_NULL;
+             })
         ->wait();
-    return result;
+    return *result;
   }
 
   std::shared_ptr<Transfer> all_reduce(const Tensor& x, Reduction reduction) override {
     const int count = count_of("all_reduce", x);
     return MpiThread::get().run(
+        "all_reduce",
         [=, communicator = communicator_] {
           MPI_Request request = MPI_REQUEST_NULL;
           check_mpi(MPI_Iallreduce(MPI_IN_PLACE, x.raw_data(), count, type_of(x.dtype()),
@@ -345,6 +454,7 @@ class Mpi final : public MpiCollectives {
     const bool in_place = from.raw_data() <= into.raw_data() && into.raw_data() < from.raw_data() + from.bytes();
     const Tensor result = in_place ? empty(into.shape(), into.dtype()) : into;
     return MpiThread::get().run(
+        "reduce_scatter",
         [=, communicator = communicator_] {
           MPI_Request request = MPI_REQUEST_NULL;
           check_mpi(MPI_Ireduce_scatter_block(from.raw_data(), result.raw_data(), count, type_of(from.dtype()),
@@ -363,7 +473,7 @@ class Mpi final : public MpiCollectives {
   std::shared_ptr<Transfer> all_gather(const Tensor& from, const Tensor& into) override {
     const int count = count_of("all_gather", from);
     const bool in_place = from.raw_data() == into.raw_data() + static_cast<std::size_t>(rank_) * from.bytes();
-    return MpiThread::get().run([=, communicator = communicator_] {
+    return MpiThread::get().run("all_gather", [=, communicator = communicator_] {
       MPI_Request request = MPI_REQUEST_NULL;
       check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : from.raw_data(), count, type_of(from.dtype()), into.raw_data(),
                                count, type_of(from.dtype()), communicator, &request),
@@ -374,7 +484,7 @@ class Mpi final : public MpiCollectives {
 
   std::shared_ptr<Transfer> broadcast(const Tensor& x, int root) override {
     const int count = count_of("broadcast", x);
-    return MpiThread::get().run([=, communicator = communicator_] {
+    return MpiThread::get().run("broadcast", [=, communicator = communicator_] {
       MPI_Request request = MPI_REQUEST_NULL;
       check_mpi(MPI_Ibcast(x.raw_data(), count, type_of(x.dtype()), root, communicator, &request), "MPI_Ibcast");
       return request;
@@ -382,7 +492,7 @@ class Mpi final : public MpiCollectives {
   }
 
   std::shared_ptr<Transfer> barrier() override {
-    return MpiThread::get().run([communicator = communicator_] {
+    return MpiThread::get().run("barrier", [communicator = communicator_] {
       MPI_Request request = MPI_REQUEST_NULL;
       check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
       return request;
@@ -390,16 +500,17 @@ class Mpi final : public MpiCollectives {
   }
 
   std::shared_ptr<MpiCollectives> split(int color, int key) override {
-    std::shared_ptr<MpiCollectives> result;
+    auto result = std::make_shared<std::shared_ptr<MpiCollectives>>();
     MpiThread::get()
-        .run([&] {
-          MPI_Comm part = MPI_COMM_NULL;
-          check_mpi(MPI_Comm_split(communicator_, color, key, &part), "MPI_Comm_split");
-          result = std::make_shared<Mpi>(part);
-          return MPI_REQUEST_NULL;
-        })
+        .run("split",
+             [=, communicator = communicator_] {
+               MPI_Comm part = MPI_COMM_NULL;
+               check_mpi(MPI_Comm_split(communicator, color, key, &part), "MPI_Comm_split");
+               *result = std::make_shared<Mpi>(part);
+               return MPI_REQUEST_NULL;
+             })
         ->wait();
-    return result;
+    return *result;
   }
 
  private:
@@ -414,21 +525,31 @@ class Mpi final : public MpiCollectives {
   MPI_Comm communicator_;  // not freed before the process ends: all ranks would have to free it together
   int rank_ = 0;
   int size_ = 1;
+  std::vector<int> members_;
 };
 
 }  // namespace
 
 std::shared_ptr<MpiCollectives> mpi_world() {
-  std::shared_ptr<MpiCollectives> result;
+  auto result = std::make_shared<std::shared_ptr<MpiCollectives>>();
   MpiThread::get()
-      .run([&] {
-        MPI_Comm all = MPI_COMM_NULL;
-        check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &all), "MPI_Comm_dup");
-        result = std::make_shared<Mpi>(all);
-        return MPI_REQUEST_NULL;
-      })
+      .run("world",
+           [result] {
+             MPI_Comm all = MPI_COMM_NULL;
+             check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &all), "MPI_Comm_dup");
+             *result = std::make_shared<Mpi>(all);
+             return MPI_REQUEST_NULL;
+           })
       ->wait();
-  return result;
+  return *result;
 }
+
+void mpi_report_failures(std::function<void(const std::string&)> report) {
+  MpiThread::get().report_failures(std::move(report));
+}
+
+void mpi_abort(const std::string& reason) { MpiThread::get().abort(reason); }
+
+void mpi_finalize() { MpiThread::get().finalize(); }
 
 }  // namespace mica::dist::detail

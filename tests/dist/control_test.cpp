@@ -1,0 +1,365 @@
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include <mica/core/check.h>
+#include <mica/dist/detail/control.h>
+#include <mica/dist/detail/rendezvous.h>
+
+namespace mica::dist::detail {
+namespace {
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+constexpr Call barrier{.kind = CallKind::barrier};
+
+ControlOptions patient() { return {.judge = {.beat = 0.05, .silence = 30, .collective = 30}, .start = 30}; }
+
+// The ranks of a run, as threads of this process.
+class Ranks {
+ public:
+  explicit Ranks(int size, const ControlOptions& options = patient()) : controls(static_cast<std::size_t>(size)) {
+    Descriptor listener = std::move(*listen_on(0, true));
+    port_ = port_of(listener);
+    std::vector<std::thread> others;
+    for (int rank = 1; rank < size; ++rank) {
+      others.emplace_back([&, rank] {
+        controls[rank] =
+            std::make_unique<Control>(std::vector<Address>{{"127.0.0.1", port_}}, rank, size, token, options);
+      });
+    }
+    controls[0] = std::make_unique<Control>(std::move(listener), size, token, options);
+    for (std::thread& other : others) {
+      other.join();
+    }
+    std::vector<int> all;
+    for (int rank = 0; rank < size; ++rank) {
+      all.push_back(rank);
+    }
+    for (const std::unique_ptr<Control>& control : controls) {
+      journals.push_back(control->open(0, all));
+    }
+  }
+
+  ~Ranks() {
+    for (const std::unique_ptr<Control>& control : controls) {
+      control->leave();
+    }
+    for (std::size_t rank = controls.size(); rank-- > 0;) {
+      controls[rank]->close();
+    }
+  }
+
+  // Calls f(rank) on a thread of each rank.
+  void on_each(const std::function<void(int)>& f) {
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < controls.size(); ++rank) {
+      threads.emplace_back(f, static_cast<int>(rank));
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+
+  // What an exchange on this rank throws, after at most half a minute.
+  std::string failure_of(int rank) {
+    return message_of([&] { (void)controls[rank]->exchange(*journals[rank], {}); });
+  }
+
+  const Token token = random_token();
+  std::vector<std::unique_ptr<Control>> controls;
+  std::vector<std::shared_ptr<Journal>> journals;
+
+ private:
+  int port_ = 0;
+};
+
+TEST(Control, ExchangesBytesInTheOrderOfTheGroup) {
+  Ranks ranks(3);
+  std::vector<std::vector<Bytes>> last(3);
+  ranks.on_each([&](int rank) {
+    for (int i = 0; i < 20; ++i) {
+      last[rank] = ranks.controls[rank]->exchange(
+          *ranks.journals[rank], Bytes(static_cast<std::size_t>(rank) * 5000, static_cast<std::byte>(i)));
+    }
+    // Groups of some ranks have numbers of their own.
+    if (rank > 0) {
+      const auto part = ranks.controls[rank]->open(5, {2, 1});
+      const std::vector<Bytes> both = ranks.controls[rank]->exchange(*part, Bytes(1, static_cast<std::byte>(rank)));
+      EXPECT_EQ(both, (std::vector<Bytes>{Bytes(1, std::byte{2}), Bytes(1, std::byte{1})}));
+    }
+  });
+  for (const std::vector<Bytes>& got : last) {
+    EXPECT_EQ(got, (std::vector<Bytes>{Bytes(), Bytes(5000, std::byte{19}), Bytes(10000, std::byte{19})}));
+  }
+  EXPECT_NE(message_of([&] { (void)ranks.controls[1]->exchange(*ranks.journals[1], Bytes(20000)); }).find("16384"),
+            std::string::npos);
+}
+
+TEST(Control, TellsAllRanksWhichOneDied) {
+  Ranks ranks(3);
+  std::vector<std::string> failures(3);
+  std::atomic<int> told{0};
+  for (const int rank : {0, 2}) {
+    ranks.controls[rank]->on_verdict([&told] { ++told; });
+  }
+  ranks.controls[1]->cut();
+  ranks.on_each([&](int rank) { failures[rank] = ranks.failure_of(rank); });
+  const std::string expected = "exchange: rank 1 (process";
+  EXPECT_EQ(failures[0].substr(0, expected.size()), expected) << failures[0];
+  EXPECT_EQ(failures[2], failures[0]);
+  EXPECT_NE(failures[1].find("rank 0 died, or the link to it broke"), std::string::npos) << failures[1];
+  EXPECT_EQ(told, 2);
+  // From then on.
+  EXPECT_EQ("exchange: " + message_of([&] { ranks.controls[0]->check("all_reduce"); }).substr(12), failures[0]);
+  ranks.controls[0]->on_verdict([&told] { ++told; });
+  EXPECT_EQ(told, 3);
+}
+
+TEST(Control, TellsAllRanksThatRank0Failed) {
+  Ranks ranks(3);
+  std::vector<std::string> failures(3);
+  ranks.on_each([&](int rank) {
+    if (rank == 0) {
+      ranks.controls[0]->report_failure("no space left");
+    } else {
+      failures[rank] = ranks.failure_of(rank);
+    }
+  });
+  EXPECT_NE(failures[1].find("rank 0 (process"), std::string::npos) << failures[1];
+  EXPECT_NE(failures[1].find("failed: no space left"), std::string::npos) << failures[1];
+  EXPECT_EQ(failures[1], failures[2]);
+}
+
+TEST(Control, NamesTheRankThatLeftAndTheOneThatDoesNotCome) {
+  {
+    Ranks ranks(3);
+    ranks.controls[2]->leave();
+    EXPECT_NE(ranks.failure_of(1).find("rank 2 ("), std::string::npos);
+    EXPECT_NE(ranks.failure_of(0).find("has left: its program ended before"), std::string::npos);
+  }
+  Ranks ranks(3, {.judge = {.beat = 0.05, .silence = 30, .collective = 0.5}, .start = 30});
+  std::thread other([&] { (void)ranks.failure_of(1); });
+  const std::string failure = ranks.failure_of(0);
+  other.join();
+  EXPECT_NE(failure.find("rank 2 ("), std::string::npos) << failure;
+  EXPECT_NE(failure.find("has not come to exchange"), std::string::npos) << failure;
+}
+
+TEST(Control, WaitsForARankWithATask) {
+  Ranks ranks(2, {.judge = {.beat = 0.02, .silence = 30, .collective = 0.1}, .start = 30});
+  ranks.controls[1]->begin_task("validation");
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until rank 0 knows
+  std::string failure = "none";
+  std::thread waiting([&] { failure = ranks.failure_of(0); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  EXPECT_EQ(ranks.failure_of(1), "");
+  waiting.join();
+  EXPECT_EQ(failure, "");
+  ranks.controls[1]->end_task();
+}
+
+TEST(Control, NamesRanksThatDiverge) {
+  Ranks ranks(2);
+  { const Entered call(*ranks.journals[0], barrier); }
+  { const Entered call(*ranks.journals[1], {.kind = CallKind::broadcast, .dtype = int64, .root = 1, .count = 3}); }
+  const std::string failure = ranks.failure_of(0);
+  EXPECT_NE(failure.find("as collective 0, "), std::string::npos) << failure;
+  EXPECT_NE(failure.find("rank 0 called barrier"), std::string::npos) << failure;
+  EXPECT_NE(failure.find("rank 1 called broadcast from 1 of 3 int64 on the CPU"), std::string::npos) << failure;
+}
+
+// ---- Whatever else connects.
+
+Descriptor connected_to(int port) {
+  Descriptor client(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  EXPECT_EQ(connect(client.number(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return client;
+}
+
+void write_to(const Descriptor& client, const std::string& text) {
+  EXPECT_EQ(send(client.number(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+}
+
+TEST(Control, TurnsStrangersAway) {
+  Descriptor listener = std::move(*listen_on(0, true));
+  const int port = port_of(listener);
+  const Token token = random_token();
+  std::vector<Descriptor> strangers;
+  for (const std::string& text :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(3, '\0'), std::string(8, '\0'), std::string(100000, '\xff'),
+        std::string("\x04\0\0\0\x01"
+                    "abcd",
+                    9),
+        std::string("\0\0\0\0\x01", 5), std::string()}) {
+    strangers.push_back(connected_to(port));
+    write_to(strangers.back(), text);
+  }
+  // Of another run.
+  std::string refused;
+  std::thread other([&] {
+    ControlOptions short_start = patient();
+    short_start.start = 0.5;
+    refused = message_of([&] { Control({{"127.0.0.1", port}}, 1, 2, random_token(), short_start); });
+  });
+  std::unique_ptr<Control> first;
+  std::thread rank_1;
+  std::thread hub([&] { first = std::make_unique<Control>(std::move(listener), 2, token, patient()); });
+  other.join();
+  EXPECT_NE(refused.find("rank 1 could not connect to rank 0 within 0.5 s"), std::string::npos) << refused;
+  Control second({{"127.0.0.1", port}}, 1, 2, token, patient());
+  hub.join();
+  const auto a = first->open(0, {0, 1}), b = second.open(0, {0, 1});
+  std::thread exchange([&] { (void)second.exchange(*b, {}); });
+  EXPECT_EQ(first->exchange(*a, {}).size(), 2U);
+  exchange.join();
+  first->leave();
+  second.leave();
+}
+
+TEST(Control, SaysWhoDidNotCome) {
+  ControlOptions options = patient();
+  options.start = 0.3;
+  EXPECT_EQ(message_of([&] { Control(std::move(*listen_on(0, true)), 3, Token{}, options); }),
+            "world: ranks 1 and 2 did not connect to rank 0 within 0.3 s");
+  // Nobody listens there.
+  int port = 0;
+  {
+    const Descriptor listener = std::move(*listen_on(0, true));
+    port = port_of(listener);
+  }
+  EXPECT_EQ(message_of([&] {
+              Control({{"127.0.0.1", port}}, 1, 3, Token{}, options);
+            }),
+            fmt::format("world: rank 1 could not connect to rank 0 within 0.3 s; tried 127.0.0.1 port {}", port));
+}
+
+TEST(Control, RefusesARankOfARunOfAnotherSize) {
+  Descriptor listener = std::move(*listen_on(0, true));
+  const int port = port_of(listener);
+  std::string failure;
+  std::thread hub([&] {
+    ControlOptions options = patient();
+    options.start = 1;
+    failure = message_of([&] { Control(std::move(listener), 2, Token{}, options); });
+  });
+  const std::string refused = message_of([&] { Control({{"127.0.0.1", port}}, 1, 4, Token{}, patient()); });
+  EXPECT_NE(refused.find("says that it is rank 1 of 4, and rank 0 is one of 2"), std::string::npos) << refused;
+  hub.join();
+  EXPECT_NE(failure.find("rank 1 did not connect to rank 0 within 1 s; refused: process"), std::string::npos)
+      << failure;
+}
+
+// ---- Where ranks meet.
+
+class Variables {
+ public:
+  explicit Variables(std::vector<std::pair<const char*, const char*>> variables) : variables_(std::move(variables)) {
+    for (const auto& [name, value] : variables_) {
+      setenv(name, value, 1);
+    }
+  }
+  ~Variables() {
+    for (const auto& [name, value] : variables_) {
+      unsetenv(name);
+    }
+  }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+ private:
+  std::vector<std::pair<const char*, const char*>> variables_;
+};
+
+TEST(Rendezvous, ReadsTheFirstHostOfSlurmsList) {
+  EXPECT_EQ(first_host("login"), "login");
+  EXPECT_EQ(first_host("a,b"), "a");
+  EXPECT_EQ(first_host("gpu[07-12,15],login"), "gpu07");
+  EXPECT_EQ(first_host("gpu[3,5]"), "gpu3");
+  EXPECT_EQ(first_host("rack[2-3]-ib,x"), "rack2-ib");
+  EXPECT_THROW((void)first_host(""), Error);
+  EXPECT_THROW((void)first_host("gpu[07"), Error);
+}
+
+TEST(Rendezvous, FindsTheAddressInTheEnvironment) {
+  const Placement torchrun{.rank = 1, .size = 2, .launcher = "torchrun"};
+  EXPECT_EQ(message_of([&] { (void)meeting_from_environment(torchrun); }),
+            "world: torchrun started 2 processes, which need MPI or the variables MASTER_ADDR and MASTER_PORT to find "
+            "each other");
+  Token token{};
+  {
+    const Variables variables({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "65530"}});
+    const Meeting meeting = meeting_from_environment(torchrun);
+    EXPECT_TRUE(meeting.loopback_only);
+    ASSERT_EQ(meeting.addresses.size(), 6U);
+    EXPECT_EQ(meeting.addresses[0].host, "127.0.0.1");
+    EXPECT_EQ(meeting.addresses[5].port, 65535);
+    token = meeting.token;
+    EXPECT_EQ(meeting_from_environment(torchrun).token, token);
+  }
+  {
+    const Variables variables({{"MASTER_ADDR", "node"}, {"MASTER_PORT", "5000"}, {"MICA_DIST_PORT", "6000"}});
+    const Meeting meeting = meeting_from_environment(torchrun);
+    EXPECT_FALSE(meeting.loopback_only);
+    EXPECT_EQ(meeting.addresses[0].port, 6000);
+    EXPECT_NE(meeting.token, token);
+  }
+  {
+    const Variables variables({{"MASTER_ADDR", "node"}, {"MASTER_PORT", "many"}});
+    EXPECT_EQ(message_of([&] { (void)meeting_from_environment(torchrun); }),
+              "world: expected the variable MASTER_PORT to be a port, got \"many\"");
+  }
+  const Variables variables({{"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NODELIST", "n[4-5]"}});
+  const Meeting meeting = meeting_from_environment({.rank = 1, .size = 2, .launcher = "Slurm"});
+  EXPECT_EQ(meeting.addresses[0].host, "n4");
+  EXPECT_GE(meeting.addresses[0].port, 20000);
+}
+
+TEST(Rendezvous, TakesTheNextPortIfOneIsInUse) {
+  const Descriptor taken = std::move(*listen_on(0, true));
+  const int port = port_of(taken);
+  EXPECT_FALSE(listen_on(port, true).has_value());
+  EXPECT_NE(message_of([&] {
+              (void)listen_at({{"", port}}, true);
+            }).find("are in use; set MICA_DIST_PORT"),
+            std::string::npos);
+  const Descriptor next = listen_at({{"", port}, {"", 0}}, true);
+  EXPECT_NE(port_of(next), port);
+}
+
+TEST(Rendezvous, ReadsTimeouts) {
+  EXPECT_EQ(control_options_from_environment().judge.collective, 20);
+  {
+    const Variables variables({{"MICA_DIST_TIMEOUT", "0"}, {"MICA_DIST_HEARTBEAT_TIMEOUT", "2.5"}});
+    const ControlOptions options = control_options_from_environment();
+    EXPECT_EQ(options.judge.collective, 0);
+    EXPECT_EQ(options.judge.silence, 2.5);
+    EXPECT_EQ(options.judge.beat, 0.5);
+  }
+  for (const char* const value : {"soon", "-1", "nan", "3s"}) {
+    const Variables variables(std::vector<std::pair<const char*, const char*>>{{"MICA_DIST_TIMEOUT", value}});
+    EXPECT_EQ(
+        message_of([] { (void)control_options_from_environment(); }),
+        fmt::format("world: expected the variable MICA_DIST_TIMEOUT to be a number of seconds, got \"{}\"", value));
+  }
+}
+
+}  // namespace
+}  // namespace mica::dist::detail

@@ -1,0 +1,249 @@
+#include <gtest/gtest.h>
+
+#include <mica/core/check.h>
+#include <mica/dist/detail/judge.h>
+
+namespace mica::dist::detail {
+namespace {
+
+constexpr Call sum_of_10{.kind = CallKind::all_reduce, .count = 10};
+constexpr Call sum_of_20{.kind = CallKind::all_reduce, .count = 20};
+constexpr Call barrier{.kind = CallKind::barrier};
+
+// Four ranks in one group, 7.
+class JudgeOfFour : public testing::Test {
+ protected:
+  JudgeOfFour() {
+    for (int rank = 0; rank < 4; ++rank) {
+      judge.join(rank, 7, {0, 1, 2, 3}, 0);
+    }
+  }
+
+  // Rank reports `calls` from number `first` on; it waits in the last one for so many seconds, or not if negative.
+  void report(int rank, std::uint64_t first, std::vector<Call> calls, double waits, double now,
+              std::uint64_t group = 7) {
+    Beat beat{.group = group, .started = first + calls.size(), .first = first, .calls = calls};
+    if (waits >= 0) {
+      const std::uint64_t last = beat.started - 1;
+      beat.pending = {.number = last, .call = calls.empty() ? sum_of_10 : calls.back(), .seconds = waits};
+    }
+    judge.beat(rank, beat, now);
+  }
+
+  std::string verdict(double now) { return judge.verdict(now).value_or(""); }
+
+  Judge judge{{"a", "b", "c", "d"}, {.beat = 1, .silence = 10, .collective = 20}, 0};
+};
+
+TEST_F(JudgeOfFour, LeavesRanksThatFareWellAlone) {
+  for (int second = 1; second < 100; ++second) {
+    for (int rank = 0; rank < 4; ++rank) {
+      judge.alive(rank, second, "", second);
+      report(rank, static_cast<std::uint64_t>(second - 1), {sum_of_10}, second % 3 == rank ? 0.5 : -1, second);
+    }
+    EXPECT_EQ(verdict(second), "");
+  }
+  EXPECT_FALSE(judge.all_left());
+  for (int rank = 0; rank < 4; ++rank) {
+    judge.leave(rank, false, "", 100);
+    judge.closed(rank, "", 100);
+  }
+  EXPECT_TRUE(judge.all_left());
+  EXPECT_EQ(verdict(200), "");
+}
+
+TEST_F(JudgeOfFour, NamesRanksThatDie) {
+  judge.closed(2, "", 5);
+  EXPECT_EQ(verdict(5.1), "");
+  judge.closed(3, "", 5.1);
+  // The failure that it causes on another rank is not the reason.
+  judge.leave(1, true, "connection reset", 5.1);
+  EXPECT_EQ(verdict(5.3),
+            "rank 2 (c) died: its connection was closed without a goodbye; rank 3 (d) died: its connection was closed "
+            "without a goodbye");
+  judge.closed(1, "", 5.4);
+  EXPECT_NE(verdict(6).find("rank 2 (c)"), std::string::npos) << "the first verdict stands";
+}
+
+TEST_F(JudgeOfFour, NamesTheRankThatFailsAndItsReason) {
+  judge.leave(1, true, "out of memory: asked for 8 bytes", 5);
+  judge.closed(1, "", 5);
+  EXPECT_EQ(verdict(5.3), "rank 1 (b) failed: out of memory: asked for 8 bytes");
+}
+
+TEST_F(JudgeOfFour, NamesARankThatSendsNonsense) {
+  judge.closed(1, "a message that is too short", 5);
+  EXPECT_EQ(verdict(5.3), "rank 1 (b) failed: it sent a message that is too short");
+}
+
+TEST_F(JudgeOfFour, NamesARankThatIsSilent) {
+  for (int second = 1; second <= 12; ++second) {
+    for (const int rank : {0, 1, 3}) {
+      judge.alive(rank, 0, "", second);
+    }
+    EXPECT_EQ(verdict(second), second <= 10 ? "" : second == 11 ? "" : verdict(12)) << second;
+  }
+  EXPECT_EQ(verdict(12), "rank 2 (c) has not been heard of for 10 s: it hangs, or has lost its link");
+}
+
+TEST_F(JudgeOfFour, ForgivesSilenceIfItWasStoppedItself) {
+  judge.forgive(1000);
+  EXPECT_EQ(verdict(1001), "");
+  EXPECT_EQ(verdict(1009), "");
+}
+
+// The ranks but `late` wait.
+#define WAIT_FOR(late, seconds, now)                                  \
+  for (int rank = 0; rank < 4; ++rank) {                              \
+    judge.alive(rank, rank == (late) ? 3.5 : 0, "", now);             \
+    if (rank != (late)) {                                             \
+      report(rank, (seconds) > 0 ? 1 : 0, {sum_of_10}, seconds, now); \
+    }                                                                 \
+  }
+
+TEST_F(JudgeOfFour, NamesARankThatDoesNotCome) {
+  WAIT_FOR(1, 0, 1);
+  for (const int rank : {0, 2, 3}) {
+    judge.beat(rank, {.group = 7, .started = 1, .first = 1, .pending = Beat::Pending{0, sum_of_10, 19.5}}, 20);
+  }
+  judge.alive(1, 3.5, "", 20);
+  EXPECT_EQ(verdict(20), "");
+  for (const int rank : {0, 2, 3}) {
+    judge.beat(rank, {.group = 7, .started = 1, .first = 1, .pending = Beat::Pending{0, sum_of_10, 20.5}}, 21);
+  }
+  EXPECT_EQ(verdict(21), "");
+  EXPECT_EQ(verdict(21.3),
+            "rank 1 (b) has not come to all_reduce (sum) of 10 float32 on the CPU, collective 0; it used 3.5 s of "
+            "processor time since its last collective, and ranks 0, 2 and 3 waited for 20 s. If that is no fault, set "
+            "MICA_DIST_TIMEOUT to more seconds");
+}
+
+TEST_F(JudgeOfFour, WaitsForARankWithATask) {
+  for (const double seconds : {21.0, 500.0}) {
+    for (const int rank : {0, 2, 3}) {
+      judge.beat(rank, {.group = 7, .started = 0, .first = 0}, seconds);
+    }
+    judge.alive(1, 0, "checkpoint", seconds);
+    for (const int rank : {0, 2, 3}) {
+      judge.beat(
+          rank,
+          {.group = 7, .started = 1, .first = 0, .calls = {barrier}, .pending = Beat::Pending{0, barrier, seconds}},
+          seconds);
+    }
+    EXPECT_EQ(verdict(seconds + 1), "");
+  }
+  judge.alive(1, 0, "", 501);
+  EXPECT_EQ(verdict(501), "");
+  EXPECT_NE(verdict(501.3).find("rank 1 (b) has not come to barrier"), std::string::npos);
+}
+
+TEST_F(JudgeOfFour, WithoutTimeoutWaitsForEver) {
+  judge.set_collective_timeout(0);
+  WAIT_FOR(1, 0, 1);
+  for (int rank = 0; rank < 4; ++rank) {
+    judge.alive(rank, 0, "", 1e6);
+  }
+  for (const int rank : {0, 2, 3}) {
+    judge.beat(rank, {.group = 7, .started = 1, .first = 1, .pending = Beat::Pending{0, sum_of_10, 1e6}}, 1e6);
+  }
+  EXPECT_EQ(verdict(1e6), "");
+  EXPECT_EQ(verdict(1e6 + 1), "");
+}
+
+// Rank 3 hangs, rank 2 waits for it in a group of the two, the others for rank 2.
+TEST_F(JudgeOfFour, BlamesTheRankAtTheEndOfTheChain) {
+  judge.join(2, 9, {2, 3}, 0);
+  judge.join(3, 9, {2, 3}, 0);
+  report(0, 0, {sum_of_10}, 25, 25);
+  report(1, 0, {sum_of_10}, 25, 25);
+  report(2, 0, {barrier}, 24, 25, 9);
+  judge.alive(3, 0, "", 25);
+  (void)verdict(25);
+  const std::string text = verdict(25.3);
+  EXPECT_NE(text.find("rank 3 (d) has not come to"), std::string::npos) << text;
+  EXPECT_NE(text.find("of the group of ranks 2 and 3"), std::string::npos) << text;
+  EXPECT_EQ(text.find("rank 2 (c)"), std::string::npos) << text;
+}
+
+TEST_F(JudgeOfFour, NamesAllInACircle) {
+  for (const int rank : {2, 3}) {
+    judge.join(rank, 9, {2, 3}, 0);
+  }
+  report(0, 0, {sum_of_10}, 25, 25);
+  report(1, 0, {sum_of_10}, 25, 25);
+  report(3, 0, {sum_of_10}, 25, 25);
+  report(2, 0, {barrier}, 25, 25, 9);
+  (void)verdict(25);
+  const std::string text = verdict(25.3);
+  EXPECT_NE(text.find("rank 2 (c) waits in another collective and has not come to all_reduce"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("rank 3 (d) waits in another collective and has not come to barrier"), std::string::npos) << text;
+}
+
+TEST_F(JudgeOfFour, NamesATransferThatDoesNotEnd) {
+  for (int rank = 0; rank < 4; ++rank) {
+    report(rank, 0, {sum_of_10}, rank == 1 ? 21 : -1, 21);
+  }
+  (void)verdict(21);
+  EXPECT_NE(verdict(21.3).find("collective 0 did not end on rank 1, though all of its ranks have started it"),
+            std::string::npos);
+}
+
+TEST_F(JudgeOfFour, NamesRanksThatDiverge) {
+  for (const int rank : {0, 1, 3}) {
+    report(rank, 0, {barrier, sum_of_10}, 0, 1);
+    EXPECT_EQ(verdict(1), "");
+  }
+  report(2, 0, {barrier, sum_of_20, sum_of_10}, 0, 1.5);
+  // What it causes comes first.
+  judge.trouble(0, "message truncated", 1.6);
+  EXPECT_EQ(verdict(2), "");
+  EXPECT_EQ(verdict(3.2),
+            "the ranks diverged: as collective 1, rank 2 called all_reduce (sum) of 20 float32 on the CPU, ranks 0, 1 "
+            "and 3 called all_reduce (sum) of 10 float32 on the CPU");
+}
+
+TEST_F(JudgeOfFour, ComparesOnlyWhatItRemembers) {
+  const std::vector<Call> many(Judge::remembered, sum_of_10);
+  report(0, 0, {barrier}, -1, 1);
+  report(0, 1, many, -1, 1);
+  report(1, 0, {sum_of_20}, -1, 1);  // forgotten
+  report(1, 1, many, -1, 2);
+  EXPECT_EQ(verdict(3), "");
+  EXPECT_EQ(verdict(5), "");
+}
+
+TEST_F(JudgeOfFour, NamesTroubleIfNothingExplainsIt) {
+  judge.trouble(1, "all_reduce: MPI_ERR_INTERN", 1);
+  EXPECT_EQ(verdict(2), "");
+  EXPECT_EQ(verdict(2.6), "rank 1 (b) failed: all_reduce: MPI_ERR_INTERN");
+}
+
+TEST_F(JudgeOfFour, NamesARankThatLeavesOthersWaiting) {
+  judge.leave(3, false, "", 1);
+  judge.closed(3, "", 1);
+  EXPECT_EQ(verdict(2), "");
+  report(0, 0, {sum_of_10}, 0, 3);
+  EXPECT_EQ(verdict(3), "");
+  EXPECT_EQ(verdict(3.3),
+            "rank 3 (d) has left: its program ended before all_reduce (sum) of 10 float32 on the CPU, collective 0, in "
+            "which others wait for it");
+}
+
+TEST_F(JudgeOfFour, RefusesReportsThatContradictThemselves) {
+  EXPECT_THROW(judge.join(0, 7, {0, 1, 2, 3}, 1), Error) << "twice";
+  EXPECT_THROW(judge.join(0, 8, {1, 2}, 1), Error) << "not a member";
+  EXPECT_THROW(judge.join(0, 8, {0, 4}, 1), Error) << "no such rank";
+  judge.join(0, 8, {0, 1}, 1);
+  EXPECT_THROW(judge.join(1, 8, {1, 0}, 1), Error) << "other members";
+  EXPECT_THROW(judge.beat(2, {.group = 8}, 1), Error) << "not a member";
+  EXPECT_THROW(judge.beat(1, {.group = 8}, 1), Error) << "did not join";
+  EXPECT_THROW(judge.beat(0, {.group = 8, .started = 3, .first = 1}, 1), Error) << "calls are missing";
+  EXPECT_THROW(judge.drop(3, 8, 1), Error);
+  judge.drop(0, 8, 1);
+  EXPECT_EQ(judge.members(8), nullptr);
+  EXPECT_THROW(judge.drop(0, 8, 1), Error);
+}
+
+}  // namespace
+}  // namespace mica::dist::detail
