@@ -35,6 +35,7 @@ void refuse_ranks(const char* program) {
 void on_rank_0(const dist::Group& group, const std::function<void()>& f) {
   std::exception_ptr error;
   if (group.rank() == 0) {
+    const dist::LongTask task("work of rank 0 alone");  // the others wait for it in the broadcast
     try {
       f();
     } catch (...) {
