@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -267,6 +269,10 @@ void at_exit(int status, void* /*unused*/) {
   }
   if (status != 0) {
     own->control->report_failure(fmt::format("its program ended with exit status {}", status));
+    if (own->over_mpi) {
+      // mpirun kills the other ranks once this one has ended. They, too, have something to say.
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    }
   } else {
     own->control->leave();
 #if MICA_WITH_MPI

@@ -126,10 +126,12 @@ int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
   } catch (const StoppedByRank0&) {
     return 1;
   } catch (const std::bad_alloc&) {
+    (void)print_error(name.c_str(), "out of memory", 1);
     mica::dist::report_failure("out of memory");
-    return print_error(name.c_str(), "out of memory", 1);
+    return 1;
   } catch (const std::exception& error) {
+    (void)print_error(name.c_str(), error.what(), 1);
     mica::dist::report_failure(error.what());
-    return print_error(name.c_str(), error.what(), 1);
+    return 1;
   }
 }

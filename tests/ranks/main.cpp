@@ -47,7 +47,7 @@ class Agreement : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setenv("MICA_POISON", "1", 0);  // unwritten memory is NaN
+  setenv("MICA_POISON", "1", 0);          // unwritten memory is NaN
   setenv("MICA_DIST_TIMEOUT", "300", 0);  // on cores that other programs use, ranks may be late
   testing::InitGoogleTest(&argc, argv);
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
