@@ -119,10 +119,11 @@ Beat unpack_beat(Reader& reader) {
     beat.calls.push_back(unpack_call(reader));
   }
   if (reader.value<std::uint8_t>() != 0) {
-    beat.pending.emplace();
-    beat.pending->number = reader.value<std::uint64_t>();
-    beat.pending->seconds = reader.value<double>();
-    beat.pending->call = unpack_call(reader);
+    Beat::Pending pending;
+    pending.number = reader.value<std::uint64_t>();
+    pending.seconds = reader.value<double>();
+    pending.call = unpack_call(reader);
+    beat.pending = pending;
   }
   return beat;
 }
