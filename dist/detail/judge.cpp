@@ -195,7 +195,8 @@ void Judge::find_divergence(std::uint64_t id, const Group& group, const Slot& sl
 void Judge::find_silent(double now) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& state = ranks_[rank];
-    if (!state.closed && !state.left && now - state.heard > options_.silence) {
+    // One that has left reports until MPI has ended, for which the others wait.
+    if (!state.closed && now - state.heard > options_.silence) {
       add(Kind::silent, now + 0.2, {static_cast<int>(rank)},
           fmt::format("{} has not been heard of for {:g} s: it hangs, or has lost its link",
                       label(static_cast<int>(rank)), options_.silence));

@@ -86,6 +86,15 @@ TEST_F(JudgeOfFour, NamesARankThatIsSilent) {
   EXPECT_EQ(verdict(12), "rank 2 (c) has not been heard of for 10 s: it hangs, or has lost its link");
 }
 
+TEST_F(JudgeOfFour, NamesARankThatIsSilentWhileItLeaves) {
+  judge.leave(2, false, "", 1);
+  for (const int rank : {0, 1, 3}) {
+    judge.alive(rank, 0, "", 12);
+  }
+  EXPECT_EQ(verdict(12), "");
+  EXPECT_EQ(verdict(12.3), "rank 2 (c) has not been heard of for 10 s: it hangs, or has lost its link");
+}
+
 TEST_F(JudgeOfFour, ForgivesSilenceIfItWasStoppedItself) {
   judge.forgive(1000);
   EXPECT_EQ(verdict(1001), "");
