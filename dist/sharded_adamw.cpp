@@ -71,6 +71,7 @@ void check_no_rank_failed(const std::vector<std::uint8_t>& failed, const std::ex
 template <class T>
 std::vector<std::uint8_t> first_of(const std::vector<std::vector<T>>& rows) {
   std::vector<std::uint8_t> result;
+  result.reserve(rows.size());
   for (const std::vector<T>& row : rows) {
     result.push_back(row.front() != 0 ? 1 : 0);
   }
