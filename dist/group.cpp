@@ -121,7 +121,7 @@ std::uint64_t id_of_part(std::uint64_t parent, std::uint64_t number, int color) 
   return h;
 }
 
-Bytes bytes_of(const Tensor& x) { return {x.raw_data(), x.raw_data() + x.bytes()}; }
+[[maybe_unused]] Bytes bytes_of(const Tensor& x) { return {x.raw_data(), x.raw_data() + x.bytes()}; }
 
 // Without MPI: what ranks need to know before GPUs are connected travels over the control connections.
 std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& control,
@@ -330,7 +330,8 @@ World find_world() {
 #if MICA_WITH_MPI
   // A step of Slurm has MPI if srun --mpi=pmix or pmi2 started it.
   if (placement.launcher == "mpirun" || (placement.launcher == "Slurm" && std::getenv("PMIX_NAMESPACE") != nullptr)) {
-    const std::shared_ptr<detail::MpiCollectives> mpi = detail::mpi_world();
+    const std::shared_ptr<detail::MpiCollectives> mpi =
+        detail::mpi_world(detail::control_options_from_environment().start);
     check(mpi->rank() == placement.rank && mpi->size() == placement.size,
           "world: {} says that this process is rank {} of {}, MPI says {} of {}: was mica built with another MPI than "
           "that of the launcher?",

@@ -39,13 +39,22 @@ void check_mpi(int status, const char* call) {
 class Operation : public Transfer {
  public:
   /// start() returns a request, or MPI_REQUEST_NULL if all is done. finish() is called when it has ended. Both run on
-  /// MPI's thread. `name` is a literal.
-  Operation(const char* name, std::function<MPI_Request()> start, std::function<void()> finish)
-      : name_(name), start_(std::move(start)), finish_(std::move(finish)) {}
+  /// MPI's thread. `name` is a literal. With a limit, wait() throws so many seconds after it was called.
+  Operation(const char* name, std::function<MPI_Request()> start, std::function<void()> finish,
+            std::optional<double> limit)
+      : name_(name), start_(std::move(start)), finish_(std::move(finish)), limit_(limit) {}
 
   void wait() override {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return done_.load(); });
+    const auto done = [this] { return done_.load(); };
+    if (limit_) {
+      check(changed_.wait_for(lock, std::chrono::duration<double>(*limit_), done),
+            "{}: not all ranks have started within {} s. MPI does not say which; raise MICA_DIST_START_TIMEOUT if they "
+            "need longer",
+            name_, *limit_);
+    } else {
+      changed_.wait(lock, done);
+    }
     if (error_) {
       std::rethrow_exception(error_);
     }
@@ -86,6 +95,7 @@ class Operation : public Transfer {
   const char* name_;
   std::function<MPI_Request()> start_;
   std::function<void()> finish_;
+  std::optional<double> limit_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
@@ -104,8 +114,8 @@ class MpiThread {
   /// Starts the operation after those given before.
   std::shared_ptr<Operation> run(const char* name, std::function<MPI_Request()> start,
                                  std::function<void()> finish = {}) {
-    auto operation = std::make_shared<Operation>(name, std::move(start), std::move(finish));
     const std::lock_guard lock(mutex_);
+    auto operation = std::make_shared<Operation>(name, std::move(start), std::move(finish), limit_);
     if (aborted_) {
       operation->fail(*aborted_);
       return operation;
@@ -116,9 +126,17 @@ class MpiThread {
     return operation;
   }
 
+  /// Until the ranks watch each other.
+  void limit_waits(double seconds) {
+    const std::lock_guard lock(mutex_);
+    limit_ = seconds;
+  }
+
+  /// The ranks watch each other from now on.
   void report_failures(std::function<void(const std::string&)> report) {
     const std::lock_guard lock(mutex_);
     report_ = std::move(report);
+    limit_.reset();
   }
 
   void abort(const std::string& reason) {
@@ -143,30 +161,15 @@ class MpiThread {
 
  private:
   MpiThread() {
-    std::exception_ptr error;
-    bool ready = false;
-    std::thread([&, this] {
-      std::exception_ptr failure;
+    std::thread([this] {
       try {
         initialize();
-      } catch (...) {
-        failure = std::current_exception();
+      } catch (const Error& error) {
+        abort(error.what());
+        return;
       }
-      {
-        const std::lock_guard lock(mutex_);
-        error = failure;
-        ready = true;
-        changed_.notify_all();
-      }
-      if (!failure) {
-        loop();
-      }
+      loop();
     }).detach();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ready; });
-    if (error) {
-      std::rethrow_exception(error);
-    }
   }
 
   void initialize() {
@@ -176,7 +179,7 @@ class MpiThread {
     if (already != 0) {
       check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
       check(level == MPI_THREAD_MULTIPLE,
-            "world: MPI was initialized without MPI_THREAD_MULTIPLE, which its use by two threads needs");
+            "MPI was initialized without MPI_THREAD_MULTIPLE, which its use by two threads needs");
       return;
     }
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
@@ -313,6 +316,7 @@ class MpiThread {
   std::vector<std::shared_ptr<Operation>> failed_;
   std::function<void(const std::string&)> report_;
   std::optional<std::string> aborted_;
+  std::optional<double> limit_;  // of waits, in seconds
   bool stopping_ = false;
   bool stopped_ = false;
 };
@@ -530,7 +534,8 @@ class Mpi final : public MpiCollectives {
 
 }  // namespace
 
-std::shared_ptr<MpiCollectives> mpi_world() {
+std::shared_ptr<MpiCollectives> mpi_world(double start_timeout) {
+  MpiThread::get().limit_waits(start_timeout);
   auto result = std::make_shared<std::shared_ptr<MpiCollectives>>();
   MpiThread::get()
       .run("world",
