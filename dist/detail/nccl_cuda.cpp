@@ -72,18 +72,47 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+/// The tensors of a collective. Their memory may be used again once the last handle is gone, so handles stay until NCCL
+/// has read or written it.
+class Held {
+ public:
+  Held(Tensors tensors, cudaStream_t after) : tensors_(std::move(tensors)), after_(after) {}
+
+  void end(cudaStream_t stream) const { end_.record(stream); }
+  bool has_ended() const { return end_.has_passed(); }
+
+  /// The current stream waits for the end. If it is the one after whose work the collective was queued, what it frees
+  /// from then on is freed after the collective, whose tensors are like those of its own kernels. Otherwise a host that
+  /// runs ahead of the GPU would keep the memory of many steps.
+  void hold_up_current_stream() {
+    const cudaStream_t stream = cuda::current_stream();
+    end_.hold_up(stream);
+    if (stream == after_) {
+      Tensors freed;
+      const std::lock_guard lock(mutex_);
+      freed.swap(tensors_);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  Tensors tensors_;
+  cudaStream_t after_;
+  Event end_;
+};
+
 class Queued final : public Transfer {
  public:
-  Queued(Device device, std::shared_ptr<const Event> end) : device_(device), end_(std::move(end)) {}
+  Queued(Device device, std::shared_ptr<Held> held) : device_(device), held_(std::move(held)) {}
 
   void wait() override {
     const DeviceGuard guard(device_);
-    end_->hold_up(cuda::current_stream());
+    held_->hold_up_current_stream();
   }
 
  private:
   Device device_;
-  std::shared_ptr<const Event> end_;
+  std::shared_ptr<Held> held_;
 };
 
 class Nccl final : public Collectives {
@@ -134,10 +163,10 @@ class Nccl final : public Collectives {
     before.record(cuda::current_stream());
     before.hold_up(stream_);
     check_nccl(call(), name);
-    auto end = std::make_shared<Event>();
-    end->record(stream_);
-    keep(tensors, end);
-    return std::make_shared<Queued>(device, std::move(end));
+    auto held = std::make_shared<Held>(tensors, cuda::current_stream());
+    held->end(stream_);
+    keep(tensors, held);
+    return std::make_shared<Queued>(device, std::move(held));
   }
 
   // At the first collective.
@@ -157,22 +186,25 @@ class Nccl final : public Collectives {
     std::memcpy(bytes.raw_data(), &id, sizeof id);
     broadcast_bytes_(bytes);
     std::memcpy(&id, bytes.raw_data(), sizeof id);
-    cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    // Before the blocks of kernels that are already queued, as the multiprocessors become free. NCCL needs few of them,
+    // and would otherwise start after all that backward has queued meanwhile.
+    int least = 0, greatest = 0;
+    cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    cuda::check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+                "cudaStreamCreateWithPriority");
     check_nccl(ncclCommInitRank(&communicator_, size_, id, rank_), "ncclCommInitRank");
     device_ = device;
   }
 
-  // The memory of a tensor may be used again once its last handle is gone, so handles stay until NCCL has read or
-  // written it.
-  void keep(const Tensors& tensors, const std::shared_ptr<const Event>& end) {
+  void keep(const Tensors& tensors, const std::shared_ptr<const Held>& held) {
     if (is_capturing()) {
       on_each_replay([tensors] {});  // the graph owns them
       return;
     }
-    while (!running_.empty() && running_.front().second->has_passed()) {
+    while (!running_.empty() && running_.front()->has_ended()) {
       running_.pop_front();
     }
-    running_.emplace_back(tensors, end);
+    running_.push_back(held);
   }
 
   int rank_;
@@ -182,7 +214,7 @@ class Nccl final : public Collectives {
   std::optional<Device> device_;
   ncclComm_t communicator_ = nullptr;
   cudaStream_t stream_ = nullptr;
-  std::deque<std::pair<Tensors, std::shared_ptr<const Event>>> running_;
+  std::deque<std::shared_ptr<const Held>> running_;
 };
 
 }  // namespace
