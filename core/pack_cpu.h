@@ -15,8 +15,8 @@
 namespace mica {
 
 // Not passed between files, so their place in memory or registers is of no interest.
-#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
 
