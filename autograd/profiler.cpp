@@ -375,6 +375,16 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
   file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
        << R"({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "host"}},)" << '\n'
        << R"({"ph": "M", "pid": 2, "name": "process_name", "args": {"name": "GPU"}})";
+  std::map<std::uint32_t, bool> is_of_collectives;  // by stream
+  for (const cuda::DeviceWork& piece : s.work) {
+    bool& only = is_of_collectives.try_emplace(piece.stream, true).first->second;
+    only = only && piece.name.starts_with("nccl");
+  }
+  for (const auto& [stream, only] : is_of_collectives) {
+    file << fmt::format(
+        ",\n{{\"ph\": \"M\", \"pid\": 2, \"tid\": {}, \"name\": \"thread_name\", \"args\": {{\"name\": \"{} {}\"}}}}",
+        stream, only ? "collectives, stream" : "stream", stream);
+  }
   for (const Run& run : s.runs) {
     file << fmt::format(
         ",\n{{\"ph\": \"X\", \"pid\": 1, \"tid\": 1, \"cat\": \"{}\", \"name\": {}, \"ts\": {:.3f}, \"dur\": {:.3f}, "

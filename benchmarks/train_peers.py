@@ -4,7 +4,8 @@
 
 All start from the same weights and see the same batches, passed as safetensors files. PyTorch keeps float32 parameters
 and computes under autocast, with the fused AdamW. Times are medians of steps after a warm-up, measured by events on the
-device, without host synchronization. With --curve N, the losses of N steps of mica and PyTorch, in float32 and in
+device, without host synchronization. With --ddp FILE, as one of several ranks that torchrun started, PyTorch alone trains
+with DistributedDataParallel and torch.compile, and as one GPU before. With --curve N, the losses of N steps of mica and PyTorch, in float32 and in
 --dtype, are compared, on real text if --text is given.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import pathlib
 import statistics
 import subprocess
@@ -216,6 +218,31 @@ def curve_rows(args, files):
                "losses": [round(loss, 5) for loss in curve.tolist()]}
 
 
+def ddp_rows(args):
+    """torch compile on each GPU alone, all at once, and then in DistributedDataParallel. Rows of rank 0."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    with tempfile.TemporaryDirectory() as folder:
+        files = pathlib.Path(folder)
+        write_inputs(args, files)
+        trainer = Trainer(args, files, "compile", DTYPES[args.dtype], args.batch)
+        times = {"torch compile, one GPU": median_ms(lambda: trainer.step(), args.warmup, args.steps, True)}
+        torch.compiler.reset()
+        trainer.forward = torch.compile(torch.nn.parallel.DistributedDataParallel(
+            trainer.model, gradient_as_bucket_view=True))
+        torch.distributed.barrier()
+        times["torch compile, DDP"] = median_ms(lambda: trainer.step(), args.warmup, args.steps, True)
+    for by, ms in times.items():
+        all_ms = [None] * ranks
+        torch.distributed.all_gather_object(all_ms, ms)
+        if rank == 0:
+            count = ranks if by.endswith("DDP") else 1
+            yield {"by": by, "ranks": count, "ms": max(all_ms), "ms_of_ranks": all_ms,
+                   "tokens_per_s": count * args.batch * args.context / max(all_ms) * 1e3}
+    torch.distributed.destroy_process_group()
+
+
 def write_inputs(args, files):
     torch.manual_seed(1)
     model = GPT(args.layers, args.heads, args.width, args.vocab, args.context, args.bias)
@@ -245,6 +272,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--text", type=pathlib.Path, help="text whose bytes are the tokens")
+    parser.add_argument("--ddp", type=pathlib.Path, help="file for the rows of several ranks")
     parser.add_argument("--curve", type=int, default=0, help="steps of the loss curves to be compared")
     parser.add_argument("--curve-batch", type=int, default=8)
     parser.add_argument("--curve-warmup", type=int, default=50, help="steps until the learning rate is reached")
@@ -263,6 +291,11 @@ def main():
     about = {"model": args.model, "dtype": args.dtype, "batch": args.batch, "context": args.context,
              "torch": torch.__version__,
              "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu"}
+    if args.ddp is not None:
+        rows = [{**about, **row} for row in ddp_rows(args)]
+        if rows:
+            args.ddp.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     wrong = False
     with tempfile.TemporaryDirectory() as folder, open(args.out / f"train_{args.model}.jsonl", "w") as log:

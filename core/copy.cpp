@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <array>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <mica/core/copy.h>
 #include <mica/core/copy_kernels.h>
@@ -41,6 +45,43 @@ void copy_into(const Tensor& dst, const Tensor& src) {
   const Tensor landed = empty(dst.shape(), dst.dtype(), dst.device());
   transfer(landed, ready);
   copy_into(dst, landed);
+}
+
+void copy_all_into(const Tensors& dst, const Tensors& src) {
+  check(dst.size() == src.size(), "copy: expected as many sources as destinations, got {} and {}", src.size(),
+        dst.size());
+  struct Kind {
+    DType to, from;
+    Device device;
+    bool operator==(const Kind&) const = default;
+  };
+  std::vector<std::pair<Kind, std::array<Tensors, 2>>> together;
+  for (std::size_t i = 0; i < dst.size(); ++i) {
+    const Tensor& to = dst[i];
+    const Tensor& from = src[i];
+    const bool fits = to.shape() == from.shape() && to.numel() > 0 && to.device() == from.device() &&
+                      to.device().is_cuda() && to.is_contiguous() && from.is_contiguous() &&
+                      (to.dtype() == from.dtype() ||
+                       (to.dtype() == float32 && (from.dtype() == float16 || from.dtype() == bfloat16)));
+    if (!fits) {
+      copy_into(to, from);
+      continue;
+    }
+    const Kind kind{to.dtype(), from.dtype(), to.device()};
+    auto at = std::find_if(together.begin(), together.end(), [&](const auto& known) { return known.first == kind; });
+    if (at == together.end()) {
+      at = together.insert(at, {kind, {}});
+    }
+    at->second[0].push_back(to);
+    at->second[1].push_back(from);
+  }
+  for (const auto& [kind, tensors] : together) {
+    on_device(kind.device, [&tensors = tensors]<class D>(D device) {
+      if constexpr (std::is_same_v<D, Cuda>) {
+        kernels::copy_many(device, tensors[0], tensors[1]);
+      }
+    });
+  }
 }
 
 Tensor contiguous_data(const Tensor& x) {

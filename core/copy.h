@@ -10,6 +10,10 @@ namespace mica {
 /// Not counted as an in-place write: for filling new tensors.
 void copy_into(const Tensor& dst, const Tensor& src);
 
+/// copy_into(dst[i], src[i]) for each i, but of no fixed order: no tensor may overlap with another one's. On a GPU, one
+/// kernel copies up to 120 contiguous tensors that keep their dtype, or go from 16 bits to float32.
+void copy_all_into(const Tensors& dst, const Tensors& src);
+
 /// x itself if it is contiguous, else a contiguous copy. No history.
 Tensor contiguous_data(const Tensor& x);
 

@@ -68,6 +68,93 @@ __global__ void __launch_bounds__(cuda::kElementwiseThreads)
   with_dtype(to, [&]<class To>() { reinterpret_cast<To*>(dst)[offsets[0]] = static_cast<To>(value); });
 }
 
+// Copies of contiguous tensors, passed as arguments of the kernel, which may have 4 KiB. A block copies the part of
+// one.
+struct ManyCopies {
+  static constexpr int kMost = 120;
+
+  const std::byte* from[kMost];
+  std::byte* to[kMost];
+  std::int64_t counts[kMost];
+  std::int32_t first_block[kMost];
+  std::int32_t copies;
+};
+static_assert(sizeof(ManyCopies) <= 4000);
+
+constexpr int kManyThreads = 256;
+constexpr int kPacksEach = 4;  // of a thread, 16 bytes read at a time
+
+template <class To, class From>
+constexpr std::int64_t kManyElements = kManyThreads* kPacksEach*(16 / static_cast<std::int64_t>(sizeof(From)));
+
+template <class To, class From>
+__global__ void __launch_bounds__(kManyThreads) copy_many_kernel(const __grid_constant__ ManyCopies copies) {
+  constexpr int kWidth = 16 / static_cast<int>(sizeof(From));
+  constexpr std::int64_t kElements = kManyElements<To, From>;
+  const auto block = static_cast<std::int32_t>(blockIdx.x);
+  int at = 0;
+  for (int beyond = copies.copies; beyond - at > 1;) {
+    const int middle = (at + beyond) / 2;
+    if (copies.first_block[middle] <= block) {
+      at = middle;
+    } else {
+      beyond = middle;
+    }
+  }
+  const std::int64_t start = (block - copies.first_block[at]) * kElements;
+  const std::int64_t left = copies.counts[at] - start;
+  const From* const from = reinterpret_cast<const From*>(copies.from[at]) + start;
+  To* const to = reinterpret_cast<To*>(copies.to[at]) + start;
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
+  if (aligned && left >= kElements) {
+    cuda::Pack<From, kWidth> loaded[kPacksEach];
+#pragma unroll
+    for (int k = 0; k < kPacksEach; ++k) {
+      loaded[k] = cuda::load<kWidth>(from + (k * kManyThreads + threadIdx.x) * kWidth);
+    }
+#pragma unroll
+    for (int k = 0; k < kPacksEach; ++k) {
+      cuda::Pack<To, kWidth> pack;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        pack.at[i] = static_cast<To>(loaded[k].at[i]);
+      }
+      cuda::store(to + (k * kManyThreads + threadIdx.x) * kWidth, pack);
+    }
+    return;
+  }
+  for (std::int64_t i = threadIdx.x; i < (left < kElements ? left : kElements); i += kManyThreads) {
+    to[i] = static_cast<To>(from[i]);
+  }
+}
+
+// Of a type as wide as the dtype, or wider: `scale` elements of the tensors are one of From.
+template <class To, class From>
+void launch_copy_many(const Tensors& dst, const Tensors& src, std::int64_t scale) {
+  for (std::size_t begin = 0; begin < dst.size();) {
+    ManyCopies copies;
+    copies.copies = 0;
+    std::int64_t blocks = 0;
+    for (; begin < dst.size() && copies.copies < ManyCopies::kMost; ++begin) {
+      const std::int64_t count = dst[begin].numel() * scale;
+      const std::int64_t more = (count + kManyElements<To, From> - 1) / kManyElements<To, From>;
+      if (blocks + more > INT32_MAX) {
+        mica::check(copies.copies > 0, "copy: {} elements are too many", dst[begin].numel());
+        break;
+      }
+      const int i = copies.copies++;
+      copies.from[i] = src[begin].raw_data();
+      copies.to[i] = dst[begin].raw_data();
+      copies.counts[i] = count;
+      copies.first_block[i] = static_cast<std::int32_t>(blocks);
+      blocks += more;
+    }
+    copy_many_kernel<To, From><<<static_cast<unsigned>(blocks), kManyThreads, 0, cuda::current_stream()>>>(copies);
+    cuda::check_launch("copy_many_kernel");
+  }
+}
+
 template <class T>
 struct Constant {
   T value;
@@ -114,6 +201,25 @@ void copy(Cuda, const Tensor& dst, const Tensor& src) {
       cuda::check_launch("copy");
     });
   });
+}
+
+void copy_many(Cuda, const Tensors& dst, const Tensors& src) {
+  if (dst.empty()) {
+    return;
+  }
+  const DType to = dst.front().dtype(), from = src.front().dtype();
+  if (to == from) {
+    const auto size = static_cast<std::int64_t>(size_of(to));
+    if (size % 2 == 0) {
+      launch_copy_many<std::uint16_t, std::uint16_t>(dst, src, size / 2);
+    } else {
+      launch_copy_many<std::uint8_t, std::uint8_t>(dst, src, size);
+    }
+  } else if (from == float16) {
+    launch_copy_many<float, Half>(dst, src, 1);
+  } else {
+    launch_copy_many<float, BFloat16>(dst, src, 1);
+  }
 }
 
 void fill(Cuda device, const Tensor& x, double value) {

@@ -9,6 +9,10 @@ namespace mica::kernels {
 void copy(Cpu, const Tensor& dst, const Tensor& src);
 void copy(Cuda, const Tensor& dst, const Tensor& src);
 
+/// dst[i] = src[i] for contiguous tensors on the device, of one dtype here and one dtype there that are equal, or
+/// float32 and a 16-bit float.
+void copy_many(Cuda, const Tensors& dst, const Tensors& src);
+
 /// x = value everywhere.
 void fill(Cpu, const Tensor& x, double value);
 void fill(Cuda, const Tensor& x, double value);

@@ -35,6 +35,7 @@ struct Bucket {
   std::vector<std::size_t> members{};  // in State::trained
   std::int64_t size = 0;               // of the gradients
   std::size_t missing = 0;             // members whose gradients have not arrived
+  Tensor all_present{};                // ones, for each member
   Tensor buffer{};                     // from the start of the reduction to wait()
   Work work{};
 };
@@ -195,6 +196,7 @@ void DataParallel::State::start(Bucket& bucket) {
   }
   const Tensor buffer = empty({bucket.size + count}, dtype, bucket.device);
   std::vector<float> flags;
+  Tensors to, from;
   for (const std::size_t i : bucket.members) {
     Trained& parameter = trained[i];
     const Tensor gradient = parameter.tensor.grad();
@@ -202,16 +204,23 @@ void DataParallel::State::start(Bucket& bucket) {
     parameter.present = gradient.defined();
     flags.push_back(parameter.present ? 1.0F : 0.0F);
     if (parameter.present) {
-      copy_into(part_of(buffer, shape, parameter.offset), gradient);
+      to.push_back(part_of(buffer, shape, parameter.offset));
+      from.push_back(gradient);
     } else {
       fill_data(part_of(buffer, shape, parameter.offset), 0);
     }
   }
-  if (std::find(flags.begin(), flags.end(), 0.0F) == flags.end()) {
-    fill_data(part_of(buffer, {count}, bucket.size), 1);
+  const Tensor flags_in_buffer = part_of(buffer, {count}, bucket.size);
+  if (std::find(flags.begin(), flags.end(), 0.0F) != flags.end()) {
+    copy_into(flags_in_buffer, from_data(flags, {count}));
   } else {
-    copy_into(part_of(buffer, {count}, bucket.size), from_data(flags, {count}));
+    if (!bucket.all_present.defined()) {
+      bucket.all_present = full({count}, 1, bucket.dtype, bucket.device);
+    }
+    to.push_back(flags_in_buffer);
+    from.push_back(bucket.all_present);
   }
+  copy_all_into(to, from);
   bucket.work = group.start_all_reduce(buffer, Reduction::mean);
   bucket.buffer = buffer;
   for (const std::size_t i : bucket.members) {

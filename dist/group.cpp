@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/dist/detail/call.h>
@@ -23,6 +24,7 @@
 #include <mica/dist/detail/mpi.h>
 #include <mica/dist/detail/nccl.h>
 #include <mica/dist/detail/placement.h>
+#include <mica/dist/detail/relay.h>
 #include <mica/dist/detail/rendezvous.h>
 #include <mica/dist/group.h>
 
@@ -84,6 +86,7 @@ void copy_elements(const Tensor& from, const Tensor& into) {
 // The collective, known to the other ranks while it runs.
 template <class Start>
 Work start_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
+  const ProfileRange range(op);
   if (group.control == nullptr) {
     return Work(start());
   }
@@ -132,6 +135,7 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& contr
   state->size = static_cast<int>(members.size());
   state->control = control;
   state->journal = journal;
+  state->cpu = detail::relayed_collectives(control, journal);
 #if MICA_WITH_NCCL
   state->cuda = detail::nccl_collectives(state->rank, state->size, [=, rank = state->rank](const Tensor& bytes) {
     const std::vector<Bytes> all = control->exchange(*journal, rank == 0 ? bytes_of(bytes) : Bytes());

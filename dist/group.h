@@ -89,7 +89,8 @@ class Group {
 
 /// All processes of this run. The first call finds them: those that mpirun, srun or torchrun started; else a group of
 /// one. Throws an Error if this process was started as one of several, but cannot reach the others. Without MPI (under
-/// torchrun, or srun without --mpi), there are no collectives for tensors on the CPU.
+/// torchrun, or srun without --mpi), tensors on the CPU can be gathered and broadcast, over TCP by way of rank 0, which
+/// is meant for small ones, but not reduced.
 ///
 /// When a rank dies, hangs, fails, loses its link, leaves early or calls other collectives than the others, all pending
 /// and later collectives of the other ranks throw an Error that names it; docs/distributed.md says more.

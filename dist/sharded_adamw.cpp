@@ -361,17 +361,20 @@ void ShardedAdamW::start_reduction(Bucket& bucket) {
   const autograd::NoGrad guard;
   const DType dtype = is_16_bit(bucket.dtype) ? reduce_dtype_.value_or(bucket.dtype) : bucket.dtype;
   const Tensor gradients = empty(bucket.flat.shape(), dtype, bucket.device);  // nobody reads the padding
+  Tensors copies, grads;
   for (const std::size_t i : bucket.parameters) {
     Parameter& parameter = parameters_[i];
     const Tensor grad = parameter.tensor.grad();
     const Tensor to = view_at(gradients, parameter.offset, parameter.tensor.shape());
     parameter.present = grad.defined();
     if (parameter.present) {
-      copy_into(to, grad);
+      copies.push_back(to);
+      grads.push_back(grad);
     } else {
       fill_data(to, 0);
     }
   }
+  copy_all_into(copies, grads);
   bucket.reduced = empty({bucket.part}, dtype, bucket.device);
   bucket.work = group_.start_reduce_scatter(gradients, bucket.reduced, Reduction::mean);
   for (const std::size_t i : bucket.parameters) {

@@ -60,7 +60,7 @@ struct ShardingOptions {
 ///
 /// The constructor, step(), state_dict() and load_state_dict() are collective: all ranks of the group call them, in the
 /// same order and with the same arguments. If the arguments of a rank are wrong, all ranks throw, and nothing has
-/// changed. These checks travel as tensors on the CPU, so a group on GPUs also needs MPI.
+/// changed. These checks travel as small tensors on the CPU.
 class ShardedAdamW {
  public:
   /// The parameters get the values of rank 0. Throws for what optim::AdamW refuses, for parameters on several devices,

@@ -15,7 +15,25 @@ double wall_us(const Work& work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
+class WallTimeline final : public Timeline {
+ public:
+  void mark() override { marks_.push_back(std::chrono::steady_clock::now()); }
+  std::vector<double> take_ms() override {
+    std::vector<double> result;
+    for (const auto& at : marks_) {
+      result.push_back(std::chrono::duration<double, std::milli>(at - marks_.front()).count());
+    }
+    marks_.clear();
+    return result;
+  }
+
+ private:
+  std::vector<std::chrono::steady_clock::time_point> marks_;
+};
+
 }  // namespace
+
+std::unique_ptr<Timeline> timeline(mica::Cpu) { return std::make_unique<WallTimeline>(); }
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + values.size() / 2;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <mica/core/dispatch.h>
@@ -19,6 +20,17 @@ std::vector<double> times_us(mica::Cuda, int repeats, const Work& work);
 /// next, as in a training loop: no cache flush, and no host synchronization except within `work`.
 std::vector<double> step_times_ms(mica::Cpu, int repeats, const Work& work);
 std::vector<double> step_times_ms(mica::Cuda, int repeats, const Work& work);
+
+/// Times at which the work queued so far ends: events of the current stream on CUDA, wall time on the CPU.
+class Timeline {
+ public:
+  virtual ~Timeline() = default;
+  virtual void mark() = 0;
+  /// The marks in milliseconds since the first, which are then forgotten. Waits for the last.
+  virtual std::vector<double> take_ms() = 0;
+};
+std::unique_ptr<Timeline> timeline(mica::Cpu);
+std::unique_ptr<Timeline> timeline(mica::Cuda);
 
 double median(std::vector<double> values);
 

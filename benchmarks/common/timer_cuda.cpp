@@ -35,7 +35,31 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+class EventTimeline final : public Timeline {
+ public:
+  void mark() override {
+    if (used_ == events_.size()) {
+      events_.push_back(std::make_unique<Event>());
+    }
+    events_[used_++]->record();
+  }
+  std::vector<double> take_ms() override {
+    std::vector<double> result;
+    for (std::size_t i = 0; i < used_; ++i) {
+      result.push_back(i == 0 ? 0 : Event::us_between(*events_[0], *events_[i]) / 1e3);
+    }
+    used_ = 0;
+    return result;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Event>> events_;
+  std::size_t used_ = 0;
+};
+
 }  // namespace
+
+std::unique_ptr<Timeline> timeline(mica::Cuda) { return std::make_unique<EventTimeline>(); }
 
 std::vector<double> times_us(mica::Cuda, int repeats, const Work& work) {
   int device = 0;

@@ -163,6 +163,34 @@ TEST(Copy, ByThreads) {
   }
 }
 
+TEST(Copy, ManyTensorsAtOnce) {
+  for (const Device device : test_devices()) {
+    Tensors to, from;
+    for (const DType dtype : kDtypes) {
+      for (const std::int64_t n : {0, 1, 7, 8192, 8200, 100'003}) {
+        for (int layout = 0; layout < 3; ++layout) {
+          const DType wide = layout == 2 && size_of(dtype) == 2 ? float32 : dtype;
+          from.push_back(laid_out(layout, {n}, dtype, device));
+          to.push_back(laid_out(layout == 2 ? 1 : layout, {n}, wide, device));
+          copy_into(from.back(), randint(0, 2, {n}, int32).to(device));
+          fill_data(to.back(), 1);
+        }
+      }
+    }
+    for (int i = 0; i < 300; ++i) {  // more than one launch takes
+      from.push_back(randint(0, 200, {i % 5 * 1000}, int32).to(device, i % 2 == 0 ? bfloat16 : float32));
+      to.push_back(empty(from.back().shape(), float32, device));
+    }
+    copy_all_into(to, from);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      ASSERT_EQ(to_vector<double>(to[i]), to_vector<double>(from[i]))
+          << i << ": " << name_of(from[i].dtype()) << " to " << name_of(to[i].dtype()) << " on " << to_string(device);
+    }
+  }
+  EXPECT_THROW(copy_all_into({zeros({1})}, {}), Error);
+  EXPECT_THROW(copy_all_into({zeros({1})}, {zeros({2})}), Error);
+}
+
 TEST(AddInto, OneElementAndNone) {
   for (const Device device : test_devices()) {
     const Tensor one = full({1}, 2, float32, device);

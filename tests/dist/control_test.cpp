@@ -6,10 +6,14 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include <mica/core/check.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/dist/detail/control.h>
+#include <mica/dist/detail/relay.h>
 #include <mica/dist/detail/rendezvous.h>
 
 namespace mica::dist::detail {
@@ -107,6 +111,29 @@ TEST(Control, ExchangesBytesInTheOrderOfTheGroup) {
   }
   EXPECT_NE(message_of([&] { (void)ranks.controls[1]->exchange(*ranks.journals[1], Bytes(20000)); }).find("16384"),
             std::string::npos);
+}
+
+// As in runs without MPI.
+TEST(Control, GathersAndBroadcastsTensors) {
+  constexpr std::int64_t n = 5000;  // of 8 bytes: in three pieces
+  Ranks ranks(3);
+  ranks.on_each([&](int rank) {
+    const std::shared_ptr<Collectives> relay = relayed_collectives(
+        std::shared_ptr<Control>(ranks.controls[rank].get(), [](Control*) {}), ranks.journals[rank]);
+    std::vector<std::int64_t> own(n), whole;
+    for (int of = 0; of < 3; ++of) {
+      std::iota(own.begin(), own.end(), 10000 * of);
+      whole.insert(whole.end(), own.begin(), own.end());
+    }
+    std::iota(own.begin(), own.end(), 10000 * rank);
+    const Tensor x = from_data(own, {n}), into = zeros({3, n}, int64);
+    relay->all_gather(x, into)->wait();
+    EXPECT_EQ(to_vector<std::int64_t>(into), whole);
+    relay->broadcast(x, 1)->wait();
+    std::iota(own.begin(), own.end(), 10000);
+    EXPECT_EQ(to_vector<std::int64_t>(x), own);
+    EXPECT_NE(message_of([&] { (void)relay->all_reduce(x, Reduction::sum); }).find("need MPI"), std::string::npos);
+  });
 }
 
 TEST(Control, TellsAllRanksWhichOneDied) {

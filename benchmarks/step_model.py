@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""A model of a data parallel training step, checked against measured steps of several GPUs.
+
+    python3 benchmarks/step_model.py benchmarks/results/ranks_speed.jsonl
+
+Its inputs are what ranks_speed.py measured without data parallel training: one GPU's step and the moment at which
+backward has each parameter's gradient, the time of each collective by size, and by how much products and collectives
+slow each other down. Nothing is fitted to the steps that it predicts.
+
+A step: compute runs on one stream, buckets are reduced in order on another, each as soon as its last gradient is there
+and has been copied. While both streams work, compute takes 1 + slowdown times as long, and so do collectives with
+1 + stretch. The optimizer waits for all. With the sharded optimizer, gradients are scattered, the norm costs one small
+all-reduce, each rank does its share of the optimizer's work, and the gathering of the weights is not hidden.
+"""
+
+import argparse
+import bisect
+import json
+import math
+import pathlib
+
+COPY_BYTES_PER_MS = 2 * 2 ** 30  # of a bucket: read and written at 4.1 TB/s
+COPY_LAUNCH_MS = 0.004
+# Assumptions for more GPUs than were measured. A ring has 2 (N - 1) steps for an all-reduce, N - 1 for its halves.
+HOP_MS = 0.002  # a step over NVLink
+NODE_HOP_MS = 0.010  # a step from one machine to the next
+NETWORK_GB_PER_S = 8 * 50 * 0.9  # 8 adapters of 400 Gbit/s in a machine, nine tenths of which arrive
+
+
+class Collectives:
+    """Times in ms of `ranks` GPUs, of which `per_machine` are in a machine."""
+
+    def __init__(self, rows, ranks, per_machine):
+        self.ranks, self.per_machine = ranks, per_machine
+        self.measured_ranks = rows[0]["ranks"]
+        self.tables, self.lines = {}, {}
+        for row in rows:
+            if "bytes" in row:
+                self.tables.setdefault(row["op"], []).append((row["bytes"], row["us"] / 1e3))
+            elif "line" in row:
+                self.lines[row["line"]] = row
+        for table in self.tables.values():
+            table.sort()
+
+    def ms(self, op, size):
+        if self.ranks == self.measured_ranks:
+            return self.measured_ms(op, size)
+        # The measured latency and bus bandwidth, with more steps in the ring.
+        line = self.lines[op]
+        rounds = 2 if op == "all_reduce" else 1
+        machines = self.ranks // self.per_machine
+        steps = rounds * (self.ranks - 1)
+        node_steps = rounds * machines if machines > 1 else 0
+        # What two GPUs reach for large buckets.
+        size0, ms0 = self.tables[op][-3]
+        bus = rounds * (self.measured_ranks - 1) / self.measured_ranks * size0 / ms0 / 1e6
+        if machines > 1:
+            bus = min(bus, NETWORK_GB_PER_S)
+        latency = max(line["latency_us"] / 1e3, self.tables[op][0][1])
+        return (latency + (steps - rounds * (self.measured_ranks - 1)) * HOP_MS + node_steps * (NODE_HOP_MS - HOP_MS) +
+                rounds * (self.ranks - 1) / self.ranks * size / bus / 1e6)
+
+    def measured_ms(self, op, size):
+        table = self.tables[op]
+        sizes = [s for s, _ in table]
+        i = min(max(bisect.bisect_left(sizes, size), 1), len(table) - 1)
+        (s0, t0), (s1, t1) = table[i - 1], table[i]
+        if size <= s0:
+            return t0
+        if size >= s1:  # beyond the table
+            return t1 * size / s1
+        at = (math.log(size) - math.log(s0)) / (math.log(s1) - math.log(s0))
+        return math.exp(math.log(t0) + at * (math.log(t1) - math.log(t0)))
+
+
+class Step:
+    """One GPU's step: its parameters with the moments of their gradients, in the order of registration."""
+
+    def __init__(self, row):
+        phases = row["phases"]
+        scale = row["ms"] / phases["step"]  # the marks between the kernels cost a little
+        self.ms = row["ms"]
+        self.width = row["width"]
+        self.batch = row["batch"]
+        self.backward_end = phases["backward"] * scale
+        self.optimizer = self.ms - self.backward_end
+        self.parameters = [(numel, at * scale) for _, numel, at in sorted(phases["arrivals"])]
+
+    def data_parallel_buckets(self, limit):
+        """(bytes, moment): as dist::DataParallel makes them."""
+        buckets = []
+        for numel, at in reversed(self.parameters):
+            if buckets and buckets[-1][0] + 2 * numel <= limit:
+                buckets[-1][0] += 2 * numel
+                buckets[-1][1] = max(buckets[-1][1], at)
+            else:
+                buckets.append([2 * numel, at])
+        return buckets
+
+    def sharded_buckets(self, limit):
+        """As dist::ShardedAdamW makes them: matrices before vectors; in the order in which they are complete."""
+        vectors = 4 * self.width
+        ordered = ([p for p in self.parameters if p[0] > vectors] + [p for p in self.parameters if p[0] <= vectors])
+        buckets = []
+        for numel, at in ordered:
+            if buckets and buckets[-1][0] + 2 * numel <= limit:
+                buckets[-1][0] += 2 * numel
+                buckets[-1][1] = max(buckets[-1][1], at)
+            else:
+                buckets.append([2 * numel, at])
+        return sorted(buckets, key=lambda bucket: bucket[1])
+
+
+def simulate(step, buckets, op, collectives, slowdown, stretch, wide=1):
+    """When the compute and the reductions of a backward have ended, and the reductions' time beside compute."""
+    works = []  # (position of compute at which it is started, its time alone)
+    copied = latest = 0
+    for size, at in buckets:
+        latest = max(latest, at)
+        copied += COPY_LAUNCH_MS + size * (1 + wide) / 2 / COPY_BYTES_PER_MS
+        works.append((latest + copied, collectives.ms(op, size * wide)))
+    end = step.backward_end + copied
+    time = position = hidden = 0
+    running, left, next_work = False, 0, 0
+    while position < end or next_work < len(works) or running:
+        if not running and next_work < len(works) and works[next_work][0] <= position + 1e-12:
+            running, left = True, works[next_work][1]
+            next_work += 1
+        computing = position < end
+        stop = works[next_work][0] if next_work < len(works) and not running else end
+        if computing and running:
+            span = min((end - position) * (1 + slowdown), left * (1 + stretch))
+            position += span / (1 + slowdown)
+            left -= span / (1 + stretch)
+            hidden += span
+        elif computing:
+            span = stop - position
+            position = stop
+        else:
+            span, left = left, 0
+        time += span
+        if running and left <= 1e-12:
+            running = False
+        if end - position < 1e-12:
+            position = end
+    return time, hidden
+
+
+def predict(step, kind, bucket_mib, collectives, slowdown, stretch):
+    limit = bucket_mib * 2 ** 20
+    if kind == "data":
+        ready, hidden = simulate(step, step.data_parallel_buckets(limit), "all_reduce", collectives, slowdown, stretch)
+        return ready + step.optimizer, hidden
+    buckets = step.sharded_buckets(limit)
+    ready, hidden = simulate(step, buckets, "reduce_scatter", collectives, slowdown, stretch)
+    gather = sum(collectives.ms("all_gather", size) for size, _ in buckets)
+    return ready + collectives.ms("all_reduce", 8) + step.optimizer / collectives.ranks + gather, hidden
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=pathlib.Path)
+    arguments = parser.parse_args()
+    rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    measured = [row for row in rows if row["run"] == "collectives"]
+    overlaps = {row["overlap_mib"]: row for row in measured if "overlap_mib" in row}
+
+    def factors(mib):
+        row = overlaps[min(overlaps, key=lambda known: abs(known - mib))]
+        return max(0.0, row["slowdown"]), max(0.0, row["stretch"])
+
+    # The slower GPU, for which the other waits.
+    steps = {}
+    for row in rows:
+        if "phases" in row and row["ranks"] == 1:
+            known = steps.get(row["batch"])
+            if known is None or row["ms"] > known.ms:
+                steps[row["batch"]] = Step(row)
+    for batch, step in sorted(steps.items()):
+        print(f"one GPU, batch {batch:2}: {step.ms:8.3f} ms, backward ends at {step.backward_end:.3f}, "
+              f"optimizer {step.optimizer:.3f}")
+    ranks = measured[0]["ranks"]
+    collectives = Collectives(measured, ranks, ranks)
+    print(f"\n{'run':22} {'measured':>9} {'predicted':>9} {'error':>7}   of {ranks} x one GPU")
+    worst = 0
+    for row in rows:
+        words = row["run"].split()
+        if row["run"] == "collectives" or words[0] not in ("data", "zero") or len(words) != 3:
+            continue
+        step = steps.get(row["batch"])
+        if step is None:
+            continue
+        ms, _ = predict(step, words[0], row["bucket_mib"], collectives, *factors(row["bucket_mib"]))
+        error = ms / row["ms"] - 1
+        worst = max(worst, abs(error))
+        print(f"{row['run']:22} {row['ms']:9.3f} {ms:9.3f} {100 * error:6.2f}%   {step.ms / row['ms']:.4f} measured, "
+              f"{step.ms / ms:.4f} predicted")
+    print(f"largest error {100 * worst:.2f} %\n")
+    if 32 in steps:
+        step = steps[32]
+        for n, per_machine in ((ranks, ranks), (8, 8), (64, 8)):
+            of_n = Collectives(measured, n, per_machine)
+            for kind in ("data", "zero"):
+                ms, hidden = predict(step, kind, 25, of_n, *factors(25))
+                print(f"{n:2} GPUs, {per_machine} a machine, {kind}: {ms:.3f} ms a step, {n * step.ms / ms:.2f} times one "
+                      f"GPU ({step.ms / ms:.4f} each); collectives beside backward for {hidden:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
