@@ -77,7 +77,7 @@ constexpr int kPhaseSteps = 7, kTracedSteps = 3;
 class Batches {
  public:
   Batches(const Tensor& tokens, std::int64_t batch, std::int64_t context, const dist::Group& group)
-      : batch_(batch), context_(context), at_(group.rank() * batch), step_(group.size() * batch) {
+      : batch_(batch), at_(group.rank() * batch), step_(group.size() * batch) {
     check(tokens.dim() == 1 && tokens.dtype() == int32, "--tokens: expected int32 of one axis, got {} {}",
           tokens.dtype(), tokens.shape());
     const std::int64_t count = (tokens.numel() - 1) / context;
@@ -96,7 +96,7 @@ class Batches {
   }
 
  private:
-  std::int64_t batch_, context_;
+  std::int64_t batch_;
   std::int64_t at_, step_;
   Tensor inputs_, targets_;
 };
