@@ -3,7 +3,7 @@
 
     python3 benchmarks/ranks_curve.py --program build/bin/train_transformer --ranks 1 2 4
 
-trains the same small model on the CPU, in float32 without dropout, with the same batches: as one process, and as each
+trains the same small model on the CPU (with --gpus: on one and on several GPUs), in float32 without dropout, with the same batches: as one process, and as each
 number of ranks twice, with DataParallel and with the sharded optimizer (--zero). Prints a line of JSON for each: the
 largest differences of training loss, validation loss and gradient norm from the one process, and whether the two runs
 have the same metrics and weights.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-SETTINGS = ("--device cpu --dtype float32 --dropout 0 --batch 16 --context 64 --layers 2 --heads 4 --width 64 "
+SETTINGS = ("--dtype float32 --dropout 0 --batch 16 --context 64 --layers 2 --heads 4 --width 64 "
             "--eval-every 100 --sample 0 --threads 1 --seed 1").split()
 COMPARED = ("train_loss", "val_loss", "grad_norm")
 
@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--program", default="build/bin/train_transformer")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--gpus", action="store_true", help="each rank has a GPU of this machine")
     arguments = parser.parse_args()
     program = os.path.abspath(arguments.program)
     launcher = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts", "ranks")
@@ -44,14 +45,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         def train(name, before, options):
             out = os.path.join(folder, name)
-            command = [*before, program, *SETTINGS, "--steps", str(arguments.steps), "--out", out, *options]
+            device = [] if arguments.gpus else ["--device", "cpu"]
+            command = [*before, program, *SETTINGS, *device, "--steps", str(arguments.steps), "--out", out, *options]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             return out
 
         one = metrics(train("one", [], []))
         for ranks in arguments.ranks:
             for option in ([], ["--zero"]):
-                runs = [train(name, [launcher, str(ranks)], option) for name in ("first", "second")]
+                before, more = ([], ["--gpus", str(ranks)]) if arguments.gpus else ([launcher, str(ranks)], [])
+                runs = [train(name, before, option + more) for name in ("first", "second")]
                 rows = metrics(runs[0])
                 result = {"ranks": ranks, "optimizer": "ShardedAdamW" if option else "DataParallel and AdamW",
                           "steps": len(rows), "last_train_loss": rows[-1]["train_loss"]}

@@ -39,4 +39,10 @@ void write(Cuda, void* to, const void* from, std::size_t bytes);
 /// on return; only large ones wait for earlier work. Throws while a CUDA graph is captured.
 void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
 
+/// From now on, `f` is called whenever a copy from a GPU to the host has ended, before its values are used. It may
+/// throw, if they cannot be right: dist does when a rank has failed.
+void check_copies_by(void (*f)());
+/// Calls it.
+void check_copy();
+
 }  // namespace mica::memory

@@ -17,14 +17,15 @@
 #include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/memory.h>
 #include <mica/dist/detail/call.h>
 #include <mica/dist/detail/collectives.h>
 #include <mica/dist/detail/control.h>
+#include <mica/dist/detail/host.h>
 #include <mica/dist/detail/journal.h>
 #include <mica/dist/detail/mpi.h>
 #include <mica/dist/detail/nccl.h>
 #include <mica/dist/detail/placement.h>
-#include <mica/dist/detail/relay.h>
 #include <mica/dist/detail/rendezvous.h>
 #include <mica/dist/group.h>
 
@@ -71,7 +72,7 @@ void check_reduction(const char* op, const Tensor& x, Reduction reduction) {
 Collectives& engine(const char* op, const GroupState& group, const Tensor& x) {
   const std::shared_ptr<Collectives>& found = x.device().is_cpu() ? group.cpu : group.cuda;
   check(found != nullptr, "{}: {}", op,
-        x.device().is_cpu() ? "tensors on the CPU need MPI: build mica with MPI and start the program with mpirun"
+        x.device().is_cpu() ? "there is no engine for tensors on the CPU"
                             : "tensors on a GPU need NCCL, with which mica was not built");
   return *found;
 }
@@ -126,7 +127,7 @@ std::uint64_t id_of_part(std::uint64_t parent, std::uint64_t number, int color) 
 
 [[maybe_unused]] Bytes bytes_of(const Tensor& x) { return {x.raw_data(), x.raw_data() + x.bytes()}; }
 
-// Without MPI: what ranks need to know before GPUs are connected travels over the control connections.
+// Without MPI: tensors on the CPU travel over the control connections.
 std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& control,
                                            const std::shared_ptr<Journal>& journal) {
   auto state = std::make_shared<GroupState>();
@@ -135,14 +136,10 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& contr
   state->size = static_cast<int>(members.size());
   state->control = control;
   state->journal = journal;
-  state->cpu = detail::relayed_collectives(control, journal);
+  state->cpu = detail::host_collectives(control, journal, state->rank);
 #if MICA_WITH_NCCL
-  state->cuda = detail::nccl_collectives(state->rank, state->size, [=, rank = state->rank](const Tensor& bytes) {
-    const std::vector<Bytes> all = control->exchange(*journal, rank == 0 ? bytes_of(bytes) : Bytes());
-    check(all[0].size() == bytes.bytes(), "world: rank 0 passed on {} bytes instead of {}", all[0].size(),
-          bytes.bytes());
-    std::memcpy(bytes.raw_data(), all[0].data(), all[0].size());
-  });
+  state->cuda = detail::nccl_collectives(state->rank, state->size, control,
+                                         [cpu = state->cpu](const Tensor& bytes) { cpu->broadcast(bytes, 0)->wait(); });
 #endif
   state->barrier = [=] { (void)control->exchange(*journal, {}, CallKind::barrier); };
   state->split = [=](int color, int key) {
@@ -178,7 +175,7 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& contr
   state->journal = journal;
   state->cpu = mpi;
 #if MICA_WITH_NCCL
-  state->cuda = detail::nccl_collectives(mpi->rank(), mpi->size(),
+  state->cuda = detail::nccl_collectives(mpi->rank(), mpi->size(), control,
                                          [mpi](const Tensor& bytes) { mpi->broadcast(bytes, 0)->wait(); });
 #endif
   state->barrier = [=] {
@@ -308,9 +305,21 @@ void at_terminate() {
   std::abort();
 }
 
+#if MICA_WITH_CUDA
+// Where collectives were aborted, GPUs compute with wrong values.
+void check_copied() {
+  if (const Running* const own = own_running()) {
+    own->control->check("copy from a GPU");
+  }
+}
+#endif
+
 void watch(const std::shared_ptr<Control>& control, bool over_mpi) {
   auto* const own = new Running{.control = control, .over_mpi = over_mpi, .process = getpid()};
   running = own;
+#if MICA_WITH_CUDA
+  memory::check_copies_by(check_copied);
+#endif
   own->terminate = std::set_terminate(at_terminate);
 #ifdef __GLIBC__
   check(on_exit(at_exit, nullptr) == 0, "world: on_exit failed");

@@ -24,8 +24,9 @@ class Work {
   explicit Work(std::shared_ptr<detail::Transfer> transfer) : transfer_(std::move(transfer)) {}
 
   /// On the CPU, returns when this rank's part is done: its tensors have the result. On a GPU, the current stream waits
-  /// and the host does not. Throws the Error with which the collective ended, at each call. A Work that is destroyed
-  /// does not wait; the collective goes on and keeps its tensors alive.
+  /// and the host does not: if a rank fails then, the next copy from the GPU to the host throws. Throws the Error with
+  /// which the collective ended, at each call. A Work that is destroyed does not wait; the collective goes on and keeps
+  /// its tensors alive.
   void wait() const;
 
  private:
@@ -89,11 +90,11 @@ class Group {
 
 /// All processes of this run. The first call finds them: those that mpirun, srun or torchrun started; else a group of
 /// one. Throws an Error if this process was started as one of several, but cannot reach the others. Without MPI (under
-/// torchrun, or srun without --mpi), tensors on the CPU can be gathered and broadcast, over TCP by way of rank 0, which
-/// is meant for small ones, but not reduced.
+/// torchrun, or srun without --mpi), tensors on the CPU travel through rank 0 over TCP, which is meant for small ones.
 ///
 /// When a rank dies, hangs, fails, loses its link, leaves early or calls other collectives than the others, all pending
-/// and later collectives of the other ranks throw an Error that names it; docs/distributed.md says more.
+/// and later collectives of the other ranks throw an Error that names it, and so do copies from a GPU to the host, as
+/// collectives that were running there have ended with wrong values; docs/distributed.md says more.
 Group world();
 
 /// A task that this rank does alone, such as writing a checkpoint or a long validation. While it lives, the other ranks

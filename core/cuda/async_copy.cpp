@@ -6,6 +6,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/memory.h>
 
 namespace mica::memory {
 
@@ -54,6 +55,7 @@ std::shared_ptr<void> start_copies(Cuda, void* stream, const std::vector<Copy>& 
 
 void wait_for_event(Cuda, void* event) {
   cuda::check(cudaEventSynchronize(static_cast<cudaEvent_t>(event)), "cudaEventSynchronize");
+  check_copy();
 }
 
 void order_after_event(Cuda, void* event) {

@@ -6,6 +6,7 @@
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/host_reader.h>
+#include <mica/core/memory.h>
 
 namespace mica::detail {
 
@@ -33,6 +34,7 @@ class Reader final : public PinnedReader {
   std::vector<std::int64_t> finish() override {
     const Buffer& buffer = buffers_[finished_++ % 2];
     cuda::check(cudaEventSynchronize(buffer.complete), "cudaEventSynchronize");
+    memory::check_copy();
     return {buffer.values, buffer.values + count_};
   }
 

@@ -370,7 +370,20 @@ std::vector<Bytes> Control::exchange(Journal& group, const Bytes& mine, CallKind
   if (number != nullptr) {
     *number = entered.number();
   }
-  post(Type::exchange, Writer().value(key.first).value(key.second).bytes(mine).take());
+  start_exchange(group, key.second, mine);
+  return finish_exchange(group, key.second, op);
+}
+
+void Control::start_exchange(const Journal& group, std::uint64_t number, const Bytes& mine) {
+  {
+    const std::lock_guard lock(mutex_);
+    awaited_.emplace(group.id(), number);
+  }
+  post(Type::exchange, Writer().value(group.id()).value(number).bytes(mine).take());
+}
+
+std::vector<Bytes> Control::finish_exchange(const Journal& group, std::uint64_t number, const char* op) {
+  const Key key(group.id(), number);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return failed() || ended_ || results_.contains(key); });
   if (const auto found = results_.find(key); found != results_.end()) {
@@ -383,7 +396,32 @@ std::vector<Bytes> Control::exchange(Journal& group, const Bytes& mine, CallKind
   fail("{}: this process has left the group", op);
 }
 
-void Control::throw_verdict(const char* op) const { fail("{}: {}", op, verdict_); }
+bool Control::has_exchanged(const Journal& group, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  return !awaited_.contains(Key(group.id(), number));
+}
+
+void Control::forget_exchange(const Journal& group, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  awaited_.erase(Key(group.id(), number));
+  results_.erase(Key(group.id(), number));
+}
+
+// With a lock on mutex_.
+void Control::keep_result(const Key& key, std::vector<Bytes> parts) {
+  if (awaited_.erase(key) > 0) {
+    results_[key] = std::move(parts);
+    changed_.notify_all();
+  }
+}
+
+void Control::throw_verdict(const char* op) const {
+  {
+    std::unique_lock lock(mutex_);
+    (void)changed_.wait_for(lock, std::chrono::seconds(5), [this] { return calls_ == 0; });
+  }
+  fail("{}: {}", op, verdict_);
+}
 
 void Control::on_verdict(std::function<void()> f) {
   {
@@ -394,6 +432,27 @@ void Control::on_verdict(std::function<void()> f) {
     }
   }
   f();
+}
+
+void Control::on_verdict_apart(std::function<void()> f) {
+  const std::lock_guard lock(mutex_);
+  if (!failed()) {
+    apart_calls_.push_back(std::move(f));
+    return;
+  }
+  call_apart(std::move(f));
+}
+
+// With a lock on mutex_. Nobody waits for the thread at the process's end, so this object must then still exist: dist
+// never destroys the one that watches over the world.
+void Control::call_apart(std::function<void()> f) {
+  ++calls_;
+  std::thread([this, f = std::move(f)] {
+    f();
+    const std::lock_guard lock(mutex_);
+    --calls_;
+    changed_.notify_all();
+  }).detach();
 }
 
 void Control::report_trouble(const std::string& reason) {
@@ -690,8 +749,7 @@ void Control::handle(int rank, const Message& message) {
         part = reader.bytes();
       }
       const std::lock_guard lock(mutex_);
-      results_[key] = std::move(parts);
-      changed_.notify_all();
+      keep_result(key, std::move(parts));
       break;
     }
     default: mica::fail("a message of unknown type {}", message.type);
@@ -760,8 +818,7 @@ void Control::add_to_exchange(int rank, Reader& reader) {
       send(*connections_[member], Type::result, all);
     } else if (member == 0) {
       const std::lock_guard lock(mutex_);
-      results_[key] = in_order;
-      changed_.notify_all();
+      keep_result(key, in_order);
     }
   }
 }
@@ -777,11 +834,18 @@ void Control::pronounce(const std::string& verdict) {
     verdict_ = verdict;
     failed_.store(true, std::memory_order_release);
     calls.swap(on_verdict_);
+    ++calls_;
+    for (std::function<void()>& call : std::exchange(apart_calls_, {})) {
+      call_apart(std::move(call));
+    }
     changed_.notify_all();
   }
   for (const std::function<void()>& call : calls) {
     call();
   }
+  const std::lock_guard lock(mutex_);
+  --calls_;
+  changed_.notify_all();
 }
 
 // A socket that is closed while something unread is in it may lose what it has sent. So each side says that it has

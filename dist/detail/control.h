@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -56,6 +57,18 @@ class Control {
   std::vector<Bytes> exchange(Journal& group, const Bytes& mine, CallKind kind = CallKind::exchange,
                               std::uint64_t* number = nullptr);
 
+  // The same in parts, for collectives that others note in the journal. Numbers must differ within the group, and be
+  // the same on all members.
+
+  /// Sends this rank's bytes.
+  void start_exchange(const Journal& group, std::uint64_t number, const Bytes& mine);
+  /// Waits for those of all members. Throws an Error that starts with `op` if a rank has failed.
+  std::vector<Bytes> finish_exchange(const Journal& group, std::uint64_t number, const char* op);
+  /// Whether finish_exchange() need not wait, or has been called.
+  bool has_exchanged(const Journal& group, std::uint64_t number);
+  /// Nobody will call finish_exchange().
+  void forget_exchange(const Journal& group, std::uint64_t number);
+
   /// Throws an Error that starts with `op` if a rank has failed.
   void check(const char* op) const {
     if (failed_.load(std::memory_order_acquire)) [[unlikely]] {
@@ -68,6 +81,8 @@ class Control {
   [[noreturn]] void throw_verdict(const char* op) const;
   /// Calls f once when a rank has failed, on the thread of this object; at once if one has.
   void on_verdict(std::function<void()> f);
+  /// … on a thread of its own, since f may take long. throw_verdict() waits up to 5 s for the end of both.
+  void on_verdict_apart(std::function<void()> f);
 
   /// A collective has failed here, perhaps since another rank did. The verdict follows.
   void report_trouble(const std::string& reason);
@@ -136,6 +151,8 @@ class Control {
   void add_to_exchange(int rank, Reader& reader);
   void pronounce(const std::string& verdict);
   void linger(double seconds);
+  void keep_result(const Key& key, std::vector<Bytes> parts);
+  void call_apart(std::function<void()> f);
 
   const int rank_;
   const int size_;
@@ -147,12 +164,14 @@ class Control {
   std::atomic<bool> failed_{false};
   std::string verdict_;  // written before failed_ is set
 
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
+  mutable std::mutex mutex_;  // of what follows
+  mutable std::condition_variable changed_;
   std::vector<std::shared_ptr<Journal>> new_journals_;
   std::vector<Outgoing> outgoing_;
   std::map<Key, std::vector<Bytes>> results_;
-  std::vector<std::function<void()>> on_verdict_;
+  std::set<Key> awaited_;  // exchanges that have been started, and whose results have not come
+  int calls_ = 0;          // what on_verdict() and on_verdict_apart() were given, while it runs
+  std::vector<std::function<void()>> on_verdict_, apart_calls_;
   std::vector<std::string> tasks_;
   bool leaving_ = false, left_ = false, closing_ = false, ended_ = false, cut_ = false;
   std::string failure_;  // why this process leaves; empty: it has ended

@@ -3,10 +3,15 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +19,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
+#include <mica/dist/detail/control.h>
 #include <mica/dist/detail/nccl.h>
 
 namespace mica::dist::detail {
@@ -61,11 +67,9 @@ class Event {
     cuda::check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
   bool has_passed() const {
-    const bool passed = cudaEventQuery(event_) == cudaSuccess;
-    if (!passed) {
-      (void)cudaGetLastError();  // otherwise the next check of a launch would report that it has not passed
-    }
-    return passed;
+    const cudaError_t status = cudaEventQuery(event_);
+    (void)cudaGetLastError();  // otherwise the next check of a launch would report that it has not passed
+    return status != cudaErrorNotReady;
   }
 
  private:
@@ -101,56 +105,150 @@ class Held {
   Event end_;
 };
 
-class Queued final : public Transfer {
+/// What NCCL has of a group, and its end. Known to the thread that aborts it, so never destroyed before the process
+/// ends: ncclCommDestroy would need all ranks together, and whoever holds no group may still have collectives to abort.
+class Communicator {
  public:
-  Queued(Device device, std::shared_ptr<Held> held) : device_(device), held_(std::move(held)) {}
+  explicit Communicator(Device device) : device_(device) {}
 
-  void wait() override {
-    const DeviceGuard guard(device_);
-    held_->hold_up_current_stream();
+  Device device() const { return device_; }
+
+  /// Called once, perhaps after abort().
+  void set(ncclComm_t handle) {
+    const std::lock_guard lock(mutex_);
+    handle_ = handle;
+  }
+
+  /// NCCL's name for the communicator, and the right to call it, one thread at a time. Null after abort().
+  class Use {
+   public:
+    explicit Use(Communicator& of) : lock_(of.calls_), handle_(of.handle()) {}
+    ncclComm_t handle() const { return handle_; }
+
+   private:
+    std::unique_lock<std::timed_mutex> lock_;
+    ncclComm_t handle_;
+  };
+
+  /// Ends what runs on the GPU, and what other threads wait for in NCCL. On a thread of its own: NCCL frees memory, for
+  /// which CUDA waits until all kernels of this GPU have ended, also those of other communicators.
+  void abort() {
+    // A call that is under way returns soon, or waits for other ranks, or for the kernels before it. Then only the
+    // abort ends it, which is the best that can be done.
+    std::unique_lock calls(calls_, std::defer_lock);
+    (void)calls.try_lock_for(std::chrono::seconds(1));
+    ncclComm_t handle = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      handle = std::exchange(handle_, nullptr);
+    }
+    if (handle != nullptr && cudaSetDevice(device_.index) == cudaSuccess) {
+      (void)ncclCommAbort(handle);
+    }
+  }
+
+  /// What NCCL found wrong since; empty if nothing. On any thread.
+  std::string error() {
+    const std::lock_guard lock(mutex_);
+    ncclResult_t status = ncclSuccess;
+    if (handle_ == nullptr || ncclCommGetAsyncError(handle_, &status) != ncclSuccess || status == ncclSuccess ||
+        status == ncclInProgress) {
+      return "";
+    }
+    return fmt::format("NCCL reports: {} ({})", ncclGetErrorString(status), ncclGetLastError(handle_));
   }
 
  private:
-  Device device_;
+  ncclComm_t handle() {
+    const std::lock_guard lock(mutex_);
+    return handle_;
+  }
+
+  const Device device_;
+  std::timed_mutex calls_;
+  std::mutex mutex_;  // of handle_
+  ncclComm_t handle_ = nullptr;
+};
+
+class Queued final : public Transfer {
+ public:
+  Queued(const char* name, std::shared_ptr<Communicator> communicator, std::shared_ptr<Control> control,
+         std::shared_ptr<Held> held)
+      : name_(name), communicator_(std::move(communicator)), control_(std::move(control)), held_(std::move(held)) {}
+
+  void wait() override {
+    if (control_ != nullptr) {
+      control_->check(name_);
+    }
+    const DeviceGuard guard(communicator_->device());
+    held_->hold_up_current_stream();
+  }
+
+  // On the thread of Control, which has no other use for a current device.
+  bool ended() const override {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        (device != communicator_->device().index && cudaSetDevice(communicator_->device().index) != cudaSuccess)) {
+      (void)cudaGetLastError();
+      return true;
+    }
+    if (held_->has_ended()) {
+      return true;
+    }
+    if (const std::string error = communicator_->error();
+        control_ != nullptr && !error.empty() && !reported_.exchange(true)) {
+      control_->report_trouble(error);
+    }
+    return false;
+  }
+
+ private:
+  const char* name_;
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Control> control_;
   std::shared_ptr<Held> held_;
+  mutable std::atomic<bool> reported_{false};
 };
 
 class Nccl final : public Collectives {
  public:
-  Nccl(int rank, int size, std::function<void(const Tensor&)> broadcast)
-      : rank_(rank), size_(size), broadcast_bytes_(std::move(broadcast)) {}
-
-  // The communicator is not destroyed: all ranks would have to do it together, and the process's end frees it.
+  Nccl(int rank, int size, std::shared_ptr<Control> control, std::function<void(const Tensor&)> broadcast)
+      : rank_(rank), size_(size), control_(std::move(control)), broadcast_bytes_(std::move(broadcast)) {}
 
   std::shared_ptr<Transfer> all_reduce(const Tensor& x, Reduction reduction) override {
-    return run("ncclAllReduce", {x}, [=, this] {
+    return run("all_reduce", {x}, [&](ncclComm_t communicator) {
       return ncclAllReduce(x.raw_data(), x.raw_data(), count(x), type_of(x.dtype()), function_of(reduction),
-                           communicator_, stream_);
+                           communicator, stream_);
     });
   }
 
   std::shared_ptr<Transfer> reduce_scatter(const Tensor& from, const Tensor& into, Reduction reduction) override {
-    return run("ncclReduceScatter", {from, into}, [=, this] {
+    return run("reduce_scatter", {from, into}, [&](ncclComm_t communicator) {
       return ncclReduceScatter(from.raw_data(), into.raw_data(), count(into), type_of(from.dtype()),
-                               function_of(reduction), communicator_, stream_);
+                               function_of(reduction), communicator, stream_);
     });
   }
 
   std::shared_ptr<Transfer> all_gather(const Tensor& from, const Tensor& into) override {
-    return run("ncclAllGather", {from, into}, [=, this] {
-      return ncclAllGather(from.raw_data(), into.raw_data(), count(from), type_of(from.dtype()), communicator_,
-                           stream_);
+    return run("all_gather", {from, into}, [&](ncclComm_t communicator) {
+      return ncclAllGather(from.raw_data(), into.raw_data(), count(from), type_of(from.dtype()), communicator, stream_);
     });
   }
 
   std::shared_ptr<Transfer> broadcast(const Tensor& x, int root) override {
-    return run("ncclBroadcast", {x}, [=, this] {
-      return ncclBroadcast(x.raw_data(), x.raw_data(), count(x), type_of(x.dtype()), root, communicator_, stream_);
+    return run("broadcast", {x}, [&](ncclComm_t communicator) {
+      return ncclBroadcast(x.raw_data(), x.raw_data(), count(x), type_of(x.dtype()), root, communicator, stream_);
     });
   }
 
  private:
   static std::size_t count(const Tensor& x) { return static_cast<std::size_t>(x.numel()); }
+
+  void check_ranks(const char* name) const {
+    if (control_ != nullptr) {
+      control_->check(name);
+    }
+  }
 
   /// Queues a call of NCCL after the current stream's work.
   template <class Call>
@@ -162,19 +260,31 @@ class Nccl final : public Collectives {
     Event before;
     before.record(cuda::current_stream());
     before.hold_up(stream_);
-    check_nccl(call(), name);
+    std::optional<ncclResult_t> status;
+    std::string detail;
+    {
+      const Communicator::Use use(*communicator_);
+      if (use.handle() != nullptr) {
+        status = call(use.handle());
+        detail = status == ncclSuccess ? "" : ncclGetLastError(nullptr);
+      }
+    }
+    if (status != ncclSuccess) {
+      check_ranks(name);  // it was aborted, or fails because of another rank
+      fail("{}: NCCL failed: {} ({})", name, ncclGetErrorString(status.value_or(ncclInvalidUsage)), detail);
+    }
     auto held = std::make_shared<Held>(tensors, cuda::current_stream());
     held->end(stream_);
     keep(tensors, held);
-    return std::make_shared<Queued>(device, std::move(held));
+    return std::make_shared<Queued>(name, communicator_, control_, std::move(held));
   }
 
   // At the first collective.
   void connect(const char* name, Device device) {
     if (communicator_ != nullptr) {
-      mica::check(device == *device_,
-                  "{}: this group communicates from {} since its first collective, got a tensor on {}", name, *device_,
-                  device);
+      mica::check(device == communicator_->device(),
+                  "{}: this group communicates from {} since its first collective, got a tensor on {}", name,
+                  communicator_->device(), device);
       return;
     }
     check_not_capturing("the first collective of a group on a GPU");
@@ -188,12 +298,50 @@ class Nccl final : public Collectives {
     std::memcpy(&id, bytes.raw_data(), sizeof id);
     // Before the blocks of kernels that are already queued, as the multiprocessors become free. NCCL needs few of them,
     // and would otherwise start after all that backward has queued meanwhile.
-    int least = 0, greatest = 0;
-    cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    cuda::check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
-                "cudaStreamCreateWithPriority");
-    check_nccl(ncclCommInitRank(&communicator_, size_, id, rank_), "ncclCommInitRank");
-    device_ = device;
+    if (stream_ == nullptr) {
+      int least = 0, greatest = 0;
+      cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+      cuda::check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+                  "cudaStreamCreateWithPriority");
+    }
+    auto communicator = std::make_shared<Communicator>(device);
+    meet(*communicator, device, id);
+    if (control_ != nullptr) {
+      control_->on_verdict_apart([communicator] { communicator->abort(); });
+    }
+    communicator_ = std::move(communicator);
+  }
+
+  // All ranks meet in NCCL, on a thread of its own: if one does not come, this one must throw, and the thread waits
+  // until the process ends.
+  void meet(Communicator& communicator, Device device, const ncclUniqueId& id) {
+    struct Meeting {
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::optional<ncclResult_t> status;
+      std::string detail;
+      ncclComm_t handle = nullptr;
+    };
+    const auto meeting = std::make_shared<Meeting>();
+    std::thread([meeting, device, id, rank = rank_, size = size_] {
+      ncclComm_t handle = nullptr;
+      const bool usable = cudaSetDevice(device.index) == cudaSuccess;
+      const ncclResult_t status = usable ? ncclCommInitRank(&handle, size, id, rank) : ncclUnhandledCudaError;
+      const std::lock_guard lock(meeting->mutex);
+      meeting->status = status;
+      meeting->detail = status == ncclSuccess ? "" : ncclGetLastError(nullptr);
+      meeting->handle = handle;
+      meeting->changed.notify_all();
+    }).detach();
+    std::unique_lock lock(meeting->mutex);
+    const auto over = [&] { return meeting->status.has_value() || (control_ != nullptr && control_->failed()); };
+    while (!meeting->changed.wait_for(lock, std::chrono::milliseconds(50), over)) {
+    }
+    if (meeting->status != ncclSuccess) {
+      check_ranks("ncclCommInitRank");
+      fail("ncclCommInitRank failed: {} ({})", ncclGetErrorString(*meeting->status), meeting->detail);
+    }
+    communicator.set(meeting->handle);
   }
 
   void keep(const Tensors& tensors, const std::shared_ptr<const Held>& held) {
@@ -209,18 +357,19 @@ class Nccl final : public Collectives {
 
   int rank_;
   int size_;
+  std::shared_ptr<Control> control_;
   std::function<void(const Tensor&)> broadcast_bytes_;
   std::mutex mutex_;  // of what follows
-  std::optional<Device> device_;
-  ncclComm_t communicator_ = nullptr;
+  std::shared_ptr<Communicator> communicator_;
   cudaStream_t stream_ = nullptr;
   std::deque<std::shared_ptr<const Held>> running_;
 };
 
 }  // namespace
 
-std::shared_ptr<Collectives> nccl_collectives(int rank, int size, std::function<void(const Tensor&)> broadcast) {
-  return std::make_shared<Nccl>(rank, size, std::move(broadcast));
+std::shared_ptr<Collectives> nccl_collectives(int rank, int size, std::shared_ptr<Control> control,
+                                              std::function<void(const Tensor&)> broadcast) {
+  return std::make_shared<Nccl>(rank, size, std::move(control), std::move(broadcast));
 }
 
 }  // namespace mica::dist::detail

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include <mica/core/check.h>
+#include <mica/core/dispatch.h>
 #include <mica/dist/group.h>
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -53,5 +54,7 @@ mica::Device device_named(const std::string& name) {
   mica::check(index < mica::cuda_device_count(),
               "expected a GPU for each rank on this machine, which has {}: start fewer ranks, or give --device cpu",
               mica::cuda_device_count());
+  // Current on this thread from now on: ops need not switch to it, and no rank uses memory of another one's GPU.
+  [[maybe_unused]] static const auto* const current = new mica::DeviceGuard(mica::Device::cuda(index));
   return mica::Device::cuda(index);
 }

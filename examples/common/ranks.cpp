@@ -1,15 +1,23 @@
 #include "examples/common/ranks.h"
 
+#include <arpa/inet.h>
 #include <fmt/core.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <optional>
 
 #include "examples/common/program.h"
 #include <mica/core/copy.h>
@@ -88,6 +96,56 @@ PhiloxKey random_stream_of(int rank, PhiloxKey key) {
   return key;
 }
 
+namespace {
+
+// A port that is free now, and those after it, as world() tries several.
+int free_port() {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const bool found = listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  check(found, "--gpus: cannot find a free TCP port: {}", std::strerror(errno));
+  (void)close(listener);
+  return ntohs(address.sin_port);
+}
+
+std::vector<pid_t> started_ranks;
+
+// Of the ranks, each of which has ended or ends by itself when one fails. One that hangs is killed.
+int wait_for_ranks() {
+  // Which rank fails first says what happened.
+  constexpr int patience = 30;  // seconds
+  int result = 0, left = static_cast<int>(started_ranks.size());
+  std::optional<std::chrono::steady_clock::time_point> failed;
+  while (left > 0) {
+    int status = 0;
+    const pid_t process = waitpid(-1, &status, WNOHANG);
+    if (process <= 0) {
+      if (failed && std::chrono::steady_clock::now() > *failed + std::chrono::seconds(patience)) {
+        for (const pid_t rank : started_ranks) {
+          (void)kill(rank, SIGKILL);
+        }
+      }
+      usleep(20000);
+      continue;
+    }
+    std::replace(started_ranks.begin(), started_ranks.end(), process, pid_t{0});
+    std::erase(started_ranks, 0);
+    --left;
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (code != 0 && result == 0) {
+      result = code;
+      failed = std::chrono::steady_clock::now();
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
 void start_ranks_on_gpus(int count, char** argv) {
   const int ranks = dist::world().size();
   check(cuda_device_count() >= count, "--gpus: expected at most the {} usable GPUs of this machine, got {}",
@@ -95,23 +153,37 @@ void start_ranks_on_gpus(int count, char** argv) {
   if (ranks == count) {
     return;
   }
-  check(ranks == 1, "--gpus: expected as many GPUs as mpirun started ranks, which is {}, got {}", ranks, count);
-  check(MICA_WITH_MPI != 0, "--gpus: several GPUs need MPI, with which this program was not built");
-  // What a user may start once, it may start several times; Open MPI wants to hear that from root.
-  for (const char* const allows_root : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
-    setenv(allows_root, "1", 0);
-  }
-  std::string ranks_text = std::to_string(count), program = "/proc/self/exe", mpirun = "mpirun", option = "-n";
-  program.resize(4096);
-  const ssize_t length = readlink("/proc/self/exe", program.data(), program.size());
-  check(length > 0 && length < static_cast<ssize_t>(program.size()), "--gpus: cannot tell this program's path");
+  check(ranks == 1, "--gpus: expected as many GPUs as ranks were started, which is {}, got {}", ranks, count);
+  std::string program(4096, '\0');
+  const ssize_t length = readlink("/proc/self/exe", program.data(), program.size() - 1);
+  check(length > 0, "--gpus: cannot tell this program's path");
   program.resize(static_cast<std::size_t>(length));
-  std::vector<char*> words{mpirun.data(), option.data(), ranks_text.data(), program.data()};
-  for (char** word = argv + 1; *word != nullptr; ++word) {
-    words.push_back(*word);
-  }
-  words.push_back(nullptr);
+  setenv("WORLD_SIZE", std::to_string(count).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
   std::fflush(nullptr);
-  execvp(mpirun.c_str(), words.data());
-  fail("--gpus: cannot start mpirun: {}", std::strerror(errno));
+  for (int rank = 0; rank < count; ++rank) {
+    setenv("RANK", std::to_string(rank).c_str(), 1);
+    setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+    const pid_t parent = getpid(), process = fork();
+    check(process >= 0, "--gpus: cannot start a process: {}", std::strerror(errno));
+    if (process == 0) {
+      (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+      if (getppid() == parent) {
+        execv(program.c_str(), argv);
+      }
+      _exit(127);
+    }
+    started_ranks.push_back(process);
+  }
+  // Ctrl-C reaches the ranks without this process's help.
+  std::signal(SIGINT, SIG_IGN);
+  for (const int asks : {SIGTERM, SIGUSR1}) {
+    std::signal(asks, [](int signal) {
+      for (const pid_t rank : started_ranks) {
+        (void)kill(rank, signal);
+      }
+    });
+  }
+  std::exit(wait_for_ranks());
 }

@@ -35,6 +35,7 @@ void share_cores(const mica::dist::Group& group);
 /// then differs among the ranks.
 mica::PhiloxKey random_stream_of(int rank, mica::PhiloxKey key);
 
-/// Replaces this process by `count` ranks of the same command, one for each GPU of this machine, by mpirun. Returns if
-/// the process already is one of so many. Throws if there are not as many GPUs, or no MPI.
+/// Starts `count` ranks of the same command, one for each GPU of this machine, waits for them, and ends the program with
+/// the status of the first that fails. Returns in a process that is one of so many ranks. Throws if there are not as many
+/// GPUs.
 void start_ranks_on_gpus(int count, char** argv);

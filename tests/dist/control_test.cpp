@@ -13,7 +13,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/dist/detail/control.h>
-#include <mica/dist/detail/relay.h>
+#include <mica/dist/detail/host.h>
 #include <mica/dist/detail/rendezvous.h>
 
 namespace mica::dist::detail {
@@ -114,12 +114,12 @@ TEST(Control, ExchangesBytesInTheOrderOfTheGroup) {
 }
 
 // As in runs without MPI.
-TEST(Control, GathersAndBroadcastsTensors) {
-  constexpr std::int64_t n = 5000;  // of 8 bytes: in three pieces
+TEST(Control, CarriesCollectivesOfTensors) {
+  constexpr std::int64_t n = 50000;  // of 8 bytes: in two pieces
   Ranks ranks(3);
   ranks.on_each([&](int rank) {
-    const std::shared_ptr<Collectives> relay = relayed_collectives(
-        std::shared_ptr<Control>(ranks.controls[rank].get(), [](Control*) {}), ranks.journals[rank]);
+    const std::shared_ptr<Collectives> host = host_collectives(
+        std::shared_ptr<Control>(ranks.controls[rank].get(), [](Control*) {}), ranks.journals[rank], rank);
     std::vector<std::int64_t> own(n), whole;
     for (int of = 0; of < 3; ++of) {
       std::iota(own.begin(), own.end(), 10000 * of);
@@ -127,12 +127,24 @@ TEST(Control, GathersAndBroadcastsTensors) {
     }
     std::iota(own.begin(), own.end(), 10000 * rank);
     const Tensor x = from_data(own, {n}), into = zeros({3, n}, int64);
-    relay->all_gather(x, into)->wait();
+    host->all_gather(x, into)->wait();
     EXPECT_EQ(to_vector<std::int64_t>(into), whole);
-    relay->broadcast(x, 1)->wait();
+    host->broadcast(x, 1)->wait();
     std::iota(own.begin(), own.end(), 10000);
     EXPECT_EQ(to_vector<std::int64_t>(x), own);
-    EXPECT_NE(message_of([&] { (void)relay->all_reduce(x, Reduction::sum); }).find("need MPI"), std::string::npos);
+    host->all_reduce(into, Reduction::max)->wait();
+    EXPECT_EQ(to_vector<std::int64_t>(into), whole);
+    const Tensor part = zeros({n}, int64);
+    host->reduce_scatter(into, part, Reduction::sum)->wait();
+    std::iota(own.begin(), own.end(), 10000 * rank);
+    std::transform(own.begin(), own.end(), own.begin(), [](std::int64_t value) { return 3 * value; });
+    EXPECT_EQ(to_vector<std::int64_t>(part), own);
+    // One that nobody waits for, and others at the same time.
+    (void)host->broadcast(x, 0);
+    const auto first = host->broadcast(x, 2), second = host->all_gather(x, into);
+    second->wait();
+    EXPECT_TRUE(first->ended());
+    first->wait();
   });
 }
 

@@ -3,9 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/ranks/rank_device.h"
 #include "tests/support.h"
 #include <mica/autograd/checkpoint.h>
 #include <mica/autograd/early_accumulation.h>
+#include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
 #include <mica/dist/data_parallel.h>
@@ -50,8 +52,8 @@ struct Batch {
 
   explicit Batch(DType dtype) {
     manual_seed(5);
-    x = randn({kRows, 6}, float64).to(dtype);
-    target = randn({kRows, 3}, float64).to(dtype);
+    x = here(randn({kRows, 6}, float64).to(dtype));
+    target = here(randn({kRows, 3}, float64).to(dtype));
   }
   Batch(const Batch& whole, const Group& group) {
     const std::int64_t rows = kRows / group.size(), begin = group.rank() * rows;
@@ -74,7 +76,7 @@ template <class Model = Mlp>
 std::unique_ptr<Model> make(DType dtype, unsigned seed) {
   manual_seed(seed);
   auto model = std::make_unique<Model>();
-  model->to(dtype);
+  model->to(rank_device(), dtype);
   return model;
 }
 
@@ -149,7 +151,7 @@ TEST(DataParallelRanks, ReductionsStartDuringBackward) {
   const Group group = world();
   const auto model = make(float32, 1);
   const DataParallel parallel(*model, group, {.bucket_bytes = 1});
-  const Tensor h = model->hidden(ones({4, 6}));
+  const Tensor h = model->hidden(here(ones({4, 6})));
   int started = -1;
   h.register_hook([&](const Tensor&) {
     started = parallel.started();
@@ -198,6 +200,8 @@ struct Branches : nn::Module {
   Tensor right = param("right", ones({2, 2}, float64));
   Tensor never = param("never", ones({7}, float64));
   Tensor count = buffer("count", zeros({2}, int64));
+
+  Branches() { to(rank_device()); }
 };
 
 TEST(DataParallelRanks, ParametersThatOnlySomeRanksUse) {
@@ -240,7 +244,7 @@ TEST(DataParallelRanks, AnyOrderOfArrival) {
   const DataParallel parallel(model, group, {.bucket_bytes = 1});
   const Tensors parameters = model.parameters();
   // Each rank uses the parameters in another order.
-  Tensor loss = scalar(0);
+  Tensor loss = here(scalar(0));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::size_t k = (i + static_cast<std::size_t>(rank)) % parameters.size();
     loss = loss + sum(parameters[rank % 2 == 0 ? k : parameters.size() - 1 - k]) * (rank + 1);
@@ -358,7 +362,7 @@ TEST(DataParallelRanks, SixteenBitGradientsInFloat32) {
 TEST(DataParallelRanks, BroadcastsParametersAndBuffersOfRankZero) {
   const Group group = world();
   Branches model;
-  const Tensor square = transpose(randn({3, 4}), 0, 1);  // not contiguous
+  const Tensor square = transpose(here(randn({3, 4})), 0, 1);  // not contiguous
   struct Odd : nn::Module {
     explicit Odd(const Tensor& value) { param("value", value); }
   } odd(square);
@@ -379,6 +383,7 @@ struct Other : nn::Module {
     if (variant != 5) {
       buffer("c", zeros({1}, variant == 6 ? int32 : int64));
     }
+    to(rank_device());
   }
 };
 
@@ -426,7 +431,9 @@ TEST(DataParallelRanks, ChecksStepAndWeights) {
                fmt::format("DataParallel: the ranks disagree: rank {} is at step 8, rank 0 at step 7", last));
   // Rank 0 is alone with its value, if there are others to outvote it.
   if (group.rank() == 0) {
-    model->fc2.bias.data<float>()[9] += 1e-6F;
+    const autograd::NoGrad guard;
+    const Tensor element = as_strided(model->fc2.bias.detach(), {1}, {1}, model->fc2.bias.handle()->offset + 9);
+    fill_data(element, element.item() + 1e-6);
   }
   parallel.wait();
   expect_error([&] { parallel.wait(); },
@@ -460,11 +467,11 @@ TEST(DataParallelRanks, DestroyedWhileReductionsRun) {
   const auto model = make(float32, 1);
   {
     const DataParallel parallel(*model, group);
-    sum((*model)(ones({2, 6}))).backward();
+    sum((*model)(here(ones({2, 6})))).backward();
   }
   EXPECT_EQ(autograd::EarlyAccumulation::leaves(), nullptr);
   model->zero_grad();
-  sum((*model)(ones({2, 6}))).backward();
+  sum((*model)(here(ones({2, 6})))).backward();
   EXPECT_TRUE(model->fc1.weight.grad().defined());
 }
 

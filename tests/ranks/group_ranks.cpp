@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/ranks/rank_device.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/half.h>
@@ -11,6 +12,12 @@
 
 namespace mica::dist {
 namespace {
+
+Tensor filled(const Shape& shape, double value, DType dtype = float32) {
+  return full(shape, value, dtype, rank_device());
+}
+
+Tensor unwritten(const Shape& shape, DType dtype = float32) { return empty(shape, dtype, rank_device()); }
 
 std::vector<double> values(const Tensor& x) { return to_vector<double>(x.to(float64)); }
 
@@ -20,7 +27,7 @@ Tensor numbered(std::int64_t count, DType dtype, const Group& group) {
   for (std::int64_t i = 0; i < count; ++i) {
     data.push_back(static_cast<double>(i % 20 + group.rank()));
   }
-  return from_data(data, {count}).to(dtype);
+  return here(from_data(data, {count}).to(dtype));
 }
 
 constexpr DType number_types[] = {float64, float32, float16, bfloat16, int64, int32, uint8};
@@ -49,11 +56,11 @@ TEST(GroupOfRanks, AllReduce) {
 TEST(GroupOfRanks, Mean) {
   const Group group = world();
   for (const DType dtype : {float64, float32, float16, bfloat16}) {
-    const Tensor x = full({5}, 2.0 * group.rank(), dtype);
+    const Tensor x = filled({5}, 2.0 * group.rank(), dtype);
     group.all_reduce(x, Reduction::mean);
     EXPECT_EQ(values(x), std::vector<double>(5, group.size() - 1));
   }
-  const Tensor flags = full({3}, group.rank() == group.size() - 1, boolean);
+  const Tensor flags = filled({3}, group.rank() == group.size() - 1, boolean);
   group.all_reduce(flags, Reduction::max);
   EXPECT_EQ(values(flags), std::vector<double>(3, 1));
 }
@@ -64,7 +71,7 @@ TEST(GroupOfRanks, ReduceScatterAndAllGather) {
   for (const DType dtype : number_types) {
     for (const std::int64_t part : {1, 3, 5000}) {
       const Tensor whole = numbered(n * part, dtype, group);
-      const Tensor mine = empty({part}, dtype);
+      const Tensor mine = unwritten({part}, dtype);
       group.reduce_scatter(whole, mine);
       const std::vector<double> shares = values(mine);
       for (std::int64_t i = 0; i < part; ++i) {
@@ -76,7 +83,7 @@ TEST(GroupOfRanks, ReduceScatterAndAllGather) {
       group.reduce_scatter(whole, inside);
       EXPECT_EQ(values(inside), values(mine));
 
-      const Tensor gathered = empty({n, part}, dtype);
+      const Tensor gathered = unwritten({n, part}, dtype);
       group.all_gather(mine, gathered);
       group.all_gather(inside, whole);
       EXPECT_EQ(values(whole), values(gathered));
@@ -92,7 +99,7 @@ TEST(GroupOfRanks, Broadcast) {
   const Group group = world();
   for (int root = 0; root < group.size(); ++root) {
     for (const DType dtype : {float32, bfloat16, int64, boolean}) {
-      const Tensor x = full({100}, group.rank() == root ? 1 : 0, dtype);
+      const Tensor x = filled({100}, group.rank() == root ? 1 : 0, dtype);
       group.broadcast(x, root);
       EXPECT_EQ(values(x), std::vector<double>(100, 1));
     }
@@ -104,9 +111,9 @@ TEST(GroupOfRanks, ManyAtOnceAndWorkThatNobodyWaitsFor) {
   std::vector<Tensor> tensors;
   std::vector<Work> works;
   for (int i = 0; i < 50; ++i) {
-    tensors.push_back(full({1 + 317 * i}, i + group.rank()));
+    tensors.push_back(filled({1 + 317 * i}, i + group.rank()));
     works.push_back(group.start_all_reduce(tensors.back()));
-    group.start_all_reduce(full({64}, 1.0));
+    group.start_all_reduce(filled({64}, 1.0));
   }
   const int n = group.size();
   for (int i = 49; i >= 0; --i) {
@@ -124,7 +131,7 @@ TEST(GroupOfRanks, SameBitsOnEachRankAndEachTime) {
       for (std::int64_t i = 0; i < count; ++i) {
         data.push_back(1 / static_cast<double>(1 + (i * 7919 + 104729 * group.rank()) % 10007));
       }
-      const Tensor first = from_data(data, {count}).to(dtype), second = from_data(data, {count}).to(dtype);
+      const Tensor first = here(from_data(data, {count}).to(dtype)), second = here(from_data(data, {count}).to(dtype));
       group.all_reduce(first);
       group.all_reduce(second);
       ASSERT_EQ(values(first), values(second));
@@ -143,12 +150,12 @@ TEST(GroupOfRanks, Split) {
   const int members = n / 2 + (group.rank() % 2 == 0 ? n % 2 : 0);
   EXPECT_EQ(half.size(), members);
   EXPECT_EQ(half.rank(), members - 1 - group.rank() / 2);
-  const Tensor x = full({4}, group.rank());
+  const Tensor x = filled({4}, group.rank());
   half.all_reduce(x, Reduction::min);
   EXPECT_EQ(values(x), std::vector<double>(4, group.rank() % 2));
   // Groups do not wait for each other, whatever the order in which ranks use them.
   const Group other = group.split(0);
-  const Tensor a = full({4}, 1.0), b = full({4}, 1.0);
+  const Tensor a = filled({4}, 1.0), b = filled({4}, 1.0);
   Work first, second;
   if (group.rank() % 2 == 0) {
     first = half.start_all_reduce(a);
@@ -176,7 +183,7 @@ TEST(GroupOfRanks, BarrierWaitsForTheLast) {
 
 TEST(GroupOfRanks, EmptyTensors) {
   const Group group = world();
-  const Tensor nothing = empty({0});
+  const Tensor nothing = unwritten({0});
   group.all_reduce(nothing);
   group.all_gather(nothing, nothing);
   group.reduce_scatter(nothing, nothing);

@@ -1,5 +1,6 @@
-// Runs the tests that several ranks take part in: mpirun -n 4 mica_rank_tests. A test runs on all ranks at the same
-// time, and passes if it does on each. Rank 0 prints.
+// Runs the tests that several ranks take part in: scripts/ranks 4 mica_rank_tests. A test runs on all ranks at the same
+// time, and passes if it does on each. Rank 0 prints. With --cuda before other options, the tensors are on GPUs, one
+// for each rank.
 
 #include <gtest/gtest.h>
 
@@ -7,9 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 
+#include "tests/ranks/rank_device.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
 #include <mica/dist/group.h>
 
 namespace {
@@ -54,6 +58,13 @@ int main(int argc, char** argv) {
   delete listeners.Release(listeners.default_result_printer());
   listeners.Append(new Agreement);
   const dist::Group world = dist::world();
+  std::optional<mica::DeviceGuard> current;
+  if (argc > 1 && std::strcmp(argv[1], "--cuda") == 0) {
+    mica::check(dist::local_rank() < mica::cuda_device_count(), "expected a GPU for each rank, got {}",
+                mica::cuda_device_count());
+    mica::dist::rank_device() = mica::Device::cuda(dist::local_rank());
+    current.emplace(mica::dist::rank_device());
+  }
   const bool all_well = RUN_ALL_TESTS() == 0;
   if (world.rank() == 0) {
     std::printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);

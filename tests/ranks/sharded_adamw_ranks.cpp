@@ -1,3 +1,4 @@
+#include <tests/ranks/rank_device.h>
 #include <tests/support.h>
 
 #include <cmath>
@@ -30,7 +31,7 @@ Tensors some_parameters(std::uint64_t seed = 1) {
   Tensors result;
   for (const DType dtype : {float32, bfloat16, float64, float16}) {
     for (const Shape& shape : {Shape{1}, Shape{3}, Shape{2, 3}, Shape{0}, Shape{}, Shape{257}, Shape{71, 31}}) {
-      result.push_back(randn(shape, dtype).requires_grad_());
+      result.push_back(here(randn(shape, dtype)).requires_grad_());
     }
   }
   return result;
@@ -39,7 +40,7 @@ Tensors some_parameters(std::uint64_t seed = 1) {
 Tensors copies_of(const Tensors& parameters) {
   Tensors result;
   for (const Tensor& x : parameters) {
-    const Tensor copy = empty(x.shape(), x.dtype());
+    const Tensor copy = empty(x.shape(), x.dtype(), x.device());
     copy_into(copy, x.detach());
     result.push_back(copy.requires_grad_());
   }
@@ -53,7 +54,7 @@ Tensor part_of(const Tensor& x, std::size_t i, int rank, int step) {
   for (std::int64_t k = 0; k < x.numel(); ++k) {
     data.push_back(static_cast<double>((k * 7 + rank * 5 + step * 3 + static_cast<std::int64_t>(i) * 11) % 17 - 8));
   }
-  return from_data(data, x.shape());
+  return from_data(data, x.shape(), x.device());
 }
 
 // Sets the gradients of this rank, whose mean is the sum of part_of(ranks).
@@ -263,6 +264,8 @@ TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
   const Group group = world();
   manual_seed(6);
   nn::Linear first(3, 4), second(4, 2);
+  first.to(rank_device());
+  second.to(rank_device());
   const Tensor last_weight = second.parameters()[0];
   bool complete = false, sent = false;
   last_weight.register_post_accumulate_grad_hook([&](const Tensor& leaf) { complete = leaf.grad().defined(); });
@@ -276,7 +279,7 @@ TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
                          {.bucket_bytes = 1, .overlap = true});
   for (int step = 0; step < 3; ++step) {
     complete = sent = false;
-    const Tensor middle = first(ones({5, 3}));
+    const Tensor middle = first(here(ones({5, 3})));
     middle.register_hook([&](const Tensor&) {
       sent = complete && !last_weight.grad().defined();
       return Tensor{};
@@ -301,7 +304,7 @@ TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
       // Has 7 bits, but sums of two ranks' have more than the 8 of bfloat16.
       data.push_back(std::ldexp(static_cast<float>((k * 37 + rank * 101) % 255 - 127), 2 * rank - 8));
     }
-    return from_data(data, {1000});
+    return from_data(data, {1000}, rank_device());
   };
   std::vector<float> mean(1000);
   for (int rank = 0; rank < n; ++rank) {
@@ -314,15 +317,15 @@ TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
     value /= static_cast<float>(n);
   }
   const auto weights_with = [&](const ShardingOptions& sharding) {
-    const Tensor x = ones({1000}, bfloat16).requires_grad_();
+    const Tensor x = here(ones({1000}, bfloat16)).requires_grad_();
     ShardedAdamW optimizer({x}, {.lr = 0.1, .eps = 0.5}, group, sharding);
     x.set_grad(gradient_of(group.rank()).to(bfloat16));
     optimizer.step();
     return values(optimizer.state_dict().at("state.0.master"));
   };
-  const Tensor y = ones({1000}, bfloat16).requires_grad_();
+  const Tensor y = here(ones({1000}, bfloat16)).requires_grad_();
   optim::AdamW adamw({y}, {.lr = 0.1, .eps = 0.5});
-  y.set_grad(from_data(mean, {1000}).to(bfloat16));
+  y.set_grad(from_data(mean, {1000}, rank_device()).to(bfloat16));
   adamw.step();
   const std::vector<double> expected = values(adamw.state_dict().at("state.0.master"));
   EXPECT_EQ(weights_with({.reduce_dtype = float32}), expected);
@@ -476,7 +479,7 @@ TEST(ShardedAdamWOfRanks, KeepsItsShareOfTheStates) {
     std::int64_t elements = 0, padded = 0;
     const auto a = static_cast<std::int64_t>(256 / size_of(dtype));
     for (const Shape& shape : shapes) {
-      parameters.push_back(ones(shape, dtype).requires_grad_());
+      parameters.push_back(here(ones(shape, dtype)).requires_grad_());
       elements += parameters.back().numel();
       padded += (parameters.back().numel() + a - 1) / a;
     }
@@ -503,6 +506,8 @@ TEST(ShardedAdamWOfRanks, TrainsAModelAsAdamWDoesOnTheWholeBatch) {
   manual_seed(5);
   const std::int64_t rows = 12;
   nn::Linear first(7, 9), second(9, 2);
+  first.to(rank_device());
+  second.to(rank_device());
   for (const nn::Module* const module : {static_cast<nn::Module*>(&first), static_cast<nn::Module*>(&second)}) {
     for (const Tensor& x : module->parameters()) {
       x.set_data(x.detach().to(float64));
@@ -512,7 +517,7 @@ TEST(ShardedAdamWOfRanks, TrainsAModelAsAdamWDoesOnTheWholeBatch) {
   for (const Tensor& x : second.parameters()) {
     parameters.push_back(x);
   }
-  const Tensor x = randn({rows, 7}, float64), y = randn({rows, 2}, float64);
+  const Tensor x = here(randn({rows, 7}, float64)), y = here(randn({rows, 2}, float64));
   // The mean over rows [from, to), in two passes.
   const auto backward = [&](std::int64_t from, std::int64_t to) {
     for (const auto& [begin, end] : {std::pair{from, (from + to) / 2}, {(from + to) / 2, to}}) {
@@ -566,10 +571,10 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
     return odd_one ? own : fmt::format("rank {} has an error, which it reports", last);
   };
   const auto two = [&](const Shape& second, DType dtype = float32) {
-    return Tensors{ones({3}).requires_grad_(), ones(second, dtype).requires_grad_()};
+    return Tensors{here(ones({3})).requires_grad_(), here(ones(second, dtype)).requires_grad_()};
   };
   expect_error(
-      [&] { ShardedAdamW(odd_one ? two({4}) : Tensors{ones({3}).requires_grad_()}, {}, group); },
+      [&] { ShardedAdamW(odd_one ? two({4}) : Tensors{here(ones({3})).requires_grad_()}, {}, group); },
       fmt::format("ShardedAdamW: the ranks disagree: rank {} has parameter 1 of float32 [4], rank 0 has nothing more",
                   last));
   expect_error([&] { ShardedAdamW(two({odd_one ? 4 : 5}), {}, group); },
@@ -589,10 +594,10 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
                blame("ShardedAdamW: expected bucket_bytes > 0, got 0"));
   expect_error([&] { ShardedAdamW(two({4}), {.lr = odd_one ? -1.0 : 1.0}, group); },
                blame("ShardedAdamW: expected lr >= 0, got -1"));
-  const Tensor twice = ones({2}).requires_grad_();
+  const Tensor twice = here(ones({2})).requires_grad_();
   expect_error(
       [&] {
-        ShardedAdamW({twice, odd_one ? twice : ones({2}).requires_grad_()}, {}, group);
+        ShardedAdamW({twice, odd_one ? twice : here(ones({2})).requires_grad_()}, {}, group);
       },
       blame("ShardedAdamW: a parameter of shape [2] was given twice"));
   EXPECT_EQ(twice.handle()->offset, 0);
@@ -658,7 +663,7 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
   const Tensor inside = as_strided(parameters[5], {257}, {1}, parameters[5].handle()->offset);
   set_gradients(parameters, 3, group);
   if (odd_one) {
-    parameters[5].set_data(ones({257}));
+    parameters[5].set_data(here(ones({257})));
   }
   expect_error([&] { sharded.step(); },
                blame("ShardedAdamW: parameter 5 of shape [257] has left the memory that it got from the optimizer"));
