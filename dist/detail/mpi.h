@@ -27,8 +27,8 @@ class MpiCollectives : public Collectives {
   virtual std::shared_ptr<MpiCollectives> split(int color, int key) = 0;
 };
 
-/// The processes that mpirun started. Throws if MPI cannot be initialized. Until mpi_report_failures(), waits throw after
-/// `start_timeout` seconds: a rank that hangs while MPI starts would hold up the others for ever.
+/// The processes that mpirun started. Throws if MPI cannot be initialized. Until mpi_report_failures(), waits throw
+/// after `start_timeout` seconds: a rank that hangs while MPI starts would hold up the others for ever.
 std::shared_ptr<MpiCollectives> mpi_world(double start_timeout);
 
 /// From now on, a collective that fails does not end: `report` gets the reason, and must see to it that mpi_abort() is

@@ -35,7 +35,7 @@ void share_cores(const mica::dist::Group& group);
 /// then differs among the ranks.
 mica::PhiloxKey random_stream_of(int rank, mica::PhiloxKey key);
 
-/// Starts `count` ranks of the same command, one for each GPU of this machine, waits for them, and ends the program with
-/// the status of the first that fails. Returns in a process that is one of so many ranks. Throws if there are not as many
-/// GPUs.
+/// Starts `count` ranks of the same command, one for each GPU of this machine, waits for them, and ends the program
+/// with the status of the first that fails. Returns in a process that is one of so many ranks. Throws if there are not
+/// as many GPUs.
 void start_ranks_on_gpus(int count, char** argv);

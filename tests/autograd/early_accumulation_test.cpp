@@ -41,7 +41,8 @@ TEST(EarlyAccumulation, ComesAfterTheLastUse) {
     Log log;
     std::vector<autograd::HookHandle> handles;
     for (const auto& [name, x] : {std::pair{"first", first}, {"middle", middle}, {"last", last}, {"tied", tied}}) {
-      handles.push_back(x.register_post_accumulate_grad_hook([&log, name](const Tensor&) { log.push_back(name); }));
+      handles.push_back(
+          x.register_post_accumulate_grad_hook([&log, name = name](const Tensor&) { log.push_back(name); }));
       x.set_grad({});
     }
     const Tensor a = first * 2, b = a * tied, c = b * middle, d = c * tied, e = d * last;
