@@ -1,3 +1,9 @@
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
 #include <mica/core/check.h>
 #include <mica/core/memory.h>
 #include <mica/core/memory_stats.h>
@@ -8,6 +14,43 @@ namespace mica {
 namespace {
 
 thread_local constinit bool count_writes = true;
+
+/// Of elements that are on their way.
+struct Arrival {
+  Arrival(const std::shared_ptr<Storage>& of, std::function<void()> call) : storage(of), wait(std::move(call)) {}
+
+  std::shared_ptr<Storage> storage;
+  std::function<void()> wait;
+  std::mutex mutex;  // held while `wait` runs
+};
+
+/// Those of all storages. Few at a time, so a storage has only a flag.
+struct Arrivals {
+  std::mutex mutex;
+  std::unordered_map<const Storage*, std::shared_ptr<Arrival>> of;
+  std::atomic<bool> any{false};
+
+  std::shared_ptr<Arrival> find(const Storage* storage) {
+    const std::lock_guard lock(mutex);
+    const auto at = of.find(storage);
+    return at == of.end() ? nullptr : at->second;
+  }
+  void insert(const std::shared_ptr<Arrival>& arrival) {
+    const std::lock_guard lock(mutex);
+    of[arrival->storage.get()] = arrival;
+    any = true;
+  }
+  void erase(const Storage* storage) {
+    const std::lock_guard lock(mutex);
+    of.erase(storage);
+    any = !of.empty();
+  }
+};
+
+Arrivals& arrivals() {
+  static Arrivals& all = *new Arrivals;  // storages are used until the program's very end
+  return all;
+}
 
 }  // namespace
 
@@ -39,6 +82,41 @@ Storage::~Storage() {
       // The device cannot be made current: a static tensor outlives the driver at program exit.
     }
     detail::count_freed(device_, bytes_);
+  }
+}
+
+void Storage::arrive_later(const std::shared_ptr<Storage>& storage, std::function<void()> wait) {
+  check(!storage->is_on_its_way(), "storage: other elements are on their way");
+  arrivals().insert(std::make_shared<Arrival>(storage, std::move(wait)));
+  storage->on_its_way_.store(true, std::memory_order_release);
+}
+
+void Storage::arrive() const {
+  const std::shared_ptr<Arrival> arrival = arrivals().find(this);  // may own this storage, so it goes last
+  if (arrival == nullptr) {
+    return;
+  }
+  const std::lock_guard lock(arrival->mutex);
+  if (is_on_its_way()) {  // else another thread has waited
+    arrival->wait();
+    arrivals().erase(this);
+    on_its_way_.store(false, std::memory_order_release);
+  }
+}
+
+void Storage::arrive_all() {
+  if (!arrivals().any) {
+    return;
+  }
+  std::vector<std::shared_ptr<Arrival>> all;
+  {
+    const std::lock_guard lock(arrivals().mutex);
+    for (const auto& [storage, arrival] : arrivals().of) {
+      all.push_back(arrival);
+    }
+  }
+  for (const std::shared_ptr<Arrival>& arrival : all) {
+    arrival->storage->arrive();
   }
 }
 

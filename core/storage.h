@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include <mica/core/device.h>
 
@@ -19,9 +21,26 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  std::byte* data() const { return data_; }
+  /// The elements. Waits first for those that are on their way.
+  std::byte* data() const {
+    if (is_on_its_way()) [[unlikely]] {
+      arrive();
+    }
+    return data_;
+  }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+
+  /// Says that something else writes the elements, such as a collective, and that `wait` waits for its end: on a GPU,
+  /// the current stream does. The first data() or arrive() on any thread calls it, so nobody can read too early, except
+  /// through a pointer from before. If `wait` throws, so do they, each time. Keeps the storage until then. `wait` must
+  /// not read these elements, and nothing else may be on its way to them.
+  static void arrive_later(const std::shared_ptr<Storage>& storage, std::function<void()> wait);
+  bool is_on_its_way() const { return on_its_way_.load(std::memory_order_acquire); }
+  /// Does nothing unless is_on_its_way().
+  void arrive() const;
+  /// Of all storages. CUDA graphs call it before they read elements without asking for them.
+  static void arrive_all();
 
   /// The number of in-place writes. A tensor saved for backward stores it, to detect later writes.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
@@ -50,6 +69,7 @@ class Storage {
   Device device_;
   bool owned_ = true;
   const bool counts_writes_;
+  mutable std::atomic<bool> on_its_way_{false};
   void* stream_ = nullptr;  // CUDA: the stream that the memory was allocated on
   std::atomic<std::uint32_t> version_{0};
   std::atomic<const char*> last_writer_{nullptr};

@@ -43,21 +43,6 @@ class Hash {
   std::uint64_t value_ = 0xCBF29CE484222325u;
 };
 
-// A row of bytes or numbers of each rank, on the host.
-template <class T>
-std::vector<std::vector<T>> gather_rows(const Group& group, const std::vector<T>& row) {
-  const auto length = static_cast<std::int64_t>(row.size());
-  const Tensor from = from_data(row, {length});
-  const Tensor into = empty({group.size(), length}, from.dtype());
-  group.all_gather(from, into);
-  const std::vector<T> all = to_vector<T>(into);
-  std::vector<std::vector<T>> rows;
-  for (auto at = all.begin(); rows.size() < static_cast<std::size_t>(group.size()); at += length) {
-    rows.emplace_back(at, at + length);
-  }
-  return rows;
-}
-
 // Throws on all ranks if one of them has an error: there its own, elsewhere one that names the rank.
 void check_no_rank_failed(const std::vector<std::uint8_t>& failed, const std::exception_ptr& error, const char* what) {
   if (error) {
@@ -85,6 +70,20 @@ Tensor range_of(const Tensor& x, std::int64_t first, std::int64_t count) {
 
 Tensor view_at(const Tensor& flat, std::int64_t offset, const Shape& shape) {
   return as_strided(flat, shape, contiguous_strides(shape), numel_of(shape) > 0 ? offset : 0);
+}
+
+// The same memory in a storage of its own: with another version, and without waiting for what is on its way to x.
+Tensor alias_of(const Tensor& x) {
+  struct Alias {
+    explicit Alias(const std::shared_ptr<Storage>& of) : owner(of), storage(of->data(), of->bytes(), of->device()) {}
+
+    std::shared_ptr<Storage> owner;
+    Storage storage;
+  };
+  const auto alias = std::make_shared<Alias>(x.handle()->storage);
+  const Tensor result = from_blob(x.raw_data(), x.shape(), x.dtype(), x.device());
+  result.handle()->storage = std::shared_ptr<Storage>(alias, &alias->storage);
+  return result;
 }
 
 std::string state_name(std::size_t parameter, std::string_view what) {
@@ -138,6 +137,7 @@ struct ShardedAdamW::Bucket {
   // The same memory with a version of its own, which only the share's steps raise. They compare master weights with
   // weights that others have written; gathered weights need no comparison.
   Tensor stepped{};
+  Tensor gathered{};          // the same memory again: the gather itself asks for elements that are on their way
   std::uint32_t version = 0;  // of `flat` after it was gathered
   // Of a step:
   std::size_t missing = 0;    // with overlap: parameters whose gradients have not arrived
@@ -155,7 +155,10 @@ ShardedAdamW::ShardedAdamW(const Tensors& parameters, optim::AdamWOptions option
     : ShardedAdamW(std::vector<optim::AdamW::Group>{{parameters, options}}, group, sharding) {}
 
 ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const Group& group, ShardingOptions sharding)
-    : group_(group), reduce_dtype_(sharding.reduce_dtype), overlap_(sharding.overlap && group.size() > 1) {
+    : group_(group),
+      reduce_dtype_(sharding.reduce_dtype),
+      overlap_(sharding.overlap && group.size() > 1),
+      overlap_gather_(sharding.overlap_gather) {
   const autograd::InferenceMode ordinary(false);  // the weights outlive one around this
   const autograd::NoGrad guard;
   std::exception_ptr error;
@@ -208,17 +211,22 @@ ShardedAdamW::~ShardedAdamW() {
   for (autograd::HookHandle& hook : hooks_) {
     hook.remove();
   }
+  try {
+    wait();  // otherwise weights that nobody uses any more would be kept
+  } catch (const Error&) {
+    // A rank has failed. Whoever uses a weight gets this error.
+  }
 }
 
 // Throws the same error on all ranks, or the rank's own `error`.
 void ShardedAdamW::check_ranks_agree(const std::vector<optim::AdamW::Group>& groups, const ShardingOptions& sharding,
                                      const std::exception_ptr& error) const {
-  check_no_rank_failed(first_of(gather_rows<std::uint8_t>(group_, {error ? std::uint8_t{1} : std::uint8_t{0}})), error,
-                       "the constructor");
+  check_no_rank_failed(first_of(detail::gather_rows<std::uint8_t>(group_, {error ? std::uint8_t{1} : std::uint8_t{0}})),
+                       error, "the constructor");
   std::vector<std::string> lines{
       fmt::format("bucket_bytes {}", sharding.bucket_bytes),
       reduce_dtype_ ? fmt::format("a reduce_dtype of {}", *reduce_dtype_) : "no reduce_dtype",
-      sharding.overlap ? "overlap" : "no overlap"};
+      sharding.overlap ? "overlap" : "no overlap", sharding.overlap_gather ? "overlap_gather" : "no overlap_gather"};
   std::size_t number = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const optim::AdamWOptions& o = groups[g].options;
@@ -265,7 +273,8 @@ void ShardedAdamW::fill(Bucket& bucket) {
     copy_into(view_at(bucket.flat, parameters_[i].offset, x.shape()), x.detach());
   }
   group_.broadcast(bucket.flat);
-  bucket.stepped = from_blob(bucket.flat.raw_data(), bucket.flat.shape(), bucket.dtype, bucket.device);
+  bucket.stepped = alias_of(bucket.flat);
+  bucket.gathered = alias_of(bucket.flat);
   for (const std::size_t i : bucket.parameters) {
     Parameter& parameter = parameters_[i];
     const Tensor& x = parameter.tensor;
@@ -321,7 +330,7 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
     const Parameter& parameter = parameters_[i];
     row[kHead + i] = (overlap_ ? parameter.present : parameter.tensor.grad().defined()) ? 1 : 0;
   }
-  const auto rows = gather_rows(group_, row);
+  const auto rows = detail::gather_rows(group_, row);
   check_no_rank_failed(first_of(rows), error, "step");
   std::vector<bool> result(parameters_.size());
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
@@ -457,20 +466,34 @@ void ShardedAdamW::forget_gradients() {
   complete_ = 0;
 }
 
-// From the bucket that was reduced last, about the order in which the next forward uses them: on a GPU it could wait
-// for each where it is used first. This waits for all, which takes no time of the host there.
+// From the bucket that was reduced last, about the order in which the next forward uses them.
 void ShardedAdamW::gather_weights(const std::vector<bool>& has_gradient) {
   std::vector<Work> works;
   for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
     Bucket& bucket = buckets_[*at];
-    if (bucket.has(has_gradient)) {
-      works.push_back(
-          group_.start_all_gather(range_of(bucket.flat, group_.rank() * bucket.part, bucket.part), bucket.flat));
-      bucket.version = bucket.flat.version();
+    if (!bucket.has(has_gradient)) {
+      continue;
+    }
+    const Tensor own = range_of(bucket.gathered, group_.rank() * bucket.part, bucket.part);
+    const Work work = group_.start_all_gather(own, bucket.gathered);
+    bucket.flat.bump_version("all_gather");
+    bucket.version = bucket.flat.version();
+    if (overlap_gather_) {
+      Storage::arrive_later(bucket.flat.handle()->storage, [work] { work.wait(); });
+    } else {
+      works.push_back(work);
     }
   }
   for (const Work& work : works) {
     work.wait();
+  }
+}
+
+void ShardedAdamW::wait() const {
+  for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
+    if (const Bucket& bucket = buckets_[*at]; bucket.flat.defined()) {
+      bucket.flat.handle()->storage->arrive();
+    }
   }
 }
 
@@ -479,6 +502,7 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
     return share_->step(options);
   }
   const autograd::NoGrad guard;
+  wait();  // for weights that were not used since the last step
   std::vector<bool> has_gradient;
   if (overlap_) {
     // Backward has started some, and ranks do not know which of the others were started elsewhere.
@@ -619,6 +643,7 @@ void ShardedAdamW::load_state_dict(const StateDict& state) {
     return;
   }
   const autograd::NoGrad guard;
+  wait();  // its share of the weights is read, and lies in memory that is being gathered
   const StateDict before = share_->state_dict();
   std::exception_ptr error;
   Hash steps;
@@ -633,7 +658,7 @@ void ShardedAdamW::load_state_dict(const StateDict& state) {
   } catch (...) {
     error = std::current_exception();
   }
-  const auto rows = gather_rows<std::int64_t>(group_, {error ? 1 : 0, steps.value()});
+  const auto rows = detail::gather_rows<std::int64_t>(group_, {error ? 1 : 0, steps.value()});
   try {
     check_no_rank_failed(first_of(rows), error, "load_state_dict");
     for (std::size_t rank = 1; rank < rows.size(); ++rank) {

@@ -30,6 +30,12 @@ struct ShardingOptions {
   /// that they overlap well. A bucket with a parameter that got no gradient waits for step(), and so do those after it.
   /// The parameters must be in no DataParallel and no other autograd::EarlyAccumulation, whose limits apply.
   bool overlap = false;
+  /// step() returns while the new weights are on their way, about in the order in which the next forward needs them.
+  /// Whoever asks a tensor for elements of a weight, by any handle or view, waits for the weight's bucket first; on a
+  /// GPU, the current stream waits. So the weights of the last layers travel while the first ones compute, and nothing
+  /// can read them too early, except through a pointer from before step() (data(), to_dlpack()) and on another stream
+  /// than the one that waited: call wait() first.
+  bool overlap_gather = false;
 };
 
 /// optim::AdamW for data parallel training that keeps its states once among all ranks, not once on each (ZeRO stage 1;
@@ -80,6 +86,10 @@ class ShardedAdamW {
   /// rank makes all ranks skip the step; the scalers must have the same scale. Throws if ranks pass different options,
   /// or have different learning rates or numbers of steps. Cannot be captured in a CUDA graph by several ranks.
   Tensor step(const optim::StepOptions& options = {});
+  /// Waits for the weights that are on their way; on a GPU, the current stream does. Needed only where
+  /// ShardingOptions::overlap_gather says so. Throws the Error with which a collective ended, as any use of such a
+  /// weight does. Not collective.
+  void wait() const;
   /// Removes the gradients of all parameters. With ShardingOptions::overlap and after a backward outside accumulate()
   /// that no step() has followed, it ends the reductions, so all ranks must call it.
   void zero_grad();
@@ -137,6 +147,7 @@ class ShardedAdamW {
   Group group_;
   std::optional<DType> reduce_dtype_;
   bool overlap_;
+  bool overlap_gather_;
   std::shared_ptr<int> accumulating_ = std::make_shared<int>(0);  // guards that exist
   std::vector<std::size_t> order_;  // of reductions: the buckets, from the last to the first until learn_order()
   bool learned_order_ = false;

@@ -10,6 +10,7 @@
 #include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
+#include <mica/core/storage.h>
 
 namespace mica::cuda {
 
@@ -78,6 +79,7 @@ Graph capture(const std::function<void()>& f, Device device) {
   mica::check(device.is_cuda(), "capture: expected a CUDA device, got {}", device);
   mica::check(!is_capturing(), "capture: this thread already captures a CUDA graph");
   const DeviceGuard on(device);
+  Storage::arrive_all();  // now, since a captured kernel cannot wait for work from before
   const cudaStream_t stream = capture_stream(device.index);
   // The graph has its own memory and cannot reuse what earlier steps have freed.
   release_cached_memory();
@@ -101,6 +103,7 @@ void Graph::replay() const {
   mica::check(state_ != nullptr, "replay: the graph is empty; cuda::capture makes one");
   check_not_capturing("Graph::replay");
   const DeviceGuard on(state_->capture.device);
+  Storage::arrive_all();
   for (const std::function<void()>& call : state_->capture.calls) {
     call();
   }

@@ -12,19 +12,6 @@ namespace {
 
 using Integers = std::vector<std::int64_t>;
 
-// The integers of all ranks; each has the same number of them.
-std::vector<Integers> gathered(const Group& group, const Integers& own, Device device) {
-  const auto count = static_cast<std::int64_t>(own.size());
-  const Tensor all = empty({group.size(), count}, int64, device);
-  group.all_gather(from_data(own, {count}, device), all);
-  const Integers values = to_vector<std::int64_t>(all);
-  std::vector<Integers> result;
-  for (std::int64_t r = 0; r < group.size(); ++r) {
-    result.emplace_back(values.begin() + r * count, values.begin() + (r + 1) * count);
-  }
-  return result;
-}
-
 std::string broadcast_text(const Group& group, const std::string& text, int root, Device device) {
   const Tensor size = from_data<std::int64_t>({static_cast<std::int64_t>(text.size())}, {1}, device);
   group.broadcast(size, root);
@@ -96,7 +83,7 @@ void check_same_lines(const char* who, const Group& group, const std::vector<std
     text += line + "\n";
   }
   const std::string first = broadcast_text(group, text, 0, device);
-  const std::vector<Integers> differs = gathered(group, {text != first ? 1 : 0}, device);
+  const std::vector<Integers> differs = gather_rows<std::int64_t>(group, {text != first ? 1 : 0}, device);
   const auto found = std::find(differs.begin(), differs.end(), Integers{1});
   if (found == differs.end()) {
     return;
@@ -126,7 +113,7 @@ void check_same_values(const char* who, const Group& group, std::int64_t step, c
   for (const auto& [name, tensor] : tensors) {
     own.push_back(checksum(tensor));
   }
-  const std::vector<Integers> ranks = gathered(group, own, device);
+  const std::vector<Integers> ranks = gather_rows(group, own, device);
   if (const Outlier found = find_outlier(ranks, 0); found.rank >= 0) {
     fail("{}: the ranks disagree: rank {} is at step {}, rank {} at step {}", who, found.rank, ranks[found.rank][0],
          found.other, ranks[found.other][0]);

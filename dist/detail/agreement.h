@@ -7,10 +7,26 @@
 #include <string>
 #include <vector>
 
+#include <mica/core/creation.h>
 #include <mica/dist/group.h>
 #include <mica/nn/module.h>
 
 namespace mica::dist::detail {
+
+/// The numbers or bytes of all ranks, each of which has as many.
+template <class T>
+std::vector<std::vector<T>> gather_rows(const Group& group, const std::vector<T>& own, Device device = Device::cpu()) {
+  const auto count = static_cast<std::int64_t>(own.size());
+  const Tensor from = from_data(own, {count}, device);
+  const Tensor all = empty({group.size(), count}, from.dtype(), device);
+  group.all_gather(from, all);
+  const std::vector<T> values = to_vector<T>(all);
+  std::vector<std::vector<T>> rows;
+  for (std::int64_t rank = 0; rank < group.size(); ++rank) {
+    rows.emplace_back(values.begin() + rank * count, values.begin() + (rank + 1) * count);
+  }
+  return rows;
+}
 
 /// Throws an Error that names the first rank whose lines differ from those of rank 0, and the first such line.
 void check_same_lines(const char* who, const Group& group, const std::vector<std::string>& lines, Device device);

@@ -57,7 +57,7 @@ class Sharded final : public GroupOptimizer {
  public:
   Sharded(nn::GPT& model, const Options& options, const dist::Group& group)
       : optimizer_(parameters_of(model, options), group,
-                   {.reduce_dtype = reduce_dtype(model, options), .overlap = true}) {}
+                   {.reduce_dtype = reduce_dtype(model, options), .overlap = true, .overlap_gather = true}) {}
 
   void backward(const Tensor& loss, const Tensor& gradient, bool last) override {
     const auto guard = optimizer_.accumulate(!last);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <mica/autograd/grad_mode.h>
@@ -134,12 +135,17 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
              (i != 13 || (step == 3 && rank == step % (last + 1)));
     };
   };
-  for (const auto& [clip, overlap] :
-       {std::pair{0.0, false}, {25.0, false}, {25.0, true}, {std::numeric_limits<double>::infinity(), true}}) {
+  for (const auto& [clip, overlap, overlap_gather] : {std::tuple{0.0, false, false},
+                                                      {0.0, false, true},
+                                                      {25.0, false, false},
+                                                      {25.0, true, false},
+                                                      {25.0, true, true},
+                                                      {std::numeric_limits<double>::infinity(), true, true}}) {
     const Tensors parameters = some_parameters(1 + static_cast<std::uint64_t>(group.rank()));  // rank 0's are used
     const Tensors expected = some_parameters(1);
-    ShardedAdamW sharded(optim::AdamW::decay_matrices(parameters, kOptions), group,
-                         {.bucket_bytes = kSharding.bucket_bytes, .overlap = overlap});
+    ShardedAdamW sharded(
+        optim::AdamW::decay_matrices(parameters, kOptions), group,
+        {.bucket_bytes = kSharding.bucket_bytes, .overlap = overlap, .overlap_gather = overlap_gather});
     optim::AdamW adamw(optim::AdamW::decay_matrices(expected, kOptions));
     expect_same(parameters, expected, "at the start");
     optim::StepOptions options;
@@ -163,7 +169,8 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
         ASSERT_EQ(norm.item(), expected_norm.item());
         ASSERT_GT(norm.item(), 25.0);
       }
-      expect_same(parameters, expected, fmt::format("clip {}, overlap {}, step {}", clip, overlap, step));
+      expect_same(parameters, expected,
+                  fmt::format("clip {}, overlap {} and {}, step {}", clip, overlap, overlap_gather, step));
       ASSERT_EQ(parameters[0].grad().defined(), !overlap || group.size() == 1);
     }
     expect_same(sharded.state_dict(), adamw.state_dict());
@@ -180,7 +187,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   const Group group = world();
   const bool several = group.size() > 1;
   const Tensors parameters = some_parameters(), expected = some_parameters();
-  ShardedAdamW sharded(parameters, kOptions, group, {.bucket_bytes = 4096, .overlap = true});
+  ShardedAdamW sharded(parameters, kOptions, group, {.bucket_bytes = 4096, .overlap = true, .overlap_gather = true});
   optim::AdamW adamw(expected, kOptions);
   const auto count_gradients = [&] {
     std::size_t count = 0;
@@ -388,7 +395,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
     }
   };
   const Tensors parameters = some_parameters();
-  ShardedAdamW all(parameters, kOptions, group, kSharding);
+  ShardedAdamW all(parameters, kOptions, group, {.bucket_bytes = 4096, .overlap_gather = true});
   train(all, 0, 5);
   train_expected(0, 5);
   const StateDict state = all.state_dict();
@@ -409,7 +416,8 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
   for (int size = 1; size <= group.size(); ++size) {
     const Group part = group.split(group.rank() < size ? 0 : 1);
     const Tensors continued = copies_of(parameters);
-    ShardedAdamW optimizer(continued, kOptions, part, {.bucket_bytes = 1 + 5000 * size});
+    ShardedAdamW optimizer(continued, kOptions, part,
+                           {.bucket_bytes = 1 + 5000 * size, .overlap_gather = size % 2 == 0});
     optimizer.load_state_dict(state);
     train(optimizer, 5, 9);
     expect_same(continued, expected, fmt::format("{} ranks", part.size()));
@@ -448,7 +456,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
 TEST(ShardedAdamWOfRanks, FollowsWritesToParameters) {
   const Group group = world();
   const Tensors parameters = some_parameters(), expected = some_parameters();
-  ShardedAdamW sharded(parameters, {.lr = 1e-4}, group, kSharding);
+  ShardedAdamW sharded(parameters, {.lr = 1e-4}, group, {.bucket_bytes = 4096, .overlap_gather = true});
   optim::AdamW adamw(expected, {.lr = 1e-4});
   for (int step = 0; step < 6; ++step) {
     set_gradients(parameters, step, group);
@@ -548,7 +556,7 @@ TEST(ShardedAdamWOfRanks, TrainsAModelAsAdamWDoesOnTheWholeBatch) {
     }
   }
   backward(0, 1);
-  ShardedAdamW sharded(parameters, kOptions, group, {.bucket_bytes = 300});
+  ShardedAdamW sharded(parameters, kOptions, group, {.bucket_bytes = 300, .overlap_gather = true});
   EXPECT_TRUE(parameters[0].grad().defined()) << "the constructor keeps gradients";
   for (int step = 0; step < 20; ++step) {
     sharded.zero_grad();
@@ -590,6 +598,8 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
                fmt::format("rank {} has bucket_bytes 100, rank 0 has bucket_bytes 200", last));
   expect_error([&] { ShardedAdamW(two({4}), {}, group, {.overlap = odd_one}); },
                fmt::format("rank {} has overlap, rank 0 has no overlap", last));
+  expect_error([&] { ShardedAdamW(two({4}), {}, group, {.overlap_gather = odd_one}); },
+               fmt::format("rank {} has overlap_gather, rank 0 has no overlap_gather", last));
   expect_error([&] { ShardedAdamW(two({4}), {}, group, {.bucket_bytes = odd_one ? 0 : 200}); },
                blame("ShardedAdamW: expected bucket_bytes > 0, got 0"));
   expect_error([&] { ShardedAdamW(two({4}), {.lr = odd_one ? -1.0 : 1.0}, group); },
