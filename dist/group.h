@@ -40,10 +40,10 @@ class Work {
 ///     group.all_reduce(loss, dist::Reduction::mean);
 ///     if (group.rank() == 0) fmt::print("loss {}\n", loss.item());
 ///
-/// Tensors on the CPU travel over MPI, tensors on a GPU over NCCL. All ranks must call the same collectives in the same
-/// order, with tensors of the same size and dtype. The tensors must be contiguous; they are written in place, and
-/// nothing is recorded for backward. The results are the same bits on each rank, and in each run with the same layout
-/// of ranks.
+/// Tensors on the CPU travel over MPI, or without it, slowly, over TCP; tensors on a GPU over NCCL. All ranks must call
+/// the same collectives in the same order, with tensors of the same size and dtype. The tensors must be contiguous;
+/// they are written in place, and nothing is recorded for backward. The results are the same bits on each rank, and in
+/// each run with the same layout of ranks.
 ///
 /// Each collective also comes as start_…(), which returns at once. Until its Work has been waited for, neither read nor
 /// write its tensors. On a GPU, it waits for the work that is queued on the current stream, and runs on a stream of its
