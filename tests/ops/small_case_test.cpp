@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include <mica/core/copy.h>
 #include <mica/core/cuda/launch_record.h>
 #include <mica/core/random_kernels.h>
 #include <mica/core/rng.h>
@@ -117,6 +118,14 @@ TEST_F(SmallCase, Copy) {
   const Tensor x = randn({37, 41});
   compare("to float16", 0, [&](Device device) { return Tensors{x.to(device).to(float16)}; });
   compare("transposed", 0, [&](Device device) { return Tensors{contiguous(transpose(x.to(device), 0, 1))}; });
+  compare("many at once", 0, [&](Device device) {
+    const Tensor wide = x.to(device);
+    const Tensor narrow = wide.to(bfloat16);
+    const Tensors copies{empty({37, 41}, float32, device), empty({37, 41}, float32, device),
+                         empty({37, 41}, bfloat16, device)};
+    copy_all_into(copies, {wide, narrow, narrow});
+    return copies;
+  });
 }
 
 TEST_F(SmallCase, Random) {
