@@ -2,6 +2,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 
@@ -23,6 +24,7 @@ constexpr std::uint64_t kLargestFile = std::uint64_t{64} << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 31;  // positions in words have 32 bits
 
 constexpr std::size_t kReportedText = std::size_t{1} << 20;  // takes long enough for reports of its own
+constexpr std::size_t kNormalizedPiece = std::size_t{1} << 18;
 
 /// Reports the bytes of a text that are done, many at a time.
 class Meter {
@@ -165,13 +167,28 @@ void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& o
 }
 
 std::string_view Tokenizer::State::normalized(std::string_view text, std::string& normalized) const {
-  if (bert) {
-    return normalized = detail::bert_normalized(text, *bert);
+  if (!bert && !(is_nfc && detail::may_need_nfc(text))) {
+    return text;
   }
-  if (is_nfc && detail::may_need_nfc(text)) {
-    return normalized = detail::nfc(text);
+  // By pieces that begin with an ASCII character: no character before one changes with it.
+  std::optional<ProgressTask> progress;
+  if (text.size() >= kReportedText) {
+    progress.emplace("normalizing", static_cast<std::int64_t>(text.size()));
   }
-  return text;
+  normalized.reserve(text.size());
+  while (!text.empty()) {
+    std::size_t size = std::min(kNormalizedPiece, text.size());
+    while (size < text.size() && static_cast<unsigned char>(text[size]) >= 0x80) {
+      ++size;
+    }
+    const std::string_view piece = text.substr(0, size);
+    normalized += bert ? detail::bert_normalized(piece, *bert) : detail::nfc(piece);
+    text.remove_prefix(size);
+    if (progress) {
+      progress->advance(static_cast<std::int64_t>(size));
+    }
+  }
+  return normalized;
 }
 
 void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,

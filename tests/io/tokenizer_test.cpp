@@ -331,6 +331,27 @@ TEST(Tokenizer, ReportsProgressInLongTexts) {
   EXPECT_EQ(reports.back(), 2 * size);
 }
 
+TEST(Tokenizer, NormalizesLongTextsInPieces) {
+  const std::string line = "cafe\u0301\u0323 q\u0307\u0323\u1100\u1161\u11a8\u0130\u4e2d\u0301\n";
+  for (const char* name : {"qwen", "bert"}) {
+    const io::Tokenizer tokenizer = io::Tokenizer::load(fixture(name));
+    const io::EncodeOptions options{.add_special_tokens = false};
+    const Tokens of_line = tokenizer.encode(line, options);
+    for (const int before : {0, 3, 8}) {  // pieces end at other characters of the line
+      std::string text = std::string(before, '\n');
+      Tokens expected = tokenizer.encode(text, options);
+      while (text.size() < (std::size_t{9} << 17)) {
+        text += line;
+        expected.insert(expected.end(), of_line.begin(), of_line.end());
+      }
+      std::set<std::string> tasks;
+      const ProgressObserver observer([&](const ProgressReport& report) { tasks.insert(report.task); });
+      EXPECT_EQ(tokenizer.encode(text, options), expected) << name;
+      EXPECT_EQ(tasks, (std::set<std::string>{"normalizing", "tokenizing"})) << name;
+    }
+  }
+}
+
 TEST(Tokenizer, SaysWhatCannotBeOpened) {
   const TemporaryFolder folder;
   EXPECT_FALSE(io::Tokenizer::is_in(folder.path()));
