@@ -52,6 +52,7 @@ void KeyValueCache::begin(std::int64_t count) {
         count);
   count_ = count;
   positions_ = mask_ = {};
+  rotations_ = {};
 }
 
 void KeyValueCache::end() {
@@ -60,6 +61,7 @@ void KeyValueCache::end() {
   }
   on_each_replay([length = length_, count = count_] { *length += count; });
   count_ = 0;
+  rotations_ = {};
 }
 
 const Tensor& KeyValueCache::positions() const {
@@ -152,24 +154,48 @@ void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
   }
 }
 
-Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
+void KeyValueCache::begin_decode(std::int64_t layer, DecodeAttention& step) {
   check_layer(layer);
   check(can_decode() && (count_ == 1 || can_decode_prompt(count_)),
         "KeyValueCache: decode() is for one new position or a prompt that fits, on CUDA");
+  if (count_ > 1) {
+    check_not_capturing("KeyValueCache::decode of a prompt");
+  }
   reserve(length() + count_);
   const auto at = static_cast<std::size_t>(layer);
   step.keys = keys_[at];
   step.values = values_[at];
   step.length = device_length_;
   step.padding = padding_;
-  if (count_ == 1) {
-    return decode_attention(step);
-  }
-  check_not_capturing("KeyValueCache::decode of a prompt");
-  const Tensor queries = decode_append(step, length());
+}
+
+Tensor KeyValueCache::attend(const Tensor& queries, const DecodeAttention& step) const {
   const Tensor y = scaled_dot_product_attention(transpose(queries, 1, 2), slice(step.keys, 2, 0, length() + count_),
                                                 slice(step.values, 2, 0, length() + count_), attention_options());
   return reshape(transpose(y, 1, 2), {queries.size(0) * count_, step.heads * config_.head_width});
+}
+
+Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
+  begin_decode(layer, step);
+  return count_ == 1 ? decode_attention(step) : attend(decode_append(step, length()), step);
+}
+
+Tensor KeyValueCache::decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
+                             const DecodeLinearOptions& options, DecodeAttention step) {
+  begin_decode(layer, step);
+  if (count_ == 1) {
+    step.qkv = decode_linear(x, weights, options);
+    return decode_attention(step);
+  }
+  Rotations& r = rotations_;
+  if (!step.frequencies.empty() &&
+      (!r.table.defined() || r.frequencies != step.frequencies || r.scale != step.rotary_scale)) {
+    r = {.frequencies = step.frequencies,
+         .scale = step.rotary_scale,
+         .table = decode_rotations(step.frequencies, step.rotary_scale, length(), count_, config_.device)};
+  }
+  const Tensor rotations = step.frequencies.empty() ? Tensor{} : r.table;
+  return attend(decode_linear_append(x, weights, options, step, length(), rotations), step);
 }
 
 bool KeyValueCache::prepare(DecoderStep& step) {

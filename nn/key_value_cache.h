@@ -84,6 +84,10 @@ class KeyValueCache {
   /// The same with attention: `step` without the members that describe the cache. Throws unless can_decode() and there
   /// is one new position or can_decode_prompt().
   Tensor decode(std::int64_t layer, DecodeAttention step);
+  /// The same of qkv = decode_linear(x, weights, options), with weights of queries, keys and values; `step` without
+  /// qkv.
+  Tensor decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
+                const DecodeLinearOptions& options, DecodeAttention step);
   /// Whether mica::decoder_step() can compute a step of one new position; fills in the members of `step` that describe
   /// the cache.
   bool prepare(DecoderStep& step);
@@ -94,6 +98,10 @@ class KeyValueCache {
 
  private:
   void check_layer(std::int64_t layer) const;
+  /// Checks, makes room and describes the cache.
+  void begin_decode(std::int64_t layer, DecodeAttention& step);
+  /// Attention of a prompt's queries (B, T, H, D) to the positions before and themselves.
+  Tensor attend(const Tensor& queries, const DecodeAttention& step) const;
   /// Of the memory for so many positions.
   std::int64_t needed(std::int64_t positions) const {
     return config_.window == 0 ? positions : std::min(positions, config_.window);
@@ -114,6 +122,13 @@ class KeyValueCache {
   Tensor padding_;            // (batch, 1) int64, undefined without padding
   mutable Tensor positions_;  // of the new positions; these two once they were asked for
   mutable Tensor mask_;       // of attention, undefined where none is needed
+  /// Of a prompt's new positions, once a layer has needed it.
+  struct Rotations {
+    std::vector<float> frequencies{};
+    double scale = 1;
+    Tensor table{};
+  };
+  Rotations rotations_;
 };
 
 /// A layer's place in a cache; without a cache, attention sees only what it is given.

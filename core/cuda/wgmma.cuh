@@ -125,6 +125,9 @@ struct Product;
 #define MICA_REGISTERS_64 MICA_REGISTERS_32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MICA_REGISTERS_96 MICA_REGISTERS_64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MICA_REGISTERS_128 MICA_REGISTERS_64 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
@@ -135,6 +138,7 @@ struct Product;
 #define MICA_SUMS_16(i) MICA_SUMS_8(i), MICA_SUMS_8(i + 8)
 #define MICA_SUMS_32(i) MICA_SUMS_16(i), MICA_SUMS_16(i + 16)
 #define MICA_SUMS_64(i) MICA_SUMS_32(i), MICA_SUMS_32(i + 32)
+#define MICA_SUMS_96(i) MICA_SUMS_64(i), MICA_SUMS_32(i + 64)
 #define MICA_SUMS_128(i) MICA_SUMS_64(i), MICA_SUMS_64(i + 64)
 
 #define MICA_PRODUCT_OF_SHARED(n, half_n, type, p0, p1, p2, p3, p4)                                          \
@@ -184,6 +188,7 @@ MICA_PRODUCT(16, 8, 8, 9, 10, 11, 12, 13, 14);
 MICA_PRODUCT(32, 16, 16, 17, 18, 19, 20, 21, 22);
 MICA_PRODUCT(64, 32, 32, 33, 34, 35, 36, 37, 38);
 MICA_PRODUCT(128, 64, 64, 65, 66, 67, 68, 69, 70);
+MICA_PRODUCT(192, 96, 96, 97, 98, 99, 100, 101, 102);
 MICA_PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134);
 
 #undef MICA_PRODUCT
@@ -194,20 +199,22 @@ MICA_PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134);
 #undef MICA_SUMS_16
 #undef MICA_SUMS_32
 #undef MICA_SUMS_64
+#undef MICA_SUMS_96
 #undef MICA_SUMS_128
 #undef MICA_REGISTERS_4
 #undef MICA_REGISTERS_8
 #undef MICA_REGISTERS_16
 #undef MICA_REGISTERS_32
 #undef MICA_REGISTERS_64
+#undef MICA_REGISTERS_96
 #undef MICA_REGISTERS_128
 // clang-format on
 
 }  // namespace detail
 
-/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T = Half or BFloat16 and N = 8, 16, 32, 64, 128 or 256; a and b
-/// are descriptors of tiles with lines along kA and kB. Warp w has rows from 16 w on: sums[4 j + i] of lane l is row
-/// l / 4 + 8 (i / 2) of these, column 8 j + 2 (l % 4) + i % 2.
+/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T = Half or BFloat16 and N = 8, 16, 32, 64, 128, 192 or 256; a
+/// and b are descriptors of tiles with lines along kA and kB. Warp w has rows from 16 w on: sums[4 j + i] of lane l is
+/// row l / 4 + 8 (i / 2) of these, column 8 j + 2 (l % 4) + i % 2.
 template <class T, int N, Lines kA, Lines kB>
 __device__ void multiply_add(float (&sums)[N / 2], std::uint64_t a, std::uint64_t b, bool keep_sums = true) {
   detail::Product<N>::template add<T, kA, kB>(sums, a, b, keep_sums);

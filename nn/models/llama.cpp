@@ -89,15 +89,14 @@ Tensor LlamaAttention::attend(const Tensor& x, const CachedLayer& cached, const 
 
 Tensor LlamaAttention::decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const {
   const Scope scope(*this);
-  const Tensor qkv = decode_linear(x, {q_proj.decode_weight(), k_proj.decode_weight(), v_proj.decode_weight()},
-                                   {.norm_weight = norm.weight, .eps = norm.eps});
-  return cached.cache->decode(cached.layer, {.qkv = qkv,
-                                             .heads = heads,
-                                             .q_norm = q_norm.weight,
-                                             .k_norm = k_norm.weight,
-                                             .eps = q_norm.eps,
-                                             .frequencies = rotary.frequencies(),
-                                             .rotary_scale = rotary.scale()});
+  return cached.cache->decode(cached.layer, x, {q_proj.decode_weight(), k_proj.decode_weight(), v_proj.decode_weight()},
+                              {.norm_weight = norm.weight, .eps = norm.eps},
+                              {.heads = heads,
+                               .q_norm = q_norm.weight,
+                               .k_norm = k_norm.weight,
+                               .eps = q_norm.eps,
+                               .frequencies = rotary.frequencies(),
+                               .rotary_scale = rotary.scale()});
 }
 
 LlamaMlp::LlamaMlp(const LlamaConfig& c)

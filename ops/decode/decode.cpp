@@ -10,6 +10,7 @@
 #include <mica/ops/join/join.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/norm/rms_norm.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
@@ -168,7 +169,10 @@ bool kernels::kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DTy
          is_aligned(q.scale) && is_aligned(q.zero);
 }
 
-Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+namespace {
+
+// The shape of y, after the checks.
+Shape checked_shape(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
   check_linear(x, weights, options);
   std::int64_t out = 0;
   for (const DecodeWeight& w : weights) {
@@ -180,6 +184,13 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
         "decode_linear: expected a residual of {} and shape {} on {}", x.dtype(), shape, x.device());
   check(!options.norm_weight.defined() || options.norm_weight.shape() == Shape{x.size(1)},
         "decode_linear: expected norm_weight of shape [{}]", x.size(1));
+  return shape;
+}
+
+}  // namespace
+
+Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  const Shape shape = checked_shape(x, weights, options);
   const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
   if (!kernel_takes(x, weights, options)) {
     if (!many_rows_kernel_takes(x, weights, options, shape[1])) {
@@ -244,6 +255,60 @@ Tensor decode_append(const DecodeAttention& a, std::int64_t first) {
   const kernels::DecodeAppendArgs args{.problem = a, .first = first, .queries = queries};
   on_cuda(queries.device(), [&](auto device) { kernels::decode_append(device, args); });
   return queries;
+}
+
+Tensor decode_rotations(const std::vector<float>& frequencies, double scale, std::int64_t first, std::int64_t count,
+                        Device device) {
+  constexpr std::int64_t kMostPairs = 128;
+  const auto pairs = static_cast<std::int64_t>(frequencies.size());
+  check(device.is_cuda() && first >= 0 && count >= 1 && pairs >= 1 && pairs <= kMostPairs,
+        "decode_rotations: expected CUDA, at least one position and from 1 to {} frequencies", kMostPairs);
+  const Tensor rotations = empty({count, pairs, 2}, float32, device);
+  on_cuda(device, [&](auto kind) {
+    kernels::decode_rotations(kind,
+                              {.frequencies = frequencies, .scale = scale, .first = first, .rotations = rotations});
+  });
+  return rotations;
+}
+
+Tensor decode_linear_append(const Tensor& x, const std::vector<DecodeWeight>& weights,
+                            const DecodeLinearOptions& options, DecodeAttention a, std::int64_t first,
+                            const Tensor& rotations) {
+  const Shape shape = checked_shape(x, weights, options);
+  check(
+      a.keys.defined() && a.keys.dim() == 4 && a.keys.size(0) >= 1 && a.values.shape() == a.keys.shape() &&
+          a.keys.is_contiguous() && a.values.is_contiguous() && shape[0] % a.keys.size(0) == 0,
+      "decode_linear_append: expected contiguous keys and values of one shape (B, Hkv, C, D), and rows of B sequences");
+  const std::int64_t batch = a.keys.size(0), steps = shape[0] / batch, width = a.width();
+  const kernels::DecodeAppendTo to{
+      .keys = a.keys, .values = a.values, .rotations = rotations, .first = first, .steps = steps};
+  const bool fits = !options.swiglu && !options.residual.defined() && weights.size() == 3 &&
+                    weights[0].out() == a.heads * width && weights[1].out() == a.key_heads() * width &&
+                    weights[2].out() == weights[1].out() && a.keys.dtype() == x.dtype() && first >= 0 &&
+                    first <= a.keys.size(2) - steps && rotations.defined() &&
+                    rotations.shape() == Shape{steps, width / 2, 2} && rotations.dtype() == float32 &&
+                    rotations.is_contiguous() && rotations.device() == x.device() && a.keys.device() == x.device() &&
+                    a.values.device() == x.device() && a.values.dtype() == a.keys.dtype() &&
+                    !kernel_takes(x, weights, options) && many_rows_kernel_takes(x, weights, options, shape[1]);
+  bool takes = false;
+  if (fits) {
+    on_cuda(x.device(), [&](auto device) { takes = kernels::can_decode_linear_append(device, to, a); });
+  }
+  if (!takes) {
+    a.qkv = decode_linear(x, weights, options);
+    return decode_append(a, first);
+  }
+  const bool normed = options.norm_weight.defined();
+  const Tensor input = normed ? empty(x.shape(), x.dtype(), x.device()) : x;
+  const Tensor queries = empty({shape[0], a.heads * width}, x.dtype(), x.device());
+  on_cuda(queries.device(), [&](auto device) {
+    if (normed) {
+      kernels::decode_norm(device, {.x = x, .weight = options.norm_weight, .eps = options.eps, .y = input});
+    }
+    kernels::decode_linear_many(device,
+                                {.x = input, .weights = weights, .options = options, .y = queries, .append = to});
+  });
+  return reshape(queries, {batch, steps, a.heads, width});
 }
 
 }  // namespace mica

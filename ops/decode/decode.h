@@ -83,4 +83,16 @@ bool has_prompt_kernels(DType dtype, std::int64_t width, Device device);
 /// not match.
 Tensor decode_append(const DecodeAttention& args, std::int64_t first);
 
+/// Cosines and sines of the angles of the positions from `first` to `first` + `count` − 1 on CUDA, (count, D / 2, 2)
+/// float32, as mica::rotary computes them.
+Tensor decode_rotations(const std::vector<float>& frequencies, double scale, std::int64_t first, std::int64_t count,
+                        Device device);
+
+/// decode_append() of qkv = decode_linear(x, weights, options), with weights of queries, keys and values; `args`
+/// without qkv. One kernel for a prompt's rows and heads of 64 columns if these have no norms, there is no padding, and
+/// one sequence or a multiple of 64 positions. `rotations`: decode_rotations() of the new positions, for that kernel.
+Tensor decode_linear_append(const Tensor& x, const std::vector<DecodeWeight>& weights,
+                            const DecodeLinearOptions& options, DecodeAttention args, std::int64_t first,
+                            const Tensor& rotations);
+
 }  // namespace mica

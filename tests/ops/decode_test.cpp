@@ -153,12 +153,13 @@ TEST(DecodeLinear, ManyRows) {
     const auto w = [&](std::int64_t out, bool bias = false) { return weight_of({16, 0}, 200, out, dtype, bias); };
     const auto x = [&](std::int64_t rows) { return randn({rows, 200}).to(dtype); };
     const Tensor norm = (randn({200}) * 0.2 + 1).to(dtype);
-    // Whole tiles of 256 columns, of 128, and parts of tiles of rows and columns.
+    // Whole tiles of 256 columns, of 128 and of 192, and parts of tiles of rows and columns.
     const Problem wide{x(1030), {w(2048, true), w(256), w(2056, true)}, {.norm_weight = norm}};
     const Problem narrow{x(1100), {w(768, true), w(128), w(136)}, {}};
     const Problem gated{x(1025), {w(1032, true), w(1032, true)}, {.norm_weight = norm, .eps = 1e-3, .swiglu = true}};
+    const Problem filling{x(1930), {w(1024, true), w(256), w(256, true)}, {.norm_weight = norm}};
     const Problem added{x(1029), {w(1048, true)}, {.residual = randn({1029, 1048}).to(dtype)}};
-    for (const Problem& problem : {wide, narrow, gated, added}) {
+    for (const Problem& problem : {wide, narrow, gated, filling, added}) {
       cuda::LaunchRecord record;
       const Tensor y = problem.on(Device::cuda());
       EXPECT_TRUE(record.has("decode_linear_many_kernel"));
@@ -268,6 +269,87 @@ TEST(DecodeAttention, AsItsDefinition) {
     expect_close(slice(a.values, 2, slot, slot + 1), new_value, 0, 0);
     EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "the same again";
   }
+}
+
+struct AppendCase {
+  std::int64_t batch, steps, capacity, first, key_heads, width;
+  bool bias = false, norm = false, padded = false;
+};
+
+// With a product, as without it.
+TEST(DecodeLinearAppend, AsAppend) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(7);
+  const Device gpu = Device::cuda();
+  for (const DType dtype : {bfloat16, float16}) {
+    for (const AppendCase& c :
+         {AppendCase{1, 1999, 2100, 77, 4, 64, true}, AppendCase{2, 704, 750, 0, 2, 64},
+          AppendCase{1, 1100, 1100, 0, 8, 64}, AppendCase{2, 600, 700, 3, 4, 64},
+          AppendCase{1, 1024, 1030, 5, 2, 128, true}, AppendCase{1, 1030, 1030, 0, 4, 64, false, true},
+          AppendCase{2, 640, 640, 0, 4, 64, false, false, true}}) {
+      SCOPED_TRACE(
+          fmt::format("{} {} x {} positions, {} key heads of {}", dtype, c.batch, c.steps, c.key_heads, c.width));
+      constexpr std::int64_t kHeads = 8, kIn = 200;
+      const auto w = [&](std::int64_t heads) {
+        DecodeWeight weight = weight_of({16, 0}, kIn, heads * c.width, dtype, c.bias);
+        weight.matrix = weight.matrix.to(gpu);
+        weight.bias = c.bias ? weight.bias.to(gpu) : Tensor{};
+        return weight;
+      };
+      const std::vector<DecodeWeight> weights{w(kHeads), w(c.key_heads), w(c.key_heads)};
+      const Tensor x = randn({c.batch * c.steps, kIn}).to(dtype).to(gpu);
+      const DecodeLinearOptions options{.norm_weight = (randn({kIn}) * 0.2 + 1).to(dtype).to(gpu), .eps = 1e-3};
+      const Shape cache{c.batch, c.key_heads, c.capacity, c.width};
+      DecodeAttention a{.heads = kHeads};
+      for (std::int64_t i = 0; i < c.width / 2; ++i) {
+        a.frequencies.push_back(std::pow(500.0f, -static_cast<float>(i) / 32));
+      }
+      a.rotary_scale = 1.25;
+      if (c.norm) {
+        a.q_norm = randn({c.width}).to(dtype).to(gpu);
+        a.k_norm = randn({c.width}).to(dtype).to(gpu);
+      }
+      a.padding = c.padded ? from_data(std::vector<std::int64_t>{3, 0}, {2, 1}, gpu) : Tensor{};
+      const auto results = [&](bool together, bool* in_one_kernel) {
+        a.keys = ones(cache, dtype, gpu);
+        a.values = ones(cache, dtype, gpu);
+        a.qkv = {};
+        Tensor queries;
+        cuda::LaunchRecord record;
+        if (together) {
+          queries = decode_linear_append(x, weights, options, a, c.first,
+                                         decode_rotations(a.frequencies, a.rotary_scale, c.first, c.steps, gpu));
+        } else {
+          a.qkv = decode_linear(x, weights, options);
+          queries = decode_append(a, c.first);
+        }
+        *in_one_kernel = !record.has("decode_append_kernel");
+        EXPECT_EQ(queries.shape(), (Shape{c.batch, c.steps, kHeads, c.width}));
+        return std::array{to_vector<double>(queries), to_vector<double>(a.keys), to_vector<double>(a.values)};
+      };
+      bool in_one_kernel = false;
+      const auto separate = results(false, &in_one_kernel);
+      EXPECT_FALSE(in_one_kernel);
+      EXPECT_TRUE(results(true, &in_one_kernel) == separate);
+      EXPECT_EQ(in_one_kernel, c.width == 64 && !c.norm && !c.padded && (c.batch == 1 || c.steps % 64 == 0));
+    }
+  }
+}
+
+TEST(DecodeLinearAppend, Errors) {
+  const autograd::NoGrad no_grad;
+  const Tensor x = ones({4, 8});
+  const std::vector<DecodeWeight> weights(3, {.matrix = ones({32, 8})});
+  expect_error([&] { decode_linear_append(x, weights, {}, {}, 0, {}); }, "expected contiguous keys and values");
+  expect_error(
+      [&] {
+        decode_linear_append(x, weights, {}, {.keys = ones({3, 1, 9, 32}), .values = ones({3, 1, 9, 32})}, 0, {});
+      },
+      "expected contiguous keys and values of one shape (B, Hkv, C, D), and rows of B sequences");
+  expect_error([&] { decode_rotations({1}, 1, 0, 1, Device::cpu()); }, "decode_rotations: expected CUDA");
 }
 
 TEST(DecodeAppend, AsSeparateOps) {

@@ -12,8 +12,9 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Tiles of kKeys keys and values stream through kStages stages.
-template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_>
+/// Tiles of kKeys keys and values stream through kStages stages. kParts consumers share the same queries: each has
+/// every kParts-th tile of keys, and the first adds up what they have.
+template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_, int kParts_ = 1>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
   static constexpr int kChunks = kDepth / kChunk;
@@ -21,23 +22,28 @@ struct ForwardPlan {
   static constexpr int kKeys = kKeys_;
   static constexpr int kStages = kStages_;
   static constexpr bool kOverlap = kOverlap_;  // a consumer's products overlap its own softmax
-  static constexpr int kQueries = kConsumers * kConsumerRows;
+  static constexpr int kParts = kParts_;
+  static constexpr int kGroups = kConsumers / kParts;  // of consumers with the same queries
+  static constexpr int kQueries = kGroups * kConsumerRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 232;
   static constexpr int kQueryBytes = kChunks * kConsumerChunkBytes;
   static constexpr int kKeyBytes = kChunks * kKeys * kLineBytes;
 
+  static constexpr int kSent = kDepth / 2 + 4;  // of a thread: sums, and the softmaxes of two rows
+
   struct Shared {
-    unsigned char q[kConsumers][kQueryBytes];  // and out
+    unsigned char q[kGroups][kQueryBytes];  // and out
     unsigned char k[kStages][kKeyBytes];
     unsigned char v[kStages][kKeyBytes];
-    std::uint64_t q_full[kConsumers];
-    std::uint64_t q_empty[kConsumers];
+    std::uint64_t q_full[kGroups];
+    std::uint64_t q_empty[kGroups];
     std::uint64_t k_full[kStages];
     std::uint64_t k_empty[kStages];
     std::uint64_t v_full[kStages];
     std::uint64_t v_empty[kStages];
+    float sent[kParts == 1 ? 1 : kGroups][kParts == 1 ? 1 : kSent][kWarpgroup];
   };
 };
 
@@ -60,7 +66,7 @@ __device__ int steps_of(const Work& a, int begin, int end) {
 template <class P>
 __device__ void produce(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   Ring<P::kStages> ring;
-  unsigned q_parities = 0;  // one bit per consumer
+  unsigned q_parities = 0;  // one bit per group
   order.each([&](Order::Place place) {
     const int b = place.head / a.heads;
     const int h = place.head % a.heads;
@@ -73,14 +79,14 @@ __device__ void produce(typename P::Shared& shared, const Work& a, const Forward
       load_chunks<P::kChunks, P::kKeys>(shared.k[ring.stage], &maps.k, step * P::kKeys, key_head, b,
                                         &shared.k_full[ring.stage]);
       if (step == steps - 1) {
-#pragma unroll
-        for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
-          const int row = first + consumer * kConsumerRows;
+#pragma unroll 1  // the producer has few registers
+        for (int group = 0; group < P::kGroups; ++group) {
+          const int row = first + group * kConsumerRows;
           if (steps_of<P>(a, row, row + kConsumerRows) > 0) {
-            cuda::wait(&shared.q_empty[consumer], ~q_parities >> consumer & 1);
-            q_parities ^= 1u << consumer;
-            cuda::arrive_expecting(&shared.q_full[consumer], P::kQueryBytes);
-            load_chunks<P::kChunks, kConsumerRows>(shared.q[consumer], &maps.q, row, h, b, &shared.q_full[consumer]);
+            cuda::wait(&shared.q_empty[group], ~q_parities >> group & 1);
+            q_parities ^= 1u << group;
+            cuda::arrive_expecting(&shared.q_full[group], P::kQueryBytes);
+            load_chunks<P::kChunks, kConsumerRows>(shared.q[group], &maps.q, row, h, b, &shared.q_full[group]);
           }
         }
       }
@@ -147,15 +153,56 @@ __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2
   }
 }
 
+/// The first of two consumers with the same queries adds the sums of the other, which have another largest score.
+template <class P>
+__device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&sent)[P::kSent][kWarpgroup], int part,
+                               int barrier, float scale_log2) {
+  static_assert(P::kParts == 2);
+  constexpr int kSums = P::kDepth / 2;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  if (part == 1) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sent[i][thread] = out[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sent[kSums + half][thread] = rows.most[half];
+      sent[kSums + 2 + half][thread] = rows.total[half];
+    }
+  }
+  cuda::barrier_sync(barrier, 2 * kWarpgroup);
+  if (part == 0) {
+    float factors[2][2];  // of the own sums, and of the others
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float other = sent[kSums + half][thread];
+      const float most = fmaxf(rows.most[half], other);
+      const float shift = most == -INFINITY ? 0 : most * scale_log2;
+      factors[0][half] = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
+      factors[1][half] = cuda::approximate_exp2(other * scale_log2 - shift);
+      rows.most[half] = most;
+      rows.total[half] = rows.total[half] * factors[0][half] + sent[kSums + 2 + half][thread] * factors[1][half];
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      out[i] = out[i] * factors[0][i / 2 % 2] + sent[i][thread] * factors[1][i / 2 % 2];
+    }
+  }
+  cuda::barrier_sync(barrier, 2 * kWarpgroup);  // it was read
+}
+
 /// A warpgroup, for 64 queries of each tile of this block. The warpgroup computes the softmax while the tensor cores
 /// accumulate a block's weighted values and multiply the next block's keys.
 template <class T, class P, bool kDrops>
 __device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   const int consumer = consumer_of_thread();
+  const int group = consumer / P::kParts;
+  const int part = consumer % P::kParts;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
-  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
-  unsigned char* const q = shared.q[consumer];
+  const int own_row = group * kConsumerRows + thread / kWarp * 16 + lane / 4;
+  unsigned char* const q = shared.q[group];
   const auto release = [&](std::uint64_t* barrier) {
     __syncwarp();
     if (lane == 0) {
@@ -169,14 +216,17 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
     const int b = place.head / a.heads;
     const int h = place.head % a.heads;
     const int first = place.tile * P::kQueries;
-    const int begin = first + consumer * kConsumerRows;
+    const int begin = first + group * kConsumerRows;
     const int steps_of_block = steps_of<P>(a, first, first + P::kQueries);
     const int steps = steps_of<P>(a, begin, begin + kConsumerRows);
+    const auto is_own = [&](int step) { return P::kParts == 1 || step % P::kParts == part; };
     for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // steps that only other consumers need
-      cuda::wait(&shared.k_full[ring.stage], ring.parity);
-      release(&shared.k_empty[ring.stage]);
-      cuda::wait(&shared.v_full[ring.stage], ring.parity);
-      release(&shared.v_empty[ring.stage]);
+      if (is_own(step - 1)) {
+        cuda::wait(&shared.k_full[ring.stage], ring.parity);
+        release(&shared.k_empty[ring.stage]);
+        cuda::wait(&shared.v_full[ring.stage], ring.parity);
+        release(&shared.v_empty[ring.stage]);
+      }
     }
     float out[P::kDepth / 2] = {};
     Rows rows;
@@ -220,10 +270,17 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           out[i] *= shrink[i / 2 % 2];
         }
       };
-      cuda::wait(&shared.q_full[consumer], q_parity);
+      cuda::wait(&shared.q_full[group], q_parity);
       q_parity ^= 1;
-      if constexpr (P::kOverlap) {
-        int step = steps - 1;
+      int last = steps - 1;  // the first own step
+      if (!is_own(last)) {
+        --last;
+        ring.advance();
+      }
+      if (P::kParts > 1 && last < 0) {
+        // The only step is another's.
+      } else if constexpr (P::kOverlap) {
+        int step = last;
         cuda::wait(&shared.k_full[ring.stage], ring.parity);
         cuda::begin_products();
         multiply_keys(ring.stage);
@@ -239,7 +296,10 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         round_weights();
         const auto do_step = [&](auto masked) {
           Ring<P::kStages> next = ring;
-          next.advance();
+#pragma unroll
+          for (int i = 0; i < P::kParts; ++i) {
+            next.advance();
+          }
           cuda::wait(&shared.k_full[next.stage], next.parity);
           pin_all(weights);
           cuda::pin(out);
@@ -266,11 +326,11 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
           ring = next;
         };
 #pragma unroll 1
-        for (--step; step >= unmasked; --step) {
+        for (step -= P::kParts; step >= unmasked; step -= P::kParts) {
           do_step(std::true_type{});
         }
 #pragma unroll 1
-        for (; step >= 0; --step) {
+        for (; step >= 0; step -= P::kParts) {
           do_step(std::false_type{});
         }
         cuda::wait(&shared.v_full[ring.stage], ring.parity);
@@ -283,7 +343,11 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         cuda::pin(out);
         release(&shared.v_empty[ring.stage]);
         ring.advance();
+        if (P::kParts > 1 && part > 0) {
+          ring.skip(part);  // the steps down to 0 of the parts before
+        }
       } else {
+        static_assert(P::kParts == 1);
 #pragma unroll 1
         for (int step = steps - 1; step >= 0; --step, ring.advance()) {
           cuda::wait(&shared.k_full[ring.stage], ring.parity);
@@ -312,6 +376,15 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         }
       }
     }
+    if constexpr (P::kParts > 1) {
+      if (steps > 0) {
+        constexpr int kFirstBarrier = 8;  // write_rows() uses those of the consumers
+        add_other_part<P>(out, rows, shared.sent[group], part, kFirstBarrier + group, a.scale_log2);
+      }
+      if (part > 0) {
+        return;  // the first part writes
+      }
+    }
     float factors[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -327,7 +400,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
       write_rows<T, P::kChunks>(out, factors[0], factors[1], q, &maps.out, begin, h, b, 1 + consumer);
     }
     if (steps > 0 && thread == 0) {
-      cuda::arrive(&shared.q_empty[consumer]);
+      cuda::arrive(&shared.q_empty[group]);
     }
   });
 }
@@ -343,8 +416,8 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = P::kConsumers * kWarpgroup / kWarp;
-    for (int i = 0; i < P::kConsumers; ++i) {
+    constexpr int kConsumerWarps = P::kGroups * kWarpgroup / kWarp;  // that read a stage
+    for (int i = 0; i < P::kGroups; ++i) {
       cuda::init_barrier(&shared.q_full[i], 1);
       cuda::init_barrier(&shared.q_empty[i], 1);
     }
@@ -357,6 +430,8 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     cuda::publish_barriers();
   }
   __syncthreads();
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
   if (threadIdx.x < kWarpgroup) {
     cuda::release_registers<P::kProducerRegisters>();
     if (threadIdx.x == 0) {
@@ -385,7 +460,7 @@ void launch_forward(const Work& work) {
   }
   launch_persistent(kernel, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared),
                     work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
-                    4.0 * work.keys * work.depth / work.group, work, maps);
+                    4.0 * work.keys * work.depth / work.group, work, maps, /*dependent=*/true);
 }
 
 }  // namespace
@@ -403,7 +478,8 @@ bool fits_sm90(const Work& work, bool backward) {
 namespace {
 
 /// Whether each multiprocessor has at most one of the large tiles: with a causal mask, that with the most work would
-/// take twice as long as the mean. Few queries take no time worth sharing.
+/// take twice as long as the mean. So tiles are half as large, and two consumers share the keys of each. Few queries
+/// take no time worth sharing.
 template <class P>
 bool is_one_wave(const Work& work) {
   constexpr int kManyQueries = 1024;
@@ -416,7 +492,7 @@ bool is_one_wave(const Work& work) {
 
 void forward_sm90(const Work& work) {
   using Large = ForwardPlan<64, 4, 64, 4, true>;
-  using Small = ForwardPlan<64, 3, 128, 2, true>;
+  using Small = ForwardPlan<64, 4, 64, 8, true, 2>;
   on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
     if (work.depth <= 64 && !work.drops && is_one_wave<Large>(work)) {
       launch_forward<T, Small, false>(work);

@@ -88,14 +88,19 @@ inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy
 }
 
 /// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer.
+/// `dependent`: the kernel waits for the previous one itself.
 template <class Maps>
 void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
-                       int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps) {
+                       int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps,
+                       bool dependent = false) {
   const std::int64_t all = std::int64_t{heads} * tiles;
   check(all < std::int64_t{1} << 30, "attention: {} tiles of {} heads are too many", tiles, heads);
   const int grid = static_cast<int>(std::min<std::int64_t>(all, cuda::multiprocessor_count()));
-  cuda::Launch(dim3(grid), dim3(threads), shared_bytes)
-      .run(kernel, name, work, maps, order_of(work, heads, tiles, last_is_heavy, grid, read_bytes));
+  cuda::Launch launch(dim3(grid), dim3(threads), shared_bytes);
+  if (dependent) {
+    launch.dependent();
+  }
+  launch.run(kernel, name, work, maps, order_of(work, heads, tiles, last_is_heavy, grid, read_bytes));
 }
 
 inline cuda::HeadsMapArgs heads_map_args(const Work& work, const Operand& x, int heads, int rows, int box_lines) {

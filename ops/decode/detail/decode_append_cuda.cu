@@ -47,29 +47,35 @@ struct Arguments {
   float frequencies[kMostWidth / 2];
 };
 
+// As mica::rotary computes it.
+__device__ inline float2 cosine_and_sine(std::int64_t position, float frequency, double scale) {
+  constexpr double kOneOverPi = 0.31830988618379067;
+  const float angle = __fmul_rn(static_cast<float>(position), frequency);
+  const double half_turns = angle * kOneOverPi;
+  float sine;
+  float cosine;
+  sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
+  return {static_cast<float>(scale) * cosine, static_cast<float>(scale) * sine};
+}
+
 // Of a block's rows.
 template <int kWidth>
 struct Rotations {
   float sines[kRows][kWidth / 2];
   float cosines[kRows][kWidth / 2];
 
-  // As mica::rotary computes them. For all threads of the block.
+  // For all threads of the block.
   template <class T>
   __device__ void fill(const Arguments<T>& a, std::int64_t first_row) {
-    constexpr double kOneOverPi = 0.31830988618379067;
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kWidth / 2; i += kThreads) {
       const int r = i / (kWidth / 2);
       const int j = i % (kWidth / 2);
       const std::int64_t row = first_row + r;
       const std::int64_t padding = a.padding == nullptr || row >= a.rows ? 0 : a.padding[row / a.steps];
       const std::int64_t position = max(a.first + row % a.steps - padding, std::int64_t{0});
-      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
-      const double half_turns = angle * kOneOverPi;
-      float sine;
-      float cosine;
-      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
-      sines[r][j] = static_cast<float>(a.rotary_scale) * sine;
-      cosines[r][j] = static_cast<float>(a.rotary_scale) * cosine;
+      const float2 rotation = cosine_and_sine(position, a.frequencies[j], a.rotary_scale);
+      cosines[r][j] = rotation.x;
+      sines[r][j] = rotation.y;
     }
   }
 
@@ -157,6 +163,18 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
   }
 }
 
+struct Frequencies {
+  float values[kMostWidth / 2];
+};
+
+__global__ void decode_rotations_kernel(const __grid_constant__ Frequencies frequencies, int pairs, double scale,
+                                        std::int64_t first, std::int64_t count, float2* rotations) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) {
+    rotations[i] = cosine_and_sine(first + i / pairs, frequencies.values[i % pairs], scale);
+  }
+}
+
 template <class T, int kWidth>
 void launch(const DecodeAppendArgs& args) {
   const DecodeAttention& p = args.problem;
@@ -185,6 +203,15 @@ void launch(const DecodeAppendArgs& args) {
 }
 
 }  // namespace
+
+void decode_rotations(Cuda, const DecodeRotationsArgs& args) {
+  Frequencies frequencies{};
+  std::copy(args.frequencies.begin(), args.frequencies.end(), frequencies.values);
+  const std::int64_t count = args.rotations.numel() / 2;
+  cuda::Launch(static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads)
+      .run(decode_rotations_kernel, "decode_rotations_kernel", frequencies, static_cast<int>(args.frequencies.size()),
+           args.scale, args.first, count, reinterpret_cast<float2*>(args.rotations.data<float>()));
+}
 
 void decode_append(Cuda, const DecodeAppendArgs& args) {
   on_dtype(Types<Half, BFloat16>{}, args.queries.dtype(), "decode_append", [&]<class T>() {

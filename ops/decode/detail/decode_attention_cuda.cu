@@ -31,7 +31,7 @@ using cuda::kWarp;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
-constexpr int kMostBlocks = 528;  // of a grid, if one block a cluster is not more: 4 of each multiprocessor run at once
+constexpr int kMostBlocks = 264;  // of a grid, if one block a cluster is not more: 2 of each multiprocessor (measured)
 constexpr int kKeysAtOnce = 4;    // of a team
 constexpr int kKeysOfOne = 128;   // so many are left to one block: the others would cost more than they save
 constexpr int kMostWidth = 256;

@@ -9,12 +9,22 @@ namespace mica::kernels {
 inline constexpr std::int64_t kMostDecodeRows = 32;
 inline constexpr int kMostDecodeWeights = 3;
 
+/// Where decode_linear_many() puts keys and values.
+struct DecodeAppendTo {
+  Tensor keys{};  // (B, Hkv, C, D)
+  Tensor values{};
+  Tensor rotations{};  // decode_rotations()
+  std::int64_t first = 0;
+  std::int64_t steps = 0;
+};
+
 /// decode_linear() of checked, contiguous arguments that DecodePlan supports.
 struct DecodeLinearArgs {
   const Tensor& x;
   const std::vector<DecodeWeight>& weights;
   const DecodeLinearOptions& options;
-  const Tensor& y;  // out
+  const Tensor& y;          // out
+  DecodeAppendTo append{};  // of decode_linear_many(); if defined, y is the queries, (B · T, H · D)
 };
 void decode_linear(Cuda, const DecodeLinearArgs& args);
 
@@ -35,6 +45,17 @@ struct DecodeNormArgs {
   const Tensor& y;  // out
 };
 void decode_norm(Cuda, const DecodeNormArgs& args);
+
+/// Whether decode_linear_many() can append: heads of 64 columns without norms of their own, and no padding.
+bool can_decode_linear_append(Cuda, const DecodeAppendTo& to, const DecodeAttention& a);
+
+struct DecodeRotationsArgs {
+  const std::vector<float>& frequencies;
+  double scale;
+  std::int64_t first;       // position
+  const Tensor& rotations;  // out: (T, D / 2, 2) float32
+};
+void decode_rotations(Cuda, const DecodeRotationsArgs& args);
 
 struct DecodeAttentionArgs {
   const DecodeAttention& problem;

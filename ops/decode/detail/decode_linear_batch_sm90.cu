@@ -43,7 +43,7 @@ constexpr int kPackTerms = 8;
 constexpr int kStages = 8;
 constexpr int kMostBlocks = 8;         // of a cluster
 constexpr int kStride = kOutputs + 4;  // of sums in shared memory, so that lanes use different banks
-constexpr int kEnoughBlocks = 144;
+constexpr int kEnoughBlocks = 192;
 
 struct Part {
   int first_column;
@@ -241,13 +241,15 @@ __device__ float element(const void* data, std::int64_t at) {
   return data == nullptr ? 0.0f : static_cast<float>(static_cast<const T*>(data)[at]);
 }
 
-// Writes this block's share of the rows.
-template <class T, int kRows, bool kNorm, bool kSwiglu>
+// Writes this block's share of the rows, by the consumers: racecheck takes their barrier in front of the products for
+// one of all threads, and would report what others read. kAlone: there are no other blocks.
+template <class T, int kRows, bool kNorm, bool kSwiglu, bool kAlone>
 __device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Place<kSwiglu>& place) {
   constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
   const int rows = kRows / a.blocks;
   const Part& part = a.parts[place.part];
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kColumns; i += kThreads) {
+  const auto sum_of = [&](const float* p) { return kAlone ? *p : sum_of_blocks(p, a.blocks); };
+  for (int i = static_cast<int>(threadIdx.x); i < rows * kColumns; i += kConsumers) {
     const int row = place.rank * rows + i / kColumns;
     const int column = i % kColumns;
     if (row >= a.rows) {
@@ -255,15 +257,14 @@ __device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Plac
     }
     float factor = 1;
     if constexpr (kNorm) {
-      factor = rsqrtf(sum_of_blocks(&s.squares[row], a.blocks) / static_cast<float>(a.depth) + a.eps);
+      factor = rsqrtf(sum_of(&s.squares[row]) / static_cast<float>(a.depth) + a.eps);
     }
     const int at_part = place.column + column - part.first_column;
     const std::int64_t at = static_cast<std::int64_t>(row) * a.columns + place.column + column;
     const float residual = element<T>(a.residual, at);
-    float value = sum_of_blocks(&s.sums[row][column], a.blocks) * factor + element<T>(part.bias, at_part);
+    float value = sum_of(&s.sums[row][column]) * factor + element<T>(part.bias, at_part);
     if constexpr (kSwiglu) {
-      const float up =
-          sum_of_blocks(&s.sums[row][kColumns + column], a.blocks) * factor + element<T>(a.parts[1].bias, at_part);
+      const float up = sum_of(&s.sums[row][kColumns + column]) * factor + element<T>(a.parts[1].bias, at_part);
       value = value / (1 + __expf(-value)) * up;
     }
     static_cast<T*>(a.y)[at] = static_cast<T>(value + residual);
@@ -296,7 +297,13 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
   cuda::wait_for_previous_kernel();  // it may still write the residual
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
-  write_out<T, kRows, kNorm, kSwiglu>(shared, a, place);
+  if (threadIdx.x < kConsumers) {
+    if (a.blocks == 1) {
+      write_out<T, kRows, kNorm, kSwiglu, true>(shared, a, place);
+    } else {
+      write_out<T, kRows, kNorm, kSwiglu, false>(shared, a, place);
+    }
+  }
   // Others may still read this block's sums.
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();

@@ -1,5 +1,6 @@
 #include <mica/ops/decode/detail/decode_kernels.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_sm90.cuh>
+#include <mica/ops/view/view.h>
 
 // Products of many rows with up to three weights side by side, for prompts. A block computes one tile of y after the
 // other, as tiled_matmul's kernel does (its README explains the ring of stages, clusters and the swizzle). Here, b has
@@ -15,7 +16,8 @@
 //     +---+ +------+----+----+        +---+  +---------+         +---+  +--------+
 //
 // The residual's tile is loaded to where y's will be, while the product runs. SwiGLU's epilogue is long, so the block's
-// two warpgroups take turns as in matmul's kernel with epilogues.
+// two warpgroups take turns as in matmul's kernel with epilogues. Queries and keys of 64 columns are rotated in the
+// epilogue, since a thread has both columns of a pair, and keys and values are stored into the cache.
 
 namespace mica::kernels::tiles {
 
@@ -23,14 +25,23 @@ namespace {
 
 constexpr int kConsumerRows = kTileRows / kConsumers;
 constexpr int kBuffers = 2;  // of y, 64 rows and columns each
+constexpr int kHeadWidth = 64;
 
-enum class Epilogue { plain, swiglu, residual };
+enum class Epilogue { plain, swiglu, residual, append };
+
+/// How a block's two warpgroups share the tiles.
+enum class Sharing {
+  rows,   // each has half of the rows of a tile
+  turns,  // each has tiles of its own, and one multiplies while the other is in its epilogue
+};
 
 struct Maps {
   CUtensorMap a;
   CUtensorMap b[kMostDecodeWeights];
   CUtensorMap residual;
   CUtensorMap y;
+  CUtensorMap keys;  // of the cache's new slots: (B, Hkv, T, D)
+  CUtensorMap values;
 };
 
 /// One weight's part of y.
@@ -43,6 +54,12 @@ struct Problem {
   Sizes sizes;
   Part parts[kMostDecodeWeights];
   int part_count;
+  int rows;
+  // Of attention: y has the heads' queries, keys and values. For each step, cosine and sine of each pair's angle.
+  const float4* rotations;
+  int heads;
+  int key_heads;
+  int steps;
 
   /// The weight of a column of y.
   __device__ int part_of(int column) const {
@@ -54,11 +71,6 @@ struct Problem {
   }
 };
 
-/// Whether the two warpgroups take turns: each has tiles of its own, and one multiplies while the other is in its
-/// epilogue. Else they share each tile. Turns need tiles of at most 128 columns, and several for each block.
-template <Epilogue kEpilogue>
-inline constexpr bool kTurns = kEpilogue == Epilogue::swiglu;
-
 template <class P>
 struct Shared {
   unsigned char y[kConsumers][kBuffers][kChunkBytes];
@@ -67,13 +79,10 @@ struct Shared {
   std::uint64_t turn[kConsumers];    // the other warpgroup has issued all products of its tile
 };
 
-/// The columns of y that a tile has.
-template <class P, Epilogue kEpilogue>
-inline constexpr int kOutColumns = kEpilogue == Epilogue::swiglu ? P::kColumns / 2 : P::kColumns;
-
-/// The columns of one copy of b: half a tile may belong to gate, the other half to up.
+/// The columns of one copy of b, which belong to one weight: half a tile is gate's and half up's; parts of a plain y
+/// are multiples of 128, so that a tile of 192 consists of halves of these.
 template <class P>
-inline constexpr int kBoxColumns = P::kBShare < P::kColumns / 2 ? P::kBShare : P::kColumns / 2;
+inline constexpr int kBoxColumns = P::kColumns % 128 == 0 ? P::kColumns / 2 : 64;
 
 template <class T>
 __device__ float2 floats_of(std::uint32_t pair) {
@@ -96,28 +105,98 @@ __device__ float2 biases_at(const Part& part, int column, int columns) {
 
 __device__ inline float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
 
-/// Loads the shares of b of all pieces, of the weight that the tile belongs to.
+/// Loads all pieces of this block, each as soon as its stage is empty. The weights of the first ones do not wait for
+/// the previous kernel. Runs in one thread.
 template <class P, Epilogue kEpilogue>
-__device__ void load_weights(Stages<P>& stages, const Maps& maps, const Problem& problem) {
-  constexpr int kBox = kBoxColumns<P>;
-  produce<P, Lines::depth>(
-      stages, &maps.a, problem.sizes,
-      [&](unsigned char* to, int k, const Corner& corner, int share, std::uint64_t* full, std::uint16_t blocks) {
+__device__ void load_pieces(Stages<P>& stages, const Maps& maps, const Problem& problem) {
+  static_assert(P::kCluster == 1);
+  const int pieces = problem.sizes.pieces;
+  const auto load_weights = [&](int stage, int piece, const Corner& corner) {
+    constexpr int kBox = kBoxColumns<P>;
+    const int k = piece * kDepth;
 #pragma unroll
-        for (int box = 0; box < P::kBShare / kBox; ++box) {
-          const int column = share + box * kBox;  // of the tile
-          if constexpr (kEpilogue == Epilogue::swiglu) {
-            constexpr int kHalf = P::kColumns / 2;
-            const int weight = column / kHalf;
-            load_shared<P>(to + box * kBox * kLineBytes, &maps.b[weight], k, corner.column / 2 + column % kHalf, full,
-                           blocks);
-          } else {
-            const int weight = problem.part_of(corner.column);
-            load_shared<P>(to + box * kBox * kLineBytes, &maps.b[weight], k,
-                           corner.column - problem.parts[weight].first_column + column, full, blocks);
-          }
-        }
-      });
+    for (int column = 0; column < P::kColumns; column += kBox) {  // of the tile
+      unsigned char* const to = stages.b[stage] + column * kLineBytes;
+      if constexpr (kEpilogue == Epilogue::swiglu) {
+        constexpr int kHalf = P::kColumns / 2;
+        cuda::load_tile(to, &maps.b[column / kHalf], k, corner.column / 2 + column % kHalf, &stages.full[stage]);
+      } else {
+        const int weight = problem.part_of(corner.column + column);
+        cuda::load_tile(to, &maps.b[weight], k, corner.column - problem.parts[weight].first_column + column,
+                        &stages.full[stage]);
+      }
+    }
+  };
+  const auto load_x = [&](int stage, int piece, const Corner& corner) {
+    cuda::load_tile(stages.a[stage], &maps.a, piece * kDepth, corner.row, &stages.full[stage]);
+  };
+  const auto expect = [&](int stage) { cuda::arrive_expecting(&stages.full[stage], P::kABytes + P::kBBytes); };
+
+  const int early = min(pieces, P::kStages);
+  const Corner first = corner_of<P>(problem.sizes, static_cast<int>(blockIdx.x));
+  for (int piece = 0; piece < early; ++piece) {
+    expect(piece);
+    load_weights(piece, piece, first);
+  }
+  cuda::wait_for_previous_kernel();
+  for (int piece = 0; piece < early; ++piece) {
+    load_x(piece, piece, first);
+  }
+  Ring<P::kStages> ring;
+  ring.skip(early);
+  int piece = early;
+  for (int number = static_cast<int>(blockIdx.x); number < problem.sizes.order.size();
+       number += static_cast<int>(gridDim.x), piece = 0) {
+    const Corner corner = corner_of<P>(problem.sizes, number);
+    for (; piece < pieces; ++piece, ring.advance()) {
+      cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
+      expect(ring.stage);
+      load_x(ring.stage, piece, corner);
+      load_weights(ring.stage, piece, corner);
+    }
+  }
+}
+
+/// A warpgroup multiplies the pieces of a tile: kHalves times 64 rows, from byte `first_row` of a stage's a on. Calls
+/// issued() after the last product was issued, before waiting for it.
+template <class T, class P, int kHalves, class F>
+__device__ void multiply(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring, int pieces,
+                         int first_row, const F& issued) {
+  const auto release = [&](int stage) {
+    if (threadIdx.x % kWarpgroup == 0) {
+      cuda::arrive(&stages.empty[stage]);
+    }
+  };
+  int last = 0;
+  for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
+    cuda::wait(&stages.full[ring.stage], ring.parity);
+    std::uint64_t a = cuda::depth_lines(stages.a[ring.stage] + first_row);
+    std::uint64_t b = cuda::depth_lines(stages.b[ring.stage]);
+    cuda::begin_products();
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        cuda::multiply_add<T, P::kColumns, Lines::depth, Lines::depth>(sums[half], a + half * (kChunkBytes / 16), b,
+                                                                       piece > 0 || k > 0);
+      }
+      a += cuda::kNextDepth<Lines::depth>;
+      b += cuda::kNextDepth<Lines::depth>;
+    }
+    cuda::commit_products();
+    if (piece > 0) {
+      cuda::wait_products<1>();
+      release(last);
+    }
+    last = ring.stage;
+  }
+  issued();
+  cuda::wait_products<0>();
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    cuda::pin(sums[half]);
+  }
+  release(last);
 }
 
 /// A warpgroup's buffers of y. The copy engine writes a buffer to y, or the residual into it, in whole swizzled lines.
@@ -135,18 +214,19 @@ struct Buffers {
   }
 };
 
-/// Rounds a warpgroup's 64 rows of a tile and stores them, 64 columns at a time.
-template <class T, class P, Epilogue kEpilogue>
-__device__ void write_out(const float (&sums)[P::kColumns / 2], const Buffers& buffers, int& next_buffer,
-                          const Maps& maps, const Problem& problem, int row, int column) {
+/// Rounds a warpgroup's 64 rows of kColumns columns of a tile and stores them, 64 columns at a time.
+template <class T, int kColumns, Epilogue kEpilogue>
+__device__ void write_out(const float (&sums)[kColumns / 2], const Buffers& buffers, int& next_buffer, const Maps& maps,
+                          const Problem& problem, int row, int column) {
+  constexpr int kOutColumns = kEpilogue == Epilogue::swiglu ? kColumns / 2 : kColumns;
   const int columns = problem.sizes.columns;
-  const int weight = kEpilogue == Epilogue::swiglu ? 0 : problem.part_of(column);
 #pragma unroll
-  for (int chunk = 0; chunk < kOutColumns<P, kEpilogue> / kChunk; ++chunk) {
+  for (int chunk = 0; chunk < kOutColumns / kChunk; ++chunk) {
     const int first = column + chunk * kChunk;
     if (first >= columns) {
-      return;
+      break;
     }
+    const int weight = kEpilogue == Epilogue::swiglu ? 0 : problem.part_of(first);
     const int buffer = kEpilogue == Epilogue::residual ? chunk : next_buffer;
     if constexpr (kEpilogue != Epilogue::residual) {
       next_buffer ^= 1;
@@ -168,7 +248,7 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], const Buffers& b
         const float2 bias = biases_at<T>(problem.parts[weight], pair_column, columns);
         float2 value{sums[at] + bias.x, sums[at + 1] + bias.y};
         if constexpr (kEpilogue == Epilogue::swiglu) {
-          constexpr int kUp = P::kColumns / 4;
+          constexpr int kUp = kColumns / 4;
           const float2 up_bias = biases_at<T>(problem.parts[1], pair_column, columns);
           value = {silu(value.x) * (sums[kUp + at] + up_bias.x), silu(value.y) * (sums[kUp + at + 1] + up_bias.y)};
         }
@@ -189,57 +269,159 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], const Buffers& b
   }
 }
 
+/// The angles' cosines and sines of a lane's rows, its first and the 8th after it: of its pairs in the left half of a
+/// head, two at a time.
+struct Rotations {
+  float4 pairs[2][4];
+
+  __device__ void load(const Problem& problem, const Buffers& buffers, int row) {
+    const int line = row % problem.steps + buffers.thread() / 32 * 16 + buffers.lane() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4* const p =
+          problem.rotations + std::int64_t{min(line + half * 8, problem.steps - 1)} * (kHeadWidth / 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pairs[half][i] = p[i * 4 + buffers.lane() % 4];
+      }
+    }
+  }
+};
+
+struct Nothing {
+  __device__ void load(const Problem&, const Buffers&, int) {}
+};
+
+/// Rounds a warpgroup's 64 rows of kColumns columns: heads of 64 columns. Rotates queries and keys, and stores queries,
+/// keys and values where they belong.
+template <class T, int kColumns>
+__device__ void write_heads(const float (&sums)[kColumns / 2], const Rotations& rotations, const Buffers& buffers,
+                            int& next_buffer, const Maps& maps, const Problem& problem, int row, int column) {
+  static_assert(kHeadWidth == kChunk);
+#pragma unroll
+  for (int chunk = 0; chunk < kColumns / kChunk; ++chunk) {
+    const int first = column + chunk * kChunk;
+    if (first >= problem.sizes.columns) {
+      break;
+    }
+    const Part& part = problem.parts[problem.part_of(first)];
+    const int head = first / kHeadWidth;
+    const int key_head = head - problem.heads;  // then values' heads
+    const int buffer = next_buffer;
+    next_buffer ^= 1;
+    if (buffers.thread() == 0) {
+      cuda::wait_stores_read<kBuffers - 1>();  // of the previous contents
+    }
+    buffers.sync();
+    std::uint32_t pairs[kChunk / 16][4];
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = chunk * (kChunk / 2) + i * 8 + 2 * j;
+        const float2 bias =
+            biases_at<T>(part, first + i * 16 + j / 2 * 8 + buffers.lane() % 4 * 2, problem.sizes.columns);
+        pairs[i][j] = cuda::pair_of<T>(sums[at] + bias.x, sums[at + 1] + bias.y);
+      }
+    }
+    if (key_head < problem.key_heads) {
+#pragma unroll
+      for (int i = 0; i < kChunk / 32; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float4 r = rotations.pairs[j % 2][2 * i + j / 2];
+          const float2 left = floats_of<T>(pairs[i][j]);
+          const float2 right = floats_of<T>(pairs[i + 2][j]);
+          pairs[i][j] = cuda::pair_of<T>(left.x * r.x - right.x * r.y, left.y * r.z - right.y * r.w);
+          pairs[i + 2][j] = cuda::pair_of<T>(right.x * r.x + left.x * r.y, right.y * r.z + left.y * r.w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+      cuda::store_matrices(buffers.place(buffer, i), pairs[i]);
+    }
+    cuda::fence_async_proxy();
+    buffers.sync();
+    if (buffers.thread() == 0) {
+      if (key_head < 0) {
+        cuda::store_tile(&maps.y, first, row, buffers.memory[buffer]);
+      } else {
+        const bool is_key = key_head < problem.key_heads;
+        cuda::store_tile(is_key ? &maps.keys : &maps.values, 0, row % problem.steps,
+                         is_key ? key_head : key_head - problem.key_heads, row / problem.steps, buffers.memory[buffer]);
+      }
+      cuda::commit_stores();
+    }
+  }
+}
+
+/// One thread starts to load the residual's tile to where y's will be.
+__device__ inline void load_residual(const Buffers& buffers, const Maps& maps, int row, int column,
+                                     std::uint64_t* loaded) {
+  cuda::wait_stores_read<0>();  // of the previous tile
+  cuda::arrive_expecting(loaded, kBuffers * kChunkBytes);
+#pragma unroll
+  for (int chunk = 0; chunk < kBuffers; ++chunk) {
+    cuda::load_tile(buffers.memory[chunk], &maps.residual, column + chunk * kChunk, row, loaded);
+  }
+}
+
 /// Multiplies the pieces of all tiles of this block, or of this warpgroup. Runs in a warpgroup.
-template <class T, class P, Epilogue kEpilogue>
+template <class T, class P, Epilogue kEpilogue, Sharing kSharing>
 __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& problem) {
-  constexpr bool kHasTurns = kTurns<kEpilogue>;
-  constexpr int kHalves = kHasTurns ? kTileRows / kConsumerRows : 1;
+  constexpr bool kTurns = kSharing == Sharing::turns;
+  constexpr int kHalves = kTurns ? kTileRows / kConsumerRows : 1;
+  static_assert(kHalves * P::kColumns <= 256);
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const Buffers buffers{.memory = shared.y[consumer], .consumer = consumer};
-  const int step = gridDim.x / P::kCluster;
+  const int step = static_cast<int>(gridDim.x);
+  const int pieces = problem.sizes.pieces;
   Ring<P::kStages> ring;
-  if (kHasTurns && consumer == 1) {
-    ring.skip(problem.sizes.pieces);
+  if (kTurns && consumer == 1) {
+    ring.skip(pieces);
   }
   int next_buffer = 0;
   unsigned parity = 0;  // of barriers that complete once per tile
-  for (int number = blockIdx.x / P::kCluster + (kHasTurns ? consumer * step : 0); number < problem.sizes.order.size();
-       number += kHasTurns ? kConsumers * step : step, parity ^= 1) {
+  for (int number = static_cast<int>(blockIdx.x) + (kTurns ? consumer * step : 0); number < problem.sizes.order.size();
+       number += kTurns ? kConsumers * step : step, parity ^= 1) {
     const Corner corner = corner_of<P>(problem.sizes, number);
-    const int first_row = kHasTurns ? 0 : consumer * kConsumerRows;  // of the tile
+    const int first_row = kTurns ? 0 : consumer * kConsumerRows;  // of the tile
     const int row = corner.row + first_row;
     const int column = kEpilogue == Epilogue::swiglu ? corner.column / 2 : corner.column;
     if constexpr (kEpilogue == Epilogue::residual) {
       static_assert(P::kColumns == kBuffers * kChunk);
       if (buffers.thread() == 0) {
-        cuda::wait_stores_read<0>();  // of the previous tile
-        cuda::arrive_expecting(&shared.loaded[consumer], kBuffers * kChunkBytes);
-#pragma unroll
-        for (int chunk = 0; chunk < kBuffers; ++chunk) {
-          cuda::load_tile(buffers.memory[chunk], &maps.residual, column + chunk * kChunk, row,
-                          &shared.loaded[consumer]);
-        }
+        load_residual(buffers, maps, row, column, &shared.loaded[consumer]);
       }
     }
-    if constexpr (kHasTurns) {
+    std::conditional_t<kEpilogue == Epilogue::append, Rotations, Nothing> rotations;
+    rotations.load(problem, buffers, row);
+    if constexpr (kTurns) {
       cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));  // the first warpgroup starts
     }
     float sums[kHalves][P::kColumns / 2];
-    multiply_tile<T, P, Lines::depth, Lines::depth>(sums, shared.stages, ring, problem.sizes.pieces,
-                                                    first_row * kLineBytes, [&] {
-                                                      if (kHasTurns && buffers.thread() == 0) {
-                                                        cuda::arrive(&shared.turn[1 - consumer]);
-                                                      }
-                                                    });
-    if constexpr (kHasTurns) {
-      ring.skip(problem.sizes.pieces);  // the other warpgroup's
+    multiply<T>(sums, shared.stages, ring, pieces, first_row * kLineBytes, [&] {
+      if (kTurns && buffers.thread() == 0) {
+        cuda::arrive(&shared.turn[1 - consumer]);
+      }
+    });
+    if constexpr (kTurns) {
+      ring.skip(pieces);  // the other warpgroup's
     }
     if constexpr (kEpilogue == Epilogue::residual) {
       cuda::wait(&shared.loaded[consumer], parity);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      write_out<T, P, kEpilogue>(sums[half], buffers, next_buffer, maps, problem, row + half * kConsumerRows, column);
+      if constexpr (kEpilogue == Epilogue::append) {
+        if (row < problem.rows) {
+          write_heads<T, P::kColumns>(sums[half], rotations, buffers, next_buffer, maps, problem, row, column);
+        }
+      } else {
+        write_out<T, P::kColumns, kEpilogue>(sums[half], buffers, next_buffer, maps, problem,
+                                             row + half * kConsumerRows, column);
+      }
     }
   }
   if (buffers.thread() == 0) {
@@ -247,14 +429,14 @@ __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& prob
   }
 }
 
-template <class T, class P, Epilogue kEpilogue>
+template <class T, class P, Epilogue kEpilogue, Sharing kSharing>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_linear_many_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem problem) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<P>*>(memory);
   if (threadIdx.x == 0) {
-    init_stages(shared.stages, kTurns<kEpilogue> ? 1 : kConsumers);
+    init_stages(shared.stages, kSharing == Sharing::turns ? 1 : kConsumers);
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       cuda::init_barrier(&shared.loaded[consumer], 1);
       cuda::init_barrier(&shared.turn[consumer], 1);
@@ -262,72 +444,96 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::publish_barriers();
   }
   __syncthreads();
-  cuda::arrive_in_cluster();
-  cuda::wait_for_cluster();
   cuda::allow_dependents();
-  cuda::wait_for_previous_kernel();
   if (threadIdx.x < kWarpgroup) {
     cuda::release_registers<40>();
     if (threadIdx.x == 0) {
-      load_weights<P, kEpilogue>(shared.stages, maps, problem);
+      load_pieces<P, kEpilogue>(shared.stages, maps, problem);
     }
     __syncwarp();
   } else {
     cuda::acquire_registers<232>();
-    consume<T, P, kEpilogue>(shared, maps, problem);
+    cuda::wait_for_previous_kernel();  // it may write the residual, or read what y's memory held
+    consume<T, P, kEpilogue, kSharing>(shared, maps, problem);
   }
-  // No block exits while others may still write to its memory.
-  cuda::arrive_in_cluster();
-  cuda::wait_for_cluster();
 #endif
 }
 
-template <class P>
-CUtensorMap map_of_weight(const Tensor& weight) {
-  return map_of(weight, matrix_of(weight), kBoxColumns<P>);
+/// The cache's slots of the new positions.
+cuda::HeadsMapArgs map_of_slots(const DecodeAppendTo& to, const Tensor& list) {
+  return {.dtype = list.dtype(),
+          .data = slice(list, 2, to.first, to.first + to.steps).raw_data(),
+          .sizes = {list.size(0), list.size(1), to.steps, list.size(3)},
+          .strides = {list.strides()[0], list.strides()[1], list.strides()[2]},
+          .box_lines = kConsumerRows};
 }
 
-template <class T, class P, Epilogue kEpilogue>
+template <class T, class P, Epilogue kEpilogue, Sharing kSharing>
 void launch(const DecodeLinearArgs& args) {
   constexpr bool kSwiglu = kEpilogue == Epilogue::swiglu;
   Maps maps{.a = map_of_a<P, Lines::depth>(args.x),
             .b = {},
             .residual = {},
-            .y = map_of(args.y, matrix_of(args.y), kConsumerRows)};
+            .y = map_of(args.y, matrix_of(args.y), kConsumerRows),
+            .keys = {},
+            .values = {}};
   if constexpr (kEpilogue == Epilogue::residual) {
     maps.residual = map_of(args.options.residual, matrix_of(args.options.residual), kConsumerRows);
   }
-  Problem problem{.sizes = {}, .parts = {}, .part_count = static_cast<int>(args.weights.size())};
+  Problem problem{.sizes = {},
+                  .parts = {},
+                  .part_count = static_cast<int>(args.weights.size()),
+                  .rows = static_cast<int>(args.x.size(0)),
+                  .rotations = nullptr,
+                  .heads = 0,
+                  .key_heads = 0,
+                  .steps = 0};
+  if constexpr (kEpilogue == Epilogue::append) {
+    const DecodeAppendTo& to = args.append;
+    maps.keys = cuda::swizzled_heads_map(map_of_slots(to, to.keys));
+    maps.values = cuda::swizzled_heads_map(map_of_slots(to, to.values));
+    problem.rotations = reinterpret_cast<const float4*>(to.rotations.template data<float>());
+    problem.key_heads = static_cast<int>(to.keys.size(1));
+    problem.heads = static_cast<int>(args.y.size(1) / kHeadWidth);
+    problem.steps = static_cast<int>(to.steps);
+  }
   std::int64_t columns = 0;
   for (std::size_t i = 0; i < args.weights.size(); ++i) {
     const DecodeWeight& w = args.weights[i];
-    maps.b[i] = map_of_weight<P>(w.matrix);
+    maps.b[i] = map_of(w.matrix, matrix_of(w.matrix), kBoxColumns<P>);
     problem.parts[i] = {.first_column = kSwiglu ? 0 : static_cast<int>(columns),
                         .bias = w.bias.defined() ? w.bias.raw_data() : nullptr};
     columns += w.out();
   }
   problem.sizes = sizes_of<P>(args.x.size(0), columns, args.x.size(1));
-  problem.sizes.columns = static_cast<int>(args.y.size(1));
+  problem.sizes.columns = static_cast<int>(kSwiglu ? columns / 2 : columns);
   cuda::Launch(blocks_for<P>(problem.sizes), kThreads, sizeof(Shared<P>))
-      .cluster(P::kCluster)
       .dependent()
-      .run(decode_linear_many_kernel<T, P, kEpilogue>, "decode_linear_many_kernel", maps, problem);
+      .run(decode_linear_many_kernel<T, P, kEpilogue, kSharing>, "decode_linear_many_kernel", maps, problem);
 }
 
-/// Calls f.operator()<P>() with tiles that fit the weights' parts of y, and as many as keep all multiprocessors busy.
+std::int64_t tiles_of(const DecodeLinearArgs& args, std::int64_t columns) {
+  std::int64_t out = 0;
+  for (const DecodeWeight& w : args.weights) {
+    out += w.out();
+  }
+  return std::int64_t{parts_of(args.x.size(0), kTileRows)} * parts_of(out, columns);
+}
+
+/// Calls f.operator()<P>() with the tiles for which the multiprocessors take the least time, if that of a tile is its
+/// number of columns: the last round of tiles may be far from filling them.
 template <class F>
 void on_plan(const DecodeLinearArgs& args, const F& f) {
-  using Wide = Plan<256, 4, 1>;
-  using Narrow = Plan<128, 6, 1>;
-  const auto fits = [&](std::int64_t columns) {
-    return std::all_of(args.weights.begin(), args.weights.end() - 1,
-                       [&](const DecodeWeight& w) { return w.out() % columns == 0; });
+  const auto time = [&](std::int64_t columns) {
+    return parts_of(tiles_of(args, columns), cuda::multiprocessor_count()) * columns;
   };
-  const std::int64_t tiles = std::int64_t{parts_of(args.x.size(0), kTileRows)} * parts_of(args.y.size(1), 256);
-  if (fits(256) && tiles >= cuda::multiprocessor_count()) {
-    f.template operator()<Wide>();
+  const std::int64_t least = std::min({time(128), time(192), time(256)});
+  if (time(256) == least) {
+    f.template operator()<Plan<256, 4, 1>>();
+  } else if (time(192) == least) {
+    f.template operator()<Plan<192, 4, 1>>();
   } else {
-    f.template operator()<Narrow>();
+    f.template operator()<Plan<128, 6, 1>>();
   }
 }
 
@@ -349,15 +555,24 @@ bool can_decode_linear_many(Cuda, const Tensor& x, const std::vector<DecodeWeigh
          std::all_of(weights.begin(), weights.end(), [&](const DecodeWeight& w) { return fits(w.matrix); });
 }
 
+bool can_decode_linear_append(Cuda, const DecodeAppendTo& to, const DecodeAttention& a) {
+  const auto fits = [&](const Tensor& list) { return cuda::fits_heads_map(tiles::map_of_slots(to, list)); };
+  return a.width() == tiles::kHeadWidth && !a.q_norm.defined() && !a.k_norm.defined() && !a.padding.defined() &&
+         (a.keys.size(0) == 1 || to.steps % tiles::kConsumerRows == 0) && fits(a.keys) && fits(a.values);
+}
+
 void decode_linear_many(Cuda, const DecodeLinearArgs& args) {
   using tiles::Epilogue;
+  using tiles::Sharing;
   on_dtype(Types<Half, BFloat16>{}, args.y.dtype(), "decode_linear", [&]<class T>() {
     if (args.options.swiglu) {
-      tiles::launch<T, tiles::Plan<128, 6, 1>, Epilogue::swiglu>(args);
+      tiles::launch<T, tiles::Plan<128, 6, 1>, Epilogue::swiglu, Sharing::turns>(args);
+    } else if (args.append.keys.defined()) {
+      tiles::on_plan(args, [&]<class P>() { tiles::launch<T, P, Epilogue::append, Sharing::rows>(args); });
     } else if (args.options.residual.defined()) {
-      tiles::launch<T, tiles::Plan<128, 6, 1>, Epilogue::residual>(args);
+      tiles::launch<T, tiles::Plan<128, 6, 1>, Epilogue::residual, Sharing::rows>(args);
     } else {
-      tiles::on_plan(args, [&]<class P>() { tiles::launch<T, P, Epilogue::plain>(args); });
+      tiles::on_plan(args, [&]<class P>() { tiles::launch<T, P, Epilogue::plain, Sharing::rows>(args); });
     }
   });
 }

@@ -1,5 +1,5 @@
-// The RMS norm of a prompt's rows, launched dependently: a warp has a row, which it reads twice, the second time from
-// the cache.
+// The RMS norm of a prompt's rows, launched dependently: a warp has a row. It keeps the row and reads the weight before
+// the previous kernel has ended, if registers hold them; else it reads the row twice, the second time from the cache.
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
@@ -16,6 +16,59 @@ using cuda::kWarp;
 constexpr int kThreads = 256;
 constexpr int kRows = kThreads / kWarp;  // of a block
 constexpr int kPack = 8;
+
+/// Rows of at most kHeld packs of a lane.
+template <class T, int kHeld>
+__global__ void __launch_bounds__(kThreads)
+    decode_norm_held_kernel(const T* x, const T* weight, T* y, std::int64_t rows, int columns, float eps) {
+  const int first = static_cast<int>(threadIdx.x) % kWarp * kPack;
+  cuda::Pack<T, kPack> weights[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = first + i * kWarp * kPack;
+    weights[i] = column < columns ? cuda::load<kPack>(weight + column) : cuda::Pack<T, kPack>{};
+  }
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x / kWarp;
+  if (row >= rows) {
+    return;
+  }
+  x += row * columns;
+  y += row * columns;
+  cuda::Pack<T, kPack> held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = first + i * kWarp * kPack;
+    held[i] = column < columns ? cuda::load<kPack>(x + column) : cuda::Pack<T, kPack>{};
+  }
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    float values[kPack];
+    cuda::unpack(held[i], values);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      squares += values[j] * values[j];
+    }
+  }
+  const float inverse = rsqrtf(cuda::sum_lanes<kWarp>(squares) / static_cast<float>(columns) + eps);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = first + i * kWarp * kPack;
+    float values[kPack];
+    float factors[kPack];
+    cuda::unpack(held[i], values);
+    cuda::unpack(weights[i], factors);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      values[j] *= inverse * factors[j];
+    }
+    if (column < columns) {
+      cuda::store(y + column, cuda::pack_of<T>(values));
+    }
+  }
+}
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -59,10 +112,14 @@ __global__ void __launch_bounds__(kThreads)
 void decode_norm(Cuda, const DecodeNormArgs& args) {
   on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_norm", [&]<class T>() {
     const std::int64_t rows = args.x.size(0);
+    const std::int64_t packs = (args.x.size(1) + kWarp * kPack - 1) / (kWarp * kPack);  // of a lane
+    auto kernel = packs <= 4   ? decode_norm_held_kernel<T, 4>
+                  : packs <= 8 ? decode_norm_held_kernel<T, 8>
+                               : decode_norm_kernel<T>;
     cuda::Launch(static_cast<unsigned>((rows + kRows - 1) / kRows), kThreads)
         .dependent()
-        .run(decode_norm_kernel<T>, "decode_norm_kernel", args.x.data<T>(), args.weight.data<T>(), args.y.data<T>(),
-             rows, static_cast<int>(args.x.size(1)), static_cast<float>(args.eps));
+        .run(kernel, "decode_norm_kernel", args.x.data<T>(), args.weight.data<T>(), args.y.data<T>(), rows,
+             static_cast<int>(args.x.size(1)), static_cast<float>(args.eps));
   });
 }
 
