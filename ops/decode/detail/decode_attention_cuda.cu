@@ -138,7 +138,7 @@ struct Shared {
 };
 
 template <class T, int kWidth, int kHeads>
-__global__ void __launch_bounds__(kThreads, 4) decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads, 3) decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
   constexpr int kPart = 16 / sizeof(T);  // columns of a lane
   constexpr int kTeam = kWidth / kPart;  // lanes
   constexpr int kTeams = kWarp / kTeam;  // of a warp
