@@ -1,7 +1,7 @@
 #pragma once
 
 // What the parts of the decoder step's kernel share: its arguments, and the words by which blocks hand over results.
-// See decoder_step_cuda.cu.
+// See decoder_step_sm90.cu.
 
 #include <cstdint>
 #include <type_traits>
@@ -20,27 +20,35 @@ inline constexpr int kConsumers = kConsumerWarps * kWarp;
 inline constexpr int kFinishers = 2 * kWarp;
 inline constexpr int kCopiers = 2 * kWarp;
 inline constexpr int kThreads = kConsumers + kFinishers + kCopiers;
+// A launch gives each thread 168 registers, of which the consumers then get some of the others.
+inline constexpr int kConsumerRegisters = 216;
+inline constexpr int kOtherRegisters = 72;
+static_assert(kConsumers * kConsumerRegisters + (kThreads - kConsumers) * kOtherRegisters <= kThreads * 168);
 inline constexpr int kSegment = 1024;                     // the most terms of a stage
 inline constexpr int kSlice = kSegment / kConsumerWarps;  // of a warp
 inline constexpr int kStageRows = 8;
 inline constexpr int kBatchGroups = 8;  // stages' rows whose sums are added at once
 inline constexpr int kBatchRows = kBatchGroups * kStageRows;
 static_assert(kBatchRows == kFinishers);
-inline constexpr int kAhead = 4;  // stages in registers
+inline constexpr int kAhead = 4;  // groups of rows in registers
+// Stages on their way at once. The copies of the layers leave the memory's queues short: what blocks hand over takes
+// the same way. The head's copies wait for nobody.
+inline constexpr int kOnTheWay = 2;
+inline constexpr int kOnTheWayOfHead = 6;
 inline constexpr int kSegmentsAtOnce = 4;
 inline constexpr int kOctet = 8;
 inline constexpr int kChunk = 32;  // terms: an octet of each of four lanes
 inline constexpr int kSliceChunks = kSlice / kChunk;
 inline constexpr int kGroupTerms = 64;  // the least that share a scale
 inline constexpr int kSliceGroups = kSlice / kGroupTerms;
-inline constexpr int kPairs = kSlice / (2 * kWarp);  // a lane's pairs of elements of a slice: one of each group
-static_assert(kPairs == kSliceGroups);
+inline constexpr int kQuad = 4;  // a lane's elements of a slice
+static_assert(kQuad * kWarp == kSlice);
 
 inline constexpr int kMostLayers = 64;
 inline constexpr int kMostSplits = kMostAttentionParts;
-inline constexpr int kKeysOfSplit = 256;
+inline constexpr int kKeysOfSplit = 128;
 inline constexpr int kMostHeadWidth = 128;
-inline constexpr int kKeysAtOnce = 2;  // of a team
+inline constexpr int kKeysAtOnce = 4;  // of a team
 
 /// A product's weight, or one of several side by side.
 template <class T>
@@ -76,8 +84,8 @@ struct Arguments {
   T* logits;
   const std::int64_t* length;
   int capacity;
-  int* state;            // the last step's number; how many blocks have ended
-  std::uint64_t* words;  // of all layers
+  int* state;            // how many steps have ended; how many blocks have
+  std::uint32_t* words;  // (2, layers, layer_words): of even and odd steps
   int layer_words;
   int width;
   int hidden;
@@ -85,6 +93,7 @@ struct Arguments {
   int key_heads;
   int head_width;
   int stages;
+  bool has_tails;   // a depth is no whole number of segments
   int x_terms;      // the greatest depth, rounded up to segments
   int group_shift;  // a group of a quantized weight has 64 · 2^group_shift terms
   float eps;
@@ -100,54 +109,90 @@ __device__ inline int in_register(int value) {
   return value;
 }
 
-__device__ inline void publish(std::uint64_t* to, std::uint32_t value, std::uint32_t tag) {
-  const std::uint64_t word = static_cast<std::uint64_t>(tag) << 32 | value;
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+/// A word holds two elements, or a float, with all bits inverted. 0 is a word that nobody has written yet: results of
+/// arithmetic are never a NaN of ones only.
+__device__ inline void publish(std::uint32_t* to, std::uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(~value) : "memory");
+}
+__device__ inline void publish(std::uint32_t* to, float first, float second) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(~__float_as_uint(first)),
+               "r"(~__float_as_uint(second))
+               : "memory");
 }
 
-__device__ inline std::uint64_t read_word(const std::uint64_t* from) {
-  std::uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
+template <int kWords>
+struct WordsOf {
+  std::uint32_t at[kWords];
 
-/// The values of some words, from(i), once they have the tag; 0 for absent ones.
-template <int kCount, class F>
-__device__ void await(const F& from, const bool (&has)[kCount], std::uint32_t tag, std::uint32_t (&values)[kCount]) {
-  std::uint64_t words[kCount];
+  __device__ bool is_complete() const {
+    std::uint32_t least = at[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) {
+      least = min(least, at[i]);
+    }
+    return least != 0;
+  }
+  __device__ void read(const std::uint32_t* from) {
+    static_assert(kWords == 2 || kWords == 4);
+    if constexpr (kWords == 2) {
+      asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];" : "=r"(at[0]), "=r"(at[1]) : "l"(from) : "memory");
+    } else {
+      asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3])
+                   : "l"(from)
+                   : "memory");
+    }
+  }
+};
+
+/// Reads neighboring words at from(i).
+template <int kCount, int kWords, class F>
+__device__ void request(const F& from, const bool (&has)[kCount], WordsOf<kWords> (&words)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    words[i] = has[i] ? 0 : static_cast<std::uint64_t>(tag) << 32;  // no step has the number 0
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      words[i].at[j] = ~0u;
+    }
+    if (has[i]) {
+      words[i].read(from(i));
+    }
   }
-  bool complete;
-  do {
-    complete = true;
+}
+
+/// The words as they were before they were inverted, once all are there; 0 for absent ones. All lanes of a warp wait
+/// for each other's.
+template <int kCount, int kWords, class F>
+__device__ void await_requested(const F& from, WordsOf<kWords> (&words)[kCount]) {
+  while (true) {
+    bool complete = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (static_cast<std::uint32_t>(words[i] >> 32) != tag) {
-        words[i] = read_word(from(i));
+      complete = complete && words[i].is_complete();
+    }
+    if (__all_sync(cuda::kAllLanes, complete)) {
+      break;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!words[i].is_complete()) {
+        words[i].read(from(i));
       }
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      complete = complete && static_cast<std::uint32_t>(words[i] >> 32) == tag;
-    }
-  } while (!complete);
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    values[i] = static_cast<std::uint32_t>(words[i]);
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      words[i].at[j] = ~words[i].at[j];
+    }
   }
 }
 
-/// The same for neighbors.
-template <int kCount>
-__device__ void await(const std::uint64_t* from, std::uint32_t tag, std::uint32_t (&values)[kCount]) {
-  bool has[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    has[i] = true;
-  }
-  await([from](int i) { return from + i; }, has, tag, values);
+template <int kCount, int kWords, class F>
+__device__ void await(const F& from, const bool (&has)[kCount], WordsOf<kWords> (&words)[kCount]) {
+  request(from, has, words);
+  await_requested(from, words);
 }
 
 template <class T>
@@ -166,26 +211,28 @@ __device__ std::uint32_t pack_pair(float first, float second) {
 
 /// A layer's words: what its phases hand over.
 struct Words {
-  std::uint64_t* qkv;
-  std::uint64_t* attention;
-  std::uint64_t* sum;  // after o_proj
-  std::uint64_t* hidden;
-  std::uint64_t* out;
-  std::uint64_t* parts;  // of attention's splits, floats: (heads, splits, head_width + 2)
+  std::uint32_t* parts;  // of attention, floats: (heads, splits, head_width)
+  std::uint32_t* stats;  // of the parts, floats: (heads, splits, 2), the greatest score and the sum of weights
+  std::uint32_t* qkv;
+  std::uint32_t* attention;
+  std::uint32_t* sum;  // after o_proj
+  std::uint32_t* hidden;
+  std::uint32_t* out;
 
   template <class T>
-  __device__ Words(const Arguments<T>& a, int layer) {
+  __device__ Words(const Arguments<T>& a, std::uint32_t* of_step, int layer) {
     const int queries = a.heads * a.head_width;
-    qkv = a.words + layer * a.layer_words;
+    parts = of_step + layer * a.layer_words;
+    stats = parts + queries * kMostSplits;
+    qkv = stats + a.heads * kMostSplits * 2;
     attention = qkv + (queries + 2 * a.key_heads * a.head_width) / 2;
     sum = attention + queries / 2;
     hidden = sum + a.width / 2;
     out = hidden + a.hidden / 2;
-    parts = out + a.width / 2;
   }
 
   /// Of the layer before.
-  __device__ const std::uint64_t* previous_out(int layer_words) const { return out - layer_words; }
+  __device__ const std::uint32_t* previous_out(int layer_words) const { return out - layer_words; }
 };
 
 /// Arrives when the copies that this thread has started by copy_async are done.

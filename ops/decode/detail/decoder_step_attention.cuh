@@ -1,18 +1,17 @@
 #pragma once
 
-// The decoder step's attention: a block takes one query head and a part of its keys. See decoder_step_cuda.cu.
+// The decoder step's attention: a block takes one query head and a part of its keys. See decoder_step_sm90.cu.
 
 #include <cstdint>
 
 #include <mica/ops/decode/detail/decoder_step_products.cuh>
-#include <mica/ops/decode/detail/running_softmax.cuh>
 
 namespace mica::kernels::decoder {
 
 /// The cosines and sines of the position's angles, as ops/rotary computes them.
 struct Rotation {
-  float cosines[kMostHeadWidth / 2];
-  float sines[kMostHeadWidth / 2];
+  alignas(16) float cosines[kMostHeadWidth / 2];
+  alignas(16) float sines[kMostHeadWidth / 2];
 
   template <class T>
   __device__ void fill(const Arguments<T>& a, std::int64_t position) {
@@ -31,12 +30,10 @@ struct Rotation {
 };
 
 struct AttentionSums {
-  float most[kConsumerWarps];
-  float sum[kConsumerWarps];
-  float values[kConsumerWarps][kMostHeadWidth];
+  alignas(16) float most[kConsumerWarps];
+  alignas(16) float sum[kConsumerWarps];
+  alignas(16) float values[kConsumerWarps][kMostHeadWidth];
 };
-
-using Softmax = RunningSoftmax<kOctet>;
 
 /// The cached positions that the new one sees, and how they are split. The order of sums depends on `count` alone.
 struct Keys {
@@ -52,9 +49,31 @@ struct Keys {
         splits(min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kMostSplits)) {}
 };
 
+/// A part of a head's keys.
+struct Part {
+  int number;
+  int head;
+  int split;
+  int key_head;
+  bool has_new_key;  // and appends it to the cache, once for each of its heads
+  bool appends;
+
+  template <class T>
+  __device__ Part(const Arguments<T>& a, const Keys& keys, int number)
+      : number(number), head(number / keys.splits), split(number % keys.splits) {
+    const int group = a.heads / a.key_heads;
+    key_head = head / group;
+    has_new_key = split == 0;
+    appends = has_new_key && head % group == 0;
+  }
+};
+
 /// Attention of one query head to a part of the keys. A team of lanes holds a key, 8 columns a lane.
-template <class T>
+template <class T, int kWidth>
 struct Attention {
+  static constexpr int kTeamLanes = kWidth / kOctet;
+  static constexpr int kTeams = kWarp / kTeamLanes;
+  static constexpr int kColumns = kOctet / kTeams;  // a lane's, of a warp's result
   using Pack = cuda::Pack<T, kOctet>;
 
   const Consumer<T>& c;
@@ -63,53 +82,74 @@ struct Attention {
   const Rotation& rotation;
   AttentionSums& shared;
   const Keys& keys;
-  const int width;
-  const int team_lanes;
 
-  __device__ int team() const { return c.lane() / team_lanes; }
-  __device__ int column() const { return c.lane() % team_lanes * kOctet; }
+  __device__ int team() const { return c.lane() / kTeamLanes; }
+  __device__ int column() const { return c.lane() % kTeamLanes * kOctet; }
 
   /// The sums over the lanes of a team, in all of them.
   template <int kCount>
   __device__ void sum_team(float (&values)[kCount]) const {
 #pragma unroll
-    for (int step = kMostHeadWidth / kOctet / 2; step > 0; step /= 2) {
+    for (int step = kTeamLanes / 2; step > 0; step /= 2) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float other = __shfl_xor_sync(cuda::kAllLanes, values[i], step);
-        values[i] += step < team_lanes ? other : 0;
+        values[i] += __shfl_xor_sync(cuda::kAllLanes, values[i], step);
       }
     }
   }
 
+  /// What a lane's columns of a row are multiplied by.
+  struct Factors {
+    float4 cosines[2];
+    float4 sines[2];
+    Pack norm;
+
+    __device__ Factors(const Rotation& rotation, const T* norms, int column) : norm{} {
+      const int j = column % (kWidth / 2);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        cosines[i] = reinterpret_cast<const float4*>(rotation.cosines + j)[i];
+        sines[i] = reinterpret_cast<const float4*>(rotation.sines + j)[i];
+      }
+      if (norms != nullptr) {
+        norm = cuda::load<kOctet>(norms + column);
+      }
+    }
+  };
+
   /// A lane's columns of a row, normalized and rotated, each step rounded to T.
-  __device__ void prepare(const std::uint32_t* pairs, const T* norm, float (&values)[kOctet]) const {
+  __device__ void prepare(const std::uint32_t* pairs, const Factors& f, float (&values)[kOctet]) const {
 #pragma unroll
     for (int i = 0; i < kOctet / 2; ++i) {
       const float2 pair = unpack_pair<T>(pairs[i]);
       values[2 * i] = pair.x;
       values[2 * i + 1] = pair.y;
     }
-    if (norm != nullptr) {
+    if (l.q_norm != nullptr) {
       float squares[1] = {};
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
         squares[0] += values[i] * values[i];
       }
       sum_team(squares);
-      const float inverse = rsqrtf(squares[0] / static_cast<float>(width) + c.a.eps);
+      const float inverse = rsqrtf(squares[0] / static_cast<float>(kWidth) + c.a.eps);
+      float factors[kOctet];
+      cuda::unpack(f.norm, factors);
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
-        values[i] = static_cast<float>(static_cast<T>(values[i] * inverse * static_cast<float>(norm[column() + i])));
+        values[i] = static_cast<float>(static_cast<T>(values[i] * inverse * factors[i]));
       }
     }
     if (c.a.rotates) {
-      const float sign = column() < width / 2 ? -1 : 1;
+      const float sign = column() < kWidth / 2 ? -1 : 1;
+      const float cosines[kOctet] = {f.cosines[0].x, f.cosines[0].y, f.cosines[0].z, f.cosines[0].w,
+                                     f.cosines[1].x, f.cosines[1].y, f.cosines[1].z, f.cosines[1].w};
+      const float sines[kOctet] = {f.sines[0].x, f.sines[0].y, f.sines[0].z, f.sines[0].w,
+                                   f.sines[1].x, f.sines[1].y, f.sines[1].z, f.sines[1].w};
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
-        const float other = __shfl_xor_sync(cuda::kAllLanes, values[i], team_lanes / 2);
-        const int j = column() % (width / 2) + i;
-        const float turned = values[i] * rotation.cosines[j] + sign * other * rotation.sines[j];
+        const float other = __shfl_xor_sync(cuda::kAllLanes, values[i], kTeamLanes / 2);
+        const float turned = values[i] * cosines[i] + sign * other * sines[i];
         values[i] = static_cast<float>(static_cast<T>(turned));
       }
     }
@@ -122,45 +162,33 @@ struct Attention {
     bool present[kKeysAtOnce];
   };
 
-  /// The score of one key.
-  __device__ float sum_team_of(const float (&query)[kOctet], const Pack& key) const {
+  __device__ static float dot(const float (&query)[kOctet], const Pack& key) {
     float columns[kOctet];
     cuda::unpack(key, columns);
-    float score[1] = {};
+    float sums[2] = {};
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      score[0] += query[i] * columns[i];
+    for (int i = 0; i < kOctet; i += 2) {
+      sums[0] += query[i] * columns[i];
+      sums[1] += query[i + 1] * columns[i + 1];
     }
-    sum_team(score);
-    return score[0];
+    return sums[0] + sums[1];
   }
 
+  using Softmax = RunningSoftmax<kOctet>;
+
   /// Adds keys, some of them absent, to the softmax.
-  __device__ void add(const float (&query)[kOctet], const KeysAndValues& from, Softmax& softmax) const {
-    constexpr int kKeys = kKeysAtOnce;
-    const auto& [key, value, present] = from;
-    float scores[kKeys] = {};
-#pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      float columns[kOctet];
-      cuda::unpack(key[u], columns);
-#pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        scores[u] += query[i] * columns[i];
-      }
-    }
-    sum_team(scores);
+  __device__ static void add_weighted(const KeysAndValues& from, const float (&scores)[kKeysAtOnce], Softmax& softmax) {
     float most = softmax.most;
 #pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      most = present[u] ? fmaxf(most, scores[u]) : most;
+    for (int u = 0; u < kKeysAtOnce; ++u) {
+      most = from.present[u] ? fmaxf(most, scores[u]) : most;
     }
     softmax.rescale(most);
 #pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      const float weight = present[u] ? cuda::approximate_exp2(scores[u] - most) : 0;
+    for (int u = 0; u < kKeysAtOnce; ++u) {
+      const float weight = from.present[u] ? cuda::approximate_exp2(scores[u] - most) : 0;
       float columns[kOctet];
-      cuda::unpack(value[u], columns);
+      cuda::unpack(from.value[u], columns);
       softmax.sum += weight;
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
@@ -169,15 +197,21 @@ struct Attention {
     }
   }
 
-  /// A lane's softmax of its part of a head's keys.
-  __device__ Softmax attend(int head, int split) const {
-    const int group = c.a.heads / c.a.key_heads;
-    const int key_head = head / group;
-    const std::int64_t row = static_cast<std::int64_t>(key_head) * c.a.capacity * width + column();
-    const int warp_teams = kWarp / team_lanes;
-    const int stride = keys.splits * kConsumerWarps * warp_teams;
-    int at = (split * kConsumerWarps + c.warp()) * warp_teams + team();
-    KeysAndValues ahead[2];
+  __device__ void add(const float (&query)[kOctet], const KeysAndValues& from, Softmax& softmax) const {
+    float scores[kKeysAtOnce];
+#pragma unroll
+    for (int u = 0; u < kKeysAtOnce; ++u) {
+      scores[u] = dot(query, from.key[u]);
+    }
+    sum_team(scores);
+    add_weighted(from, scores, softmax);
+  }
+
+  /// A lane's softmax of its keys.
+  __device__ Softmax attend(const Part& part) const {
+    const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
+    const int stride = keys.splits * kConsumerWarps * kTeams;
+    int at = (part.split * kConsumerWarps + c.warp()) * kTeams + team();
     const auto load = [&](KeysAndValues& to) {
 #pragma unroll
       for (int u = 0; u < kKeysAtOnce; ++u) {
@@ -187,98 +221,102 @@ struct Attention {
         if (to.present[u]) {
           const int slot = keys.first_slot + at;
           const std::int64_t from =
-              row + static_cast<std::int64_t>(slot < c.a.capacity ? slot : slot - c.a.capacity) * width;
+              row + static_cast<std::int64_t>(slot < c.a.capacity ? slot : slot - c.a.capacity) * kWidth;
           to.key[u] = cuda::load<kOctet>(l.keys + from);
           to.value[u] = cuda::load<kOctet>(l.values + from);
         }
         at += stride;
       }
     };
-    load(ahead[0]);  // these do not depend on this step
-    load(ahead[1]);
+    KeysAndValues ahead;
+    load(ahead);  // these do not depend on this step
 
-    // The new query for all warps, the new key and value for the first one.
-    const bool is_first = split == 0 && c.warp() == 0;
-    constexpr int kWords = kOctet / 2;
-    const int rows[3] = {head, c.a.heads + key_head, c.a.heads + c.a.key_heads + key_head};
-    std::uint32_t pairs[3 * kWords];
-    bool has[3 * kWords];
-#pragma unroll
-    for (int i = 0; i < 3 * kWords; ++i) {
-      has[i] = i < kWords || is_first;
-    }
-    await([&](int i) { return words.qkv + (rows[i / kWords] * width + column()) / 2 + i % kWords; }, has, c.tag, pairs);
+    // All teams take the new query, but one team of the first warp, which takes the new key and value.
+    const bool is_first = part.has_new_key && c.warp() == 0;
+    const bool has_key = is_first && team() == 1;
+    const Factors factors(rotation, has_key ? l.k_norm : l.q_norm, column());
+    const int key_row = c.a.heads + part.key_head;
+    const int rows[2] = {has_key ? key_row : part.head, key_row + c.a.key_heads};
+    WordsOf<kOctet / 2> of_rows[2];
+    const bool has[2] = {true, has_key};
+    await([&](int i) { return words.qkv + (rows[i] * kWidth + column()) / 2; }, has, of_rows);
     float query[kOctet];
-    float new_key[kOctet];
-    prepare(pairs, l.q_norm, query);
-    prepare(pairs + kWords, l.k_norm, new_key);
+    prepare(of_rows[0].at, factors, query);
+    Softmax softmax;
+    if (is_first) {
+      const Pack last_key = cuda::pack_of<T>(query);
+      const Pack last_value = reinterpret_cast<const Pack&>(of_rows[1]);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) {
+        query[i] = __shfl_sync(cuda::kAllLanes, query[i], c.lane() % kTeamLanes);
+      }
+      float score[1] = {dot(query, last_key) * c.a.score_scale};
+      sum_team(score);
+      if (has_key) {
+        softmax.most = score[0];
+        softmax.sum = 1;
+        cuda::unpack(last_value, softmax.values);
+        if (part.appends) {
+          const std::int64_t to = row + static_cast<std::int64_t>(keys.new_slot) * kWidth;
+          cuda::store(l.keys + to, last_key);
+          cuda::store(l.values + to, last_value);
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       query[i] *= c.a.score_scale;
     }
-    Softmax softmax;
-    const Pack last_key = cuda::pack_of<T>(new_key);
-    const Pack last_value = reinterpret_cast<const Pack&>(pairs[2 * kWords]);
-    if (is_first) {
-      softmax.most = sum_team_of(query, last_key);
-      softmax.sum = 1;
-      cuda::unpack(last_value, softmax.values);
-      if (team() != 0) {
-        softmax = Softmax{};
-      } else if (head % group == 0) {
-        const std::int64_t to = row + static_cast<std::int64_t>(keys.new_slot) * width;
-        cuda::store(l.keys + to, last_key);
-        cuda::store(l.values + to, last_value);
-      }
-    }
     const int rounds = (keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce);
 #pragma unroll 1
-    for (int round = 0; round < rounds; round += 2) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        add(query, ahead[i], softmax);
-        load(ahead[i]);
+    for (int round = 0; round < rounds; ++round) {
+      const KeysAndValues now = ahead;
+      if (round + 1 < rounds) {
+        load(ahead);
       }
+      add(query, now, softmax);
     }
     return softmax;
   }
 
-  /// Merges the teams' softmaxes of a warp.
-  __device__ void merge_teams(Softmax& mine) const {
-#pragma unroll 1
-    for (int step = team_lanes; step < kWarp; step *= 2) {
-      const float other_most = __shfl_xor_sync(cuda::kAllLanes, mine.most, step);
-      const float other_sum = __shfl_xor_sync(cuda::kAllLanes, mine.sum, step);
-      const float most = fmaxf(mine.most, other_most);
-      const float factor = cuda::approximate_exp2(other_most - most);
-      float others[kOctet];
+  /// Adds up the softmaxes of a warp's teams. A lane gets kColumns of the columns, from the returned one.
+  __device__ int merge_teams(Softmax& mine) const {
+    float most = mine.most;
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        others[i] = __shfl_xor_sync(cuda::kAllLanes, mine.values[i], step);
-      }
-      mine.rescale(most);
-      mine.sum += factor * other_sum;
-#pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        mine.values[i] += factor * others[i];
-      }
+    for (int step = kTeamLanes; step < kWarp; step *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(cuda::kAllLanes, most, step));
     }
+    mine.rescale(most);
+    int first = column();
+#pragma unroll
+    for (int step = kWarp / 2, count = kOctet / 2; step >= kTeamLanes; step /= 2, count /= 2) {
+      const bool is_upper = (c.lane() & step) != 0;
+      mine.sum += __shfl_xor_sync(cuda::kAllLanes, mine.sum, step);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float kept = is_upper ? mine.values[count + i] : mine.values[i];
+        const float given = is_upper ? mine.values[i] : mine.values[count + i];
+        mine.values[i] = kept + __shfl_xor_sync(cuda::kAllLanes, given, step);
+      }
+      first += is_upper ? count : 0;
+    }
+    return first;
   }
 
-  /// A part of a head's keys, by the block: the result, or the part's softmax for the block that merges.
-  __device__ void attend_in_block(int head, int split) const {
-    Softmax softmax = attend(head, split);
-    merge_teams(softmax);
-    if (team() == 0) {
+  /// A part of a head's keys, by the block: the result, or a part that the blocks merge which need it.
+  __device__ void attend_in_block(const Part& part) const {
+    Softmax softmax = attend(part);
+    const int first = merge_teams(softmax);
+    if (c.lane() == 0) {
       shared.most[c.warp()] = softmax.most;
       shared.sum[c.warp()] = softmax.sum;
+    }
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        shared.values[c.warp()][column() + i] = softmax.values[i];
-      }
+    for (int i = 0; i < kColumns; ++i) {
+      shared.values[c.warp()][first + i] = softmax.values[i];
     }
     c.synchronize();
-    if (c.thread() >= width) {
+    if (c.thread() >= kWidth / 2) {
       return;
     }
     float most = kLowest;
@@ -287,75 +325,37 @@ struct Attention {
       most = fmaxf(most, shared.most[w]);
     }
     float sum = 0;
-    float total = 0;
+    float2 total{};
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; ++w) {
       const float factor = cuda::approximate_exp2(shared.most[w] - most);
+      const float2 value = *reinterpret_cast<const float2*>(&shared.values[w][2 * c.thread()]);
       sum += factor * shared.sum[w];
-      total += factor * shared.values[w][c.thread()];
+      total.x += factor * value.x;
+      total.y += factor * value.y;
     }
     if (keys.splits == 1) {
-      publish_result(head, __fdividef(total, sum));
+      publish(words.attention + part.head * (kWidth / 2) + c.thread(),
+              pack_pair<T>(__fdividef(total.x, sum), __fdividef(total.y, sum)));
       return;
     }
-    std::uint64_t* const to = part(head, split);
-    publish(to + c.thread(), __float_as_uint(total), c.tag);
+    const int slot = part.head * kMostSplits + part.split;
+    publish(words.parts + slot * kWidth + 2 * c.thread(), total.x, total.y);
     if (c.thread() == 0) {
-      publish(to + width, __float_as_uint(most), c.tag);
-      publish(to + width + 1, __float_as_uint(sum), c.tag);
+      publish(words.stats + slot * 2, most, sum);
     }
   }
 
-  __device__ std::uint64_t* part(int head, int split) const {
-    return words.parts + (head * kMostSplits + split) * (width + 2);
-  }
-
-  /// A head's result, by its first `width` threads.
-  __device__ void publish_result(int head, float value) const {
-    const float next = __shfl_down_sync(cuda::kAllLanes, value, 1);
-    if (c.thread() % 2 == 0) {
-      publish(words.attention + (head * width + c.thread()) / 2, pack_pair<T>(value, next), c.tag);
-    }
-  }
-
-  __device__ void merge_splits(int head) const {
-    float most = kLowest;
-    float sum = 0;
-    float total = 0;
-#pragma unroll 1
-    for (int split = 0; split < keys.splits; ++split) {
-      const std::uint64_t* const from = part(head, split);
-      std::uint32_t value[1];
-      std::uint32_t of_split[2];  // its most and its sum
-      await(from + c.thread(), c.tag, value);
-      await(from + width, c.tag, of_split);
-      const float new_most = fmaxf(most, __uint_as_float(of_split[0]));
-      const float before = cuda::approximate_exp2(most - new_most);
-      const float factor = cuda::approximate_exp2(__uint_as_float(of_split[0]) - new_most);
-      sum = sum * before + factor * __uint_as_float(of_split[1]);
-      total = total * before + factor * __uint_as_float(value[0]);
-      most = new_most;
-    }
-    publish_result(head, __fdividef(total, sum));
-  }
-
-  /// The phase: heads and parts of their keys, split among the blocks.
-  __device__ void run() const {
-    const int items = c.a.heads * keys.splits;
-    const int blocks = static_cast<int>(gridDim.x);
-#pragma unroll 1
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += blocks) {
-      attend_in_block(item / keys.splits, item % keys.splits);
+  /// The phase: all parts, of which `part` is the block's first.
+  __device__ void run(Part part) const {
+    while (part.head < c.a.heads) {
+      attend_in_block(part);
       c.synchronize();  // before `shared` is written again
-    }
-    if (keys.splits == 1 || c.thread() >= width) {
-      return;
-    }
-#pragma unroll 1
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += blocks) {
-      if (item % keys.splits == 0) {
-        merge_splits(item / keys.splits);
+      const int next = part.number + static_cast<int>(gridDim.x);
+      if (next >= c.a.heads * keys.splits) {
+        break;
       }
+      part = Part(c.a, keys, next);
     }
   }
 };

@@ -6,9 +6,9 @@
 //     a block
 //
 //         weights of its outputs, of all phases and layers in order
-//              | 1 warp, bulk copies (packed weights: 2 warps, 16 bytes a thread), as far ahead as there is room
+//              | 2 warps in turn, bulk copies (packed weights: both together, 16 bytes a thread), two stages at a time
 //              v
-//         ring of stages: 8 outputs, up to 1,024 terms of each
+//         ring of stages: 8 outputs, up to 1,024 terms of each (packed: 32 outputs)
 //              | 8 warps, each with 128 of a stage's terms: tensor cores. They also compute attention
 //              v
 //         sums of the warps
@@ -19,15 +19,17 @@
 // Addresses of weights do not depend on results, so the copies run through phases and layers, and the memory is busy
 // while a phase waits for the one before.
 //
-// There is no barrier between phases. A word of 64 bits has two elements, or a float, and a tag, the number of the
-// step; it is written and read as a whole. Who needs an element reads its word until it has this step's tag. Each phase
-// of each layer has words of its own, so that none is written twice in a step. All blocks run at once (a cooperative
-// launch), and a phase only waits for phases before it, so every wait ends.
+// There is no barrier between phases. A word of 32 bits has two elements, or a float, and is 0 until it is written: who
+// needs an element reads its word until it is not. Each phase of each layer has words of its own, once for even and
+// once for odd steps: a step clears the words of the next one. All blocks run at once (a cooperative launch), and a
+// phase only waits for phases before it, so every wait ends.
 
 #include <algorithm>
 #include <cmath>
 
+#include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/decode/detail/decoder_step_attention.cuh>
 
 namespace mica::kernels {
@@ -36,45 +38,82 @@ namespace decoder {
 
 namespace {
 
-/// By a warp: a layer of the table, and its jobs, to shared memory.
-template <class T, class W>
-__device__ void prepare_layer(const Arguments<T>& a, Layer<T>* layers, Job<T>* jobs, std::uint64_t* ready, int layer) {
-  constexpr int kWords = sizeof(Layer<T>) / sizeof(std::uint64_t);
-  static_assert(kWords * sizeof(std::uint64_t) == sizeof(Layer<T>));
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int i = lane; i < kWords; i += kWarp) {
-    reinterpret_cast<std::uint64_t*>(layers + layer)[i] = reinterpret_cast<const std::uint64_t*>(a.layers + layer)[i];
+/// The tables in shared memory.
+template <class T>
+struct Tables {
+  Layer<T>* layers;
+  Weight<T>* head;
+  Job<T>* jobs;
+  std::uint64_t* ready;  // barriers of the layers
+
+  /// By a warp: a layer, and its jobs.
+  template <class W>
+  __device__ void prepare(const Arguments<T>& a, std::uint32_t* of_step, int layer) const {
+    constexpr int kWords = sizeof(Layer<T>) / sizeof(std::uint64_t);
+    static_assert(kWords * sizeof(std::uint64_t) == sizeof(Layer<T>));
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    for (int i = lane; i < kWords; i += kWarp) {
+      reinterpret_cast<std::uint64_t*>(layers + layer)[i] = reinterpret_cast<const std::uint64_t*>(a.layers + layer)[i];
+    }
+    // The last layer's warp also prepares the head.
+    const bool is_last = layer + 1 == a.layer_count;
+    if (is_last && lane == 0) {
+      *head = a.head;
+    }
+    __syncwarp();
+    const int number = layer * kLayerProducts + lane;
+    if (lane < kLayerProducts + is_last) {
+      jobs[number] = Job<T>(a, of_step, layers, head, number, W::kUnit);
+    }
+    __syncwarp();
+    cuda::arrive(ready + layer);
   }
-  __syncwarp();
-  // The last layer's warp also prepares the head.
-  const int number = layer * kLayerProducts + lane;
-  if (lane < kLayerProducts + (layer + 1 == a.layer_count)) {
-    jobs[number] = Job<T>(a, layers, number, W::kUnit);
+};
+
+/// By a warp of each block: a layer's words of the next step are not there yet.
+template <class T>
+__device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, int layer) {
+  auto* const words = reinterpret_cast<uint4*>(of_next_step + layer * a.layer_words);
+  const int threads = static_cast<int>(gridDim.x) * kWarp;
+  for (int i = static_cast<int>(blockIdx.x) * kWarp + static_cast<int>(threadIdx.x) % kWarp; i < a.layer_words / 4;
+       i += threads) {
+    words[i] = uint4{};
   }
-  __syncwarp();
-  cuda::arrive(ready + layer);
 }
 
 template <class T, class W>
-__device__ void copy_weights(const Arguments<T>& a, Layer<T>* layers, Job<T>* jobs, std::uint64_t* ready, Ring ring,
-                             int copier) {
+__device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, std::uint32_t* of_step,
+                             std::uint32_t* of_next_step, Ring ring, int copier) {
   const int products = a.layer_count * kLayerProducts + 1;
+  int turn = copier / kWarp;  // of two warps
   if (copier < kWarp) {
-    prepare_layer<T, W>(a, layers, jobs, ready, 0);
+    tables.template prepare<W>(a, of_step, 0);
   }
   for (int number = 0; number < products; ++number) {
     const int layer = number / kLayerProducts;
     if (number % kLayerProducts == 0 && layer < a.layer_count) {
-      if (copier < kWarp && layer + 1 < a.layer_count) {
-        prepare_layer<T, W>(a, layers, jobs, ready, layer + 1);
+      if (copier < kWarp) {
+        if (layer + 1 < a.layer_count) {
+          tables.template prepare<W>(a, of_step, layer + 1);
+        }
+        clear_words(a, of_next_step, layer);
       }
-      cuda::wait(ready + layer, 0);
+      cuda::wait(tables.ready + layer, 0);
     }
-    const Job<T>& job = jobs[number];
-    for (int group = 0; group < job.groups; ++group) {
+    const Job<T>& job = tables.jobs[number];
+    const int at_once = job.segments == 1 ? W::kStageGroups : 1;
+    const int on_the_way = min(number + 1 == products ? kOnTheWayOfHead : kOnTheWay, ring.count);
+    for (int group = 0; group < job.groups; group += at_once) {
+      const int count = min(at_once, job.groups - group);
       for (int segment = 0; segment < job.segments; ++segment) {
-        cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
-        W::copy(a, job, group, segment, copier, ring);
+        if (W::kIsPacked || turn == 0) {
+          cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
+          const int before = ring.stage - on_the_way;  // this one has come
+          cuda::wait(ring.full + (before < 0 ? before + ring.count : before),
+                     before < 0 ? ring.parity ^ 1 : ring.parity);
+          W::copy(a, job, group, count, segment, copier, ring);
+        }
+        turn ^= 1;
         ring.advance();
       }
     }
@@ -100,6 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
   __shared__ AttentionSums attention_sums;
   __shared__ Rotation rotation;
   __shared__ std::uint64_t ready[kMostLayers];
+  __shared__ Weight<T> head;
   auto* const layers = reinterpret_cast<Layer<T>*>(dynamic);
   const int products = a.layer_count * kLayerProducts + 1;
   auto* const jobs = reinterpret_cast<Job<T>*>(layers + a.layer_count);
@@ -109,6 +149,12 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
   auto* const full = reinterpret_cast<std::uint64_t*>(stages + a.stages * W::kStageBytes);
   const Ring ring{stages, full, full + a.stages, in_register(a.stages), W::kStageBytes};
 
+  if (!W::kIsPacked && a.has_tails) {
+    for (int i = static_cast<int>(threadIdx.x); i < a.stages * W::kStageBytes / 16; i += kThreads) {
+      reinterpret_cast<uint4*>(stages)[i] = uint4{};
+    }
+    cuda::fence_async_proxy();
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < a.stages; ++stage) {
       cuda::init_barrier(ring.full + stage, W::kArrivals);
@@ -120,19 +166,22 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
     cuda::publish_barriers();
   }
   const std::int64_t length = *a.length;
-  const std::uint32_t tag = static_cast<std::uint32_t>(a.state[0]) + 1;
+  const int ended = a.state[0];
+  const int words_of_step = a.layer_count * a.layer_words;
+  std::uint32_t* const of_step = a.words + (ended % 2 == 0 ? 0 : words_of_step);
+  std::uint32_t* const of_next_step = a.words + (ended % 2 == 0 ? words_of_step : 0);
   rotation.fill(a, length);
   __syncthreads();
 
-  if (threadIdx.x >= kConsumers + kFinishers) {
-    const int copier = static_cast<int>(threadIdx.x) - kConsumers - kFinishers;
-    if (copier < W::kCopiers) {
-      copy_weights<T, W>(a, layers, jobs, ready, ring, copier);
-    }
-    return;
-  }
+  const Tables<T> tables{layers, &head, jobs, ready};
   if (threadIdx.x >= kConsumers) {
-    Finisher<T> finisher{a, sums, tag, static_cast<int>(threadIdx.x) - kConsumers};
+    cuda::release_registers<kOtherRegisters>();
+    if (threadIdx.x >= kConsumers + kFinishers) {
+      const int copier = static_cast<int>(threadIdx.x) - kConsumers - kFinishers;
+      copy_weights<T, W>(a, tables, of_step, of_next_step, ring, copier);
+      return;
+    }
+    Finisher<T> finisher{a, sums, static_cast<int>(threadIdx.x) - kConsumers};
 #pragma unroll 1
     for (int number = 0; number < products; ++number) {
       if (number % kLayerProducts == 0 && number + 1 < products) {
@@ -144,28 +193,33 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
       }
       finisher.finish(job);
     }
-    return;
-  }
-  const Keys keys(length, a.capacity);
-  Consumer<T> consumer{a, ring, x, x_sums, sums, tag};
+  } else {
+    cuda::acquire_registers<kConsumerRegisters>();
+    const Keys keys(length, a.capacity);
+    const Part part(a, keys, static_cast<int>(blockIdx.x));
+    Consumer<T> consumer{a, ring, x, x_sums, sums, keys.splits};
 #pragma unroll 1
-  for (int number = 0; number < products; ++number) {
-    const int layer = number / kLayerProducts;
-    if (number % kLayerProducts == 0 && layer < a.layer_count) {
-      cuda::wait(ready + layer, 0);
+    for (int number = 0; number < products; ++number) {
+      const int layer = number / kLayerProducts;
+      if (number % kLayerProducts == 0 && layer < a.layer_count) {
+        cuda::wait(ready + layer, 0);
+      }
+      consumer.template multiply<W>(jobs[number]);
+      if (number % kLayerProducts == 0 && layer < a.layer_count) {
+        const Words words(a, of_step, layer);
+        if (a.head_width == 64) {
+          Attention<T, 64>{consumer, layers[layer], words, rotation, attention_sums, keys}.run(part);
+        } else {
+          Attention<T, 128>{consumer, layers[layer], words, rotation, attention_sums, keys}.run(part);
+        }
+      }
     }
-    consumer.template multiply<W>(jobs[number]);
-    if (number % kLayerProducts == 0 && layer < a.layer_count) {
-      Attention<T>{consumer,       layers[layer], Words(a, layer), rotation,
-                   attention_sums, keys,          a.head_width,    a.head_width / kOctet}
-          .run();
-    }
-  }
 
-  // The last block ends the step: all have read its number.
-  if (consumer.thread() == 0 && cuda::exchange_add(a.state + 1, 1) == static_cast<int>(gridDim.x) - 1) {
-    a.state[1] = 0;
-    a.state[0] = static_cast<int>(tag);
+    // The last block ends the step: all have read the number of steps.
+    if (threadIdx.x == 0 && cuda::exchange_add(a.state + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+      a.state[1] = 0;
+      a.state[0] = ended ^ 1;
+    }
   }
 }
 
@@ -276,7 +330,7 @@ Arguments<T> arguments(const DecoderStepArgs& args, const SharedMemory& shared) 
                  .length = s.length.data<std::int64_t>(),
                  .capacity = static_cast<int>(keys.size(2)),
                  .state = reinterpret_cast<int*>(s.scratch.data<std::int64_t>()),
-                 .words = reinterpret_cast<std::uint64_t*>(s.scratch.data<std::int64_t>()) + kDecoderStepState,
+                 .words = reinterpret_cast<std::uint32_t*>(s.scratch.data<std::int64_t>() + kDecoderStepState),
                  .layer_words = static_cast<int>(
                      decoder_step_words(s.norm.numel(), s.layers[0].gate.out(), s.heads, keys.size(1), keys.size(3))),
                  .width = static_cast<int>(s.norm.numel()),
@@ -285,6 +339,7 @@ Arguments<T> arguments(const DecoderStepArgs& args, const SharedMemory& shared) 
                  .key_heads = static_cast<int>(keys.size(1)),
                  .head_width = static_cast<int>(keys.size(3)),
                  .stages = shared.stages,
+                 .has_tails = (s.norm.numel() | s.layers[0].gate.out() | (s.heads * keys.size(3))) % kSegment != 0,
                  .x_terms = shared.x_terms,
                  .group_shift = W::kIsPacked ? group_shift(s.head.quantized) : 0,
                  .eps = static_cast<float>(s.eps),
@@ -308,13 +363,13 @@ void launch(const DecoderStepArgs& args) {
 }  // namespace
 
 bool fits_decoder_step(Cuda, const DecoderStep& s) {
-  constexpr int kLeastStages = 3;
+  constexpr int kLeastStages = kAhead;
   bool fits = false;
   with_kernel(s, [&]<class T, class W>() {
     // A block's outputs of o_proj and down_proj are added up at once.
     const std::int64_t units = s.norm.numel() / W::kUnit;
     const std::int64_t blocks = cuda::multiprocessor_count();
-    fits = cuda::device_has_clusters() && s.layers.size() <= kMostLayers &&
+    fits = cuda::device_has_wgmma() && s.layers.size() <= kMostLayers &&
            (units + blocks - 1) / blocks * W::kUnit <= kBatchRows && shared_memory<T, W>(s).stages >= kLeastStages;
   });
   return fits;
