@@ -33,7 +33,8 @@ struct DecoderStep {
   double rotary_scale = 1;
   Tensor length{};
   Tensor scratch{};  ///< int64 on the device, at least decoder_step_scratch(): zeros before the first step, and then
-                     ///< left alone between steps. Steps that share it must not run at the same time.
+                     ///< left alone between steps. Steps that share it have the same sizes, and must not run at the
+                     ///< same time.
 };
 
 /// Whether decoder_step() computes that step. It needs CUDA with compute capability 9.0, float16 or bfloat16, and one
