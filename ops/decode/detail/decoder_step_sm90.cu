@@ -70,7 +70,7 @@ struct Tables {
   }
 };
 
-/// By a warp of each block: a layer's words of the next step are not there yet.
+/// By a warp of each block: clears a layer's words for the next step.
 template <class T>
 __device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, int layer) {
   auto* const words = reinterpret_cast<uint4*>(of_next_step + layer * a.layer_words);
