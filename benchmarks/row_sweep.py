@@ -6,8 +6,9 @@ Draws --count shapes from --seed, log-uniform in the number of rows and in that 
 norms, a dtype of the weights. Tensors of 64 MiB and more are compared with a copy of the same tensor: the ratio is the
 rate of the kernel, counting each input and output once, over the rate of the copy. Smaller ones are compared with the
 fastest of --peers: the ratio is its time over mica's. With --known, the shapes are known ones instead, all with the
-peers' times. Prints the ten worst ratios of each op. Times are medians with the L2 cache flushed before each run; the
-first rows of each result are checked against float64.
+peers' times. --odd-rows leaves out the shapes whose rows packs of 16 bytes fit, --ops all but some ops. Prints the ten
+worst ratios of each op. Times are medians with the L2 cache flushed before each run; the first rows of each result are
+checked against float64.
 """
 
 import collections
@@ -185,6 +186,8 @@ def add_options(parser):
     parser.add_argument("--count", type=int, default=200, help="shapes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--known", action="store_true", help="the shapes of KNOWN instead of random ones")
+    parser.add_argument("--odd-rows", action="store_true", help="only shapes whose rows packs of 16 bytes do not fit")
+    parser.add_argument("--ops", nargs="+", default=[""], help="only ops whose names begin so")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
     parser.add_argument("--worst", type=int, default=10, help="ratios of each op to print at the end")
 
@@ -192,12 +195,16 @@ def add_options(parser):
 def rows(args, library, clock):
     worst = collections.defaultdict(list)
     for shape in KNOWN if args.known else draw_shapes(args.seed, args.count):
+        if args.odd_rows and shape.n * DTYPES[shape.dtype].itemsize % 16 == 0:
+            continue
         torch.cuda.empty_cache()
         case = Case(shape)
         large = case.x.numel() * case.x.element_size() >= LARGE
         copy_us = clock.median_us(lambda: case.y.copy_(case.x))
         lacking = set()
         for name, moved, arguments in case.ops():
+            if not name.startswith(tuple(args.ops)):
+                continue
             if name.replace("backward", "forward") in lacking:  # which would have left its inputs
                 continue
 

@@ -40,7 +40,8 @@ struct StreamPlace {
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
     const int lane = threadIdx.x % kLanes;
     first_pack = threadIdx.x / kLanes * (most_packs * kLanes) + lane;
-    const int packs_left = (columns / pack_columns - first_pack + kLanes - 1) / kLanes;
+    const int row_packs = pack_columns == 2 ? (columns + 1) / 2 : columns / pack_columns;  // pairs may be cut
+    const int packs_left = (row_packs - first_pack + kLanes - 1) / kLanes;
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
     const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
     const int team = kTeam == Team::cluster ? blockIdx.x / p.cluster : blockIdx.x;
@@ -50,6 +51,31 @@ struct StreamPlace {
     step = teams * blockDim.y;
   }
 };
+
+/// V columns in a pack. A thread has P packs of a row, which `kLanes` lanes of a warp share, or more threads; it comes
+/// in C chunks, of which the shared memory holds D. kUnits: rows begin anywhere, packs are words of 4 bytes, and the
+/// lanes of a warp copy the units of 16 bytes in which they lie, for each other; else each copies its own packs.
+template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, bool kUnits_ = false>
+struct StreamShape {
+  static constexpr int V = V_;
+  static constexpr int P = P_;
+  static constexpr Team kTeam = kTeam_;
+  static constexpr int kLanes = kLanes_;
+  static constexpr int C = C_;
+  static constexpr int D = D_;
+  static constexpr bool kUnits = kUnits_;
+  static constexpr int kChunk = P / C;  // packs
+  static_assert(C * kChunk == P);
+  using Place = StreamPlace<kTeam, kLanes>;
+};
+
+/// The sums of a and of b over kLanes lanes: the lower half of them has the one, the upper the other.
+template <int kLanes>
+__device__ float sum_pair_of_lanes(float a, float b) {
+  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
+  const float mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
+  return sum_lanes<kLanes / 2>(mine);
+}
 
 /// The thread's part of the shared memory through which its packs of kSources matrices stream: D chunks of P packs of
 /// each.
@@ -93,14 +119,16 @@ class Stream {
 /// The same for one matrix of rows that begin anywhere, of single elements: kLanes lanes copy the units of 16 bytes in
 /// which their elements lie, P for each. So they have to meet where one of them uses what others have copied. Several
 /// matrices have a stream each: `source` is the number of this one.
-template <class T, int P, int D, int kLanes = kWarp>
+template <class T, int P, int D, int kLanes = kWarp, int kSpare = 0>
 class WarpStream {
  public:
   static constexpr int kElements = P * kLanes;  // of a chunk
   static constexpr int kUnit = 16 / sizeof(T);
-  static constexpr int kPlace = kElements + kUnit;  // elements of the shared memory that a chunk takes
+  static constexpr int kInWord = 4 / sizeof(T);
+  static constexpr int kUnits = kElements + kUnit;  // elements of the units that a chunk may lie in
+  static constexpr int kPlace = kUnits + kSpare;    // and of the shared memory that it takes
   static constexpr int kStreamBytes = D * kPlace * static_cast<int>(sizeof(T));
-  static_assert(kElements % kUnit == 0);
+  static_assert(kElements % kUnit == 0 && kSpare % kUnit == 0);
 
   __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
     const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
@@ -123,112 +151,150 @@ class WarpStream {
     T* const to = places_ + place * kPlace;
     from -= skipped;
 #pragma unroll
-    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
+    for (int i = 0; i * kLanes * kUnit < kUnits; ++i) {
       const int unit = (i * kLanes + lane) * kUnit;
-      if (unit < kPlace && (unit != whole || end == whole)) {
+      if (unit < kUnits && (unit != whole || end == whole)) {
         const bool present = unit < whole;
         cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, present ? from + unit : from, present);
       }
     }
-    if (end != whole && whole < kPlace && lane < kUnit) {  // the row ends in a unit
+    if (end != whole && whole < kUnits && lane < kUnit) {  // the row ends in a unit
       const bool present = lane < end - whole;
       cuda::copy_async<sizeof(T)>(to + whole + lane, present ? from + whole + lane : from + skipped, present);
     }
   }
 
   /// The same, but what follows the row in its last unit is copied too, not zeros; nothing that follows the matrix,
-  /// which ends `matrix_left` elements after `from`, is read.
-  __device__ void fetch_units(int place, const T* from, int left, std::int64_t matrix_left) const {
+  /// which ends at `matrix_end`, is read.
+  __device__ void fetch_units(int place, const T* from, int left, const T* matrix_end) const {
     const int skipped = phase(from);
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const int end = left > 0 ? left + skipped : 0;
-    const int last = (end - 1) / kUnit * kUnit;
-    const bool cut = end > 0 && last + kUnit > skipped + matrix_left;  // the matrix ends inside of the row's last unit
-    T* const to = places_ + place * kPlace;
-    from -= skipped;
-    if (left >= kElements && matrix_left + skipped >= kPlace) {  // everything is there
-#pragma unroll
-      for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
-        const int unit = (i * kLanes + lane) * kUnit;
-        if (unit < kPlace) {
-          cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, from + unit);
-        }
-      }
-      return;
+    const int end = left > 0 ? min(left + skipped, kUnits) : 0;
+    const unsigned char* const units = first_unit(from) + lane * 16;
+    const std::uint32_t to = place_address(place) + lane * 16;
+    int whole = end;
+    int cut = kUnits;  // the unit inside of which the matrix ends
+    if (from + kUnits > matrix_end && end > 0) {
+      whole = min(end, (static_cast<int>(matrix_end - from) + skipped) / kUnit * kUnit);
+      cut = whole < end ? whole : kUnits;
     }
 #pragma unroll
-    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
-      const int unit = (i * kLanes + lane) * kUnit;
-      if (unit < kPlace && !(cut && unit == last)) {
-        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, unit < end ? from + unit : from, unit < end);
+    for (int i = 0; i <= kElements; i += kLanes * kUnit) {
+      const int unit = i + lane * kUnit;
+      if ((i + kLanes * kUnit <= kElements || unit <= kElements) && unit != cut) {
+        cuda::copy_async<16, /*kLastInL2=*/true>(to + i * kSize, units + i * kSize, unit < whole);
       }
     }
-    if (cut && last + lane < end && lane < kUnit) {
-      to[last + lane] = from[last + lane];
+    if (lane < kUnit && cut + lane < end) {  // waits: after the copies
+      places_[place * kPlace + cut + lane] = from[cut + lane - skipped];
     }
   }
 
-  /// The same for a whole row of `columns`: nothing becomes zeros.
-  __device__ void fetch_row(int place, const T* from, int columns, std::int64_t matrix_left) const {
-    const int skipped = phase(from);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const int end = columns + skipped;
-    const int last = (end - 1) / kUnit * kUnit;
-    const bool cut = last + kUnit > skipped + matrix_left;
-    const int copied = cut ? last : end;
-    T* const to = places_ + place * kPlace;
-    from -= skipped;
-#pragma unroll
-    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
-      const int unit = (i * kLanes + lane) * kUnit;
-      if (unit < copied) {
-        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, from + unit);
-      }
-    }
-    if (cut && last + lane < end) {
-      to[last + lane] = from[last + lane];
-    }
-  }
-
-  /// Makes zeros of what follows the last `left` elements of a row in their unit. Lanes have to meet before and after.
-  __device__ void clear(int place, int phase, int left) const {
+  /// Puts `value` where what follows the last `left` elements of a row lies in their unit. Lanes have to meet before
+  /// and after.
+  __device__ void clear(int place, int phase, int left, T value = static_cast<T>(0.0f)) const {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
-      places_[place * kPlace + phase + left + lane] = static_cast<T>(0.0f);
+      places_[place * kPlace + phase + left + lane] = value;
     }
   }
+
+  /// What a place has room for besides a chunk: kSpare elements.
+  __device__ T* spare(int place) const { return places_ + place * kPlace + kUnits; }
+
+  /// Element number i of a chunk that began at such a phase.
+  __device__ T element(int place, int phase, int i) const { return places_[place * kPlace + phase + i]; }
 
   /// The lane's element number i of a chunk that began at such a phase.
   __device__ T& at(int place, int phase, int i) const {
     return places_[place * kPlace + phase + i * kLanes + threadIdx.x % kLanes];
   }
 
-  /// Writes the first `count` elements of a chunk, which lie at the phase of `to`, in whole units where it can.
-  __device__ void write(int place, T* to, int count = kElements) const {
-    const int begin = phase(to);
-    const int end = begin + min(count, kElements);
-    const int lane = threadIdx.x % kLanes;
-    const T* const from = places_ + place * kPlace;
-    to -= begin;
+  /// The lane's words of a chunk that began at such a phase. Word number i has the elements from kInWord (i · kLanes +
+  /// lane) on.
+  template <int kWords>
+  __device__ void load_words(int place, int phase, Pack<T, kInWord> (&words)[kWords]) const {
+    const std::uint32_t* const from = first_word(place, phase);
+    std::uint32_t bits[kWords];
 #pragma unroll
-    for (int i = 0; i * kLanes * kUnit < kPlace; ++i) {
-      const int unit = (i * kLanes + lane) * kUnit;
-      if (unit >= begin && unit + kUnit <= end) {
-        store(to + unit, load<kUnit>(from + unit));
+    for (int i = 0; i < kWords; ++i) {
+      bits[i] = from[i * kLanes];
+    }
+    if (phase % kInWord != 0) {  // the upper half of one and the lower half of the next
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        bits[i] = __funnelshift_r(bits[i], from[i * kLanes + 1], 16);
       }
     }
-    if (lane < kUnit) {  // what is left of the first unit and of the last
-      const int last = end / kUnit * kUnit;
-      if (begin > 0 && lane >= begin && lane < end) {
-        to[lane] = from[lane];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = reinterpret_cast<const Pack<T, kInWord>&>(bits[i]);
+    }
+  }
+
+  /// Writes them there.
+  template <int kWords>
+  __device__ void store_words(int place, int phase, const Pack<T, kInWord> (&words)[kWords]) const {
+    if (phase % kInWord == 0) {
+      std::uint32_t* const to = first_word(place, phase);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        to[i * kLanes] = reinterpret_cast<const std::uint32_t&>(words[i]);
       }
-      if ((last > 0 || begin == 0) && last + lane < end) {
-        to[last + lane] = from[last + lane];
+    } else {
+      T* const to = places_ + place * kPlace + phase + threadIdx.x % kLanes * kInWord;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+#pragma unroll
+        for (int j = 0; j < kInWord; ++j) {
+          to[i * (kLanes * kInWord) + j] = words[i].at[j];
+        }
       }
     }
   }
 
+  /// Writes the first `count` elements of a chunk, which lie at the phase of `to`, in whole units where it can.
+  __device__ void write(int place, T* to, int count = kElements) const {
+    const int begin = phase(to);
+    const int end = begin + min(count, kElements);
+    const int last = end / kUnit * kUnit;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const T* const from = places_ + place * kPlace;
+    unsigned char* const units = const_cast<unsigned char*>(first_unit(to));
+#pragma unroll
+    for (int i = 0; i < kElements; i += kLanes * kUnit) {
+      const int unit = i + lane * kUnit;
+      if (unit >= begin && unit < last) {
+        store_whole(units + lane * 16 + i * kSize, load<kUnit>(from + unit));
+      }
+    }
+    // What is left of the first unit, and of the last one, which other lanes write if there are some.
+    T* const elements = reinterpret_cast<T*>(units);
+    if (lane < kUnit && begin > 0 && lane >= begin && lane < end) {
+      elements[lane] = from[lane];
+    }
+    const int tail = last + (kLanes > kUnit ? lane - kUnit : lane);
+    if (tail >= last && tail < end && (last > 0 || begin == 0)) {
+      elements[tail] = from[tail];
+    }
+  }
+
  private:
+  static constexpr int kSize = sizeof(T);
+
+  // The unit in which an element lies.
+  __device__ static const unsigned char* first_unit(const T* element) {
+    return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
+  }
+  __device__ std::uint32_t place_address(int place) const {
+    return cuda::shared_address(places_) + place * (kPlace * kSize);
+  }
+
+  // The word in which what begins at such a phase has its first element for the lane.
+  __device__ std::uint32_t* first_word(int place, int phase) const {
+    return reinterpret_cast<std::uint32_t*>(places_ + place * kPlace) + phase / kInWord + threadIdx.x % kLanes;
+  }
+
   T* places_;
 };
 

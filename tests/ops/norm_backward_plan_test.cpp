@@ -41,17 +41,41 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
   }
   for (const int size : {2, 4}) {
     EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 128, size)).kernel, held);
-    EXPECT_EQ(plan_norm_backward(case_of(100, 129, size)).kernel, held);
-    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 129, size)).kernel, held);
-    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, size == 2 ? staged : streamed);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 129, size)).kernel, size == 2 ? streamed : held);
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, streamed);
   }
   EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 4)).kernel, streamed);
   EXPECT_EQ(plan_norm_backward(case_of(100, 100'001, 2)).kernel, streamed);
   EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 2)).kernel, looped);
 }
 
-// A row's dx is computed by the same threads from the same elements, however many rows there are.
+// Of small matrices whose rows begin anywhere, registers hold the rows, or more threads share them.
+TEST(NormBackwardPlan, SmallMatricesOf16Bits) {
+  for (const std::int64_t columns : {7, 65, 127, 129, 255, 257, 401, 513, 1001, 2001, 4095, 8191}) {
+    EXPECT_EQ(plan_norm_backward(case_of(100, columns, 2)).kernel, held) << columns;
+    EXPECT_EQ(plan_norm_backward(case_of(1000, columns, 2)).kernel, columns <= 1024 ? held : staged) << columns;
+    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, columns, 2)).kernel, columns <= 64 ? held : streamed) << columns;
+  }
+  EXPECT_EQ(plan_norm_backward(case_of(2000, 401, 2)).kernel, streamed);
+  EXPECT_EQ(plan_norm_backward(case_of(10'000, 201, 2)).kernel, held);
+  EXPECT_EQ(plan_norm_backward(case_of(8000, 4001, 2)).kernel, staged);
+  EXPECT_EQ(plan_norm_backward(case_of(100, 9001, 2)).stream.cluster, 2);
+  EXPECT_EQ(plan_norm_backward(case_of(1000, 9001, 2)).stream.cluster, 1);
+  for (std::int64_t columns = 1025; columns <= 8192; ++columns) {  // sums in the same order
+    EXPECT_EQ(staged_layout(columns).held.threads, held_layout(columns, 2, false, true).threads);
+    EXPECT_EQ(staged_layout(columns).held.block, held_layout(columns, 2, false, true).block);
+    EXPECT_GE(staged_layout(columns).columns(), columns);
+  }
+}
+
+// A row's dx is computed by the same threads from the same elements, however many rows there are; but of 16 bits that
+// packs do not fit, in two ways: up to some number of rows, and beyond.
 TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
+  const auto way_of = [](const NormBackwardCase& c) {
+    const NormBackwardPlan p = plan_norm_backward(c);
+    return std::tuple(p.kernel == staged ? held : p.kernel, p.pack, p.lanes, p.stream.packs, p.stream.threads,
+                      p.stream.cluster);
+  };
   for (const int size : {2, 4, 8}) {
     for (const bool centered : {true, false}) {
       for (std::int64_t columns = 1; columns <= 300'000; columns += 1 + columns / 61) {
@@ -60,18 +84,14 @@ TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
         NormBackwardCase few = many;
         few.rows = 3;
         few.weight_size = 4;
-        const NormBackwardPlan a = plan_norm_backward(many);
-        const NormBackwardPlan b = plan_norm_backward(few);
-        ASSERT_EQ(a.kernel == staged ? held : a.kernel, b.kernel) << columns;
-        ASSERT_EQ(a.pack, b.pack) << columns;
-        ASSERT_EQ(a.lanes, b.lanes) << columns;
-        ASSERT_EQ(a.stream.packs, b.stream.packs) << columns;
-        ASSERT_EQ(a.stream.threads, b.stream.threads) << columns;
-        ASSERT_EQ(a.stream.cluster, b.stream.cluster) << columns;
-        if (a.kernel == staged) {
-          EXPECT_EQ(staged_layout(columns).held.threads, held_layout(columns, size, false, centered).threads);
-          EXPECT_EQ(staged_layout(columns).held.block, held_layout(columns, size, false, centered).block);
-          EXPECT_GE(std::int64_t{staged_layout(columns).held.threads} * staged_layout(columns).held.elements, columns);
+        const bool pairs = size == 2 && !many.packs;
+        if (!pairs) {
+          ASSERT_EQ(way_of(few), way_of(many)) << columns;
+        }
+        bool large = false;
+        for (NormBackwardCase c = few; c.rows < many.rows; c.rows *= 2) {
+          large |= way_of(c) != way_of(few);
+          ASSERT_EQ(way_of(c), way_of(large ? many : few)) << c.rows << ", " << columns;
         }
       }
     }
@@ -91,7 +111,7 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
        {Expected{1024, 2, 32, 128, 4, 1}, Expected{8192, 2, 32, 512, 1, 1}, Expected{16384, 2, 32, 512, 1, 2},
         Expected{131'072, 2, 32, 512, 1, 8}, Expected{262'144, 2, 32, 512, 1, 16}, Expected{768, 4, 32, 96, 5, 1},
         Expected{8192, 4, 32, 512, 1, 1}, Expected{65536, 4, 32, 512, 1, 8}, Expected{262'144, 4, 32, 512, 1, 16},
-        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 2}, Expected{16383, 4, 32, 128, 4, 8}}) {
+        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 1}, Expected{16383, 4, 32, 128, 4, 8}}) {
     const NormBackwardPlan plan = plan_norm_backward(case_of(1'000'000, e.columns, e.size));
     const rows::StreamPlan& p = plan.stream;
     EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
@@ -106,8 +126,8 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
   for (const int size : {2, 4}) {
     for (const int weight_size : {size, 4}) {
       for (std::int64_t columns = 1; columns <= 262'144; columns += 1 + columns / 61) {
-        for (const bool packs : {false, true}) {
-          NormBackwardCase c = case_of(1 << 23, columns, size);
+        for (const auto& [packs, rows] : {std::pair{false, 1 << 23}, {false, 9}, {true, 1 << 23}}) {
+          NormBackwardCase c = case_of(rows, columns, size);
           c.weight_size = weight_size;
           if (packs && !c.packs) {
             continue;
@@ -116,10 +136,11 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           const NormBackwardPlan plan = plan_norm_backward(c);
           const rows::StreamPlan& p = plan.stream;
           if (plan.kernel != streamed) {
-            EXPECT_TRUE(columns <= 256 || (!packs && size == 2 && (columns <= 8192 || columns > 131'072))) << columns;
+            EXPECT_TRUE(packs || size == 4 ? columns <= 256 : columns <= (rows == 9 ? 8192 : 64) || columns > 196'608)
+                << columns;
             continue;
           }
-          EXPECT_EQ(plan.pack, packs ? 16 / size : 1) << columns;
+          EXPECT_EQ(plan.pack, (packs ? 16 : 4) / size) << columns;
           EXPECT_GE(std::int64_t{p.threads} * p.packs * plan.pack * p.cluster, columns);
           EXPECT_GE(std::int64_t{p.slab} * p.cluster, columns);
           EXPECT_LE(p.shared_bytes(), rows::kStreamShared) << columns;
@@ -186,16 +207,13 @@ std::pair<std::string, int> row_of(const NormBackwardCase& c) {
       const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
       return {threads_of(layout.threads) + " | held", layout.elements / plan.pack};
     }
-    case staged: {
-      const HeldLayout layout = staged_layout(c.columns).held;
-      return {threads_of(layout.threads) + " | staged", layout.elements};
-    }
+    case staged: return {"a block | staged", staged_layout(c.columns).held.elements};
     default: return {"a block, which reads it again | looped", 0};
   }
 }
 
 // A line for each run of lengths, in steps of `step`, whose rows are shared in the same way.
-std::string table_of(const std::string& title, int size, bool packs) {
+std::string table_of(const std::string& title, int size, bool packs, std::int64_t rows = 1'000'000) {
   const std::int64_t step = packs ? 16 / size : 1;
   std::string table =
       fmt::format("| {}, columns up to | who shares a row | kernel | packs a thread |\n|---|---|---|---|\n", title);
@@ -203,7 +221,7 @@ std::string table_of(const std::string& title, int size, bool packs) {
   std::set<int> before_packs;
   constexpr std::int64_t kLast = 300'000;
   for (std::int64_t columns = step; columns <= kLast; columns += step) {
-    NormBackwardCase c = case_of(1'000'000, columns, size);
+    NormBackwardCase c = case_of(rows, columns, size);
     c.packs = packs;
     const auto [row, row_packs] = row_of(c);
     const bool ends = columns + step > kLast;
@@ -227,7 +245,7 @@ TEST(NormBackwardPlan, ReadmeHasItsTables) {
   text << std::ifstream(readme).rdbuf();
   for (const std::string& table :
        {table_of("16 bits", 2, true), table_of("float32", 4, true), table_of("16 bits, any alignment", 2, false),
-        table_of("float32, any alignment", 4, false)}) {
+        table_of("16 bits, any alignment, 600 rows", 2, false, 600), table_of("float32, any alignment", 4, false)}) {
     EXPECT_NE(text.str().find(table), std::string::npos) << "expected in " << readme << ":\n" << table;
   }
 }

@@ -62,38 +62,30 @@ void for_shapes(const F& f) {
   }
 }
 
-void check_staged(const NormShape& s, const NormForwardPlan& p) {
-  const std::int64_t pairs = std::int64_t{2} * p.packs;
-  switch (p.team) {
-    case RowTeam::lanes: ASSERT_GE(4 * pairs, s.columns); break;
-    case RowTeam::warp: ASSERT_GE(16 * pairs, s.columns); break;
-    case RowTeam::block:
-      ASSERT_GE(p.threads * pairs, s.columns);
-      ASSERT_LE(p.threads, kStagedBlock);
-      break;
-    case RowTeam::cluster:
-      ASSERT_GE(std::int64_t{2} * p.slab * p.blocks, s.columns);
-      ASSERT_LT(std::int64_t{2} * p.slab * (p.blocks - 1), s.columns);
-      ASSERT_GE(p.threads * pairs, 2 * p.slab);
-      ASSERT_LE(p.threads, kStagedBlock);
-      ASSERT_LE(p.blocks, 16);
-      break;
-  }
-  const std::int64_t of_tile = p.team == RowTeam::cluster ? 2 * p.slab : p.tile_rows * s.columns;
-  ASSERT_GE(p.tile_rows, 1);
-  ASSERT_GE(p.tile_bytes, static_cast<std::int64_t>(size_of(s.x)) * of_tile + 126);  // it may begin anywhere in a line
-  ASSERT_LE(p.depth * p.teams * p.tile_bytes, 110 * 1024);  // two blocks have room on a multiprocessor
-}
-
 TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
   for_shapes([](const NormShape& s) {
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string what = fmt::format("{} × {} of {}", s.rows, s.columns, s.x);
-    if (p.kernel == Kernel::staged) {
+    if (p.kernel == Kernel::tiles) {
       ASSERT_FALSE(s.packed) << what;
       ASSERT_LE(size_of(s.x), 4u) << what;
-      ASSERT_EQ(p.pack, 2) << what;
-      ASSERT_NO_FATAL_FAILURE(check_staged(s, p)) << what;
+      ASSERT_GE((p.team == RowTeam::lanes ? 8 : 32) * p.packs, s.columns) << what;
+      ASSERT_GE(p.tile_rows, 1) << what;
+      // It may begin anywhere in a line.
+      ASSERT_GE(p.tile_bytes, static_cast<std::int64_t>(size_of(s.x)) * p.tile_rows * s.columns + 126) << what;
+      ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // four blocks have room on a multiprocessor
+      return;
+    }
+    if (p.kernel == Kernel::staged) {
+      ASSERT_FALSE(s.packed) << what;
+      ASSERT_TRUE(s.clusters) << what;
+      ASSERT_EQ(size_of(s.x), 2u) << what;
+      ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
+      ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
+      ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
+      ASSERT_LE(p.threads * p.teams, kForwardBlock) << what;
+      ASSERT_EQ(p.threads * p.teams % 32, 0) << what;
+      ASSERT_LE(p.blocks, 16) << what;
       return;
     }
     ASSERT_EQ(p.pack, s.packed ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
@@ -178,19 +170,15 @@ std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::looped) {
     return "a block, which reads it again | looped";
   }
-  if (p.kernel == Kernel::staged) {
-    switch (p.team) {
-      case RowTeam::lanes: return "4 lanes | staged";
-      case RowTeam::warp: return "half a warp | staged";
-      case RowTeam::block: return "a block | staged";
-      default: return "a cluster of 2 to 16 blocks | staged";
-    }
+  if (p.kernel == Kernel::tiles) {
+    return p.team == RowTeam::lanes ? "4 lanes | tiles" : "half a warp | tiles";
   }
+  const char* const kernel = p.kernel == Kernel::held ? "held" : p.kernel == Kernel::staged ? "staged" : "streamed";
   switch (p.team) {
-    case RowTeam::lanes: return fmt::format("{} lanes | held", p.threads);
-    case RowTeam::warp: return "a warp | held";
-    case RowTeam::block: return "a block | held";
-    case RowTeam::cluster: return fmt::format("a cluster of {} blocks | streamed", p.blocks);
+    case RowTeam::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
+    case RowTeam::warp: return fmt::format("a warp | {}", kernel);
+    case RowTeam::block: return fmt::format("a block | {}", kernel);
+    case RowTeam::cluster: return fmt::format("a cluster of {} blocks | {}", p.blocks, kernel);
   }
   return "";
 }

@@ -5,8 +5,8 @@
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_staging_cuda.cuh>
 
-// Backward for rows that do not stream: short ones, 16-bit ones that packs do not fit, float64, and all on chips before
-// compute capability 9.0.
+// Backward for rows that do not stream: short ones, those of small matrices of 16 bits that packs do not fit, float64,
+// and all on chips before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //

@@ -66,35 +66,68 @@ StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
   return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
 }
 
-// Rows of float32 that begin anywhere, element by element.
+// Whether a matrix of 16-bit rows that begin anywhere is too small for what streams pairs: its long code comes from
+// memory too, and costs a few microseconds where that takes longer than the matrix. Measured on an H200.
+bool is_small(std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kMillion = 1 << 20;
+  const std::int64_t most = columns <= 128    ? 4 * kMillion  // elements
+                            : columns <= 256  ? 16 * kMillion
+                            : columns <= 512  ? kMillion / 2
+                            : columns <= 2048 ? 6 * kMillion
+                            : columns <= 4096 ? 32 * kMillion
+                                              : 8 * kMillion;
+  return columns <= 64 || rows <= most / columns;
+}
+
+// Rows of 16 bits that begin anywhere, in pairs. Half a warp shares the shortest.
+StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
+  const bool small = is_small(rows, columns);
+  if (small && columns <= 8192) {
+    return {};  // registers hold them
+  }
+  if (columns <= 8192) {
+    const bool few = columns > 256 && columns <= 384;
+    return {.packs = columns <= 128 ? 4
+                     : few          ? 6
+                                    : 8,
+            .depth = columns <= 128 ? 4 : 3,
+            .lanes = columns <= 256 ? 16 : 32,
+            .units = true};
+  }
+  if (columns <= 131072 && (small || columns > 98304)) {
+    return {.packs = 8, .depth = 5, .cluster = cluster_of(columns, 16), .units = true};
+  }
+  if (columns > 12288 && columns <= 16384) {
+    return {.packs = 16, .depth = 4, .chunks = 2, .units = true};
+  }
+  const int cluster = cluster_of(columns, 24);
+  return {.packs = cluster > 0 ? 12 : 0, .depth = 6, .cluster = cluster, .chunks = 2, .units = true};
+}
+
+// Of float32, element by element.
 StreamShape shape_of_float32_elements(std::int64_t columns) {
   if (columns <= 8192) {
-    return {.packs = 16, .depth = 3, .units = true};
+    return {.packs = columns <= 256 ? 0 : 16, .depth = 3, .units = true};  // registers hold the shortest
   }
   if (columns <= 131072) {
     return {.packs = 16, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
   }
   const int cluster = cluster_of(columns, 32);
-  return {.packs = cluster > 0 ? 32 : 0, .depth = 4, .cluster = cluster, .chunks = 4, .units = true};
+  return {.packs = cluster > 0 ? 32 : 0, .depth = 8, .cluster = cluster, .chunks = 8, .units = true};
 }
 
-// Of 16 bits: longer ones than registers hold.
-StreamShape shape_of_16_bit_elements(std::int64_t columns) {
-  const int cluster = columns > 8192 ? cluster_of(columns, 16) : 0;
-  return {.packs = cluster > 0 ? 16 : 0, .depth = 5, .cluster = cluster, .units = true};
-}
-
-StreamShape shape_of(const NormBackwardCase& c, int pack) {
+StreamShape shape_of(const NormBackwardCase& c) {
+  const int pack = 16 / c.size;
   if (c.source != GradientSource::y) {
-    return pack == 1 ? StreamShape{} : shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
+    return c.packs ? shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum) : StreamShape{};
+  }
+  if (!c.packs) {
+    return c.size == 4 ? shape_of_float32_elements(c.columns) : shape_of_pairs(c.rows, c.columns);
   }
   if (c.columns <= 256) {
     return {};  // registers hold them
   }
-  return pack == 8     ? shape_of_16_bits(c.columns, c.weight_size)
-         : pack == 4   ? shape_of_float32(c.columns)
-         : c.size == 4 ? shape_of_float32_elements(c.columns)
-                       : shape_of_16_bit_elements(c.columns);
+  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
 }
 
 // How `shape` divides rows, and what then lies in shared memory. packs = 0: there is no room.
@@ -110,10 +143,11 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   }
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
-  const bool weights_in_registers = p.packs * pack <= 16 && !drops;
+  const bool few_weights = shape.lanes < 32 || (pack == 1 && p.team() == rows::Team::warp);  // in registers
+  const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
   p.kept_bytes = weights_in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
-  const int gap = shape.units ? p.block() / 32 * (16 / c.size) : 0;  // for rows that begin inside of a unit
+  const int gap = shape.units ? p.block() / shape.lanes * (16 / c.size) : 0;  // for rows that begin inside of a unit
   const int chunk_bytes = (p.block() * chunk_elements + gap) * matrices * c.size;
   const int folds = std::max(1, p.block() / std::max(32, p.threads));  // rows of partials that a block adds up
   const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
@@ -136,9 +170,9 @@ std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
 }  // namespace
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
-  const int pack = c.packs ? 16 / c.size : 1;
   if (c.size <= 4 && c.clusters) {
-    const StreamShape shape = shape_of(c, pack);
+    const int pack = (c.packs ? 16 : 4) / c.size;
+    const StreamShape shape = shape_of(c);
     const StreamPlan stream = stream_plan(c, pack, shape);
     if (stream.packs > 0) {
       return {.kernel = NormBackwardKernel::streamed,
@@ -154,6 +188,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   if (c.source != GradientSource::y) {
     return {};
   }
+  const int pack = c.packs ? 16 / c.size : 1;
   if (c.columns > 512 * 64 / std::max(c.size, 4)) {
     return {.kernel = NormBackwardKernel::looped, .pack = pack};
   }
@@ -161,8 +196,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   // Enough blocks to keep a large chip busy, few enough that the partials stay small beside x.
   const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * rows::kStreamBlocks : 512;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
-  const bool staged = c.clusters && !c.packs && c.size == 2 && c.columns > 256 && wanted > blocks;
-  if (staged) {
+  if (c.clusters && !c.packs && c.size == 2 && c.columns > 1024 && wanted > blocks) {
     const std::int64_t most = std::int64_t{rows::kStreamBlocks} * staged_layout(c.columns).blocks;
     return {.kernel = NormBackwardKernel::staged,
             .partial_rows = std::min(wanted, std::max<std::int64_t>(blocks, most))};

@@ -38,7 +38,7 @@ struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // of dweight and dbias: G
   int pack = 1;                   // columns that are read at once
-  bool units = false;             // single columns are copied in units of 16 bytes
+  bool units = false;             // rows begin anywhere, and are copied in the units of 16 bytes in which they lie
   // Of rows that stream:
   int lanes = 32;  // of a warp that share a row
   int chunks = 1;  // of a row
@@ -87,9 +87,7 @@ struct StagedLayout {
 
   constexpr int columns() const { return held.threads * held.elements; }  // at most
 };
-inline constexpr StagedLayout kStagedLayouts[] = {{{128, 128, 3}, 9},  {{128, 128, 4}, 8}, {{128, 128, 6}, 7},
-                                                  {{128, 128, 7}, 7},  {{128, 128, 8}, 6}, {{256, 256, 8}, 3},
-                                                  {{256, 256, 16}, 2}, {{512, 512, 16}, 1}};
+inline constexpr StagedLayout kStagedLayouts[] = {{{256, 256, 8}, 3}, {{256, 256, 16}, 2}, {{512, 512, 16}, 1}};
 constexpr const StagedLayout& staged_layout(std::int64_t columns) {
   const StagedLayout* layout = kStagedLayouts;
   while (layout->columns() < columns && layout + 1 < std::end(kStagedLayouts)) {

@@ -9,23 +9,6 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// V columns in a pack; 1: rows that begin anywhere. A thread has P packs of a row, which `kLanes` lanes of a warp
-/// share, or more threads; it comes in C chunks, of which the shared memory holds D. kUnits: the lanes of a warp copy
-/// the units of 16 bytes in which their elements lie, for each other; else each copies its own packs.
-template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, bool kUnits_ = false>
-struct StreamShape {
-  static constexpr int V = V_;
-  static constexpr int P = P_;
-  static constexpr Team kTeam = kTeam_;
-  static constexpr int kLanes = kLanes_;
-  static constexpr int C = C_;
-  static constexpr int D = D_;
-  static constexpr bool kUnits = kUnits_;
-  static constexpr int kChunk = P / C;  // packs
-  static_assert(C * kChunk == P && (!kUnits || (V == 1 && kLanes == kWarp)));
-  using Place = StreamPlace<kTeam, kLanes>;
-};
-
 /// packs, as the compiler did not see it before. It would compare it once with the number of each pack, and keep what
 /// comes out over all rows: bits that take longer to unpack than to compare again.
 template <class Shape>
@@ -97,7 +80,7 @@ class Weights {
       for (int i = 0; i < Shape::P; ++i) {
         float w[V] = {};
         if (i < at.packs) {
-          unpack(load_or<V>(weight, at.begin + (at.first_pack + i * Shape::kLanes) * V, 1), w);
+          unpack(load(weight, at, (at.first_pack + i * Shape::kLanes) * V), w);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -111,7 +94,7 @@ class Weights {
            column += p.block() * V) {
         Pack<W, V> pack = {};
         if (column < at.columns) {
-          pack = load_or<V>(weight, at.begin + column, 1);
+          pack = load(weight, at, column);
         }
         store(slab + column, pack);
       }
@@ -126,11 +109,26 @@ class Weights {
         w[j] = values_[i * V + j];
       }
     } else {
-      unpack(load<V>(slab_ + i * (Shape::kLanes * V)), w);
+      unpack(rows::load<V>(slab_ + i * (Shape::kLanes * V)), w);
     }
   }
 
  private:
+  /// From a column of the slab on; zeros past its end.
+  __device__ static Pack<W, V> load(const W* weight, const typename Shape::Place& at, int column) {
+    if constexpr (!Shape::kUnits) {
+      return load_or<V>(weight, at.begin + column, 1);
+    }
+    Pack<W, V> pack = {};
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (column + j < at.columns) {
+        pack.at[j] = load_or<1>(weight, at.begin + column + j, 1).at[0];
+      }
+    }
+    return pack;
+  }
+
   const W* slab_;
   float values_[kInRegisters ? Shape::P * V : 1];
 };
@@ -141,13 +139,14 @@ class RowsAhead {
  public:
   static constexpr int V = Shape::V;
   static constexpr bool kUnits = Shape::kUnits;
+  static constexpr bool kPairs = kUnits && V == 2;
   static_assert(!kUnits || !Policy::kAdds);
 
   __device__ RowsAhead(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
                        unsigned char* memory)
       : a_(a),
         packs_(at.packs),
-        lane_offset_(kUnits ? lane() : 0),
+        lane_offset_(kUnits ? lane() * V : 0),
         left_(at.columns - (at.first_pack - lane()) * V),
         step_(at.step),
         row_(at.first),
@@ -164,16 +163,19 @@ class RowsAhead {
     const bool present = row_ < a_.rows;
     if (present || Shape::kLanes < kWarp) {  // zeros, if others of the warp are present
       const std::int64_t from = Shape::kLanes == kWarp || present ? from_ + c * kChunkColumns : 0;
-      const int row_packs = compare_again<Shape>(packs_);
-      const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
       if constexpr (kUnits) {
-        const std::int64_t matrix_left = a_.rows * a_.columns - from;
-        stream_.x.fetch_units(place, a_.x + from, left_ - c * kChunkColumns, matrix_left);
-        stream_.dy.fetch_units(place, a_.dy + from, left_ - c * kChunkColumns, matrix_left);
-      } else if constexpr (Policy::kAdds) {
-        stream_.fetch(place, packs, a_.x + from, a_.dy + from, a_.dsum + from);
+        const std::int64_t elements = a_.rows * a_.columns;
+        const int left = Shape::kLanes == kWarp || present ? left_ - c * kChunkColumns : 0;
+        stream_.x.fetch_units(place, a_.x + from, left, a_.x + elements);
+        stream_.dy.fetch_units(place, a_.dy + from, left, a_.dy + elements);
       } else {
-        stream_.fetch(place, packs, a_.x + from, a_.dy + from);
+        const int row_packs = compare_again<Shape>(packs_);
+        const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
+        if constexpr (Policy::kAdds) {
+          stream_.fetch(place, packs, a_.x + from, a_.dy + from, a_.dsum + from);
+        } else {
+          stream_.fetch(place, packs, a_.x + from, a_.dy + from);
+        }
       }
     }
     cuda::commit_copies();  // also of nothing: they are counted
@@ -197,15 +199,29 @@ class RowsAhead {
     }
   }
 
-  /// Where the thread's packs of a chunk are, of the row that is at `offset`.
-  struct Chunk {
+  /// What the thread has of a chunk of the row that is at `offset`: where its packs are. Pairs are read at once, since
+  /// all begin inside of words or none.
+  struct Places {
     const T* x;
     const T* dy;
   };
+  struct Pairs {
+    Pack<T, V> x[Shape::kChunk];
+    Pack<T, V> dy[Shape::kChunk];
+  };
+  using Chunk = std::conditional_t<kPairs, Pairs, Places>;
   __device__ Chunk chunk(int place, std::int64_t offset) const {
     if constexpr (kUnits) {
-      return {&stream_.x.at(place, UnitStream::phase(a_.x + offset - lane_offset_), 0),
-              &stream_.dy.at(place, UnitStream::phase(a_.dy + offset - lane_offset_), 0)};
+      const int x_phase = UnitStream::phase(a_.x + offset - lane_offset_);
+      const int dy_phase = UnitStream::phase(a_.dy + offset - lane_offset_);
+      if constexpr (kPairs) {
+        Pairs pairs;
+        stream_.x.load_words(place, x_phase, pairs.x);
+        stream_.dy.load_words(place, dy_phase, pairs.dy);
+        return pairs;
+      } else {
+        return {&stream_.x.at(place, x_phase, 0), &stream_.dy.at(place, dy_phase, 0)};
+      }
     } else {
       return {stream_.at(place, 0, 0).at, stream_.at(place, 1, 0).at};
     }
@@ -215,6 +231,9 @@ class RowsAhead {
   __device__ static void values(const T* packs, int i, float (&result)[V]) {
     unpack(load<V>(packs + i * (kWarp * V)), result);
   }
+  __device__ static void values(const Pack<T, V> (&pairs)[Shape::kChunk], int i, float (&result)[V]) {
+    unpack(pairs[i], result);
+  }
 
   /// And of dsum's.
   __device__ void dsum_values(int place, int i, float (&result)[V]) const {
@@ -223,16 +242,13 @@ class RowsAhead {
   }
 
   /// Writes chunk c of dx's row that is at `offset`, in units, through shared memory, where x's was.
-  __device__ void write_units(int place, int c, std::int64_t offset, const T (&dx)[Shape::kChunk]) {
+  __device__ void write_units(int place, int c, std::int64_t offset, bool present,
+                              const Pack<T, V> (&dx)[Shape::kChunk]) {
     T* const to = a_.dx + offset - lane_offset_ + c * kChunkColumns;
-    const int phase = UnitStream::phase(to);
     __syncwarp();  // all have read
-#pragma unroll
-    for (int i = 0; i < Shape::kChunk; ++i) {
-      stream_.x.at(place, phase, i) = dx[i];
-    }
+    stream_.x.store_words(place, UnitStream::phase(to), dx);
     __syncwarp();
-    stream_.x.write(place, to, max(left_ - c * kChunkColumns, 0));
+    stream_.x.write(place, to, present ? max(0, min(kChunkColumns, left_ - c * kChunkColumns)) : 0);
     __syncwarp();  // nobody reads what is copied over
   }
 
@@ -241,7 +257,7 @@ class RowsAhead {
  private:
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
   using PackStream = Stream<T, V, Policy::kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
-  using UnitStream = WarpStream<T, Shape::kChunk, Shape::D>;
+  using UnitStream = WarpStream<T, Shape::kChunk * V, Shape::D, Shape::kLanes>;
   struct UnitStreams {
     UnitStream x;
     UnitStream dy;

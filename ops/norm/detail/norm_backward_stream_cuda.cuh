@@ -28,14 +28,6 @@ struct SumMembers {
   }
 };
 
-/// The sums of a and of b over kLanes lanes: the lower half of them has the one, the upper the other.
-template <int kLanes>
-__device__ float sum_pair_of_lanes(float a, float b) {
-  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
-  const float mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
-  return sum_lanes<kLanes / 2>(mine);
-}
-
 /// Stores what the kernel does not read. The compiler neither splits 16 bytes, as it would where branches meet before
 /// another store, nor keeps loads from passing it.
 template <class T, int V>
@@ -120,8 +112,10 @@ class StreamedBackward {
   // x̂ and g stay in registers: there is room for so many.
   static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
   static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
-  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;  // nothing is needed twice
-  static constexpr bool kWeightsInRegisters = kElements <= 16 && !Policy::kDrops;
+  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;          // nothing is needed twice
+  static constexpr bool kFewWeights = kLanes < kWarp || (V == 1 && kTeam == Team::warp);  // in registers
+  static constexpr bool kWeightsInRegisters = kElements <= (kFewWeights ? 8 : 16) && !Policy::kDrops;
+  static constexpr bool kShort = V == 2 && kTeam == Team::warp;  // g and its mean may nearly cancel
   static constexpr bool kBranches = (!kWeightsInRegisters || Policy::kAdds) && !Shape::kUnits;  // between packs
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
   static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the warp's rows
@@ -201,18 +195,25 @@ class StreamedBackward {
   /// The second look: dx, from the sums over the row.
   __device__ void end_row(const Row& row, int place, float sums) {
     const float rstd = row.statistics.rstd;
-    // dx = g · rstd + x̂ · slope + offset
-    const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
+    // dx = g · rstd + x̂ · slope + offset; or (g + offset) · rstd + x̂ · slope
+    const float minus_mean = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ : 0.0f;
+    const float offset = kShort ? minus_mean : minus_mean * rstd;
     const float gx_sum = kCentered ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes) : sums;
     const float slope = -gx_sum * reciprocal_ * rstd;
-    const int packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
+    int packs = P;
+    if constexpr (!Shape::kUnits) {
+      packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
+    }
 #pragma unroll
     for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
-      [[maybe_unused]] T units[kChunk];
-      [[maybe_unused]] const Chunk chunk = ahead_.chunk(place, row.offset);
+      [[maybe_unused]] Pack<T, V> units[kChunk];
+      [[maybe_unused]] Chunk chunk;
+      if constexpr (!kHeld) {
+        chunk = ahead_.chunk(place, row.offset);
+      }
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-        if (Shape::kUnits || i < packs) {
+        if (i < packs) {
           float values[V];
           if constexpr (!kHeld) {
             look(row, chunk, i, values);
@@ -220,20 +221,24 @@ class StreamedBackward {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int k = held(i) + j;
-            values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
+            if constexpr (kShort && kCentered) {
+              values[j] = fma(g_[k] + offset, rstd, x_hat_[k] * slope);
+            } else {
+              values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
+            }
           }
           if constexpr (Policy::kAdds) {
             add_dsum(row, place, i, values);
           }
           if constexpr (Shape::kUnits) {
-            units[i - c * kChunk] = pack_of<T>(values).at[0];
+            units[i - c * kChunk] = pack_of<T>(values);
           } else {
             write_dx(row, i, values);
           }
         }
       }
       if constexpr (Shape::kUnits) {
-        ahead_.write_units(place, c, row.offset, units);
+        ahead_.write_units(place, c, row.offset, kLanes == kWarp || row.present, units);
       }
       if constexpr (!kFetchEarly) {
         ahead_.fetch(place, (D + c) % C);
@@ -299,7 +304,7 @@ class StreamedBackward {
   /// Writes the thread's sums to the block's row of partials or, if other threads have the same columns, to a row of
   /// `fold`.
   __device__ void fold_or_write(float (&sums)[kElements], float* partials, float* fold) const {
-    constexpr int kPart = V < 4 ? V : 4;
+    constexpr int kPart = V < 4 ? 1 : 4;  // rows of words begin anywhere
     if (partials == nullptr) {
       return;
     }
@@ -320,6 +325,7 @@ class StreamedBackward {
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       if (writes && i < at_.packs) {
+        const int column = (at_.first_pack + i * kLanes) * V;
 #pragma unroll
         for (int part = 0; part < V; part += kPart) {
           Pack<float, kPart> values;
@@ -327,7 +333,9 @@ class StreamedBackward {
           for (int j = 0; j < kPart; ++j) {
             values.at[j] = sums[i * V + part + j];
           }
-          store(own + (at_.first_pack + i * kLanes) * V + part, values);
+          if (V != 2 || column + part < at_.columns) {
+            store(own + column + part, values);
+          }
         }
       }
     }
@@ -421,16 +429,24 @@ void with_pack_shapes(const F& f) {
   }
 }
 
-/// And of elements.
+/// And of words.
 template <class T, class F>
-void with_element_shapes(const F& f) {
+void with_word_shapes(const F& f) {
   if constexpr (sizeof(T) == 2) {
-    f(StreamShape<1, 16, Team::cluster, 32, 1, 5, true>{});
+    f(StreamShape<2, 4, Team::warp, 16, 1, 4, true>{});
+    f(StreamShape<2, 8, Team::warp, 16, 1, 3, true>{});
+    f(StreamShape<2, 6, Team::warp, 32, 1, 3, true>{});
+    f(StreamShape<2, 8, Team::warp, 32, 1, 3, true>{});
+    f(StreamShape<2, 8, Team::block, 32, 1, 3, true>{});
+    f(StreamShape<2, 12, Team::block, 32, 2, 6, true>{});
+    f(StreamShape<2, 12, Team::cluster, 32, 2, 6, true>{});
+    f(StreamShape<2, 8, Team::cluster, 32, 1, 5, true>{});
+    f(StreamShape<2, 16, Team::block, 32, 2, 4, true>{});
   } else {
     f(StreamShape<1, 16, Team::warp, 32, 1, 3, true>{});
     f(StreamShape<1, 16, Team::block, 32, 1, 3, true>{});
     f(StreamShape<1, 16, Team::cluster, 32, 1, 3>{});
-    f(StreamShape<1, 32, Team::cluster, 32, 4, 4, true>{});
+    f(StreamShape<1, 32, Team::cluster, 32, 8, 8, true>{});
   }
 }
 
@@ -448,7 +464,7 @@ void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan
   };
   with_pack_shapes<Policy, T, W>(run);
   if constexpr (!Policy::kAdds) {
-    with_element_shapes<T>(run);
+    with_word_shapes<T>(run);
   }
   check(found, "norm_backward: there is no kernel with {} packs of {} a thread", p.packs, plan.pack);
 }

@@ -75,8 +75,13 @@ void forward_of_x(const Forward<T, W>& a, const NormForwardPlan& plan) {
   using N = Norm<kCentered>;
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held<N>(a, NoAddends{}, plan);
-    case NormForwardPlan::Kernel::staged:
+    case NormForwardPlan::Kernel::tiles:
       if constexpr (sizeof(T) <= sizeof(float)) {
+        return forward_tiles<N>(a, plan);
+      }
+      [[fallthrough]];
+    case NormForwardPlan::Kernel::staged:
+      if constexpr (sizeof(T) == 2) {
         return forward_staged<N>(a, plan);
       }
       [[fallthrough]];
@@ -109,7 +114,7 @@ void with_plan(const NormForward& args, const F& f) {
 
 void norm_forward(Cuda, const NormForward& args) {
   with_plan(args, [&]<class T, class W>(Forward<T, W> a, const NormForwardPlan& plan) {
-    const bool in_pairs = plan.kernel == NormForwardPlan::Kernel::staged;
+    const bool in_pairs = plan.kernel == NormForwardPlan::Kernel::tiles;
     const Tensor weight = in_pairs ? at_pairs<W>(args.weight) : args.weight;
     const Tensor bias = in_pairs ? at_pairs<W>(args.bias) : args.bias;
     a.weight = weight.data_or_null<W>();

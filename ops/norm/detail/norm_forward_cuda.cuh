@@ -158,9 +158,9 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
 template <class N, class T, class W>
 void forward_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& plan);
 template <class N, class T, class W>
-void forward_staged(const Forward<T, W>& a, const NormForwardPlan& plan);
+void forward_tiles(const Forward<T, W>& a, const NormForwardPlan& plan);
 template <class N, class T, class W>
-void forward_staged_cluster(const Forward<T, W>& a, const NormForwardPlan& plan);
+void forward_staged(const Forward<T, W>& a, const NormForwardPlan& plan);
 template <class N, class T, class W>
 void forward_stream(const Forward<T, W>& a, const NormForwardPlan& plan);
 template <class N, class T, class W>

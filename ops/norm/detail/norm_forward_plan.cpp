@@ -9,8 +9,7 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kWarpTeams = 8;                   // rows of a block whose warps have one each
-constexpr std::int64_t kMostWarpColumns = 512;  // of single elements
+constexpr int kWarpTeams = 8;  // rows of a block whose warps have one each
 
 /// Packs of a row that a thread holds, at most.
 int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
@@ -121,57 +120,55 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return best;
 }
 
-// Of staged rows.
-constexpr int kSlabBlock = kForwardBlock / 2;         // threads that had a slab each of a cluster's rows
-constexpr int kTileBytes = 4096;                      // of a tile, for each warp of its team
-constexpr int kStagedTeamWarps = 16;                  // that a multiprocessor has room for
-constexpr std::int64_t kMostFloatColumns = 256;       // of float32
-constexpr std::int64_t kMostBlockColumns = 8192;      // that a block shares
-constexpr std::int64_t kFewClusterColumns = 24576;    // of rows that are not centered: they are looped over
-constexpr std::int64_t kMostClusterColumns = 131072;  // that a cluster shares: 16 blocks have 2 slabs of 8 warps each
+// Of rows that packs do not fit.
+constexpr std::int64_t kTileBytes = 4096;     // of a tile
+constexpr int kTileWarpsAtATime = 16;         // that a multiprocessor has room for
+constexpr std::int64_t kMostFloatTile = 256;  // columns of float32
+constexpr std::int64_t kMostTile = 512;       // of 16 bits
+constexpr std::int64_t kMostStaged = 131072;
 
-/// Shared memory for so many elements that lie at any distance from a line of 128 bytes.
-int staged_bytes(std::int64_t elements, DType x) {
-  return static_cast<int>(divided(elements * static_cast<std::int64_t>(size_of(x)), 128) + 1) * 128;
-}
-
-/// The plan for rows that come and go in tiles. A thread has pairs of single elements.
-NormForwardPlan staged_plan(const NormShape& s) {
-  NormForwardPlan p{.kernel = NormForwardPlan::Kernel::staged, .pack = 2, .depth = kStagedDepth};
-  int group = 1;  // rows that a team works on at a time
-  if (s.columns <= kMostWarpColumns) {
-    p.team = s.columns <= 64 ? RowTeam::lanes : RowTeam::warp;
-    p.packs = s.columns <= 64 ? 8 : static_cast<int>(divided(s.columns, 2 * kWarpLanes) * 2);
-    p.threads = kWarpLanes;
-    p.teams = kStagedWarps;
-    group = s.columns <= 64 ? 16 : 4;
-  } else {
-    p.team = RowTeam::block;
-    p.packs = held_plan(s, 1).packs;
-    p.threads = static_cast<int>(divided(s.columns, 2 * kWarpLanes * p.packs) * kWarpLanes);
-  }
-  const std::int64_t warps = p.threads / kWarpLanes;
-  const std::int64_t group_bytes = group * s.columns * static_cast<std::int64_t>(size_of(s.x));
-  const std::int64_t teams = kStagedTeamWarps / warps * s.multiprocessors;
-  const std::int64_t most = divided(s.rows, teams * group);  // so that all have some
-  p.tile_rows = group * static_cast<int>(std::clamp<std::int64_t>(kTileBytes * warps / group_bytes, 1, most));
-  p.tile_bytes = staged_bytes(p.tile_rows * s.columns, s.x);
-  return p;
-}
-
-/// The same for rows that a cluster shares. Their slabs are those of the blocks that would hold them.
-NormForwardPlan staged_cluster_plan(const NormShape& s) {
-  const NormForwardPlan slabs = held(s.columns, 1, 16, kSlabBlock);
-  return {.kernel = NormForwardPlan::Kernel::staged,
-          .team = RowTeam::cluster,
+/// The plan for short rows, which come and go in tiles. A thread has pairs.
+NormForwardPlan tiles_plan(const NormShape& s) {
+  const bool shorter = s.columns <= 64;
+  const std::int64_t group = shorter ? 16 : 4;  // rows that a warp works on at a time
+  const auto size = static_cast<std::int64_t>(size_of(s.x));
+  const std::int64_t warps = std::int64_t{kTileWarpsAtATime} * s.multiprocessors;
+  const std::int64_t most = divided(s.rows, warps * group);  // so that all have some
+  const std::int64_t groups = std::clamp<std::int64_t>(kTileBytes / (group * s.columns * size), 1, most);
+  return {.kernel = NormForwardPlan::Kernel::tiles,
+          .team = shorter ? RowTeam::lanes : RowTeam::warp,
           .pack = 2,
-          .packs = slabs.packs,
-          .threads = slabs.threads,
-          .blocks = (slabs.blocks + 1) / 2,
-          .slab = slabs.slab,
-          .depth = kStagedClusterDepth,
-          .tile_rows = 1,
-          .tile_bytes = staged_bytes(2 * slabs.slab, s.x) + 128};
+          .packs = shorter ? 8 : static_cast<int>(divided(s.columns, 2 * kWarpLanes) * 2),
+          .threads = kWarpLanes,
+          .teams = kTileWarps,
+          .tile_rows = static_cast<int>(group * groups),
+          // They may begin anywhere in a line of 128 bytes.
+          .tile_bytes = static_cast<int>(divided(group * groups * s.columns * size, 128) + 1) * 128};
+}
+
+/// The plan for longer ones, of 16 bits, that stream in units of 16 bytes. A thread has 12 or 16 pairs: fewer if a
+/// block then has no fewer rows at a time.
+NormForwardPlan staged_plan(const NormShape& s) {
+  const int blocks = s.columns <= 16384 ? 1 : s.columns <= 32768 ? 2 : s.columns <= 65536 ? 4 : 8;
+  const int slab = static_cast<int>(divided(s.columns, std::int64_t{blocks} * 64) * 64);
+  const auto with_packs = [&](int packs) {
+    const int threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * packs * 2) * kWarpLanes);
+    return NormForwardPlan{.kernel = NormForwardPlan::Kernel::staged,
+                           .team = blocks > 1              ? RowTeam::cluster
+                                   : threads == kWarpLanes ? RowTeam::warp
+                                                           : RowTeam::block,
+                           .pack = 2,
+                           .packs = packs,
+                           .threads = threads,
+                           .teams = kForwardBlock / threads,
+                           .blocks = blocks,
+                           .slab = slab};
+  };
+  const NormForwardPlan few = with_packs(12);
+  const NormForwardPlan many = with_packs(16);
+  NormForwardPlan p = few.teams >= many.teams ? few : many;
+  p.teams = static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, p.teams));
+  return p;
 }
 
 /// Whether blocks that stay have the parameters in shared memory: they are twice as many bytes as a row.
@@ -200,14 +197,12 @@ bool stays(const NormShape& s, const NormForwardPlan& p) {
 
 NormForwardPlan norm_forward_plan(const NormShape& s) {
   const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
-  if (!s.packed && !s.adds) {
-    const std::int64_t most = size_of(s.x) == 2 ? kMostBlockColumns : size_of(s.x) == 4 ? kMostFloatColumns : 0;
-    if (s.columns <= most) {
-      return staged_plan(s);
+  if (!s.packed && !s.adds && size_of(s.x) <= 4) {
+    if (s.columns <= (size_of(s.x) == 2 ? kMostTile : kMostFloatTile)) {
+      return tiles_plan(s);
     }
-    const bool is_faster = s.centered || s.columns > kFewClusterColumns;
-    if (size_of(s.x) == 2 && s.clusters && is_faster && s.columns <= kMostClusterColumns && s.rows <= INT_MAX / 2) {
-      return staged_cluster_plan(s);
+    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostStaged && s.rows <= INT_MAX / 2) {  // rows are int there
+      return staged_plan(s);
     }
   }
   NormForwardPlan p = stream_plan(s, pack);

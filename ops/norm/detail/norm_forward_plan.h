@@ -27,24 +27,22 @@ enum class RowTeam { lanes, warp, block, cluster };
 
 constexpr int kForwardBlock = 512;   // threads of a block, at most
 constexpr int kSharingBlock = 1024;  // of one whose rows share parameters in shared memory
-constexpr int kStagedBlock = 256;    // of one that shares staged rows
-constexpr int kStagedWarps = 4;      // of a block in which each has staged rows of its own
-constexpr int kStagedDepth = 3;      // tiles of a team
-constexpr int kStagedClusterDepth = 5;
+constexpr int kTileWarps = 4;        // of a block whose warps have tiles of rows
+constexpr int kTileDepth = 3;        // tiles of a warp in shared memory
 
 struct NormForwardPlan {
-  enum class Kernel { held, staged, stream, looped };
+  enum class Kernel { held, tiles, staged, stream, looped };
   Kernel kernel = Kernel::looped;
   RowTeam team = RowTeam::block;
   int pack = 1;        // columns of a pack
   int packs = 0;       // of a row that a thread has
-  int threads = 0;     // of a block that share a row; staged: a tile
+  int threads = 0;     // of a block that share a row
   int teams = 1;       // of so many threads, in a block
   int blocks = 1;      // that share a row
-  int slab = 0;        // columns of a row that a block has; staged: half as many
+  int slab = 0;        // columns of a row that a block has
   bool stays = false;  // held: a team has row after row, the next one on its way, the parameters in shared memory
-  int depth = 0;       // chunks of a row that the shared memory holds; staged: tiles of a team
-  int tile_rows = 0;   // of a staged tile
+  int depth = 0;       // chunks of a row that the shared memory holds
+  int tile_rows = 0;   // of a tile
   int tile_bytes = 0;  // that it takes of shared memory
 };
 

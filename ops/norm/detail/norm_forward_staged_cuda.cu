@@ -1,289 +1,394 @@
-#include <algorithm>
-#include <climits>
+#include <mica/ops/detail/stream_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-#include <mica/core/cuda/launch.h>
-#include <mica/ops/norm/detail/norm_forward_staged_cuda.cuh>
-
-// Staged rows of which a warp has several, or a block one.
+// Forward for rows that packs of 16 bytes do not fit. They come and go in units of 16 bytes all the same, through
+// shared memory; in between, a thread has words, of a pair of 16-bit elements each, of the same columns of row after
+// row:
+//
+//   x ──units, rows ahead──▶ shared memory ──words──▶ registers ──▶ moments of a warp ──meeting──▶ the row's moments
+//                                                         │                                           │
+//   y ◀──units── shared memory ◀──words── · rstd, weight, bias ◀───────────────────────────────────────┘
+//
+// A warp has a row, or a block, or the blocks of a cluster. A cluster, whose blocks take long to meet,
+// begins a row before it ends the one before.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// How the moments of a row come from those of its threads. Rows of one segment, which a warp has several of, or those
-// that a block shares, whose segments have K elements a lane.
-template <class N, class T, int K, int kLanes, bool kBlock>
-class RowMeeting {
- public:
-  using S = Accumulate<T>;
-  using Share = PairShare<kLanes>;
-  static constexpr int kMostSegments = 16;
+constexpr int kMostMembers = 16;  // that meet: warps of a block, or blocks of a cluster
 
-  struct Shared {
-    Moments<S> segments[2][kMostSegments];
-    S reciprocal_counts[K + 1];  // one over a number of a lane's elements: a table, as registers are scarce
-    S reciprocal_segments[kMostSegments];
-  };
-
-  __device__ RowMeeting(Shared* shared, int columns) : shared_(shared) {
-    const int i = threadIdx.y * blockDim.x + threadIdx.x;
-    if (i <= K) {
-      shared->reciprocal_counts[i] = reciprocal(static_cast<S>(i));
-    }
-    if (kBlock && i < kMostSegments) {
-      shared->reciprocal_segments[i] = reciprocal(elements(i, columns));
-    }
-    __syncthreads();
-  }
-
-  /// The number of the thread's segment in its block.
-  __device__ static int segment() { return threadIdx.x / (kLanes / 2); }
-
-  /// One over numbers of a lane's elements.
-  __device__ const S* reciprocal_counts() const { return shared_->reciprocal_counts; }
-
-  /// The moments of the row, the same bits in each of its threads.
-  __device__ Moments<S> combine(const Moments<S> (&mine)[2], const Share& share, int columns, S in_row) {
-    const Moments<S> own = combine_pairs<N>(mine, share, kBlock ? shared_->reciprocal_segments[segment()] : in_row);
-    if constexpr (!kBlock) {
-      return own;
-    } else {
-      const int segments = (columns + K * kLanes - 1) / (K * kLanes);
-      Moments<S>* const all = shared_->segments[turn_];
-      turn_ ^= 1;  // so that one barrier a row is enough
-      if (threadIdx.x % (kLanes / 2) == 0 && segment() < segments) {
-        all[segment()] = own;
-      }
-      __syncthreads();
-      const int i = threadIdx.x % kMostSegments;
-      const Moments<S> other = i < segments ? all[i] : Moments<S>{0, 0};
-      return N::kCentered ? combine_lanes<kMostSegments>(other, elements(i, columns), in_row)
-                          : Moments<S>{0, sum_lanes<kMostSegments>(other.b)};
-    }
-  }
-
- private:
-  // Of segment number i.
-  __device__ static S elements(int i, int columns) {
-    return static_cast<S>(max(0, min(K * kLanes, columns - i * (K * kLanes))));
-  }
-
-  Shared* shared_;
-  int turn_ = 0;
-};
-
-// A team's threads wait for each other.
-template <bool kBlock>
-__device__ void sync() {
-  kBlock ? __syncthreads() : __syncwarp();
+// How many of so many columns the lane's member has, where each has `width`, and the last ones fewer.
+__device__ float columns_of_member(int columns, int width) {
+  const int i = static_cast<int>(threadIdx.x) % kMostMembers;
+  return static_cast<float>(max(0, min(width, columns - i * width)));
 }
 
-// The tiles of a team: it fetches them, kDepth ahead, and writes them.
-template <class T, class W, bool kBlock, int kDepth>
-class TileStream {
+// The moments of members together, from theirs: all of them relative to the row's shift. n: columns of the lane's
+// member.
+template <class N>
+__device__ Moments<float> combine_members(const float* numbers, int members, float n, float reciprocal_columns) {
+  const int i = static_cast<int>(threadIdx.x) % kMostMembers;
+  const int member = min(i, members - 1);
+  const float squares = i < members ? numbers[members + member] : 0.0f;
+  if constexpr (!N::kCentered) {
+    return {0, sum_lanes<kMostMembers>(squares)};
+  }
+  const float mean = sum_lanes<kMostMembers>(n * numbers[member]) * reciprocal_columns;
+  const float rest = numbers[member] - mean;
+  return {mean, sum_lanes<kMostMembers>(fma(n * rest, rest, squares))};
+}
+
+// weight and bias of a thread's packs, as they were read.
+template <class N, class W, class Shape>
+class StagedParameters {
  public:
-  /// step: rows from a tile to the next.
-  __device__ TileStream(const Forward<T, W>& a, const NormForwardPlan& p, const int& step, unsigned char* memory)
-      : a_(a),
-        p_(p),
-        step_(step),
-        memory_(memory + (kBlock ? 0 : threadIdx.y * (kDepth * p.tile_bytes))),
-        row_(static_cast<int>(kBlock ? blockIdx.x : blockIdx.x * blockDim.y + threadIdx.y) * p.tile_rows) {
-#pragma unroll 1
-    for (int i = 0; i < kDepth; ++i) {
-      fetch(i, row_ + i * step_);
+  static constexpr int V = Shape::V;
+
+  __device__ StagedParameters(const W* weight, const W* bias, const typename Shape::Place& at) {
+    load_from(weight, 1, at, weights_);
+    if constexpr (N::kCentered) {
+      load_from(bias, 0, at, biases_);
     }
   }
 
-  __device__ bool has_tile() const { return row_ < rows_in_all(); }
-  __device__ int first_row() const { return row_; }
-  __device__ int rows() const { return rows_from(row_); }
-
-  /// Waits for the thread's copies. Returns the tile's first element.
-  __device__ T* wait() const {
-    cuda::wait_copies<kDepth - 1>();
-    return at(place_).begin(a_.x + row_ * a_.columns);
-  }
-
-  /// Writes the tile to y, and goes on to the next.
-  __device__ void write() {
-    const std::int64_t begin = row_ * a_.columns;
-    if (!at(place_).write(a_.y + begin, a_.x + begin, rows() * static_cast<int>(a_.columns))) {
-      sync<kBlock>();
+  /// Those of pack number i, for a row at such a place.
+  __device__ void at(int i, int place, float (&w)[V], float (&b)[V]) const {
+    unpack_anew(weights_[i], place, w);
+    if constexpr (N::kCentered) {
+      unpack_anew(biases_[i], place, b);
     }
-    fetch(place_, row_ + kDepth * step_);
-    place_ = place_ + 1 == kDepth ? 0 : place_ + 1;
-    row_ += step_;
   }
 
  private:
-  __device__ int rows_in_all() const { return static_cast<int>(a_.rows); }
-  __device__ int rows_from(int row) const { return min(p_.tile_rows, rows_in_all() - row); }
-  __device__ Tile<T> at(int place) const {
-    return {memory_ + place * p_.tile_bytes, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  // Seemingly in another way for each row: the compiler would unpack 16-bit elements once, into twice as many
+  // registers.
+  __device__ static void unpack_anew(Pack<W, V> pack, int place, float (&values)[V]) {
+    if constexpr (sizeof(W) == 2) {
+      asm("" : "+r"(reinterpret_cast<unsigned&>(pack)) : "r"(place));
+    }
+    unpack(pack, values);
   }
-  __device__ void fetch(int place, int row) const {
-    if (row < rows_in_all()) {
-      at(place).fetch(a_.x + row * a_.columns, rows_from(row) * static_cast<int>(a_.columns),
-                      a_.x + a_.rows * a_.columns);
+
+  __device__ static void load_from(const W* row, float absent, const typename Shape::Place& at,
+                                   Pack<W, V> (&packs)[Shape::P]) {
+#pragma unroll
+    for (int i = 0; i < Shape::P; ++i) {
+      const int column = (at.first_pack + i * kWarp) * V;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const bool inside = row != nullptr && column + j < at.columns;
+        packs[i].at[j] = inside ? row[at.begin + column + j] : static_cast<W>(absent);
+      }
+    }
+  }
+
+  Pack<W, V> weights_[Shape::P];
+  Pack<W, V> biases_[N::kCentered ? Shape::P : 1];
+};
+
+// A warp's rows to come; where it meets others, each with the word that has the row's first element.
+template <class T, class Shape>
+using StagedUnits = WarpStream<T, Shape::P * Shape::V, Shape::D, kWarp, Shape::kTeam == Team::warp ? 0 : 8>;
+
+// A thread's part in the kernel.
+template <class N, class T, class W, class Shape>
+class StagedForward {
+ public:
+  __device__ StagedForward(const Forward<T, W>& a, const StreamPlan& p, unsigned char* memory)
+      : a_(a),
+        at_(p, a.columns, V, P),
+        meeting_(p, at_.rank, memory),
+        units_(p, memory),
+        left_(at_.columns - (at_.first_pack - lane()) * V),
+        in_warp_(reciprocal(static_cast<float>(warp_columns()))),
+        of_warps_(columns_of_member(at_.columns, kWarpColumns)),
+        of_blocks_(columns_of_member(static_cast<int>(a.columns), p.slab)),
+        parameters_(start_copies(a.weight), a.bias, at_) {
+    meeting_.open();
+  }
+
+  __device__ void run() {
+    int place = 0;
+    Row row = first_row();
+    if (kAhead && row.number < rows()) {
+      begin_row(row, 0, D - 1);
+    }
+#pragma unroll 1
+    while (row.number < rows()) {
+      if constexpr (kAhead) {
+        if (row.number + step() < rows()) {
+          begin_row(after(row), next(place), D - 2);
+        }
+        load(row, place);
+        end_row(row, place, take());
+      } else {
+        const Moments<float> mine = begin_row(row, place, D - 1);
+        end_row(row, place, kMeets ? take() : mine);
+      }
+      fetch(row.number + D * step(), row.element + D * step() * a_.columns, place);
+      place = next(place);
+      row = after(row);
+    }
+    meeting_.close();
+  }
+
+ private:
+  static constexpr int V = Shape::V;
+  static constexpr int P = Shape::P;
+  static constexpr int D = Shape::D;
+  static constexpr Team kTeam = Shape::kTeam;
+  static constexpr bool kMeets = kTeam != Team::warp;
+  static constexpr bool kAhead = kTeam == Team::cluster;
+  static constexpr int kWarpColumns = P * kWarp * V;
+  using Units = StagedUnits<T, Shape>;
+  static_assert(V == Units::kInWord && Shape::kLanes == kWarp);
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
+  __device__ int warp_columns() const { return max(0, min(kWarpColumns, left_)); }
+
+  struct Row {
+    int number;
+    std::int64_t element;  // the first of the warp's
+  };
+  __device__ Row first_row() const {
+    return {static_cast<int>(at_.first), at_.first * a_.columns + at_.begin + (at_.first_pack - lane()) * V};
+  }
+  __device__ Row after(const Row& row) const { return {row.number + step(), row.element + step() * a_.columns}; }
+  __device__ int step() const { return static_cast<int>(at_.step); }
+  __device__ int rows() const { return static_cast<int>(a_.rows); }
+
+  // The first rows are on their way before the parameters are read. Returns its argument.
+  __device__ const W* start_copies(const W* weight) {
+    Row row = first_row();
+#pragma unroll 1
+    for (int i = 0; i < D; ++i) {
+      fetch(row.number, row.element, i);
+      row = after(row);
+    }
+    return weight;
+  }
+
+  // Starts copying a row, if there is one.
+  __device__ void fetch(int number, std::int64_t element, int place) {
+    if (number < rows()) {
+      if (kMeets && N::kCentered && lane() == 0) {
+        cuda::copy_async<4>(units_.spare(place), a_.x + number * a_.columns - first_in_word(number));
+      }
+      units_.fetch_units(place, a_.x + element, left_, a_.x + a_.rows * a_.columns);
     }
     cuda::commit_copies();  // also of nothing: they are counted
   }
 
-  const Forward<T, W>& a_;
-  const NormForwardPlan& p_;
-  const int& step_;
-  unsigned char* memory_;
-  int row_;
-  int place_ = 0;
-};
+  // Where in its word a row has its first element.
+  __device__ int first_in_word(int number) const { return Units::phase(a_.x + number * a_.columns) % V; }
 
-// More blocks than have room at a time make up for multiprocessors that are slower than others, but each of them waits
-// for its first rows and for the parameters.
-template <class N, bool kBlock>
-constexpr int kTurns = N::kCentered ? 1
-                       : kBlock     ? 2
-                                    : 8;
-
-// A row of a tile, y over x. Returns whether it is not done, since its squares overflow or it is not finite.
-template <bool kFull, class N, int K, int kSure, int kLanes, bool kBlock, class T, class W, class Parameters>
-__device__ bool normalize_staged_row(const Forward<T, W>& a, T* staged, int row, bool present,
-                                     const PairShare<kLanes>& share, const Parameters& parameters,
-                                     RowMeeting<N, T, K, kLanes, kBlock>& meeting) {
-  using S = Accumulate<T>;
-  // Of a block's warps, one at most is not full: not worth the registers.
-  const bool in_pairs =
-      (kFull || !kBlock) && __all_sync(kAllLanes, cuda::shared_address(staged) % (2 * sizeof(T)) == 0);
-  const T first = *staged;
-  RowPairs<N, T, K, kFull ? K : kSure, kLanes, kBlock> pairs;
-  const S shift = pairs.shift_of_row(first);
-  pairs.load_from(staged, first, share, in_pairs);
-  Moments<S> mine[2];
-  pairs.find_moments(share, meeting.reciprocal_counts(), mine);
-  const Moments<S> m = meeting.combine(mine, share, static_cast<int>(a.columns), a.in_row);
-  const bool overflow = N::kCentered && !isfinite(m.b);
-  __syncwarp();  // all have read the shift
-  if (present && !overflow) {
-    const S rstd = rsqrt(m.b * a.in_row + a.eps);
-    if (threadIdx.x % (kBlock ? kStagedBlock : kLanes / 2) == 0) {
-      write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
+  // The shift of a row's moments: if warps meet, its first element, which each has copied for itself.
+  __device__ float shift_of(const Row& row, int place) const {
+    if constexpr (!N::kCentered) {
+      return 0;
+    } else if constexpr (kMeets) {
+      return static_cast<float>(units_.spare(place)[first_in_word(row.number)]);
+    } else {
+      return warp_shift_;
     }
-    pairs.write(staged, row, share, in_pairs, m.a, rstd, parameters);
   }
-  return overflow;
-}
 
-template <int K, int kLanes, bool kBlock>
-__device__ PairShare<kLanes> share_of(int columns) {
-  if constexpr (kBlock) {
-    return share_of_block<K>(columns);
-  } else {
-    return {static_cast<int>(threadIdx.x) % (kLanes / 2) * 2, columns, K};
+  // Near the warp's part of a row, whatever one of its elements is: the mean of the first ones.
+  __device__ T near(int place, int phase) const {
+    const int i = lane() < left_ ? lane() : 0;  // where there are fewer, the first stands for them
+    return static_cast<T>(sum_lanes<kWarp>(static_cast<float>(units_.element(place, phase, i))) * (1.0f / kWarp));
   }
-}
 
-// K: pairs of a row that a thread has, at most; of these, the first kSure in each thread.
-template <class N, class T, class W, int K, int kSure, int kLanes, bool kBlock>
-__global__ void __launch_bounds__(kBlock ? kStagedBlock : kStagedWarps* kWarp, kBlock ? 2 : 4)
-    norm_forward_staged_kernel(const Forward<T, W> a, const NormForwardPlan p, const int step) {
-  using Meeting = RowMeeting<N, T, K, kLanes, kBlock>;
-  constexpr int kThreads = kLanes / 2;  // of a segment
-  __shared__ typename Meeting::Shared shared;
-  extern __shared__ __align__(16) unsigned char memory[];
-  TileStream<T, W, kBlock, kStagedDepth> tiles(a, p, step, memory);
-  const int columns = static_cast<int>(a.columns);
-  const int segment = Meeting::segment();
-  const PairParameters<N, W, K, kLanes> parameters(a.weight, a.bias, share_of<K, kLanes, kBlock>(columns));
-  Meeting meeting(&shared, columns);
-  const bool full = kBlock && static_cast<int>(threadIdx.x / kWarp + 1) * (2 * K * kLanes) <= columns;
-  // A warp takes rows two apart at a time: so they begin at pairs, or none does.
-  constexpr int kGroup = kBlock ? 1 : 2 * kWarp / kThreads;
-#pragma unroll 1
-  for (; tiles.has_tile(); tiles.write()) {
-    const int first_row = tiles.first_row();
-    const int rows = tiles.rows();
-    T* const tile = tiles.wait();
-    sync<kBlock>();
-#pragma unroll 1
-    for (int i = 0; i < rows; i += kBlock || i % 2 == 0 ? 1 : kGroup - 1) {
-      const int r = kBlock ? i : i + segment * 2;
-      const bool present = r < rows;
-      T* const row = tile + (present ? r : 0) * columns;
-      const PairShare<kLanes> share = share_of<K, kLanes, kBlock>(columns);
-      const bool undone = kBlock && full ? normalize_staged_row<true, N, K, kSure, kLanes, kBlock>(
-                                               a, row, first_row + r, present, share, parameters, meeting)
-                                         : normalize_staged_row<false, N, K, kSure, kLanes, kBlock>(
-                                               a, row, first_row + r, present, share, parameters, meeting);
-      if constexpr (N::kCentered) {
-        unsigned left = __ballot_sync(kAllLanes, undone && present && (kBlock || threadIdx.x % kThreads == 0));
-        if constexpr (kBlock) {
-          if (left != 0) {
-            normalize_shrunk_row<N, kWarp>(a, first_row + r, row, 0, columns);
-          }
-        } else {
-#pragma unroll 1
-          for (; left != 0; left &= left - 1) {
-            const int other = __shfl_sync(kAllLanes, r, __ffs(left) - 1);
-            normalize_shrunk_row<N, kLanes>(a, first_row + other, tile + other * columns, 0, columns);
-          }
+  // Reads a row's words. What is absent is as the shift of the warp's squares, which it returns: zeros, if there is
+  // none.
+  __device__ float load(const Row& row, int place) {
+    const int phase = Units::phase(a_.x + row.element);
+    T shift = static_cast<T>(0.0f);
+    if constexpr (N::kCentered) {
+      shift = near(place, phase);
+    }
+    if (left_ < kWarpColumns) {
+      __syncwarp();  // for those who read it before
+      units_.clear(place, phase, left_, shift);
+      __syncwarp();
+    }
+    units_.load_words(place, phase, words_);
+    if (N::kCentered && left_ < kWarpColumns) {
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+#pragma unroll
+        for (T& value : words_[i].at) {
+          value = i < at_.packs ? value : shift;
         }
       }
     }
-    sync<kBlock>();
+    return static_cast<float>(shift);
   }
+
+  // Waits for a row, of which `pending` younger ones may still be under way, and leaves the moments of the warp's part
+  // for the team. Returns them.
+  __device__ Moments<float> begin_row(const Row& row, int place, int pending) {
+    cuda::wait_copies(pending);
+    __syncwarp();  // for what other lanes have copied
+    const float shift = load(row, place);
+    if constexpr (N::kCentered && !kMeets) {
+      warp_shift_ = shift;
+    }
+    float sum = 0;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      float x[V];
+      unpack(words_[i], x);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float difference = N::kCentered ? x[j] - shift : x[j];
+        sum += N::kCentered ? difference : 0.0f;
+        squares = fma(difference, difference, squares);
+      }
+    }
+    const Moments<float> mine = of_warp(kMeets ? shift - shift_of(row, place) : 0.0f, sum, squares);
+    if constexpr (kMeets) {
+      meeting_.leave(pair_of(mine), [&](const float* numbers, int warps) {
+        return pair_of(combine_members<N>(numbers, warps, of_warps_, reciprocal(static_cast<float>(at_.columns))));
+      });
+    }
+    return mine;
+  }
+
+  // From the sums of a thread's differences from the warp's shift, which is so far from the row's, and of their
+  // squares.
+  __device__ Moments<float> of_warp(float from_row, float sum, float squares) const {
+    if constexpr (!N::kCentered) {
+      return {0, sum_lanes<kWarp>(squares)};
+    }
+    const float sums = sum_pair(sum, squares);
+    const float total = __shfl_sync(kAllLanes, sums, 0);
+    const float mean = total * in_warp_;
+    const float rest = fma(-total, mean, __shfl_sync(kAllLanes, sums, kWarp / 2));
+    return {from_row + mean, rest < 0 ? 0.0f : rest};
+  }
+
+  // The mean in the lower half of a warp, the squares in the upper.
+  __device__ static float pair_of(const Moments<float>& m) {
+    return N::kCentered && threadIdx.x % kWarp < kWarp / 2 ? m.a : m.b;
+  }
+
+  __device__ Moments<float> take() {
+    return combine_members<N>(meeting_.take(), meeting_.members(), kTeam == Team::cluster ? of_blocks_ : of_warps_,
+                              a_.in_row);
+  }
+
+  // y over x, from the row's moments.
+  __device__ void end_row(const Row& row, int place, Moments<float> m) {
+    float scale = 1;
+    float shift = shift_of(row, place);
+    float eps = a_.eps;
+    if (N::kCentered && !isfinite(m.b)) {  // in all threads of the row alike, and hardly ever
+      const T* const x_row = a_.x + row.number * a_.columns;
+      scale = kShrink<float>;
+      shift *= scale;
+      m = shrunk_moments<kWarp>(x_row, a_.columns, shift, a_.in_row);
+      eps *= scale * scale;
+    }
+    const float rstd = rsqrt(m.b * a_.in_row + eps);
+    if (threadIdx.x == 0 && at_.rank == 0) {
+      write_statistics<N>(a_, row.number, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
+    }
+    normalize(place, shift, -m.a * rstd, rstd, scale);
+    T* const to = a_.y + row.element;
+    __syncwarp();  // all have read
+    units_.store_words(place, Units::phase(to), words_);
+    __syncwarp();
+    units_.write(place, to, warp_columns());
+    __syncwarp();  // nobody reads what is copied over
+  }
+
+  __device__ void normalize(int place, float shift, float offset, float rstd, float scale) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      float x[V];
+      float w[V];
+      float b[V];
+      unpack(words_[i], x);
+      parameters_.at(i, place, w, b);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = N::kCentered ? fma(fma(fma(x[j], scale, -shift), rstd, offset), w[j], b[j]) : x[j] * rstd * w[j];
+      }
+      words_[i] = pack_of<T>(x);
+    }
+  }
+
+  const Forward<T, W>& a_;
+  const typename Shape::Place at_;
+  Meeting<kTeam> meeting_;
+  const Units units_;
+  const int left_;        // columns of the slab from the warp's first on
+  const float in_warp_;   // one over the warp's columns
+  const float of_warps_;  // columns of the warp, or block, that has the lane's number
+  const float of_blocks_;
+  const StagedParameters<N, W, Shape> parameters_;
+  Pack<T, V> words_[P];
+  float warp_shift_ = 0;  // of the row begun last
+};
+
+template <class N, class T, class W, class Shape>
+__global__ void __launch_bounds__(kForwardBlock, 1)
+    norm_forward_staged_kernel(const Forward<T, W> a, const StreamPlan p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  StagedForward<N, T, W, Shape>(a, p, memory).run();
 }
 
 // On the host.
 
-template <class N, class T, class W, int K, int kSure, int kLanes, bool kBlock>
-void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
-  const auto kernel = norm_forward_staged_kernel<N, T, W, K, kSure, kLanes, kBlock>;
-  cuda::Launch launch(1, dim3(p.threads, p.teams), p.teams * kStagedDepth * p.tile_bytes);
-  const std::int64_t tile_rows = std::int64_t{p.tile_rows} * p.teams;  // of a block
-  const std::int64_t most_blocks = std::int64_t{kTurns<N, kBlock>} * launch.resident(kernel);
-  constexpr std::int64_t kMostRows = INT_MAX / 2;  // the kernel counts them in int
-  for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
-    const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
-    const std::int64_t blocks = std::min((part.rows + tile_rows - 1) / tile_rows, most_blocks);
-    launch.grid(static_cast<unsigned>(blocks))
-        .run(kernel, "norm_forward_staged_kernel", part, p, static_cast<int>(blocks * tile_rows));
-  }
+// Calls f with each shape that norm_forward_plan() may choose.
+template <class F>
+void with_staged_shapes(const F& f) {
+  f(StreamShape<2, 12, Team::warp, 32, 1, 4, true>{});
+  f(StreamShape<2, 16, Team::warp, 32, 1, 4, true>{});
+  f(StreamShape<2, 12, Team::block, 32, 1, 4, true>{});
+  f(StreamShape<2, 16, Team::block, 32, 1, 4, true>{});
+  f(StreamShape<2, 12, Team::cluster, 32, 1, 4, true>{});
+  f(StreamShape<2, 16, Team::cluster, 32, 1, 4, true>{});
 }
 
 }  // namespace
 
 template <class N, class T, class W>
-void forward_staged(const Forward<T, W>& a, const NormForwardPlan& p) {
-  if (p.team == RowTeam::lanes) {
-    return launch<N, T, W, 8, 0, 8, false>(a, p);
-  }
-  if (p.team == RowTeam::warp) {
-    switch (p.packs) {
-      case 4: return launch<N, T, W, 4, 2, kWarp, false>(a, p);
-      case 6: return launch<N, T, W, 6, 4, kWarp, false>(a, p);
-      case 8: return launch<N, T, W, 8, 6, kWarp, false>(a, p);
+void forward_staged(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  bool found = false;
+  const auto run = [&]<class Shape>(Shape) {
+    const Team team = plan.team == RowTeam::cluster ? Team::cluster
+                      : plan.team == RowTeam::warp  ? Team::warp
+                                                    : Team::block;
+    if (plan.packs != Shape::P || team != Shape::kTeam) {
+      return;
     }
-  }
-  if constexpr (sizeof(T) == 2) {
-    if (p.team == RowTeam::cluster) {
-      return forward_staged_cluster<N>(a, p);
-    }
-    if (p.team == RowTeam::block) {
-      return p.packs == 8 ? launch<N, T, W, 8, 0, kWarp, true>(a, p) : launch<N, T, W, 16, 0, kWarp, true>(a, p);
-    }
-    switch (p.packs) {
-      case 10: return launch<N, T, W, 10, 8, kWarp, false>(a, p);
-      case 12: return launch<N, T, W, 12, 10, kWarp, false>(a, p);
-      case 14: return launch<N, T, W, 14, 12, kWarp, false>(a, p);
-      case 16: return launch<N, T, W, 16, 14, kWarp, false>(a, p);
-    }
-  }
-  check(false, "norm: there is no staged forward with {} pairs a thread", p.packs);
+    found = true;
+    const int warps = plan.threads * plan.teams / kWarp;
+    const StreamPlan p{.packs = plan.packs,
+                       .threads = plan.threads,
+                       .groups = plan.teams,
+                       .cluster = plan.blocks,
+                       .slab = plan.slab,
+                       .stream_bytes = Shape::D * warps * StagedUnits<T, Shape>::kPlace * static_cast<int>(sizeof(T))};
+    const std::int64_t most = plan.blocks > 1 ? stream_teams(p, a.rows) : cuda::multiprocessor_count();
+    launch_teams(norm_forward_staged_kernel<N, T, W, Shape>, "norm_forward_staged_kernel", p,
+                 static_cast<unsigned>(std::min(most, a.rows)), a);  // few rows: one a block
+  };
+  with_staged_shapes(run);
+  check(found, "norm: there is no staged forward with {} words a thread", plan.packs);
 }
 
 #define MICA_INSTANTIATE(T, W)                                                            \
   template void forward_staged<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
   template void forward_staged<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
+MICA_INSTANTIATE(Half, Half);
+MICA_INSTANTIATE(Half, float);
+MICA_INSTANTIATE(BFloat16, BFloat16);
+MICA_INSTANTIATE(BFloat16, float);
 
 }  // namespace mica::kernels::norm_cuda

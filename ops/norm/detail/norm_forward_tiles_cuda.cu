@@ -1,23 +1,20 @@
-#pragma once
-
-// Forward for rows that packs of 16 bytes do not fit. They come and go in such packs all the same, through shared
-// memory, as tiles: rows that lie next to each other.
-//
-//   x ──packs, tiles ahead──▶ tile ──pairs──▶ differences from a shift, in registers ──▶ moments: half warps, warps
-//                                                          │                                      │
-//   y ◀──packs── tile ◀──pairs── · rstd, weight, bias ◀────┴──────────────────────────────────────┘
-//
-// A team, a warp or a block, stays with tile after tile. weight and bias of a thread's columns stay in registers.
-//
-// Sums are added up in the order in which norm_forward_held_kernel adds up those of single elements. There, a warp has
-// a segment of a row, 32 · P columns, and lane l has columns l, l + 32, …. Here half a warp has the segment, and each
-// thread does the work of two neighboring lanes, whose columns are pairs.
-
 #include <algorithm>
 #include <climits>
 #include <type_traits>
 
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+
+// Forward for short rows that packs of 16 bytes do not fit. They come and go in such packs all the same, through shared
+// memory, as tiles: rows that lie next to each other.
+//
+//   x ──packs, tiles ahead──▶ tile ──pairs──▶ differences from a shift, in registers ──▶ moments: half warps
+//                                                          │                                      │
+//   y ◀──packs── tile ◀──pairs── · rstd, weight, bias ◀────┴──────────────────────────────────────┘
+//
+// A warp stays with tile after tile. weight and bias of a thread's columns stay in registers. Half a warp, or 4 lanes,
+// have a row; each thread does the work of two neighboring lanes of norm_forward_held_kernel, whose columns are pairs,
+// and adds up in the order of that kernel.
 
 namespace mica::kernels::norm_cuda {
 
@@ -112,36 +109,19 @@ class Tile {
 // next to them.
 template <int kLanes>
 struct PairShare {
-  int first;         // column
-  int count[2];      // at most K each
-  unsigned mask[2];  // as many ones
+  int first;     // column
+  int count[2];  // at most K each
 
   __device__ PairShare(int first, int end, int most)
-      : first(first),
-        count{counted(first, end, most), counted(first + 1, end, most)},
-        mask{(1u << count[0]) - 1, (1u << count[1]) - 1} {}
+      : first(first), count{counted(first, end, most), counted(first + 1, end, most)} {}
 
-  /// kBits: by a bit, not by a comparison, which the compiler is apt to keep in a register.
-  template <bool kBits = false>
-  __device__ bool has(int i, int j) const {
-    return kBits ? (mask[j] >> i & 1) != 0 : i < count[j];
-  }
+  __device__ bool has(int i, int j) const { return i < count[j]; }
 
  private:
   __device__ static int counted(int from, int end, int most) {
     return max(0, min(most, (end - from + kLanes - 1) / kLanes));
   }
 };
-
-// The share of the calling thread of a block that has so many columns, in segments of K pairs a thread. It is to be
-// computed for each row anew: it would take registers that rows need.
-template <int K>
-__device__ PairShare<kWarp> share_of_block(int columns) {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // not known to be the same as before
-  const int begin = thread / (kWarp / 2) * (K * kWarp);
-  return {begin + thread % (kWarp / 2) * 2, min(columns, begin + K * kWarp), K};
-}
 
 // Sums over the lanes of a segment, each thread having those of two: as sum_lanes<kLanes> of one in each lane.
 template <int kLanes, class S>
@@ -153,8 +133,8 @@ __device__ S sum_pairs(S even, S odd) {
 }
 
 // A thread's pairs of a row: differences from a shift.
-// K pairs at most, of which the first kSure are there in each thread. kBits: as PairShare::has.
-template <class N, class T, int K, int kSure, int kLanes, bool kBits = false>
+// K pairs at most, of which the first kSure are there in each thread.
+template <class N, class T, int K, int kSure, int kLanes>
 class RowPairs {
  public:
   using S = Accumulate<T>;
@@ -170,10 +150,10 @@ class RowPairs {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
         words[i] = word_of(absent, absent);
-        if (i < kSure || share.template has<kBits>(i, 0)) {
+        if (i < kSure || share.has(i, 0)) {
           words[i] = *reinterpret_cast<const Word*>(from + i * kLanes);
         }
-        if (i >= kSure && !share.template has<kBits>(i, 1)) {
+        if (i >= kSure && !share.has(i, 1)) {
           words[i] = word_of(reinterpret_cast<const Pack<T, 2>&>(words[i]).at[0], absent);
         }
       }
@@ -360,28 +340,206 @@ __device__ Moments<S> combine_pairs(const Moments<S> (&mine)[2], const PairShare
   }
 }
 
-// A row that is not finite, or whose squares overflow. x is read again from memory, and y written over the staged
-// columns, `columns` from `begin` on, by a warp or a block.
+// A row that is not finite, or whose squares overflow. x is read again from memory, and y written over the staged row,
+// by a warp.
 template <class N, int kLanes, class T, class W>
-__device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* staged, int begin, int columns) {
+__device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* staged) {
   using S = Accumulate<T>;
   const T* const x_row = a.x + row * a.columns;
   const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
   const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
   const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-    const int column = begin + i;
+  for (int column = threadIdx.x; column < static_cast<int>(a.columns); column += blockDim.x) {
     const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
     const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
     const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-    staged[i] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+    staged[column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
   }
-  if (threadIdx.x == 0 && begin == 0) {
+  if (threadIdx.x == 0) {
     write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
   }
 }
 
+// The tiles of a warp: it fetches them, kDepth ahead, and writes them.
+template <class T, class W, int kDepth>
+class TileStream {
+ public:
+  /// step: rows from a tile to the next.
+  __device__ TileStream(const Forward<T, W>& a, const NormForwardPlan& p, const int& step, unsigned char* memory)
+      : a_(a),
+        p_(p),
+        step_(step),
+        memory_(memory + threadIdx.y * (kDepth * p.tile_bytes)),
+        row_(static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y) * p.tile_rows) {
+#pragma unroll 1
+    for (int i = 0; i < kDepth; ++i) {
+      fetch(i, row_ + i * step_);
+    }
+  }
+
+  __device__ bool has_tile() const { return row_ < rows_in_all(); }
+  __device__ int first_row() const { return row_; }
+  __device__ int rows() const { return rows_from(row_); }
+
+  /// Waits for the thread's copies. Returns the tile's first element.
+  __device__ T* wait() const {
+    cuda::wait_copies<kDepth - 1>();
+    return at(place_).begin(a_.x + row_ * a_.columns);
+  }
+
+  /// Writes the tile to y, and goes on to the next.
+  __device__ void write() {
+    const std::int64_t begin = row_ * a_.columns;
+    if (!at(place_).write(a_.y + begin, a_.x + begin, rows() * static_cast<int>(a_.columns))) {
+      __syncwarp();
+    }
+    fetch(place_, row_ + kDepth * step_);
+    place_ = place_ + 1 == kDepth ? 0 : place_ + 1;
+    row_ += step_;
+  }
+
+ private:
+  __device__ int rows_in_all() const { return static_cast<int>(a_.rows); }
+  __device__ int rows_from(int row) const { return min(p_.tile_rows, rows_in_all() - row); }
+  __device__ Tile<T> at(int place) const {
+    return {memory_ + place * p_.tile_bytes, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  }
+  __device__ void fetch(int place, int row) const {
+    if (row < rows_in_all()) {
+      at(place).fetch(a_.x + row * a_.columns, rows_from(row) * static_cast<int>(a_.columns),
+                      a_.x + a_.rows * a_.columns);
+    }
+    cuda::commit_copies();  // also of nothing: they are counted
+  }
+
+  const Forward<T, W>& a_;
+  const NormForwardPlan& p_;
+  const int& step_;
+  unsigned char* memory_;
+  int row_;
+  int place_ = 0;
+};
+
+// A row of a tile, y over x. Returns whether it is not done, since its squares overflow or it is not finite.
+template <class N, int K, int kSure, int kLanes, class T, class W, class Parameters>
+__device__ bool normalize_tile_row(const Forward<T, W>& a, T* staged, int row, bool present,
+                                   const PairShare<kLanes>& share, const Parameters& parameters,
+                                   const Accumulate<T>* reciprocal_counts) {
+  using S = Accumulate<T>;
+  const bool in_pairs = __all_sync(kAllLanes, cuda::shared_address(staged) % (2 * sizeof(T)) == 0);
+  const T first = *staged;
+  RowPairs<N, T, K, kSure, kLanes> pairs;
+  const S shift = pairs.shift_of_row(first);
+  pairs.load_from(staged, first, share, in_pairs);
+  Moments<S> mine[2];
+  pairs.find_moments(share, reciprocal_counts, mine);
+  const Moments<S> m = combine_pairs<N>(mine, share, a.in_row);
+  const bool overflow = N::kCentered && !isfinite(m.b);
+  __syncwarp();  // all have read the shift
+  if (present && !overflow) {
+    const S rstd = rsqrt(m.b * a.in_row + a.eps);
+    if (threadIdx.x % (kLanes / 2) == 0) {
+      write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
+    }
+    pairs.write(staged, row, share, in_pairs, m.a, rstd, parameters);
+  }
+  return overflow;
+}
+
+// K: pairs of a row that a thread has, at most; of these, the first kSure in each thread.
+template <class N, class T, class W, int K, int kSure, int kLanes>
+__global__ void __launch_bounds__(kTileWarps* kWarp, 4)
+    norm_forward_tiles_kernel(const Forward<T, W> a, const NormForwardPlan p, const int step) {
+  constexpr int kThreads = kLanes / 2;          // of a row
+  constexpr int kGroup = 2 * kWarp / kThreads;  // a warp takes rows two apart at a time: so they begin at pairs, or
+                                                // none does
+  __shared__ Accumulate<T> reciprocal_counts[K + 1];  // of a lane's elements: a table, as registers are scarce
+  extern __shared__ __align__(16) unsigned char memory[];
+  TileStream<T, W, kTileDepth> tiles(a, p, step, memory);
+  const int columns = static_cast<int>(a.columns);
+  const auto share_of_thread = [&] {
+    return PairShare<kLanes>(static_cast<int>(threadIdx.x) % kThreads * 2, columns, K);
+  };
+  const PairParameters<N, W, K, kLanes> parameters(a.weight, a.bias, share_of_thread());
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  if (thread <= K) {
+    reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
+  }
+  __syncthreads();
+  const int group_row = threadIdx.x / kThreads * 2;
+#pragma unroll 1
+  for (; tiles.has_tile(); tiles.write()) {
+    const int first_row = tiles.first_row();
+    const int rows = tiles.rows();
+    T* const tile = tiles.wait();
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < rows; i += i % 2 == 0 ? 1 : kGroup - 1) {
+      const int r = i + group_row;
+      const bool present = r < rows;
+      T* const row = tile + (present ? r : 0) * columns;
+      const PairShare<kLanes> share = share_of_thread();  // anew: registers are scarce
+      const bool undone =
+          normalize_tile_row<N, K, kSure, kLanes>(a, row, first_row + r, present, share, parameters, reciprocal_counts);
+      if constexpr (N::kCentered) {
+        unsigned left = __ballot_sync(kAllLanes, undone && present && threadIdx.x % kThreads == 0);
+#pragma unroll 1
+        for (; left != 0; left &= left - 1) {
+          const int other = __shfl_sync(kAllLanes, r, __ffs(left) - 1);
+          normalize_shrunk_row<N, kLanes>(a, first_row + other, tile + other * columns);
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// On the host.
+
+template <class N, class T, class W, int K, int kSure, int kLanes>
+void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
+  const auto kernel = norm_forward_tiles_kernel<N, T, W, K, kSure, kLanes>;
+  cuda::Launch launch(1, dim3(p.threads, p.teams), p.teams * kTileDepth * p.tile_bytes);
+  // More blocks than have room at a time make up for multiprocessors that are slower than others, but each of them
+  // waits for its first rows and for the parameters.
+  const std::int64_t most_blocks = std::int64_t{N::kCentered ? 1 : 8} * launch.resident(kernel);
+  const std::int64_t tile_rows = std::int64_t{p.tile_rows} * p.teams;  // of a block
+  constexpr std::int64_t kMostRows = INT_MAX / 2;                      // the kernel counts them in int
+  for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
+    const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
+    const std::int64_t blocks = std::min((part.rows + tile_rows - 1) / tile_rows, most_blocks);
+    launch.grid(static_cast<unsigned>(blocks))
+        .run(kernel, "norm_forward_tiles_kernel", part, p, static_cast<int>(blocks * tile_rows));
+  }
+}
+
 }  // namespace
+
+template <class N, class T, class W>
+void forward_tiles(const Forward<T, W>& a, const NormForwardPlan& p) {
+  if (p.team == RowTeam::lanes) {
+    return launch<N, T, W, 8, 0, 8>(a, p);
+  }
+  switch (p.packs) {
+    case 4: return launch<N, T, W, 4, 2, kWarp>(a, p);
+    case 6: return launch<N, T, W, 6, 4, kWarp>(a, p);
+    case 8: return launch<N, T, W, 8, 6, kWarp>(a, p);
+  }
+  if constexpr (sizeof(T) == 2) {
+    switch (p.packs) {
+      case 10: return launch<N, T, W, 10, 8, kWarp>(a, p);
+      case 12: return launch<N, T, W, 12, 10, kWarp>(a, p);
+      case 14: return launch<N, T, W, 14, 12, kWarp>(a, p);
+      case 16: return launch<N, T, W, 16, 14, kWarp>(a, p);
+    }
+  }
+  check(false, "norm: there are no tiles with {} pairs a thread", p.packs);
+}
+
+#define MICA_INSTANTIATE(T, W)                                                           \
+  template void forward_tiles<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
+  template void forward_tiles<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
+MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::norm_cuda
