@@ -133,10 +133,13 @@ class WarpStream {
   __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
     const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
     places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kPlace);
+    address_ = cuda::shared_address(places_);
   }
 
-  /// In memory of the kLanes threads' own, of kStreamBytes.
-  __device__ explicit WarpStream(unsigned char* memory) : places_(reinterpret_cast<T*>(memory)) {}
+  /// In memory of a block's own, of kStreamBytes. The shuffle keeps its address out of a uniform register: of a copy to
+  /// such a register + another, ptxas 13.0 makes an illegal instruction.
+  __device__ explicit WarpStream(unsigned char* memory)
+      : places_(reinterpret_cast<T*>(memory)), address_(__shfl_sync(kAllLanes, cuda::shared_address(memory), 0)) {}
 
   /// Where in its first unit what begins at `from` has its first element.
   __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
@@ -287,7 +290,7 @@ class WarpStream {
     return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
   }
   __device__ std::uint32_t place_address(int place) const {
-    return cuda::shared_address(places_) + place * (kPlace * kSize);
+    return address_ + place * (kPlace * kSize);
   }
 
   // The word in which what begins at such a phase has its first element for the lane.
@@ -296,6 +299,7 @@ class WarpStream {
   }
 
   T* places_;
+  std::uint32_t address_;
 };
 
 /// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
