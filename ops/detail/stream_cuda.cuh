@@ -289,9 +289,7 @@ class WarpStream {
   __device__ static const unsigned char* first_unit(const T* element) {
     return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
   }
-  __device__ std::uint32_t place_address(int place) const {
-    return address_ + place * (kPlace * kSize);
-  }
+  __device__ std::uint32_t place_address(int place) const { return address_ + place * (kPlace * kSize); }
 
   // The word in which what begins at such a phase has its first element for the lane.
   __device__ std::uint32_t* first_word(int place, int phase) const {
