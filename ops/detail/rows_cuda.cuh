@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/core/dispatch.h>
+#include <mica/core/tensor.h>
 
 namespace mica::kernels::rows {
 
@@ -33,17 +35,12 @@ using cuda::with_pack_size;
 /// As many blocks as a grid's x axis can have; kernels loop over what is left.
 inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
 
-/// macro(T, W) for the types that on_row_types() may choose, or for those of them whose sums are float: for explicit
-/// instantiations.
-#define MICA_FOR_FLOAT_SUM_ROW_TYPES(macro) \
-  macro(Half, Half);                        \
-  macro(Half, float);                       \
-  macro(BFloat16, BFloat16);                \
-  macro(BFloat16, float);                   \
-  macro(float, float)
-#define MICA_FOR_ROW_TYPES(macro)      \
-  MICA_FOR_FLOAT_SUM_ROW_TYPES(macro); \
-  macro(double, double)
+/// Whether rows of all these tensors, those that are defined, can be read in packs of 16 bytes.
+inline bool fit_packs(std::int64_t columns, DType dtype, std::initializer_list<const Tensor*> tensors) {
+  return columns * size_of(dtype) % 16 == 0 && std::all_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+           return !tensor->defined() || reinterpret_cast<std::uintptr_t>(tensor->raw_data()) % 16 == 0;
+         });
+}
 
 /// Calls f.operator()<T, W>() with the types of x and of its parameters: W is T or the type of its sums.
 template <class F>

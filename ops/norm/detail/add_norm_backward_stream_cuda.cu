@@ -2,15 +2,13 @@
 
 namespace mica::kernels::norm_cuda {
 
-#define MICA_INSTANTIATE(T, W)                                                                                     \
-  template void backward_streamed<NormBackwardPolicy<true, GradientSource::y_and_sum>>(const BackwardRows<T, W>&,  \
-                                                                                       const NormBackwardPlan&);   \
-  template void backward_streamed<NormBackwardPolicy<true, GradientSource::y_and_dropped_sum>>(                    \
-      const BackwardRows<T, W>&, const NormBackwardPlan&);                                                         \
-  template void backward_streamed<NormBackwardPolicy<false, GradientSource::y_and_sum>>(const BackwardRows<T, W>&, \
-                                                                                        const NormBackwardPlan&);  \
-  template void backward_streamed<NormBackwardPolicy<false, GradientSource::y_and_dropped_sum>>(                   \
-      const BackwardRows<T, W>&, const NormBackwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
+void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+  on_norm<4>(args, [&]<bool kCentered, class T, class W>() {
+    const auto a = rows_of<T, W>(args, partials);
+    args.dx_dropped.defined()
+        ? launch_streamed<NormBackwardPolicy<kCentered, GradientSource::y_and_dropped_sum>>(a, plan)
+        : launch_streamed<NormBackwardPolicy<kCentered, GradientSource::y_and_sum>>(a, plan);
+  });
+}
 
 }  // namespace mica::kernels::norm_cuda

@@ -1,18 +1,19 @@
 #include <mica/ops/norm/detail/norm_forward_held_cuda.cuh>
 
-// Held rows of sums.
-
 namespace mica::kernels::norm_cuda {
 
-#define MICA_INSTANTIATE(T, W)                                                                          \
-  template void forward_held<Norm<true, Source::sum>>(const Forward<T, W>&, const Addends<T>&,          \
-                                                      const NormForwardPlan&);                          \
-  template void forward_held<Norm<true, Source::dropped_sum>>(const Forward<T, W>&, const Addends<T>&,  \
-                                                              const NormForwardPlan&);                  \
-  template void forward_held<Norm<false, Source::sum>>(const Forward<T, W>&, const Addends<T>&,         \
-                                                       const NormForwardPlan&);                         \
-  template void forward_held<Norm<false, Source::dropped_sum>>(const Forward<T, W>&, const Addends<T>&, \
-                                                               const NormForwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
+/// Held rows of sums.
+void forward_held_sum(const NormForward& args, const NormForwardPlan& plan) {
+  on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+    const Addends<T> addends{.residual = args.residual.data<T>(),
+                             .x_bias = args.x_bias.data_or_null<T>(),
+                             .sum = args.sum.data<T>(),
+                             .key = args.dropout.key,
+                             .threshold = args.dropout.threshold,
+                             .scale = static_cast<float>(args.dropout.scale())};
+    addends.threshold > 0 ? launch_held<Norm<N::kCentered, Source::dropped_sum>>(a, addends, plan)
+                          : launch_held<Norm<N::kCentered, Source::sum>>(a, addends, plan);
+  });
+}
 
 }  // namespace mica::kernels::norm_cuda

@@ -92,153 +92,75 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   }
 }
 
-template <class T, class W>
-BackwardRows<T, W> rows_of(const NormBackward& args) {
-  using S = Accumulate<T>;
-  return {.rows = args.rows,
-          .columns = args.columns,
-          .dy = args.dy.data_or_null<T>(),
-          .x = args.x.data_or_null<T>(),
-          .weight = args.weight.data_or_null<W>(),
-          .mean = args.mean.data_or_null<S>(),
-          .mean_rest = mean_rest_of<S>(args.mean),
-          .rstd = args.rstd.data_or_null<S>(),
-          .dx = args.dx.data_or_null<T>(),
-          .dweight = args.dweight.data_or_null<W>(),
-          .dbias = args.dbias.data_or_null<W>(),
-          .dsum = args.dsum.data_or_null<T>(),
-          .dx_dropped = args.dx_dropped.data_or_null<T>(),
-          .dx_bias = args.dx_bias.data_or_null<T>(),
-          .key = args.dropout.key,
-          .threshold = args.dropout.threshold,
-          .scale = static_cast<float>(args.dropout.scale())};
-}
-
-template <class T, class W>
-NormBackwardPlan plan_of(const BackwardRows<T, W>& a, bool centered, GradientSource source) {
-  NormBackwardCase c{.rows = a.rows,
-                     .columns = a.columns,
-                     .size = static_cast<int>(sizeof(T)),
-                     .weight_size = static_cast<int>(sizeof(W)),
-                     .centered = centered,
-                     .packs = false,
-                     .clusters = cuda::device_has_clusters(),
-                     .source = source};
-  with_pack_size<T>(
-      a.columns, [&]<int V>(std::integral_constant<int, V>) { c.packs = V > 1; }, a.dy, a.x, a.weight, a.dx, a.dsum,
-      a.dx_dropped);
-  return plan_norm_backward(c);
-}
-
-template <bool kCentered, class T, class W>
-void launch_backward(BackwardRows<T, W> a, Device device) {
-  if (a.dx == nullptr || a.rows == 0) {
-    return backward_parameters<kCentered>(a, device);
-  }
-  const NormBackwardPlan plan = plan_of(a, kCentered, GradientSource::y);
-  if (plan.kernel == NormBackwardKernel::looped) {
-    backward_not_streamed<kCentered>(a, plan);
-    return backward_parameters<kCentered>(a, device);
-  }
-  const Tensor partials = allocate_partials(a, plan.partial_rows, device);
-  if (plan.kernel != NormBackwardKernel::streamed) {
-    backward_not_streamed<kCentered>(a, plan);
-  } else if constexpr (sizeof(T) <= sizeof(float)) {
-    backward_streamed<NormBackwardPolicy<kCentered, GradientSource::y>>(a, plan);
-  }
-  add_partials(a, plan.partial_rows);
-}
-
-template <bool kCentered, GradientSource kSource, class T, class W>
-bool launch_add_backward(BackwardRows<T, W> a, Device device) {
-  const NormBackwardPlan plan = plan_of(a, kCentered, kSource);
-  const bool sums_dx = sizeof(T) == 2 && plan.pack > 1 && plan.stream.packs == 1;
-  if (plan.kernel != NormBackwardKernel::streamed || (a.dx_bias != nullptr && !sums_dx)) {
-    return false;
-  }
-  const Tensor partials = allocate_partials(a, plan.partial_rows, device);
-  backward_streamed<NormBackwardPolicy<kCentered, kSource>>(a, plan);
-  add_partials(a, plan.partial_rows);
-  return true;
-}
-
-// The tensor whose dtype is the parameters'.
-const Tensor& parameter_of(const NormBackward& args) {
-  return args.weight.defined()    ? args.weight
-         : args.dweight.defined() ? args.dweight
-         : args.dbias.defined()   ? args.dbias
-                                  : args.x;
+NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
+  return plan_norm_backward(
+      {.rows = args.rows,
+       .columns = args.columns,
+       .size = static_cast<int>(size_of(args.x.dtype())),
+       .weight_size = static_cast<int>(size_of(parameter_of(args).dtype())),
+       .centered = args.centered,
+       .packs = fit_packs(args.columns, args.x.dtype(),
+                          {&args.dy, &args.x, &args.weight, &args.dx, &args.dsum, &args.dx_dropped}),
+       .clusters = cuda::device_has_clusters(),
+       .source = source});
 }
 
 }  // namespace
 
-template <class T, class W>
-Tensor allocate_partials(BackwardRows<T, W>& a, std::int64_t partial_rows, Device device) {
-  using S = Accumulate<T>;
-  const std::int64_t one = partial_rows * a.columns;
-  const int wanted = (a.dweight != nullptr) + (a.dbias != nullptr) + (a.dx_bias != nullptr);
-  if (wanted == 0) {
-    return {};
-  }
-  Tensor partials = empty({wanted * one}, dtype_of<S>, device);
-  S* next = partials.template data<S>();
-  const auto take = [&](bool is_wanted) {
-    S* const taken = is_wanted ? next : nullptr;
-    next += is_wanted ? one : 0;
-    return taken;
-  };
-  a.dweights = take(a.dweight != nullptr);
-  a.dbiases = take(a.dbias != nullptr);
-  a.dx_biases = take(a.dx_bias != nullptr);
-  return partials;
+Tensor allocate_partials(const NormBackward& args, std::int64_t partial_rows) {
+  const int wanted = args.dweight.defined() + args.dbias.defined() + args.dx_bias.defined();
+  return wanted == 0 ? Tensor() : empty({wanted, partial_rows, args.columns}, args.rstd.dtype(), args.x.device());
 }
 
-template <class T, class W>
-void add_partials(const BackwardRows<T, W>& a, std::int64_t partial_rows) {
-  using S = Accumulate<T>;
-  if (a.dweight == nullptr && a.dbias == nullptr && a.dx_bias == nullptr) {
+void add_partials(const NormBackward& args, const Tensor& partials) {
+  if (!partials.defined()) {
     return;
   }
-  const int results = a.dx_bias != nullptr ? 3 : a.dbias != nullptr ? 2 : 1;
-  const bool few = partial_rows <= 2 * kStage2Warps && a.columns >= 32768;  // else too few warps are at work
+  const std::int64_t partial_rows = partials.size(1);
+  const int results = args.dx_bias.defined() ? 3 : args.dbias.defined() ? 2 : 1;
+  const bool few = partial_rows <= 2 * kStage2Warps && args.columns >= 32768;  // else too few warps are at work
   const std::int64_t block_columns = few ? kStage2Warps * kWarp : kWarp;
-  cuda::Launch(dim3(grid_of((a.columns + block_columns - 1) / block_columns), results), kStage2Warps * kWarp)
-      .dependent()
-      .run(few ? norm_backward_sum_kernel<true, S, W, T> : norm_backward_sum_kernel<false, S, W, T>,
-           "norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight}, Stage2<S, W>{a.dbiases, a.dbias},
-           Stage2<S, T>{a.dx_biases, a.dx_bias}, partial_rows, a.columns);
+  cuda::Launch launch(dim3(grid_of((args.columns + block_columns - 1) / block_columns), results), kStage2Warps * kWarp);
+  on_norm<8>(args, [&]<bool, class T, class W>() {
+    using S = Accumulate<T>;
+    const auto a = rows_of<T, W>(args, partials);
+    launch.dependent().run(few ? norm_backward_sum_kernel<true, S, W, T> : norm_backward_sum_kernel<false, S, W, T>,
+                           "norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight},
+                           Stage2<S, W>{a.dbiases, a.dbias}, Stage2<S, T>{a.dx_biases, a.dx_bias}, partial_rows,
+                           args.columns);
+  });
 }
-
-#define MICA_INSTANTIATE(T, W)                                                  \
-  template Tensor allocate_partials(BackwardRows<T, W>&, std::int64_t, Device); \
-  template void add_partials(const BackwardRows<T, W>&, std::int64_t)
-MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace norm_cuda
 
+using namespace norm_cuda;
+
 void norm_backward(Cuda, const NormBackward& args) {
-  rows::on_row_types(args.x.dtype(), norm_cuda::parameter_of(args).dtype(), "norm", [&]<class T, class W>() {
-    const auto a = norm_cuda::rows_of<T, W>(args);
-    args.centered ? norm_cuda::launch_backward<true>(a, args.x.device())
-                  : norm_cuda::launch_backward<false>(a, args.x.device());
-  });
+  if (!args.dx.defined() || args.rows == 0) {
+    return backward_parameters(args);
+  }
+  const NormBackwardPlan plan = plan_of(args, GradientSource::y);
+  if (plan.kernel == NormBackwardKernel::looped) {
+    backward_not_streamed(args, plan, {});
+    return backward_parameters(args);
+  }
+  const Tensor partials = allocate_partials(args, plan.partial_rows);
+  plan.kernel == NormBackwardKernel::streamed ? backward_streamed(args, plan, partials)
+                                              : backward_not_streamed(args, plan, partials);
+  add_partials(args, partials);
 }
 
 bool add_norm_backward(Cuda, const NormBackward& args) {
-  using norm_cuda::GradientSource;
-  bool done = false;
-  rows::on_row_types(args.x.dtype(), norm_cuda::parameter_of(args).dtype(), "norm", [&]<class T, class W>() {
-    if constexpr (sizeof(T) <= sizeof(float)) {
-      const auto a = norm_cuda::rows_of<T, W>(args);
-      const auto launch = [&]<bool kCentered>() {
-        return args.dx_dropped.defined()
-                   ? norm_cuda::launch_add_backward<kCentered, GradientSource::y_and_dropped_sum>(a, args.x.device())
-                   : norm_cuda::launch_add_backward<kCentered, GradientSource::y_and_sum>(a, args.x.device());
-      };
-      done = args.centered ? launch.template operator()<true>() : launch.template operator()<false>();
-    }
-  });
-  return done;
+  const NormBackwardPlan plan =
+      plan_of(args, args.dx_dropped.defined() ? GradientSource::y_and_dropped_sum : GradientSource::y_and_sum);
+  const bool sums_dx = size_of(args.x.dtype()) == 2 && plan.pack > 1 && plan.stream.packs == 1;
+  if (plan.kernel != NormBackwardKernel::streamed || (args.dx_bias.defined() && !sums_dx)) {
+    return false;
+  }
+  const Tensor partials = allocate_partials(args, plan.partial_rows);
+  backward_streamed_sum(args, plan, partials);
+  add_partials(args, partials);
+  return true;
 }
 
 }  // namespace mica::kernels

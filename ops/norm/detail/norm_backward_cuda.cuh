@@ -3,7 +3,9 @@
 // What the CUDA kernels of a norm's backward share. T is the type of x, dy and dx, W that of the parameters, S that of
 // sums: float, or double for double.
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <mica/core/rng.h>
 #include <mica/core/tensor.h>
@@ -86,24 +88,73 @@ struct BackwardRows {
   }
 };
 
-/// Memory for G rows of those partials that are wanted; a has the pointers. Undefined: none are.
-template <class T, class W>
-Tensor allocate_partials(BackwardRows<T, W>& a, std::int64_t partial_rows, Device device);
+// On the host.
 
-/// Stage 2: dweight, dbias and dx_bias, those that are wanted, from G rows of partials.
+/// partials: those of allocate_partials(), or undefined.
 template <class T, class W>
-void add_partials(const BackwardRows<T, W>& a, std::int64_t partial_rows);
+BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
+  using S = Accumulate<T>;
+  S* next = partials.data_or_null<S>();
+  const auto partials_of = [&](const Tensor& result) -> S* {
+    const bool wanted = next != nullptr && result.defined();
+    return wanted ? std::exchange(next, next + partials.numel() / partials.size(0)) : nullptr;
+  };
+  return {.rows = args.rows,
+          .columns = args.columns,
+          .dy = args.dy.data_or_null<T>(),
+          .x = args.x.data_or_null<T>(),
+          .weight = args.weight.data_or_null<W>(),
+          .mean = args.mean.data_or_null<S>(),
+          .mean_rest = mean_rest_of<S>(args.mean),
+          .rstd = args.rstd.data_or_null<S>(),
+          .dx = args.dx.data_or_null<T>(),
+          .dweight = args.dweight.data_or_null<W>(),
+          .dbias = args.dbias.data_or_null<W>(),
+          .dsum = args.dsum.data_or_null<T>(),
+          .dx_dropped = args.dx_dropped.data_or_null<T>(),
+          .dx_bias = args.dx_bias.data_or_null<T>(),
+          .key = args.dropout.key,
+          .threshold = args.dropout.threshold,
+          .scale = static_cast<float>(args.dropout.scale()),
+          .dweights = partials_of(args.dweight),
+          .dbiases = partials_of(args.dbias),
+          .dx_biases = partials_of(args.dx_bias)};
+}
+
+/// The tensor whose dtype is the parameters'.
+inline const Tensor& parameter_of(const NormBackward& args) {
+  return args.weight.defined()    ? args.weight
+         : args.dweight.defined() ? args.dweight
+         : args.dbias.defined()   ? args.dbias
+                                  : args.x;
+}
+
+/// Calls f.operator()<kCentered, T, W>(). There are kernels for elements of up to so many bytes.
+template <std::size_t kMostBytes, class F>
+void on_norm(const NormBackward& args, const F& f) {
+  on_row_types(args.x.dtype(), parameter_of(args).dtype(), "norm", [&]<class T, class W>() {
+    if constexpr (sizeof(T) <= kMostBytes) {
+      args.centered ? f.template operator()<true, T, W>() : f.template operator()<false, T, W>();
+    } else {
+      check(false, "norm_backward: there is no such kernel for elements of {} bytes", sizeof(T));
+    }
+  });
+}
+
+/// Memory for G rows of partials of each sum over rows that is wanted; undefined if none is.
+Tensor allocate_partials(const NormBackward& args, std::int64_t partial_rows);
+
+/// Stage 2: dweight, dbias and dx_bias, those that are wanted, from the partials, if there are some.
+void add_partials(const NormBackward& args, const Tensor& partials);
 
 /// dweight and dbias, those that are wanted, without dx.
-template <bool kCentered, class T, class W>
-void backward_parameters(BackwardRows<T, W> a, Device device);
+void backward_parameters(const NormBackward& args);
 
-/// Stage 1 with rows that stream through shared memory: dx, and partials as planned.
-template <class Policy, class T, class W>
-void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
+/// Stage 1 with rows that stream through shared memory: dx, and partials as planned. Of sums, too.
+void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
 /// Stage 1 with rows that do not: dx, and partials as planned; with rows of any length, dx alone.
-template <bool kCentered, class T, class W>
-void backward_not_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan);
+void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
 }  // namespace mica::kernels::norm_cuda

@@ -185,22 +185,19 @@ void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
 
 }  // namespace
 
-template <bool kCentered, class T, class W>
-void backward_not_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
-  if constexpr (sizeof(T) == 2) {
-    if (plan.kernel == NormBackwardKernel::staged) {
-      return with_staged_layout(a.columns, [&]<class L, int kBlocks>() {
-        cuda::Launch(grid_of(plan.partial_rows), L::kBlock, RowStaging<T, W, L>::kBytes)
-            .run(norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>, "norm_backward_staged_kernel", a);
-      });
+void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+  on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
+    const auto a = rows_of<T, W>(args, partials);
+    if constexpr (sizeof(T) == 2) {
+      if (plan.kernel == NormBackwardKernel::staged) {
+        return with_staged_layout(a.columns, [&]<class L, int kBlocks>() {
+          cuda::Launch(grid_of(plan.partial_rows), L::kBlock, RowStaging<T, W, L>::kBytes)
+              .run(norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>, "norm_backward_staged_kernel", a);
+        });
+      }
     }
-  }
-  plan.pack == 1 ? launch<1, kCentered>(a, plan) : launch<16 / sizeof(T), kCentered>(a, plan);
+    plan.pack == 1 ? launch<1, kCentered>(a, plan) : launch<16 / sizeof(T), kCentered>(a, plan);
+  });
 }
-
-#define MICA_INSTANTIATE(T, W)                                                                   \
-  template void backward_not_streamed<true>(const BackwardRows<T, W>&, const NormBackwardPlan&); \
-  template void backward_not_streamed<false>(const BackwardRows<T, W>&, const NormBackwardPlan&)
-MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::norm_cuda

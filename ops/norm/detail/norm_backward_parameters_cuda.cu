@@ -250,35 +250,28 @@ __global__ void __launch_bounds__(kBlock, kResident)
   sums.add_warps_and_blocks();
 }
 
-}  // namespace
-
-template <bool kCentered, class T, class W>
-void backward_parameters(BackwardRows<T, W> a, Device device) {
-  if (a.dweight == nullptr && a.dbias == nullptr) {
-    return;
-  }
-  with_pack_size<T>(
-      a.columns,
-      [&]<int V>(std::integral_constant<int, V>) {
-        const ParametersPlan p = plan_parameters(a.rows, a.columns, V * kPacks<T, V>, static_cast<int>(sizeof(T)),
-                                                 kUnroll<T, V>, cuda::device_has_clusters());
-        Tensor partials;
-        if (p.partial_rows() > 1) {
-          partials = allocate_partials(a, p.partial_rows(), device);
-        }
-        cuda::Launch(dim3(grid_of(p.tiles), p.parts), dim3(p.lanes, kBlock / p.lanes))
-            .cluster(dim3(1, p.cluster))
-            .run(norm_backward_parameters_kernel<kCentered, T, W, V>, "norm_backward_parameters_kernel", a, p.cluster);
-        if (p.partial_rows() > 1) {
-          add_partials(a, p.partial_rows());
-        }
-      },
-      a.dy, a.x);
+template <bool kCentered, class T, class W, int V>
+void launch(const NormBackward& args) {
+  const ParametersPlan p = plan_parameters(args.rows, args.columns, V * kPacks<T, V>, static_cast<int>(sizeof(T)),
+                                           kUnroll<T, V>, cuda::device_has_clusters());
+  const Tensor partials = p.partial_rows() > 1 ? allocate_partials(args, p.partial_rows()) : Tensor();
+  cuda::Launch(dim3(grid_of(p.tiles), p.parts), dim3(p.lanes, kBlock / p.lanes))
+      .cluster(dim3(1, p.cluster))
+      .run(norm_backward_parameters_kernel<kCentered, T, W, V>, "norm_backward_parameters_kernel",
+           rows_of<T, W>(args, partials), p.cluster);
+  add_partials(args, partials);
 }
 
-#define MICA_INSTANTIATE(T, W)                                         \
-  template void backward_parameters<true>(BackwardRows<T, W>, Device); \
-  template void backward_parameters<false>(BackwardRows<T, W>, Device)
-MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
+}  // namespace
+
+void backward_parameters(const NormBackward& args) {
+  if (!args.dweight.defined() && !args.dbias.defined()) {
+    return;
+  }
+  const bool packs = fit_packs(args.columns, args.x.dtype(), {&args.dy, &args.x});
+  on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
+    packs ? launch<kCentered, T, W, 16 / sizeof(T)>(args) : launch<kCentered, T, W, 1>(args);
+  });
+}
 
 }  // namespace mica::kernels::norm_cuda

@@ -2,11 +2,10 @@
 
 namespace mica::kernels::norm_cuda {
 
-#define MICA_INSTANTIATE(T, W)                                                                             \
-  template void backward_streamed<NormBackwardPolicy<true, GradientSource::y>>(const BackwardRows<T, W>&,  \
-                                                                               const NormBackwardPlan&);   \
-  template void backward_streamed<NormBackwardPolicy<false, GradientSource::y>>(const BackwardRows<T, W>&, \
-                                                                                const NormBackwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
+void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+  on_norm<4>(args, [&]<bool kCentered, class T, class W>() {
+    launch_streamed<NormBackwardPolicy<kCentered, GradientSource::y>>(rows_of<T, W>(args, partials), plan);
+  });
+}
 
 }  // namespace mica::kernels::norm_cuda

@@ -450,8 +450,9 @@ void with_word_shapes(const F& f) {
   }
 }
 
+/// Launches what the plan has chosen.
 template <class Policy, class T, class W>
-void backward_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
+void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;
   bool found = false;
   const auto run = [&]<class Shape>(Shape) {

@@ -154,16 +154,51 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
+// On the host.
+
+template <class T, class W>
+Forward<T, W> rows_of(const NormForward& args) {
+  using S = Accumulate<T>;
+  constexpr std::size_t kKeptInL2 = 40 << 20;  // bytes of results that the L2 cache has room for
+  return {.rows = args.rows,
+          .columns = args.columns,
+          .x = args.x.data<T>(),
+          .weight = args.weight.data_or_null<W>(),
+          .bias = args.bias.data_or_null<W>(),
+          .eps = static_cast<S>(args.eps),
+          .in_row = S(1) / static_cast<S>(args.columns),
+          .y = args.y.data<T>(),
+          .mean = args.mean.data_or_null<S>(),
+          .mean_rest = mean_rest_of<S>(args.mean),
+          .rstd = args.rstd.data_or_null<S>(),
+          // What the next kernel reads of smaller results is better found there than the inputs.
+          .inputs_last_in_l2 = args.y.bytes() * (args.sum.defined() ? 2 : 1) > kKeptInL2};
+}
+
+/// The dtype of weight and bias.
+inline DType parameter_type(const NormForward& args) {
+  return (args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x).dtype();
+}
+
+/// Calls f.operator()<N>(rows) with the norm. There are kernels for elements of up to so many bytes.
+template <std::size_t kMostBytes, class F>
+void on_norm(const NormForward& args, const F& f) {
+  on_row_types(args.x.dtype(), parameter_type(args), "norm", [&]<class T, class W>() {
+    if constexpr (sizeof(T) <= kMostBytes) {
+      const Forward<T, W> a = rows_of<T, W>(args);
+      args.centered ? f.template operator()<Norm<true>>(a) : f.template operator()<Norm<false>>(a);
+    } else {
+      check(false, "norm: there is no such kernel for elements of {} bytes", sizeof(T));
+    }
+  });
+}
+
 // The launchers, which carry out a plan.
-template <class N, class T, class W>
-void forward_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& plan);
-template <class N, class T, class W>
-void forward_tiles(const Forward<T, W>& a, const NormForwardPlan& plan);
-template <class N, class T, class W>
-void forward_staged(const Forward<T, W>& a, const NormForwardPlan& plan);
-template <class N, class T, class W>
-void forward_stream(const Forward<T, W>& a, const NormForwardPlan& plan);
-template <class N, class T, class W>
-void forward_looped(const Forward<T, W>& a, const NormForwardPlan& plan);
+void forward_held(const NormForward& args, const NormForwardPlan& plan);
+void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
+void forward_tiles(const NormForward& args, const NormForwardPlan& plan);
+void forward_staged(const NormForward& args, const NormForwardPlan& plan);
+void forward_stream(const NormForward& args, const NormForwardPlan& plan);
+void forward_looped(const NormForward& args, const NormForwardPlan& plan);
 
 }  // namespace mica::kernels::norm_cuda

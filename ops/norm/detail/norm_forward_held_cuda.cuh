@@ -269,10 +269,9 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
   return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
 }
 
-}  // namespace
-
+// Launches what the plan has chosen.
 template <class N, class T, class W>
-void forward_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
+void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   constexpr bool kAdds = N::kSource != Source::x;
   const auto one_of = [&]<int V, RowTeam kTeam, int kLanes, int... P>() {
     return p.pack == V && launch_one_of<N, T, W, V, kTeam, kLanes, P...>(a, addends, p);
@@ -308,5 +307,7 @@ void forward_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const 
   }
   check(done, "norm: there is no forward that holds {} packs of {} columns a thread", p.packs, p.pack);
 }
+
+}  // namespace
 
 }  // namespace mica::kernels::norm_cuda

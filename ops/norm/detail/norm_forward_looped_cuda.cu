@@ -118,14 +118,10 @@ void launch(const Forward<T, W>& a) {
 
 }  // namespace
 
-template <class N, class T, class W>
-void forward_looped(const Forward<T, W>& a, const NormForwardPlan& plan) {
-  plan.pack == 1 ? launch<N, T, W, 1>(a) : launch<N, T, W, 16 / sizeof(T)>(a);
+void forward_looped(const NormForward& args, const NormForwardPlan& plan) {
+  on_norm<8>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+    plan.pack == 1 ? launch<N, T, W, 1>(a) : launch<N, T, W, 16 / sizeof(T)>(a);
+  });
 }
-
-#define MICA_INSTANTIATE(T, W)                                                            \
-  template void forward_looped<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
-  template void forward_looped<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
-MICA_FOR_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::norm_cuda

@@ -344,51 +344,36 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 
 // On the host.
 
-// Calls f with each shape that norm_forward_plan() may choose.
-template <class F>
-void with_staged_shapes(const F& f) {
-  f(StreamShape<2, 12, Team::warp, 32, 1, 4, true>{});
-  f(StreamShape<2, 16, Team::warp, 32, 1, 4, true>{});
-  f(StreamShape<2, 12, Team::block, 32, 1, 4, true>{});
-  f(StreamShape<2, 16, Team::block, 32, 1, 4, true>{});
-  f(StreamShape<2, 12, Team::cluster, 32, 1, 4, true>{});
-  f(StreamShape<2, 16, Team::cluster, 32, 1, 4, true>{});
+template <class N, class Shape, class T, class W>
+void launch(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  const int warps = plan.threads * plan.teams / kWarp;
+  const StreamPlan p{.packs = plan.packs,
+                     .threads = plan.threads,
+                     .groups = plan.teams,
+                     .cluster = plan.blocks,
+                     .slab = plan.slab,
+                     .stream_bytes = Shape::D * warps * StagedUnits<T, Shape>::kPlace * static_cast<int>(sizeof(T))};
+  const std::int64_t most = plan.blocks > 1 ? stream_teams(p, a.rows) : cuda::multiprocessor_count();
+  launch_teams(norm_forward_staged_kernel<N, T, W, Shape>, "norm_forward_staged_kernel", p,
+               static_cast<unsigned>(std::min(most, a.rows)), a);  // few rows: one a block
 }
 
 }  // namespace
 
-template <class N, class T, class W>
-void forward_staged(const Forward<T, W>& a, const NormForwardPlan& plan) {
-  bool found = false;
-  const auto run = [&]<class Shape>(Shape) {
-    const Team team = plan.team == RowTeam::cluster ? Team::cluster
-                      : plan.team == RowTeam::warp  ? Team::warp
-                                                    : Team::block;
-    if (plan.packs != Shape::P || team != Shape::kTeam) {
-      return;
-    }
-    found = true;
-    const int warps = plan.threads * plan.teams / kWarp;
-    const StreamPlan p{.packs = plan.packs,
-                       .threads = plan.threads,
-                       .groups = plan.teams,
-                       .cluster = plan.blocks,
-                       .slab = plan.slab,
-                       .stream_bytes = Shape::D * warps * StagedUnits<T, Shape>::kPlace * static_cast<int>(sizeof(T))};
-    const std::int64_t most = plan.blocks > 1 ? stream_teams(p, a.rows) : cuda::multiprocessor_count();
-    launch_teams(norm_forward_staged_kernel<N, T, W, Shape>, "norm_forward_staged_kernel", p,
-                 static_cast<unsigned>(std::min(most, a.rows)), a);  // few rows: one a block
-  };
-  with_staged_shapes(run);
-  check(found, "norm: there is no staged forward with {} words a thread", plan.packs);
+void forward_staged(const NormForward& args, const NormForwardPlan& plan) {
+  const Team team = plan.team == RowTeam::cluster ? Team::cluster
+                    : plan.team == RowTeam::warp  ? Team::warp
+                                                  : Team::block;
+  on_norm<2>(args, [&]<class N>(const auto& a) {
+    const auto run = [&]<int P, Team kTeam>() {
+      const bool wanted = plan.packs == P && team == kTeam;
+      return wanted && (launch<N, StreamShape<2, P, kTeam, kWarp, 1, 4, true>>(a, plan), true);
+    };
+    const bool done = run.template operator()<12, Team::warp>() || run.template operator()<16, Team::warp>() ||
+                      run.template operator()<12, Team::block>() || run.template operator()<16, Team::block>() ||
+                      run.template operator()<12, Team::cluster>() || run.template operator()<16, Team::cluster>();
+    check(done, "norm: there is no staged forward with {} words a thread", plan.packs);
+  });
 }
-
-#define MICA_INSTANTIATE(T, W)                                                            \
-  template void forward_staged<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
-  template void forward_staged<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
-MICA_INSTANTIATE(Half, Half);
-MICA_INSTANTIATE(Half, float);
-MICA_INSTANTIATE(BFloat16, BFloat16);
-MICA_INSTANTIATE(BFloat16, float);
 
 }  // namespace mica::kernels::norm_cuda

@@ -426,30 +426,22 @@ void launch(const Forward<T, W>& a, const NormForwardPlan& plan) {
 
 }  // namespace
 
-template <class N, class T, class W>
-void forward_stream(const Forward<T, W>& a, const NormForwardPlan& plan) {
-  bool done = false;
-  const auto run = [&]<int V, int P, int D>() {
-    if (plan.pack == V && plan.packs == P && plan.depth == D) {
-      launch<N, T, W, V, P, D>(a, plan);
-      done = true;
+void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
+  on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+    const auto run = [&]<int V, int P, int D>() {
+      const bool wanted = plan.pack == V && plan.packs == P && plan.depth == D;
+      return wanted && (launch<N, T, W, V, P, D>(a, plan), true);
+    };
+    bool done;
+    if constexpr (sizeof(T) == 2) {
+      done = run.template operator()<8, 4, 8>();
+    } else {
+      done = run.template operator()<4, 4, 8>() || run.template operator()<4, 8, 12>() ||
+             run.template operator()<1, 20, 10>() || run.template operator()<1, 24, 12>() ||
+             run.template operator()<1, 32, 12>();
     }
-  };
-  if constexpr (sizeof(T) == 2) {
-    run.template operator()<8, 4, 8>();
-  } else {
-    run.template operator()<4, 4, 8>();
-    run.template operator()<4, 8, 12>();
-    run.template operator()<1, 20, 10>();
-    run.template operator()<1, 24, 12>();
-    run.template operator()<1, 32, 12>();
-  }
-  check(done, "norm: there is no streamed forward with {} packs of {} a thread", plan.packs, plan.pack);
+    check(done, "norm: there is no streamed forward with {} packs of {} a thread", plan.packs, plan.pack);
+  });
 }
-
-#define MICA_INSTANTIATE(T, W)                                                            \
-  template void forward_stream<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
-  template void forward_stream<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
 
 }  // namespace mica::kernels::norm_cuda

@@ -2,6 +2,8 @@
 #include <climits>
 #include <type_traits>
 
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
@@ -514,32 +516,37 @@ void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
   }
 }
 
-}  // namespace
-
-template <class N, class T, class W>
-void forward_tiles(const Forward<T, W>& a, const NormForwardPlan& p) {
-  if (p.team == RowTeam::lanes) {
-    return launch<N, T, W, 8, 0, 8>(a, p);
+/// The parameter, or a copy of it, of which pairs can be read at once.
+Tensor at_pairs(const Tensor& parameter) {
+  if (!parameter.defined() ||
+      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
+    return parameter;
   }
-  switch (p.packs) {
-    case 4: return launch<N, T, W, 4, 2, kWarp>(a, p);
-    case 6: return launch<N, T, W, 6, 4, kWarp>(a, p);
-    case 8: return launch<N, T, W, 8, 6, kWarp>(a, p);
-  }
-  if constexpr (sizeof(T) == 2) {
-    switch (p.packs) {
-      case 10: return launch<N, T, W, 10, 8, kWarp>(a, p);
-      case 12: return launch<N, T, W, 12, 10, kWarp>(a, p);
-      case 14: return launch<N, T, W, 14, 12, kWarp>(a, p);
-      case 16: return launch<N, T, W, 16, 14, kWarp>(a, p);
-    }
-  }
-  check(false, "norm: there are no tiles with {} pairs a thread", p.packs);
+  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
+  copy_into(copy, parameter);
+  return copy;
 }
 
-#define MICA_INSTANTIATE(T, W)                                                           \
-  template void forward_tiles<Norm<true>>(const Forward<T, W>&, const NormForwardPlan&); \
-  template void forward_tiles<Norm<false>>(const Forward<T, W>&, const NormForwardPlan&)
-MICA_FOR_FLOAT_SUM_ROW_TYPES(MICA_INSTANTIATE);
+}  // namespace
+
+void forward_tiles(const NormForward& args, const NormForwardPlan& plan) {
+  const Tensor weight = at_pairs(args.weight);
+  const Tensor bias = at_pairs(args.bias);
+  on_norm<4>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
+    a.weight = weight.data_or_null<W>();
+    a.bias = bias.data_or_null<W>();
+    if (plan.team == RowTeam::lanes) {
+      return launch<N, T, W, 8, 0, 8>(a, plan);
+    }
+    const auto run = [&]<int... K>() {
+      return ((plan.packs == K && (launch<N, T, W, K, K - 2, kWarp>(a, plan), true)) || ...);
+    };
+    bool done = run.template operator()<4, 6, 8>();
+    if constexpr (sizeof(T) == 2) {
+      done = done || run.template operator()<10, 12, 14, 16>();
+    }
+    check(done, "norm: there are no tiles with {} pairs a thread", plan.packs);
+  });
+}
 
 }  // namespace mica::kernels::norm_cuda
