@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval{100};
 
-thread_local constinit const ProgressObserver::Callback* current = nullptr;
+thread_local constinit const ProgressObserver::Callback* observer = nullptr;
 
 }  // namespace
 
@@ -20,16 +20,16 @@ std::optional<double> ProgressReport::seconds_left() const {
   return seconds / static_cast<double>(done) * static_cast<double>(total - done);
 }
 
-ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(current) {
-  current = callback_ ? &callback_ : nullptr;
+ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(observer) {
+  observer = callback_ ? &callback_ : nullptr;
 }
 
-ProgressObserver::~ProgressObserver() { current = outer_; }
+ProgressObserver::~ProgressObserver() { observer = outer_; }
 
 ProgressTask::ProgressTask(std::string name, std::int64_t total)
     : name_(std::move(name)),
       total_(std::max<std::int64_t>(total, 1)),
-      callback_(current),
+      callback_(observer),
       start_(callback_ == nullptr ? Clock::time_point{} : Clock::now()),
       reported_(start_) {}
 

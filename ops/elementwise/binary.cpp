@@ -40,7 +40,7 @@ Tensor compute(F f, double a, const Tensor& b) {
 }
 
 // The shapes of a and b, to which gradients are reduced.
-struct Shapes {
+struct OperandShapes {
   Shape a, b;
 
   void remember(const Context& ctx, const Tensor& x, const Tensor& y) {
@@ -53,7 +53,7 @@ struct Shapes {
 
 struct Add {
   static constexpr bool composed = true;
-  Shapes shapes{};
+  OperandShapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
@@ -75,7 +75,7 @@ struct AddNumber {
 
 struct Sub {
   static constexpr bool composed = true;
-  Shapes shapes{};
+  OperandShapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
@@ -105,7 +105,7 @@ struct SubFromNumber {
 
 struct Mul {
   static constexpr bool composed = true;
-  Shapes shapes{};
+  OperandShapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
@@ -130,7 +130,7 @@ struct MulNumber {
 
 struct Div {
   static constexpr bool composed = true;
-  Shapes shapes{};
+  OperandShapes shapes{};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
