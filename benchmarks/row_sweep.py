@@ -149,7 +149,7 @@ def torch_run(case, name):
 
 def quack_run(case, name):
     """Its LayerNorm takes float32 weights only."""
-    rmsnorm, softmax = (importlib.import_module(f"quack.{name}") for name in ("rmsnorm", "softmax"))
+    rmsnorm, softmax = (importlib.import_module(f"quack.{module}") for module in ("rmsnorm", "softmax"))
     s, weight, bias = case, case.weight.float(), case.bias.float()
     if name == "layer_norm_forward":
         return lambda: rmsnorm.layernorm_fwd(s.x, weight, bias, EPS, True, True)

@@ -46,7 +46,8 @@ TEST(LayerNorm, EachKernel) {
                {float16, float16, 300, 4001},     {float16, float16, 5, 20001},   {float64, float64, 300, 1000},
                {float64, float64, 5, 20001},      {bfloat16, float32, 300, 1501}, {bfloat16, bfloat16, 45'000, 101},
                {float16, float16, 2000, 301},     {float16, float32, 1500, 501},  {bfloat16, bfloat16, 6500, 1001},
-               {float16, float32, 2100, 4101},    {float16, float16, 950, 9001},  {bfloat16, float32, 90, 100'001}};
+               {float16, float32, 2100, 4101},    {float16, float16, 950, 9001},  {bfloat16, float32, 90, 100'001},
+               {float16, float32, 16, 200'001}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

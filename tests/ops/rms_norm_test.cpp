@@ -167,7 +167,8 @@ TEST(RMSNorm, EachKernel) {
                {float16, float16, 80, 16'392},    {float16, float16, 300, 4001},     {float16, float16, 5, 20'001},
                {bfloat16, bfloat16, 20'000, 128}, {float32, float32, 9000, 200},     {float16, float32, 9000, 256},
                {float64, float64, 300, 1000},     {float64, float64, 5, 20'001},     {bfloat16, bfloat16, 84'000, 201},
-               {float16, float32, 3200, 2001},    {bfloat16, bfloat16, 650, 13'001}, {float16, float16, 430, 20'001}};
+               {float16, float32, 3200, 2001},    {bfloat16, bfloat16, 650, 13'001}, {float16, float16, 430, 20'001},
+               {bfloat16, bfloat16, 16, 200'001}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

@@ -78,6 +78,35 @@ __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place
   }
 }
 
+// Writes y of a thread's single elements, of which it reads weight and bias of several at once.
+template <bool kBoth, class H, class S>
+__device__ void write_elements(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
+                               const Parameters<H>& parameters, typename H::T* y) {
+  constexpr int kAtOnce = 8;
+  const S offset = -mean * rstd;
+#pragma unroll
+  for (int begin = 0; begin < H::P; begin += kAtOnce) {
+    S w[kAtOnce][1];
+    S b[kAtOnce][1];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (begin + k < H::P && place.has(begin + k)) {
+        parameters.template at<kBoth>(begin + k, 0, w[k], b[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = begin + k;
+      if (i < H::P && place.has(i)) {
+        S value[1];
+        row.differences(i, place, value);
+        value[0] = H::N::kCentered ? fma(fma(value[0], rstd, offset), w[k][0], b[k][0]) : value[0] * rstd * w[k][0];
+        store(y + i * H::kStep, pack_of<typename H::T>(value));
+      }
+    }
+  }
+}
+
 // Writes y of a thread's packs. kBoth: weight and bias are known to be present.
 template <bool kBoth, class H, class S>
 __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
@@ -161,11 +190,14 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
       write_statistics<typename H::N>(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
     }
     T* const y = a.y + place.row * a.columns + place.first;
-    if (kBoth || parameters.both()) {
-      write_packs<true>(row, place, m.a, rstd, parameters, y);
-    } else {
-      write_packs<false>(row, place, m.a, rstd, parameters, y);
-    }
+    const auto write = [&]<bool kPresent>() {
+      if constexpr (H::V == 1) {
+        write_elements<kPresent>(row, place, m.a, rstd, parameters, y);
+      } else {
+        write_packs<kPresent>(row, place, m.a, rstd, parameters, y);
+      }
+    };
+    kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
   }
 }
 
@@ -184,6 +216,11 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   RowPacks<H> row;
   const std::int64_t begin = (place.present ? place.row : 0) * a.columns;
   row.load_from(a.x + begin, place, policy);
+  if (!H::kShares && blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
+    // For all blocks. Where y is written they are read pack after pack, each time from memory if they are not there.
+    prefetch_to_l2(a.weight, a.columns);
+    prefetch_to_l2(a.bias, a.columns);
+  }
   const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory);
   if constexpr (!H::kStays) {
     const T* rows = a.x;

@@ -50,7 +50,8 @@ struct HeldShape {
       return kTeam == RowTeam::block ? 2 : 3;
     }
     if (kTeam == RowTeam::block) {
-      return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
+      constexpr bool kFewRows = N::kCentered && sizeof(W) > sizeof(T);  // more rows stay
+      return kShares ? 1 : !kStays && sizeof(T) == 2 && !kFewRows ? 3 : 2;
     }
     if (kStays) {
       return kLanes == kWarp && kBytes <= 16 ? 5 : kBytes <= 48 ? 4 : 3;
@@ -332,6 +333,19 @@ __device__ Pack<T, V> load_whole(const T* from) {
     pack = load<V>(from);
   }
   return pack;
+}
+
+// Has an array, but for what of its ends does not fill 16 bytes, on its way to the L2 cache. For one thread to call.
+// Nothing before compute capability 9.0.
+template <class W>
+__device__ void prefetch_to_l2(const W* from, std::int64_t count) {
+#if __CUDA_ARCH__ >= 900
+  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(from) + 15) / 16 * 16;
+  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(from + count) / 16 * 16;
+  if (from != nullptr && begin < end) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(static_cast<unsigned>(end - begin)));
+  }
+#endif
 }
 
 // weight and bias of a thread's packs, read again for each row: from global memory, from which they come to the L1

@@ -125,7 +125,7 @@ constexpr std::int64_t kTileBytes = 4096;     // of a tile
 constexpr int kTileWarpsAtATime = 16;         // that a multiprocessor has room for
 constexpr std::int64_t kMostFloatTile = 256;  // columns of float32
 constexpr std::int64_t kMostTile = 512;       // of 16 bits
-constexpr std::int64_t kMostStaged = 131072;
+constexpr std::int64_t kMostStaged = 262144;
 
 /// The plan for short rows, which come and go in tiles. A thread has pairs.
 NormForwardPlan tiles_plan(const NormShape& s) {
@@ -149,7 +149,11 @@ NormForwardPlan tiles_plan(const NormShape& s) {
 /// The plan for longer ones, of 16 bits, that stream in units of 16 bytes. A thread has 12 or 16 pairs: fewer if a
 /// block then has no fewer rows at a time.
 NormForwardPlan staged_plan(const NormShape& s) {
-  const int blocks = s.columns <= 16384 ? 1 : s.columns <= 32768 ? 2 : s.columns <= 65536 ? 4 : 8;
+  const int blocks = s.columns <= 16384    ? 1
+                     : s.columns <= 32768  ? 2
+                     : s.columns <= 65536  ? 4
+                     : s.columns <= 131072 ? 8
+                                           : 16;
   const int slab = static_cast<int>(divided(s.columns, std::int64_t{blocks} * 64) * 64);
   const auto with_packs = [&](int packs) {
     const int threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * packs * 2) * kWarpLanes);
