@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/depth.h"
 #include "tests/ops/matrix_layouts.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
@@ -174,6 +175,7 @@ void expect_sums(const Tensor& got, const std::vector<double>& expected, const s
 double tolerance(DType dtype) { return dtype == float64 ? 1e-13 : dtype == float32 ? 1e-5 : 2 * epsilon_of(dtype); }
 
 TEST(LinearActivation, MatchesDefinition) {
+  OneIn seven(7);
   const std::vector<std::array<std::int64_t, 3>> sizes{{1, 1, 1},   {3, 17, 255}, {255, 3, 17}, {17, 255, 3},
                                                        {1, 64, 48}, {255, 17, 1}, {40, 64, 48}, {128, 256, 64}};
   for (const Device device : test_devices()) {
@@ -184,6 +186,9 @@ TEST(LinearActivation, MatchesDefinition) {
         const Tensor dy = randn({rows, out}, dtype, device);
         for (const Function& f : kFunctions) {
           for (const bool with_bias : {true, false}) {
+            if (seven.skips()) {
+              continue;
+            }
             const Tensor bias = with_bias ? coarse({out}, dtype, device) : Tensor{};
             // Near 0 float16 has steps of 2⁻²⁴, half of which is `tolerance` of this.
             const double least = dtype == float16 ? 0x1p-25 / tolerance(dtype) : 0;
