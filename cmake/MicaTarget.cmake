@@ -82,25 +82,12 @@ if(MICA_UNITY)
   # Takes a source that another one includes for a header.
   target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
-# Where the rest is compiled without optimization, since it takes less long to run than to compile.
-if(MICA_KERNEL_OPTIONS)
-  set(mica_cpu_kernels ${mica_sources})
-  list(FILTER mica_cpu_kernels INCLUDE REGEX "_cpu\\.cpp$|/bfloat16_tiles_x86\\.cpp$|/io/detail/gguf_blocks\\.cpp$")
-  set_property(SOURCE ${mica_cpu_kernels} APPEND PROPERTY COMPILE_OPTIONS ${MICA_KERNEL_OPTIONS})
-  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    # It takes the precompiled headers all the same, if it does not compare the macro __OPTIMIZE__.
-    set_property(SOURCE ${mica_cpu_kernels} APPEND PROPERTY COMPILE_OPTIONS "-Xclang;-fno-validate-pch")
-  else()
-    set_source_files_properties(${mica_cpu_kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  endif()
-endif()
 # Instructions that callers detect at run time.
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
-  set_source_files_properties(ops/matmul/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  set_property(SOURCE ops/matmul/detail/bfloat16_tiles_x86.cpp APPEND PROPERTY COMPILE_OPTIONS
-               "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
+  set_source_files_properties(ops/matmul/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+                              "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
