@@ -166,10 +166,21 @@ void Control::gather(Descriptor listener, const Token& token) {
   std::vector<Stranger> strangers;
   std::vector<std::string> labels(size_);
   labels[0] = own_label();
+  std::vector<std::optional<double>> gone(size_);  // since when a rank that had come is gone
+  double next_sign = 0;                            // of life, to those that wait
   connections_.resize(size_);
   const Clock::time_point deadline =
       epoch_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.start));
   std::string refused;
+  const auto give_up = [&](const std::string& text) {
+    for (const std::unique_ptr<Connection>& connection : connections_) {
+      if (connection) {
+        send(*connection, Type::reject, Writer().text(text).take());
+        connection->flush();
+      }
+    }
+    fail("world: {}", text);
+  };
   int missing = size_ - 1;
   while (missing > 0) {
     std::vector<pollfd> waiting{{.fd = listener.number(), .events = POLLIN, .revents = 0}};
@@ -189,15 +200,26 @@ void Control::gather(Descriptor listener, const Token& token) {
           late.push_back(rank);
         }
       }
-      const std::string text = fmt::format("{} did not connect to rank 0 within {:g} s{}", list_ranks(late),
-                                           options_.start, refused.empty() ? "" : "; refused: " + refused);
+      give_up(
+          fmt::format("{} did not connect to rank 0 within {:g} s{}. If the ranks need longer to start, set "
+                      "MICA_DIST_START_TIMEOUT "
+                      "to more seconds",
+                      list_ranks(late), options_.start, refused.empty() ? "" : "; refused: " + refused));
+    }
+    for (int rank = 1; rank < size_; ++rank) {
+      if (gone[rank] && now() > *gone[rank] + options_.judge.silence / 2) {
+        give_up(
+            fmt::format("rank {} ({}) died: its connection was closed before all ranks had come", rank, labels[rank]));
+      }
+    }
+    if (now() >= next_sign) {
+      next_sign = now() + options_.judge.beat;
       for (const std::unique_ptr<Connection>& connection : connections_) {
         if (connection) {
-          send(*connection, Type::reject, Writer().text(text).take());
+          send(*connection, Type::alive, {});
           connection->flush();
         }
       }
-      fail("world: {}", text);
     }
     while (std::optional<Descriptor> accepted = accept_from(listener)) {
       if (strangers.size() < most_strangers) {
@@ -211,6 +233,7 @@ void Control::gather(Descriptor listener, const Token& token) {
         connections_[rank]->receive();
         if (connections_[rank]->closed()) {
           connections_[rank] = nullptr;
+          gone[rank] = now();
           ++missing;
         }
       }
@@ -244,6 +267,7 @@ void Control::gather(Descriptor listener, const Token& token) {
           send(*connection, Type::welcome, welcome(token));
           connection->flush();
           connections_[rank] = std::move(connection);
+          gone[rank].reset();
           continue;
         }
         send(*connection, Type::reject, Writer().text(refused).take());
@@ -308,15 +332,17 @@ void Control::reach(const std::vector<Address>& hub, const Token& token) {
   connection->set_limit(largest_answer);
   // Until the others have come, or rank 0 has given them up.
   for (;;) {
-    mica::check(wait_to_read(*connection, deadline + std::chrono::seconds(10)),
-                "world: rank 0 did not answer within {:g} s", options_.start + 10);
+    mica::check(wait_to_read(*connection, Clock::now() + seconds(options_.judge.silence)),
+                "world: rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost",
+                options_.judge.silence);
     connection->receive();
     if (const std::optional<Message> message = connection->next()) {
       if (message->type == static_cast<std::uint8_t>(Type::ready)) {
         break;
       }
-      mica::check(message->type != static_cast<std::uint8_t>(Type::reject), "world: {}",
-                  Reader(message->payload).text());
+      if (message->type == static_cast<std::uint8_t>(Type::reject)) {
+        mica::fail("world: {}", Reader(message->payload).text());
+      }
     }
     mica::check(!connection->closed(), "world: rank 0 closed its connection before all ranks had come");
   }

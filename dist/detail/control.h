@@ -24,7 +24,7 @@ using Token = std::array<std::byte, 16>;
 
 struct ControlOptions {
   Judge::Options judge{};
-  double start = 120;  ///< seconds within which all ranks must have come
+  double start = 25;  ///< seconds within which all ranks must have come
 };
 
 /// MICA_DIST_TIMEOUT, MICA_DIST_HEARTBEAT_TIMEOUT and MICA_DIST_START_TIMEOUT, in seconds. Throws an Error that names a

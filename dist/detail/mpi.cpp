@@ -49,8 +49,8 @@ class Operation : public Transfer {
     const auto done = [this] { return done_.load(); };
     if (limit_) {
       check(changed_.wait_for(lock, std::chrono::duration<double>(*limit_), done),
-            "{}: not all ranks have started within {} s. MPI does not say which; raise MICA_DIST_START_TIMEOUT if they "
-            "need longer",
+            "{}: not all ranks have started within {} s. MPI does not say which; if they need longer, set "
+            "MICA_DIST_START_TIMEOUT to more seconds",
             name_, *limit_);
     } else {
       changed_.wait(lock, done);

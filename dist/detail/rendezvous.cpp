@@ -11,7 +11,7 @@ namespace mica::dist::detail {
 
 namespace {
 
-// Another program may use the first port: torchrun itself listens at MASTER_PORT.
+// Another program may use the first port.
 constexpr int ports_tried = 16;
 
 std::string variable(const char* name) {
@@ -19,11 +19,12 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::vector<int> ports_from(const char* name, const std::string& text) {
+std::vector<int> ports_from(const char* name, const std::string& text, bool first_is_taken = false) {
   int first = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), first);
   check(error == std::errc{} && end == text.data() + text.size() && first >= 1 && first <= 65535,
         "world: expected the variable {} to be a port, got \"{}\"", name, text);
+  first += first_is_taken && first < 65535 ? 1 : 0;
   std::vector<int> ports;
   for (int port = first; port < first + ports_tried && port <= 65535; ++port) {
     ports.push_back(port);
@@ -67,6 +68,8 @@ Meeting meeting_from_environment(const Placement& placement) {
   std::string host = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
   const std::string job = variable("SLURM_JOB_ID"), step = variable("SLURM_STEP_ID");
   const char* port_variable = "MASTER_PORT";
+  // torchrun itself listens at MASTER_PORT then, and its store must not get messages that are not for it.
+  bool first_is_taken = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (host.empty() && placement.launcher == "Slurm") {
     std::string nodes = variable("SLURM_STEP_NODELIST");
     host = first_host(nodes.empty() ? variable("SLURM_JOB_NODELIST") : nodes);
@@ -74,16 +77,18 @@ Meeting meeting_from_environment(const Placement& placement) {
   if (port.empty() && placement.launcher == "Slurm") {
     // The same on all nodes, and rarely that of another job.
     port = std::to_string(20000 + hash(job + "." + step, 0) % 12000);
+    first_is_taken = false;
   }
   if (const std::string own = variable("MICA_DIST_PORT"); !own.empty()) {
     port = own;
     port_variable = "MICA_DIST_PORT";
+    first_is_taken = false;
   }
   check(
       !host.empty() && !port.empty(),
       "world: {} started {} processes, which need MPI or the variables MASTER_ADDR and MASTER_PORT to find each other",
       placement.launcher, placement.size);
-  for (const int number : ports_from(port_variable, port)) {
+  for (const int number : ports_from(port_variable, port, first_is_taken)) {
     meeting.addresses.push_back({.host = host, .port = number});
   }
   meeting.loopback_only = host == "localhost" || host == "127.0.0.1";

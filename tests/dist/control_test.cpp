@@ -277,7 +277,8 @@ TEST(Control, SaysWhoDidNotCome) {
   ControlOptions options = patient();
   options.start = 0.3;
   EXPECT_EQ(message_of([&] { Control(std::move(*listen_on(0, true)), 3, Token{}, options); }),
-            "world: ranks 1 and 2 did not connect to rank 0 within 0.3 s");
+            "world: ranks 1 and 2 did not connect to rank 0 within 0.3 s. If the ranks need longer to start, set "
+            "MICA_DIST_START_TIMEOUT to more seconds");
   // Nobody listens there.
   int port = 0;
   {
@@ -304,6 +305,56 @@ TEST(Control, RefusesARankOfARunOfAnotherSize) {
   hub.join();
   EXPECT_NE(failure.find("rank 1 did not connect to rank 0 within 1 s; refused: process"), std::string::npos)
       << failure;
+}
+
+// Rank 3 never comes, so the others wait.
+TEST(Control, NamesARankThatDiesWhileOthersStart) {
+  Descriptor listener = std::move(*listen_on(0, true));
+  const int port = port_of(listener);
+  ControlOptions options = patient();
+  options.judge.silence = 2;
+  std::string failure, failure_of_2;
+  std::thread hub([&] { failure = message_of([&] { Control(std::move(listener), 4, Token{}, options); }); });
+  std::thread rank_2([&] {
+    failure_of_2 = message_of([&] { Control({{"127.0.0.1", port}}, 2, 4, Token{}, options); });
+  });
+  {
+    // As a rank says hello: the numbers are the token, rank, size and the length of a name.
+    const Descriptor rank_1 = connected_to(port);
+    Writer hello;
+    hello.value(std::uint64_t{0x31306163696d00ffU}).bytes(Bytes(16)).value(1).value(4).text("process 77");
+    const Bytes payload = hello.take();
+    Bytes message = Writer().value(static_cast<std::uint32_t>(payload.size())).value(std::uint8_t{1}).take();
+    message.insert(message.end(), payload.begin(), payload.end());
+    write_to(rank_1, std::string(reinterpret_cast<const char*>(message.data()), message.size()));
+    std::byte answer{};
+    EXPECT_EQ(recv(rank_1.number(), &answer, 1, 0), 1) << "welcome";
+  }
+  hub.join();
+  rank_2.join();
+  EXPECT_EQ(failure, "world: rank 1 (process 77) died: its connection was closed before all ranks had come");
+  EXPECT_EQ(failure_of_2, failure);
+}
+
+TEST(Control, NamesRank0IfItIsSilentWhileOthersStart) {
+  const Descriptor listener = std::move(*listen_on(0, true));
+  const int port = port_of(listener);
+  ControlOptions options = patient();
+  options.judge.silence = 0.3;
+  std::string failure;
+  std::thread rank_1([&] { failure = message_of([&] { Control({{"127.0.0.1", port}}, 1, 3, Token{}, options); }); });
+  // Welcomes it and says no more.
+  std::optional<Descriptor> accepted;
+  while (!accepted) {
+    accepted = accept_from(listener);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const Bytes payload = Writer().value(std::uint64_t{0x31306163696d00ffU}).bytes(Bytes(16)).take();
+  Bytes message = Writer().value(static_cast<std::uint32_t>(payload.size())).value(std::uint8_t{2}).take();
+  message.insert(message.end(), payload.begin(), payload.end());
+  write_to(*accepted, std::string(reinterpret_cast<const char*>(message.data()), message.size()));
+  rank_1.join();
+  EXPECT_EQ(failure, "world: rank 0 has not been heard of for 0.3 s: it hangs, or the link to it is lost");
 }
 
 // ---- Where ranks meet.
@@ -354,6 +405,24 @@ TEST(Rendezvous, FindsTheAddressInTheEnvironment) {
     EXPECT_EQ(meeting_from_environment(torchrun).token, token);
   }
   {
+    // torchrun's store listens at the port itself.
+    const Variables variables({{"MASTER_ADDR", "localhost"},
+                               {"MASTER_PORT", "37599"},
+                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                               {"TORCHELASTIC_RUN_ID", "078044d1-bedb-4bb4-ab95-787e13a1ea9c"}});
+    const Meeting meeting = meeting_from_environment(torchrun);
+    EXPECT_TRUE(meeting.loopback_only);
+    ASSERT_EQ(meeting.addresses.size(), 16U);
+    EXPECT_EQ(meeting.addresses.front().port, 37600);
+    EXPECT_EQ(meeting.addresses.back().port, 37615);
+    {
+      const Variables restarted(std::vector<std::pair<const char*, const char*>>{{"TORCHELASTIC_RESTART_COUNT", "1"}});
+      EXPECT_NE(meeting_from_environment(torchrun).token, meeting.token);
+    }
+    const Variables own(std::vector<std::pair<const char*, const char*>>{{"MICA_DIST_PORT", "6000"}});
+    EXPECT_EQ(meeting_from_environment(torchrun).addresses.front().port, 6000);
+  }
+  {
     const Variables variables({{"MASTER_ADDR", "node"}, {"MASTER_PORT", "5000"}, {"MICA_DIST_PORT", "6000"}});
     const Meeting meeting = meeting_from_environment(torchrun);
     EXPECT_FALSE(meeting.loopback_only);
@@ -384,7 +453,10 @@ TEST(Rendezvous, TakesTheNextPortIfOneIsInUse) {
 }
 
 TEST(Rendezvous, ReadsTimeouts) {
-  EXPECT_EQ(control_options_from_environment().judge.collective, 20);
+  const ControlOptions defaults = control_options_from_environment();
+  EXPECT_EQ(defaults.judge.collective, 20);
+  EXPECT_EQ(defaults.judge.silence, 10);
+  EXPECT_EQ(defaults.start, 25);
   {
     const Variables variables({{"MICA_DIST_TIMEOUT", "0"}, {"MICA_DIST_HEARTBEAT_TIMEOUT", "2.5"}});
     const ControlOptions options = control_options_from_environment();

@@ -111,6 +111,24 @@ TEST(Placement, ReadsTheVariablesOfLaunchers) {
     EXPECT_EQ(detail::placement_from_environment().size, 1);
   }
   {
+    // What srun of Slurm 22.05 sets, with --mpi=pmix or without MPI.
+    const Environment slurm({{"SLURM_JOB_ID", "7"},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_STEP_NUM_TASKS", "2"},
+                             {"SLURM_STEP_NODELIST", "vm"},
+                             {"SLURM_PROCID", "1"},
+                             {"SLURM_LOCALID", "1"}});
+    const detail::Placement placement = detail::placement_from_environment();
+    EXPECT_EQ(placement.rank, 1);
+    EXPECT_EQ(placement.size, 2);
+    EXPECT_EQ(placement.local_rank, 1);
+    EXPECT_EQ(placement.launcher, "Slurm");
+    // --mpi=pmi2 has variables as MPICH's mpirun sets.
+    const Environment pmi2({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+    EXPECT_EQ(detail::placement_from_environment().launcher, "mpirun");
+  }
+  {
     const Environment torchrun({{"RANK", "2"}, {"WORLD_SIZE", "2"}});
     EXPECT_EQ(message_of([] { detail::placement_from_environment(); }),
               "world: expected RANK below WORLD_SIZE, got 2 and 2");
