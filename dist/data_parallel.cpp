@@ -7,8 +7,10 @@
 #include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/hooks.h>
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/finite.h>
 #include <mica/dist/data_parallel.h>
 #include <mica/dist/detail/agreement.h>
 
@@ -93,6 +95,7 @@ struct DataParallel::State {
   std::size_t started = 0;             // buckets before this one are being reduced
   int accumulating = 0;
   std::int64_t step = 0;
+  std::string fault;  // of a gradient of this rank, since the last wait()
   std::vector<autograd::HookHandle> hooks;
   std::optional<autograd::EarlyAccumulation> early;
 
@@ -118,7 +121,8 @@ DataParallel::State::State(const nn::Module& module, const Group& ranks, const D
   }
   std::vector<std::string> lines{
       fmt::format("bucket_bytes {}", options.bucket_bytes), fmt::format("check_every {}", options.check_every),
-      fmt::format("reduce_dtype {}", options.reduce_dtype ? fmt::format("{}", *options.reduce_dtype) : "none")};
+      fmt::format("reduce_dtype {}", options.reduce_dtype ? fmt::format("{}", *options.reduce_dtype) : "none"),
+      fmt::format("check_gradients {}", options.check_gradients)};
   for (const std::vector<std::string>& more :
        {detail::described("parameter", parameters), detail::described("buffer", buffers)}) {
     lines.insert(lines.end(), more.begin(), more.end());
@@ -186,6 +190,7 @@ void DataParallel::State::arrived(std::size_t i) {
 // then compute each where it wants, gradients may come and go as without DataParallel, and memory is needed once:
 // what is copied is freed, and the buffer is freed with its last gradient.
 void DataParallel::State::start(Bucket& bucket) {
+  check_not_capturing("DataParallel of several ranks");
   const DType dtype = size_of(bucket.dtype) == 2 ? options.reduce_dtype.value_or(bucket.dtype) : bucket.dtype;
   const auto count = static_cast<std::int64_t>(bucket.members.size());
   for (const std::size_t i : bucket.members) {
@@ -203,6 +208,11 @@ void DataParallel::State::start(Bucket& bucket) {
     const Shape& shape = parameter.tensor.shape();
     parameter.present = gradient.defined();
     flags.push_back(parameter.present ? 1.0F : 0.0F);
+    if (parameter.present && options.check_gradients && fault.empty()) {
+      if (const char* const what = first_fault(gradient)) {
+        fault = fmt::format("the gradient of parameter \"{}\" has {}", parameter.name, what);
+      }
+    }
     if (parameter.present) {
       to.push_back(part_of(buffer, shape, parameter.offset));
       from.push_back(gradient);
@@ -254,6 +264,9 @@ DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
 void DataParallel::wait() const {
   State& state = *state_;
+  if (state.group.size() > 1) {
+    check_not_capturing("DataParallel of several ranks");
+  }
   const autograd::InferenceMode ordinary(false);  // gradients outlive an inference mode around this
   const autograd::NoGrad guard;
   for (const auto& [name, tensor] : state.frozen) {
@@ -274,6 +287,9 @@ void DataParallel::wait() const {
   }
   state.started = 0;
   ++state.step;
+  if (state.options.check_gradients && state.group.size() > 1) {
+    detail::check_no_fault(kWho, state.group, state.step, std::exchange(state.fault, ""), state.device);
+  }
   if (state.options.check_every > 0 && state.step % state.options.check_every == 0) {
     check(state.step);
   }

@@ -20,6 +20,10 @@ struct DataParallelOptions {
   std::optional<DType> reduce_dtype{};
   /// wait() calls check() after every so many steps; 0: never.
   std::int64_t check_every = 1000;
+  /// wait() throws an Error that names the rank and the parameter if a gradient of a rank is not finite before the
+  /// mean, in which all ranks lose it. To find a rank that diverges: on a GPU, the host waits for each gradient. Not
+  /// for a GradScaler, which expects infinities.
+  bool check_gradients = false;
 };
 
 /// Makes the gradients of a module the means over the ranks of a group. If the loss is a mean over the rank's part of
@@ -82,7 +86,7 @@ class DataParallel {
   Accumulating accumulate(bool on = true) const;
 
   /// Throws an Error that names the rank unless all ranks pass the same step, and the rank and the parameter unless all
-  /// have the same bits in all parameters. Copies the parameters to the host.
+  /// have the same bits in all parameters. Compares hashes, which are computed on the parameters' device; waits for it.
   void check(std::int64_t step) const;
 
   /// The number of buckets, and of those whose reduction has started since the last wait(); 0 with a group of one.

@@ -15,6 +15,7 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/profiler.h>
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/memory.h>
@@ -88,6 +89,7 @@ void copy_elements(const Tensor& from, const Tensor& into) {
 template <class Start>
 Work start_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
   const ProfileRange range(op);
+  check_not_capturing(op);  // the ranks do not watch what a graph replays
   if (group.control == nullptr) {
     return Work(start());
   }
@@ -270,8 +272,8 @@ void at_exit(int status, void* /*unused*/) {
   }
   if (status != 0) {
     own->control->report_failure(fmt::format("its program ended with exit status {}", status));
-    if (own->over_mpi) {
-      // mpirun kills the other ranks once this one has ended. They, too, have something to say.
+    if (own->over_mpi || std::getenv("TORCHELASTIC_RUN_ID") != nullptr) {
+      // mpirun and torchrun end the other ranks once this one has ended. They, too, have something to say.
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
   } else {
@@ -464,12 +466,16 @@ void Group::broadcast(const Tensor& x, int root) const { start_broadcast(x, root
 
 void Group::barrier() const {
   if (state_->barrier) {
+    check_not_capturing("barrier");
     state_->barrier();
   }
 }
 
 Group Group::split(int color, int key) const {
   check(color >= 0, "split: expected color >= 0, got {}", color);
+  if (state_->split) {
+    check_not_capturing("split");
+  }
   return state_->split ? Group(state_->split(color, key)) : *this;
 }
 

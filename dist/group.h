@@ -43,7 +43,8 @@ class Work {
 /// Tensors on the CPU travel over MPI, or without it, slowly, over TCP; tensors on a GPU over NCCL. All ranks must call
 /// the same collectives in the same order, with tensors of the same size and dtype. The tensors must be contiguous;
 /// they are written in place, and nothing is recorded for backward. The results are the same bits on each rank, and in
-/// each run with the same layout of ranks.
+/// each run with the same layout of ranks: over NCCL, where an NVSwitch connects GPUs, with NCCL_NVLS_ENABLE=0
+/// (docs/distributed.md).
 ///
 /// Each collective also comes as start_…(), which returns at once. Until its Work has been waited for, neither read nor
 /// write its tensors. On a GPU, it waits for the work that is queued on the current stream, and runs on a stream of its

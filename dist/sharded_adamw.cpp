@@ -5,11 +5,13 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/finite.h>
 #include <mica/dist/detail/agreement.h>
 #include <mica/dist/sharded_adamw.h>
 #include <mica/ops/reduce/reduce.h>
@@ -158,6 +160,7 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
     : group_(group),
       reduce_dtype_(sharding.reduce_dtype),
       overlap_(sharding.overlap && group.size() > 1),
+      check_gradients_(sharding.check_gradients),
       overlap_gather_(sharding.overlap_gather) {
   const autograd::InferenceMode ordinary(false);  // the weights outlive one around this
   const autograd::NoGrad guard;
@@ -226,7 +229,8 @@ void ShardedAdamW::check_ranks_agree(const std::vector<optim::AdamW::Group>& gro
   std::vector<std::string> lines{
       fmt::format("bucket_bytes {}", sharding.bucket_bytes),
       reduce_dtype_ ? fmt::format("a reduce_dtype of {}", *reduce_dtype_) : "no reduce_dtype",
-      sharding.overlap ? "overlap" : "no overlap", sharding.overlap_gather ? "overlap_gather" : "no overlap_gather"};
+      sharding.overlap ? "overlap" : "no overlap", sharding.overlap_gather ? "overlap_gather" : "no overlap_gather",
+      sharding.check_gradients ? "check_gradients" : "no check_gradients"};
   std::size_t number = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const optim::AdamWOptions& o = groups[g].options;
@@ -289,6 +293,16 @@ void ShardedAdamW::fill(Bucket& bucket) {
   bucket.version = bucket.flat.version();
 }
 
+void ShardedAdamW::look_for_fault(std::size_t i) const {
+  const Tensor grad = parameters_[i].tensor.grad();
+  if (check_gradients_ && fault_.empty() && grad.defined()) {
+    if (const char* const what = first_fault(grad)) {
+      fault_ = fmt::format("on rank {}, the gradient of parameter {} of shape {} has {}", group_.rank(), i,
+                           grad.shape(), what);
+    }
+  }
+}
+
 // Of this rank alone.
 void ShardedAdamW::check_step(const optim::StepOptions& options) const {
   check_not_capturing(kName);
@@ -304,8 +318,11 @@ void ShardedAdamW::check_step(const optim::StepOptions& options) const {
             "{}: parameter {} of shape {} has left the memory that it got from the optimizer: move and convert a model "
             "before the optimizer is made",
             kName, i, x.shape());
+      look_for_fault(i);
     }
   }
+  const std::string fault = std::exchange(fault_, "");
+  check(fault.empty(), "{}: {}", kName, fault);
 }
 
 // Returns whether any rank has a gradient, for each parameter.
@@ -355,6 +372,7 @@ void ShardedAdamW::arrived(std::size_t i) {
   if (*accumulating_ > 0) {
     return;
   }
+  look_for_fault(i);
   parameter.arrived = true;
   if (--bucket.missing == 0) {
     bucket.complete = complete_++;
@@ -452,6 +470,7 @@ void ShardedAdamW::learn_order() {
 
 // Frees the reduced gradients, and begins to count those that arrive for the next step.
 void ShardedAdamW::forget_gradients() {
+  fault_.clear();
   share_->zero_grad();
   for (Bucket& bucket : buckets_) {
     bucket.reduced = {};

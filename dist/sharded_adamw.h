@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <mica/autograd/early_accumulation.h>
@@ -36,6 +37,10 @@ struct ShardingOptions {
   /// can read them too early, except through a pointer from before step() (data(), to_dlpack()) and on another stream
   /// than the one that waited: call wait() first.
   bool overlap_gather = false;
+  /// step() throws an Error that names the rank and the parameter if a gradient of a rank is not finite before the
+  /// mean, in which all ranks lose it. To find a rank that diverges: on a GPU, the host waits for each gradient. Not
+  /// for a GradScaler, which expects infinities.
+  bool check_gradients = false;
 };
 
 /// optim::AdamW for data parallel training that keeps its states once among all ranks, not once on each (ZeRO stage 1;
@@ -132,6 +137,7 @@ class ShardedAdamW {
                          const std::exception_ptr& error) const;
   void make_buckets(const Tensors& parameters, std::int64_t bucket_bytes);
   void fill(Bucket& bucket);
+  void look_for_fault(std::size_t i) const;
   void check_step(const optim::StepOptions& options) const;
   std::vector<bool> agree_on_step(const optim::StepOptions& options) const;
   void arrived(std::size_t i);
@@ -147,6 +153,8 @@ class ShardedAdamW {
   Group group_;
   std::optional<DType> reduce_dtype_;
   bool overlap_;
+  bool check_gradients_;
+  mutable std::string fault_;  // of a gradient of this rank, since the last step
   bool overlap_gather_;
   std::shared_ptr<int> accumulating_ = std::make_shared<int>(0);  // guards that exist
   std::vector<std::size_t> order_;  // of reductions: the buckets, from the last to the first until learn_order()

@@ -1,10 +1,13 @@
 #include <algorithm>
-#include <cstring>
+#include <map>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/dist/detail/agreement.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/reduce/reduce.h>
 
 namespace mica::dist::detail {
 
@@ -36,19 +39,76 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// A hash of the elements: the same for equal bits only, but for one pair in 2^64.
-std::int64_t checksum(const Tensor& x) {
-  const Tensor data = contiguous_data(x.detach()).to(Device::cpu());
-  const std::byte* const begin = data.raw_data();
-  const std::size_t bytes = data.bytes();
-  std::uint64_t hash = bytes;
-  for (std::size_t i = 0; i < bytes; i += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, begin + i, std::min(bytes - i, sizeof word));
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15U;  // odd, so that no word is lost: 2^64 divided by the golden ratio
-    hash ^= hash >> 32;
+std::uint64_t mixed(std::uint64_t h) {
+  h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9U;  // splitmix64
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebU;
+  return h ^ (h >> 31);
+}
+
+// `count` words of x's memory from a byte on, which must be aligned to them.
+Tensor words_of(const Tensor& x, DType dtype, std::size_t byte, std::int64_t count) {
+  auto impl = std::make_shared<mica::detail::TensorImpl>(*x.handle());
+  impl->shape = {count};
+  impl->strides = {1};
+  impl->offset =
+      (x.handle()->offset * static_cast<std::int64_t>(size_of(x.dtype())) + static_cast<std::int64_t>(byte)) /
+      static_cast<std::int64_t>(size_of(dtype));
+  impl->numel = count;
+  impl->dtype = dtype;
+  impl->contiguous = true;
+  impl->base = nullptr;
+  impl->slot = nullptr;
+  return Tensor(std::move(impl));
+}
+
+// Hashes of tensors' elements: the same for equal bits only, but for one pair in about 2^63. Computed where the tensors
+// are: sums of their words, each multiplied by a random odd number, modulo 2^64.
+Integers checksums(const nn::NamedTensors& tensors) {
+  const autograd::NoGrad guard;
+  constexpr std::int64_t chunk = 1 << 20;  // words, which bounds the memory for the products
+  std::map<int, Tensor> weights_of;        // by number of the GPU
+  const auto weights_on = [&](Device device) {
+    Tensor& weights = weights_of[device.is_cuda() ? device.index : -1];
+    if (!weights.defined()) {
+      std::vector<std::int64_t> values(chunk);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<std::int64_t>(mixed((i + 1) * 0x9e3779b97f4a7c15U) | 1U);
+      }
+      weights = from_data(values, {chunk}, device);
+    }
+    return weights;
+  };
+  std::vector<Tensors> sums;
+  for (const auto& [name, tensor] : tensors) {
+    Tensor x = contiguous_data(tensor.detach());
+    if (x.handle()->offset * size_of(x.dtype()) % sizeof(std::int32_t) != 0) {
+      const Tensor moved = empty_like(x);
+      copy_into(moved, x);
+      x = moved;
+    }
+    Tensors& own = sums.emplace_back();
+    const auto add = [&](DType dtype, std::size_t byte, std::int64_t count) {
+      const Tensor weights = as_strided(weights_on(x.device()), {count}, {1}, 0);
+      own.push_back(sum(mul(words_of(x, dtype, byte, count).to(int64), weights)));
+    };
+    const std::size_t whole = x.bytes() / sizeof(std::int32_t) * sizeof(std::int32_t);
+    for (std::size_t byte = 0; byte < whole; byte += chunk * sizeof(std::int32_t)) {
+      add(int32, byte, std::min<std::int64_t>(chunk, static_cast<std::int64_t>((whole - byte) / sizeof(std::int32_t))));
+    }
+    if (whole < x.bytes()) {
+      add(uint8, whole, static_cast<std::int64_t>(x.bytes() - whole));
+    }
   }
-  return static_cast<std::int64_t>(hash);
+  // Read after all were started, so that the host waits for a GPU once.
+  Integers hashes;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::uint64_t hash = tensors[i].second.bytes();
+    for (const Tensor& part : sums[i]) {
+      hash = mixed(hash + static_cast<std::uint64_t>(to_vector<std::int64_t>(part)[0])) * 0x9e3779b97f4a7c15U;
+    }
+    hashes.push_back(static_cast<std::int64_t>(hash));
+  }
+  return hashes;
 }
 
 struct Outlier {
@@ -109,10 +169,8 @@ std::vector<std::string> described(const char* kind, const nn::NamedTensors& ten
 
 void check_same_values(const char* who, const Group& group, std::int64_t step, const nn::NamedTensors& tensors,
                        Device device) {
-  Integers own{step};
-  for (const auto& [name, tensor] : tensors) {
-    own.push_back(checksum(tensor));
-  }
+  Integers own = checksums(tensors);
+  own.insert(own.begin(), step);
   const std::vector<Integers> ranks = gather_rows(group, own, device);
   if (const Outlier found = find_outlier(ranks, 0); found.rank >= 0) {
     fail("{}: the ranks disagree: rank {} is at step {}, rank {} at step {}", who, found.rank, ranks[found.rank][0],
@@ -123,6 +181,15 @@ void check_same_values(const char* who, const Group& group, std::int64_t step, c
       fail("{}: the ranks disagree: at step {}, rank {} has other values in parameter \"{}\" than rank {}", who, step,
            found.rank, tensors[i].first, found.other);
     }
+  }
+}
+
+void check_no_fault(const char* who, const Group& group, std::int64_t step, const std::string& fault, Device device) {
+  const std::vector<Integers> ranks = gather_rows<std::int64_t>(group, {fault.empty() ? 0 : 1}, device);
+  const auto found = std::find(ranks.begin(), ranks.end(), Integers{1});
+  if (found != ranks.end()) {
+    const int rank = static_cast<int>(found - ranks.begin());
+    fail("{}: at step {}, on rank {}, {}", who, step, rank, broadcast_text(group, fault, rank, device));
   }
 }
 

@@ -35,9 +35,13 @@ void check_same_lines(const char* who, const Group& group, const std::vector<std
 std::vector<std::string> described(const char* kind, const nn::NamedTensors& tensors);
 
 /// Throws an Error that names the rank that is at another step than the others or has other bits in a tensor, and the
-/// tensor. Without a majority, the ranks that agree with the lowest one are right. Copies the tensors to the host.
+/// tensor. Without a majority, the ranks that agree with the lowest one are right. Compares hashes that are computed
+/// where the tensors are, with 24 MiB of memory there; waits for a GPU.
 void check_same_values(const char* who, const Group& group, std::int64_t step, const nn::NamedTensors& tensors,
                        Device device);
+
+/// Throws an Error that names the first rank whose `fault` is not empty, and that fault.
+void check_no_fault(const char* who, const Group& group, std::int64_t step, const std::string& fault, Device device);
 
 /// Writes the values of rank 0 into the tensors of all ranks.
 void broadcast_all(const Group& group, const Tensors& tensors);

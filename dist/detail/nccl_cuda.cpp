@@ -253,6 +253,7 @@ class Nccl final : public Collectives {
   /// Queues a call of NCCL after the current stream's work.
   template <class Call>
   std::shared_ptr<Transfer> run(const char* name, const Tensors& tensors, const Call& call) {
+    check_not_capturing(name);
     const std::lock_guard lock(mutex_);
     const Device device = tensors.front().device();
     const DeviceGuard guard(device);
@@ -275,7 +276,7 @@ class Nccl final : public Collectives {
     }
     auto held = std::make_shared<Held>(tensors, cuda::current_stream());
     held->end(stream_);
-    keep(tensors, held);
+    keep(held);
     return std::make_shared<Queued>(name, communicator_, control_, std::move(held));
   }
 
@@ -287,7 +288,6 @@ class Nccl final : public Collectives {
                   communicator_->device(), device);
       return;
     }
-    check_not_capturing("the first collective of a group on a GPU");
     ncclUniqueId id{};
     if (rank_ == 0) {
       check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -344,11 +344,7 @@ class Nccl final : public Collectives {
     communicator.set(meeting->handle);
   }
 
-  void keep(const Tensors& tensors, const std::shared_ptr<const Held>& held) {
-    if (is_capturing()) {
-      on_each_replay([tensors] {});  // the graph owns them
-      return;
-    }
+  void keep(const std::shared_ptr<const Held>& held) {
     while (!running_.empty() && running_.front()->has_ended()) {
       running_.pop_front();
     }

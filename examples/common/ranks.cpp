@@ -71,6 +71,19 @@ std::vector<bool> true_on_any(const dist::Group& group, const std::vector<bool>&
   return {all.begin(), all.end()};
 }
 
+std::vector<int> ranks_where(const dist::Group& group, bool condition) {
+  const Tensor own = full({1}, condition ? 1 : 0, uint8), of_ranks = empty({group.size()}, uint8);
+  group.all_gather(own, of_ranks);
+  const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(of_ranks);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (values[rank] != 0) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
 std::string broadcast(const dist::Group& group, std::string text) {
   const Tensor size = from_data({static_cast<std::int64_t>(text.size())}, Shape{});
   group.broadcast(size);

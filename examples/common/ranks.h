@@ -25,6 +25,9 @@ void on_rank_0(const mica::dist::Group& group, const std::function<void()>& f);
 /// For each of the conditions, whether it is true on any rank.
 std::vector<bool> true_on_any(const mica::dist::Group& group, const std::vector<bool>& conditions);
 
+/// The ranks on which the condition is true.
+std::vector<int> ranks_where(const mica::dist::Group& group, bool condition);
+
 /// Rank 0's text, on each rank.
 std::string broadcast(const mica::dist::Group& group, std::string text);
 

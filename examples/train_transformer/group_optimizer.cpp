@@ -24,7 +24,8 @@ std::optional<DType> reduce_dtype(const nn::GPT& model, const Options& options) 
 class Replicated final : public GroupOptimizer {
  public:
   Replicated(nn::GPT& model, const Options& options, const dist::Group& group)
-      : parallel_(model, group, {.reduce_dtype = reduce_dtype(model, options)}),
+      : parallel_(model, group,
+                  {.reduce_dtype = reduce_dtype(model, options), .check_gradients = options.check_gradients}),
         optimizer_(parameters_of(model, options)) {}
 
   void backward(const Tensor& loss, const Tensor& gradient, bool last) override {
@@ -57,7 +58,10 @@ class Sharded final : public GroupOptimizer {
  public:
   Sharded(nn::GPT& model, const Options& options, const dist::Group& group)
       : optimizer_(parameters_of(model, options), group,
-                   {.reduce_dtype = reduce_dtype(model, options), .overlap = true, .overlap_gather = true}) {}
+                   {.reduce_dtype = reduce_dtype(model, options),
+                    .overlap = true,
+                    .overlap_gather = true,
+                    .check_gradients = options.check_gradients}) {}
 
   void backward(const Tensor& loss, const Tensor& gradient, bool last) override {
     const auto guard = optimizer_.accumulate(!last);

@@ -1,6 +1,6 @@
 // Trains a transformer on the characters of a text, or on a file of tokens, and generates a sample.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -292,6 +292,14 @@ class Profiling {
   std::optional<Profiler> profiler_;
 };
 
+/// " of rank 2"; nothing for all ranks.
+std::string of_ranks(const std::vector<int>& ranks, const dist::Group& group) {
+  if (ranks.empty() || static_cast<int>(ranks.size()) == group.size()) {
+    return "";
+  }
+  return fmt::format(" of {} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
 /// How the training ended.
 struct Outcome {
   Best best;
@@ -339,8 +347,8 @@ Outcome train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Opti
       speed.share_of_peak = trainer.flops_per_step() / seconds / (*peak * group.size());
     }
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      check(std::isfinite(steps[i].loss), "the loss became {} at step {}; a lower --lr may help", steps[i].loss,
-            collected + static_cast<std::int64_t>(i) + 1);
+      check(std::isfinite(steps[i].loss), "the loss{} became {} at step {}; a lower --lr may help",
+            of_ranks(steps[i].diverged, group), steps[i].loss, collected + static_cast<std::int64_t>(i) + 1);
     }
     std::optional<double> validation_loss;
     if (validates) {

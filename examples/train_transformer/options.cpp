@@ -104,6 +104,7 @@ class GivenOptions {
   bool recompute_ = false;
   bool zero_ = false;
   bool reduce_float32_ = false;
+  bool check_gradients_ = false;
   bool tf32_ = false;
   bool no_cuda_graph_ = false;
   bool profile_ = false;
@@ -173,6 +174,9 @@ GivenOptions::GivenOptions()
                         "Each of several ranks keeps the optimizer's states of its share of the weights (ZeRO-1)");
   command_line.add_flag("--reduce-float32", reduce_float32_,
                         "Sum 16-bit gradients of several ranks in float32, which moves twice the bytes");
+  command_line.add_flag("--check-gradients", check_gradients_,
+                        "Of several ranks, stop at the first gradient that is not finite and name its rank, before the "
+                        "mean makes all ranks' so; slower on a GPU");
   command_line.add_flag("--recompute", recompute_,
                         "Recompute the activations of each block in backward: less memory, more time, the same losses");
   command_line.add_flag("--tf32", tf32_,
@@ -229,6 +233,7 @@ Options GivenOptions::options() const {
   options.recompute = recompute_;
   options.zero = zero_;
   options.reduce_float32 = reduce_float32_;
+  options.check_gradients = check_gradients_;
   options.tf32 = tf32_;
   options.cuda_graph = !no_cuda_graph_;
   options.profile = profile_;
@@ -285,6 +290,9 @@ Options GivenOptions::options() const {
   }
   if (const int ranks = mica::dist::world().size(); options.batch % ranks != 0) {
     throw UsageError(fmt::format("--batch: expected a multiple of the {} ranks, got {}", ranks, options.batch));
+  }
+  if (options.check_gradients && options.dtype == "float16") {
+    throw UsageError("--check-gradients: expected another --dtype than float16, whose loss scale infinities adapt");
   }
   if (options.out.empty()) {
     throw UsageError("--out: expected a folder, got nothing");

@@ -34,8 +34,9 @@ struct Options : Recipe {
   std::string device;
   int gpus;  // start as many ranks, each on a GPU of this machine; 0: do not
   std::string out;
-  bool zero;            // each rank keeps the optimizer's states of its share of the weights
-  bool reduce_float32;  // sum 16-bit gradients of the ranks in float32
+  bool zero;             // each rank keeps the optimizer's states of its share of the weights
+  bool reduce_float32;   // sum 16-bit gradients of the ranks in float32
+  bool check_gradients;  // of several ranks, look for the first that is not finite
   std::uint64_t seed;
   int threads;                    // 0: as many as there are cores
   int workers;                    // threads that prepare batches

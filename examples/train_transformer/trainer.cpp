@@ -1,6 +1,7 @@
 #include "examples/train_transformer/trainer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "examples/common/ranks.h"
@@ -86,8 +87,8 @@ Trainer::Trainer(nn::GPT& model, const io::TokenView& training, const io::TokenV
                .rank = group.rank(),
                .ranks = group.size()},
       results_(empty({device_.is_cuda() ? most_uncollected : 1, accumulate_ + 1}, float64, device_)),
-      // A graph with collectives in it has not been tried.
-      graph_allowed_(device_.is_cuda() && options.cuda_graph && group.size() == 1) {
+      can_capture_(device_.is_cuda() && group.size() == 1),
+      graph_allowed_(can_capture_ && options.cuda_graph) {
   if (parameters_.front().dtype() == float16) {
     scaler_.emplace();
   }
@@ -223,6 +224,8 @@ void Trainer::step() {
 bool Trainer::full() const { return static_cast<std::int64_t>(rates_.size()) == results_.size(0); }
 
 std::vector<Step> Trainer::finished() {
+  const Tensor own = empty_like(results_);
+  copy_into(own, results_);
   group_.all_reduce(results_, dist::Reduction::mean);
   const std::vector<double> values = to_vector<double>(results_);
   std::vector<Step> steps;
@@ -232,7 +235,15 @@ std::vector<Step> Trainer::finished() {
     for (std::int64_t k = 0; k < accumulate_; ++k) {
       sum += row[k];
     }
-    steps.push_back({sum / static_cast<double>(accumulate_), rates_[i], row[accumulate_]});
+    steps.push_back({sum / static_cast<double>(accumulate_), rates_[i], row[accumulate_], {}});
+  }
+  // All ranks have the same means, so all of them ask or none does.
+  const auto bad = std::find_if(steps.begin(), steps.end(), [](const Step& step) { return !std::isfinite(step.loss); });
+  if (bad != steps.end()) {
+    const std::vector<double> of_this_rank = to_vector<double>(own);
+    const double* const losses = of_this_rank.data() + (bad - steps.begin()) * results_.size(1);
+    bad->diverged = ranks_where(
+        group_, !std::all_of(losses, losses + accumulate_, [](double loss) { return std::isfinite(loss); }));
   }
   rates_.clear();
   return steps;

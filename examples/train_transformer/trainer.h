@@ -24,6 +24,7 @@ struct Step {
   double loss;
   double lr;
   double grad_norm;
+  std::vector<int> diverged;  // if the loss is not finite: the ranks whose own loss is not
 };
 
 /// The use of the device's memory, in bytes.
@@ -84,7 +85,7 @@ class Trainer {
   };
 
   /// With false, the following steps do not use a CUDA graph.
-  void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
+  void allow_graph(bool on) { graph_allowed_ = on && can_capture_; }
   /// Why the requested CUDA graph is not used; empty otherwise.
   const std::string& graph_error() const { return graph_error_; }
 
@@ -126,6 +127,7 @@ class Trainer {
   std::int64_t steps_done_ = 0;
   std::int64_t first_step_ = 0;  // of this process
 
+  bool can_capture_;  // several ranks cannot
   bool graph_allowed_;
   std::string graph_error_;
   mica::cuda::Graph graph_;

@@ -1,3 +1,5 @@
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +10,7 @@
 #include <mica/autograd/checkpoint.h>
 #include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
 #include <mica/dist/data_parallel.h>
@@ -440,6 +443,98 @@ TEST(DataParallelRanks, ChecksStepAndWeights) {
                fmt::format("DataParallel: the ranks disagree: at step 2, rank {} has other values in parameter "
                            "\"fc2.bias\" than rank {}",
                            last == 1 ? 1 : 0, last == 1 ? 0 : 1));
+}
+
+// Differences that a sum of the elements does not show, and those of the last bytes.
+TEST(DataParallelRanks, ChecksEachBitOfWeights) {
+  const Group group = world();
+  struct Odd : nn::Module {
+    Tensor a = param("a", ones({3, 5}));
+    Tensor b = param("b", ones({1025, 1027}));
+  };
+  const auto model = make<Odd>(bfloat16, 1);
+  model->b.set_data(model->b.detach().to(float32));
+  const DataParallel parallel(*model, group);
+  parallel.check(1);
+  if (group.size() == 1) {
+    return;
+  }
+  const auto element = [](const Tensor& x, std::int64_t i) {
+    return as_strided(x.detach(), {1}, {1}, x.handle()->offset + i);
+  };
+  const auto expect_found = [&](const Tensor& x, const std::string& name, std::int64_t i, double value) {
+    const double before = element(x, i).item();
+    if (group.rank() == 1) {
+      fill_data(element(x, i), value);
+    }
+    expect_error([&] { parallel.check(2); },
+                 fmt::format("DataParallel: the ranks disagree: at step 2, rank 1 has other values in parameter "
+                             "\"{}\" than rank 0",
+                             name));
+    fill_data(element(x, i), before);
+    parallel.check(2);
+  };
+  expect_found(model->a, "a", 14, 1.0078125);  // the next number; in the last two bytes
+  expect_found(model->a, "a", 0, -1);
+  expect_found(model->b, "b", 1025 * 1027 - 1, 1.0 + 0x1p-23);
+  expect_found(model->b, "b", 1 << 20, std::numeric_limits<double>::quiet_NaN());
+  // Two that change places.
+  if (group.rank() == 1) {
+    fill_data(element(model->b, 7), 2);
+  } else {
+    fill_data(element(model->b, 8), 2);
+  }
+  expect_error([&] { parallel.check(3); }, "parameter \"b\"");
+}
+
+TEST(DataParallelRanks, NamesTheRankWhoseGradientIsNotFinite) {
+  const Group group = world();
+  if (group.size() == 1) {
+    return;
+  }
+  const int bad = group.size() - 1;
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const auto model = make(float32, 1);
+    const DataParallel parallel(*model, group, {.check_gradients = true});
+    const Batch batch(Batch(float32), group);
+    loss_of(*model, batch).backward();
+    parallel.wait();
+    optim::AdamW(model->parameters()).zero_grad();
+    const autograd::HookHandle hook = model->fc2.bias.register_hook(
+        [&](const Tensor& g) { return group.rank() == bad ? full_like(g, value) : Tensor(); });
+    loss_of(*model, batch).backward();
+    expect_error([&] { parallel.wait(); },
+                 fmt::format("DataParallel: at step 2, on rank {}, the gradient of parameter \"fc2.bias\" has {}", bad,
+                             std::isnan(value) ? "NaN" : "Inf"));
+  }
+}
+
+// Both devices: nothing is recorded, so no GPU is needed.
+TEST(DataParallelRanks, CollectivesAndGradientsCannotBeCaptured) {
+  const Group group = world();
+  if (group.size() == 1) {
+    return;
+  }
+  const auto model = make(float32, 1);
+  const DataParallel parallel(*model, group);
+  const Batch batch(Batch(float32), group);
+  const Tensor x = here(ones({3}));
+  mica::detail::Capture capture{.device = rank_device(), .calls = {}, .random = nullptr};
+  {
+    const mica::detail::Capturing capturing(capture);
+    const std::string rest = ": cannot be captured into a CUDA graph; call it outside of cuda::capture";
+    expect_error([&] { group.all_reduce(x); }, "all_reduce" + rest);
+    expect_error([&] { group.barrier(); }, "barrier" + rest);
+    expect_error([&] { (void)group.split(0); }, "split" + rest);
+    expect_error([&] { loss_of(*model, batch).backward(); }, "DataParallel of several ranks" + rest);
+    expect_error([&] { parallel.wait(); }, "DataParallel of several ranks" + rest);
+  }
+  // Nothing has been sent, so the ranks can go on.
+  for (const Tensor& parameter : model->parameters()) {
+    parameter.set_grad({});
+  }
+  group.all_reduce(x);
+  EXPECT_EQ(to_vector<float>(x), std::vector<float>(3, static_cast<float>(group.size())));
 }
 
 TEST(DataParallelRanks, FrozenParameters) {

@@ -377,6 +377,39 @@ TEST(ShardedAdamWOfRanks, InfinityOnOneRankSkipsTheStepOnAll) {
   expect_same(sharded.state_dict(), adamw.state_dict());
 }
 
+TEST(ShardedAdamWOfRanks, NamesTheRankWhoseGradientIsNotFinite) {
+  const Group group = world();
+  if (group.size() == 1) {
+    return;
+  }
+  const int bad = group.size() - 1;
+  for (const bool overlap : {false, true}) {
+    const Tensors parameters = some_parameters();
+    ShardedAdamW sharded(parameters, kOptions, group,
+                         {.bucket_bytes = kSharding.bucket_bytes, .overlap = overlap, .check_gradients = true});
+    run_backward(parameters, 0, group);
+    sharded.step();
+    sharded.zero_grad();
+    std::vector<std::vector<double>> before;
+    for (const Tensor& x : parameters) {
+      before.push_back(values(x));
+    }
+    const autograd::HookHandle hook = parameters[1].register_hook([&](const Tensor& g) {
+      return group.rank() == bad ? full_like(g, std::numeric_limits<double>::quiet_NaN()) : Tensor();
+    });
+    run_backward(parameters, 1, group);
+    expect_error([&] { sharded.step(); },
+                 group.rank() == bad
+                     ? fmt::format("ShardedAdamW: on rank {}, the gradient of parameter 1 of shape {} has NaN", bad,
+                                   parameters[1].shape())
+                     : fmt::format("ShardedAdamW: step: rank {} has an error, which it reports", bad));
+    sharded.zero_grad();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_EQ(values(parameters[i]), before[i]) << "nothing has changed";
+    }
+  }
+}
+
 TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
   const Group group = world();
   const Tensors expected = some_parameters();
