@@ -73,10 +73,9 @@ set(mica_not_in_unity "_cpu\\.cpp$|/cudnn_[a-z_]*\\.cpp$|_cuda\\.cpp$|\\.cu$|/el
 if(MICA_UNITY)
   set(mica_apart ${mica_sources})
   if(MICA_UNITY_APART)
-    list(FILTER mica_apart INCLUDE REGEX "${mica_not_in_unity}|${MICA_UNITY_APART}")
-  else()
-    list(FILTER mica_apart INCLUDE REGEX "${mica_not_in_unity}")
+    string(APPEND mica_not_in_unity "|${MICA_UNITY_APART}")
   endif()
+  list(FILTER mica_apart INCLUDE REGEX "${mica_not_in_unity}")
   set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MICA_UNITY_BATCH})
   # Takes a source that another one includes for a header.

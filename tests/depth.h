@@ -1,7 +1,7 @@
 #pragma once
 
-/// The length of a chain of ops that overflows the stack of code that follows it by recursion. AddressSanitizer makes
-/// every op longer, and its frames are larger: there it is a test of the chain's memory more than of its depth.
+/// The length of a chain of ops that overflows the stack of code that follows it by recursion. With
+/// AddressSanitizer every op is slower, so the chain is shorter; other builds are the ones that test its depth.
 #ifdef MICA_ADDRESS_SANITIZER
 inline constexpr int kLongChain = 30'000;
 #else
@@ -10,9 +10,9 @@ inline constexpr int kLongChain = 1'000'000;
 
 namespace mica::testing_support {
 
-/// Chooses among the cases of a test that is long with AddressSanitizer, whose loops and references, which are not
-/// optimized, take five times as long there: one in `cases`. In other builds, all of them. If `cases` has no factor in
-/// common with the number of cases of an inner loop, each of these is met, with others of the outer loop.
+/// With AddressSanitizer, chooses one in `cases` of a test's cases, since long tests take five times as long there. In
+/// other builds it chooses all. `cases` should have no factor in common with the number of cases of an inner loop: then
+/// each of these comes up.
 class OneIn {
  public:
   explicit OneIn([[maybe_unused]] int cases) {
