@@ -20,8 +20,8 @@ struct DataParallelOptions {
   std::optional<DType> reduce_dtype{};
   /// wait() calls check() after every so many steps; 0: never.
   std::int64_t check_every = 1000;
-  /// wait() throws an Error that names the rank and the parameter if a gradient of a rank is not finite before the
-  /// mean, in which all ranks lose it. To find a rank that diverges: on a GPU, the host waits for each gradient. Not
+  /// To find a rank that diverges: wait() throws an Error that names the rank and the parameter if a gradient is not
+  /// finite before the mean, which would spread it to all ranks. On a GPU, the host then waits for each gradient. Not
   /// for a GradScaler, which expects infinities.
   bool check_gradients = false;
 };

@@ -37,9 +37,7 @@ struct ShardingOptions {
   /// can read them too early, except through a pointer from before step() (data(), to_dlpack()) and on another stream
   /// than the one that waited: call wait() first.
   bool overlap_gather = false;
-  /// step() throws an Error that names the rank and the parameter if a gradient of a rank is not finite before the
-  /// mean, in which all ranks lose it. To find a rank that diverges: on a GPU, the host waits for each gradient. Not
-  /// for a GradScaler, which expects infinities.
+  /// As DataParallelOptions::check_gradients, but step() throws.
   bool check_gradients = false;
 };
 

@@ -4,39 +4,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <ctime>
 #include <optional>
-#include <string_view>
 
+#include <mica/dist/detail/beat.h>
 #include <mica/dist/detail/control.h>
 
 namespace mica::dist::detail {
 
 namespace {
 
-constexpr std::uint64_t magic = 0x31306163696d00ffU;  // not the beginning of any text
-constexpr std::size_t largest_hello = 1024;           // bytes, before a peer has shown the token
-constexpr std::size_t largest_report = 1 << 20;
-constexpr std::size_t largest_answer = 1 << 26;
-constexpr std::size_t most_strangers = 64;
 constexpr std::size_t longest_text = 4096;
-
-double seconds_from_environment(const char* variable, double otherwise, bool zero_allowed) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr || *value == '\0') {
-    return otherwise;
-  }
-  const std::string_view text = value;
-  double result = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
-  mica::check(error == std::errc{} && end == text.data() + text.size() && std::isfinite(result) &&
-                  (result > 0 || (zero_allowed && result == 0)),
-              "world: expected the variable {} to be a number of seconds, got \"{}\"", variable, text);
-  return result;
-}
 
 double processor_time() {
   timespec time{};
@@ -44,104 +23,11 @@ double processor_time() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-std::string own_label() { return fmt::format("process {} on {}", getpid(), host_name()); }
-
 std::string shortened(const std::string& text) {
   return text.size() <= longest_text ? text : text.substr(0, longest_text) + "…";
 }
 
-Bytes hello(const Token& token, int rank, int size, const std::string& label) {
-  return Writer().value(magic).bytes(Bytes(token.begin(), token.end())).value(rank).value(size).text(label).take();
-}
-
-Bytes welcome(const Token& token) { return Writer().value(magic).bytes(Bytes(token.begin(), token.end())).take(); }
-
-bool shows_token(Reader& reader, const Token& token) {
-  return reader.value<std::uint64_t>() == magic && reader.bytes() == Bytes(token.begin(), token.end());
-}
-
-Bytes pack(const Call& call) {
-  const auto byte = [](auto x) { return static_cast<std::uint8_t>(x); };
-  return Writer()
-      .value(byte(call.kind))
-      .value(byte(call.dtype))
-      .value(byte(call.reduction))
-      .value(byte(call.on_gpu))
-      .value(call.root)
-      .value(call.count)
-      .take();
-}
-
-// What comes is shown to the user and indexes names, so it must be one of the values.
-template <class T>
-T enumerator(Reader& reader, T last) {
-  const auto value = reader.value<std::uint8_t>();
-  check(value <= static_cast<std::uint8_t>(last), "a report with a value that does not exist");
-  return static_cast<T>(value);
-}
-
-Call unpack_call(Reader& reader) {
-  Call call;
-  call.kind = enumerator(reader, CallKind::exchange);
-  call.dtype = enumerator(reader, DType::boolean);
-  call.reduction = enumerator(reader, Reduction::max);
-  call.on_gpu = reader.value<std::uint8_t>() != 0;
-  call.root = reader.value<std::int32_t>();
-  call.count = reader.value<std::int64_t>();
-  return call;
-}
-
-Bytes pack(const Beat& beat) {
-  Writer writer;
-  writer.value(beat.group).value(beat.started).value(beat.first);
-  writer.value(static_cast<std::uint32_t>(beat.calls.size()));
-  Bytes bytes = writer.take();
-  const auto append = [&](const Bytes& more) { bytes.insert(bytes.end(), more.begin(), more.end()); };
-  for (const Call& call : beat.calls) {
-    append(pack(call));
-  }
-  append(Writer().value(static_cast<std::uint8_t>(beat.pending ? 1 : 0)).take());
-  if (beat.pending) {
-    append(Writer().value(beat.pending->number).value(beat.pending->seconds).take());
-    append(pack(beat.pending->call));
-  }
-  return bytes;
-}
-
-Beat unpack_beat(Reader& reader) {
-  Beat beat;
-  beat.group = reader.value<std::uint64_t>();
-  beat.started = reader.value<std::uint64_t>();
-  beat.first = reader.value<std::uint64_t>();
-  const auto count = reader.value<std::uint32_t>();
-  check(count <= Journal::capacity, "a report of too many collectives");
-  for (std::uint32_t i = 0; i < count; ++i) {
-    beat.calls.push_back(unpack_call(reader));
-  }
-  if (reader.value<std::uint8_t>() != 0) {
-    Beat::Pending pending;
-    pending.number = reader.value<std::uint64_t>();
-    pending.seconds = reader.value<double>();
-    pending.call = unpack_call(reader);
-    beat.pending = pending;
-  }
-  return beat;
-}
-
 }  // namespace
-
-ControlOptions control_options_from_environment() {
-  ControlOptions options;
-  options.judge.collective = seconds_from_environment("MICA_DIST_TIMEOUT", options.judge.collective, true);
-  options.judge.silence = seconds_from_environment("MICA_DIST_HEARTBEAT_TIMEOUT", options.judge.silence, false);
-  options.start = seconds_from_environment("MICA_DIST_START_TIMEOUT", options.start, false);
-  options.judge.beat = std::min(1.0, options.judge.silence / 5);
-  if (options.judge.collective > 0) {
-    options.judge.beat = std::min(options.judge.beat, options.judge.collective / 5);
-  }
-  options.judge.beat = std::max(options.judge.beat, 0.02);
-  return options;
-}
 
 Control::Control(Descriptor listener, int size, const Token& token, const ControlOptions& options)
     : rank_(0), size_(size), options_(options) {
@@ -156,200 +42,6 @@ Control::Control(const std::vector<Address>& hub, int rank, int size, const Toke
 }
 
 Control::~Control() { close(); }
-
-// Rank 0 accepts the others.
-void Control::gather(Descriptor listener, const Token& token) {
-  struct Stranger {
-    std::unique_ptr<Connection> connection;
-    Clock::time_point deadline;
-  };
-  std::vector<Stranger> strangers;
-  std::vector<std::string> labels(size_);
-  labels[0] = own_label();
-  std::vector<std::optional<double>> gone(size_);  // since when a rank that had come is gone
-  double next_sign = 0;                            // of life, to those that wait
-  connections_.resize(size_);
-  const Clock::time_point deadline =
-      epoch_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.start));
-  std::string refused;
-  const auto give_up = [&](const std::string& text) {
-    for (const std::unique_ptr<Connection>& connection : connections_) {
-      if (connection) {
-        send(*connection, Type::reject, Writer().text(text).take());
-        connection->flush();
-      }
-    }
-    fail("world: {}", text);
-  };
-  int missing = size_ - 1;
-  while (missing > 0) {
-    std::vector<pollfd> waiting{{.fd = listener.number(), .events = POLLIN, .revents = 0}};
-    for (const Stranger& stranger : strangers) {
-      waiting.push_back({.fd = stranger.connection->descriptor(), .events = POLLIN, .revents = 0});
-    }
-    for (const std::unique_ptr<Connection>& connection : connections_) {
-      if (connection) {
-        waiting.push_back({.fd = connection->descriptor(), .events = POLLIN, .revents = 0});
-      }
-    }
-    (void)poll(waiting.data(), waiting.size(), 100);
-    if (Clock::now() >= deadline) {
-      std::vector<int> late;
-      for (int rank = 1; rank < size_; ++rank) {
-        if (connections_[rank] == nullptr) {
-          late.push_back(rank);
-        }
-      }
-      give_up(
-          fmt::format("{} did not connect to rank 0 within {:g} s{}. If the ranks need longer to start, set "
-                      "MICA_DIST_START_TIMEOUT "
-                      "to more seconds",
-                      list_ranks(late), options_.start, refused.empty() ? "" : "; refused: " + refused));
-    }
-    for (int rank = 1; rank < size_; ++rank) {
-      if (gone[rank] && now() > *gone[rank] + options_.judge.silence / 2) {
-        give_up(
-            fmt::format("rank {} ({}) died: its connection was closed before all ranks had come", rank, labels[rank]));
-      }
-    }
-    if (now() >= next_sign) {
-      next_sign = now() + options_.judge.beat;
-      for (const std::unique_ptr<Connection>& connection : connections_) {
-        if (connection) {
-          send(*connection, Type::alive, {});
-          connection->flush();
-        }
-      }
-    }
-    while (std::optional<Descriptor> accepted = accept_from(listener)) {
-      if (strangers.size() < most_strangers) {
-        strangers.push_back({.connection = std::make_unique<Connection>(std::move(*accepted), largest_hello),
-                             .deadline = Clock::now() + std::chrono::seconds(5)});
-      }
-    }
-    // One that gave up comes again.
-    for (int rank = 1; rank < size_; ++rank) {
-      if (connections_[rank]) {
-        connections_[rank]->receive();
-        if (connections_[rank]->closed()) {
-          connections_[rank] = nullptr;
-          gone[rank] = now();
-          ++missing;
-        }
-      }
-    }
-    for (Stranger& stranger : strangers) {
-      stranger.connection->receive();
-      const std::optional<Message> message = stranger.connection->next();
-      if (!message) {
-        if (stranger.connection->closed() || Clock::now() >= stranger.deadline) {
-          stranger.connection = nullptr;
-        }
-        continue;
-      }
-      std::unique_ptr<Connection> connection = std::move(stranger.connection);
-      try {
-        Reader reader(message->payload);
-        if (message->type != static_cast<std::uint8_t>(Type::hello) || !shows_token(reader, token)) {
-          continue;
-        }
-        const auto rank = reader.value<int>();
-        const auto size = reader.value<int>();
-        const std::string label = reader.text();
-        if (size != size_ || rank < 1 || rank >= size_) {
-          refused = fmt::format("{} says that it is rank {} of {}, and rank 0 is one of {}", label, rank, size, size_);
-        } else if (connections_[rank] != nullptr && labels[rank] != label) {
-          refused = fmt::format("{} and {} both say that they are rank {}", labels[rank], label, rank);
-        } else {
-          missing -= connections_[rank] == nullptr ? 1 : 0;
-          labels[rank] = label;
-          connection->set_limit(largest_report);
-          send(*connection, Type::welcome, welcome(token));
-          connection->flush();
-          connections_[rank] = std::move(connection);
-          gone[rank].reset();
-          continue;
-        }
-        send(*connection, Type::reject, Writer().text(refused).take());
-        connection->flush();
-      } catch (const Error&) {
-        // Not one of ours.
-      }
-    }
-    std::erase_if(strangers, [](const Stranger& stranger) { return stranger.connection == nullptr; });
-  }
-  for (int rank = 1; rank < size_; ++rank) {
-    send(*connections_[rank], Type::ready, {});
-  }
-  judge_ = std::make_unique<Judge>(std::move(labels), options_.judge, now());
-}
-
-// Another rank connects to rank 0.
-void Control::reach(const std::vector<Address>& hub, const Token& token) {
-  const auto seconds = [](double x) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(x));
-  };
-  const Clock::time_point deadline = epoch_ + seconds(options_.start);
-  const Bytes greeting = hello(token, rank_, size_, own_label());
-  std::string refused;
-  const auto accepted = [&](Connection& connection, Clock::time_point soon) {
-    send(connection, Type::hello, greeting);
-    connection.flush();
-    while (wait_to_read(connection, soon + std::chrono::seconds(2))) {
-      connection.receive();
-      if (const std::optional<Message> message = connection.next()) {
-        try {
-          Reader reader(message->payload);
-          if (message->type == static_cast<std::uint8_t>(Type::reject)) {
-            refused = reader.text();
-          }
-          return message->type == static_cast<std::uint8_t>(Type::welcome) && shows_token(reader, token);
-        } catch (const Error&) {
-          return false;
-        }
-      }
-      if (connection.closed()) {
-        break;
-      }
-    }
-    return false;
-  };
-  std::unique_ptr<Connection> connection;
-  for (;;) {
-    connection = connect_to(hub, deadline, accepted);
-    mica::check(refused.empty(), "world: rank 0 refused this process: {}", refused);
-    if (connection != nullptr) {
-      break;
-    }
-    std::string tried;
-    for (const Address& address : hub) {
-      tried += fmt::format("{}{} port {}", tried.empty() ? "" : ", ", address.host, address.port);
-    }
-    mica::check(Clock::now() < deadline, "world: rank {} could not connect to rank 0 within {:g} s; tried {}", rank_,
-                options_.start, tried);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  connection->set_limit(largest_answer);
-  // Until the others have come, or rank 0 has given them up.
-  for (;;) {
-    mica::check(wait_to_read(*connection, Clock::now() + seconds(options_.judge.silence)),
-                "world: rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost",
-                options_.judge.silence);
-    connection->receive();
-    if (const std::optional<Message> message = connection->next()) {
-      if (message->type == static_cast<std::uint8_t>(Type::ready)) {
-        break;
-      }
-      if (message->type == static_cast<std::uint8_t>(Type::reject)) {
-        mica::fail("world: {}", Reader(message->payload).text());
-      }
-    }
-    mica::check(!connection->closed(), "world: rank 0 closed its connection before all ranks had come");
-  }
-  connections_.resize(1);
-  connections_[0] = std::move(connection);
-  hub_heard_ = now();
-}
 
 void Control::start() {
   int ends[2];

@@ -133,9 +133,12 @@ class Control {
     connection.send(static_cast<std::uint8_t>(type), payload);
   }
 
-  void start();
+  // How the connections come about: control_start.cpp.
+  class Gathering;
   void gather(Descriptor listener, const Token& token);
   void reach(const std::vector<Address>& hub, const Token& token);
+
+  void start();
   void wake();
   void post(Type type, Bytes payload);
 

@@ -3,28 +3,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
-#include <mica/dist/detail/call.h>
+#include <mica/dist/detail/beat.h>
 #include <mica/dist/detail/collectives.h>
 
 namespace mica::dist::detail {
-
-/// What a rank reports of one group from time to time.
-struct Beat {
-  struct Pending {
-    std::uint64_t number = 0;
-    Call call{};
-    double seconds = 0;  ///< how long it has been the oldest that has not ended
-  };
-
-  std::uint64_t group = 0;
-  std::uint64_t started = 0;         ///< collectives so far; they are numbered from 0
-  std::uint64_t first = 0;           ///< number of calls[0]
-  std::vector<Call> calls{};         ///< those started since the last report, or the newest of them
-  std::optional<Pending> pending{};  ///< the oldest that was started and has not ended
-};
 
 /// The collectives of a group that this rank has started. Costs a collective some tens of nanoseconds.
 class Journal {
@@ -43,8 +27,8 @@ class Journal {
   /// The report. `seconds` have passed since the last one.
   Beat beat(double seconds);
 
-  /// Reports contain at most that many calls.
-  static constexpr std::size_t capacity = 1024;
+  /// Calls that are remembered until the next report.
+  static constexpr std::size_t capacity = Beat::most_calls;
 
  private:
   enum class State : std::uint8_t { starting, running, ended };
