@@ -34,6 +34,7 @@
 #include <mica/core/rng.h>
 #include <mica/dist/group.h>
 #include <mica/io/file.h>
+#include <mica/io/json.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/tensorboard.h>
 #include <mica/io/text.h>
@@ -75,7 +76,7 @@ class Results {
     if (validation_loss) {
       line["val_loss"] = *validation_loss;
     }
-    remember(line);
+    remember(number, step.loss, validation_loss);
     metrics_ << line.dump() << std::endl;
     check(metrics_.good(), "cannot write to {}", file("metrics.jsonl").string());
     if (events_) {
@@ -134,33 +135,57 @@ class Results {
   }
 
   // For the picture.
-  void remember(const nlohmann::ordered_json& line) {
-    const auto number = line.at("step").get<double>();
-    training_.push_back({number, line.at("train_loss").get<double>()});
-    if (line.contains("val_loss")) {
-      validation_.push_back({number, line.at("val_loss").get<double>()});
+  void remember(std::int64_t step, double train_loss, std::optional<double> validation_loss) {
+    const auto number = static_cast<double>(step);
+    training_.push_back({number, train_loss});
+    if (validation_loss) {
+      validation_.push_back({number, *validation_loss});
     }
   }
 
   // Removes what an earlier run wrote after step `done`: those steps are taken again.
   void keep_metrics(std::int64_t done) {
-    std::string kept;
-    std::ifstream metrics(file("metrics.jsonl"));
-    try {
-      for (std::string text; std::getline(metrics, text);) {
-        const auto line = nlohmann::ordered_json::parse(text);
-        if (line.at("step").get<std::int64_t>() > done) {
-          break;
-        }
-        remember(line);
-        kept += text + "\n";
-      }
-    } catch (const nlohmann::ordered_json::exception&) {
-      // The line that was being written when the run was stopped.
+    const std::filesystem::path path = file("metrics.jsonl");
+    if (!io::is_there(path)) {
+      return;
     }
-    io::AtomicFile file_of_kept(file("metrics.jsonl"));
-    file_of_kept.write(kept.data(), kept.size());
+    const std::string text = io::read_text(path);
+    std::size_t kept = 0;
+    std::int64_t number = 0;
+    // A line without an end was being written when the run was stopped.
+    for (std::size_t end = 0; (end = text.find('\n', kept)) != std::string::npos; kept = end + 1) {
+      const std::string where = fmt::format("{}, line {}", path.string(), ++number);
+      constexpr std::size_t longest = 65536;
+      check(end - kept <= longest, "{}: it has {} bytes, expected at most {}", where, end - kept, longest);
+      const io::JsonValue line = io::parse_json(std::string_view(text).substr(kept, end - kept), where);
+      const io::JsonValue* const entry = line.find("step");
+      const auto* const step = entry != nullptr ? entry->as<std::int64_t>() : nullptr;
+      check(step != nullptr && *step > 0, "{}: expected a whole number \"step\" from 1", where);
+      if (*step > done) {
+        break;
+      }
+      const std::optional<double> train_loss = loss_in(line, "train_loss", where);
+      check(train_loss.has_value(), "{}: \"train_loss\" is missing", where);
+      remember(*step, *train_loss, loss_in(line, "val_loss", where));
+    }
+    io::AtomicFile file_of_kept(path);
+    file_of_kept.write(text.data(), kept);
     file_of_kept.commit();
+  }
+
+  // A loss in a line of metrics; nothing if it is not there. JSON has no NaN and no infinities: they are null.
+  static std::optional<double> loss_in(const io::JsonValue& line, const char* name, const std::string& where) {
+    const io::JsonValue* const entry = line.find(name);
+    if (entry == nullptr) {
+      return std::nullopt;
+    }
+    if (entry->is_null()) {
+      return std::numeric_limits<double>::quiet_NaN();
+    }
+    const auto* const whole = entry->as<std::int64_t>();
+    const auto* const loss = entry->as<double>();
+    check(whole != nullptr || loss != nullptr, "{}: expected a number \"{}\"", where, name);
+    return whole != nullptr ? static_cast<double>(*whole) : *loss;
   }
 
   std::filesystem::path folder_;

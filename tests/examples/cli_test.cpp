@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 #include <tests/examples/programs.h>
 #include <tests/folders.h>
 
@@ -285,6 +286,44 @@ TEST_F(Cli, CheckpointsChangeNothing) {
     EXPECT_EQ(kept[i].at("grad_norm"), again[i].at("grad_norm")) << i;
   }
   EXPECT_EQ(contents(folder / "kept/model.safetensors"), contents(folder / "again/model.safetensors"));
+}
+
+TEST_F(Cli, ResumesWithTheMetricsThatThereAre) {
+  const std::string options = "--dropout 0.1 --out kept --checkpoint c --checkpoint-every 4";
+  ASSERT_EQ(train(options).status, 0);
+  const std::string name = "kept/metrics.jsonl", whole = contents(folder / name);
+  const auto resumed = [&] { return train(options + " --resume"); };
+  const auto expect_kept = [&](const std::string& before, const std::string& after) {
+    write(name, before);
+    const Outcome outcome = resumed();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_NE(outcome.out.find("resumed after step 12"), std::string::npos) << outcome.out;
+    EXPECT_TRUE(contents(folder / name) == after) << before;
+  };
+  // Also lines of steps that the checkpoint has not, and one that was being written.
+  expect_kept(whole + "{\"step\":13,\"train_loss\":1}\n{}\n{\"step\": 1", whole);
+  EXPECT_EQ(contents(folder / "kept/loss.svg").substr(0, 4), "<svg");
+  const std::string not_finite = "{\"step\":1,\"train_loss\":null,\"val_loss\":2}\n";
+  expect_kept(not_finite + "{\"step\":2,\"train_loss\":1}", not_finite);
+
+  const auto expect_lost_nothing = [&](const std::string& lines, const std::string& message) {
+    write(name, lines);
+    mica::testing_support::expect_refused(resumed(), lines.substr(0, 80), 1, "kept/metrics.jsonl" + message);
+    EXPECT_TRUE(contents(folder / name) == lines) << lines.substr(0, 80);
+  };
+  const std::string first = whole.substr(0, whole.find('\n') + 1);
+  expect_lost_nothing(first + std::string(100, '\0') + "\n" + whole, ", line 2: it is not valid JSON");
+  expect_lost_nothing("{\"step\":" + std::string(60000, '[') + "\n", ", line 1: it is nested more than 32 levels deep");
+  expect_lost_nothing(std::string(100'000, ' ') + "\n" + whole,
+                      ", line 1: it has 100000 bytes, expected at most 65536");
+  expect_lost_nothing("{\"step\":1,\"step\":2,\"train_loss\":1}\n", ", line 1: the name \"step\" appears twice");
+  expect_lost_nothing("{\"step\":-1,\"train_loss\":1}\n", ", line 1: expected a whole number \"step\" from 1");
+  expect_lost_nothing("{\"step\":1,\"train_loss\":\"1\"}\n", ", line 1: expected a number \"train_loss\"");
+
+  fs::remove(folder / name);
+  ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
+  mica::testing_support::expect_refused(resumed(), "a FIFO", 1, "kept/metrics.jsonl is not a regular file");
+  EXPECT_TRUE(fs::is_fifo(folder / name));
 }
 
 TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
