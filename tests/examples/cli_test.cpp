@@ -26,6 +26,7 @@
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
 #include <mica/nn/generate.h>
+#include <mica/nn/quantized_linear.h>
 #include <mica/ops/matmul/matmul.h>
 
 namespace fs = std::filesystem;
@@ -141,6 +142,16 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(outcome.out, printed(expected));
   EXPECT_EQ(run(command + "1,5,3 --dtype float32").out, outcome.out);
+  std::vector<std::string> texts{outcome.out};
+  for (const int bits : {8, 4}) {
+    nn::Llama quantized = io::load_pretrained<nn::Llama>(folder / "llama");
+    EXPECT_EQ(nn::quantize(quantized, {.bits = bits}).size(), 8u);  // 7 of the layer, and the head
+    const Outcome of_quantized = run(command + "1,5,3 --quantize " + std::to_string(bits));
+    EXPECT_EQ(of_quantized.status, 0) << of_quantized.err;
+    EXPECT_EQ(of_quantized.out, printed(nn::generate(quantized, {{1, 5, 3}}, options)[0])) << bits;
+    texts.push_back(of_quantized.out);
+  }
+  EXPECT_NE(texts[2], texts[0]);  // 4 bits change the weights enough
   // It ends at the configuration's end token, which may be one of several.
   write("llama/generation_config.json",
         std::string("{\"eos_token_id\": [99, ").append(std::to_string(expected[4])).append("]}"));

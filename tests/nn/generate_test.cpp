@@ -7,6 +7,8 @@
 #include <mica/core/cuda/launch_record.h>
 #include <mica/core/rng.h>
 #include <mica/nn/generate.h>
+#include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/join/join.h>
@@ -290,6 +292,74 @@ TEST(Generate, SameTokensWithAndWithoutAGraph) {
       const std::vector<Tokens> on_host = nn::generate(llama, kPrompts, windowed);
       llama.to(Device::cuda());
       EXPECT_EQ(nn::generate(llama, kPrompts, windowed), on_host);
+    }
+  }
+}
+
+TEST(Generate, QuantizedModelsWriteTheSameTokensOnBothDevices) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  for (const int bits : {8, 4}) {
+    SCOPED_TRACE(fmt::format("{} bits", bits));
+    manual_seed(15);
+    // float64, so that rounding does not decide between two tokens.
+    nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
+    nn::GPT gpt = randomized(nn::GPT(gpt_config()), float64, Device::cpu());
+    nn::quantize(llama, {.bits = bits});
+    nn::quantize(gpt, {.bits = bits});
+    const nn::GenerateOptions options{.count = 30, .sampling = {.temperature = 0.7, .top_k = 5, .seed = 2}};
+    const std::vector<Tokens> expected = nn::generate(llama, kPrompts, options);
+    const std::vector<Tokens> expected_of_gpt = nn::generate(gpt, kPrompts, options);
+    llama.to(Device::cuda());
+    gpt.to(Device::cuda());
+    EXPECT_EQ(nn::generate(llama, kPrompts, options), expected);
+    EXPECT_EQ(nn::generate(gpt, kPrompts, options), expected_of_gpt);
+  }
+}
+
+TEST(Generate, QuantizedModelsWriteTheSameTokensWithAndWithoutAGraph) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  for (const DType dtype : {float32, bfloat16}) {
+    for (const int bits : {8, 4}) {
+      SCOPED_TRACE(fmt::format("{}, {} bits", dtype, bits));
+      manual_seed(16);
+      nn::Llama llama = randomized(nn::Llama(wide_llama_config()), dtype, Device::cuda());
+      nn::quantize(llama, {.bits = bits});
+      nn::GenerateOptions options{.count = 60, .sampling = {.temperature = 0.7, .seed = 2}, .cuda_graph = false};
+      const std::vector<Tokens> expected = nn::generate(llama, kPrompts, options);
+      options.cuda_graph = true;
+      const cuda::LaunchRecord record;
+      EXPECT_EQ(nn::generate(llama, kPrompts, options), expected);
+      EXPECT_TRUE(record.has("cuda_graph"));
+    }
+  }
+}
+
+TEST(Generate, QuantizedModelsWriteTheTokensOfTheWeightsThatTheyRepresent) {
+  nn::LlamaConfig config = llama_config();
+  config.tied_head = false;  // the embedding is not quantized
+  for (const Device device : test_devices()) {
+    for (const int bits : {8, 4}) {
+      SCOPED_TRACE(fmt::format("{}, {} bits", device, bits));
+      manual_seed(17);
+      nn::Llama llama = randomized(nn::Llama(config), float64, device);
+      nn::Llama rounded(config);
+      rounded.to(device, float64);
+      rounded.load_state_dict(llama.state_dict());
+      const nn::GenerateOptions options{.count = 30, .sampling = {.temperature = 0.7, .top_k = 5, .seed = 2}};
+      const std::vector<Tokens> before = nn::generate(rounded, kPrompts, options);
+      nn::quantize(llama, {.bits = bits});
+      const std::vector<nn::AdaptedLayer> layers = nn::linear_layers(llama), same = nn::linear_layers(rounded);
+      ASSERT_EQ(layers.size(), 15u);
+      for (std::size_t i = 0; i < layers.size(); ++i) {
+        same[i].layer->weight.set_data(contiguous(transpose(dequantize(layers[i].layer->quantized, float64), 0, 1)));
+      }
+      const std::vector<Tokens> expected = nn::generate(rounded, kPrompts, options);
+      EXPECT_NE(expected, before);
+      EXPECT_EQ(nn::generate(llama, kPrompts, options), expected);
     }
   }
 }
