@@ -645,15 +645,20 @@ TEST(Attention, GradientsWithMasksAndGroups) {
     const Tensor seen = rand({4, 5}, float32, device) < 0.7;
     const Tensors inputs{randn({2, 4, 4, 3}, float64, device), randn({2, 2, 5, 3}, float64, device),
                          randn({2, 2, 5, 2}, float64, device), randn({1, 4, 1, 5}, float64, device)};
-    EXPECT_TRUE(autograd::gradcheck(
-        [&](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
-          return scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = 1, .mask = mask});
-        },
-        inputs));
-    EXPECT_TRUE(
-        autograd::gradcheck([&](const Tensor& q, const Tensor& k,
-                                const Tensor& v) { return scaled_dot_product_attention(q, k, v, {.mask = seen}); },
-                            {inputs[0], inputs[1], inputs[2]}));
+    const Tensors without_mask{inputs[0], inputs[1], inputs[2]};
+    for (const AttentionBackend backend : {AttentionBackend::automatic, AttentionBackend::composed}) {
+      const auto with_added = [&](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
+        return scaled_dot_product_attention(q, k, v,
+                                            {.causal = true, .causal_offset = 1, .mask = mask, .backend = backend});
+      };
+      EXPECT_TRUE(autograd::gradcheck(with_added, inputs));
+      EXPECT_TRUE(autograd::gradgradcheck(with_added, inputs));
+      const auto with_hidden = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+        return scaled_dot_product_attention(q, k, v, {.mask = seen, .backend = backend});
+      };
+      EXPECT_TRUE(autograd::gradcheck(with_hidden, without_mask));
+      EXPECT_TRUE(autograd::gradgradcheck(with_hidden, without_mask));
+    }
   }
 }
 
