@@ -371,6 +371,12 @@ def repeated(x, args, kwargs):
     return Call([x], {"counts": list(counts)})
 
 
+def one_hot(indices, args, kwargs):
+    classes = arguments(args, kwargs, "num_classes").get("num_classes", -1)
+    need(classes != -1, "mica takes the number of classes, and does not look for the largest index")
+    return Call([indices], {"classes": classes})
+
+
 def padded(x, args, kwargs):
     values = arguments(args, kwargs, "pad", "mode", "value")
     sizes = list(values["pad"])

@@ -282,6 +282,7 @@ inline const std::map<std::string, Call>& calls() {
          return pad(x, -1, a["before"], a["after"], number(a["value"]));
        })},
       {"flip", with([](const Tensor& x, const Json& a) { return flip(x, dims(a["axes"])); })},
+      {"one_hot", with([](const Tensor& x, const Json& a) { return one_hot(x, a["classes"]); })},
       {"gather", [](const Case& c, const Tensors& x, Device) -> Tensors {
          return {gather(x.at(0), c.attributes["axis"], x.at(1))};
        }},

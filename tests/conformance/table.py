@@ -72,6 +72,14 @@ def distinct(dtype):
     return [sample(2), sample(3, 1, False)] if dtype.is_floating_point else []
 
 
+def indices_of_some_axes(dtype):
+    """Small samples for one_hot: of PyTorch's, those with several axes are large."""
+    def sample(classes, *shape):
+        return SampleInput(torch.randint(classes, shape, dtype=dtype), args=(classes,))
+
+    return [sample(5, 2, 3), sample(1, 3), sample(7, 2, 1, 4), sample(3, 0, 2)]
+
+
 def reflected(call, opinfo, dtypes):
     return Spec(call, opinfo, to.swapped, dtypes, limit=64)
 
@@ -173,6 +181,7 @@ SPECS = [
     Moved("roll", "roll", to.rolled),
     Moved("repeat", "repeat", to.repeated),
     Moved("flip", "flip", to.flipped, limit=250),
+    Spec("one_hot", "nn.functional.one_hot", to.one_hot, (torch.int64,), more=indices_of_some_axes),
     Moved("gather", "gather", to.gathered),
     Moved("index_select", "index_select", to.index_selected),
     Moved("masked_select", "masked_select", to.masked_selected),
