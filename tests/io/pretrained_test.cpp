@@ -178,7 +178,7 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
 }
 
 const std::vector<std::string> kModels{
-    "gpt2", "gpt2_gelu_sharded", "gpt2_base",     "llama3", "llama_dynamic", "qwen2", "qwen3",
+    "gpt2", "gpt2_gelu_sharded", "gpt2_base",     "llama3", "llama_dynamic", "smollm", "mistral", "qwen2", "qwen3",
     "bert", "bert_tanh_sharded", "bert_no_pooler"};
 
 TEST_F(Pretrained, GivesTheNumbersOfPyTorch) {
@@ -373,6 +373,15 @@ TEST_F(Pretrained, Configurations) {
   EXPECT_EQ(llama.rotary.original_context, 16);
   EXPECT_FALSE(llama.tied_head);
   EXPECT_FALSE(llama.qkv_bias);
+  const auto smollm = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "smollm"));
+  EXPECT_EQ(smollm.rotary.scaling, nn::RotaryScaling::none);
+  EXPECT_EQ(smollm.rotary.theta, 1000);
+  EXPECT_EQ(smollm.norm_eps, 1e-5);
+  EXPECT_TRUE(smollm.tied_head);
+  const auto mistral = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "mistral"));
+  EXPECT_EQ(mistral.rotary.scaling, nn::RotaryScaling::none);
+  EXPECT_EQ(mistral.head_width, 6);
+  EXPECT_FALSE(mistral.tied_head);
   const auto qwen2 = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "qwen2"));
   EXPECT_TRUE(qwen2.qkv_bias);
   EXPECT_FALSE(qwen2.output_bias);

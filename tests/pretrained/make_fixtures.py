@@ -15,7 +15,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig
-from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 BATCH, LENGTH = 2, 12
@@ -23,6 +24,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_
           "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+PLAIN = {"rope_type": "default", "rope_theta": 1000.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 
 GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -40,6 +42,9 @@ MODELS = {
     "llama3": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_parameters=LLAMA3), "12KB"),
     "llama_dynamic": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "max_position_embeddings": 8}, attention_bias=True,
                                                     mlp_bias=True, head_dim=6, rope_parameters=DYNAMIC), None),
+    "smollm": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "hidden_size": 24, "num_attention_heads": 6},
+                                             rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=PLAIN), None),
+    "mistral": (MistralForCausalLM, MistralConfig(**LLAMA, head_dim=6, sliding_window=None, rope_parameters=PLAIN), None),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, tie_word_embeddings=True, rope_parameters=YARN), None),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=8, tie_word_embeddings=True, rope_parameters=LINEAR),
               None),
