@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,10 @@
 #include <mica/io/data_loader.h>
 #include <mica/io/permutation.h>
 #include <mica/io/token_windows.h>
+
+#if MICA_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -155,6 +161,53 @@ TEST(DataLoader, BatchesDoNotDependOnWorkersNorOnTheDevice) {
       }
     }
   }
+}
+
+#if MICA_WITH_CUDA
+/// Notes the memory into which its samples are written, and is sample i: the number i.
+struct Placed : io::Dataset {
+  std::int64_t size() const override { return 64; }
+  std::vector<Field> fields() const override { return {{{256}, float32}, {{}, int64}}; }
+  void read(std::int64_t index, std::int64_t, const io::Sample& to) const override {
+    const std::span<float> x = to.field<float>(0);
+    std::fill(x.begin(), x.end(), static_cast<float>(index));
+    to.field<std::int64_t>(1)[0] = index;
+    const std::lock_guard lock(mutex);
+    places.insert({x.data(), to.field<std::int64_t>(1).data()});
+  }
+
+  mutable std::mutex mutex;
+  mutable std::set<const void*> places;
+};
+#endif
+
+// From other memory, a copy to the GPU would make the host wait.
+TEST(DataLoader, WritesSamplesToPageLockedMemory) {
+#if MICA_WITH_CUDA
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  const auto kind_of = [](const void* data) {
+    cudaPointerAttributes attributes{};
+    EXPECT_EQ(cudaPointerGetAttributes(&attributes, data), cudaSuccess);
+    return attributes.type;
+  };
+  EXPECT_NE(kind_of(empty({256}).raw_data()), cudaMemoryTypeHost);
+  for (const int workers : {0, 2}) {
+    const Placed data;
+    io::DataLoader loader(data, {.batch = 4, .workers = workers, .device = Device::cuda()});
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(kind_of(loader.next()[0].raw_data()), cudaMemoryTypeDevice);
+    }
+    const std::lock_guard lock(data.mutex);
+    EXPECT_GE(data.places.size(), 8u);
+    for (const void* const place : data.places) {
+      EXPECT_EQ(kind_of(place), cudaMemoryTypeHost) << workers << " workers";
+    }
+  }
+#else
+  GTEST_SKIP() << "mica was built without CUDA";
+#endif
 }
 
 TEST(DataLoader, GoesOnFromAPosition) {
