@@ -41,14 +41,14 @@ class Resume : public testing::Test {
 
   /// Starts a run of 40 steps that writes its results to OUT and its checkpoints to OUT.checkpoints. With `disk_bytes`,
   /// files cannot grow beyond it, as on a full disk.
-  pid_t start(const std::string& out, rlim_t disk_bytes = RLIM_INFINITY) const {
+  pid_t start(const std::string& dtype, const std::string& out, rlim_t disk_bytes = RLIM_INFINITY) const {
     std::vector<std::string> words{program.string(),
                                    "--data",
                                    "text.txt",
                                    "--device",
                                    "cpu",
                                    "--dtype",
-                                   "bfloat16",
+                                   dtype,
                                    "--batch",
                                    "2",
                                    "--context",
@@ -137,18 +137,19 @@ class Resume : public testing::Test {
                               std::regex("\"(tokens_per_second|step_ms|peak_memory_bytes|share_of_peak)\":[^,}]*"), "");
   }
 
-  void expect_same_end(const std::string& out) const {
-    EXPECT_TRUE(contents(folder / out / "model.safetensors") == contents(folder / "whole/model.safetensors")) << log();
-    EXPECT_EQ(metrics(out), metrics("whole"));
+  void expect_same_end(const std::string& out, const std::string& whole) const {
+    EXPECT_TRUE(contents(folder / out / "model.safetensors") == contents(folder / whole / "model.safetensors"))
+        << log();
+    EXPECT_EQ(metrics(out), metrics(whole));
     for (const auto& entry : fs::directory_iterator(folder / out)) {
       EXPECT_NE(entry.path().extension(), ".tmp") << entry.path() << ": of a run that was killed";
     }
-    // The last checkpoint has the rest: master weights, optimizer, random state, place in the data.
+    // The last checkpoint has the rest: master weights, optimizer, loss scale, random state, place in the data.
     const std::vector<fs::path> left = checkpoints(out);
     // There may be more than two: torn ones stay, and so do old ones if the run was killed before it removed them.
     ASSERT_GE(left.size(), 2u);
     EXPECT_EQ(left.back().filename(), last) << log();
-    EXPECT_TRUE(contents(left.back()) == contents(folder / "whole.checkpoints" / last));
+    EXPECT_TRUE(contents(left.back()) == contents(folder / (whole + ".checkpoints") / last));
   }
 
   const std::string last = "checkpoint-000000040.safetensors";
@@ -164,8 +165,14 @@ class Resume : public testing::Test {
 // scripts/kill_test sets both.
 TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
   const auto began = std::chrono::steady_clock::now();
-  ASSERT_EQ(wait_for(start("whole")), 0) << log();
-  const std::chrono::duration<double> whole = std::chrono::steady_clock::now() - began;
+  // In turns: float16 has a loss scale, too.
+  const std::vector<std::string> dtypes{"bfloat16", "float16"};
+  for (const std::string& dtype : dtypes) {
+    ASSERT_EQ(wait_for(start(dtype, "whole." + dtype)), 0) << log();
+    const std::string checkpoint = contents(folder / ("whole." + dtype + ".checkpoints") / last);
+    EXPECT_EQ(checkpoint.find("growth_tracker") != std::string::npos, dtype == "float16");
+  }
+  const std::chrono::duration<double> whole = (std::chrono::steady_clock::now() - began) / 2;
 
   const char* const wanted = std::getenv("MICA_KILLS");
 #if defined(MICA_ADDRESS_SANITIZER)
@@ -177,7 +184,8 @@ TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
   std::mt19937_64 random(20);
   const auto chance = [&](double p) { return std::uniform_real_distribution<>(0, 1)(random) < p; };
   int kills = 0, runs = 0, torn = 0, full = 0, ends = 0;
-  while (kills < most) {
+  while (kills < most || ends < static_cast<int>(dtypes.size())) {
+    const std::string& dtype = dtypes[static_cast<std::size_t>(ends) % dtypes.size()];
     fs::remove_all(folder / "run");
     fs::remove_all(folder / "run.checkpoints");
     for (bool done = false; !done;) {
@@ -189,7 +197,7 @@ TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
       if (is_full && has_own_disk) {
         fill_disk(space);
       }
-      const pid_t child = start("run", is_full && !has_own_disk ? space : RLIM_INFINITY);
+      const pid_t child = start(dtype, "run", is_full && !has_own_disk ? space : RLIM_INFINITY);
       ASSERT_GT(child, 0);
       const bool is_killed = kills < most;
       if (is_killed) {
@@ -221,7 +229,7 @@ TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
       }
     }
     ++ends;
-    expect_same_end("run");
+    expect_same_end("run", "whole." + dtype);
     if (HasFailure()) {
       break;
     }
