@@ -11,6 +11,7 @@ namespace mica::nn::init {
 namespace {
 
 thread_local bool skips = false;
+thread_local constinit ProgressTask* progress = nullptr;
 
 // x = scale · random + shift, where random is on the CPU and may be overwritten.
 Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, double scale, double shift) {
@@ -22,6 +23,9 @@ Tensor fill_scaled(const char* name, const Tensor& x, const Tensor& random, doub
   });
   copy_into(x, random);
   x.bump_version(name);
+  if (progress != nullptr) {
+    progress->advance(x.numel());
+  }
   return x;
 }
 
@@ -52,6 +56,10 @@ Tensor constant_(const Tensor& x, double value) {
   x.bump_version("constant_");
   return x;
 }
+
+Progress::Progress(std::int64_t elements)
+    : task_("initializing the model", elements), before_(std::exchange(progress, &task_)) {}
+Progress::~Progress() { progress = before_; }
 
 Skip::Skip() : before_(std::exchange(skips, true)) {}
 Skip::~Skip() { skips = before_; }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+
+#include <mica/core/progress.h>
 #include <mica/core/tensor.h>
 
 namespace mica::nn::init {
@@ -13,6 +16,21 @@ Tensor uniform_(const Tensor& x, double low, double high);
 Tensor normal_(const Tensor& x, double mean = 0, double std = 1);
 /// Sets every element to `value`.
 Tensor constant_(const Tensor& x, double value);
+
+/// While one exists, uniform_ and normal_ report to the thread's ProgressObserver, all as one task, "initializing the
+/// model": for new models so large that their random numbers take seconds. An inner one replaces an outer one.
+class Progress {
+ public:
+  /// `elements`: how many are to be filled; an element filled twice counts twice.
+  explicit Progress(std::int64_t elements);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+ private:
+  ProgressTask task_;
+  ProgressTask* before_;
+};
 
 /// While one exists, the functions above write nothing on this thread: for modules whose parameters are all loaded
 /// next.

@@ -39,6 +39,7 @@
 #include <mica/io/tensorboard.h>
 #include <mica/io/text.h>
 #include <mica/io/tokens.h>
+#include <mica/nn/init.h>
 #include <mica/ops/matmul/matmul.h>
 
 using namespace mica;
@@ -253,6 +254,16 @@ DType dtype_named(const std::string& name, Device device) {
   return name == "float16" ? float16 : name == "bfloat16" ? bfloat16 : float32;
 }
 
+/// A model with random weights, which take seconds if it is large.
+nn::GPT new_model(const nn::GPTConfig& config) {
+  // Each layer has 12 · width² weights. Its modules fill them, and then the model does.
+  const auto width = static_cast<double>(config.width);
+  const double rows =
+      static_cast<double>(config.vocab + config.context) + 12 * static_cast<double>(config.layers) * width;
+  const nn::init::Progress progress(static_cast<std::int64_t>(std::min(2 * width * rows, 0x1p62)));
+  return nn::GPT(config);
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -429,14 +440,14 @@ void run(const Options& of_all) {
   const ProgressBar progress;
   const Data data = read_data(options);
   manual_seed(options.seed);
-  nn::GPT gpt({.vocab = data.vocab,
-               .context = options.context,
-               .layers = options.layers,
-               .heads = options.heads,
-               .width = options.width,
-               .dropout = options.dropout,
-               .bias = options.bias,
-               .checkpoint = options.recompute});
+  nn::GPT gpt = new_model({.vocab = data.vocab,
+                           .context = options.context,
+                           .layers = options.layers,
+                           .heads = options.heads,
+                           .width = options.width,
+                           .dropout = options.dropout,
+                           .bias = options.bias,
+                           .checkpoint = options.recompute});
   const DType dtype = dtype_named(options.dtype, device);
   gpt.to(device, dtype);
   set_rng_state(random_stream_of(group.rank(), rng_state()));

@@ -212,6 +212,36 @@ TEST(Layers, SmallestAndLargestSizes) {
 }
 
 // Overwriting a saved tensor must be detected.
+TEST(Init, ReportsProgress) {
+  std::vector<std::int64_t> done, totals;
+  const ProgressObserver observer([&](const ProgressReport& report) {
+    EXPECT_EQ(report.task, "initializing the model");
+    if (report.finished) {
+      done.push_back(report.done);
+      totals.push_back(report.total);
+    }
+  });
+  const auto make = [] { nn::Linear(8, 5, {.bias = false}); };
+  make();  // one of many small modules: nobody asked
+  EXPECT_TRUE(done.empty());
+  {
+    const nn::init::Progress progress(100);
+    make();
+    {
+      const nn::init::Progress inner(7);
+      nn::init::normal_(empty({2, 3}));
+    }
+    make();
+    {
+      const nn::init::Skip skip;
+      make();
+    }
+  }
+  make();
+  EXPECT_EQ(done, (std::vector<std::int64_t>{6, 80}));
+  EXPECT_EQ(totals, (std::vector<std::int64_t>{7, 100}));
+}
+
 TEST(Init, CountsAsAWrite) {
   for (const auto& fill : std::vector<std::function<void(const Tensor&)>>{
            [](const Tensor& x) { nn::init::constant_(x, 2); }, [](const Tensor& x) { nn::init::normal_(x); },
