@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/launch_record.h>
 #include <mica/core/rng.h>
 #include <mica/nn/generate.h>
@@ -567,6 +569,12 @@ TEST(Sampler, MoreErrors) {
     const Tensor logits = from_data({0.0, nan, 1.0, inf, -inf, -inf, -inf, 2.0}, {4, 2}, device);
     expect_close(sampler.draw(logits), Values{-1, -1, -1, 1}, 0, 0);
     expect_error([&] { sampler(logits); }, "Sampler: row 0 of the logits is not finite");
+    Tensor rows = zeros({4, 8}, float32, device);
+    copy_into(slice(slice(rows, 0, 0, 1), 1, 7, 8), full({1, 1}, nan, float32, device));
+    copy_into(slice(slice(rows, 0, 1, 2), 1, 2, 3), full({1, 1}, inf, float32, device));
+    copy_into(slice(rows, 0, 2, 3), full({1, 8}, -inf, float32, device));
+    copy_into(slice(slice(rows, 0, 3, 4), 1, 0, 5), full({1, 5}, -inf, float32, device));
+    expect_close(nn::Sampler({.temperature = 0}).draw(rows), Values{-1, -1, -1, 5}, 0, 0);
   }
 }
 
