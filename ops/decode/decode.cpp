@@ -52,25 +52,6 @@ void check_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, con
         "decode_linear: swiglu takes two weights of one shape");
 }
 
-// The most rows that each block normalizes again.
-constexpr std::int64_t kFewRows = 8;
-
-// With more rows, cuBLAS reads a large weight faster.
-bool is_large_product(const Tensor& x, const std::vector<DecodeWeight>& weights) {
-  constexpr std::int64_t kLarge = std::int64_t{1} << 25;
-  return x.size(0) > kFewRows && weights.size() == 1 && !is_quantized(weights[0]) &&
-         weights[0].in() * weights[0].out() >= kLarge;
-}
-
-bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
-  return !is_large_product(x, weights) && x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
-         x.size(0) <= kernels::kMostDecodeRows && x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 &&
-         is_aligned(x) && (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
-         is_aligned(options.norm_weight) && is_aligned(options.residual) &&
-         std::all_of(weights.begin(), weights.end(),
-                     [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
-}
-
 template <class F>
 void on_cuda(Device device, const F& f) {
   on_device(device, [&](auto kind) {
@@ -78,6 +59,41 @@ void on_cuda(Device device, const F& f) {
       f(kind);
     }
   });
+}
+
+// The most rows that each block normalizes again.
+constexpr std::int64_t kFewRows = 8;
+
+// As that of the head.
+bool is_large_product(const std::vector<DecodeWeight>& weights) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 25;
+  return weights.size() == 1 && !is_quantized(weights[0]) && weights[0].in() * weights[0].out() >= kLarge;
+}
+
+// Whether the kernel for many outputs is the best one, if x and the weights are as these kernels need them. With fewer
+// outputs, blocks that share one read the weights faster.
+bool wide_kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights) {
+  constexpr std::int64_t kManyTiles = 96;
+  std::int64_t outputs = 0;
+  for (const DecodeWeight& w : weights) {
+    outputs += w.out();
+  }
+  const bool many = x.size(0) > kFewRows ? outputs / kMultiple > kManyTiles : is_large_product(weights);
+  bool takes = false;
+  if (many && !is_quantized(weights[0])) {
+    on_cuda(x.device(), [&](auto device) { takes = kernels::can_decode_linear_wide(device, x); });
+  }
+  return takes;
+}
+
+bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  const bool by_cublas = x.size(0) > kFewRows && is_large_product(weights) && !wide_kernel_takes(x, weights);
+  return !by_cublas && x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
+         x.size(0) <= kernels::kMostDecodeRows && x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 &&
+         is_aligned(x) && (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
+         is_aligned(options.norm_weight) && is_aligned(options.residual) &&
+         std::all_of(weights.begin(), weights.end(),
+                     [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
 }
 
 bool has_wgmma(Device device) {
@@ -208,7 +224,8 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
   }
   DecodeLinearOptions fused = options;
   Tensor input = x;
-  const bool batch = x.size(0) > kFewRows && !is_quantized(weights[0]) && has_wgmma(x.device());
+  const bool wide = wide_kernel_takes(x, weights);
+  const bool batch = wide || (x.size(0) > kFewRows && !is_quantized(weights[0]) && has_wgmma(x.device()));
   if (options.norm_weight.defined() && x.size(0) > kFewRows && !batch) {
     input = normed();
     fused.norm_weight = {};
@@ -216,7 +233,13 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
   const Tensor y = empty(shape, x.dtype(), x.device());
   const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = fused, .y = y};
   on_cuda(x.device(), [&](auto device) {
-    batch ? kernels::decode_linear_batch(device, args) : kernels::decode_linear(device, args);
+    if (wide) {
+      kernels::decode_linear_wide(device, args);
+    } else if (batch) {
+      kernels::decode_linear_batch(device, args);
+    } else {
+      kernels::decode_linear(device, args);
+    }
   });
   return y;
 }

@@ -31,6 +31,11 @@ void decode_linear(Cuda, const DecodeLinearArgs& args);
 /// The same for floating weights and 9 to 32 rows, on a GPU with wgmma.
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args);
 
+/// The same for floating weights of many outputs and up to 32 rows, which stay in shared memory.
+void decode_linear_wide(Cuda, const DecodeLinearArgs& args);
+/// Whether the device has it and x fits.
+bool can_decode_linear_wide(Cuda, const Tensor& x);
+
 /// The same for any number of rows of contiguous x and floating weights of a 16-bit dtype, and no norm.
 void decode_linear_many(Cuda, const DecodeLinearArgs& args);
 /// Whether the device, sizes and alignment allow it.

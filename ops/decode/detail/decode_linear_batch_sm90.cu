@@ -4,7 +4,7 @@
 //
 //     block: 64 outputs (SwiGLU: 32 of gate and the same 32 of up) and a part of the terms
 //
-//         pieces of 64 terms:     | w 64 x 64, x 32 x 64 | w, x | w, x | ...      a ring of 8 stages
+//         pieces of 64 terms:     | w 64 x 64, x 32 x 64 | w, x | w, x | ...      a ring of stages
 //         first, without waiting:   w                      w      w    ...
 //         then:                          x                     x      x
 //                                         |
@@ -19,181 +19,134 @@
 #include <algorithm>
 
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/reduce.cuh>
-#include <mica/core/cuda/ring.cuh>
-#include <mica/core/cuda/tensor_copy.cuh>
-#include <mica/core/cuda/wgmma.cuh>
-#include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/decode_linear_pieces.cuh>
 
 namespace mica::kernels {
 
+namespace batch {
+
+using namespace pieces;
+
 namespace {
 
-using cuda::Lines;
-
-constexpr int kWarp = 32;
-constexpr int kConsumers = 128;  // threads: a warpgroup
-constexpr int kThreads = kConsumers + kWarp;
-constexpr int kOutputs = 64;  // rows of a piece of the weight
-constexpr int kTerms = 64;    // of a piece: lines of 128 bytes
-constexpr int kLineBytes = 128;
-constexpr int kPacks = 8;  // of 16 bytes in a line
-constexpr int kPackTerms = 8;
-constexpr int kStages = 8;
-constexpr int kMostBlocks = 8;         // of a cluster
-constexpr int kStride = kOutputs + 4;  // of sums in shared memory, so that lanes use different banks
+constexpr int kThreads = kWarpgroup + kWarp;
+constexpr int kMostStages = 6;  // two blocks, or one and one of the kernel for many outputs, fit a multiprocessor
+constexpr int kMostBlocks = 8;  // of a cluster
 constexpr int kEnoughBlocks = 192;
 
-struct Part {
-  int first_column;
-  const void* bias;  // or null
-};
-
 struct Arguments {
-  CUtensorMap x;
-  CUtensorMap weights[kMostDecodeWeights];
-  Part parts[kMostDecodeWeights];
-  int part_count;
-  const void* norm;      // or null
-  const void* residual;  // or null
-  void* y;
-  int rows;
-  int columns;  // of y
-  int depth;
+  Operands operands;
   int pieces;  // of a block
   int blocks;  // of a cluster
-  float eps;
+  int stages;
 };
 
 template <int kRows>
 struct Shared {
-  unsigned char w[kStages][kOutputs * kLineBytes];
-  unsigned char x[kStages][kRows * kLineBytes];
-  float sums[kRows][kStride];  // of this block's terms
-  float squares[kRows];
-  std::uint64_t full[kStages];
-  std::uint64_t empty[kStages];
+  float sums[kRows][kStride];   // of this block's terms; in column kOutputs, the row's squares
+  float parts[kRows][kStride];  // the same of all blocks of the cluster, one after the other, for this block's rows
+  alignas(16) unsigned char norm[kMostStages][kLineBytes];
+  std::uint64_t full[kMostStages];
+  std::uint64_t empty[kMostStages];
+  std::uint64_t received;
+};
+
+// A block's memory: its stages of the weight and of x, no more than it has pieces, so that more kernels' blocks find
+// room on a multiprocessor; then the rest.
+template <int kRows>
+struct Memory {
+  static constexpr int kInputBytes = kRows * kLineBytes;
+  unsigned char* first;
+  int stages;
+
+  __device__ unsigned char* w(int stage) const { return first + stage * kWeightBytes; }
+  __device__ unsigned char* x(int stage) const { return w(stages) + stage * kInputBytes; }
+  __device__ Shared<kRows>& rest() const { return *reinterpret_cast<Shared<kRows>*>(x(stages)); }
+  static std::size_t bytes(int stages) {
+    return static_cast<std::size_t>(stages) * (kWeightBytes + kInputBytes) + sizeof(Shared<kRows>);
+  }
 };
 
 // A block's part of the work.
 template <bool kSwiglu>
-struct Place {
-  int rank;    // in the cluster
-  int column;  // of y
-  int part;
+struct Share : Place<kSwiglu> {
+  int rank;  // in the cluster
 
-  __device__ explicit Place(const Arguments& a)
-      : rank(static_cast<int>(blockIdx.x) % a.blocks),
-        column(static_cast<int>(blockIdx.x) / a.blocks * (kSwiglu ? kOutputs / 2 : kOutputs)),
-        part(0) {
-    while (!kSwiglu && part + 1 < a.part_count && column >= a.parts[part + 1].first_column) {
-      ++part;
-    }
-  }
+  __device__ explicit Share(const Arguments& a)
+      : Place<kSwiglu>(a.operands, static_cast<int>(blockIdx.x) / a.blocks),
+        rank(static_cast<int>(blockIdx.x) % a.blocks) {}
   __device__ int term(const Arguments& a, int piece) const { return (rank * a.pieces + piece) * kTerms; }
 };
 
 // One thread starts all copies.
-template <int kRows, bool kSwiglu>
-__device__ void produce(Shared<kRows>& s, const Arguments& a, const Place<kSwiglu>& place) {
-  constexpr int kBytes = (kOutputs + kRows) * kLineBytes;
-  const auto load_weights = [&](int piece, int stage) {
-    const int term = place.term(a, piece);
-    if constexpr (kSwiglu) {
-      constexpr int kHalf = kOutputs / 2;
-      cuda::load_tile(s.w[stage], &a.weights[0], term, place.column, &s.full[stage]);
-      cuda::load_tile(s.w[stage] + kHalf * kLineBytes, &a.weights[1], term, place.column, &s.full[stage]);
-    } else {
-      cuda::load_tile(s.w[stage], &a.weights[place.part], term, place.column - a.parts[place.part].first_column,
-                      &s.full[stage]);
+template <int kRows, bool kNorm, bool kSwiglu>
+__device__ void produce(const Memory<kRows>& m, const Arguments& a, const Share<kSwiglu>& share) {
+  constexpr int kBytes = (kOutputs + kRows + (kNorm ? 1 : 0)) * kLineBytes;
+  Shared<kRows>& s = m.rest();
+  const auto load_constants = [&](int piece, int stage) {
+    const int term = share.term(a, piece);
+    if constexpr (kNorm) {
+      cuda::load_bytes(s.norm[stage], static_cast<const unsigned char*>(a.operands.norm) + term * (kLineBytes / kTerms),
+                       kLineBytes, &s.full[stage]);
     }
+    load_weights<kSwiglu>(m.w(stage), a.operands, share, term, &s.full[stage]);
   };
   const auto load_x = [&](int piece, int stage) {
-    cuda::load_tile(s.x[stage], &a.x, place.term(a, piece), 0, &s.full[stage]);
+    cuda::load_tile(m.x(stage), &a.operands.x, share.term(a, piece), 0, &s.full[stage]);
   };
-  const int first = min(a.pieces, kStages);
+  const int first = min(a.pieces, a.stages);
   for (int piece = 0; piece < first; ++piece) {
     cuda::arrive_expecting(&s.full[piece], kBytes);
-    load_weights(piece, piece);
+    load_constants(piece, piece);
   }
   cuda::wait_for_previous_kernel();
   for (int piece = 0; piece < first; ++piece) {
     load_x(piece, piece);
   }
-  cuda::Ring<kStages> ring;
+  Ring ring{.stages = a.stages};
   for (int piece = first; piece < a.pieces; ++piece, ring.advance()) {
     cuda::wait(&s.empty[ring.stage], ring.parity);
     cuda::arrive_expecting(&s.full[ring.stage], kBytes);
-    load_weights(piece, ring.stage);
+    load_constants(piece, ring.stage);
     load_x(piece, ring.stage);
   }
 }
 
 // Multiplies a piece of x by the norm's weight. Adds the squares of a thread's rows, of which it has every 16th.
 template <class T, int kRows>
-__device__ void scale(unsigned char (&x)[kRows * kLineBytes], const cuda::Pack<T, kPackTerms>& norm,
-                      float (&squares)[kRows / 16]) {
-  float factors[kPackTerms];
-  cuda::unpack(norm, factors);
+__device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 16]) {
+  // Of each line, a thread has the pack that the swizzle puts at one place; lines 16 apart have the same.
+  const int thread = static_cast<int>(threadIdx.x);
+  const int pack = (thread % kPacks) ^ (thread / kPacks % kPacks);
 #pragma unroll
   for (int i = 0; i < kRows / 16; ++i) {
-    auto* const at = reinterpret_cast<T*>(x + (static_cast<int>(threadIdx.x) + i * kConsumers) * 16);
-    float values[kPackTerms];
-    cuda::unpack(cuda::load<kPackTerms>(at), values);
-#pragma unroll
-    for (int j = 0; j < kPackTerms; ++j) {
-      squares[i] += values[j] * values[j];
-      values[j] *= factors[j];
-    }
-    cuda::store(at, cuda::pack_of<T>(values));
+    scale_pack(reinterpret_cast<T*>(x + (thread + i * kWarpgroup) * 16), norm + pack * kPackTerms, squares[i]);
   }
 }
 
 // The sums of this block's terms, to shared memory.
-template <class T, int kRows, bool kNorm, bool kSwiglu>
-__device__ void consume(Shared<kRows>& s, const Arguments& a, const Place<kSwiglu>& place) {
+template <class T, int kRows, bool kNorm>
+__device__ void consume(const Memory<kRows>& m, const Arguments& a) {
+  Shared<kRows>& s = m.rest();
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kWarp;
-  // Of each line, a thread has the pack that the swizzle puts at one place; lines 16 apart have the same.
-  const int pack = (thread % kPacks) ^ (thread / kPacks % kPacks);
   float sums[kRows / 2];
   float squares[kRows / 16] = {};
-  cuda::Ring<kStages> ring;
+  Ring ring{.stages = a.stages};
   int last = 0;
   const auto release = [&](int stage) {  // by each warp: others may still multiply
-    if (lane == 0) {
+    if (thread % kWarp == 0) {
       cuda::arrive(&s.empty[stage]);
     }
   };
-  const auto norm_of = [&](int piece) {
-    return cuda::load<kPackTerms>(static_cast<const T*>(a.norm) + place.term(a, piece) + pack * kPackTerms);
-  };
-  cuda::Pack<T, kPackTerms> norm = {};
-  if constexpr (kNorm) {
-    norm = norm_of(0);
-  }
   for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
-    const cuda::Pack<T, kPackTerms> factors = norm;
-    if constexpr (kNorm) {
-      norm = norm_of(min(piece + 1, a.pieces - 1));
-    }
     cuda::wait(&s.full[ring.stage], ring.parity);
     if constexpr (kNorm) {
-      scale<T, kRows>(s.x[ring.stage], factors, squares);
+      scale<T, kRows>(m.x(ring.stage), reinterpret_cast<const T*>(s.norm[ring.stage]), squares);
       cuda::fence_async_proxy();
-      cuda::barrier_sync(1, kConsumers);
+      cuda::barrier_sync(1, kWarpgroup);
     }
-    std::uint64_t w = cuda::depth_lines(s.w[ring.stage]);
-    std::uint64_t x = cuda::depth_lines(s.x[ring.stage]);
-    cuda::begin_products();
-#pragma unroll
-    for (int k = 0; k < kTerms; k += 16) {
-      cuda::multiply_add<T, kRows, Lines::depth, Lines::depth>(sums, w, x, piece > 0 || k > 0);
-      w += cuda::kNextDepth<Lines::depth>;
-      x += cuda::kNextDepth<Lines::depth>;
-    }
-    cuda::commit_products();
+    multiply_piece<T, kRows>(sums, m.w(ring.stage), m.x(ring.stage), piece > 0);
     if (piece > 0) {
       cuda::wait_products<1>();
       release(last);
@@ -202,38 +155,16 @@ __device__ void consume(Shared<kRows>& s, const Arguments& a, const Place<kSwigl
   }
   cuda::wait_products<0>();
   cuda::pin(sums);
-  const int output = thread / kWarp * 16 + lane / 4;
-#pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s.sums[8 * j + lane % 4 * 2 + i % 2][output + i / 2 * 8] = sums[4 * j + i];
-    }
-  }
+  store_sums<kRows>(s.sums, sums);
   if constexpr (kNorm) {
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {
       const float of_row = cuda::sum_lanes<kPacks>(squares[i]);
       if (thread % kPacks == 0) {
-        s.squares[thread / kPacks + 16 * i] = of_row;
+        s.sums[thread / kPacks + 16 * i][kOutputs] = of_row;
       }
     }
   }
-}
-
-// The sum over the cluster's blocks, in their order.
-__device__ inline float sum_of_blocks(const float* p, int blocks) {
-  float parts[kMostBlocks];
-#pragma unroll
-  for (int block = 0; block < kMostBlocks; ++block) {
-    parts[block] = block < blocks ? cuda::load_from_block(p, block) : 0;
-  }
-  float sum = parts[0];
-#pragma unroll
-  for (int block = 1; block < kMostBlocks; ++block) {
-    sum += parts[block];
-  }
-  return sum;
 }
 
 template <class T>
@@ -241,33 +172,97 @@ __device__ float element(const void* data, std::int64_t at) {
   return data == nullptr ? 0.0f : static_cast<float>(static_cast<const T*>(data)[at]);
 }
 
-// Writes this block's share of the rows, by the consumers: racecheck takes their barrier in front of the products for
-// one of all threads, and would report what others read. kAlone: there are no other blocks.
+template <int kRows>
+__device__ int rows_of_block(const Arguments& a) {
+  return kRows / a.blocks;
+}
+
+// Writes four floats to the same place of another block, whose *barrier counts their bytes when they have arrived.
+__device__ inline void send_four(float* p, const float4& four, int rank, std::uint64_t* barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   cuda::address_in_block(p, rank)),
+               "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(cuda::address_in_block(barrier, rank))
+               : "memory");
+}
+
+// Sends the sums of each row to the block that writes it.
+template <int kRows, bool kNorm, bool kSwiglu>
+__device__ void send_sums(Shared<kRows>& s, const Arguments& a, const Share<kSwiglu>& share) {
+  constexpr int kFours = kOutputs / 4;
+  const int rows = rows_of_block<kRows>(a);
+  const auto send_at = [&](int row, int column, const float4& four) {
+    send_four(&s.parts[share.rank * rows + row % rows][column], four, row / rows, &s.received);
+  };
+#pragma unroll
+  for (int i = 0; i < kRows * kFours / kWarpgroup; ++i) {
+    const int at = static_cast<int>(threadIdx.x) + i * kWarpgroup;
+    const int row = at / kFours;
+    const int column = at % kFours * 4;
+    send_at(row, column, *reinterpret_cast<const float4*>(&s.sums[row][column]));
+  }
+  if (kNorm && threadIdx.x < kRows) {
+    const int row = static_cast<int>(threadIdx.x);
+    send_at(row, kOutputs, {s.sums[row][kOutputs], 0, 0, 0});
+  }
+}
+
+// The residual of a thread's first elements.
+constexpr int kAhead = 2;
+template <class T, int kRows, bool kSwiglu>
+__device__ void load_residual(const Arguments& a, const Share<kSwiglu>& share, float (&first)[kAhead]) {
+  constexpr int kColumns = pieces::kColumns<kSwiglu>;
+  const int rows = rows_of_block<kRows>(a);
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    const int i = static_cast<int>(threadIdx.x) + k * kWarpgroup;
+    const int row = share.rank * rows + i / kColumns;
+    const bool has = i < rows * kColumns && row < a.operands.rows;
+    first[k] = has ? element<T>(a.operands.residual,
+                                static_cast<std::int64_t>(row) * a.operands.columns + share.column + i % kColumns)
+                   : 0.0f;
+  }
+}
+
+// Writes this block's share of the rows. kAlone: there are no other blocks.
 template <class T, int kRows, bool kNorm, bool kSwiglu, bool kAlone>
-__device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Place<kSwiglu>& place) {
-  constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
-  const int rows = kRows / a.blocks;
-  const Part& part = a.parts[place.part];
-  const auto sum_of = [&](const float* p) { return kAlone ? *p : sum_of_blocks(p, a.blocks); };
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kColumns; i += kConsumers) {
-    const int row = place.rank * rows + i / kColumns;
+__device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Share<kSwiglu>& share,
+                          const float (&first)[kAhead]) {
+  constexpr int kColumns = pieces::kColumns<kSwiglu>;
+  const int rows = rows_of_block<kRows>(a);
+  const Part& part = a.operands.parts[share.part];
+  // Over the cluster's blocks, in their order.
+  const auto sum_of = [&](int row, int column) {
+    if constexpr (kAlone) {
+      return s.sums[row][column];
+    }
+    float sum = s.parts[row][column];
+#pragma unroll
+    for (int block = 1; block < kMostBlocks; ++block) {
+      sum += block < a.blocks ? s.parts[block * rows + row][column] : 0;
+    }
+    return sum;
+  };
+  int ahead = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * kColumns; i += kWarpgroup, ++ahead) {
+    const int own_row = i / kColumns;
+    const int row = share.rank * rows + own_row;
     const int column = i % kColumns;
-    if (row >= a.rows) {
+    if (row >= a.operands.rows) {
       return;
     }
     float factor = 1;
     if constexpr (kNorm) {
-      factor = rsqrtf(sum_of(&s.squares[row]) / static_cast<float>(a.depth) + a.eps);
+      factor = rsqrtf(sum_of(own_row, kOutputs) / static_cast<float>(a.operands.depth) + a.operands.eps);
     }
-    const int at_part = place.column + column - part.first_column;
-    const std::int64_t at = static_cast<std::int64_t>(row) * a.columns + place.column + column;
-    const float residual = element<T>(a.residual, at);
-    float value = sum_of(&s.sums[row][column]) * factor + element<T>(part.bias, at_part);
+    const int at_part = share.column + column - part.first_column;
+    const std::int64_t at = static_cast<std::int64_t>(row) * a.operands.columns + share.column + column;
+    const float residual = ahead == 0 ? first[0] : ahead == 1 ? first[1] : element<T>(a.operands.residual, at);
+    float value = sum_of(own_row, column) * factor + element<T>(part.bias, at_part);
     if constexpr (kSwiglu) {
-      const float up = sum_of(&s.sums[row][kColumns + column]) * factor + element<T>(a.parts[1].bias, at_part);
-      value = value / (1 + __expf(-value)) * up;
+      const float up = sum_of(own_row, kColumns + column) * factor + element<T>(a.operands.parts[1].bias, at_part);
+      value = silu(value) * up;
     }
-    static_cast<T*>(a.y)[at] = static_cast<T>(value + residual);
+    static_cast<T*>(a.operands.y)[at] = static_cast<T>(value + residual);
   }
 }
 
@@ -275,49 +270,48 @@ template <class T, int kRows, bool kNorm, bool kSwiglu>
 __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __grid_constant__ Arguments a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kRows>*>(memory);
-  const Place<kSwiglu> place(a);
-  if (threadIdx.x == kConsumers) {
-    for (int stage = 0; stage < kStages; ++stage) {
+  const Memory<kRows> m{.first = memory, .stages = a.stages};
+  Shared<kRows>& shared = m.rest();
+  const Share<kSwiglu> share(a);
+  const bool alone = a.blocks == 1;
+  if (threadIdx.x == kWarpgroup) {
+    for (int stage = 0; stage < a.stages; ++stage) {
       cuda::init_barrier(&shared.full[stage], 1);
-      cuda::init_barrier(&shared.empty[stage], kConsumers / kWarp);
+      cuda::init_barrier(&shared.empty[stage], kWarpgroup / kWarp);
     }
+    cuda::init_barrier(&shared.received, 1);
+    cuda::arrive_expecting(&shared.received, kRows * (kOutputs + (kNorm ? 4 : 0)) * static_cast<int>(sizeof(float)));
     cuda::publish_barriers();
   }
   cuda::allow_dependents();
   __syncthreads();
-  if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x == kConsumers) {
-      produce<kRows, kSwiglu>(shared, a, place);
+  if (!alone) {
+    cuda::arrive_in_cluster();  // others may send
+  }
+  if (threadIdx.x >= kWarpgroup) {
+    if (threadIdx.x == kWarpgroup) {
+      produce<kRows, kNorm, kSwiglu>(m, a, share);
     }
     __syncwarp();
-  } else {
-    consume<T, kRows, kNorm, kSwiglu>(shared, a, place);
-  }
-  cuda::wait_for_previous_kernel();  // it may still write the residual
-  cuda::arrive_in_cluster();
-  cuda::wait_for_cluster();
-  if (threadIdx.x < kConsumers) {
-    if (a.blocks == 1) {
-      write_out<T, kRows, kNorm, kSwiglu, true>(shared, a, place);
-    } else {
-      write_out<T, kRows, kNorm, kSwiglu, false>(shared, a, place);
+    if (!alone) {
+      cuda::wait_for_cluster();
     }
+    return;
   }
-  // Others may still read this block's sums.
-  cuda::arrive_in_cluster();
+  cuda::wait_for_previous_kernel();  // it may write the residual, or read what y's memory held
+  float first[kAhead];
+  load_residual<T, kRows>(a, share, first);
+  consume<T, kRows, kNorm>(m, a);
+  cuda::barrier_sync(1, kWarpgroup);
+  if (alone) {
+    write_out<T, kRows, kNorm, kSwiglu, true>(shared, a, share, first);
+    return;
+  }
   cuda::wait_for_cluster();
+  send_sums<kRows, kNorm>(shared, a, share);
+  cuda::wait(&shared.received, 0);
+  write_out<T, kRows, kNorm, kSwiglu, false>(shared, a, share, first);
 #endif
-}
-
-CUtensorMap map_of(const Tensor& matrix, int box_lines) {
-  return cuda::swizzled_tensor_map({.dtype = matrix.dtype(),
-                                    .data = matrix.raw_data(),
-                                    .lines = matrix.size(0),
-                                    .length = matrix.size(1),
-                                    .leading = matrix.size(1),
-                                    .box_lines = static_cast<std::uint32_t>(box_lines),
-                                    .box_length = kTerms});
 }
 
 // So many blocks share the terms of an output: as many as find a multiprocessor.
@@ -332,33 +326,15 @@ int blocks_of_cluster(std::int64_t tiles, std::int64_t pieces, int rows) {
 
 template <class T, int kRows, bool kNorm, bool kSwiglu>
 void launch(const DecodeLinearArgs& args) {
-  constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
-  const DecodeLinearOptions& options = args.options;
-  const std::int64_t tiles = args.y.size(1) / kColumns;
-  const std::int64_t pieces = args.x.size(1) / kTerms;
-  const int blocks = blocks_of_cluster(tiles, pieces, kRows);
-  Arguments a{.x = map_of(args.x, kRows),
-              .weights = {},
-              .parts = {},
-              .part_count = static_cast<int>(args.weights.size()),
-              .norm = kNorm ? options.norm_weight.raw_data() : nullptr,
-              .residual = options.residual.defined() ? options.residual.raw_data() : nullptr,
-              .y = args.y.raw_data(),
-              .rows = static_cast<int>(args.x.size(0)),
-              .columns = static_cast<int>(args.y.size(1)),
-              .depth = static_cast<int>(args.x.size(1)),
-              .pieces = static_cast<int>(pieces) / blocks,
-              .blocks = blocks,
-              .eps = static_cast<float>(options.eps)};
-  std::int64_t column = 0;
-  for (int i = 0; i < a.part_count; ++i) {
-    const DecodeWeight& w = args.weights[static_cast<std::size_t>(i)];
-    a.weights[i] = map_of(w.matrix, kColumns);
-    a.parts[i] = {.first_column = kSwiglu ? 0 : static_cast<int>(column),
-                  .bias = w.bias.defined() ? w.bias.raw_data() : nullptr};
-    column += w.out();
-  }
-  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, sizeof(Shared<kRows>))
+  const std::int64_t tiles = args.y.size(1) / kColumns<kSwiglu>;
+  const std::int64_t all_pieces = args.x.size(1) / kTerms;
+  const int blocks = blocks_of_cluster(tiles, all_pieces, kRows);
+  const int of_block = static_cast<int>(all_pieces) / blocks;
+  const Arguments a{.operands = operands_of<kRows, kSwiglu>(args),
+                    .pieces = of_block,
+                    .blocks = blocks,
+                    .stages = std::min(kMostStages, of_block)};
+  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, Memory<kRows>::bytes(a.stages))
       .cluster(dim3(static_cast<unsigned>(blocks)))
       .dependent()
       .run(decode_linear_batch_kernel<T, kRows, kNorm, kSwiglu>, "decode_linear_batch_kernel", a);
@@ -366,17 +342,13 @@ void launch(const DecodeLinearArgs& args) {
 
 }  // namespace
 
+}  // namespace batch
+
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args) {
   on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
-    const auto with_rows = [&]<int kRows>() {
-      const bool norm = args.options.norm_weight.defined();
-      if (args.options.swiglu) {
-        norm ? launch<T, kRows, true, true>(args) : launch<T, kRows, false, true>(args);
-      } else {
-        norm ? launch<T, kRows, true, false>(args) : launch<T, kRows, false, false>(args);
-      }
-    };
-    args.x.size(0) <= 16 ? with_rows.template operator()<16>() : with_rows.template operator()<32>();
+    pieces::on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
+      args.x.size(0) <= 16 ? batch::launch<T, 16, kNorm, kSwiglu>(args) : batch::launch<T, 32, kNorm, kSwiglu>(args);
+    });
   });
 }
 
