@@ -185,6 +185,7 @@ Tensor KeyValueCache::decode(std::int64_t layer, const Tensor& x, const std::vec
   begin_decode(layer, step);
   if (count_ == 1) {
     step.qkv = decode_linear(x, weights, options);
+    step.settled = true;
     return decode_attention(step);
   }
   Rotations& r = rotations_;

@@ -3,19 +3,22 @@
 //
 //     cluster of up to 8 blocks: one sequence, one key head and up to 4 of its query heads
 //
-//         keys      0 1 2 3 | 4 5 6 7 | ...       block 0's first keys, block 1's first keys, ...
-//                     |
-//         a team of lanes holds one key, 16 bytes a lane, and for each query head the largest score m, the sum l of
-//         2^(score - m) and the weighted sum of values: an online softmax
-//                     |
-//         teams of a warp -> warps of a block -> blocks of the cluster, each in a fixed order -> y
+//         keys      16 | 16 | 16 | 16 | ...     a warp's, in turns of all warps of block 0, block 1, ...
+//                        |
+//         a warp has for each query head the largest score m, the sum l of 2^(score - m) and the weighted sum of
+//         values: an online softmax. 16-bit floats: products by tensor cores
+//                        |
+//         warps of a block, and the new key -> blocks of the cluster, each in a fixed order -> y
 //
-// The new key is not read back from the cache: the first team of block 0 takes it from shared memory.
+// If nothing writes to the cache meanwhile, its first keys and values are on their way to shared memory before the
+// previous kernel has ended.
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
@@ -32,7 +35,6 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
 constexpr int kMostBlocks = 264;  // of a grid, if one block a cluster is not more: 2 of each multiprocessor (measured)
-constexpr int kKeysAtOnce = 4;    // of a team
 constexpr int kKeysOfOne = 128;   // so many are left to one block: the others would cost more than they save
 constexpr int kMostWidth = 256;
 
@@ -50,6 +52,7 @@ struct Arguments {
   int key_heads;
   int parts;   // the query heads of a key head are split into so many
   int blocks;  // of a cluster
+  bool settled;
   std::int64_t capacity;
   float eps;
   float score_scale;  // times log2(e): scores are exponents of 2
@@ -128,23 +131,328 @@ __device__ void prepare(const Arguments<T>& a, const Rotation<kWidth>& rotation,
 template <class T, int kWidth, int kHeads>
 struct Shared {
   Rotation<kWidth> rotation;
-  float queries[kHeads][kWidth];  // times the scale of the scores
-  T new_key[kWidth];
+  alignas(16) T queries[kHeads][kWidth];
+  alignas(16) T new_key[kWidth];
   T new_value[kWidth];
-  // Softmaxes of warps, then of the block in the first entry.
+  // Softmaxes of warps.
   float most[kWarps][kHeads];
   float sum[kWarps][kHeads];
   float values[kWarps][kHeads][kWidth];
+  float new_score[kHeads];
+  std::uint64_t received;  // the other blocks' softmaxes
+};
+
+/// The softmax of a block's keys, as it sends it to the first block of its cluster.
+template <int kWidth>
+struct Sent {
+  float values[kWidth];
+  float most;
+  float sum;
+};
+
+/// The cached positions of a head, in their slots.
+template <class T, int kWidth>
+struct Cached {
+  const T* keys;
+  const T* values;
+  std::int64_t begin;
+  std::int64_t length;
+  std::int64_t lap;  // a position in slot 0
+  std::int64_t capacity;
+
+  __device__ bool has(std::int64_t position) const { return position < length; }
+  /// Of a position's first column; of slot 0 if there is none.
+  __device__ std::int64_t offset(std::int64_t position) const {
+    const std::int64_t ahead = position - lap;
+    return has(position) ? (ahead < capacity ? ahead : ahead - capacity) * kWidth : 0;
+  }
+};
+
+/// A warp's softmax of units of keys, by FMAs: a team of lanes has a key, 16 bytes a lane.
+template <class T, int kWidth, int kHeads>
+struct TeamSoftmax {
+  static constexpr int kPart = 16 / sizeof(T);  // columns of a lane
+  static constexpr int kTeam = kWidth / kPart;  // lanes
+  static constexpr int kTeams = kWarp / kTeam;
+  static_assert(kTeam <= kWarp);
+  static constexpr int kAtOnce = 4;  // keys of a team
+  static constexpr int kKeys = kTeams * kAtOnce;
+  using Pack = cuda::Pack<T, kPart>;
+
+  /// Of a unit, on their way to shared memory. A lane reads what it has copied itself.
+  struct Staged {
+    Pack packs[2][kAtOnce][kWarp];
+  };
+
+  float queries[kHeads][kPart];
+  RunningSoftmax<kPart> softmax[kHeads];
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ static int team() { return lane() / kTeam; }
+  __device__ static int column() { return lane() % kTeam * kPart; }
+
+  __device__ TeamSoftmax(const T (&from)[kHeads][kWidth], int heads, float scale) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        queries[h][i] = h < heads ? static_cast<float>(from[h][column() + i]) * scale : 0;
+      }
+    }
+  }
+
+  __device__ static void copy(Staged& to, const Cached<T, kWidth>& from, std::int64_t at) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const std::int64_t position = at + u * kTeams + team();
+      const std::int64_t offset = from.offset(position) + column();
+      cuda::copy_async<16>(&to.packs[0][u][lane()], from.keys + offset, from.has(position));
+      cuda::copy_async<16>(&to.packs[1][u][lane()], from.values + offset, from.has(position));
+    }
+  }
+
+  __device__ void add(const Staged& staged, int count) {
+    float scores[kHeads][kAtOnce];
+    const auto present = [&](int u) { return u * kTeams + team() < count; };
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      float of_key[kPart];
+      cuda::unpack(staged.packs[0][u][lane()], of_key);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+          dot += queries[h][i] * of_key[i];
+        }
+        dot = cuda::sum_lanes<kTeam>(dot);
+        scores[h][u] = present(u) ? dot : kLowest;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float most = softmax[h].most;
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        most = fmaxf(most, scores[h][u]);
+      }
+      softmax[h].rescale(most);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        scores[h][u] = present(u) ? cuda::approximate_exp2(scores[h][u] - most) : 0;
+        softmax[h].sum += scores[h][u];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      float of_value[kPart];
+      cuda::unpack(staged.packs[1][u][lane()], of_value);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+          softmax[h].values[i] += scores[h][u] * of_value[i];
+        }
+      }
+    }
+  }
+
+  /// Merges the teams.
+  __device__ void finish(float (&most)[kHeads], float (&sum)[kHeads], float (&values)[kHeads][kWidth]) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      RunningSoftmax<kPart>& mine = softmax[h];
+#pragma unroll
+      for (int step = kTeam; step < kWarp; step *= 2) {
+        const float other_most = __shfl_xor_sync(cuda::kAllLanes, mine.most, step);
+        const float larger = fmaxf(mine.most, other_most);
+        const float factor = cuda::approximate_exp2(other_most - larger);
+        const float other_sum = __shfl_xor_sync(cuda::kAllLanes, mine.sum, step);
+        float others[kPart];
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+          others[i] = __shfl_xor_sync(cuda::kAllLanes, mine.values[i], step);
+        }
+        mine.rescale(larger);
+        mine.sum += factor * other_sum;
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+          mine.values[i] += factor * others[i];
+        }
+      }
+      if (team() == 0) {
+        most[h] = mine.most;
+        sum[h] = mine.sum;
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+          values[h][column() + i] = mine.values[i];
+        }
+      }
+    }
+  }
+};
+
+/// The same by tensor cores. Lane 4 g + t has of query head g the scores of keys 2 t and 2 t + 1 of each 8, as products
+/// give them and take them:
+///
+///     scores (heads, keys) = queries (heads, D) · keysᵀ          lane: head g, keys 2 t and 2 t + 1
+///     sums (D, heads) += valuesᵀ (D, keys) · weights (keys, heads)          lane: columns g and g + 8, heads 2 t and
+///                                                                                2 t + 1
+///
+/// The order of the terms of a score is free: of each 32 columns, a lane has 8 neighbors of a key, and of a query.
+template <class T, int kWidth, int kHeads>
+struct TensorSoftmax {
+  static constexpr int kKeys = 16;
+  static constexpr int kPacks = kWidth / 32;  // of 16 bytes, of a lane in a key
+  static constexpr int kTiles = kWidth / 16;  // of values' columns
+  static constexpr int kChunks = kWidth / 8;  // of 16 bytes in a row
+
+  static constexpr int kUnrolled = kWidth <= 128 ? kChunks / 2 : 4;  // copies of values; with more, registers spill
+
+  struct Staged {
+    uint4 keys[2][kPacks][kWarp];  // a lane's own packs of the first and last 8 keys
+    uint4 values[kKeys][kChunks];  // a row's chunks are swizzled
+  };
+
+  std::uint32_t queries[kPacks][4];  // pairs of head g; 0 from kHeads on
+  float sums[kTiles][4] = {};        // weighted values
+  float most = kLowest;              // of head g
+  float sum = 0;                     // of head g, of this lane's keys
+  float scale;
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ static int g() { return lane() / 4; }
+  __device__ static int t() { return lane() % 4; }
+  __device__ static int swizzled(int key, int chunk) { return chunk ^ (key % (kChunks < 8 ? kChunks : 8)); }
+
+  __device__ TensorSoftmax(const T (&from)[kHeads][kWidth], int heads, float score_scale) : scale(score_scale) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      uint4 four = {};
+      if (g() < heads) {
+        four = *reinterpret_cast<const uint4*>(&from[g() % kHeads][32 * p + 8 * t()]);
+      }
+      queries[p][0] = four.x;
+      queries[p][1] = four.y;
+      queries[p][2] = four.z;
+      queries[p][3] = four.w;
+    }
+  }
+
+  __device__ static void copy(Staged& to, const Cached<T, kWidth>& from, std::int64_t at) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const std::int64_t position = at + 8 * tile + g();
+      const T* const key = from.keys + from.offset(position) + 8 * t();
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        cuda::copy_async<16>(&to.keys[tile][p][lane()], key + 32 * p, from.has(position));
+      }
+    }
+#pragma unroll(kUnrolled)
+    for (int i = 0; i < kKeys * kChunks / kWarp; ++i) {
+      const int at_chunk = i * kWarp + lane();
+      const int key = at_chunk / kChunks;
+      const int chunk = at_chunk % kChunks;
+      const std::int64_t position = at + key;
+      cuda::copy_async<16>(&to.values[key][swizzled(key, chunk)], from.values + from.offset(position) + 8 * chunk,
+                           from.has(position));
+    }
+  }
+
+  __device__ void add(const Staged& staged, int count) {
+    float scores[2][4] = {};  // of 8 keys; the last two of each are of heads that do not exist
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const uint4 key = staged.keys[tile][p][lane()];
+        const std::uint32_t first[4] = {queries[p][0], 0, queries[p][1], 0};
+        const std::uint32_t second[4] = {queries[p][2], 0, queries[p][3], 0};
+        cuda::multiply_add_16_8_16<T>(scores[tile], first, key.x, key.y);
+        cuda::multiply_add_16_8_16<T>(scores[tile], second, key.z, key.w);
+      }
+    }
+    float largest = most;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool present = 8 * tile + 2 * t() + i < count;
+        scores[tile][i] = present ? scores[tile][i] * scale : kLowest;
+        largest = fmaxf(largest, scores[tile][i]);
+      }
+    }
+    largest = cuda::reduce_lanes<4>(largest, [](float a, float b) { return fmaxf(a, b); });
+    const float factor = cuda::approximate_exp2(most - largest);
+    most = largest;
+    sum *= factor;
+    std::uint32_t weights[2];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      float pair[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool present = 8 * tile + 2 * t() + i < count;
+        pair[i] = present ? cuda::approximate_exp2(scores[tile][i] - most) : 0;
+        sum += pair[i];
+      }
+      const cuda::Pack<T, 2> rounded = cuda::pack_of<T>(pair);
+      weights[tile] = reinterpret_cast<const std::uint32_t&>(rounded);
+    }
+    // The factors of heads 2 t and 2 t + 1.
+    const float factors[2] = {__shfl_sync(cuda::kAllLanes, factor, 8 * t()),
+                              __shfl_sync(cuda::kAllLanes, factor, 8 * t() + 4)};
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[tile][i] *= factors[i % 2];
+      }
+      // Matrices: columns 0 to 7 of the first 8 keys, columns 8 to 15 of these, and the same of the last 8 keys.
+      const int key = lane() / 16 * 8 + lane() % 8;
+      const int chunk = 2 * tile + lane() / 8 % 2;
+      std::uint32_t values[4];
+      cuda::load_matrices_transposed(values, &staged.values[key][swizzled(key, chunk)]);
+      cuda::multiply_add_16_8_16<T>(sums[tile], values, weights[0], weights[1]);
+    }
+  }
+
+  __device__ void finish(float (&all_most)[kHeads], float (&all_sum)[kHeads], float (&values)[kHeads][kWidth]) {
+    sum = cuda::sum_lanes<4>(sum);
+    if (t() == 0 && g() < kHeads) {
+      all_most[g()] = most;
+      all_sum[g()] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int head = 2 * t() + i;
+      if (head < kHeads) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          values[head][16 * tile + g()] = sums[tile][i];
+          values[head][16 * tile + 8 + g()] = sums[tile][2 + i];
+        }
+      }
+    }
+  }
 };
 
 template <class T, int kWidth, int kHeads>
-__global__ void __launch_bounds__(kThreads, 3) decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
-  constexpr int kPart = 16 / sizeof(T);  // columns of a lane
-  constexpr int kTeam = kWidth / kPart;  // lanes
-  constexpr int kTeams = kWarp / kTeam;  // of a warp
-  static_assert(kTeam <= kWarp);
-  using Pack = cuda::Pack<T, kPart>;
-  __shared__ __align__(16) Shared<T, kWidth, kHeads> shared;
+using WarpSoftmax =
+    std::conditional_t<sizeof(T) == 2, TensorSoftmax<T, kWidth, kHeads>, TeamSoftmax<T, kWidth, kHeads>>;
+
+/// Units of a warp on their way: with more, a block would take the memory that others need.
+template <int kWidth>
+inline constexpr int kStages = kWidth <= 64 ? 2 : 1;
+
+template <class T, int kWidth, int kHeads>
+__global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
+    decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
+  using Softmax = WarpSoftmax<T, kWidth, kHeads>;
+  constexpr int kStages = kernels::kStages<kWidth>;
+  __shared__ Shared<T, kWidth, kHeads> shared;
+  extern __shared__ __align__(16) unsigned char memory[];
 
   const int rank = static_cast<int>(blockIdx.x);  // in the cluster
   const int key_head = static_cast<int>(blockIdx.y) / a.parts;
@@ -155,11 +463,14 @@ __global__ void __launch_bounds__(kThreads, 3) decode_attention_kernel(const __g
   const int heads = min(kHeads, group - first_head);  // of this cluster
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int team = lane / kTeam;
-  const int column = lane % kTeam * kPart;
+  auto* const staged = reinterpret_cast<typename Softmax::Staged*>(memory) + warp * kStages;
+  auto* const sent = reinterpret_cast<Sent<kWidth>*>(  // [other block][head]
+      reinterpret_cast<typename Softmax::Staged*>(memory) + kWarps * kStages);
 
   cuda::allow_dependents();
-  cuda::wait_for_previous_kernel();
+  if (!a.settled) {
+    cuda::wait_for_previous_kernel();
+  }
 
   const std::int64_t length = *a.length;
   const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
@@ -172,17 +483,47 @@ __global__ void __launch_bounds__(kThreads, 3) decode_attention_kernel(const __g
   }
   T* const keys = a.keys + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
   T* const values = a.values + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
+  const Cached<T, kWidth> cached{.keys = keys,
+                                 .values = values,
+                                 .begin = begin,
+                                 .length = length,
+                                 .lap = begin - begin % a.capacity,
+                                 .capacity = a.capacity};
+  const std::int64_t step = static_cast<std::int64_t>(blocks) * kWarps * Softmax::kKeys;
+  const std::int64_t first = begin + (rank * kWarps + warp) * Softmax::kKeys;
+  const auto start_copies = [&](std::int64_t at, int stage) {
+    if (at < length) {
+      Softmax::copy(staged[stage], cached, at);
+    }
+    cuda::commit_copies();
+  };
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    start_copies(first + stage * step, stage);
+  }
+  const bool clustered = blocks > 1;
+  if (clustered && threadIdx.x == 0) {
+    cuda::init_barrier(&shared.received, 1);
+    cuda::arrive_expecting(&shared.received, (blocks - 1) * heads * static_cast<int>(sizeof(Sent<kWidth>)));
+    cuda::publish_barriers();
+  }
   if (a.rotates) {
     shared.rotation.fill(a, max(length - padding, std::int64_t{0}));
   }
   __syncthreads();
+  if (clustered) {
+    cuda::arrive_in_cluster();  // others may send
+  }
+  if (a.settled) {
+    cuda::wait_for_previous_kernel();
+  }
 
   // The new position: queries for all blocks, key and value for block 0.
   const T* const row = a.qkv + sequence * (a.heads + 2 * a.key_heads) * kWidth;
   for (int item = warp; item < heads + (rank == 0 ? 2 : 0); item += kWarps) {
     if (item < heads) {
       prepare<T, kWidth>(a, shared.rotation, row + (key_head * group + first_head + item) * kWidth, a.q_norm,
-                         [&](int j, T value) { shared.queries[item][j] = static_cast<float>(value) * a.score_scale; });
+                         [&](int j, T value) { shared.queries[item][j] = value; });
     } else if (item == heads) {
       prepare<T, kWidth>(a, shared.rotation, row + (a.heads + key_head) * kWidth, a.k_norm, [&](int j, T value) {
         shared.new_key[j] = value;
@@ -202,200 +543,76 @@ __global__ void __launch_bounds__(kThreads, 3) decode_attention_kernel(const __g
   }
   __syncthreads();
 
-  float queries[kHeads][kPart];
-  RunningSoftmax<kPart> softmax[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      queries[h][i] = h < heads ? shared.queries[h][column + i] : 0;
-    }
+  Softmax softmax(shared.queries, heads, a.score_scale);
+  int stage = 0;
+  for (std::int64_t at = first; at < length; at += step) {
+    cuda::wait_copies<kStages - 1>();
+    __syncwarp();
+    softmax.add(staged[stage], static_cast<int>(min(length - at, std::int64_t{Softmax::kKeys})));
+    __syncwarp();
+    start_copies(at + kStages * step, stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
-
-  const auto add = [&](const Pack(&key)[kKeysAtOnce], const Pack(&value)[kKeysAtOnce],
-                       const bool(&present)[kKeysAtOnce]) {
-    float scores[kHeads][kKeysAtOnce];
+  softmax.finish(shared.most[warp], shared.sum[warp], shared.values[warp]);
+  for (int h = warp; rank == 0 && h < heads; h += kWarps) {
+    float dot = 0;
 #pragma unroll
-    for (int u = 0; u < kKeysAtOnce; ++u) {
-      float of_key[kPart];
-      cuda::unpack(key[u], of_key);
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        float dot = 0;
-#pragma unroll
-        for (int i = 0; i < kPart; ++i) {
-          dot += queries[h][i] * of_key[i];
-        }
-        dot = cuda::sum_lanes<kTeam>(dot);
-        scores[h][u] = present[u] ? dot : kLowest;
-      }
+    for (int j = 0; j < kWidth; j += kWarp) {
+      dot += static_cast<float>(shared.queries[h][j + lane]) * static_cast<float>(shared.new_key[j + lane]);
     }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float most = softmax[h].most;
-#pragma unroll
-      for (int u = 0; u < kKeysAtOnce; ++u) {
-        most = fmaxf(most, scores[h][u]);
-      }
-      softmax[h].rescale(most);
-#pragma unroll
-      for (int u = 0; u < kKeysAtOnce; ++u) {
-        scores[h][u] = present[u] ? cuda::approximate_exp2(scores[h][u] - most) : 0;
-        softmax[h].sum += scores[h][u];
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kKeysAtOnce; ++u) {
-      float of_value[kPart];
-      cuda::unpack(value[u], of_value);
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (int i = 0; i < kPart; ++i) {
-          softmax[h].values[i] += scores[h][u] * of_value[i];
-        }
-      }
-    }
-  };
-
-  // Teams take neighboring keys, so that a warp reads whole lines.
-  const std::int64_t lap = begin - begin % a.capacity;  // a position in slot 0
-  const int teams = blocks * kWarps * kTeams;
-  const std::int64_t first = begin + (rank * kWarps + warp) * kTeams;  // of the warp
-  for (std::int64_t at = first; at < length; at += teams * kKeysAtOnce) {
-    Pack key[kKeysAtOnce];
-    Pack value[kKeysAtOnce];
-    bool present[kKeysAtOnce];
-#pragma unroll
-    for (int u = 0; u < kKeysAtOnce; ++u) {
-      const std::int64_t position = at + team + u * teams;
-      present[u] = position < length;
-      key[u] = {};
-      value[u] = {};
-      if (present[u]) {
-        const std::int64_t ahead = position - lap;
-        const std::int64_t from = (ahead < a.capacity ? ahead : ahead - a.capacity) * kWidth + column;
-        key[u] = cuda::load<kPart>(keys + from);
-        value[u] = cuda::load<kPart>(values + from);
-      }
-    }
-    add(key, value, present);
-  }
-  if (rank == 0 && warp == 0) {
-    const Pack key[kKeysAtOnce] = {cuda::load<kPart>(shared.new_key + column)};
-    const Pack value[kKeysAtOnce] = {cuda::load<kPart>(shared.new_value + column)};
-    const bool present[kKeysAtOnce] = {team == 0};
-    add(key, value, present);
-  }
-
-  // Teams of a warp.
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    RunningSoftmax<kPart>& mine = softmax[h];
-#pragma unroll
-    for (int step = kTeam; step < kWarp; step *= 2) {
-      const float other_most = __shfl_xor_sync(cuda::kAllLanes, mine.most, step);
-      const float most = fmaxf(mine.most, other_most);
-      const float factor = cuda::approximate_exp2(other_most - most);
-      const float other_sum = __shfl_xor_sync(cuda::kAllLanes, mine.sum, step);
-      float others[kPart];
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        others[i] = __shfl_xor_sync(cuda::kAllLanes, mine.values[i], step);
-      }
-      mine.rescale(most);
-      mine.sum += factor * other_sum;
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        mine.values[i] += factor * others[i];
-      }
-    }
-    if (team == 0) {
-      shared.most[warp][h] = mine.most;
-      shared.sum[warp][h] = mine.sum;
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        shared.values[warp][h][column + i] = mine.values[i];
-      }
+    dot = cuda::sum_lanes<kWarp>(dot);
+    if (lane == 0) {
+      shared.new_score[h] = dot * a.score_scale;
     }
   }
   __syncthreads();
 
-  // Warps of the block: a thread has some columns of all heads, and the first warp keeps the block's result.
-  float block_most[kHeads];
-  float block_sum[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    block_most[h] = shared.most[0][h];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) {
-      block_most[h] = fmaxf(block_most[h], shared.most[w][h]);
-    }
-    block_sum[h] = 0;
-    float factors[kWarps];
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      factors[w] = cuda::approximate_exp2(shared.most[w][h] - block_most[h]);
-      block_sum[h] += factors[w] * shared.sum[w][h];
-    }
-    for (int j = static_cast<int>(threadIdx.x); j < kWidth; j += kThreads) {
-      float total = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        total += factors[w] * shared.values[w][h][j];
-      }
-      shared.values[0][h][j] = total;  // read by this thread only
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      shared.most[0][h] = block_most[h];
-      shared.sum[0][h] = block_sum[h];
-    }
-  }
-
-  // Blocks of the cluster: each writes some columns.
+  // Warps of the block, in block 0 the new key, and the cluster's other blocks.
   T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
-  const bool clustered = blocks > 1;
   if (clustered) {
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
-  } else {
-    __syncthreads();
+    rank == 0 ? cuda::wait(&shared.received, 0) : cuda::wait_for_cluster();
   }
-  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < heads * kWidth; i += blocks * kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < heads * kWidth; i += kThreads) {
     const int h = i / kWidth;
     const int j = i % kWidth;
-    if (!clustered) {
-      y[i] = static_cast<T>(shared.values[0][h][j] / shared.sum[0][h]);
-      continue;
-    }
-    float most = kLowest;
-    float mosts[kClusterBlocks];
+    float most = shared.most[0][h];
 #pragma unroll
-    for (int block = 0; block < kClusterBlocks; ++block) {
-      mosts[block] = block < blocks ? cuda::load_from_block(&shared.most[0][h], block) : kLowest;
-      most = fmaxf(most, mosts[block]);
+    for (int w = 1; w < kWarps; ++w) {
+      most = fmaxf(most, shared.most[w][h]);
+    }
+    if (rank == 0) {
+      most = fmaxf(most, shared.new_score[h]);
+      for (int block = 1; block < blocks; ++block) {
+        most = fmaxf(most, sent[(block - 1) * kHeads + h].most);
+      }
     }
     float sum = 0;
     float total = 0;
 #pragma unroll
-    for (int block = 0; block < kClusterBlocks; ++block) {
-      if (block >= blocks) {
-        break;
-      }
-      const float factor = cuda::approximate_exp2(mosts[block] - most);
-      sum += factor * cuda::load_from_block(&shared.sum[0][h], block);
-      total += factor * cuda::load_from_block(&shared.values[0][h][j], block);
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = cuda::approximate_exp2(shared.most[w][h] - most);
+      sum += factor * shared.sum[w][h];
+      total += factor * shared.values[w][h][j];
     }
-    y[i] = static_cast<T>(total / sum);
-  }
-  if (clustered) {
-    // The others may still read this block's shared memory.
-    cuda::arrive_in_cluster_relaxed();
-    cuda::wait_for_cluster();
+    if (rank == 0) {
+      const float weight = cuda::approximate_exp2(shared.new_score[h] - most);
+      sum += weight;
+      total += weight * static_cast<float>(shared.new_value[j]);
+      for (int block = 1; block < blocks; ++block) {
+        const Sent<kWidth>& other = sent[(block - 1) * kHeads + h];
+        const float factor = cuda::approximate_exp2(other.most - most);
+        sum += factor * other.sum;
+        total += factor * other.values[j];
+      }
+      y[i] = static_cast<T>(total / sum);
+    } else {
+      Sent<kWidth>& to = sent[(rank - 1) * kHeads + h];
+      cuda::send(&to.values[j], 0, total, &shared.received);
+      if (j == 0) {
+        cuda::send(&to.most, 0, most, &shared.received);
+        cuda::send(&to.sum, 0, sum, &shared.received);
+      }
+    }
   }
 }
 
@@ -424,6 +641,7 @@ Arguments<T> arguments(const DecodeAttentionArgs& args, int heads_at_once) {
                  .key_heads = static_cast<int>(p.key_heads()),
                  .parts = (group + heads_at_once - 1) / heads_at_once,
                  .blocks = 1,
+                 .settled = p.settled,
                  .capacity = p.keys.size(2),
                  .eps = static_cast<float>(p.eps),
                  .score_scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(p.width()))),
@@ -440,7 +658,8 @@ void launch(const DecodeAttentionArgs& args) {
   const Arguments<T> a = arguments<T>(args, kHeads);
   const dim3 grid(static_cast<unsigned>(a.blocks), static_cast<unsigned>(a.key_heads * a.parts),
                   static_cast<unsigned>(args.problem.keys.size(0)));
-  cuda::Launch(grid, kThreads)
+  const std::size_t staged = sizeof(typename WarpSoftmax<T, kWidth, kHeads>::Staged) * kWarps * kStages<kWidth>;
+  cuda::Launch(grid, kThreads, staged + (a.blocks - 1) * kHeads * sizeof(Sent<kWidth>))
       .cluster(dim3(static_cast<unsigned>(a.blocks)))
       .dependent()
       .run(decode_attention_kernel<T, kWidth, kHeads>, "decode_attention_kernel", a);
