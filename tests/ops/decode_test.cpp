@@ -141,6 +141,39 @@ TEST(DecodeLinear, WideWeights) {
   }
 }
 
+TEST(DecodeLinear, ManyOutputs) {
+  if (!cuda_available() || !has_prompt_kernels(bfloat16, 64, Device::cuda())) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(3);
+  const auto expect_close = [](const Problem& problem, std::int64_t rows) {
+    cuda::LaunchRecord record;
+    const Tensor y = problem.on(Device::cuda());
+    EXPECT_TRUE(record.has("decode_linear_wide_kernel")) << rows;
+    EXPECT_LE(relative_error(y, problem.reference()), y.dtype() == float16 ? 2e-3 : 1.2e-2) << rows;
+    EXPECT_EQ(to_vector<float>(y), to_vector<float>(problem.on(Device::cuda()))) << rows;
+  };
+  for (const DType dtype : {bfloat16, float16}) {
+    for (const std::int64_t rows : {9, 16, 17, 32}) {
+      for (const std::int64_t in : {64, 192, 896}) {  // from one piece to more than there are stages
+        SCOPED_TRACE(fmt::format("{} {}", dtype, in));
+        const Tensor x = randn({rows, in}).to(dtype), norm = (randn({in}) * 0.2 + 1).to(dtype);
+        const auto w = [&](std::int64_t out, bool bias) { return weight_of({16, 0}, in, out, dtype, bias); };
+        expect_close({x, {w(3136, true), w(3136, true)}, {.norm_weight = norm, .eps = 1e-3, .swiglu = true}}, rows);
+        expect_close({x, {w(6400, true), w(64, false), w(128, true)}, {.residual = randn({rows, 6592}).to(dtype)}},
+                     rows);
+      }
+    }
+  }
+  // As the head of a model has them, for few rows too.
+  const DecodeWeight head = weight_of({16, 0}, 1024, std::int64_t{1} << 15, bfloat16, false);
+  for (const std::int64_t rows : {1, 8, 12}) {
+    const Tensor x = randn({rows, 1024}).to(bfloat16), norm = (randn({1024}) * 0.2 + 1).to(bfloat16);
+    expect_close({x, {head}, {.norm_weight = norm}}, rows);
+  }
+}
+
 bool has_kernels_for_prompts() { return cuda_available() && has_prompt_kernels(bfloat16, 64, Device::cuda()); }
 
 TEST(DecodeLinear, ManyRows) {
@@ -268,6 +301,8 @@ TEST(DecodeAttention, AsItsDefinition) {
     const std::int64_t slot = c.length % c.capacity;
     expect_close(slice(a.values, 2, slot, slot + 1), new_value, 0, 0);
     EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "the same again";
+    a.settled = true;
+    EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "with early reads";
   }
 }
 

@@ -539,6 +539,11 @@ TEST_F(SmallCase, DecodeLinears) {
                      decode_linear(there, {a}, {.residual = residual.to(device)})};
     });
   }
+  const Tensor wide = from({3136, 64}), x = from({12, 64});
+  compare("many outputs", 0.05, [&](Device device) {
+    const DecodeWeight a{.matrix = wide.to(device)};
+    return Tensors{decode_linear(x.to(device), {a, a}, {.norm_weight = norm.to(device), .swiglu = true})};
+  });
 }
 
 TEST_F(SmallCase, DecodePrompt) {
