@@ -182,10 +182,11 @@ Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
 
 Tensor KeyValueCache::decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
                              const DecodeLinearOptions& options, DecodeAttention step) {
+  const std::int64_t before = capacity();
   begin_decode(layer, step);
   if (count_ == 1) {
     step.qkv = decode_linear(x, weights, options);
-    step.settled = true;
+    step.settled = capacity() == before;  // else the cached positions were just copied
     return decode_attention(step);
   }
   Rotations& r = rotations_;

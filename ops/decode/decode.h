@@ -32,8 +32,9 @@ struct DecodeLinearOptions {
 ///
 /// One kernel on CUDA for float16 and bfloat16, M ≤ 32, weights of those dtypes or quantized to 4 or 8 bits in groups
 /// of 64 or more with scales and zeros of x's dtype, and sizes that are multiples of 64; by other ops elsewhere, and
-/// for large weights and M > 8 if x does not fit into shared memory, which round more often. For a prompt's many rows and floating weights, likewise one
-/// kernel after the norm (has_prompt_kernels()). A row of y does not depend on other rows, but on M it may.
+/// for large weights and M > 8 if x does not fit into shared memory, which round more often. For a prompt's many rows
+/// and floating weights, likewise one kernel after the norm (has_prompt_kernels()). A row of y does not depend on other
+/// rows, but on M it may.
 ///
 /// No gradients: throws while they are recorded. Throws Error before anything is computed if a shape, dtype or device
 /// does not match.
@@ -69,8 +70,8 @@ bool has_decode_attention(DType dtype, std::int64_t width, Device device);
 ///
 /// The length is read on the device, so a captured call continues from where the replay before has ended if the step
 /// increments the length. Sums are in float32, split over the keys among up to eight blocks per key head (compute
-/// capability 9.0), in an order that depends on the length and the numbers of sequences and heads alone. In 16 bits, the
-/// weights of the cached values are rounded, as flash attention does.
+/// capability 9.0), in an order that depends on the length and the numbers of sequences and heads alone. In 16 bits,
+/// the weights of the cached values are rounded, as in flash attention.
 ///
 /// Throws Error if has_decode_attention() is false or a shape, dtype or device does not match.
 Tensor decode_attention(const DecodeAttention& args);
