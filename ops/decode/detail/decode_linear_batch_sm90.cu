@@ -177,14 +177,6 @@ __device__ int rows_of_block(const Arguments& a) {
   return kRows / a.blocks;
 }
 
-// Writes four floats to the same place of another block, whose *barrier counts their bytes when they have arrived.
-__device__ inline void send_four(float* p, const float4& four, int rank, std::uint64_t* barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   cuda::address_in_block(p, rank)),
-               "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(cuda::address_in_block(barrier, rank))
-               : "memory");
-}
-
 // Sends the sums of each row to the block that writes it.
 template <int kRows, bool kNorm, bool kSwiglu>
 __device__ void send_sums(Shared<kRows>& s, const Arguments& a, const Share<kSwiglu>& share) {

@@ -131,6 +131,14 @@ __device__ void store_sums(float (&to)[kRows][kStride], const float (&sums)[kRow
   }
 }
 
+/// Writes four floats to the same place of another block, whose *barrier counts their bytes when they have arrived.
+__device__ inline void send_four(float* p, const float4& four, int rank, std::uint64_t* barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   cuda::address_in_block(p, rank)),
+               "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(cuda::address_in_block(barrier, rank))
+               : "memory");
+}
+
 __device__ inline float silu(float x) { return x / (1 + __expf(-x)); }
 
 // On the host.
