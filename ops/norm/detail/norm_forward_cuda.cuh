@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/ops/detail/rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
@@ -117,6 +119,51 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
+// weight or bias of a thread's P packs of V columns, kept in registers as they were read. The last pair may be cut.
+template <class W, int V, int P>
+class KeptParameter {
+ public:
+  /// The packs begin at the columns first, first + step, …. parameter: of the row; null: all are `absent`. has(i, j):
+  /// whether there is column j of pack number i.
+  template <class Has>
+  __device__ KeptParameter(const W* parameter, float absent, int first, int step, const Has& has) {
+    const W value = static_cast<W>(absent);
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        packs_[i].at[j] = value;
+      }
+    }
+    if (parameter == nullptr) {  // asked once, so that no load waits for a branch
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      const W* const from = parameter + first + i * step;
+      if (has(i, V - 1)) {
+        packs_[i] = load<V>(from);
+      } else if (V == 2 && has(i, 0)) {
+        packs_[i].at[0] = *from;
+      }
+    }
+  }
+
+  /// Those of pack number i, for such a row. Pairs seemingly in another way for each: the compiler would unpack them
+  /// once, into twice as many registers.
+  template <class S>
+  __device__ void at(int i, int row, S (&values)[V]) const {
+    Pack<W, V> pack = packs_[i];
+    if constexpr (sizeof(pack) == 4 && V == 2) {
+      asm("" : "+r"(reinterpret_cast<unsigned&>(pack)) : "r"(row));
+    }
+    unpack(pack, values);
+  }
+
+ private:
+  Pack<W, V> packs_[P];
+};
+
 /// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.
 template <class N, class T, class W, class S>
 __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rounding, S rstd, S scale) {
@@ -173,6 +220,17 @@ Forward<T, W> rows_of(const NormForward& args) {
           .rstd = args.rstd.data_or_null<S>(),
           // What the next kernel reads of smaller results is better found there than the inputs.
           .inputs_last_in_l2 = args.y.bytes() * (args.sum.defined() ? 2 : 1) > kKeptInL2};
+}
+
+/// The parameter, or a copy of it, of which pairs can be read at once.
+inline Tensor at_pairs(const Tensor& parameter) {
+  if (!parameter.defined() ||
+      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
+    return parameter;
+  }
+  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
+  copy_into(copy, parameter);
+  return copy;
 }
 
 /// The dtype of weight and bias.

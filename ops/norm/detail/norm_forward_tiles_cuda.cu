@@ -2,8 +2,6 @@
 #include <climits>
 #include <type_traits>
 
-#include <mica/core/copy.h>
-#include <mica/core/creation.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
@@ -257,7 +255,8 @@ class RowPairs {
     const S offset = -mean * rstd;
     S w[2];
     S b[2];
-    parameters.at(i, number, w, b);
+    parameters.weight.at(i, number, w);
+    parameters.bias.at(i, number, b);
     S y[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -270,57 +269,10 @@ class RowPairs {
 };
 
 // weight and bias of a thread's pairs.
-template <class N, class W, int K, int kLanes>
-class PairParameters {
- public:
-  __device__ PairParameters(const W* weight, const W* bias, const PairShare<kLanes>& share) {
-    load_from(weight, 1, share, weights_);
-    if constexpr (N::kCentered) {
-      load_from(bias, 0, share, biases_);
-    }
-  }
-
-  /// Of pair number i, for the row of that number.
-  template <class S>
-  __device__ void at(int i, int row, S (&w)[2], S (&b)[2]) const {
-    unpack_anew(weights_[i], row, w);
-    if constexpr (N::kCentered) {
-      unpack_anew(biases_[i], row, b);
-    }
-  }
-
- private:
-  // Seemingly in another way for each row: the compiler would unpack 16-bit elements once, into twice as many
-  // registers.
-  template <class S>
-  __device__ static void unpack_anew(Pack<W, 2> pair, int row, S (&values)[2]) {
-    if constexpr (sizeof(W) == 2) {
-      asm("" : "+r"(reinterpret_cast<unsigned&>(pair)) : "r"(row));
-    }
-    unpack(pair, values);
-  }
-
-  __device__ static void load_from(const W* row, float absent, const PairShare<kLanes>& share, Pack<W, 2> (&pairs)[K]) {
-    const W value = static_cast<W>(absent);
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-      pairs[i] = {value, value};
-    }
-    if (row != nullptr) {
-#pragma unroll
-      for (int i = 0; i < K; ++i) {
-        const W* const from = row + share.first + i * kLanes;
-        if (share.has(i, 1)) {
-          pairs[i] = load<2>(from);
-        } else if (share.has(i, 0)) {
-          pairs[i].at[0] = *from;
-        }
-      }
-    }
-  }
-
-  Pack<W, 2> weights_[K];
-  Pack<W, 2> biases_[N::kCentered ? K : 1];
+template <class W, int K>
+struct PairParameters {
+  KeptParameter<W, 2, K> weight;
+  KeptParameter<W, 2, K> bias;
 };
 
 // The moments of a segment, the same bits in each of its threads. reciprocal_n: one over its elements.
@@ -463,7 +415,10 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
   const auto share_of_thread = [&] {
     return PairShare<kLanes>(static_cast<int>(threadIdx.x) % kThreads * 2, columns, K);
   };
-  const PairParameters<N, W, K, kLanes> parameters(a.weight, a.bias, share_of_thread());
+  const PairShare<kLanes> first_share = share_of_thread();
+  const auto has = [&](int i, int j) { return first_share.has(i, j); };
+  const PairParameters<W, K> parameters{{a.weight, 1, first_share.first, kLanes, has},
+                                        {N::kCentered ? a.bias : nullptr, 0, first_share.first, kLanes, has}};
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
     reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
@@ -514,17 +469,6 @@ void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
     launch.grid(static_cast<unsigned>(blocks))
         .run(kernel, "norm_forward_tiles_kernel", part, p, static_cast<int>(blocks * tile_rows));
   }
-}
-
-/// The parameter, or a copy of it, of which pairs can be read at once.
-Tensor at_pairs(const Tensor& parameter) {
-  if (!parameter.defined() ||
-      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
-    return parameter;
-  }
-  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
-  copy_into(copy, parameter);
-  return copy;
 }
 
 }  // namespace
