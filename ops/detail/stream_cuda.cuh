@@ -119,20 +119,19 @@ class Stream {
 /// The same for one matrix of rows that begin anywhere, of single elements: kLanes lanes copy the units of 16 bytes in
 /// which their elements lie, P for each. So they have to meet where one of them uses what others have copied. Several
 /// matrices have a stream each: `source` is the number of this one.
-template <class T, int P, int D, int kLanes = kWarp, int kSpare = 0>
+template <class T, int P, int D, int kLanes = kWarp>
 class WarpStream {
  public:
   static constexpr int kElements = P * kLanes;  // of a chunk
   static constexpr int kUnit = 16 / sizeof(T);
   static constexpr int kInWord = 4 / sizeof(T);
   static constexpr int kUnits = kElements + kUnit;  // elements of the units that a chunk may lie in
-  static constexpr int kPlace = kUnits + kSpare;    // and of the shared memory that it takes
-  static constexpr int kStreamBytes = D * kPlace * static_cast<int>(sizeof(T));
-  static_assert(kElements % kUnit == 0 && kSpare % kUnit == 0);
+  static constexpr int kStreamBytes = D * kUnits * static_cast<int>(sizeof(T));
+  static_assert(kElements % kUnit == 0);
 
   __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
     const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
-    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kPlace);
+    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kUnits);
     address_ = cuda::shared_address(places_);
   }
 
@@ -144,31 +143,9 @@ class WarpStream {
   /// Where in its first unit what begins at `from` has its first element.
   __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
 
-  /// Starts copying a chunk that begins at `from`. Of the row, `left` elements are left; the others become zeros. What
-  /// precedes `from` in its unit is read too.
-  __device__ void fetch(int place, const T* from, int left) {
-    const int skipped = phase(from);
-    const int lane = threadIdx.x % kLanes;
-    const int end = max(0, left + skipped);
-    const int whole = end / kUnit * kUnit;
-    T* const to = places_ + place * kPlace;
-    from -= skipped;
-#pragma unroll
-    for (int i = 0; i * kLanes * kUnit < kUnits; ++i) {
-      const int unit = (i * kLanes + lane) * kUnit;
-      if (unit < kUnits && (unit != whole || end == whole)) {
-        const bool present = unit < whole;
-        cuda::copy_async<16, /*kLastInL2=*/true>(to + unit, present ? from + unit : from, present);
-      }
-    }
-    if (end != whole && whole < kUnits && lane < kUnit) {  // the row ends in a unit
-      const bool present = lane < end - whole;
-      cuda::copy_async<sizeof(T)>(to + whole + lane, present ? from + whole + lane : from + skipped, present);
-    }
-  }
-
-  /// The same, but what follows the row in its last unit is copied too, not zeros; nothing that follows the matrix,
-  /// which ends at `matrix_end`, is read.
+  /// Starts copying a chunk that begins at `from`. Of the row, `left` elements are left; units past its end become
+  /// zeros. What precedes `from` in its unit is read too, and what follows the row in its last one; but nothing that
+  /// follows the matrix, which ends at `matrix_end`.
   __device__ void fetch_units(int place, const T* from, int left, const T* matrix_end) const {
     const int skipped = phase(from);
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -189,7 +166,7 @@ class WarpStream {
       }
     }
     if (lane < kUnit && cut + lane < end) {  // waits: after the copies
-      places_[place * kPlace + cut + lane] = from[cut + lane - skipped];
+      places_[place * kUnits + cut + lane] = from[cut + lane - skipped];
     }
   }
 
@@ -198,19 +175,16 @@ class WarpStream {
   __device__ void clear(int place, int phase, int left, T value = static_cast<T>(0.0f)) const {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
-      places_[place * kPlace + phase + left + lane] = value;
+      places_[place * kUnits + phase + left + lane] = value;
     }
   }
 
-  /// What a place has room for besides a chunk: kSpare elements.
-  __device__ T* spare(int place) const { return places_ + place * kPlace + kUnits; }
-
   /// Element number i of a chunk that began at such a phase.
-  __device__ T element(int place, int phase, int i) const { return places_[place * kPlace + phase + i]; }
+  __device__ T element(int place, int phase, int i) const { return places_[place * kUnits + phase + i]; }
 
   /// The lane's element number i of a chunk that began at such a phase.
   __device__ T& at(int place, int phase, int i) const {
-    return places_[place * kPlace + phase + i * kLanes + threadIdx.x % kLanes];
+    return places_[place * kUnits + phase + i * kLanes + threadIdx.x % kLanes];
   }
 
   /// The lane's words of a chunk that began at such a phase. Word number i has the elements from kInWord (i · kLanes +
@@ -245,7 +219,7 @@ class WarpStream {
         to[i * kLanes] = reinterpret_cast<const std::uint32_t&>(words[i]);
       }
     } else {
-      T* const to = places_ + place * kPlace + phase + threadIdx.x % kLanes * kInWord;
+      T* const to = places_ + place * kUnits + phase + threadIdx.x % kLanes * kInWord;
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
 #pragma unroll
@@ -262,7 +236,7 @@ class WarpStream {
     const int end = begin + min(count, kElements);
     const int last = end / kUnit * kUnit;
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const T* const from = places_ + place * kPlace;
+    const T* const from = places_ + place * kUnits;
     unsigned char* const units = const_cast<unsigned char*>(first_unit(to));
 #pragma unroll
     for (int i = 0; i < kElements; i += kLanes * kUnit) {
@@ -289,11 +263,11 @@ class WarpStream {
   __device__ static const unsigned char* first_unit(const T* element) {
     return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
   }
-  __device__ std::uint32_t place_address(int place) const { return address_ + place * (kPlace * kSize); }
+  __device__ std::uint32_t place_address(int place) const { return address_ + place * (kUnits * kSize); }
 
   // The word in which what begins at such a phase has its first element for the lane.
   __device__ std::uint32_t* first_word(int place, int phase) const {
-    return reinterpret_cast<std::uint32_t*>(places_ + place * kPlace) + phase / kInWord + threadIdx.x % kLanes;
+    return reinterpret_cast<std::uint32_t*>(places_ + place * kUnits) + phase / kInWord + threadIdx.x % kLanes;
   }
 
   T* places_;

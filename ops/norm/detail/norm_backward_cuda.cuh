@@ -71,6 +71,18 @@ struct BackwardRows {
   S* dbiases = nullptr;    // (G, N)
   S* dx_biases = nullptr;  // (G, N)
 
+  /// Those that are read.
+  template <int i>
+  __device__ const T* matrix() const {
+    if constexpr (i == 0) {
+      return x;
+    } else if constexpr (i == 1) {
+      return dy;
+    } else {
+      return dsum;
+    }
+  }
+
   /// Zeros for a row that is not `present`.
   template <bool kCentered>
   __device__ Statistics<T, kCentered> statistics(std::int64_t row, bool present = true) const {

@@ -120,7 +120,7 @@ class StreamedBackward {
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
   static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the warp's rows
   using RowStatistics = Statistics<T, kCentered>;
-  using Ahead = RowsAhead<Policy, T, W, Shape>;
+  using Ahead = RowsAhead<T, BackwardRows<T, W>, Policy::kMatrices, Shape>;
   using Chunk = typename Ahead::Chunk;
 
   struct Row {
@@ -145,8 +145,8 @@ class StreamedBackward {
   __device__ void look(const Row& row, const Chunk& chunk, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
-    Ahead::values(chunk.x, i % kChunk, x);
-    Ahead::values(chunk.dy, i % kChunk, dy);
+    Ahead::values(chunk.of[0], i % kChunk, x);
+    Ahead::values(chunk.of[1], i % kChunk, dy);
     weights_.at(i, w);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -238,7 +238,7 @@ class StreamedBackward {
         }
       }
       if constexpr (Shape::kUnits) {
-        ahead_.write_units(place, c, row.offset, kLanes == kWarp || row.present, units);
+        ahead_.write_units(a_.dx, place, c, row.offset, kLanes == kWarp || row.present, units);
       }
       if constexpr (!kFetchEarly) {
         ahead_.fetch(place, (D + c) % C);
@@ -248,7 +248,7 @@ class StreamedBackward {
 
   __device__ void add_dsum(const Row& row, int place, int i, float (&values)[V]) const {
     float dsum[V];
-    ahead_.dsum_values(place, i % kChunk, dsum);
+    ahead_.third_values(place, i % kChunk, dsum);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] += dsum[j];

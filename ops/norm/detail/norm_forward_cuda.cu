@@ -31,7 +31,7 @@ void norm_forward(Cuda, const NormForward& args) {
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
     case NormForwardPlan::Kernel::tiles: return forward_tiles(args, plan);
-    case NormForwardPlan::Kernel::staged: return forward_staged(args, plan);
+    case NormForwardPlan::Kernel::staged:
     case NormForwardPlan::Kernel::stream: return forward_stream(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);
   }

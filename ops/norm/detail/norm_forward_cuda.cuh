@@ -41,6 +41,12 @@ struct Forward {
   S* mean_rest;
   S* rstd;                 // null, with mean: not wanted
   bool inputs_last_in_l2;  // of what is in the L2 cache, others than x and residual are to go first
+
+  /// Of those that are read and normalized, the only one.
+  template <int>
+  __device__ const T* matrix() const {
+    return x;
+  }
 };
 
 // What is added: of Source::sum and dropped_sum. Apart, so that the arguments of other kernels stay few.
@@ -255,7 +261,6 @@ void on_norm(const NormForward& args, const F& f) {
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
 void forward_tiles(const NormForward& args, const NormForwardPlan& plan);
-void forward_staged(const NormForward& args, const NormForwardPlan& plan);
 void forward_stream(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args, const NormForwardPlan& plan);
 

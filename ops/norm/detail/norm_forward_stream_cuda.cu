@@ -1,25 +1,42 @@
 #include <type_traits>
 
-#include <mica/ops/detail/stream_cuda.cuh>
+#include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows that no block holds in registers. A cluster of blocks stays with row after row, each block with the
-// same columns of all of them:
+// Forward for rows that no block holds in registers, and for those of 16 bits that packs of 16 bytes do not fit. A
+// warp, a block or a cluster stays with row after row, each thread with the same columns of all of them:
 //
-//   x ──copies, D chunks ahead──▶ shared memory ──first look──▶ moments ──▶ warps, blocks of the cluster meet
-//                                       │                                              │
-//                                       └──────────second look · rstd, weight, bias ◀──┘──▶ y
+//   x ──copies, rows ahead──▶ shared memory ──first look──▶ moments of a warp ──meeting──▶ the row's moments
+//                                   │                                                          │
+//                                   └───────second look · rstd, weight, bias ◀─────────────────┘──▶ y
 //
-// Between a row's two looks lies the first look at the next one, so that nobody waits for the blocks to meet. weight
-// and bias of a thread's columns stay in registers.
+// A cluster, whose blocks take long to meet, begins a row before it ends the one before. weight and bias of a thread's
+// columns stay in registers. Rows that packs do not fit come in units of 16 bytes all the same, and leave so, through
+// shared memory; in between, a thread has words of them: pairs of 16-bit elements, which stay in its registers from one
+// look to the other, or single ones of float32.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
+// What the kernel is compiled for.
+template <class T, class Shape>
+struct Streamed {
+  static constexpr bool kMeets = Shape::kTeam != Team::warp;
+  static constexpr bool kAhead = Shape::kTeam == Team::cluster;
+  static constexpr bool kPairs = Shape::kUnits && Shape::V == 2;
+  static constexpr bool kSinglePass = sizeof(T) == 2;  // to the moments; else two
+  // Elements at the beginning of a row that its shift comes from.
+  static constexpr int kFirst = kPairs ? 1 : norm_cuda::kFirst<T, Shape::V>;
+  // Accumulators of a thread, for elements in turn: in many packs, one would be added to too often.
+  static constexpr int kTurns = kPairs ? 1 : 2;
+  // Differences stay in registers from the mean to the squares: of packs, and of few words.
+  static constexpr bool kKeep = Shape::V > 1 || Shape::P <= 20;
+};
+
 // The shifts of a team's rows, which a warp finds 32 at a time: loads in each row would wait behind its copies. Zeros,
 // of norms that are not centered.
-template <bool kCentered, class T, int V>
+template <bool kCentered, class T, int kFirst>
 class Shifts {
  public:
   __device__ Shifts(const T* x, int rows, std::int64_t columns, int first, int step)
@@ -43,7 +60,7 @@ class Shifts {
  private:
   __device__ void fetch() {
     if (kCentered && ahead_ < rows_) {
-      next_ = load<kFirst<T, V>>(x_ + ahead_ * columns_);
+      next_ = load<kFirst>(x_ + ahead_ * columns_);
     }
     ahead_ += kWarp * step_;
   }
@@ -55,7 +72,7 @@ class Shifts {
   int ahead_;  // the lane's next row
   unsigned taken_ = 0;
   float shift_ = 0;
-  Pack<T, kFirst<T, V>> next_ = {};
+  Pack<T, kFirst> next_ = {};
 };
 
 // How many of `columns` member number i has, where they are dealt out in slabs of so many.
@@ -63,24 +80,24 @@ __device__ inline int dealt(int columns, int slab, int i) { return max(0, min(sl
 
 // The moments of up to 16 members together, which have a slab of so many columns each, to the same bits in each warp.
 // `numbers` are all a, then all b.
-__device__ inline Moments<float> combine_members(const float* numbers, int members, int columns, int slab,
-                                                 float reciprocal_n) {
-  const int i = threadIdx.x % (kWarp / 2);
-  const Moments<float> mine = i < members ? Moments<float>{numbers[i], numbers[members + i]} : Moments<float>{0, 0};
-  return combine_lanes<kWarp / 2>(mine, static_cast<float>(dealt(columns, slab, i)), reciprocal_n);
+template <class N>
+__device__ Moments<float> combine_members(const float* numbers, int members, int columns, int slab,
+                                          float reciprocal_n) {
+  constexpr int kMost = kWarp / 2;
+  const int i = static_cast<int>(threadIdx.x) % kMost;
+  const int member = min(i, members - 1);  // without a branch
+  const float squares = i < members ? numbers[members + member] : 0.0f;
+  if constexpr (!N::kCentered) {
+    return {0, sum_lanes<kMost>(squares)};
+  }
+  const float n = static_cast<float>(dealt(columns, slab, i));
+  const float mean = sum_lanes<kMost>(n * numbers[member]) * reciprocal_n;
+  const float rest = numbers[member] - mean;
+  return {mean, sum_lanes<kMost>(fma(n * rest, rest, squares))};
 }
 
-// Chunks a row, by packs a thread: one of a block of most threads has 16 KiB, or a little more.
-template <class T, int V>
-constexpr int chunks_of(int packs) {
-  return packs * V * static_cast<int>(sizeof(T)) * kForwardBlock / (16 * 1024);
-}
-
-// Packs of single elements a thread that leave room for their differences in registers.
-constexpr int kFewPacks = 20;
-
-// A thread's part in the kernel: P packs of a row, in C chunks, of which the shared memory holds D.
-template <class N, class T, class W, int V, int P, int D>
+// A thread's part in the kernel.
+template <class N, class T, class W, class Shape>
 class StreamedForward {
  public:
   __device__ StreamedForward(const Forward<T, W>& a, const StreamPlan& p, unsigned char* memory)
@@ -88,34 +105,243 @@ class StreamedForward {
         p_(p),
         at_(p, a.columns, V, P),
         meeting_(p, at_.rank, memory),
-        stream_(p, memory),
+        ahead_(a, p, at_, memory),
         rows_(static_cast<int>(a.rows)),
-        columns_(static_cast<int>(a.columns)),
-        row_step_(static_cast<int>(at_.step)),
         first_column_(static_cast<int>(at_.begin) + at_.first_pack * V),
-        warp_column_(first_column_ - static_cast<int>(threadIdx.x) % kWarp * V),
-        warp_left_(static_cast<int>(at_.begin) + at_.columns - warp_column_),
-        shifts_(a.x, rows_, a.columns, static_cast<int>(at_.first), row_step_) {}
+        warp_columns_(dealt(at_.columns, kWarpColumns, static_cast<int>(threadIdx.x) / kWarp)),
+        in_thread_(reciprocal(static_cast<float>(at_.packs * V))),
+        in_warp_(reciprocal(static_cast<float>(warp_columns_))),
+        shifts_(a.x, rows_, a.columns, static_cast<int>(at_.first), static_cast<int>(at_.step)),
+        weights_(a.weight, 1, first_column_, kWarp * V, Has{at_}),
+        biases_(N::kCentered ? a.bias : nullptr, 0, first_column_, kWarp * V, Has{at_}) {
+    meeting_.open();
+  }
 
   __device__ void run() {
-#pragma unroll 1
-    for (int i = 0; i < D; ++i) {
-      fetch(i, static_cast<int>(at_.first) + i / C * row_step_, i % C, at_.packs);
+    if constexpr (kPairs) {
+      normalize_rows<true>();  // in which nothing depends on it
+    } else {
+      __all_sync(kAllLanes, at_.packs == P) ? normalize_rows<true>() : normalize_rows<false>();
     }
-    load_parameters();
-    meeting_.open();
-    __all_sync(kAllLanes, at_.packs == P) ? normalize_rows<true>() : normalize_rows<false>();
     meeting_.close();
   }
 
  private:
-  static constexpr int C = chunks_of<T, V>(P);
-  static constexpr int kChunk = P / C;  // packs
+  static constexpr int V = Shape::V;
+  static constexpr int P = Shape::P;
+  static constexpr int C = Shape::C;
+  static constexpr int D = Shape::D;
+  static constexpr int kChunk = Shape::kChunk;
+  static constexpr Team kTeam = Shape::kTeam;
   static constexpr int kWarpColumns = P * kWarp * V;
-  static constexpr bool kWhole = V > 1;                   // each lane copies packs of its own
-  static constexpr bool kKeep = V > 1 || P <= kFewPacks;  // differences in registers, from the mean to the squares
-  static_assert(C * kChunk == P && D % C == 0 && D > 2 * C);
-  using Chunks = std::conditional_t<kWhole, Stream<T, V, 1, kChunk, D>, WarpStream<T, kChunk, D>>;
+  using Kind = Streamed<T, Shape>;
+  static constexpr bool kMeets = Kind::kMeets;
+  static constexpr bool kPairs = Kind::kPairs;
+  static constexpr bool kKeep = Kind::kKeep;
+  using Ahead = RowsAhead<T, Forward<T, W>, 1, Shape, int>;
+  using Chunk = typename Ahead::Chunk;
+  static_assert(D % C == 0 && (!kPairs || C == 1));
+
+  struct Row {
+    int number;
+    float shift;
+  };
+  // Of the thread's first element of it.
+  __device__ std::int64_t offset(const Row& row) const { return row.number * a_.columns + first_column_; }
+
+  // Whether the block has column j of the thread's pack number i.
+  struct Has {
+    const typename Shape::Place& at;
+    __device__ bool operator()(int i, int j) const { return (at.first_pack + i * kWarp) * V + j < at.columns; }
+  };
+
+  // All rows. kFull: all threads of the warp have P packs.
+  template <bool kFull>
+  __device__ void normalize_rows() {
+    Row row{static_cast<int>(at_.first), 0};
+    int place = 0;
+    if constexpr (Kind::kAhead) {
+      row.shift = shifts_.take();
+      if (row.number < rows_) {
+        begin_row<kFull>(row, place, D - 1);
+      }
+    }
+#pragma unroll 1
+    while (row.number < rows_) {
+      Row next{row.number + static_cast<int>(at_.step), 0};
+      const int next_place = place + C == D ? 0 : place + C;
+      if constexpr (Kind::kAhead) {
+        next.shift = shifts_.take();
+        if (next.number < rows_) {
+          begin_row<kFull>(next, next_place, D - 1 - C);
+        }
+        end_row<kFull>(row, place, take());
+      } else {
+        row.shift = kMeets ? shifts_.take() : 0.0f;
+        const Moments<float> warp = begin_row<kFull>(row, place, D - 1);
+        end_row<kFull>(row, place, kMeets ? take() : warp);
+      }
+      row = next;
+      place = next_place;
+    }
+  }
+
+  // Packs of the thread. Of words in few registers: the compiler would compare them once with the number of each, and
+  // keep what comes out over all rows.
+  template <bool kFull>
+  __device__ int packs() const {
+    int packs = kFull ? P : at_.packs;
+    if constexpr (!kFull && Shape::kUnits) {
+      asm volatile("" : "+r"(packs));
+    }
+    return packs;
+  }
+
+  // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
+  // the warp's elements, left for the team. A row of a warp alone gets its shift.
+  template <bool kFull>
+  __device__ Moments<float> begin_row(Row& row, int place, int pending) {
+    Moments<float> warp;
+    if constexpr (kPairs) {
+      ahead_.template wait<false>(place, 0, offset(row), pending);
+      const float shift = read_pairs(row, place);
+      if constexpr (!kMeets) {
+        row.shift = shift;
+      }
+      warp = moments_of<kFull>(row, place, shift, pending);
+      warp.a += shift - row.shift;
+    } else {
+      warp = moments_of<kFull>(row, place, row.shift, pending);
+    }
+    if constexpr (kMeets) {
+      meeting_.leave(pair_of(warp), [&](const float* numbers, int warps) {
+        return pair_of(
+            combine_members<N>(numbers, warps, at_.columns, kWarpColumns, reciprocal(static_cast<float>(at_.columns))));
+      });
+    }
+    return warp;
+  }
+
+  // Reads a row's pairs into registers. Returns a shift near the warp's part of the row, whatever one of its elements
+  // is: the mean of the first ones. What is absent is as the shift.
+  __device__ float read_pairs(const Row& row, int place) {
+    T shift = static_cast<T>(0.0f);
+    if constexpr (N::kCentered) {
+      const int lane = static_cast<int>(threadIdx.x) % kWarp;
+      const int i = lane < warp_columns_ ? lane : 0;  // where there are fewer, the first stands for them
+      const float first = static_cast<float>(ahead_.element(place, offset(row), i));
+      shift = static_cast<T>(sum_lanes<kWarp>(first) * (1.0f / kWarp));
+    }
+    ahead_.fill(place, 0, offset(row), shift);
+    chunk_ = ahead_.chunk(place, offset(row));
+    if (N::kCentered && warp_columns_ < kWarpColumns) {
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+#pragma unroll
+        for (T& value : chunk_.of[0][i].at) {
+          value = i < at_.packs ? value : shift;
+        }
+      }
+    }
+    return static_cast<float>(shift);
+  }
+
+  // Differences of pack number i of a chunk from `shift`. Zeros if it is absent, as it is where it was copied to, or as
+  // the shift.
+  __device__ void look(const Chunk& chunk, int i, bool present, float shift, float (&x)[V]) const {
+    Ahead::values(chunk.of[0], i % kChunk, x);
+    if constexpr (N::kCentered) {
+      const float from = kPairs || present ? shift : 0.0f;
+#pragma unroll
+      for (float& value : x) {
+        value -= from;
+      }
+    }
+  }
+
+  // The moments of the warp's elements of a row, relative to `shift`.
+  template <bool kFull>
+  __device__ Moments<float> moments_of(const Row& row, int place, float shift, int pending) {
+    constexpr int kTurns = Kind::kTurns;
+    const int packs = this->packs<kFull>();
+    float x[kKeep ? P : 1][V];
+    float sums[kTurns] = {};
+    float squares[kTurns] = {};
+#pragma unroll(kKeep ? C : 1)
+    for (int c = 0; c < C; ++c) {
+      if constexpr (!kPairs) {
+        ahead_.template wait<!kFull>(place + c, c, offset(row), pending - c);
+        chunk_ = ahead_.chunk(place + c, offset(row));
+      }
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int k = kKeep ? c * kChunk + i : 0;
+        look(chunk_, i, c * kChunk + i < packs, shift, x[k]);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const int turn = (i * V + j) % kTurns;
+          if constexpr (N::kCentered) {
+            sums[turn] += x[k][j];
+          }
+          if constexpr (!N::kCentered || Kind::kSinglePass) {
+            squares[turn] = fma(x[k][j], x[k][j], squares[turn]);
+          }
+        }
+      }
+    }
+    [[maybe_unused]] const float sum = kTurns == 2 ? sums[0] + sums[kTurns - 1] : sums[0];
+    if constexpr (!N::kCentered) {
+      return {0, sum_lanes<kWarp>(total(squares))};
+    } else if constexpr (Kind::kSinglePass) {
+      const float both = sum_pair(sum, total(squares));
+      const float warp = __shfl_sync(kAllLanes, both, 0);
+      const float mean = warp * in_warp_;  // as those of two passes are from here on
+      const float rest = fma(-warp, mean, __shfl_sync(kAllLanes, both, kWarp / 2));
+      return {mean, rest < 0 ? 0.0f : rest};
+    } else {
+      const float count = static_cast<float>(packs * V);
+      const float mean = sum * (kFull ? 1.0f / static_cast<float>(P * V) : in_thread_);
+#pragma unroll(kKeep ? C : 1)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (!kKeep) {
+          chunk_ = ahead_.chunk(place + c, offset(row));
+        }
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int k = kKeep ? c * kChunk + i : 0;
+          const bool present = c * kChunk + i < packs;
+          if constexpr (!kKeep) {
+            look(chunk_, i, present, shift, x[k]);
+          }
+          const float from = present ? mean : 0.0f;
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            const int turn = (i * V + j) % kTurns;
+            const float difference = x[k][j] - from;
+            squares[turn] = fma(difference, difference, squares[turn]);
+          }
+        }
+      }
+      return combine_lanes<kWarp>(Moments<float>{mean, total(squares)}, count, in_warp_);
+    }
+  }
+
+  template <int kTurns>
+  __device__ static float total(const float (&sums)[kTurns]) {
+    return kTurns == 2 ? sums[0] + sums[kTurns - 1] : sums[0];
+  }
+
+  // The lower half of the warp has a, the upper one b.
+  __device__ static float pair_of(const Moments<float>& m) {
+    return N::kCentered && threadIdx.x % kWarp < kWarp / 2 ? m.a : m.b;
+  }
+
+  // Waits for the moments of the row.
+  __device__ Moments<float> take() {
+    const int columns = kTeam == Team::cluster ? static_cast<int>(a_.columns) : at_.columns;
+    const int slab = kTeam == Team::cluster ? p_.slab : kWarpColumns;
+    return combine_members<N>(meeting_.take(), meeting_.members(), columns, slab, a_.in_row);
+  }
 
   // What makes y of x.
   struct Normalizer {
@@ -125,232 +351,61 @@ class StreamedForward {
     float rstd;
   };
 
-  // All rows, each begun before the one before it is ended. kFull: all threads of the warp have P packs.
-  template <bool kFull>
-  __device__ void normalize_rows() {
-    const int first = static_cast<int>(at_.first);
-    int place = 0;
-    float shift = shifts_.take();
-    if (first < rows_) {
-      leave(begin_row<kFull>(first, place, shift, D - 1));
-    }
-#pragma unroll 1
-    for (int row = first; row < rows_; row += row_step_) {
-      const float next_shift = shifts_.take();
-      const int next_place = place + C == D ? 0 : place + C;
-      if (row + row_step_ < rows_) {
-        leave(begin_row<kFull>(row + row_step_, next_place, next_shift, D - 1 - C));
-      }
-      end_row<kFull>(row, place, shift);
-      shift = next_shift;
-      place = next_place;
-    }
-  }
-
-  // Packs of the thread. In few registers: the compiler would compare them once with the number of each, and keep what
-  // comes out over all rows.
-  template <bool kFull>
-  __device__ int packs() const {
-    int packs = kFull ? P : at_.packs;
-    if constexpr (!kFull && !kWhole) {
-      asm volatile("" : "+r"(packs));
-    }
-    return packs;
-  }
-
-  // Of the thread's packs. Whether there are any is asked once, so that no load waits for a branch.
-  __device__ void load_parameter(const W* row, float absent, Pack<W, V> (&parameter)[P]) const {
-    Pack<W, V> filled;
-#pragma unroll
-    for (W& value : filled.at) {
-      value = static_cast<W>(absent);
-    }
-#pragma unroll
-    for (Pack<W, V>& pack : parameter) {
-      pack = filled;
-    }
-    if (row != nullptr) {
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        if (i < at_.packs) {
-          parameter[i] = load<V>(row + first_column_ + i * (kWarp * V));
-        }
-      }
-    }
-  }
-
-  __device__ void load_parameters() {
-    load_parameter(a_.weight, 1, weights_);
-    load_parameter(N::kCentered ? a_.bias : nullptr, 0, biases_);
-    in_thread_ = reciprocal(static_cast<float>(at_.packs * V));
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    in_warp_ = reciprocal(static_cast<float>(dealt(at_.columns, kWarpColumns, warp)));
-  }
-
-  // Starts copying a chunk of a row, if there is one; `packs` are the thread's.
-  __device__ void fetch(int place, int row, int c, int packs) {
-    if (row < rows_) {
-      const int chunk = c * (kChunk * kWarp * V);
-      if constexpr (kWhole) {
-        stream_.fetch(place, packs - c * kChunk, a_.x + (row * a_.columns + first_column_) + chunk);
-      } else {
-        stream_.fetch(place, a_.x + (row * a_.columns + warp_column_) + chunk, warp_left_ - chunk);
-      }
-    }
-    cuda::commit_copies();  // also of nothing: they are counted
-  }
-
-  // Where the warp's part of a row begins in its first unit. All of its chunks begin alike.
-  __device__ int phase_of(const T* matrix, int row) const {
-    return kWhole ? 0 : WarpStream<T, kChunk, D>::phase(matrix + (row * a_.columns + warp_column_));
-  }
-
-  // Pack number i of a chunk.
-  __device__ Pack<T, V> pack_at(int place, int phase, int i) const {
-    if constexpr (kWhole) {
-      return stream_.at(place, 0, i);
-    } else {
-      return Pack<T, 1>{stream_.at(place, phase, i)};
-    }
-  }
-
-  // Differences of pack number i of chunk c from `shift`; zeros if it is absent, as it is where it was copied to.
-  __device__ void look(int packs, int place, int phase, int c, int i, float shift, float (&x)[V]) const {
-    unpack(pack_at(place, phase, i), x);
-    if constexpr (N::kCentered) {
-      const float from = c * kChunk + i < packs ? shift : 0.0f;
-#pragma unroll
-      for (float& value : x) {
-        value -= from;
-      }
-    }
-  }
-
-  // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
-  // the warp's elements.
-  template <bool kFull>
-  __device__ Moments<float> begin_row(int row, int place, float shift, int pending) {
-    const int phase = phase_of(a_.x, row);
-    const int packs = this->packs<kFull>();
-    float x[kKeep ? P : 1][V];
-    float sums[2] = {};  // of elements in turn: one would be added to too often
-    float squares[2] = {};
-    if constexpr (!kWhole) {
-      cuda::wait_copies(pending - C + 1);
-      __syncwarp();  // for what other lanes have copied
-    }
-#pragma unroll(kKeep ? C : 1)
-    for (int c = 0; c < C; ++c) {
-      if constexpr (kWhole) {
-        cuda::wait_copies(pending - c);
-      }
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const int k = kKeep ? c * kChunk + i : 0;
-        look(packs, place + c, phase, c, i, shift, x[k]);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          const int turn = (i * V + j) % 2;
-          if constexpr (N::kCentered) {
-            sums[turn] += x[k][j];
-          }
-          if constexpr (!N::kCentered || kOnePass<T, V>) {
-            squares[turn] = fma(x[k][j], x[k][j], squares[turn]);
-          }
-        }
-      }
-    }
-    [[maybe_unused]] const float sum = sums[0] + sums[1];
-    if constexpr (!N::kCentered) {
-      return {0, sum_lanes<kWarp>(squares[0] + squares[1])};
-    } else if constexpr (kOnePass<T, V>) {
-      const Moments<float> warp{sum_lanes<kWarp>(sum), sum_lanes<kWarp>(squares[0] + squares[1])};
-      const float mean = warp.a * in_warp_;  // as those of two passes are from here on
-      const float rest = fma(-warp.a, mean, warp.b);
-      return {mean, rest < 0 ? 0.0f : rest};
-    } else {
-      const float count = static_cast<float>(packs * V);
-      const float mean = sum * (kFull ? 1.0f / static_cast<float>(P * V) : in_thread_);
-#pragma unroll(kKeep ? C : 1)
-      for (int c = 0; c < C; ++c) {
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          const int k = kKeep ? c * kChunk + i : 0;
-          if constexpr (!kKeep) {
-            look(packs, place + c, phase, c, i, shift, x[k]);
-          }
-          const float from = c * kChunk + i < packs ? mean : 0.0f;
-#pragma unroll
-          for (int j = 0; j < V; ++j) {
-            const int turn = (i * V + j) % 2;
-            const float difference = x[k][j] - from;
-            squares[turn] = fma(difference, difference, squares[turn]);
-          }
-        }
-      }
-      return combine_lanes<kWarp>(Moments<float>{mean, squares[0] + squares[1]}, count, in_warp_);
-    }
-  }
-
-  // The lower half of the warp has a, the upper one b.
-  __device__ static float pair_of(const Moments<float>& m) { return threadIdx.x % kWarp < kWarp / 2 ? m.a : m.b; }
-
-  __device__ void leave(const Moments<float>& warp) {
-    meeting_.leave(pair_of(warp), [&](const float* numbers, int warps) {
-      return pair_of(
-          combine_members(numbers, warps, at_.columns, kWarpColumns, reciprocal(static_cast<float>(at_.columns))));
-    });
-  }
-
-  // Waits for the moments of the row. Writes its statistics.
-  __device__ Normalizer take(int row, float shift) {
-    Moments<float> m = combine_members(meeting_.take(), meeting_.members(), columns_, p_.slab, a_.in_row);
+  // From the row's moments. Writes its statistics.
+  __device__ Normalizer normalizer_of(const Row& row, Moments<float> m) {
     float scale = 1;
-    if (N::kCentered && __any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike
+    float shift = row.shift;
+    if (N::kCentered && __any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike, and hardly ever
       scale = kShrink<float>;
       shift *= scale;
-      m = shrunk_moments<kWarp>(a_.x + row * a_.columns, columns_, shift, a_.in_row);
+      m = shrunk_moments<kWarp>(a_.x + row.number * a_.columns, a_.columns, shift, a_.in_row);
     }
-    // Which of the two products is rounded is said here, not left to the compiler.
+    // Which of the products are rounded is said here, not left to the compiler.
+    const float eps = a_.eps * scale;
     const float variance =
-        N::kCentered ? fma(a_.eps * scale, scale, __fmul_rn(m.b, a_.in_row)) : fma(m.b, a_.in_row, a_.eps);
+        N::kCentered && !kPairs ? fma(eps, scale, __fmul_rn(m.b, a_.in_row)) : fma(m.b, a_.in_row, eps * scale);
     const float rstd = rsqrt(variance);
     if (threadIdx.x == 0 && at_.rank == 0) {
-      write_statistics<N>(a_, row, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
+      write_statistics<N>(a_, row.number, shift + m.a, mean_rounding(shift, m.a), rstd, scale);
     }
     return {scale, shift, -m.a * rstd, rstd};
   }
 
   // The second look: y, from the moments of the row. Starts copying what comes next to its place.
   template <bool kFull>
-  __device__ void end_row(int row, int place, float shift) {
-    const Normalizer normalizer = take(row, shift);
-    const int x_phase = phase_of(a_.x, row);
-    const int y_phase = phase_of(a_.y, row);
+  __device__ void end_row(const Row& row, int place, const Moments<float>& moments) {
+    const Normalizer normalizer = normalizer_of(row, moments);
     const int packs = this->packs<kFull>();
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      if constexpr (kWhole || !kFull) {
-        write_packs(packs, row, place + c, x_phase, c, normalizer);
+      if constexpr (!kPairs || Kind::kAhead) {
+        chunk_ = ahead_.chunk(place + c, offset(row));
       }
-      if constexpr (!kWhole) {
-        if constexpr (kFull) {
-          write_units(row, place + c, x_phase, y_phase, c, normalizer);
+      [[maybe_unused]] Pack<T, V> units[kChunk];
+#pragma unroll
+      for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
+        const Pack<T, V> y = normalized(i, place, normalizer);
+        if constexpr (Shape::kUnits) {
+          units[i - c * kChunk] = y;
+        } else if (i < packs) {
+          store(a_.y + offset(row) + i * (kWarp * V), y);
         }
-        __syncwarp();  // nobody reads what is copied over
       }
-      fetch(place + c, row + D / C * row_step_, c, packs);
+      if constexpr (Shape::kUnits) {
+        ahead_.template write_units<kFull && !kPairs>(a_.y, place + c, c, offset(row), true, units);
+      }
+      ahead_.template fetch<kFull>(place + c, c);
     }
   }
 
   // y of the thread's pack number i.
-  __device__ Pack<T, V> normalized(int place, int phase, int i, const Normalizer& n) const {
+  __device__ Pack<T, V> normalized(int i, int place, const Normalizer& n) const {
     float values[V];
     float w[V];
     float b[V];
-    unpack(pack_at(place, phase, i % kChunk), values);
-    unpack(weights_[i], w);
-    unpack(biases_[i], b);
+    Ahead::values(chunk_.of[0], i % kChunk, values);
+    weights_.at(i, place, w);
+    biases_.at(i, place, b);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] = N::kCentered ? fma(fma(fma(values[j], n.scale, -n.shift), n.rstd, n.offset), w[j], b[j])
@@ -359,86 +414,75 @@ class StreamedForward {
     return pack_of<T>(values);
   }
 
-  // Writes y of chunk c from registers.
-  __device__ void write_packs(int packs, int row, int place, int x_phase, int c, const Normalizer& normalizer) const {
-    T* const y = a_.y + (row * a_.columns + first_column_);
-#pragma unroll
-    for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-      const Pack<T, V> pack = normalized(place, x_phase, i, normalizer);
-      if (i < packs) {
-        store(y + i * (kWarp * V), pack);
-      }
-    }
-  }
-
-  // Writes y of chunk c through shared memory, in units as x was read.
-  __device__ void write_units(int row, int place, int x_phase, int y_phase, int c, const Normalizer& normalizer) {
-    T y[kChunk];
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      y[i] = normalized(place, x_phase, c * kChunk + i, normalizer).at[0];
-    }
-    __syncwarp();  // all have read
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      stream_.at(place, y_phase, i) = y[i];
-    }
-    __syncwarp();
-    stream_.write(place, a_.y + (row * a_.columns + warp_column_) + c * (kChunk * kWarp));
-  }
-
   const Forward<T, W>& a_;
   const StreamPlan& p_;
-  StreamPlace<Team::cluster> at_;
-  Meeting<Team::cluster> meeting_;
-  Chunks stream_;
-  int rows_;
-  int columns_;
-  int row_step_;
-  int first_column_;  // the thread's
-  int warp_column_;   // its warp's
-  int warp_left_;     // columns from there on
-  float in_thread_;   // one over the thread's columns
-  float in_warp_;     // one over its warp's
-  Shifts<N::kCentered, T, V> shifts_;
-  Pack<W, V> weights_[P];
-  Pack<W, V> biases_[P];
+  const typename Shape::Place at_;
+  Meeting<kTeam> meeting_;
+  Ahead ahead_;
+  const int rows_;
+  const int first_column_;  // the thread's
+  const int warp_columns_;
+  const float in_thread_;  // one over the thread's columns
+  const float in_warp_;    // one over its warp's
+  Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
+  const KeptParameter<W, V, P> weights_;
+  const KeptParameter<W, V, P> biases_;
+  Chunk chunk_;  // looked at last
 };
 
-template <class N, class T, class W, int V, int P, int D>
+template <class N, class T, class W, class Shape>
 __global__ void __launch_bounds__(kForwardBlock, 1)
     norm_forward_stream_kernel(const Forward<T, W> a, const StreamPlan p) {
   extern __shared__ __align__(128) unsigned char memory[];
-  StreamedForward<N, T, W, V, P, D>(a, p, memory).run();
+  StreamedForward<N, T, W, Shape>(a, p, memory).run();
 }
 
 // On the host.
 
-template <class N, class T, class W, int V, int P, int D>
-void launch(const Forward<T, W>& a, const NormForwardPlan& plan) {
-  StreamPlan p{.packs = P, .cluster = plan.blocks};
-  divide(p, a.columns, V, kForwardBlock);
-  p.groups = 1;
-  const int chunk = P / chunks_of<T, V>(P) * V * kWarp + (V == 1 ? 16 / static_cast<int>(sizeof(T)) : 0);
-  p.stream_bytes = D * p.warps() * chunk * static_cast<int>(sizeof(T));
-  launch_stream(norm_forward_stream_kernel<N, T, W, V, P, D>, "norm_forward_stream_kernel", p, a.rows, a);
+// Launches the kernel if it is what the plan has chosen.
+template <class N, class T, class W, class Shape>
+bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
+  StreamPlan p{
+      .packs = plan.packs, .threads = plan.threads, .groups = plan.teams, .cluster = plan.blocks, .slab = plan.slab};
+  if (plan.threads == 0) {  // the rows of a cluster's blocks, which have no others at a time
+    divide(p, a.columns, Shape::V, kForwardBlock);
+    p.groups = 1;
+  }
+  if (plan.pack != Shape::V || plan.packs != Shape::P || p.team() != Shape::kTeam) {
+    return false;
+  }
+  p.stream_bytes = RowsAhead<T, Forward<T, W>, 1, Shape, int>::bytes(p.block());
+  const std::int64_t most = p.cluster > 1 ? stream_teams(p, a.rows) : cuda::multiprocessor_count();
+  launch_teams(norm_forward_stream_kernel<N, T, W, Shape>, "norm_forward_stream_kernel", p,
+               static_cast<unsigned>(std::min(most, a.rows)), a);  // few rows: one a block
+  return true;
 }
+
+// Packs of 16 bytes, and words.
+template <int V, int P, int C, int D>
+using PackShape = StreamShape<V, P, Team::cluster, kWarp, C, D>;
+template <int V, int P, Team kTeam, int C, int D>
+using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, true>;
 
 }  // namespace
 
 void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
-  on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
-    const auto run = [&]<int V, int P, int D>() {
-      const bool wanted = plan.pack == V && plan.packs == P && plan.depth == D;
-      return wanted && (launch<N, T, W, V, P, D>(a, plan), true);
-    };
+  const Tensor weight = at_pairs(args.weight);
+  const Tensor bias = at_pairs(args.bias);
+  on_norm<4>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
+    a.weight = weight.data_or_null<W>();
+    a.bias = bias.data_or_null<W>();
+    const auto one_of = [&]<class... Shape>() { return (launch_chosen<N, T, W, Shape>(a, plan) || ...); };
     bool done;
     if constexpr (sizeof(T) == 2) {
-      done = run.template operator()<8, 4, 8>();
+      done = one_of.template
+             operator()<PackShape<8, 4, 2, 8>, WordShape<2, 12, Team::warp, 1, 4>, WordShape<2, 16, Team::warp, 1, 4>,
+                        WordShape<2, 12, Team::block, 1, 4>, WordShape<2, 16, Team::block, 1, 4>,
+                        WordShape<2, 12, Team::cluster, 1, 4>, WordShape<2, 16, Team::cluster, 1, 4>>();
     } else {
-      done = run.template operator()<4, 4, 8>() || run.template operator()<4, 8, 12>() ||
-             run.template operator()<1, 20, 10>() || run.template operator()<1, 24, 12>() ||
-             run.template operator()<1, 32, 12>();
+      done = one_of.template
+             operator()<PackShape<4, 4, 2, 8>, PackShape<4, 8, 4, 12>, WordShape<1, 20, Team::cluster, 2, 10>,
+                        WordShape<1, 24, Team::cluster, 3, 12>, WordShape<1, 32, Team::cluster, 4, 12>>();
     }
     check(done, "norm: there is no streamed forward with {} packs of {} a thread", plan.packs, plan.pack);
   });
