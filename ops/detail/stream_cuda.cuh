@@ -386,10 +386,4 @@ void launch_teams(Kernel kernel, const char* name, const StreamPlan& p, unsigned
       .run(kernel, name, a, p);
 }
 
-/// The same with as many teams as there are rows for.
-template <class Kernel, class Arguments>
-void launch_stream(Kernel kernel, const char* name, const StreamPlan& p, std::int64_t rows, const Arguments& a) {
-  launch_teams(kernel, name, p, stream_teams(p, rows), a);
-}
-
 }  // namespace mica::kernels::rows
