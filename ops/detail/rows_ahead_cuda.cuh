@@ -105,6 +105,17 @@ class RowsAhead {
     }
   }
 
+  /// The same for all chunks of a row at once, of which `pending` chunks younger than its last may still be under way.
+  template <bool kClears = true>
+  __device__ void wait_for_row(int place, std::int64_t offset, int pending) const {
+    cuda::wait_copies(pending);
+    __syncwarp();  // for what other lanes have copied
+    const int cut = left_ / kChunkColumns;
+    if (kClears && cut < Shape::C) {
+      clear(place + cut, offset, left_ - cut * kChunkColumns, static_cast<T>(0.0f));
+    }
+  }
+
   /// Puts `value` there instead.
   __device__ void fill(int place, int c, std::int64_t offset, T value) const {
     clear(place, offset, left_ - c * kChunkColumns, value);
@@ -183,7 +194,9 @@ class RowsAhead {
     UnitStream second;
   };
 
-  __device__ std::int64_t next_element() const { return kFewRows && !kUnits ? row_ * a_.columns + first_ : from_; }
+  __device__ std::int64_t next_element() const {
+    return kFewRows ? row_ * a_.columns + (first_ - lane_offset_) : from_;
+  }
 
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }
 

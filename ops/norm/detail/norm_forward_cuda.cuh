@@ -125,32 +125,29 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
-// weight or bias of a thread's P packs of V columns, kept in registers as they were read. The last pair may be cut.
+// weight and bias of a thread's P packs of V columns, kept in registers as they were read. The last pair may be cut.
 template <class W, int V, int P>
-class KeptParameter {
+class KeptParameters {
  public:
-  /// The packs begin at the columns first, first + step, …. parameter: of the row; null: all are `absent`. has(i, j):
+  /// The packs begin at the columns first, first + step, …. weight and bias: of the row; null: 1, and 0. has(i, j):
   /// whether there is column j of pack number i.
   template <class Has>
-  __device__ KeptParameter(const W* parameter, float absent, int first, int step, const Has& has) {
-    const W value = static_cast<W>(absent);
+  __device__ KeptParameters(const W* weight, const W* bias, int first, int step, const Has& has) {
+    int cut = P;  // the pair that is
+    if constexpr (V == 2) {
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        packs_[i].at[j] = value;
+      for (int i = 0; i < P; ++i) {
+        cut = has(i, 0) && !has(i, 1) ? i : cut;
       }
     }
-    if (parameter == nullptr) {  // asked once, so that no load waits for a branch
-      return;
-    }
+    // All loads before anything waits for one of them.
+    const W cut_weight = load_from(weight, 1, first, step, has, cut, weights_);
+    const W cut_bias = load_from(bias, 0, first, step, has, cut, biases_);
+    if (V == 2 && cut < P) {
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      const W* const from = parameter + first + i * step;
-      if (has(i, V - 1)) {
-        packs_[i] = load<V>(from);
-      } else if (V == 2 && has(i, 0)) {
-        packs_[i].at[0] = *from;
+      for (int i = 0; i < P; ++i) {
+        weights_[i] = i == cut ? kept(cut_weight) : weights_[i];
+        biases_[i] = i == cut ? kept(cut_bias) : biases_[i];
       }
     }
   }
@@ -158,16 +155,63 @@ class KeptParameter {
   /// Those of pack number i, for such a row. Pairs seemingly in another way for each: the compiler would unpack them
   /// once, into twice as many registers.
   template <class S>
-  __device__ void at(int i, int row, S (&values)[V]) const {
-    Pack<W, V> pack = packs_[i];
-    if constexpr (sizeof(pack) == 4 && V == 2) {
+  __device__ void at(int i, int row, S (&weight)[V], S (&bias)[V]) const {
+    unpack_anew(weights_[i], row, weight);
+    unpack_anew(biases_[i], row, bias);
+  }
+
+ private:
+  // A pair of 16-bit elements as a word: where branches meet, the compiler would take it apart, and wait for it.
+  static constexpr bool kWord = V == 2 && sizeof(W) == 2;
+  using Kept = std::conditional_t<kWord, unsigned, Pack<W, V>>;
+
+  __device__ static Kept kept(W value) {
+    if constexpr (kWord) {
+      return 0x10001u * reinterpret_cast<const std::uint16_t&>(value);
+    } else {
+      Pack<W, V> pack;
+#pragma unroll
+      for (W& element : pack.at) {
+        element = value;
+      }
+      return pack;
+    }
+  }
+
+  // Returns the element of pair number `cut`, if there is one.
+  template <class Has>
+  __device__ static W load_from(const W* parameter, float absent, int first, int step, const Has& has, int cut,
+                                Kept (&packs)[P]) {
+    W of_cut = static_cast<W>(absent);
+#pragma unroll
+    for (Kept& pack : packs) {
+      pack = kept(of_cut);
+    }
+    if (parameter != nullptr) {  // asked once, so that no load waits for a branch
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        if (has(i, V - 1)) {
+          packs[i] = *reinterpret_cast<const Kept*>(parameter + first + i * step);
+        }
+      }
+      if (V == 2 && cut < P) {
+        of_cut = parameter[first + cut * step];
+      }
+    }
+    return of_cut;
+  }
+
+  template <class S>
+  __device__ static void unpack_anew(const Kept& kept, int row, S (&values)[V]) {
+    Pack<W, V> pack = reinterpret_cast<const Pack<W, V>&>(kept);
+    if constexpr (kWord) {
       asm("" : "+r"(reinterpret_cast<unsigned&>(pack)) : "r"(row));
     }
     unpack(pack, values);
   }
 
- private:
-  Pack<W, V> packs_[P];
+  Kept weights_[P];
+  Kept biases_[P];
 };
 
 /// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.

@@ -216,11 +216,6 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   RowPacks<H> row;
   const std::int64_t begin = (place.present ? place.row : 0) * a.columns;
   row.load_from(a.x + begin, place, policy);
-  if (!H::kShares && blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
-    // For all blocks. Where y is written they are read pack after pack, each time from memory if they are not there.
-    prefetch_to_l2(a.weight, a.columns);
-    prefetch_to_l2(a.bias, a.columns);
-  }
   const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory);
   if constexpr (!H::kStays) {
     const T* rows = a.x;

@@ -50,8 +50,7 @@ struct HeldShape {
       return kTeam == RowTeam::block ? 2 : 3;
     }
     if (kTeam == RowTeam::block) {
-      constexpr bool kFewRows = N::kCentered && sizeof(W) > sizeof(T);  // more rows stay
-      return kShares ? 1 : !kStays && sizeof(T) == 2 && !kFewRows ? 3 : 2;
+      return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
     }
     if (kStays) {
       return kLanes == kWarp && kBytes <= 16 ? 5 : kBytes <= 48 ? 4 : 3;
@@ -359,8 +358,14 @@ class Parameters {
   static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;  // read at once, as registers allow
   static constexpr int kPart = std::min(H::V, kBytes / static_cast<int>(sizeof(W)));  // columns
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int, unsigned char*)
-      : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {}
+  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
+      : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
+    if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
+      // For all blocks. Where y is written they are read pack after pack, each time from memory if they are not there.
+      prefetch_to_l2(weight, columns);
+      prefetch_to_l2(bias, columns);
+    }
+  }
 
   static int bytes(int) { return 0; }  // of shared memory
 

@@ -112,8 +112,7 @@ class StreamedForward {
         in_thread_(reciprocal(static_cast<float>(at_.packs * V))),
         in_warp_(reciprocal(static_cast<float>(warp_columns_))),
         shifts_(a.x, rows_, a.columns, static_cast<int>(at_.first), static_cast<int>(at_.step)),
-        weights_(a.weight, 1, first_column_, kWarp * V, Has{at_}),
-        biases_(N::kCentered ? a.bias : nullptr, 0, first_column_, kWarp * V, Has{at_}) {
+        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, kWarp * V, Has{at_}) {
     meeting_.open();
   }
 
@@ -267,10 +266,15 @@ class StreamedForward {
     float x[kKeep ? P : 1][V];
     float sums[kTurns] = {};
     float squares[kTurns] = {};
+    if constexpr (Shape::kUnits && !kPairs) {
+      ahead_.template wait_for_row<!kFull>(place, offset(row), pending - (C - 1));
+    }
 #pragma unroll(kKeep ? C : 1)
     for (int c = 0; c < C; ++c) {
+      if constexpr (!Shape::kUnits) {
+        ahead_.wait(place + c, c, offset(row), pending - c);
+      }
       if constexpr (!kPairs) {
-        ahead_.template wait<!kFull>(place + c, c, offset(row), pending - c);
         chunk_ = ahead_.chunk(place + c, offset(row));
       }
 #pragma unroll
@@ -376,6 +380,7 @@ class StreamedForward {
   __device__ void end_row(const Row& row, int place, const Moments<float>& moments) {
     const Normalizer normalizer = normalizer_of(row, moments);
     const int packs = this->packs<kFull>();
+    constexpr bool kInUnits = Shape::kUnits && kFull;  // few warps have less, and then a unit a word would cost as much
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if constexpr (!kPairs || Kind::kAhead) {
@@ -385,14 +390,16 @@ class StreamedForward {
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         const Pack<T, V> y = normalized(i, place, normalizer);
-        if constexpr (Shape::kUnits) {
+        if constexpr (kInUnits) {
           units[i - c * kChunk] = y;
         } else if (i < packs) {
           store(a_.y + offset(row) + i * (kWarp * V), y);
         }
       }
-      if constexpr (Shape::kUnits) {
-        ahead_.template write_units<kFull && !kPairs>(a_.y, place + c, c, offset(row), true, units);
+      if constexpr (kInUnits) {
+        ahead_.template write_units<!kPairs>(a_.y, place + c, c, offset(row), true, units);
+      } else if constexpr (Shape::kUnits) {
+        __syncwarp();  // nobody reads what is copied over
       }
       ahead_.template fetch<kFull>(place + c, c);
     }
@@ -404,8 +411,7 @@ class StreamedForward {
     float w[V];
     float b[V];
     Ahead::values(chunk_.of[0], i % kChunk, values);
-    weights_.at(i, place, w);
-    biases_.at(i, place, b);
+    parameters_.at(i, place, w, b);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] = N::kCentered ? fma(fma(fma(values[j], n.scale, -n.shift), n.rstd, n.offset), w[j], b[j])
@@ -425,8 +431,7 @@ class StreamedForward {
   const float in_thread_;  // one over the thread's columns
   const float in_warp_;    // one over its warp's
   Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
-  const KeptParameter<W, V, P> weights_;
-  const KeptParameter<W, V, P> biases_;
+  const KeptParameters<W, V, P> parameters_;
   Chunk chunk_;  // looked at last
 };
 

@@ -255,8 +255,7 @@ class RowPairs {
     const S offset = -mean * rstd;
     S w[2];
     S b[2];
-    parameters.weight.at(i, number, w);
-    parameters.bias.at(i, number, b);
+    parameters.at(i, number, w, b);
     S y[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -266,13 +265,6 @@ class RowPairs {
   }
 
   S values_[K][2];
-};
-
-// weight and bias of a thread's pairs.
-template <class W, int K>
-struct PairParameters {
-  KeptParameter<W, 2, K> weight;
-  KeptParameter<W, 2, K> bias;
 };
 
 // The moments of a segment, the same bits in each of its threads. reciprocal_n: one over its elements.
@@ -417,8 +409,7 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
   };
   const PairShare<kLanes> first_share = share_of_thread();
   const auto has = [&](int i, int j) { return first_share.has(i, j); };
-  const PairParameters<W, K> parameters{{a.weight, 1, first_share.first, kLanes, has},
-                                        {N::kCentered ? a.bias : nullptr, 0, first_share.first, kLanes, has}};
+  const KeptParameters<W, 2, K> parameters(a.weight, N::kCentered ? a.bias : nullptr, first_share.first, kLanes, has);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
     reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
