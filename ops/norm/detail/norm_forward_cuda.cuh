@@ -178,6 +178,23 @@ class KeptParameters {
     }
   }
 
+  // A load that stays where it is: the compiler would put some of them off until x has come.
+  __device__ static Kept load_now(const W* from) {
+    Kept result;
+    if constexpr (sizeof(Kept) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(Kept) / 16); ++i) {
+        uint4& words = reinterpret_cast<uint4*>(&result)[i];
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                     : "l"(reinterpret_cast<const uint4*>(from) + i));
+      }
+    } else {
+      result = *reinterpret_cast<const Kept*>(from);
+    }
+    return result;
+  }
+
   // Returns the element of pair number `cut`, if there is one.
   template <class Has>
   __device__ static W load_from(const W* parameter, float absent, int first, int step, const Has& has, int cut,
@@ -191,7 +208,7 @@ class KeptParameters {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         if (has(i, V - 1)) {
-          packs[i] = *reinterpret_cast<const Kept*>(parameter + first + i * step);
+          packs[i] = load_now(parameter + first + i * step);
         }
       }
       if (V == 2 && cut < P) {

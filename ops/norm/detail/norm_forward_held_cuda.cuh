@@ -275,6 +275,7 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
     blocks = staying_blocks<H>(kernel, p, launch, a.inputs_last_in_l2, blocks);
   }
   constexpr const char* kName = H::kStays                    ? "norm_forward_held_kernel<stays>"
+                                : H::kFew                    ? "norm_forward_held_kernel<few>"
                                 : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
                                                              : "norm_forward_held_kernel<warp>";
   launch.grid(blocks).run(kernel, kName, a, addends, p);
@@ -284,17 +285,24 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
 template <class N, class T, class W, int V, RowTeam kTeam, int kLanes, int... P>
 bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   const auto launch_packs = [&]<int kPacks>() {
-    using Once = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, false>;
-    using Stays = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, true>;
-    constexpr bool kMayStay =
-        N::kSource == Source::x && V >= 4 && (Stays::kShares || (kTeam == RowTeam::block && kPacks == 2));
+    using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
+    using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
+    using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
+    constexpr bool kHasFew = N::kSource == Source::x && V >= 4;
+    constexpr bool kMayStay = kHasFew && (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2));
+    constexpr bool kAlwaysStays = kMayStay && kTeam != RowTeam::block;
     if constexpr (kMayStay) {
-      if (kTeam != RowTeam::block || p.stays) {
-        return launch<Stays>(a, addends, p);
+      if (kAlwaysStays || p.stays) {
+        return launch<Staying>(a, addends, p);
       }
     }
-    if constexpr (!kMayStay || kTeam == RowTeam::block) {
-      launch<Once>(a, addends, p);
+    if constexpr (kHasFew && !kAlwaysStays) {
+      if (p.few) {
+        return launch<Few>(a, addends, p);
+      }
+    }
+    if constexpr (!kAlwaysStays) {
+      launch<Many>(a, addends, p);
     }
   };
   const bool same_team = p.team == kTeam && (kTeam == RowTeam::block || p.threads == kLanes);

@@ -12,9 +12,15 @@
 
 namespace mica::kernels::norm_cuda {
 
+// Blocks of a grid: one for each row, or for each of its teams; the same, but few enough that all have room at a time;
+// or as many as have room, whose teams have row after row.
+enum class Blocks { many, few, stay };
+
+// Where weight and bias are when y is written.
+enum class ParametersIn { memory, shared, registers };
+
 // What a kernel is compiled for. A thread has P packs of V columns; those of kLanes lanes lie one after another.
-// kStays: a team has row after row.
-template <class N_, class T_, class W_, RowTeam kTeam_, int kLanes_, int V_, int P_, bool kStays_>
+template <class N_, class T_, class W_, RowTeam kTeam_, int kLanes_, int V_, int P_, Blocks kBlocks_>
 struct HeldShape {
   using N = N_;
   using T = T_;
@@ -24,7 +30,8 @@ struct HeldShape {
   static constexpr int kLanes = kLanes_;
   static constexpr int V = V_;
   static constexpr int P = P_;
-  static constexpr bool kStays = kStays_;
+  static constexpr bool kStays = kBlocks_ == Blocks::stay;
+  static constexpr bool kFew = kBlocks_ == Blocks::few;
   static constexpr bool kAdds = N::kSource != Source::x;
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row that a thread holds
@@ -32,6 +39,11 @@ struct HeldShape {
   // The parameters lie in shared memory: float ones of 16-bit rows. Then a block has several rows at once, also where
   // more than a warp shares one.
   static constexpr bool kShares = kStays && N::kCentered && sizeof(T) == 2 && sizeof(W) == 4;
+
+  // Few blocks leave registers to read them before the moments, while x is on its way.
+  static constexpr ParametersIn kParameters = kShares ? ParametersIn::shared
+                                              : kFew  ? ParametersIn::registers
+                                                      : ParametersIn::memory;
 
   // Threads of a block, at most.
   static constexpr int kMostThreads = kTeam != RowTeam::block ? kForwardBlock / 2
@@ -42,6 +54,9 @@ struct HeldShape {
   static constexpr int kLeastBlocks = [] {
     if (sizeof(T) == 8) {
       return 1;
+    }
+    if (kFew) {
+      return kForwardBlock / kMostThreads;
     }
     if (kAdds) {
       return kTeam == RowTeam::block ? 2 : kBytes <= 32 ? 4 : 3;
@@ -64,7 +79,7 @@ struct HeldShape {
   // Whether x may be told to stay in the L2 cache longest. What is written then leaves it in the order in which it
   // came, which suits memory. Rows on their way while others are written gain nothing.
   static constexpr bool kKeepsInL2 =
-      sizeof(Pack<T, V>) == 16 &&
+      sizeof(Pack<T, V>) == 16 && !kFew &&
       (kAdds || (kStays           ? kShares
                  : sizeof(T) == 2 ? kTeam == RowTeam::block
                                   : sizeof(T) == 4 && (P == 8 || (kTeam != RowTeam::block && P == 4))));
@@ -347,9 +362,9 @@ __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 #endif
 }
 
-// weight and bias of a thread's packs, read again for each row: from global memory, from which they come to the L1
-// cache or, where blocks stay, from shared memory, as a part of the columns at a time.
-template <class H, bool kShared = H::kShares>
+// weight and bias of a thread's packs, a part of the columns at a time. Read again for each row: from global memory,
+// from which they come to the L1 cache or, where blocks stay, from shared memory.
+template <class H, ParametersIn kIn = H::kParameters>
 class Parameters {
   using N = typename H::N;
   using W = typename H::W;
@@ -389,7 +404,7 @@ class Parameters {
 // In shared memory, 32 packs of V take V / kPart runs of 32 parts, so that lanes next to each other read parts next to
 // each other. A part has 16 bytes.
 template <class H>
-class Parameters<H, true> {
+class Parameters<H, ParametersIn::shared> {
   using W = typename H::W;
   static constexpr int V = H::V;
 
@@ -430,6 +445,37 @@ class Parameters<H, true> {
 
   const W* weight_;
   const W* bias_;
+};
+
+// Of few blocks, which have one row each. Neither is absent.
+template <class H>
+class Parameters<H, ParametersIn::registers> {
+  using W = typename H::W;
+
+ public:
+  static constexpr int kPart = H::V;
+
+  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
+      : kept_(present(weight), H::N::kCentered ? present(bias) : nullptr, first, H::kStep,
+              [&](int i, int j) { return first + i * H::kStep + j < columns; }) {}
+
+  static int bytes(int) { return 0; }
+
+  __device__ bool both() const { return true; }
+
+  template <bool, class S>
+  __device__ void at(int i, int, S (&w)[kPart], S (&b)[kPart]) const {
+    kept_.at(i, 0, w, b);
+  }
+
+ private:
+  // Known to be so, that no load waits for a branch.
+  __device__ static const W* present(const W* parameter) {
+    __builtin_assume(parameter != nullptr);
+    return parameter;
+  }
+
+  KeptParameters<W, H::V, H::P> kept_;
 };
 
 }  // namespace mica::kernels::norm_cuda

@@ -185,6 +185,16 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
+/// Whether all blocks have room at a time, and for the parameters in registers. Of no effect on the bits of a row.
+bool few(const NormShape& s, const NormForwardPlan& p) {
+  const bool has_kernel = p.kernel == NormForwardPlan::Kernel::held && p.pack >= 4 && !s.adds && s.parameters;
+  if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // warps that share them have them early enough
+    return false;
+  }
+  const std::int64_t threads = divided(s.rows, p.teams) * p.teams * p.threads;
+  return threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
+}
+
 /// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
 bool stays(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
@@ -213,7 +223,8 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     p = held_plan(s, pack);
     p.pack = pack;
-    p.stays = stays(s, p);
+    p.few = few(s, p);
+    p.stays = !p.few && stays(s, p);
     if (p.stays && p.team == RowTeam::block && shares(s)) {
       p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
     }

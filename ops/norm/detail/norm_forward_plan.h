@@ -41,6 +41,7 @@ struct NormForwardPlan {
   int blocks = 1;      // that share a row
   int slab = 0;        // columns of a row that a block has
   bool stays = false;  // held: a team has row after row, the next one on its way, the parameters in shared memory
+  bool few = false;    // held: all blocks have room at a time, and for the parameters in registers
   int depth = 0;       // chunks of a row that the shared memory holds
   int tile_rows = 0;   // of a tile
   int tile_bytes = 0;  // that it takes of shared memory
