@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <type_traits>
 
 #include <mica/core/cuda/pack.cuh>
@@ -36,10 +36,13 @@ using cuda::with_pack_size;
 inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
 
 /// Whether rows of all these tensors, those that are defined, can be read in packs of 16 bytes.
-inline bool fit_packs(std::int64_t columns, DType dtype, std::initializer_list<const Tensor*> tensors) {
-  return columns * size_of(dtype) % 16 == 0 && std::all_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
-           return !tensor->defined() || reinterpret_cast<std::uintptr_t>(tensor->raw_data()) % 16 == 0;
-         });
+template <class... Tensors>
+bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {
+  bool fit = false;
+  with_pack_size<std::byte>(
+      columns * static_cast<std::int64_t>(size_of(dtype)), [&](auto bytes) { fit = bytes > 1; },
+      (tensors.defined() ? tensors.raw_data() : nullptr)...);
+  return fit;
 }
 
 /// Calls f.operator()<T, W>() with the types of x and of its parameters: W is T or the type of its sums.

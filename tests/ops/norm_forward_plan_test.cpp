@@ -76,26 +76,22 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // four blocks have room on a multiprocessor
       return;
     }
-    if (p.kernel == Kernel::staged) {
-      ASSERT_FALSE(s.packed) << what;
+    if (p.kernel == Kernel::stream) {
       ASSERT_TRUE(s.clusters) << what;
-      ASSERT_EQ(size_of(s.x), 2u) << what;
+      ASSERT_LE(size_of(s.x), 4u) << what;
+      ASSERT_EQ(p.pack * size_of(s.x), s.packed ? 16u : 4u) << what;  // words, where packs do not fit
       ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
       ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
       ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
       ASSERT_LE(p.threads * p.teams, kForwardBlock) << what;
       ASSERT_EQ(p.threads * p.teams % 32, 0) << what;
       ASSERT_LE(p.blocks, 16) << what;
+      ASSERT_EQ(p.team == RowTeam::cluster, p.blocks > 1) << what;
+      ASSERT_TRUE(p.blocks == 1 || p.teams == 1) << what;
       return;
     }
     ASSERT_EQ(p.pack, s.packed ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
     if (p.kernel == Kernel::looped) {
-      return;
-    }
-    if (p.kernel == Kernel::stream) {
-      ASSERT_EQ(p.team, RowTeam::cluster) << what;
-      ASSERT_GE(std::int64_t{kForwardBlock} * p.packs * p.pack * p.blocks, s.columns) << what;
-      ASSERT_LE(p.blocks, 16) << what;
       return;
     }
     ASSERT_GE(std::int64_t{p.threads} * p.packs * p.pack, s.columns) << what;
@@ -153,6 +149,26 @@ TEST(NormForwardPlan, Stays) {
   EXPECT_FALSE(norm_forward_plan(no_bias).stays);
 }
 
+TEST(NormForwardPlan, FewBlocks) {
+  const auto few = [](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
+    const NormForwardPlan p = norm_forward_plan(shape_of(rows, columns, x, weight));
+    EXPECT_FALSE(p.few && p.stays);
+    return p.few;
+  };
+  EXPECT_TRUE(few(1, 768, bfloat16, bfloat16));
+  EXPECT_TRUE(few(132 * 16, 1024, bfloat16, bfloat16));  // two blocks of 8 warps a multiprocessor
+  EXPECT_FALSE(few(132 * 16 + 1, 1024, bfloat16, bfloat16));
+  EXPECT_TRUE(few(132, 16'384, float16, float32));
+  EXPECT_FALSE(few(133, 16'384, float16, float32));
+  EXPECT_FALSE(few(1, 768, bfloat16, float32));  // its warps share the parameters
+  EXPECT_TRUE(few(264, 2048, float32, float32));
+  EXPECT_FALSE(few(1, 2049, float32, float32));
+  EXPECT_FALSE(few(1, 2048, float64, float64));
+  NormShape no_bias = shape_of(1, 2048, float16, float16);
+  no_bias.parameters = false;
+  EXPECT_FALSE(norm_forward_plan(no_bias).few);
+}
+
 TEST(NormForwardPlan, SumsAreHeldInPacks) {
   for (const DType x : {bfloat16, float32, float64}) {
     for (const std::int64_t columns : many_columns()) {
@@ -161,7 +177,7 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
       const NormForwardPlan p = norm_forward_plan(s);
       const bool expected = s.packed && x != float64 && columns <= (x == bfloat16 ? 16'384 : 8192);
       ASSERT_EQ(p.kernel, expected ? Kernel::held : Kernel::looped) << columns;
-      ASSERT_FALSE(p.stays);
+      ASSERT_FALSE(p.stays || p.few);
     }
   }
 }
@@ -173,7 +189,7 @@ std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::tiles) {
     return p.team == RowTeam::lanes ? "4 lanes | tiles" : "half a warp | tiles";
   }
-  const char* const kernel = p.kernel == Kernel::held ? "held" : p.kernel == Kernel::staged ? "staged" : "streamed";
+  const char* const kernel = p.kernel == Kernel::held ? "held" : p.pack > 2 ? "streamed" : "streamed, in units";
   switch (p.team) {
     case RowTeam::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
     case RowTeam::warp: return fmt::format("a warp | {}", kernel);

@@ -10,18 +10,17 @@ using namespace norm_cuda;
 namespace {
 
 NormForwardPlan plan_of(const NormForward& args) {
-  return norm_forward_plan(
-      {.rows = args.rows,
-       .columns = args.columns,
-       .x = args.x.dtype(),
-       .weight = parameter_type(args),
-       .parameters = args.weight.defined() && (args.bias.defined() || !args.centered),
-       .centered = args.centered,
-       .adds = args.residual.defined(),
-       .packed = fit_packs(args.columns, args.x.dtype(),
-                           {&args.x, &args.weight, &args.bias, &args.y, &args.residual, &args.x_bias, &args.sum}),
-       .clusters = cuda::device_has_clusters(),
-       .multiprocessors = cuda::multiprocessor_count()});
+  return norm_forward_plan({.rows = args.rows,
+                            .columns = args.columns,
+                            .x = args.x.dtype(),
+                            .weight = parameter_type(args),
+                            .parameters = args.weight.defined() && (args.bias.defined() || !args.centered),
+                            .centered = args.centered,
+                            .adds = args.residual.defined(),
+                            .packed = fit_packs(args.columns, args.x.dtype(), args.x, args.weight, args.bias, args.y,
+                                                args.residual, args.x_bias, args.sum),
+                            .clusters = cuda::device_has_clusters(),
+                            .multiprocessors = cuda::multiprocessor_count()});
 }
 
 }  // namespace
@@ -31,7 +30,6 @@ void norm_forward(Cuda, const NormForward& args) {
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
     case NormForwardPlan::Kernel::tiles: return forward_tiles(args, plan);
-    case NormForwardPlan::Kernel::staged:
     case NormForwardPlan::Kernel::stream: return forward_stream(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);
   }

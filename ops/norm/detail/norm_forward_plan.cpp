@@ -42,36 +42,41 @@ NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
           .slab = lanes * pack * packs};
 }
 
-/// The plan for rows that stream; else, looped.
+/// Rows that stream: a thread has P packs of the part of a row that a block has.
+NormForwardPlan streamed(std::int64_t columns, int pack, int packs, int blocks) {
+  constexpr std::int64_t kUnit = 64;  // columns: parts are as long as possible alike
+  const std::int64_t slab = divided(columns, blocks * kUnit) * kUnit;
+  const auto threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * pack * packs) * kWarpLanes);
+  return {.kernel = NormForwardPlan::Kernel::stream,
+          .team = blocks > 1              ? RowTeam::cluster
+                  : threads == kWarpLanes ? RowTeam::warp
+                                          : RowTeam::block,
+          .pack = pack,
+          .packs = packs,
+          .threads = threads,
+          .teams = blocks > 1 ? 1 : kForwardBlock / threads,
+          .blocks = blocks,
+          .slab = static_cast<int>(slab)};
+}
+
+/// The plan for long rows, which stream; else, looped.
 NormForwardPlan stream_plan(const NormShape& s, int pack) {
-  const auto streamed = [&](int packs, int depth, int blocks) {
-    return NormForwardPlan{.kernel = NormForwardPlan::Kernel::stream,
-                           .team = RowTeam::cluster,
-                           .pack = pack,
-                           .packs = packs,
-                           .blocks = blocks,
-                           .depth = depth};
-  };
   const bool has_kernel = s.clusters && !s.adds && size_of(s.x) <= 4 && (pack > 1 || size_of(s.x) == 4);
   if (!has_kernel || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
     return {};
   }
   if (s.centered && pack == 4 && s.columns > 8192 && s.columns <= 16384) {
-    return streamed(4, 8, 2);
+    return streamed(s.columns, pack, 4, 2);
   }
   if (s.columns <= std::int64_t{kForwardBlock} * most_packs(pack) * pack) {
     return {};  // a block holds them in registers
   }
   for (int blocks = 2; blocks <= 16; blocks *= 2) {
     const std::int64_t threads = std::int64_t{blocks} * kForwardBlock;
-    if (pack == 1 && s.columns <= threads * 20) {
-      return streamed(20, 10, blocks);
-    }
-    if (pack == 1 && s.columns <= threads * 24) {
-      return streamed(24, 12, blocks);
-    }
-    if (s.columns <= threads * 32) {
-      return streamed(32 / pack, pack == 8 ? 8 : 12, blocks);
+    for (const int elements : {20, 24, 32}) {  // of a thread
+      if ((pack == 1 || elements == 32) && s.columns <= threads * elements) {
+        return streamed(s.columns, pack, elements / pack, blocks);
+      }
     }
   }
   return {};
@@ -125,7 +130,7 @@ constexpr std::int64_t kTileBytes = 4096;     // of a tile
 constexpr int kTileWarpsAtATime = 16;         // that a multiprocessor has room for
 constexpr std::int64_t kMostFloatTile = 256;  // columns of float32
 constexpr std::int64_t kMostTile = 512;       // of 16 bits
-constexpr std::int64_t kMostStaged = 262144;
+constexpr std::int64_t kMostPairs = 262144;   // of 16 bits that stream
 
 /// The plan for short rows, which come and go in tiles. A thread has pairs.
 NormForwardPlan tiles_plan(const NormShape& s) {
@@ -148,29 +153,15 @@ NormForwardPlan tiles_plan(const NormShape& s) {
 
 /// The plan for longer ones, of 16 bits, that stream in units of 16 bytes. A thread has 12 or 16 pairs: fewer if a
 /// block then has no fewer rows at a time.
-NormForwardPlan staged_plan(const NormShape& s) {
+NormForwardPlan pairs_plan(const NormShape& s) {
   const int blocks = s.columns <= 16384    ? 1
                      : s.columns <= 32768  ? 2
                      : s.columns <= 65536  ? 4
                      : s.columns <= 131072 ? 8
                                            : 16;
-  const int slab = static_cast<int>(divided(s.columns, std::int64_t{blocks} * 64) * 64);
-  const auto with_packs = [&](int packs) {
-    const int threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * packs * 2) * kWarpLanes);
-    return NormForwardPlan{.kernel = NormForwardPlan::Kernel::staged,
-                           .team = blocks > 1              ? RowTeam::cluster
-                                   : threads == kWarpLanes ? RowTeam::warp
-                                                           : RowTeam::block,
-                           .pack = 2,
-                           .packs = packs,
-                           .threads = threads,
-                           .teams = kForwardBlock / threads,
-                           .blocks = blocks,
-                           .slab = slab};
-  };
-  const NormForwardPlan few = with_packs(12);
-  const NormForwardPlan many = with_packs(16);
-  NormForwardPlan p = few.teams >= many.teams ? few : many;
+  const NormForwardPlan few = streamed(s.columns, 2, 12, blocks);
+  const NormForwardPlan many = streamed(s.columns, 2, 16, blocks);
+  NormForwardPlan p = kForwardBlock / few.threads >= kForwardBlock / many.threads ? few : many;
   p.teams = static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, p.teams));
   return p;
 }
@@ -215,8 +206,8 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
     if (s.columns <= (size_of(s.x) == 2 ? kMostTile : kMostFloatTile)) {
       return tiles_plan(s);
     }
-    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostStaged && s.rows <= INT_MAX / 2) {  // rows are int there
-      return staged_plan(s);
+    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // rows are int there
+      return pairs_plan(s);
     }
   }
   NormForwardPlan p = stream_plan(s, pack);

@@ -31,7 +31,7 @@ constexpr int kTileWarps = 4;        // of a block whose warps have tiles of row
 constexpr int kTileDepth = 3;        // tiles of a warp in shared memory
 
 struct NormForwardPlan {
-  enum class Kernel { held, tiles, staged, stream, looped };
+  enum class Kernel { held, tiles, stream, looped };
   Kernel kernel = Kernel::looped;
   RowTeam team = RowTeam::block;
   int pack = 1;        // columns of a pack
@@ -42,7 +42,6 @@ struct NormForwardPlan {
   int slab = 0;        // columns of a row that a block has
   bool stays = false;  // held: a team has row after row, the next one on its way, the parameters in shared memory
   bool few = false;    // held: all blocks have room at a time, and for the parameters in registers
-  int depth = 0;       // chunks of a row that the shared memory holds
   int tile_rows = 0;   // of a tile
   int tile_bytes = 0;  // that it takes of shared memory
 };

@@ -449,10 +449,6 @@ template <class N, class T, class W, class Shape>
 bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   StreamPlan p{
       .packs = plan.packs, .threads = plan.threads, .groups = plan.teams, .cluster = plan.blocks, .slab = plan.slab};
-  if (plan.threads == 0) {  // the rows of a cluster's blocks, which have no others at a time
-    divide(p, a.columns, Shape::V, kForwardBlock);
-    p.groups = 1;
-  }
   if (plan.pack != Shape::V || plan.packs != Shape::P || p.team() != Shape::kTeam) {
     return false;
   }
