@@ -65,7 +65,7 @@ class RowsAhead {
         if constexpr (kFewRows) {
           asm volatile("" : "+r"(rows));
         }
-        const std::int64_t elements = rows * a_.columns;
+        const std::int64_t elements = std::int64_t{rows} * columns();
         const int left = Shape::kLanes == kWarp || present ? left_ - c * kChunkColumns : 0;
         stream_.first.fetch_units(place, a_.template matrix<0>() + from, left, a_.template matrix<0>() + elements);
         if constexpr (kMatrices == 2) {
@@ -184,8 +184,10 @@ class RowsAhead {
   __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
 
  private:
-  // Rows that are counted in int are long, and registers scarce: what can be computed from a row's number is.
+  // Rows that are counted in int are long, and registers scarce: what can be computed from a row's number is, by one
+  // multiplication.
   static constexpr bool kFewRows = sizeof(Index) == 4;
+  __device__ Index columns() const { return static_cast<Index>(a_.columns); }
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
   using PackStream = Stream<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
   using UnitStream = WarpStream<T, Shape::kChunk * V, Shape::D, Shape::kLanes>;
@@ -195,7 +197,7 @@ class RowsAhead {
   };
 
   __device__ std::int64_t next_element() const {
-    return kFewRows ? row_ * a_.columns + (first_ - lane_offset_) : from_;
+    return kFewRows ? std::int64_t{row_} * columns() + (first_ - lane_offset_) : from_;
   }
 
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }

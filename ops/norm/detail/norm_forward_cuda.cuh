@@ -125,25 +125,20 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
-// weight and bias of a thread's P packs of V columns, kept in registers as they were read. The last pair may be cut.
-template <class W, int V, int P>
+// weight and bias of a thread's P packs of V columns, kept in registers as they were read. A pack begins kStep columns
+// after the one before. The last pair may be cut. kAtOnce: no load is put off, as the compiler would do with some until
+// what was read before has come.
+template <class W, int V, int P, int kStep, bool kAtOnce = false>
 class KeptParameters {
  public:
-  /// The packs begin at the columns first, first + step, …. weight and bias: of the row; null: 1, and 0. has(i, j):
-  /// whether there is column j of pack number i.
-  template <class Has>
-  __device__ KeptParameters(const W* weight, const W* bias, int first, int step, const Has& has) {
-    int cut = P;  // the pair that is
-    if constexpr (V == 2) {
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        cut = has(i, 0) && !has(i, 1) ? i : cut;
-      }
-    }
+  /// weight and bias: of the row; null: 1, and 0. first: the thread's first column; left: columns from there on.
+  __device__ KeptParameters(const W* weight, const W* bias, int first, int left) {
+    const int cut = (left - 1) / kStep;  // the pair that is, if one is
+    const bool is_cut = V == 2 && left > 0 && (left - 1) % kStep == 0 && cut < P;
     // All loads before anything waits for one of them.
-    const W cut_weight = load_from(weight, 1, first, step, has, cut, weights_);
-    const W cut_bias = load_from(bias, 0, first, step, has, cut, biases_);
-    if (V == 2 && cut < P) {
+    const W cut_weight = load_from(weight, 1, first, left, is_cut, weights_);
+    const W cut_bias = load_from(bias, 0, first, left, is_cut, biases_);
+    if (is_cut) {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         weights_[i] = i == cut ? kept(cut_weight) : weights_[i];
@@ -178,44 +173,42 @@ class KeptParameters {
     }
   }
 
-  // A load that stays where it is: the compiler would put some of them off until x has come.
-  __device__ static Kept load_now(const W* from) {
-    Kept result;
-    if constexpr (sizeof(Kept) % 16 == 0) {
+  __device__ static Kept load_pack(const W* from) {
+    Kept pack;
+    if constexpr (kAtOnce) {
+      static_assert(sizeof(Kept) % 16 == 0);
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(Kept) / 16); ++i) {
-        uint4& words = reinterpret_cast<uint4*>(&result)[i];
+        uint4& words = reinterpret_cast<uint4*>(&pack)[i];
         asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                      : "l"(reinterpret_cast<const uint4*>(from) + i));
       }
     } else {
-      result = *reinterpret_cast<const Kept*>(from);
+      pack = *reinterpret_cast<const Kept*>(from);
     }
-    return result;
+    return pack;
   }
 
-  // Returns the element of pair number `cut`, if there is one.
-  template <class Has>
-  __device__ static W load_from(const W* parameter, float absent, int first, int step, const Has& has, int cut,
-                                Kept (&packs)[P]) {
-    W of_cut = static_cast<W>(absent);
+  // Returns the one element of the cut pair, which is the last of the row.
+  __device__ static W load_from(const W* parameter, float absent, int first, int left, bool is_cut, Kept (&packs)[P]) {
+    W last = static_cast<W>(absent);
 #pragma unroll
     for (Kept& pack : packs) {
-      pack = kept(of_cut);
+      pack = kept(last);
     }
     if (parameter != nullptr) {  // asked once, so that no load waits for a branch
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        if (has(i, V - 1)) {
-          packs[i] = load_now(parameter + first + i * step);
+        if (i * kStep + V <= left) {
+          packs[i] = load_pack(parameter + first + i * kStep);
         }
       }
-      if (V == 2 && cut < P) {
-        of_cut = parameter[first + cut * step];
+      if (is_cut) {
+        last = parameter[first + left - 1];
       }
     }
-    return of_cut;
+    return last;
   }
 
   template <class S>

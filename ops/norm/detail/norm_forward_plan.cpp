@@ -182,8 +182,8 @@ bool few(const NormShape& s, const NormForwardPlan& p) {
   if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // warps that share them have them early enough
     return false;
   }
-  const std::int64_t threads = divided(s.rows, p.teams) * p.teams * p.threads;
-  return threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
+  // Each row reads them again: of more rows, that costs more than it hides.
+  return s.rows <= 2 * s.multiprocessors && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
 }
 
 /// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.

@@ -39,7 +39,7 @@ struct Streamed {
 template <bool kCentered, class T, int kFirst>
 class Shifts {
  public:
-  __device__ Shifts(const T* x, int rows, std::int64_t columns, int first, int step)
+  __device__ Shifts(const T* x, int rows, int columns, int first, int step)
       : x_(x), rows_(rows), columns_(columns), step_(step), ahead_(first + threadIdx.x % kWarp * step) {
     fetch();
   }
@@ -60,14 +60,14 @@ class Shifts {
  private:
   __device__ void fetch() {
     if (kCentered && ahead_ < rows_) {
-      next_ = load<kFirst>(x_ + ahead_ * columns_);
+      next_ = load<kFirst>(x_ + std::int64_t{ahead_} * columns_);
     }
     ahead_ += kWarp * step_;
   }
 
   const T* x_;
   int rows_;
-  std::int64_t columns_;
+  int columns_;
   int step_;
   int ahead_;  // the lane's next row
   unsigned taken_ = 0;
@@ -111,8 +111,8 @@ class StreamedForward {
         warp_columns_(dealt(at_.columns, kWarpColumns, static_cast<int>(threadIdx.x) / kWarp)),
         in_thread_(reciprocal(static_cast<float>(at_.packs * V))),
         in_warp_(reciprocal(static_cast<float>(warp_columns_))),
-        shifts_(a.x, rows_, a.columns, static_cast<int>(at_.first), static_cast<int>(at_.step)),
-        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, kWarp * V, Has{at_}) {
+        shifts_(a.x, rows_, static_cast<int>(a.columns), static_cast<int>(at_.first), static_cast<int>(at_.step)),
+        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, at_.columns - at_.first_pack * V) {
     meeting_.open();
   }
 
@@ -146,13 +146,9 @@ class StreamedForward {
     float shift;
   };
   // Of the thread's first element of it.
-  __device__ std::int64_t offset(const Row& row) const { return row.number * a_.columns + first_column_; }
-
-  // Whether the block has column j of the thread's pack number i.
-  struct Has {
-    const typename Shape::Place& at;
-    __device__ bool operator()(int i, int j) const { return (at.first_pack + i * kWarp) * V + j < at.columns; }
-  };
+  __device__ std::int64_t offset(const Row& row) const {
+    return std::int64_t{row.number} * static_cast<int>(a_.columns) + first_column_;
+  }
 
   // All rows. kFull: all threads of the warp have P packs.
   template <bool kFull>
@@ -431,7 +427,7 @@ class StreamedForward {
   const float in_thread_;  // one over the thread's columns
   const float in_warp_;    // one over its warp's
   Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
-  const KeptParameters<W, V, P> parameters_;
+  const KeptParameters<W, V, P, kWarp * V> parameters_;
   Chunk chunk_;  // looked at last
 };
 

@@ -407,9 +407,9 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
   const auto share_of_thread = [&] {
     return PairShare<kLanes>(static_cast<int>(threadIdx.x) % kThreads * 2, columns, K);
   };
-  const PairShare<kLanes> first_share = share_of_thread();
-  const auto has = [&](int i, int j) { return first_share.has(i, j); };
-  const KeptParameters<W, 2, K> parameters(a.weight, N::kCentered ? a.bias : nullptr, first_share.first, kLanes, has);
+  const int first_column = share_of_thread().first;
+  const KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, first_column,
+                                                   columns - first_column);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
     reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
