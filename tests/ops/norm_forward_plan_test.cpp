@@ -156,8 +156,8 @@ TEST(NormForwardPlan, FewBlocks) {
     return p.few;
   };
   EXPECT_TRUE(few(1, 768, bfloat16, bfloat16));
-  EXPECT_TRUE(few(132 * 16, 1024, bfloat16, bfloat16));  // two blocks of 8 warps a multiprocessor
-  EXPECT_FALSE(few(132 * 16 + 1, 1024, bfloat16, bfloat16));
+  EXPECT_TRUE(few(264, 1024, bfloat16, bfloat16));
+  EXPECT_FALSE(few(265, 1024, bfloat16, bfloat16));
   EXPECT_TRUE(few(132, 16'384, float16, float32));
   EXPECT_FALSE(few(133, 16'384, float16, float32));
   EXPECT_FALSE(few(1, 768, bfloat16, float32));  // its warps share the parameters

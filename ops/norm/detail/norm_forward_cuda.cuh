@@ -131,18 +131,17 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
 template <class W, int V, int P, int kStep, bool kAtOnce = false>
 class KeptParameters {
  public:
-  /// weight and bias: of the row; null: 1, and 0. first: the thread's first column; left: columns from there on.
-  __device__ KeptParameters(const W* weight, const W* bias, int first, int left) {
-    const int cut = (left - 1) / kStep;  // the pair that is, if one is
-    const bool is_cut = V == 2 && left > 0 && (left - 1) % kStep == 0 && cut < P;
+  /// weight and bias: of the row; null: 1, and 0. The thread has the first `whole` of its packs, the first one at
+  /// column `first`, and if is_cut, one element of the next.
+  __device__ KeptParameters(const W* weight, const W* bias, int first, int whole, bool is_cut) {
     // All loads before anything waits for one of them.
-    const W cut_weight = load_from(weight, 1, first, left, is_cut, weights_);
-    const W cut_bias = load_from(bias, 0, first, left, is_cut, biases_);
-    if (is_cut) {
+    const W cut_weight = load_from(weight, 1, first, whole, is_cut, weights_);
+    const W cut_bias = load_from(bias, 0, first, whole, is_cut, biases_);
+    if (V == 2 && is_cut) {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        weights_[i] = i == cut ? kept(cut_weight) : weights_[i];
-        biases_[i] = i == cut ? kept(cut_bias) : biases_[i];
+        weights_[i] = i == whole ? kept(cut_weight) : weights_[i];
+        biases_[i] = i == whole ? kept(cut_bias) : biases_[i];
       }
     }
   }
@@ -191,7 +190,7 @@ class KeptParameters {
   }
 
   // Returns the one element of the cut pair, which is the last of the row.
-  __device__ static W load_from(const W* parameter, float absent, int first, int left, bool is_cut, Kept (&packs)[P]) {
+  __device__ static W load_from(const W* parameter, float absent, int first, int whole, bool is_cut, Kept (&packs)[P]) {
     W last = static_cast<W>(absent);
 #pragma unroll
     for (Kept& pack : packs) {
@@ -200,12 +199,12 @@ class KeptParameters {
     if (parameter != nullptr) {  // asked once, so that no load waits for a branch
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        if (i * kStep + V <= left) {
+        if (i < whole) {
           packs[i] = load_pack(parameter + first + i * kStep);
         }
       }
-      if (is_cut) {
-        last = parameter[first + left - 1];
+      if (V == 2 && is_cut) {
+        last = parameter[first + whole * kStep];
       }
     }
     return last;

@@ -216,7 +216,6 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   RowPacks<H> row;
   const std::int64_t begin = (place.present ? place.row : 0) * a.columns;
   row.load_from(a.x + begin, place, policy);
-  Parameters<H>::prefetch(a.weight, a.bias, a.columns);
   const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory);
   if constexpr (!H::kStays) {
     const T* rows = a.x;

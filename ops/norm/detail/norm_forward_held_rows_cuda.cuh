@@ -373,13 +373,10 @@ class Parameters {
   static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;  // read at once, as registers allow
   static constexpr int kPart = std::min(H::V, kBytes / static_cast<int>(sizeof(W)));  // columns
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int, unsigned char*)
-      : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {}
-
-  /// Has them on their way to the L2 cache, for all blocks. Where y is written they are read pack after pack, each time
-  /// from memory if they are not there.
-  __device__ static void prefetch(const W* weight, const W* bias, std::int64_t columns) {
+  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
+      : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
+      // For all blocks. Where y is written they are read pack after pack, each time from memory if they are not there.
       prefetch_to_l2(weight, columns);
       prefetch_to_l2(bias, columns);
     }
@@ -426,8 +423,6 @@ class Parameters<H, ParametersIn::shared> {
     }
   }
 
-  __device__ static void prefetch(const W*, const W*, std::int64_t) {}
-
   static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(W)); }
 
   __device__ bool both() const { return true; }
@@ -461,9 +456,8 @@ class Parameters<H, ParametersIn::registers> {
   static constexpr int kPart = H::V;
 
   __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
-      : kept_(present(weight), H::N::kCentered ? present(bias) : nullptr, first, columns - first) {}
-
-  __device__ static void prefetch(const W*, const W*, std::int64_t) {}
+      : kept_(present(weight), H::N::kCentered ? present(bias) : nullptr, first,
+              (columns - first + H::kStep - 1) / H::kStep, /*is_cut=*/false) {}
 
   static int bytes(int) { return 0; }
 

@@ -112,7 +112,7 @@ class StreamedForward {
         in_thread_(reciprocal(static_cast<float>(at_.packs * V))),
         in_warp_(reciprocal(static_cast<float>(warp_columns_))),
         shifts_(a.x, rows_, static_cast<int>(a.columns), static_cast<int>(at_.first), static_cast<int>(at_.step)),
-        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, at_.columns - at_.first_pack * V) {
+        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, at_.packs - cuts(), cuts()) {
     meeting_.open();
   }
 
@@ -148,6 +148,12 @@ class StreamedForward {
   // Of the thread's first element of it.
   __device__ std::int64_t offset(const Row& row) const {
     return std::int64_t{row.number} * static_cast<int>(a_.columns) + first_column_;
+  }
+
+  // Whether the thread's last pair is cut.
+  __device__ bool cuts() const {
+    return kPairs && at_.packs > 0 && at_.columns % 2 == 1 &&
+           at_.first_pack + (at_.packs - 1) * kWarp == at_.columns / 2;
   }
 
   // All rows. kFull: all threads of the warp have P packs.

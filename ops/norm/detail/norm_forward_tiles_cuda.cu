@@ -407,9 +407,9 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
   const auto share_of_thread = [&] {
     return PairShare<kLanes>(static_cast<int>(threadIdx.x) % kThreads * 2, columns, K);
   };
-  const int first_column = share_of_thread().first;
-  const KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, first_column,
-                                                   columns - first_column);
+  const PairShare<kLanes> own = share_of_thread();
+  const KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, own.first, own.count[1],
+                                                   own.count[0] > own.count[1]);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
     reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
