@@ -187,12 +187,12 @@ class StreamedForward {
     }
   }
 
-  // Packs of the thread. Of words in few registers: the compiler would compare them once with the number of each, and
+  // Packs of the thread. In few registers: the compiler would compare them once with the number of each, and
   // keep what comes out over all rows.
   template <bool kFull>
   __device__ int packs() const {
     int packs = kFull ? P : at_.packs;
-    if constexpr (!kFull && Shape::kUnits) {
+    if constexpr (!kFull) {
       asm volatile("" : "+r"(packs));
     }
     return packs;
