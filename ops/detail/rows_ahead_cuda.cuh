@@ -197,7 +197,7 @@ class RowsAhead {
   };
 
   __device__ std::int64_t next_element() const {
-    return kFewRows ? std::int64_t{row_} * columns() + (first_ - lane_offset_) : from_;
+    return kFewRows && !kPairs ? std::int64_t{row_} * columns() + (first_ - lane_offset_) : from_;
   }
 
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }

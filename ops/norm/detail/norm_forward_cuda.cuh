@@ -155,21 +155,21 @@ class KeptParameters {
   }
 
  private:
-  // A pair of 16-bit elements as a word: where branches meet, the compiler would take it apart, and wait for it.
-  static constexpr bool kWord = V == 2 && sizeof(W) == 2;
-  using Kept = std::conditional_t<kWord, unsigned, Pack<W, V>>;
+  // 16-bit elements as words: where branches meet, the compiler would take packs of them apart, and wait for each.
+  static constexpr bool kWords = sizeof(W) == 2;
+  using Kept = std::conditional_t<kWords, Pack<unsigned, V / (kWords ? 2 : 1)>, Pack<W, V>>;
 
   __device__ static Kept kept(W value) {
-    if constexpr (kWord) {
-      return 0x10001u * reinterpret_cast<const std::uint16_t&>(value);
-    } else {
-      Pack<W, V> pack;
+    Kept pack;
 #pragma unroll
-      for (W& element : pack.at) {
+    for (auto& element : pack.at) {
+      if constexpr (kWords) {
+        element = 0x10001u * reinterpret_cast<const std::uint16_t&>(value);
+      } else {
         element = value;
       }
-      return pack;
     }
+    return pack;
   }
 
   __device__ static Kept load_pack(const W* from) {
@@ -211,12 +211,11 @@ class KeptParameters {
   }
 
   template <class S>
-  __device__ static void unpack_anew(const Kept& kept, int row, S (&values)[V]) {
-    Pack<W, V> pack = reinterpret_cast<const Pack<W, V>&>(kept);
-    if constexpr (kWord) {
-      asm("" : "+r"(reinterpret_cast<unsigned&>(pack)) : "r"(row));
+  __device__ static void unpack_anew(Kept kept, int row, S (&values)[V]) {
+    if constexpr (kWords && V == 2) {
+      asm("" : "+r"(kept.at[0]) : "r"(row));
     }
-    unpack(pack, values);
+    unpack(reinterpret_cast<const Pack<W, V>&>(kept), values);
   }
 
   Kept weights_[P];
