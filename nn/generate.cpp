@@ -54,6 +54,10 @@ const Tensor& embedding_of(const GPT& gpt) { return gpt.wte.weight; }
 const Tensor& embedding_of(const Llama& llama) { return llama.model.embed_tokens.weight; }
 bool can_decode(const GPT&, const KeyValueCache& cache) { return cache.can_decode(); }
 bool can_decode(const Llama& llama, const KeyValueCache& cache) { return llama.model.can_decode(cache); }
+bool replace_by_next_token(const GPT&, const Tensor&, KeyValueCache&, std::int64_t*) { return false; }
+bool replace_by_next_token(const Llama& llama, const Tensor& token, KeyValueCache& cache, std::int64_t* on_host) {
+  return llama.replace_by_next_token(token, cache, on_host);
+}
 
 // The texts of a batch, and what is needed to go on with them.
 template <class Model>
@@ -67,15 +71,17 @@ class Batch {
         window_(options.window),
         device_(embedding_of(model).device()),
         graph_allowed_(options.cuda_graph && device_.is_cuda()),
-        next_(empty({batch()}, int64, device_)) {
+        next_(empty({batch()}, int64, device_)),
+        reader_(device_, batch()) {
     if (options.sampling.repetition_penalty != 1) {
       vocabulary_ = arange(static_cast<double>(embedding_of(model).size(0)), int64, device_);
       remember_prompts();
     }
   }
 
-  /// Computes one more token of each text, next().
+  /// Computes one more token of each text, without waiting for it.
   void step() {
+    const std::int64_t length = cache_ ? cache_->length() : 0;
     if (!goes_on()) {
       graph_ = {};
       // Reading the text again is a part of each token.
@@ -89,8 +95,14 @@ class Batch {
     } else {
       replay();
     }
+    if (is_on_host_) {
+      reader_.start_slot(static_cast<std::size_t>(length) % HostReader::kSlots);
+    } else {
+      reader_.start(next_);
+    }
   }
-  const Tensor& next() const { return next_; }
+  /// Waits for the tokens of the oldest step that it has not returned.
+  Tokens next() { return reader_.finish(); }
 
   void append(std::size_t text, std::int64_t token) { texts_[text].push_back(token); }
 
@@ -103,6 +115,7 @@ class Batch {
 
   // From the beginning, with as many of the last tokens as the context has.
   void start() {
+    is_on_host_ = false;
     cache_.emplace(model_.new_cache(batch(), window_));
     std::size_t length = 0;
     for (const Tokens& text : texts_) {
@@ -123,7 +136,14 @@ class Batch {
     graph_allowed_ = graph_allowed_ && can_decode(model_, *cache_);
   }
 
-  void go_on() { draw(model_.next_token_logits(unsqueeze(next_, 1), *cache_)); }
+  void go_on() {
+    is_on_host_ =
+        sampler_.takes_largest() && !seen_.defined() && replace_by_next_token(model_, next_, *cache_, reader_.slots());
+    if (is_on_host_) {
+      return;
+    }
+    draw(model_.next_token_logits(unsqueeze(next_, 1), *cache_));
+  }
 
   void draw(const Tensor& logits) {
     const Tensor tokens = sampler_.draw(logits, seen_);
@@ -174,6 +194,8 @@ class Batch {
   bool graph_allowed_;
   bool is_warm_ = false;
   Tensor next_;  // (B)
+  HostReader reader_;
+  bool is_on_host_ = false;  // the last step has put its token into a slot of the reader
   std::optional<KeyValueCache> cache_;
   Tensor vocabulary_;  // if there is a repetition penalty: all tokens,
   Tensor seen_;        // and those of each text, (B, vocab) bool
@@ -203,17 +225,15 @@ std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompt
   const autograd::NoGrad no_grad;
   const EvalGuard eval(model);
   Batch<Model> batch(model, prompts, options);
-  HostReader reader(batch.next().device(), static_cast<std::int64_t>(prompts.size()));
   std::vector<bool> ended(prompts.size());
   std::int64_t started = 0;
   for (std::int64_t i = 0; i < options.count && std::find(ended.begin(), ended.end(), false) != ended.end(); ++i) {
     // This step, and the one after it before the host waits for this one's tokens.
     while (started <= std::min(i + 1, options.count - 1) && (started == i || batch.runs_ahead())) {
       batch.step();
-      reader.start(batch.next());
       ++started;
     }
-    const Tokens tokens = reader.finish();
+    const Tokens tokens = batch.next();
     for (std::size_t text = 0; text < tokens.size(); ++text) {
       const std::int64_t token = tokens[text];
       // A text that has ended goes on as padding for the others.
@@ -292,14 +312,13 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
         logits.shape());
   const autograd::NoGrad no_grad;
   const std::int64_t rows = logits.size(0), vocab = logits.size(1);
-  const bool takes_largest = options_.temperature == 0 || options_.top_k == 1;
   if (has_draw_kernel(logits)) {
     return draw_tokens(logits,
                        {.temperature = options_.temperature,
                         .top_k = options_.top_k,
                         .top_p = options_.top_p,
                         .repetition_penalty = options_.repetition_penalty},
-                       takes_largest ? Tensor{} : draw_uniforms(rows, logits.device()), seen);
+                       takes_largest() ? Tensor{} : draw_uniforms(rows, logits.device()), seen);
   }
   Tensor scores = logits.to(float64);
   if (seen.defined() && options_.repetition_penalty != 1) {
@@ -310,7 +329,7 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
   }
   const Tensor largest = amax(scores, {1}, true);
   Tensor tokens;  // (B, 1)
-  if (takes_largest) {
+  if (takes_largest()) {
     tokens = argmax(scores, 1, true);
   } else {
     // The candidates: all tokens in their order or, if only some may be drawn, the most likely ones first.

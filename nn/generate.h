@@ -37,6 +37,8 @@ class Sampler {
   std::vector<std::int64_t> operator()(const Tensor& logits, const Tensor& seen = {});
 
   const SamplingOptions& options() const { return options_; }
+  /// Whether draw() takes the largest logit and needs no random numbers.
+  bool takes_largest() const { return options_.temperature == 0 || options_.top_k == 1; }
 
  private:
   SamplingOptions options_;

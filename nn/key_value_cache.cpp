@@ -51,12 +51,13 @@ void KeyValueCache::begin(std::int64_t count) {
   check(count >= 1 && count <= INT64_MAX / 4 - length(), "KeyValueCache: expected at least 1 new position, got {}",
         count);
   count_ = count;
+  step_counts_ = false;
   positions_ = mask_ = {};
   rotations_ = {};
 }
 
 void KeyValueCache::end() {
-  if (device_length_.defined()) {
+  if (device_length_.defined() && !step_counts_) {
     add_(device_length_, one_, static_cast<double>(count_));
   }
   on_each_replay([length = length_, count = count_] { *length += count; });
@@ -220,6 +221,7 @@ bool KeyValueCache::prepare(DecoderStep& step) {
     scratch_ = zeros({needed}, int64, config_.device);
   }
   step.length = device_length_;
+  step.adds_to_length = step_counts_ = true;
   step.scratch = scratch_;
   return true;
 }

@@ -89,7 +89,7 @@ class KeyValueCache {
   Tensor decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
                 const DecodeLinearOptions& options, DecodeAttention step);
   /// Whether mica::decoder_step() can compute a step of one new position; fills in the members of `step` that describe
-  /// the cache.
+  /// the cache. The step then adds to the length on the device, and end() does not.
   bool prepare(DecoderStep& step);
   /// The new position within each sequence, (batch, 1) int64, computed from the length on the device.
   Tensor decode_positions() const;
@@ -117,6 +117,7 @@ class KeyValueCache {
   Tensor one_;                                                                // (1) int64, likewise
   Tensor scratch_;                                                            // of decoder_step(), once it was used
   std::int64_t count_ = 0;                                                    // of new positions
+  bool step_counts_ = false;  // decoder_step() adds them to device_length_
   std::vector<Tensor> keys_;  // of each layer: (batch, key_heads, ≥ length, head_width)
   std::vector<Tensor> values_;
   Tensor padding_;            // (batch, 1) int64, undefined without padding

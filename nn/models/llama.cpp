@@ -282,18 +282,26 @@ Tensor Llama::operator()(const Tensor& tokens, KeyValueCache& cache) const {
   return lm_head(model(tokens, &cache));
 }
 
-// One new position of one sequence; undefined if mica::decoder_step() cannot compute it.
-Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache) const {
-  if (tokens.shape() != Shape{1, 1} || model.layers.size() == 0 || lm_head.has_lora() || !model.can_decode(cache)) {
+// The logits after one new position of one sequence; undefined if mica::decoder_step() cannot compute them.
+Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache, const Tensor& next_token,
+                                   std::int64_t* on_host) const {
+  const Tensor& embedding = model.embed_tokens.weight;
+  const bool by_token = tokens.dtype() == int64 && tokens.device() == embedding.device();
+  if (tokens.numel() != 1 || (next_token.defined() && !by_token) || model.layers.size() == 0 || lm_head.has_lora() ||
+      !model.can_decode(cache)) {
     return {};
   }
   const LlamaAttention& attention = model.layers[0].self_attn;
-  DecoderStep step{.norm = model.norm.weight,
+  DecoderStep step{.token = by_token ? tokens : Tensor{},
+                   .embedding = by_token ? embedding : Tensor{},
+                   .norm = model.norm.weight,
                    .head = lm_head.decode_weight(),
                    .eps = model.norm.eps,
                    .heads = attention.heads,
                    .frequencies = attention.rotary.frequencies(),
-                   .rotary_scale = attention.rotary.scale()};
+                   .rotary_scale = attention.rotary.scale(),
+                   .next_token = next_token,
+                   .tokens_on_host = on_host};
   for (const LlamaBlock& block : model.layers) {
     step.layers.push_back(block.decoder_layer());
     if (block.input_layernorm.eps != step.eps || block.post_attention_layernorm.eps != step.eps ||
@@ -305,16 +313,25 @@ Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache) c
   if (!cache.prepare(step)) {
     return {};
   }
-  step.x = reshape(model.embed_tokens(tokens), {1, model.embed_tokens.weight.size(1)});
+  if (!by_token) {
+    step.x = reshape(model.embed_tokens(tokens), {1, embedding.size(1)});
+  }
   const Tensor logits = decoder_step(step);
   cache.end();
   return logits;
 }
 
+bool Llama::replace_by_next_token(const Tensor& token, KeyValueCache& cache, std::int64_t* on_host) const {
+  const Scope scope(*this);
+  return decode_in_one_kernel(token, cache, token, on_host).defined();
+}
+
 Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache& cache) const {
   const Scope scope(*this);
-  if (const Tensor logits = decode_in_one_kernel(tokens, cache); logits.defined()) {
-    return logits;
+  if (tokens.shape() == Shape{1, 1}) {
+    if (const Tensor logits = decode_in_one_kernel(tokens, cache); logits.defined()) {
+      return logits;
+    }
   }
   const Tensor x = select(model.stream(tokens, &cache), 1, -1);
   if (lm_head.has_lora()) {

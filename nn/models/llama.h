@@ -150,13 +150,19 @@ class Llama : public Module {
   /// keys keep the rotation of the length that the text had when they were computed, as in transformers.
   Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
   Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
+  /// Appends one token to the cache's only text and puts the most likely token after it in its place, -1 if a logit is
+  /// NaN or +inf or all are -inf. One kernel, if there is one (mica::decoder_step()); else this returns false and has
+  /// done nothing. `token` is one int64 on the model's device. There, a token outside the vocabulary is no Error: the
+  /// logits are then NaN. `on_host`: as DecoderStep::tokens_on_host, with cache.length() before.
+  bool replace_by_next_token(const Tensor& token, KeyValueCache& cache, std::int64_t* on_host = nullptr) const;
 
   LlamaConfig config;
   LlamaModel model;
   Linear lm_head;
 
  private:
-  Tensor decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache) const;
+  Tensor decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache, const Tensor& next_token = {},
+                              std::int64_t* on_host = nullptr) const;
 };
 
 }  // namespace mica::nn

@@ -58,6 +58,28 @@ bool takes(const DecoderStep& s, const DecoderLayer& l) {
          has_shape(l.down, hidden, width);
 }
 
+bool is_index(const Tensor& x, Device device) {
+  return x.defined() && x.dtype() == int64 && x.numel() == 1 && x.device() == device;
+}
+
+bool takes_embedding(const Tensor& rows, const Tensor& norm) {
+  return rows.dim() == 2 && rows.size(1) == norm.numel() && rows.dtype() == norm.dtype() &&
+         rows.device() == norm.device() && kernels::is_aligned(rows);
+}
+
+void check_input(const DecoderStep& s, const char* name) {
+  const Tensor& norm = s.norm;
+  if (s.x.defined()) {
+    check(s.x.shape() == Shape{1, norm.numel()} && s.x.dtype() == norm.dtype() && s.x.device() == norm.device() &&
+              kernels::is_aligned(s.x),
+          "{}: expected contiguous x of {} and shape [1, {}] on {}", name, norm.dtype(), norm.numel(), norm.device());
+    check(!s.token.defined(), "{}: expected x, or a token and the embedding, not both", name);
+  } else {
+    check(s.embedding.defined() && is_index(s.token, norm.device()),
+          "{}: expected x, or the embedding and a token as one int64 on {}", name, norm.device());
+  }
+}
+
 bool fits(const DecoderStep& s) {
   return on_device(s.norm.device(), [&](auto device) {
     if constexpr (std::is_same_v<decltype(device), Cuda>) {
@@ -81,7 +103,8 @@ bool has_decoder_step(const DecoderStep& s) {
       !(s.frequencies.empty() || static_cast<std::int64_t>(s.frequencies.size()) == keys.size(3) / 2)) {
     return false;
   }
-  return takes(s.head, s.layers[0].q, s.norm) && s.head.in() == s.norm.numel() &&
+  return (!s.embedding.defined() || takes_embedding(s.embedding, s.norm)) && takes(s.head, s.layers[0].q, s.norm) &&
+         s.head.in() == s.norm.numel() &&
          std::all_of(s.layers.begin(), s.layers.end(), [&](const DecoderLayer& l) { return takes(s, l); }) && fits(s);
 }
 
@@ -97,11 +120,11 @@ Tensor decoder_step(const DecoderStep& s) {
   check(!autograd::grad_enabled(), "{}: works without gradients only: use autograd::NoGrad", kName);
   check(has_decoder_step(s), "{}: there is no kernel for this step", kName);
   const Tensor& norm = s.norm;
-  check(s.x.defined() && s.x.shape() == Shape{1, norm.numel()} && s.x.dtype() == norm.dtype() &&
-            s.x.device() == norm.device() && kernels::is_aligned(s.x),
-        "{}: expected contiguous x of {} and shape [1, {}] on {}", kName, norm.dtype(), norm.numel(), norm.device());
-  check(s.length.defined() && s.length.dtype() == int64 && s.length.numel() == 1 && s.length.device() == norm.device(),
-        "{}: expected the length as one int64 on {}", kName, norm.device());
+  check_input(s, kName);
+  check(is_index(s.length, norm.device()), "{}: expected the length as one int64 on {}", kName, norm.device());
+  check(!s.next_token.defined() || is_index(s.next_token, norm.device()),
+        "{}: expected the next token as one int64 on {}", kName, norm.device());
+  check(s.tokens_on_host == nullptr || s.next_token.defined(), "{}: a token on the host is for a next token", kName);
   const std::int64_t words = decoder_step_scratch(s);
   check(s.scratch.defined() && s.scratch.dtype() == int64 && s.scratch.is_contiguous() && s.scratch.numel() >= words &&
             s.scratch.device() == norm.device(),

@@ -387,6 +387,76 @@ TEST(Generate, OneTextInOneKernel) {
   }
 }
 
+TEST(Generate, LargestLogitInOneKernel) {
+  if (!cuda_available() || !has_prompt_kernels(bfloat16, 64, Device::cuda())) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  manual_seed(15);
+  const autograd::NoGrad no_grad;
+  nn::LlamaConfig config = wide_llama_config();
+  config.head_width = 64;
+  const std::vector<Tokens> prompt{{3, 1, 4, 1, 5}};
+  constexpr std::int64_t kCount = 100;
+  for (const int bits : {16, 8, 4}) {
+    for (const DType dtype : {float16, bfloat16}) {
+      SCOPED_TRACE(fmt::format("{} bits, {}", bits, dtype));
+      nn::Llama llama = randomized(nn::Llama(config), dtype, Device::cuda());
+      if (bits != 16) {
+        nn::quantize(llama, {.bits = bits});
+      }
+      for (const std::int64_t window : {0, 20}) {
+        // By the same kernel's logits.
+        nn::KeyValueCache cache = llama.new_cache(1, window);
+        cache.reserve(kCount + 5);
+        Tensor token = argmax(llama.next_token_logits(from_data(prompt[0], {1, 5}, Device::cuda()), cache), 1, true);
+        Tokens expected;
+        for (std::int64_t i = 0; i < kCount; ++i) {
+          expected.push_back(static_cast<std::int64_t>(token.item()));
+          token = argmax(llama.next_token_logits(token, cache), 1, true);
+        }
+        nn::GenerateOptions options{
+            .count = kCount, .sampling = {.temperature = 0}, .window = window, .cuda_graph = false};
+        cuda::LaunchRecord record;
+        EXPECT_EQ(nn::generate(llama, prompt, options)[0], expected);
+        const std::vector<std::string> names = record.names();
+        EXPECT_EQ(std::count(names.begin(), names.end(), "decoder_step_kernel"), kCount - 1);
+        EXPECT_LE(std::count(names.begin(), names.end(), "draw_tokens_kernel"), 1);  // after the prompt
+        EXPECT_EQ(names.back(), "decoder_step_kernel");
+        options.cuda_graph = true;
+        EXPECT_EQ(nn::generate(llama, prompt, options)[0], expected);
+        EXPECT_TRUE(record.has("cuda_graph"));
+        options.sampling = {.top_k = 1};
+        EXPECT_EQ(nn::generate(llama, prompt, options)[0], expected);
+      }
+    }
+  }
+}
+
+// The step after a token that was not found is computed before the host knows.
+TEST(Generate, LogitsThatAreNotFiniteInOneKernel) {
+  if (!cuda_available() || !has_prompt_kernels(bfloat16, 64, Device::cuda())) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  manual_seed(16);
+  nn::LlamaConfig config = wide_llama_config();
+  config.head_width = 64;
+  config.tied_head = false;
+  nn::Llama llama = randomized(nn::Llama(config), bfloat16, Device::cuda());
+  const nn::GenerateOptions options{.count = 40, .sampling = {.temperature = 0}};
+  const Tokens expected = nn::generate(llama, {{3, 1, 4}}, options)[0];
+  // A token's embedding that is not finite: the text is the same until it is read.
+  const auto bad =
+      std::find_if(expected.begin(), expected.end(), [](std::int64_t t) { return t != 3 && t != 1 && t != 4; });
+  ASSERT_LT(bad - expected.begin(), 39);
+  const auto first = bad - expected.begin();
+  fill_data(slice(llama.model.embed_tokens.weight.detach(), 0, *bad, *bad + 1), NAN);
+  expect_error(
+      [&] {
+        nn::generate(llama, {{3, 1, 4}}, options);
+      },
+      fmt::format("the logits after {} tokens of text 0 are not finite", 3 + first + 1));
+}
+
 TEST(KeyValueCache, DecodeStepsAsAllPositions) {
   if (!cuda_available()) {
     GTEST_SKIP() << "there is no GPU";

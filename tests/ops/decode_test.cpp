@@ -10,6 +10,7 @@
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/decode/decode.h>
 #include <mica/ops/decode/decoder_step.h>
+#include <mica/ops/decode/draw.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/gated/gated.h>
 #include <mica/ops/join/join.h>
@@ -525,9 +526,95 @@ TEST(DecoderStep, AsOtherOps) {
     EXPECT_EQ(record.names().size(), 1u);
     const Tensor keys = clone(step.layers[1].keys);
     EXPECT_EQ(to_vector<double>(decoder_step(step)), to_vector<double>(logits)) << "the same again";
+    DecoderStep by_token = step;
+    by_token.x = {};
+    by_token.embedding = cat({randn({3, c.width}).to(c.dtype).to(Device::cuda()), step.x}, 0);
+    by_token.token = by_token.next_token = full({1}, 3, int64, Device::cuda());
+    by_token.length = clone(step.length);
+    by_token.adds_to_length = true;
+    ASSERT_TRUE(has_decoder_step(by_token));
+    EXPECT_EQ(to_vector<double>(decoder_step(by_token)), to_vector<double>(logits)) << "from the embedding";
+    EXPECT_EQ(by_token.length.item(), static_cast<double>(c.length + 1));
+    EXPECT_EQ(step.length.item(), static_cast<double>(c.length));
+    EXPECT_EQ(by_token.token.item(), draw_tokens(logits, {.temperature = 0}, {}).item());
     const Tensor expected = by_other_ops(step);
     EXPECT_LE(relative_error(logits, expected), c.dtype == float16 ? 4e-3 : 3e-2);
     EXPECT_LE(relative_error(keys, step.layers[1].keys), c.dtype == float16 ? 4e-3 : 3e-2);
+  }
+}
+
+// With a head of zeros, the logits are its bias.
+TEST(DecoderStep, NextToken) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(6);
+  constexpr std::int64_t kVocab = 20480;  // more than the blocks add up at once
+  const Device cuda = Device::cuda();
+  for (const DType dtype : {float16, bfloat16}) {
+    DecoderStep step = step_of({{16, 0}, dtype, 128, 128, 2, 2, 64, 3, 64}, cuda);
+    step.head = {.matrix = zeros({kVocab, 128}, dtype, cuda)};
+    step.next_token = full({1}, 7, int64, cuda);
+    using Entries = std::vector<std::pair<std::int64_t, double>>;
+    struct Case {
+      double others;  // all but some logits
+      Entries some;
+      std::int64_t token;
+    };
+    const double inf = INFINITY;
+    for (const Case& c :
+         {Case{0, {}, 0}, Case{-2, {{5, -1.5}, {9, -1.5}}, 5}, Case{-2, {{kVocab - 1, -0.0}, {9000, 0.0}}, 9000},
+          Case{-2, {{9001, -0.0}, {kVocab - 8, 0.0}}, 9001}, Case{1, {{8447, 3}, {8448, 3}, {8449, 3}}, 8447},
+          Case{-1, {{kVocab - 1, -0.5}}, kVocab - 1}, Case{-inf, {{17, -60000}}, 17}, Case{-inf, {}, -1},
+          Case{0, {{1063, inf}}, -1}, Case{0, {{12, 100}, {13000, NAN}}, -1}, Case{-inf, {{2, NAN}}, -1},
+          Case{0, {{3, -NAN}, {4, 9}}, -1}, Case{-inf, {{4, -inf}, {20000, 1}}, 20000}}) {
+      std::vector<double> values(kVocab, c.others);
+      for (const auto& [token, value] : c.some) {
+        values[static_cast<std::size_t>(token)] = value;
+      }
+      step.head.bias = from_data(values, {kVocab}, cuda).to(dtype);
+      ASSERT_TRUE(has_decoder_step(step));
+      const Tensor logits = decoder_step(step);
+      EXPECT_EQ(step.next_token.item(), static_cast<double>(c.token)) << fmt::format("{}", dtype);
+      EXPECT_EQ(draw_tokens(logits, {.temperature = 0}, {}).item(), static_cast<double>(c.token))
+          << fmt::format("{}", dtype);
+    }
+    // Scores that are equal after they were rounded.
+    for (int i = 0; i < 20; ++i) {
+      step.head = {.matrix = (randn({kVocab, 128}) * 0.2).to(dtype).to(cuda)};
+      const Tensor logits = decoder_step(step);
+      EXPECT_EQ(step.next_token.item(), draw_tokens(logits, {.temperature = 0}, {}).item());
+      decoder_step(step);
+      EXPECT_EQ(step.next_token.item(), draw_tokens(logits, {.temperature = 0}, {}).item()) << "again";
+    }
+  }
+}
+
+TEST(DecoderStep, TokenOutOfRange) {
+  if (!has_kernels_for_prompts()) {
+    GTEST_SKIP() << "there is no GPU of compute capability 9.0";
+  }
+  const autograd::NoGrad no_grad;
+  manual_seed(7);
+  const Device cuda = Device::cuda();
+  for (const Kind kind : {Kind{16, 0}, Kind{8, 64}, Kind{4, 64}}) {
+    for (const DType dtype : {float16, bfloat16}) {
+      DecoderStep step = step_of({kind, dtype, 128, 192, 2, 1, 64, 300, 512}, cuda);
+      step.x = {};
+      step.embedding = randn({5, 128}).to(dtype).to(cuda);
+      step.token = full({1}, 4, int64, cuda);
+      step.next_token = full({1}, 0, int64, cuda);
+      const std::vector<double> expected = to_vector<double>(decoder_step(step));
+      for (const double token : {-1.0, 5.0, 1e15, -1e15}) {
+        DecoderStep other = step;
+        other.token = full({1}, token, int64, cuda);
+        const std::vector<double> logits = to_vector<double>(decoder_step(other));
+        EXPECT_TRUE(std::all_of(logits.begin(), logits.end(), [](double x) { return std::isnan(x); })) << token;
+        EXPECT_EQ(step.next_token.item(), -1);
+      }
+      EXPECT_EQ(to_vector<double>(decoder_step(step)), expected) << "the same as before";
+    }
   }
 }
 
@@ -555,6 +642,14 @@ TEST(DecoderStep, Errors) {
   EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.frequencies.pop_back(); })));
   expect_error([&] { decoder_step(with([](DecoderStep& s) { s.x = s.norm; })); },
                "decoder_step: expected contiguous x of");
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.token = s.length; })); },
+               "decoder_step: expected x, or a token and the embedding, not both");
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.x = {}, s.token = s.length; })); },
+               "decoder_step: expected x, or the embedding and a token as one int64");
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.embedding = s.layers[0].keys; })));
+  EXPECT_FALSE(has_decoder_step(with([](DecoderStep& s) { s.embedding = zeros({4, 128}, float32, s.x.device()); })));
+  expect_error([&] { decoder_step(with([](DecoderStep& s) { s.next_token = s.x; })); },
+               "decoder_step: expected the next token as");
   expect_error([&] { decoder_step(with([](DecoderStep& s) { s.length = {}; })); },
                "decoder_step: expected the length as");
   expect_error([&] { decoder_step(with([](DecoderStep& s) { s.scratch = slice(s.scratch, 0, 1, 9); })); },

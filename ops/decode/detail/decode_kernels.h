@@ -90,15 +90,17 @@ void decoder_step(Cuda, const DecoderStepArgs& args);
 /// Whether the layers fit into the kernel's tables and shared memory, on the current device.
 bool fits_decoder_step(Cuda, const DecoderStep& step);
 
-inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words
+inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words: StepState
 inline constexpr std::int64_t kMostAttentionParts = 8;  // of a head's keys
 
-/// How many words of 32 bits the phases of a layer hand over: one for two elements, or for a float of a part of
-/// attention. The scratch has two such lists, so that this is also a number of int64.
+inline constexpr std::int64_t kWordSpread = 4;  // words of elements have so much room: see place()
+
+/// The words of 32 bits in which the phases of a layer hand over results: one for two elements, or for a float of a
+/// part of attention. The scratch has two such lists, so that this is also a number of int64.
 inline std::int64_t decoder_step_words(std::int64_t width, std::int64_t hidden, std::int64_t heads,
                                        std::int64_t key_heads, std::int64_t head_width) {
   const std::int64_t elements = (2 * heads + 2 * key_heads) * head_width + 2 * width + hidden;
-  return elements / 2 + heads * kMostAttentionParts * (head_width + 2);
+  return elements / 2 * kWordSpread + heads * kMostAttentionParts * (head_width + 2);
 }
 
 }  // namespace mica::kernels

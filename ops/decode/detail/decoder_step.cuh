@@ -46,9 +46,20 @@ static_assert(kQuad * kWarp == kSlice);
 
 inline constexpr int kMostLayers = 64;
 inline constexpr int kMostSplits = kMostAttentionParts;
-inline constexpr int kKeysOfSplit = 128;
+inline constexpr int kFewSplits = 4;      // whose parts are read at once
+inline constexpr int kKeysOfSplit = 128;  // with few of them
+inline constexpr int kMostKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
-inline constexpr int kKeysAtOnce = 4;  // of a team
+inline constexpr int kKeysAtOnce = 4;   // of a team
+inline constexpr int kRoundsAhead = 2;  // of so many keys
+
+/// What one step leaves to the next. Starts with zeros.
+struct StepState {
+  int ended;                   // how many steps have, mod 2
+  int arrived;                 // warps at the end of this step
+  unsigned long long largest;  // of the logits: see Candidate
+};
+static_assert(sizeof(StepState) <= kDecoderStepState * sizeof(std::int64_t));
 
 /// A product's weight, or one of several side by side.
 template <class T>
@@ -80,11 +91,17 @@ struct Arguments {
   int layer_count;
   Weight<T> head;
   const T* norm;
-  const T* x;  // (width)
+  const T* x;                 // (width), or null:
+  const std::int64_t* token;  // of this row
+  const T* embedding;         // (vocab, width)
+  std::int64_t vocab;
   T* logits;
-  const std::int64_t* length;
+  std::int64_t* next_token;      // or null
+  std::int64_t* tokens_on_host;  // (2), or null
+  std::int64_t* length;
+  bool adds_to_length;
   int capacity;
-  int* state;            // how many steps have ended; how many blocks have
+  StepState* state;
   std::uint32_t* words;  // (2, layers, layer_words): of even and odd steps
   int layer_words;
   int width;
@@ -118,6 +135,13 @@ __device__ inline void publish(std::uint32_t* to, float first, float second) {
   asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(~__float_as_uint(first)),
                "r"(~__float_as_uint(second))
                : "memory");
+}
+
+/// Where a word of a list is. 32 bytes of words are followed by 96 unused ones: all blocks read the same words again
+/// and again, and lines of 128 bytes belong to different parts of the L2 cache.
+__device__ inline int place(int word) {
+  constexpr int kTogether = 8;
+  return word / kTogether * (kTogether * static_cast<int>(kWordSpread)) + word % kTogether;
 }
 
 template <int kWords>
@@ -225,10 +249,10 @@ struct Words {
     parts = of_step + layer * a.layer_words;
     stats = parts + queries * kMostSplits;
     qkv = stats + a.heads * kMostSplits * 2;
-    attention = qkv + (queries + 2 * a.key_heads * a.head_width) / 2;
-    sum = attention + queries / 2;
-    hidden = sum + a.width / 2;
-    out = hidden + a.hidden / 2;
+    attention = qkv + (queries + 2 * a.key_heads * a.head_width) / 2 * kWordSpread;
+    sum = attention + queries / 2 * kWordSpread;
+    hidden = sum + a.width / 2 * kWordSpread;
+    out = hidden + a.hidden / 2 * kWordSpread;
   }
 
   /// Of the layer before.

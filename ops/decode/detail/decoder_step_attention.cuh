@@ -42,11 +42,18 @@ struct Keys {
   int new_slot;
   int splits;
 
+  Keys() = default;
   __device__ Keys(std::int64_t length, int capacity)
       : count(static_cast<int>(min(length, std::int64_t{capacity} - 1))),
         first_slot(static_cast<int>((length - count) % capacity)),
         new_slot(static_cast<int>(length % capacity)),
-        splits(min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kMostSplits)) {}
+        splits(splits_of(count)) {}
+
+  /// A block reads its keys faster if they are few; up to kFewSplits parts are merged faster than more.
+  __device__ static int splits_of(int count) {
+    const int few = min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kFewSplits);
+    return max(few, min((count + kMostKeysOfSplit - 1) / kMostKeysOfSplit, kMostSplits));
+  }
 };
 
 /// A part of a head's keys.
@@ -58,6 +65,7 @@ struct Part {
   bool has_new_key;  // and appends it to the cache, once for each of its heads
   bool appends;
 
+  Part() = default;
   template <class T>
   __device__ Part(const Arguments<T>& a, const Keys& keys, int number)
       : number(number), head(number / keys.splits), split(number % keys.splits) {
@@ -159,7 +167,6 @@ struct Attention {
   struct KeysAndValues {
     Pack key[kKeysAtOnce];
     Pack value[kKeysAtOnce];
-    bool present[kKeysAtOnce];
   };
 
   __device__ static float dot(const float (&query)[kOctet], const Pack& key) {
@@ -176,17 +183,18 @@ struct Attention {
 
   using Softmax = RunningSoftmax<kOctet>;
 
-  /// Adds keys, some of them absent, to the softmax.
-  __device__ static void add_weighted(const KeysAndValues& from, const float (&scores)[kKeysAtOnce], Softmax& softmax) {
+  /// Adds keys, the first `count` of them, to the softmax.
+  __device__ static void add_weighted(const KeysAndValues& from, int count, const float (&scores)[kKeysAtOnce],
+                                      Softmax& softmax) {
     float most = softmax.most;
 #pragma unroll
     for (int u = 0; u < kKeysAtOnce; ++u) {
-      most = from.present[u] ? fmaxf(most, scores[u]) : most;
+      most = u < count ? fmaxf(most, scores[u]) : most;
     }
     softmax.rescale(most);
 #pragma unroll
     for (int u = 0; u < kKeysAtOnce; ++u) {
-      const float weight = from.present[u] ? cuda::approximate_exp2(scores[u] - most) : 0;
+      const float weight = u < count ? cuda::approximate_exp2(scores[u] - most) : 0;
       float columns[kOctet];
       cuda::unpack(from.value[u], columns);
       softmax.sum += weight;
@@ -197,28 +205,29 @@ struct Attention {
     }
   }
 
-  __device__ void add(const float (&query)[kOctet], const KeysAndValues& from, Softmax& softmax) const {
+  __device__ void add(const float (&query)[kOctet], const KeysAndValues& from, int count, Softmax& softmax) const {
     float scores[kKeysAtOnce];
 #pragma unroll
     for (int u = 0; u < kKeysAtOnce; ++u) {
       scores[u] = dot(query, from.key[u]);
     }
     sum_team(scores);
-    add_weighted(from, scores, softmax);
+    add_weighted(from, count, scores, softmax);
   }
 
   /// A lane's softmax of its keys.
   __device__ Softmax attend(const Part& part) const {
     const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
     const int stride = keys.splits * kConsumerWarps * kTeams;
+    // The team's keys are every stride-th one.
     int at = (part.split * kConsumerWarps + c.warp()) * kTeams + team();
+    int to_add = at < keys.count ? (keys.count - at + stride - 1) / stride : 0;
     const auto load = [&](KeysAndValues& to) {
 #pragma unroll
       for (int u = 0; u < kKeysAtOnce; ++u) {
-        to.present[u] = at < keys.count;
         to.key[u] = {};
         to.value[u] = {};
-        if (to.present[u]) {
+        if (at < keys.count) {
           const int slot = keys.first_slot + at;
           const std::int64_t from =
               row + static_cast<std::int64_t>(slot < c.a.capacity ? slot : slot - c.a.capacity) * kWidth;
@@ -228,8 +237,11 @@ struct Attention {
         at += stride;
       }
     };
-    KeysAndValues ahead;
-    load(ahead);  // these do not depend on this step
+    KeysAndValues ahead[kRoundsAhead];
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      load(ahead[i]);  // these do not depend on this step
+    }
 
     // All teams take the new query, but one team of the first warp, which takes the new key and value.
     const bool is_first = part.has_new_key && c.warp() == 0;
@@ -239,7 +251,7 @@ struct Attention {
     const int rows[2] = {has_key ? key_row : part.head, key_row + c.a.key_heads};
     WordsOf<kOctet / 2> of_rows[2];
     const bool has[2] = {true, has_key};
-    await([&](int i) { return words.qkv + (rows[i] * kWidth + column()) / 2; }, has, of_rows);
+    await([&](int i) { return words.qkv + place((rows[i] * kWidth + column()) / 2); }, has, of_rows);
     float query[kOctet];
     prepare(of_rows[0].at, factors, query);
     Softmax softmax;
@@ -269,12 +281,17 @@ struct Attention {
     }
     const int rounds = (keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce);
 #pragma unroll 1
-    for (int round = 0; round < rounds; ++round) {
-      const KeysAndValues now = ahead;
-      if (round + 1 < rounds) {
-        load(ahead);
+    for (int first = 0; first < rounds; first += kRoundsAhead) {
+#pragma unroll
+      for (int i = 0; i < kRoundsAhead; ++i) {
+        if (first + i < rounds) {
+          add(query, ahead[i], to_add, softmax);
+          to_add -= kKeysAtOnce;
+          if (first + i + kRoundsAhead < rounds) {
+            load(ahead[i]);
+          }
+        }
       }
-      add(query, now, softmax);
     }
     return softmax;
   }
@@ -335,7 +352,7 @@ struct Attention {
       total.y += factor * value.y;
     }
     if (keys.splits == 1) {
-      publish(words.attention + part.head * (kWidth / 2) + c.thread(),
+      publish(words.attention + place(part.head * (kWidth / 2) + c.thread()),
               pack_pair<T>(__fdividef(total.x, sum), __fdividef(total.y, sum)));
       return;
     }

@@ -48,7 +48,7 @@ struct Tables {
 
   /// By a warp: a layer, and its jobs.
   template <class W>
-  __device__ void prepare(const Arguments<T>& a, std::uint32_t* of_step, int layer) const {
+  __device__ void prepare(const Arguments<T>& a, int layer) const {
     constexpr int kWords = sizeof(Layer<T>) / sizeof(std::uint64_t);
     static_assert(kWords * sizeof(std::uint64_t) == sizeof(Layer<T>));
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -63,7 +63,7 @@ struct Tables {
     __syncwarp();
     const int number = layer * kLayerProducts + lane;
     if (lane < kLayerProducts + is_last) {
-      jobs[number] = Job<T>(a, of_step, layers, head, number, W::kUnit);
+      jobs[number] = Job<T>(a, layers, head, number, W::kUnit);
     }
     __syncwarp();
     cuda::arrive(ready + layer);
@@ -81,24 +81,40 @@ __device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, 
   }
 }
 
+/// What the step before has left, in shared memory.
+template <class T>
+struct Start {
+  StepInput<T> input;
+  Keys keys;
+  Part part;            // of attention, this block's first
+  int words;            // from a.words to this step's
+  std::uint64_t known;  // barrier, once these are
+};
+
+/// From the words of even steps to those of odd ones.
+template <class T>
+__device__ int step_words(const Arguments<T>& a) {
+  return a.layer_count * a.layer_words;
+}
+
 template <class T, class W>
-__device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, std::uint32_t* of_step,
-                             std::uint32_t* of_next_step, Ring ring, int copier) {
+__device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Start<T>& start, Ring ring, int copier) {
   const int products = a.layer_count * kLayerProducts + 1;
   int turn = copier / kWarp;  // of two warps
   if (copier < kWarp) {
-    tables.template prepare<W>(a, of_step, 0);
+    tables.template prepare<W>(a, 0);
   }
   for (int number = 0; number < products; ++number) {
     const int layer = number / kLayerProducts;
     if (number % kLayerProducts == 0 && layer < a.layer_count) {
-      if (copier < kWarp) {
-        if (layer + 1 < a.layer_count) {
-          tables.template prepare<W>(a, of_step, layer + 1);
-        }
-        clear_words(a, of_next_step, layer);
+      if (copier < kWarp && layer + 1 < a.layer_count) {
+        tables.template prepare<W>(a, layer + 1);
       }
       cuda::wait(tables.ready + layer, 0);
+    }
+    if (number % kLayerProducts == 2 && copier < kWarp) {
+      cuda::wait(&start.known, 0);
+      clear_words(a, a.words + (step_words(a) - start.words), layer);
     }
     const Job<T>& job = tables.jobs[number];
     const int at_once = job.segments == 1 ? W::kStageGroups : 1;
@@ -132,12 +148,16 @@ __host__ __device__ int job_bytes(int products) {
   return (products * static_cast<int>(sizeof(Job<T>)) + 15) / 16 * 16;
 }
 
+/// Consumers and finishers. What the step before has left is known, and all of it that may change has been read.
+__device__ inline void meet_at_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
+
 template <class T, class W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_constant__ Arguments<T> a) {
   extern __shared__ __align__(128) char dynamic[];
   __shared__ Sums sums;
   __shared__ AttentionSums attention_sums;
   __shared__ Rotation rotation;
+  __shared__ Start<T> start;
   __shared__ std::uint64_t ready[kMostLayers];
   __shared__ Weight<T> head;
   auto* const layers = reinterpret_cast<Layer<T>*>(dynamic);
@@ -163,14 +183,9 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
     for (int layer = 0; layer < a.layer_count; ++layer) {
       cuda::init_barrier(ready + layer, kWarp);
     }
+    cuda::init_barrier(&start.known, 1);
     cuda::publish_barriers();
   }
-  const std::int64_t length = *a.length;
-  const int ended = a.state[0];
-  const int words_of_step = a.layer_count * a.layer_words;
-  std::uint32_t* const of_step = a.words + (ended % 2 == 0 ? 0 : words_of_step);
-  std::uint32_t* const of_next_step = a.words + (ended % 2 == 0 ? words_of_step : 0);
-  rotation.fill(a, length);
   __syncthreads();
 
   const Tables<T> tables{layers, &head, jobs, ready};
@@ -178,10 +193,11 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
     cuda::release_registers<kOtherRegisters>();
     if (threadIdx.x >= kConsumers + kFinishers) {
       const int copier = static_cast<int>(threadIdx.x) - kConsumers - kFinishers;
-      copy_weights<T, W>(a, tables, of_step, of_next_step, ring, copier);
+      copy_weights<T, W>(a, tables, start, ring, copier);
       return;
     }
-    Finisher<T> finisher{a, sums, static_cast<int>(threadIdx.x) - kConsumers};
+    meet_at_start();
+    Finisher<T> finisher{a, sums, static_cast<int>(threadIdx.x) - kConsumers, start.words};
 #pragma unroll 1
     for (int number = 0; number < products; ++number) {
       if (number % kLayerProducts == 0 && number + 1 < products) {
@@ -189,15 +205,24 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
       }
       const Job<T>& job = jobs[number];
       if (number == 1) {
-        finisher.read_residual(job.share);
+        finisher.read_residual(start.input, job.share);
       }
       finisher.finish(job);
     }
+    end_step(a, finisher.largest);
   } else {
     cuda::acquire_registers<kConsumerRegisters>();
-    const Keys keys(length, a.capacity);
-    const Part part(a, keys, static_cast<int>(blockIdx.x));
-    Consumer<T> consumer{a, ring, x, x_sums, sums, keys.splits};
+    const std::int64_t length = *a.length;
+    rotation.fill(a, length);
+    if (threadIdx.x == 0) {
+      start.input.find(a);
+      start.keys = Keys(length, a.capacity);
+      start.part = Part(a, start.keys, static_cast<int>(blockIdx.x));
+      start.words = a.state->ended == 0 ? 0 : step_words(a);
+      cuda::arrive(&start.known);
+    }
+    meet_at_start();
+    Consumer<T> consumer{a, ring, start.input, x, x_sums, sums, start.words, start.keys.splits};
 #pragma unroll 1
     for (int number = 0; number < products; ++number) {
       const int layer = number / kLayerProducts;
@@ -206,19 +231,13 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
       }
       consumer.template multiply<W>(jobs[number]);
       if (number % kLayerProducts == 0 && layer < a.layer_count) {
-        const Words words(a, of_step, layer);
+        const Words words(a, a.words + start.words, layer);
         if (a.head_width == 64) {
-          Attention<T, 64>{consumer, layers[layer], words, rotation, attention_sums, keys}.run(part);
+          Attention<T, 64>{consumer, layers[layer], words, rotation, attention_sums, start.keys}.run(start.part);
         } else {
-          Attention<T, 128>{consumer, layers[layer], words, rotation, attention_sums, keys}.run(part);
+          Attention<T, 128>{consumer, layers[layer], words, rotation, attention_sums, start.keys}.run(start.part);
         }
       }
-    }
-
-    // The last block ends the step: all have read the number of steps.
-    if (threadIdx.x == 0 && cuda::exchange_add(a.state + 1, 1) == static_cast<int>(gridDim.x) - 1) {
-      a.state[1] = 0;
-      a.state[0] = ended ^ 1;
     }
   }
 }
@@ -325,11 +344,17 @@ Arguments<T> arguments(const DecoderStepArgs& args, const SharedMemory& shared) 
                  .layer_count = static_cast<int>(s.layers.size()),
                  .head = weight<T>(s.head),
                  .norm = s.norm.data<T>(),
-                 .x = s.x.data<T>(),
+                 .x = s.x.data_or_null<T>(),
+                 .token = s.token.data_or_null<std::int64_t>(),
+                 .embedding = s.embedding.data_or_null<T>(),
+                 .vocab = s.embedding.defined() ? s.embedding.size(0) : 0,
                  .logits = args.logits.data<T>(),
+                 .next_token = s.next_token.data_or_null<std::int64_t>(),
+                 .tokens_on_host = s.tokens_on_host,
                  .length = s.length.data<std::int64_t>(),
+                 .adds_to_length = s.adds_to_length,
                  .capacity = static_cast<int>(keys.size(2)),
-                 .state = reinterpret_cast<int*>(s.scratch.data<std::int64_t>()),
+                 .state = reinterpret_cast<StepState*>(s.scratch.data<std::int64_t>()),
                  .words = reinterpret_cast<std::uint32_t*>(s.scratch.data<std::int64_t>() + kDecoderStepState),
                  .layer_words = static_cast<int>(
                      decoder_step_words(s.norm.numel(), s.layers[0].gate.out(), s.heads, keys.size(1), keys.size(3))),

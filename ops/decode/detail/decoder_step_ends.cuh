@@ -1,0 +1,90 @@
+#pragma once
+
+// The decoder step's beginning and end: the new position's embedding, and the token of the largest logit. See
+// decoder_step_sm90.cu.
+
+#include <cmath>
+#include <cstdint>
+
+#include <mica/ops/decode/detail/decoder_step.cuh>
+
+namespace mica::kernels::decoder {
+
+/// The step's x, in shared memory.
+template <class T>
+struct StepInput {
+  const T* row;  // null: NaN
+
+  /// By one thread.
+  __device__ void find(const Arguments<T>& a) {
+    row = a.x;
+    if (a.x == nullptr) {
+      const std::int64_t token = *a.token;
+      row = token >= 0 && token < a.vocab ? a.embedding + token * a.width : nullptr;
+    }
+  }
+
+  /// Four elements from term `at` on.
+  __device__ uint2 read(int at) const {
+    constexpr std::uint32_t kNaNs = 0x7fff7fff;  // of float16 and of bfloat16
+    return row != nullptr ? *reinterpret_cast<const uint2*>(row + at) : uint2{kNaNs, kNaNs};
+  }
+  __device__ float at(int term) const { return row != nullptr ? static_cast<float>(row[term]) : NAN; }
+};
+
+/// The largest of some scores and its token, of equal ones the smallest, as an integer: the most of the integers of
+/// parts is that of the whole, in any order. 0 is of no scores. A score that is NaN or +inf is more than all.
+struct Candidate {
+  static constexpr unsigned long long kInvalid = ~0ull;
+  static constexpr std::uint32_t kMinusInfinity = ~0xff800000u;  // the key of -inf
+
+  unsigned long long bits = 0;
+
+  __device__ void add(float score, int token) {
+    // The order of floats as one of unsigned integers.
+    const std::uint32_t pattern = score == 0 ? 0 : __float_as_uint(score);
+    const std::uint32_t key = (pattern & 0x80000000) != 0 ? ~pattern : pattern | 0x80000000;
+    const unsigned long long both = static_cast<unsigned long long>(key) << 32 | ~static_cast<std::uint32_t>(token);
+    bits = max(bits, score < INFINITY ? both : kInvalid);
+  }
+
+  /// -1 if a score is NaN or +inf, or all are -inf.
+  __device__ std::int64_t token() const {
+    const bool is_valid = bits != kInvalid && bits >> 32 > kMinusInfinity;
+    return is_valid ? static_cast<std::int64_t>(~static_cast<std::uint32_t>(bits)) : -1;
+  }
+};
+
+/// By both warps of finishers of all blocks, of which the last one ends the step: all blocks have read what it writes.
+template <class T>
+__device__ void end_step(const Arguments<T>& a, Candidate largest) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    largest.bits = max(largest.bits, __shfl_xor_sync(cuda::kAllLanes, largest.bits, step));
+  }
+  if (threadIdx.x % kWarp != 0) {
+    return;
+  }
+  StepState& state = *a.state;
+  if (a.next_token != nullptr) {
+    atomicMax(&state.largest, largest.bits);
+  }
+  const int warps = static_cast<int>(gridDim.x) * (kFinishers / kWarp);
+  if (cuda::exchange_add(&state.arrived, 1) != warps - 1) {
+    return;
+  }
+  state.arrived = 0;
+  state.ended ^= 1;
+  if (a.next_token != nullptr) {
+    const std::int64_t token = Candidate{atomicExch(&state.largest, 0)}.token();
+    *a.next_token = token;
+    if (a.tokens_on_host != nullptr) {
+      a.tokens_on_host[*a.length % 2] = token;
+    }
+  }
+  if (a.adds_to_length) {
+    *a.length += 1;
+  }
+}
+
+}  // namespace mica::kernels::decoder
