@@ -112,9 +112,8 @@ struct Consumer {
   }
 
   /// The warp's slice of a segment of attention's result, of which blocks have computed parts.
-  template <class W>
+  template <class W, int kAtOnce>
   __device__ void receive_parts(const Product<T>& p, int segment) {
-    constexpr int kAtOnce = kFewSplits;
     const int at = segment * kSegment + warp() * kSlice + lane() * kQuad;
     const int head = at / a.head_width;
     const std::uint32_t* const parts = p.parts + step_words + head * kMostSplits * a.head_width + at % a.head_width;
@@ -171,7 +170,11 @@ struct Consumer {
     if (kMayBeParts && p.parts != nullptr && splits > 1) {
 #pragma unroll 1
       for (int segment = 0; segment < segments; ++segment) {
-        receive_parts<W>(p, segment);
+        if (splits == 2) {
+          receive_parts<W, 2>(p, segment);
+        } else {
+          receive_parts<W, kFewSplits>(p, segment);
+        }
       }
     } else if (segments == 1) {
       squares = receive_segments<W, 1>(p, 0);
