@@ -145,7 +145,10 @@ struct Job {
         segments((product.depth + kSegment - 1) / kSegment) {}
 };
 
-/// The stages in shared memory.
+/// The stages in shared memory. Barriers are awaited by their parity: who waits for a phase must do so before the phase
+/// after it can end. So a warp only waits for stages into which it copies next itself: where warps copy in turn, a
+/// stage always belongs to the same one of them. Else one that is held up may find a barrier two phases on, and wait
+/// forever.
 struct Ring {
   char* stages;
   std::uint64_t* full;

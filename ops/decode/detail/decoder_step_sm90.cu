@@ -124,7 +124,7 @@ __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Sta
       for (int segment = 0; segment < job.segments; ++segment) {
         if (W::kIsPacked || turn == 0) {
           cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
-          const int before = ring.stage - on_the_way;  // this one has come
+          const int before = ring.stage - on_the_way;  // this one has come; it is of the same warp
           cuda::wait(ring.full + (before < 0 ? before + ring.count : before),
                      before < 0 ? ring.parity ^ 1 : ring.parity);
           W::copy(a, job, group, count, segment, copier, ring);
@@ -266,13 +266,13 @@ void with_kernel(const DecoderStep& s, const F& f) {
 }
 
 // A block's dynamic shared memory: the tables of layers and jobs, x, the sums of its groups, and as many stages with
-// their two barriers as fit.
+// their two barriers as fit. If warps copy in turn, each has stages of its own: see Ring.
 struct SharedMemory {
   int x_terms;
   int stages;
   int bytes;
 
-  SharedMemory(const DecoderStep& s, int table_bytes, int element, int stage_bytes, int kernel_bytes) {
+  SharedMemory(const DecoderStep& s, int table_bytes, int element, int stage_bytes, int copiers, int kernel_bytes) {
     const std::int64_t queries = s.heads * s.layers[0].keys.size(3);
     const std::int64_t depth = std::max({s.norm.numel(), s.layers[0].gate.out(), queries});
     constexpr std::int64_t kMostDepth = 16384;
@@ -280,6 +280,7 @@ struct SharedMemory {
     const int before = table_bytes + x_terms * element + x_terms / kGroupTerms * static_cast<int>(sizeof(float));
     const int stage = stage_bytes + 2 * static_cast<int>(sizeof(std::uint64_t));
     stages = depth > kMostDepth ? 0 : std::max(0, most_bytes() - kernel_bytes - before) / stage;
+    stages -= stages % copiers;
     bytes = before + stages * stage;
   }
 
@@ -299,7 +300,12 @@ SharedMemory shared_memory(const DecoderStep& s) {
   cuda::check(cudaFuncGetAttributes(&attributes, decoder_step_kernel<T, W>), "cudaFuncGetAttributes");
   const int layers = static_cast<int>(s.layers.size());
   const int table_bytes = layers * static_cast<int>(sizeof(Layer<T>)) + job_bytes<T>(layers * kLayerProducts + 1);
-  return {s, table_bytes, static_cast<int>(sizeof(T)), W::kStageBytes, static_cast<int>(attributes.sharedSizeBytes)};
+  return {s,
+          table_bytes,
+          static_cast<int>(sizeof(T)),
+          W::kStageBytes,
+          W::kCopiersInTurn,
+          static_cast<int>(attributes.sharedSizeBytes)};
 }
 
 template <class T>

@@ -45,6 +45,8 @@ struct FloatWeights {
   static constexpr int kStageBytes = kStageRows * kPitch;
   static constexpr int kStageGroups = 1;
   static constexpr int kExtra = 0;
+  static constexpr int kCopiersInTurn = 2;  // warps
+  static_assert(kOnTheWay % kCopiersInTurn == 0 && kOnTheWayOfHead % kCopiersInTurn == 0);
   static constexpr int kArrivals = kStageRows;  // of a stage's copies
 
   /// By a warp. A bulk copy takes a warp some 50 cycles, so that two warps take turns.
@@ -99,6 +101,7 @@ struct PackedWeights {
   static constexpr int kUnit = kStageRows;
   static constexpr int kStageGroups = 4;
   static constexpr int kExtra = kBits == 4 ? kStageGroups : 0;
+  static constexpr int kCopiersInTurn = 1;
   static constexpr int kOctetWords = kBits / 4;
   static constexpr int kWordRows = kSegment / kOctet * kOctetWords;
   static constexpr int kGroups = kSegment / kGroupTerms;  // of a segment, at least
