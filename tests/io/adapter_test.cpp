@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <tests/files.h>
 #include <tests/folders.h>
 #include <tests/support.h>
@@ -91,12 +92,39 @@ void expect_losses_of_peft(const std::string& name, const fs::path& folder, Devi
   EXPECT_NEAR(trained.loss(tokens, targets).item(), trained_loss, 1e-4);
 }
 
+// Writes each step's loss at several rates for compare_losses.py: {"float64 0.01": [4.0, …], …}.
+template <class Model>
+void save_losses(const std::string& name, const fs::path& file) {
+  const StateDict data = io::load(kFixtures / name / "expected.safetensors");
+  std::string json;
+  for (const DType dtype : {float64, float32}) {
+    for (const double rate : {1e-2, 5e-3, 2e-3}) {
+      Model model = adapted<Model>(name, "start", Device::cpu(), dtype);
+      optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = rate, .weight_decay = 0.01});
+      std::vector<double> losses;
+      for (int step = 0; step < 100; ++step) {
+        optimizer.zero_grad();
+        const Tensor loss = model.loss(data.at("tokens"), data.at("targets"));
+        losses.push_back(loss.item());
+        loss.backward();
+        optimizer.step();
+      }
+      json += fmt::format("{}\"{} {}\": [{:.17g}]", json.empty() ? "" : ",\n ", dtype, rate, fmt::join(losses, ", "));
+    }
+  }
+  std::ofstream(file) << "{" << json << "}\n";
+}
+
 TEST_F(Adapter, TrainsAsPeft) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32}) {
       expect_losses_of_peft<nn::GPT>("gpt2", folder_, device, dtype);
       expect_losses_of_peft<nn::Llama>("llama3", folder_, device, dtype);
     }
+  }
+  if (const char* kept = std::getenv("MICA_SAVED_ADAPTERS")) {
+    save_losses<nn::GPT>("gpt2", fs::path(kept) / "gpt2" / "losses.json");
+    save_losses<nn::Llama>("llama3", fs::path(kept) / "llama3" / "losses.json");
   }
 }
 
