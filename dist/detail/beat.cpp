@@ -4,7 +4,7 @@ namespace mica::dist::detail {
 
 namespace {
 
-void write(Writer& writer, const Call& call) {
+void append(Writer& writer, const Call& call) {
   const auto byte = [](auto x) { return static_cast<std::uint8_t>(x); };
   writer.value(byte(call.kind))
       .value(byte(call.dtype))
@@ -40,12 +40,12 @@ Bytes pack(const Beat& beat) {
   writer.value(beat.group).value(beat.started).value(beat.first);
   writer.value(static_cast<std::uint32_t>(beat.calls.size()));
   for (const Call& call : beat.calls) {
-    write(writer, call);
+    append(writer, call);
   }
   writer.value(static_cast<std::uint8_t>(beat.pending ? 1 : 0));
   if (beat.pending) {
     writer.value(beat.pending->number).value(beat.pending->seconds);
-    write(writer, beat.pending->call);
+    append(writer, beat.pending->call);
   }
   return writer.take();
 }
