@@ -318,7 +318,8 @@ TEST(Tokenizer, ReportsProgressInLongTexts) {
   const ProgressObserver observer([&](const ProgressReport& report) {
     EXPECT_EQ(report.task, "tokenizing");
     reports.push_back(report.done);
-    EXPECT_EQ(report.done == report.total, report.finished);
+    // On a slow machine, a report may also come between the last token and the end.
+    EXPECT_TRUE(!report.finished || report.done == report.total);
   });
   const auto size = static_cast<std::int64_t>(text.size());
   const Tokens tokens = tokenizer.encode(text);
