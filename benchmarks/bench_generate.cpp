@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 using Tokens = std::vector<std::int64_t>;
 
 struct Options {
-  // Half a billion parameters in the shape of Llama 3.
+  // Half a billion parameters, with the architecture of Llama 3.
   nn::LlamaConfig model{.vocab = 128256,
                         .layers = 24,
                         .heads = 16,
@@ -48,7 +48,8 @@ DType dtype_named(const std::string& name) {
   return name == "float32" ? float32 : name == "float16" ? float16 : bfloat16;
 }
 
-// Without the embedding, of which a step reads one row, unless the head is the same matrix.
+// The bytes of weights that a step reads: all but the embedding, from which it reads only one row, unless the embedding
+// is also the head.
 double bytes_of_step(const nn::Llama& llama) {
   double bytes = 0;
   for (const auto& list : {llama.named_parameters(), llama.named_buffers()}) {
@@ -62,11 +63,11 @@ double bytes_of_step(const nn::Llama& llama) {
 
 struct StepTime {
   double mean;   // microseconds
-  double least;  // of a single step, for machines with other work
+  double least;  // minimum over steps, for machines with other load
 };
 
-// A step between the first third's end and the last token, so that it contains no prompt, no capture, and nothing that
-// is done once.
+// Times steps from the end of the first third to the last token, which excludes the prompt, the capture, and everything
+// that is done only once.
 StepTime step_time(nn::Llama& llama, const Options& o) {
   const std::vector<Tokens> prompts(static_cast<std::size_t>(o.batch), Tokens(static_cast<std::size_t>(o.prompt), 5));
   const std::int64_t skipped = o.tokens / 3;
@@ -130,7 +131,7 @@ void measure(const Options& o) {
   nn::Llama llama(o.model);
   llama.eval();
   llama.to(device, dtype_named(o.dtype));
-  // A product reads and multiplies each weight for each token; attention, half of the keys on average.
+  // Products use each weight for each token; attention uses half of the keys on average.
   const double products = bytes_of_step(llama) / static_cast<double>(size_of(dtype_named(o.dtype))) -
                           static_cast<double>(o.model.vocab * o.model.width);
   const auto length = static_cast<double>(o.prefill);
@@ -186,21 +187,21 @@ int main(int argc, char** argv) {
   command_line.add_option("--hidden", o.model.hidden).at_least(1).show_default();
   command_line.add_option("--vocab", o.model.vocab).at_least(16).show_default();
   command_line.add_option("--batch", o.batch, "Sequences").at_least(1).show_default();
-  command_line.add_option("--prompt", o.prompt, "Tokens before the steps").at_least(1).show_default();
-  command_line.add_option("--tokens", o.tokens, "Steps, of which the first third is not timed")
+  command_line.add_option("--prompt", o.prompt, "Tokens of the prompt before the steps").at_least(1).show_default();
+  command_line.add_option("--tokens", o.tokens, "Number of steps; the first third is not timed")
       .at_least(3)
       .show_default();
   command_line.add_option("--prefill", o.prefill, "Tokens of the timed prompt; 0: none").at_least(0).show_default();
-  command_line.add_option("--bits", o.bits, "Of the linear layers' weights: 16 (not quantized), 8 or 4")
+  command_line.add_option("--bits", o.bits, "Bits of the linear layers' weights: 16 (not quantized), 8 or 4")
       .between(4, 16)
       .show_default();
   command_line.add_option("--temperature", o.temperature).at_least(0).show_default();
   command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
   command_line.add_option("--dtype", o.dtype).one_of({"float32", "float16", "bfloat16"}).show_default();
   command_line.add_flag("--no-graph", o.no_graph, "Launch the kernels of a step one by one");
-  command_line.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
-  command_line.add_option("--repeats", o.repeats, "Texts that a median is taken of").at_least(1).show_default();
-  command_line.add_option("--peak", o.peak_tflops, "TFLOP/s of the GPU").positive().show_default();
-  command_line.add_option("--json", o.json, "File that the result is appended to, as a line of JSON");
+  command_line.add_option("--threads", o.threads, "CPU threads; 0 uses every core").between(0, 1024);
+  command_line.add_option("--repeats", o.repeats, "Number of texts per median").at_least(1).show_default();
+  command_line.add_option("--peak", o.peak_tflops, "Peak TFLOP/s of the GPU").positive().show_default();
+  command_line.add_option("--json", o.json, "File to which the result is appended as a line of JSON");
   return command_line.run(argc, argv, [&] { measure(o); });
 }

@@ -3,10 +3,10 @@
     python3 benchmarks/generate_peers.py --program build/cuda/bin/bench_generate --json generate.jsonl
     python3 benchmarks/generate_peers.py --program build/bin/bench_generate --device cpu --threads 2 --dtype float32
 
-Both have the same shape and random weights, greedy decoding, and prompts of 16 tokens. transformers runs with a static
-cache, its step compiled by torch.compile (CUDA graphs on a GPU) unless --eager. A step is timed between the first third
-and the end of a text: on the host's clock, each step's tokens read by the host. The prompt is a forward pass of 2,048
-tokens that computes the last logits only.
+Both use the same model shape, random weights, greedy decoding, and prompts of 16 tokens. transformers uses a static
+cache and, unless --eager is given, a step compiled by torch.compile (with CUDA graphs on a GPU). Steps are timed on the
+host's clock, from the first third to the end of a text; the host reads each step's tokens. The prompt is a forward pass
+of 2,048 tokens that computes the last logits only.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def median_ms(device, repeats, work):
 
 @torch.inference_mode()
 def step_us(model, batch, args):
-    """Decodes with a static cache, one call of the (compiled) forward per token."""
+    """Decodes with a static cache, with one call of the (compiled) forward per token."""
     device = args.device
     cache = transformers.StaticCache(config=model.config, max_cache_len=args.prompt + args.tokens + 8)
     forward = model.forward
@@ -62,7 +62,7 @@ def step_us(model, batch, args):
         forward = torch.compile(model.forward, mode=mode, fullgraph=True)
     prompt = torch.full((batch, args.prompt), 5, dtype=torch.long, device=device)
     skipped = args.tokens // 3
-    for _ in range(2):  # the first text compiles
+    for _ in range(2):  # the first text triggers compilation
         cache.reset()
         position = torch.arange(args.prompt, device=device)
         token = model(prompt, past_key_values=cache, position_ids=position[None], use_cache=True,
@@ -99,18 +99,19 @@ def mica_results(shape, batch, bits, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True, help="bench_generate")
+    parser.add_argument("--program", required=True, help="path of bench_generate")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--bits", type=int, nargs="+", default=[16, 8, 4], help="mica's")
+    parser.add_argument("--bits", type=int, nargs="+", default=[16, 8, 4],
+                        help="bits of mica's weights; 16: not quantized")
     parser.add_argument("--layers", type=int, default=SHAPE["layers"])
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--json", help="file for the results, a line each")
+    parser.add_argument("--eager", action="store_true", help="run transformers without torch.compile")
+    parser.add_argument("--json", help="file for the results, one line of JSON each")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)

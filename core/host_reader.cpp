@@ -22,7 +22,7 @@ void HostReader::start(const Tensor& x) {
         x.device());
   check(pending_ < 2, "HostReader: two copies are pending already");
   if (pinned_ != nullptr) {
-    on_device(device_, [&](auto) { pinned_->start(&x, 0); });
+    on_device(device_, [&](auto) { pinned_->start(x); });
   } else {
     values_.push_back(to_vector<std::int64_t>(x));
   }
@@ -34,7 +34,7 @@ void HostReader::start_slot(std::size_t slot) {
   check(pinned_ != nullptr && slot < kSlots, "HostReader: expected a slot below {} on CUDA, got {} on {}", kSlots, slot,
         device_);
   check(pending_ < 2, "HostReader: two copies are pending already");
-  on_device(device_, [&](auto) { pinned_->start(nullptr, slot); });
+  on_device(device_, [&](auto) { pinned_->start_slot(slot); });
   ++pending_;
 }
 

@@ -12,11 +12,12 @@ namespace mica {
 
 namespace detail {
 
-// Copies to pinned memory, awaited later.
+// HostReader on CUDA: copies to pinned memory, and waits for them later.
 class PinnedReader {
  public:
   virtual ~PinnedReader() = default;
-  virtual void start(const Tensor* x, std::size_t slot) = 0;  // of x or, if it is null, of the slot
+  virtual void start(const Tensor& x) = 0;
+  virtual void start_slot(std::size_t slot) = 0;
   virtual std::int64_t* slots() const = 0;
   virtual std::vector<std::int64_t> finish() = 0;
 };
@@ -24,7 +25,7 @@ std::unique_ptr<PinnedReader> pinned_reader(Cuda, std::int64_t count);
 
 }  // namespace detail
 
-/// Reads int64 tensors of `count` elements on the host while the device goes on: what was computed after start() does
+/// Reads int64 tensors of `count` elements on the host while the device keeps working: work launched after start() does
 /// not delay finish(). On the CPU, start() copies at once.
 ///
 ///     HostReader reader(device, count);
@@ -32,7 +33,7 @@ std::unique_ptr<PinnedReader> pinned_reader(Cuda, std::int64_t count);
 ///     …                       // launch more
 ///     reader.finish();        // x's elements as they were
 ///
-/// A copy of a few elements takes an H200 8 µs, in which it does nothing else. A kernel can write them itself instead:
+/// A copy of a few elements keeps an H200 busy for 8 µs. Instead, a kernel can write them to pinned memory itself:
 ///
 ///     write(reader.slots());    // a kernel, to slots() + slot · count
 ///     reader.start_slot(slot);
@@ -40,13 +41,13 @@ class HostReader {
  public:
   HostReader(Device device, std::int64_t count);
 
-  /// Throws unless x is a contiguous int64 tensor of `count` elements on the device, and if two copies are pending.
+  /// Throws unless x is a contiguous int64 tensor of `count` elements on the device, and if kSlots copies are pending.
   void start(const Tensor& x);
-  /// Pinned memory that kernels can write, kSlots times `count` elements; null on the CPU.
+  /// Pinned memory that kernels can write: kSlots slots of `count` elements each; null on the CPU.
   std::int64_t* slots() const { return pinned_ == nullptr ? nullptr : pinned_->slots(); }
   static constexpr std::size_t kSlots = 2;
-  /// Like start(), of what earlier work has put into a slot. That slot may be written again after finish(). Throws on
-  /// the CPU, for other slots, and if two are pending.
+  /// Like start(), but reads what earlier work has written to a slot. That slot may be written again after finish().
+  /// Throws on the CPU, unless slot < kSlots, and if kSlots copies are pending.
   void start_slot(std::size_t slot);
   /// The elements of the oldest pending copy. Throws if there is none.
   std::vector<std::int64_t> finish();

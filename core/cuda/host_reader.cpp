@@ -12,7 +12,7 @@ namespace mica::detail {
 
 namespace {
 
-// Pending reads in turn, each with an event that is reached when its elements are there.
+// Pending reads, used in turn, each with an event that marks the arrival of its elements.
 class Reader final : public PinnedReader {
  public:
   explicit Reader(std::int64_t count) : count_(static_cast<std::size_t>(count)) {
@@ -24,19 +24,14 @@ class Reader final : public PinnedReader {
     }
   }
 
-  void start(const Tensor* x, std::size_t slot) override {
-    const std::size_t turn = started_++ % kPending;
-    Pending& pending = pending_[turn];
-    const cudaStream_t stream = cuda::current_stream();
-    pending.values = slots() + slot * count_;
-    if (x != nullptr) {
-      std::int64_t* const to = values_.pinned + turn * count_;
-      pending.values = to;
-      cuda::check(cudaMemcpyAsync(to, x->data<std::int64_t>(), bytes(), cudaMemcpyDeviceToHost, stream),
-                  "cudaMemcpyAsync");
-    }
-    cuda::check(cudaEventRecord(pending.complete, stream), "cudaEventRecord");
+  void start(const Tensor& x) override {
+    std::int64_t* const to = values_.pinned + (started_ % kPending) * count_;
+    cuda::check(cudaMemcpyAsync(to, x.data<std::int64_t>(), bytes(), cudaMemcpyDeviceToHost, cuda::current_stream()),
+                "cudaMemcpyAsync");
+    will_have(to);
   }
+
+  void start_slot(std::size_t slot) override { will_have(slots() + slot * count_); }
 
   std::int64_t* slots() const override { return values_.pinned + kPending * count_; }
 
@@ -52,7 +47,7 @@ class Reader final : public PinnedReader {
 
   // At program exit the driver may already be unloaded: errors are ignored.
   struct Values {
-    std::int64_t* pinned = nullptr;  // of copies, then the slots
+    std::int64_t* pinned = nullptr;  // first for copies, then the slots
 
     ~Values() {
       if (pinned != nullptr) {
@@ -74,8 +69,15 @@ class Reader final : public PinnedReader {
 
   std::size_t bytes() const { return count_ * sizeof(std::int64_t); }
 
+  // Marks `values`, which earlier work on the stream writes, as the next pending read.
+  void will_have(const std::int64_t* values) {
+    Pending& pending = pending_[started_++ % kPending];
+    pending.values = values;
+    cuda::check(cudaEventRecord(pending.complete, cuda::current_stream()), "cudaEventRecord");
+  }
+
   std::size_t count_;
-  Values values_{};  // freed after the events were waited for
+  Values values_{};  // freed after the destructor has waited for the events
   std::array<Pending, kPending> pending_{};
   std::size_t started_ = 0;
   std::size_t finished_ = 0;

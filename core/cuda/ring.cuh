@@ -21,4 +21,26 @@ struct Ring {
   }
 };
 
+/// The same for a number of stages that is known only at run time.
+struct VariableRing {
+  int stages;
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  /// Advances by several pieces, at most `stages`.
+  __device__ void skip(int pieces) {
+    stage += pieces;
+    if (stage >= stages) {
+      stage -= stages;
+      parity ^= 1;
+    }
+  }
+};
+
 }  // namespace mica::cuda

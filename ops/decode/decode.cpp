@@ -67,39 +67,55 @@ constexpr std::int64_t kFewRows = 8;
 // As that of the head.
 bool is_large_product(const std::vector<DecodeWeight>& weights) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 25;
-  return weights.size() == 1 && !is_quantized(weights[0]) && weights[0].in() * weights[0].out() >= kLarge;
+  return weights.size() == 1 && weights[0].in() * weights[0].out() >= kLarge;
 }
 
-// Whether the kernel for many outputs is the best one, if x and the weights are as these kernels need them. With fewer
-// outputs, blocks that share one read the weights faster.
-bool wide_kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights) {
+// With fewer outputs, blocks that share one read the weights faster.
+bool has_many_outputs(const std::vector<DecodeWeight>& weights) {
   constexpr std::int64_t kManyTiles = 96;
   std::int64_t outputs = 0;
   for (const DecodeWeight& w : weights) {
     outputs += w.out();
   }
-  const bool many = x.size(0) > kFewRows ? outputs / kMultiple > kManyTiles : is_large_product(weights);
-  bool takes = false;
-  if (many && !is_quantized(weights[0])) {
-    on_cuda(x.device(), [&](auto device) { takes = kernels::can_decode_linear_wide(device, x); });
-  }
-  return takes;
-}
-
-bool kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
-  const bool by_cublas = x.size(0) > kFewRows && is_large_product(weights) && !wide_kernel_takes(x, weights);
-  return !by_cublas && x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
-         x.size(0) <= kernels::kMostDecodeRows && x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 &&
-         is_aligned(x) && (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
-         is_aligned(options.norm_weight) && is_aligned(options.residual) &&
-         std::all_of(weights.begin(), weights.end(),
-                     [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
+  return outputs / kMultiple > kManyTiles;
 }
 
 bool has_wgmma(Device device) {
   bool has = false;
   on_cuda(device, [&](auto) { has = cuda::device_has_wgmma(); });
   return has;
+}
+
+// The kernels for few rows: decode_linear(), decode_linear_batch() and decode_linear_wide().
+enum class FewRowsKernel { none, any_chip, batch, wide };
+
+// The one that is best for a product, if there is any for it.
+FewRowsKernel few_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& weights,
+                              const DecodeLinearOptions& options) {
+  const bool takes = x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
+                     x.size(0) <= kernels::kMostDecodeRows && x.size(1) >= kMultiple && x.size(1) % kMultiple == 0 &&
+                     is_aligned(x) && (!options.norm_weight.defined() || options.norm_weight.dtype() == x.dtype()) &&
+                     is_aligned(options.norm_weight) && is_aligned(options.residual) &&
+                     std::all_of(weights.begin(), weights.end(),
+                                 [&](const DecodeWeight& w) { return kernel_takes(w, weights[0], x.dtype()); });
+  if (!takes) {
+    return FewRowsKernel::none;
+  }
+  const bool few = x.size(0) <= kFewRows;
+  if (is_quantized(weights[0]) && weights[0].quantized.bits == 4 && x.size(0) <= kernels::kFewRowsOfFourBits) {
+    return FewRowsKernel::any_chip;  // which is as fast
+  }
+  bool wide = few ? is_large_product(weights) : has_many_outputs(weights);
+  if (wide) {
+    on_cuda(x.device(), [&](auto device) { wide = kernels::can_decode_linear_wide(device, x); });
+  }
+  if (wide) {
+    return FewRowsKernel::wide;
+  }
+  if (!few && !is_quantized(weights[0]) && is_large_product(weights)) {
+    return FewRowsKernel::none;  // cuBLAS is faster
+  }
+  return !few && has_wgmma(x.device()) ? FewRowsKernel::batch : FewRowsKernel::any_chip;
 }
 
 // Whether there is one kernel for the rows of a prompt. With fewer tiles of y, most multiprocessors would be idle.
@@ -208,7 +224,8 @@ Shape checked_shape(const Tensor& x, const std::vector<DecodeWeight>& weights, c
 Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
   const Shape shape = checked_shape(x, weights, options);
   const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
-  if (!kernel_takes(x, weights, options)) {
+  const FewRowsKernel kernel = few_rows_kernel(x, weights, options);
+  if (kernel == FewRowsKernel::none) {
     if (!many_rows_kernel_takes(x, weights, options, shape[1])) {
       return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
     }
@@ -224,21 +241,17 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
   }
   DecodeLinearOptions fused = options;
   Tensor input = x;
-  const bool wide = wide_kernel_takes(x, weights);
-  const bool batch = wide || (x.size(0) > kFewRows && !is_quantized(weights[0]) && has_wgmma(x.device()));
-  if (options.norm_weight.defined() && x.size(0) > kFewRows && !batch) {
+  if (options.norm_weight.defined() && x.size(0) > kFewRows && kernel == FewRowsKernel::any_chip) {
     input = normed();
     fused.norm_weight = {};
   }
   const Tensor y = empty(shape, x.dtype(), x.device());
   const kernels::DecodeLinearArgs args{.x = input, .weights = weights, .options = fused, .y = y};
   on_cuda(x.device(), [&](auto device) {
-    if (wide) {
-      kernels::decode_linear_wide(device, args);
-    } else if (batch) {
-      kernels::decode_linear_batch(device, args);
-    } else {
-      kernels::decode_linear(device, args);
+    switch (kernel) {
+      case FewRowsKernel::wide: return kernels::decode_linear_wide(device, args);
+      case FewRowsKernel::batch: return kernels::decode_linear_batch(device, args);
+      default: return kernels::decode_linear(device, args);
     }
   });
   return y;
@@ -305,14 +318,14 @@ Tensor decode_linear_append(const Tensor& x, const std::vector<DecodeWeight>& we
   const std::int64_t batch = a.keys.size(0), steps = shape[0] / batch, width = a.width();
   const kernels::DecodeAppendTo to{
       .keys = a.keys, .values = a.values, .rotations = rotations, .first = first, .steps = steps};
-  const bool fits = !options.swiglu && !options.residual.defined() && weights.size() == 3 &&
-                    weights[0].out() == a.heads * width && weights[1].out() == a.key_heads() * width &&
-                    weights[2].out() == weights[1].out() && a.keys.dtype() == x.dtype() && first >= 0 &&
-                    first <= a.keys.size(2) - steps && rotations.defined() &&
-                    rotations.shape() == Shape{steps, width / 2, 2} && rotations.dtype() == float32 &&
-                    rotations.is_contiguous() && rotations.device() == x.device() && a.keys.device() == x.device() &&
-                    a.values.device() == x.device() && a.values.dtype() == a.keys.dtype() &&
-                    !kernel_takes(x, weights, options) && many_rows_kernel_takes(x, weights, options, shape[1]);
+  const bool fits =
+      !options.swiglu && !options.residual.defined() && weights.size() == 3 && weights[0].out() == a.heads * width &&
+      weights[1].out() == a.key_heads() * width && weights[2].out() == weights[1].out() &&
+      a.keys.dtype() == x.dtype() && first >= 0 && first <= a.keys.size(2) - steps && rotations.defined() &&
+      rotations.shape() == Shape{steps, width / 2, 2} && rotations.dtype() == float32 && rotations.is_contiguous() &&
+      rotations.device() == x.device() && a.keys.device() == x.device() && a.values.device() == x.device() &&
+      a.values.dtype() == a.keys.dtype() && few_rows_kernel(x, weights, options) == FewRowsKernel::none &&
+      many_rows_kernel_takes(x, weights, options, shape[1]);
   bool takes = false;
   if (fits) {
     on_cuda(x.device(), [&](auto device) { takes = kernels::can_decode_linear_append(device, to, a); });

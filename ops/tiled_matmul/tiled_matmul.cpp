@@ -29,7 +29,7 @@ struct TiledMatmul {
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
     const auto [a, b, y] = ctx.saved<3>();
-    // Only the sign of y is used, and its derivative is 0: pass y without its history.
+    // The gradient depends on the sign of y only, whose derivative is 0. So y is passed without its history.
     const Tensor dz = y.defined() ? detail::unary_gradient(kernels::function_of(activation), dy, y.detach()) : dy;
     return {ctx.needs_grad(0) ? tiled_matmul(dz, transpose(b, 0, 1)) : Tensor{},
             ctx.needs_grad(1) ? tiled_matmul(transpose(a, 0, 1), dz) : Tensor{}};
@@ -52,7 +52,7 @@ Tensor tiled_matmul(const Tensor& a, const Tensor& b, Activation activation) {
   check(a.size(1) == b.size(0), "tiled_matmul: expected inner sizes that are equal, got {} and {}", a.shape(),
         b.shape());
   check(activation == Activation::none || activation == Activation::leaky_relu,
-        "tiled_matmul: expected no activation or leaky_relu, got another");
+        "tiled_matmul: expected the activation none or leaky_relu");
   return autograd::apply(TiledMatmul{activation}, a, b);
 }
 

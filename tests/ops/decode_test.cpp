@@ -61,7 +61,7 @@ struct Problem {
                           .residual = there(options.residual)});
   }
 
-  // By its definition, in float64.
+  // The result by its definition, in float64.
   Tensor reference() const {
     const auto exact = [](const Tensor& t) { return t.to(float64); };
     Tensor input = exact(x);
@@ -79,7 +79,7 @@ struct Problem {
 };
 
 struct Kind {
-  int bits;  // 16: floating
+  int bits;  // 16: floating, not quantized
   std::int64_t group;
 };
 
@@ -117,8 +117,10 @@ TEST(DecodeLinear, AsItsDefinition) {
             for (const Problem& problem : {three, gated, plain}) {
               cuda::LaunchRecord record;
               const Tensor y = problem.on(device);
-              EXPECT_EQ(record.has("decode_linear_kernel") || record.has("decode_linear_batch_kernel"),
-                        cuda && rows <= 32);
+              const bool batch =
+                  rows > (kind.bits == 4 ? 16 : 8) && rows <= 32 && has_prompt_kernels(dtype, 64, device);
+              EXPECT_EQ(record.has("decode_linear_batch_kernel"), batch);
+              EXPECT_EQ(record.has("decode_linear_kernel"), cuda && rows <= 32 && !batch);
               EXPECT_LE(relative_error(y, problem.reference()), limit);
             }
           }
@@ -149,15 +151,16 @@ TEST(DecodeLinear, ManyOutputs) {
   const autograd::NoGrad no_grad;
   manual_seed(3);
   const auto expect_close = [](const Problem& problem, std::int64_t rows) {
+    const bool wide = problem.weights[0].quantized.bits == 8 || problem.weights[0].matrix.defined() || rows > 16;
     cuda::LaunchRecord record;
     const Tensor y = problem.on(Device::cuda());
-    EXPECT_TRUE(record.has("decode_linear_wide_kernel")) << rows;
+    EXPECT_EQ(record.has("decode_linear_wide_kernel"), wide) << rows;
     EXPECT_LE(relative_error(y, problem.reference()), y.dtype() == float16 ? 2e-3 : 1.2e-2) << rows;
     EXPECT_EQ(to_vector<float>(y), to_vector<float>(problem.on(Device::cuda()))) << rows;
   };
   for (const DType dtype : {bfloat16, float16}) {
     for (const std::int64_t rows : {9, 16, 17, 32}) {
-      for (const std::int64_t in : {64, 192, 896}) {  // from one piece to more than there are stages
+      for (const std::int64_t in : {64, 192, 896}) {  // from one piece of K to more pieces than there are stages
         SCOPED_TRACE(fmt::format("{} {}", dtype, in));
         const Tensor x = randn({rows, in}).to(dtype), norm = (randn({in}) * 0.2 + 1).to(dtype);
         const auto w = [&](std::int64_t out, bool bias) { return weight_of({16, 0}, in, out, dtype, bias); };
@@ -167,11 +170,29 @@ TEST(DecodeLinear, ManyOutputs) {
       }
     }
   }
-  // As the head of a model has them, for few rows too.
-  const DecodeWeight head = weight_of({16, 0}, 1024, std::int64_t{1} << 15, bfloat16, false);
-  for (const std::int64_t rows : {1, 8, 12}) {
-    const Tensor x = randn({rows, 1024}).to(bfloat16), norm = (randn({1024}) * 0.2 + 1).to(bfloat16);
-    expect_close({x, {head}, {.norm_weight = norm}}, rows);
+  // Quantized weights: odd numbers of pieces of K and of stages; a group per column, and groups of one and of two
+  // pieces.
+  for (const Kind& kind : {Kind{8, 64}, Kind{4, 64}, Kind{8, 128}, Kind{4, kWholeColumn}}) {
+    const DType dtype = kind.bits == 8 || kind.group == 64 ? bfloat16 : float16;
+    for (const std::int64_t in : {64, 192, 896}) {
+      SCOPED_TRACE(fmt::format("{} bits in groups of {}, {}", kind.bits, kind.group, in));
+      const auto w = [&](std::int64_t out, bool bias) { return weight_of(kind, in, out, dtype, bias); };
+      const std::vector<DecodeWeight> two{w(3136, true), w(3136, true)},
+          three{w(6080, true), w(64, false), w(64, true)};
+      for (const std::int64_t rows : {9, 16, 17, 32}) {
+        const Tensor x = randn({rows, in}).to(dtype), norm = (randn({in}) * 0.2 + 1).to(dtype);
+        expect_close({x, two, {.norm_weight = norm, .eps = 1e-3, .swiglu = true}}, rows);
+        expect_close({x, three, {.residual = randn({rows, 6208}).to(dtype)}}, rows);
+      }
+    }
+  }
+  // Sizes as of a model's head, with few rows, too. Blocks have several tiles of 9 stages.
+  for (const Kind& kind : {Kind{16, 0}, Kind{8, 64}, Kind{4, 64}}) {
+    const DecodeWeight head = weight_of(kind, 1088, std::int64_t{1} << 15, bfloat16, false);
+    for (const std::int64_t rows : {1, 8, 12, 32}) {
+      const Tensor x = randn({rows, 1088}).to(bfloat16), norm = (randn({1088}) * 0.2 + 1).to(bfloat16);
+      expect_close({x, {head}, {.norm_weight = norm}}, rows);
+    }
   }
 }
 
@@ -187,7 +208,7 @@ TEST(DecodeLinear, ManyRows) {
     const auto w = [&](std::int64_t out, bool bias = false) { return weight_of({16, 0}, 200, out, dtype, bias); };
     const auto x = [&](std::int64_t rows) { return randn({rows, 200}).to(dtype); };
     const Tensor norm = (randn({200}) * 0.2 + 1).to(dtype);
-    // Whole tiles of 256 columns, of 128 and of 192, and parts of tiles of rows and columns.
+    // Whole tiles of 256, 128 and 192 columns, and incomplete tiles along rows and columns.
     const Problem wide{x(1030), {w(2048, true), w(256), w(2056, true)}, {.norm_weight = norm}};
     const Problem narrow{x(1100), {w(768, true), w(128), w(136)}, {}};
     const Problem gated{x(1025), {w(1032, true), w(1032, true)}, {.norm_weight = norm, .eps = 1e-3, .swiglu = true}};
@@ -222,7 +243,7 @@ TEST(DecodeLinear, Errors) {
       "decode_attention: there is no kernel for keys");
 }
 
-// The attention of each sequence by itself, in float64, from the cache's contents before the step.
+// The attention of each sequence separately, in float64, from the cache's contents before the step.
 Tensor attention_reference(const DecodeAttention& a, const Tensor& keys, const Tensor& values, std::int64_t length,
                            const std::vector<std::int64_t>& padding) {
   const std::int64_t batch = keys.size(0), width = a.width(), capacity = keys.size(2);
@@ -268,7 +289,7 @@ TEST(DecodeAttention, AsItsDefinition) {
         AttentionCase{float16, 128, 14, 2, 77, 80, true, true, true}, AttentionCase{bfloat16, 32, 2, 1, 5, 9},
         AttentionCase{float32, 64, 8, 8, 40, 64, false, false, true}, AttentionCase{float32, 128, 6, 2, 700, 701},
         AttentionCase{float16, 256, 4, 2, 33, 64}, AttentionCase{float32, 32, 3, 1, 1, 2, true},
-        // Past the capacity.
+        // More positions than the cache has slots.
         AttentionCase{bfloat16, 64, 4, 2, 150, 64}, AttentionCase{float32, 64, 2, 2, 64, 64, false, true, true}}) {
     SCOPED_TRACE(
         fmt::format("{} D {} H {}/{} length {} of {}", c.dtype, c.width, c.heads, c.key_heads, c.length, c.capacity));
@@ -312,7 +333,7 @@ struct AppendCase {
   bool bias = false, norm = false, padded = false;
 };
 
-// With a product, as without it.
+// decode_linear_append() gives the same as decode_linear() and decode_append().
 TEST(DecodeLinearAppend, AsAppend) {
   if (!has_kernels_for_prompts()) {
     GTEST_SKIP() << "there is no GPU of compute capability 9.0";
@@ -429,7 +450,7 @@ TEST(DecodeAppend, AsSeparateOps) {
       return c.rotates ? rotary(x, frequencies, {.positions = positions, .scale = 1.25}) : x;
     };
     const Tensor queries = decode_append(a, c.length);
-    const double tolerance = c.dtype == float16 ? 2e-3 : 1.6e-2;  // a last bit
+    const double tolerance = c.dtype == float16 ? 2e-3 : 1.6e-2;  // about one unit in the last place
     expect_close(queries, prepared(0, c.heads), tolerance, tolerance);
     const auto stored = [&](const Tensor& list) { return slice(list, 2, c.length, c.length + kSteps); };
     expect_close(stored(a.keys), transpose(prepared(c.heads, c.heads + c.key_heads), 1, 2), tolerance, tolerance);
@@ -444,7 +465,7 @@ struct StepCase {
   Kind kind;
   DType dtype;
   std::int64_t width, hidden, heads, key_heads, head_width, length, capacity;
-  bool extras = false;  // biases, norms of heads
+  bool extras = false;  // with biases, and norms of queries and keys
 };
 
 DecoderStep step_of(const StepCase& c, Device device) {
@@ -510,7 +531,7 @@ TEST(DecoderStep, AsOtherOps) {
   const autograd::NoGrad no_grad;
   manual_seed(4);
   for (const StepCase& c : {StepCase{{16, 0}, bfloat16, 256, 512, 4, 2, 64, 0, 64},
-                            StepCase{{16, 0}, float16, 576, 1536, 9, 3, 64, 70, 64, true},  // past the capacity
+                            StepCase{{16, 0}, float16, 576, 1536, 9, 3, 64, 70, 64, true},  // more positions than slots
                             StepCase{{16, 0}, bfloat16, 1088, 4864, 14, 2, 128, 300, 512, true},
                             StepCase{{4, 64}, bfloat16, 576, 1536, 9, 3, 64, 1000, 1024, true},
                             StepCase{{4, kWholeColumn}, float16, 1024, 192, 4, 4, 128, 2500, 2501},
@@ -543,14 +564,14 @@ TEST(DecoderStep, AsOtherOps) {
   }
 }
 
-// With a head of zeros, the logits are its bias.
+// The head's weight is zero, so that its bias determines the logits.
 TEST(DecoderStep, NextToken) {
   if (!has_kernels_for_prompts()) {
     GTEST_SKIP() << "there is no GPU of compute capability 9.0";
   }
   const autograd::NoGrad no_grad;
   manual_seed(6);
-  constexpr std::int64_t kVocab = 20480;  // more than the blocks add up at once
+  constexpr std::int64_t kVocab = 20480;  // more than the blocks process at once
   const Device cuda = Device::cuda();
   for (const DType dtype : {float16, bfloat16}) {
     DecoderStep step = step_of({{16, 0}, dtype, 128, 128, 2, 2, 64, 3, 64}, cuda);
@@ -558,7 +579,7 @@ TEST(DecoderStep, NextToken) {
     step.next_token = full({1}, 7, int64, cuda);
     using Entries = std::vector<std::pair<std::int64_t, double>>;
     struct Case {
-      double others;  // all but some logits
+      double others;  // the value of all logits that are not in `some`
       Entries some;
       std::int64_t token;
     };
@@ -580,7 +601,7 @@ TEST(DecoderStep, NextToken) {
       EXPECT_EQ(draw_tokens(logits, {.temperature = 0}, {}).item(), static_cast<double>(c.token))
           << fmt::format("{}", dtype);
     }
-    // Scores that are equal after they were rounded.
+    // Scores that become equal by rounding.
     for (int i = 0; i < 20; ++i) {
       step.head = {.matrix = (randn({kVocab, 128}) * 0.2).to(dtype).to(cuda)};
       const Tensor logits = decoder_step(step);

@@ -1,7 +1,6 @@
-// Each CUDA kernel once, on minimal input, compared with the CPU. scripts/gpu_check runs SmallCase.* under
-// each tool of compute-sanitizer, whose racecheck takes minutes for other tests. Every new kernel needs a
-// case here; otherwise gpu_check fails. The test property `kernels` lists the kernels that a case
-// launches.
+// Runs each CUDA kernel once on minimal input and compares with the CPU. scripts/gpu_check runs SmallCase.* under each
+// tool of compute-sanitizer; for other tests, its racecheck takes minutes. Every new kernel needs a case here;
+// otherwise gpu_check fails. The test property `kernels` lists the kernels that a case launches.
 
 #include <tests/support.h>
 
@@ -40,8 +39,8 @@ class SmallCase : public testing::Test {
     RecordProperty("kernels", names);
   }
 
-  /// Runs `results` on the CPU and on the GPU and compares: the difference of each result is at most `tolerance` of its
-  /// norm. Inputs are drawn before by from(), so both use the same.
+  /// Calls `results` for the CPU and for the GPU and compares: the norm of each result's difference must be at most
+  /// `tolerance` times the result's norm. Inputs must be drawn before the call, so that both devices use the same.
   void compare(const std::string& what, double tolerance, const std::function<Tensors(Device)>& results) {
     const Tensors expected = results(Device::cpu());
     Tensors got;
@@ -66,7 +65,7 @@ class SmallCase : public testing::Test {
     }
   }
 
-  /// y = op(inputs), and the gradients of those that are floating.
+  /// Compares y = op(inputs), and the gradients of the floating inputs.
   void compare_with_gradients(const std::string& what, double tolerance, const Tensors& inputs,
                               const std::function<Tensor(const Tensors&)>& op) {
     Tensor dy;
@@ -239,7 +238,7 @@ TEST_F(SmallCase, Rotary) {
     const Tensor x = randn({2, 3, 5, 10}, dtype);
     compare_with_gradients("rotary", tolerance_of(dtype), {x},
                            [&](const Tensors& in) { return rotary(in[0], frequencies, {.offset = 7}); });
-    // The kernel rounds an angle to float64 as a multiple of π.
+    // The kernel converts an angle to a multiple of π in float64, which rounds.
     const double of_angles = dtype == float64 ? 4 * std::numeric_limits<double>::epsilon() * 100000 : 0;
     compare_with_gradients(
         "rotary, positions", tolerance_of(dtype) + of_angles, {x, positions},
@@ -268,7 +267,8 @@ TEST_F(SmallCase, LayerNorm) {
         what + ", without dx", tolerance_of(c.dtype), {inputs[1], inputs[2]},
         [&](const Tensors& in) { return layer_norm(inputs[0].to(in[0].device()), {c.columns}, in[0], in[1]); });
   }
-  // Parameters in shared memory, read by some lanes, a warp and a block; rows of single elements.
+  // Parameters are in shared memory. A row belongs to some lanes, a warp or a block; some rows are read by single
+  // elements.
   for (const std::int64_t columns : {48, 120, 768, 4096, 801, 301, 61}) {
     compare_with_gradients(name_of(bfloat16, 300, columns) + ", weights of float32", tolerance_of(bfloat16),
                            {randn({300, columns}, bfloat16), randn({columns}), randn({columns})},
@@ -322,7 +322,7 @@ TEST_F(SmallCase, AddRMSNorm) {
 
 TEST_F(SmallCase, Softmax) {
   for (const DType dtype : {float32, bfloat16, float64}) {
-    // Rows that are and are not multiples of 16 bytes: for a part of a warp, a warp, a block, and a cluster.
+    // Rows that are multiples of 16 bytes, and rows that are not, for a part of a warp, a warp, a block and a cluster.
     for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001, 40'000, 40'001}) {
       const Tensor x = randn({5, n}, dtype);
       const std::string what = name_of(dtype, 5, n);
@@ -330,7 +330,7 @@ TEST_F(SmallCase, Softmax) {
       compare_with_gradients(what, tolerance, {x}, [](const Tensors& in) { return softmax(in[0], 1); });
       compare_with_gradients(what + ", log", tolerance, {x}, [](const Tensors& in) { return log_softmax(in[0], 1); });
     }
-    // Beyond shared memory.
+    // Rows that do not fit into shared memory.
     compare_with_gradients("long", tolerance_of(dtype), {randn({1, 1'200'000}, dtype)},
                            [](const Tensors& in) { return softmax(in[0], 1); });
     compare_with_gradients("columns", tolerance_of(dtype), {randn({9, 33}, dtype)},
@@ -341,7 +341,7 @@ TEST_F(SmallCase, Softmax) {
 }
 
 TEST_F(SmallCase, CrossEntropy) {
-  // A warp's row, a block's, a streamed row of one block, and of a cluster.
+  // A row for a warp, one for a block, and rows that stream through the shared memory of a block and of a cluster.
   for (const Matrix& c : {Matrix{float32, 5, 33}, Matrix{float32, 5, 3080}, Matrix{bfloat16, 5, 3080},
                           Matrix{float32, 3, 100'000}, Matrix{float64, 5, 33}}) {
     const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randint(0, c.columns, {c.rows})};
@@ -394,7 +394,8 @@ TEST_F(SmallCase, Mlp) {
 }
 
 TEST_F(SmallCase, TiledMatmul) {
-  // Aligned for the kernel of compute capability 9.0, and not; without tensor cores.
+  // Rows that are aligned as the kernel for compute capability 9.0 requires, rows that are not, and a dtype without
+  // tensor cores.
   for (const auto& [dtype, k] : {std::pair{bfloat16, 72}, std::pair{bfloat16, 37}, std::pair{float32, 37}}) {
     compare_with_gradients("tiled_matmul", tolerance_of(dtype), {randn({40, k}, dtype), randn({k, 48}, dtype)},
                            [](const Tensors& in) { return tiled_matmul(in[0], in[1]); });
@@ -406,8 +407,8 @@ TEST_F(SmallCase, QuantizedMatmul) {
     DType dtype;
     std::int64_t m, k, n;
   };
-  // Without tensor cores; dequantized first; few rows on tensor cores; many rows; many rows in so many parts that they
-  // are joined in memory.
+  // A kernel without tensor cores; dequantizing first; few rows on tensor cores; many rows; and many rows, with K split
+  // into so many parts that their sums go through global memory.
   for (const Case& c : {Case{float32, 4, 600, 40}, Case{float32, 20, 96, 40}, Case{bfloat16, 4, 512, 64},
                         Case{bfloat16, 40, 512, 64}, Case{bfloat16, 20, 12'288, 128}}) {
     const Tensor weight = randn({c.k, c.n});
@@ -426,7 +427,7 @@ TEST_F(SmallCase, QuantizedMatmul) {
 }
 
 TEST_F(SmallCase, Attention) {
-  // 16-bit and float32, rows of keys that a warp holds and longer ones, with and without a mask.
+  // 16-bit and float32; rows of scores that fit into a warp's registers and longer ones; with and without a mask.
   struct Case {
     DType dtype;
     std::int64_t keys, depth;
@@ -440,7 +441,7 @@ TEST_F(SmallCase, Attention) {
           [&](const Tensors& in) { return scaled_dot_product_attention(in[0], in[1], in[2], {.causal = causal}); });
     }
   }
-  // With a mask, the kernels for all chips run.
+  // With a mask, the kernels for all GPUs run.
   const Tensor mask = randn({1, 1, 40, 96}, bfloat16);
   compare_with_gradients(
       "mask", 2 * tolerance_of(bfloat16),
@@ -546,6 +547,30 @@ TEST_F(SmallCase, DecodeLinears) {
     const DecodeWeight a{.matrix = wide.to(device)};
     return Tensors{decode_linear(x.to(device), {a, a}, {.norm_weight = norm.to(device), .swiglu = true})};
   });
+  for (const int bits : {8, 4}) {
+    const auto packed = [&](const Tensor& matrix) {
+      return quantize(transpose(matrix, 0, 1), {.bits = bits, .dtype = bfloat16});
+    };
+    const QuantizedWeight p = packed(w), q = packed(from({256, 384})), many = packed(wide);
+    for (const std::int64_t rows : {3, 12, 20}) {
+      const Tensor short_rows = from({rows, 64}), long_rows = from({rows, 384}), residual = from({rows, 256});
+      compare(fmt::format("{} bits, {} rows", bits, rows), 0.05, [&](Device device) {
+        const auto on = [&](const QuantizedWeight& weight) {
+          QuantizedWeight there = weight;
+          there.packed = weight.packed.to(device);
+          there.scale = weight.scale.to(device);
+          there.zero = weight.zero.to(device);
+          return DecodeWeight{.quantized = there};
+        };
+        const DecodeWeight a = on(p), b = on(q), c = on(many);
+        const Tensor there = short_rows.to(device), norms = norm.to(device);
+        return Tensors{
+            decode_linear(there, {a, a}, {.norm_weight = norms}), decode_linear(there, {a, a}, {.swiglu = true}),
+            decode_linear(long_rows.to(device), {b}, {.residual = residual.to(device)}),
+            decode_linear(there, {c, c}, {.norm_weight = norms, .swiglu = true}), decode_linear(there, {c, c}, {})};
+      });
+    }
+  }
 }
 
 TEST_F(SmallCase, DecodePrompt) {
@@ -560,7 +585,7 @@ TEST_F(SmallCase, DecodePrompt) {
                    decode_linear(there, {a, b}, {.swiglu = true}),
                    decode_linear(there, {a}, {.residual = residual.to(device)})};
   });
-  // A prompt and the cache, in which keys and values are appended by the product.
+  // A prompt, for which the product's kernel appends keys and values to the cache.
   nn::Llama llama(
       {.vocab = 64, .layers = 1, .heads = 8, .key_heads = 4, .head_width = 64, .width = 64, .hidden = 1024});
   for (const Tensor& parameter : llama.parameters()) {

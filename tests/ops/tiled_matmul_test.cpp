@@ -24,7 +24,7 @@ namespace {
 const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
 const std::vector<Activation> kActivations{Activation::none, Activation::leaky_relu};
 
-// The relative error of rounding. On the CPU the activation rounds again.
+// The relative error of rounding. On the CPU, the activation rounds again.
 double rounding(DType dtype) {
   switch (dtype) {
     case DType::float64: return 1e-15;
@@ -36,7 +36,7 @@ double rounding(DType dtype) {
 
 Tensor exact(const Tensor& x) { return x.detach().to(Device::cpu(), float64); }
 
-/// Expects y = activation(a · b), by the product of float64 on the CPU.
+/// Expects y = activation(a · b), by a product in float64 on the CPU.
 void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, Activation activation, const std::string& what) {
   ASSERT_EQ(y.dtype(), a.dtype()) << what;
   ASSERT_EQ(y.shape(), (Shape{a.size(0), b.size(1)})) << what;
@@ -57,7 +57,8 @@ void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, Activatio
 
 Tensor by_columns(const Tensor& x) { return transpose(contiguous(transpose(x, 0, 1)), 0, 1); }
 
-// Surrounded by NaN, to detect reads outside: `lead` elements before the first, `more` after each row.
+// A view with x's elements that is surrounded by NaN, to detect reads outside of it: `lead` elements before the first
+// row, `more` after each row.
 Tensor inside(const Tensor& x, std::int64_t lead, std::int64_t more) {
   const Tensor base = full({x.size(0), lead + x.size(1) + more}, NAN, x.dtype(), x.device());
   const Tensor view = slice(base, 1, lead, lead + x.size(1));
@@ -65,7 +66,7 @@ Tensor inside(const Tensor& x, std::int64_t lead, std::int64_t more) {
   return view;
 }
 Tensor unaligned(const Tensor& x) { return inside(x, 1, 2); }
-// Rows aligned for the copy engine, although their length is not a multiple of its unit.
+// A view whose rows are aligned to 16 bytes, as TMA requires, although their length is not a multiple of that.
 Tensor aligned(const Tensor& x) { return inside(x, 8, 8 + (8 - x.size(1) % 8) % 8); }
 Tensor every_other(const Tensor& x) {
   const Tensor base = full({x.size(0), x.size(1), 2}, NAN, x.dtype(), x.device());
@@ -95,7 +96,7 @@ std::string describe(const Tensor& a, const Tensor& b) {
 TEST(TiledMatmul, MatchesReference) {
   manual_seed(1);
   OneIn three(3);
-  // Around the edges of tiles, of 64 to 256 rows or columns, and of pieces of 16 to 64.
+  // Sizes around those of tiles, which have 64 to 256 rows or columns, and of pieces of K, which have 16 to 64.
   const std::vector<std::array<std::int64_t, 3>> sizes{{1, 1, 1},      {1, 8, 3},      {8, 1, 16},     {7, 5, 9},
                                                        {64, 64, 64},   {65, 72, 17},   {128, 128, 64}, {127, 136, 8},
                                                        {129, 120, 65}, {128, 256, 63}, {255, 264, 40}, {257, 248, 33},
@@ -130,7 +131,7 @@ TEST(TiledMatmul, AnyLayout) {
   for (const Device device : test_devices()) {
     const cuda::LaunchRecord record;
     for (const DType dtype : kDTypes) {
-      // The last has an output that the copy engine cannot write.
+      // The last one has an output that TMA cannot write.
       for (const auto& [m, n, k] : {std::array{65, 136, 70}, std::array{300, 264, 129}, std::array{140, 131, 67}}) {
         const Tensor a = randn({m, k}, dtype, device);
         const Tensor b = randn({k, n}, dtype, device);
@@ -161,7 +162,7 @@ TEST(TiledMatmul, AnyLayout) {
   }
 }
 
-// So large that matrices are copied if a kernel cannot read them.
+// Matrices are so large that they are copied to another layout if the fast kernel cannot read them.
 TEST(TiledMatmul, AnyLayoutOfLargeMatrices) {
   manual_seed(8);
   OneIn two(2);
@@ -253,7 +254,7 @@ TEST(TiledMatmul, GradientsMatchReference) {
         for (std::size_t i = 0; i < dz.size(); ++i) {
           dz[i] *= signs[i] > 0 ? 1 : 0.01;
         }
-        const Tensor rounded = from_data(dz, {m, n}).to(dtype);  // as the gradient is when it is multiplied
+        const Tensor rounded = from_data(dz, {m, n}).to(dtype);  // as backward rounds dz before it multiplies
         expect_product(a.grad(), rounded, transpose(b.detach(), 0, 1), Activation::none, "da");
         expect_product(b.grad(), transpose(a.detach(), 0, 1), rounded, Activation::none, "db");
       }
@@ -272,7 +273,7 @@ TEST(TiledMatmul, Gradcheck) {
         EXPECT_TRUE(autograd::gradcheck(f, {a, b}));
         EXPECT_TRUE(autograd::gradgradcheck(f, {a, b}));
       }
-      // Only one of them.
+      // Only one of the operands requires a gradient.
       const Tensor a = randn({3, 5}, float64, device);
       const Tensor b = randn({5, 4}, float64, device);
       EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& x) { return f(x, b); }, {a}));
@@ -300,8 +301,8 @@ TEST(TiledMatmul, SameBitsInEveryRunAndForAnyNumberOfRows) {
         }
         const Tensor some = tiled_matmul(slice(a, 0, 300, 340), b, Activation::leaky_relu);
         EXPECT_TRUE(same_bits(some, slice(y, 0, 300, 340))) << describe(a, b);
-        if (n % 8 == 0) {  // of unaligned matrices, so many would go to another kernel
-          const std::int64_t times = device.is_cuda() ? 60 : 11;  // by larger tiles; the CPU has tiles of one size
+        if (n % 8 == 0) {  // if matrices are not aligned, large ones use another kernel
+          const std::int64_t times = device.is_cuda() ? 60 : 11;  // so many rows that larger tiles are used on CUDA
           const Tensor rows = reshape(broadcast_view(reshape(a, {1, 700, 200}), {times, 700, 200}), {times * 700, 200});
           const Tensor many = tiled_matmul(rows, b, Activation::leaky_relu);
           EXPECT_TRUE(same_bits(slice(many, 0, 7300, 7340), some)) << describe(a, b);
@@ -311,7 +312,7 @@ TEST(TiledMatmul, SameBitsInEveryRunAndForAnyNumberOfRows) {
   }
 }
 
-// More elements of y than 32 bits count, by the kernel for aligned rows and by the other.
+// More elements of y than 32 bits can count, by the kernel for aligned rows and by the other one.
 TEST(TiledMatmul, MoreElementsThan32BitsCount) {
   if (!cuda_available()) {
     GTEST_SKIP() << "needs a GPU";
@@ -363,7 +364,7 @@ TEST(TiledMatmul, Errors) {
       [&] {
         tiled_matmul(a, ones({3, 2}), Activation::gelu);
       },
-      "tiled_matmul: expected no activation or leaky_relu, got another");
+      "tiled_matmul: expected the activation none or leaky_relu");
   if (cuda_available()) {
     expect_error([&] { tiled_matmul(a, ones({3, 2}, float32, Device::cuda())); }, "tiled_matmul: expected one device");
   }

@@ -5,9 +5,9 @@
 //
 //     a thread         8 pairs of columns, j and j + D / 2, of a head
 //     a team           the D / 16 threads of a head, which sum its squares for the norm
-//     a block          kRows rows; their sines and cosines are computed before the kernel before has ended
+//     a block          kRows rows; it computes their sines and cosines while the previous kernel still runs
 //
-//     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, as it is, --> values (B, Hkv, C, D)
+//     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, unchanged --> values (B, Hkv, C, D)
 
 #include <algorithm>
 
@@ -16,6 +16,7 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/rotary/detail/rotation_cuda.cuh>
 
 namespace mica::kernels {
 
@@ -47,24 +48,13 @@ struct Arguments {
   float frequencies[kMostWidth / 2];
 };
 
-// As mica::rotary computes it.
-__device__ inline float2 cosine_and_sine(std::int64_t position, float frequency, double scale) {
-  constexpr double kOneOverPi = 0.31830988618379067;
-  const float angle = __fmul_rn(static_cast<float>(position), frequency);
-  const double half_turns = angle * kOneOverPi;
-  float sine;
-  float cosine;
-  sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
-  return {static_cast<float>(scale) * cosine, static_cast<float>(scale) * sine};
-}
-
-// Of a block's rows.
+// The cosines and sines for the rows of a block.
 template <int kWidth>
 struct Rotations {
   float sines[kRows][kWidth / 2];
   float cosines[kRows][kWidth / 2];
 
-  // For all threads of the block.
+  // All threads of the block call it.
   template <class T>
   __device__ void fill(const Arguments<T>& a, std::int64_t first_row) {
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kWidth / 2; i += kThreads) {
@@ -73,9 +63,10 @@ struct Rotations {
       const std::int64_t row = first_row + r;
       const std::int64_t padding = a.padding == nullptr || row >= a.rows ? 0 : a.padding[row / a.steps];
       const std::int64_t position = max(a.first + row % a.steps - padding, std::int64_t{0});
-      const float2 rotation = cosine_and_sine(position, a.frequencies[j], a.rotary_scale);
-      cosines[r][j] = rotation.x;
-      sines[r][j] = rotation.y;
+      const auto [cosine, sine] =
+          cosine_and_sine<float>(static_cast<float>(position), a.frequencies[j], a.rotary_scale);
+      cosines[r][j] = cosine;
+      sines[r][j] = sine;
     }
   }
 
@@ -92,7 +83,7 @@ struct Rotations {
   }
 };
 
-// Multiplies by the norm's weight and divides by the root mean square of the head; rounded to T, as rms_norm does.
+// Divides a head by its root mean square and multiplies it by the norm's weight. Rounds to T, as rms_norm does.
 template <class T, int kWidth>
 __device__ void normalize(float (&left)[kPart], float (&right)[kPart], const T* weight, int first_pair, float eps) {
   float squares = 0;
@@ -111,7 +102,7 @@ __device__ void normalize(float (&left)[kPart], float (&right)[kPart], const T* 
   }
 }
 
-// Where the row of a head goes.
+// Where a row's head is stored: among the queries, the keys or the values.
 template <class T, int kWidth>
 __device__ T* place_of(const Arguments<T>& a, std::int64_t row, std::int64_t sequence, std::int64_t slot, int head) {
   if (head < a.heads) {
@@ -139,7 +130,8 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
     const int item = min(first + static_cast<int>(threadIdx.x) / kTeam, kRows * heads - 1);
     const int r = item / heads;
     const int head = item % heads;
-    // All threads stay, since teams share warps; what there is not is computed again.
+    // Teams share a warp, so that no thread may leave the loop. Threads without a head or a row of their own repeat the
+    // last one.
     const std::int64_t row = min(first_row + r, a.rows - 1);
     const T* const from = a.qkv + (row * heads + head) * kWidth + first_pair;
     cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};
@@ -171,7 +163,9 @@ __global__ void decode_rotations_kernel(const __grid_constant__ Frequencies freq
                                         std::int64_t first, std::int64_t count, float2* rotations) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < count) {
-    rotations[i] = cosine_and_sine(first + i / pairs, frequencies.values[i % pairs], scale);
+    const auto [cosine, sine] =
+        cosine_and_sine<float>(static_cast<float>(first + i / pairs), frequencies.values[i % pairs], scale);
+    rotations[i] = {cosine, sine};
   }
 }
 

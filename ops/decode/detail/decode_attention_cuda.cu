@@ -10,8 +10,8 @@
 //                        |
 //         warps of a block, and the new key -> blocks of the cluster, each in a fixed order -> y
 //
-// If nothing writes to the cache meanwhile, its first keys and values are on their way to shared memory before the
-// previous kernel has ended.
+// If the previous kernel does not write to the cache, the copies of the first keys and values to shared memory start
+// before that kernel has ended.
 
 #include <algorithm>
 #include <cmath>
@@ -24,6 +24,7 @@
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
 #include <mica/ops/decode/detail/running_softmax.cuh>
+#include <mica/ops/rotary/detail/rotation_cuda.cuh>
 
 namespace mica::kernels {
 
@@ -34,8 +35,8 @@ using cuda::kWarp;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
-constexpr int kMostBlocks = 264;  // of a grid, if one block a cluster is not more: 2 of each multiprocessor (measured)
-constexpr int kKeysOfOne = 128;   // so many are left to one block: the others would cost more than they save
+constexpr int kMostBlocks = 264;  // of a grid whose clusters have several blocks: 2 a multiprocessor (measured)
+constexpr int kKeysOfOne = 128;   // up to so many keys, one block is faster than a cluster
 constexpr int kMostWidth = 256;
 
 template <class T>
@@ -61,7 +62,7 @@ struct Arguments {
   float frequencies[kMostWidth / 2];
 };
 
-// The cosines and sines of the position's angles, as ops/rotary computes them.
+// The cosines and sines of the position's angles.
 template <int kWidth>
 struct Rotation {
   float cosines[kWidth / 2];
@@ -69,15 +70,11 @@ struct Rotation {
 
   template <class T>
   __device__ void fill(const Arguments<T>& a, std::int64_t position) {
-    constexpr double kOneOverPi = 0.31830988618379067;
     for (int j = static_cast<int>(threadIdx.x); j < kWidth / 2; j += kThreads) {
-      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
-      const double half_turns = angle * kOneOverPi;
-      float sine;
-      float cosine;
-      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
-      sines[j] = static_cast<float>(a.rotary_scale) * sine;
-      cosines[j] = static_cast<float>(a.rotary_scale) * cosine;
+      const auto [cosine, sine] =
+          cosine_and_sine<float>(static_cast<float>(position), a.frequencies[j], a.rotary_scale);
+      sines[j] = sine;
+      cosines[j] = cosine;
     }
   }
 };
@@ -179,7 +176,7 @@ struct TeamSoftmax {
   static constexpr int kKeys = kTeams * kAtOnce;
   using Pack = cuda::Pack<T, kPart>;
 
-  /// Of a unit, on their way to shared memory. A lane reads what it has copied itself.
+  /// Keys and values of a unit in shared memory. A lane only reads what it has copied itself.
   struct Staged {
     Pack packs[2][kAtOnce][kWarp];
   };
@@ -292,14 +289,15 @@ struct TeamSoftmax {
   }
 };
 
-/// The same by tensor cores. Lane 4 g + t has of query head g the scores of keys 2 t and 2 t + 1 of each 8, as products
-/// give them and take them:
+/// The same by tensor cores. Lane 4 g + t holds the scores of query head g and of keys 2 t and 2 t + 1 of each 8 keys:
+/// the first product leaves them there, and the second one expects them there.
 ///
 ///     scores (heads, keys) = queries (heads, D) · keysᵀ          lane: head g, keys 2 t and 2 t + 1
 ///     sums (D, heads) += valuesᵀ (D, keys) · weights (keys, heads)          lane: columns g and g + 8, heads 2 t and
 ///                                                                                2 t + 1
 ///
-/// The order of the terms of a score is free: of each 32 columns, a lane has 8 neighbors of a key, and of a query.
+/// The terms of a score may be added in any order. So a lane takes 8 neighboring columns of each 32, of a key and of a
+/// query alike.
 template <class T, int kWidth, int kHeads>
 struct TensorSoftmax {
   static constexpr int kKeys = 16;
@@ -442,7 +440,7 @@ template <class T, int kWidth, int kHeads>
 using WarpSoftmax =
     std::conditional_t<sizeof(T) == 2, TensorSoftmax<T, kWidth, kHeads>, TeamSoftmax<T, kWidth, kHeads>>;
 
-/// Units of a warp on their way: with more, a block would take the memory that others need.
+/// Units of a warp that are being copied at once. With more of them, fewer blocks would fit a multiprocessor.
 template <int kWidth>
 inline constexpr int kStages = kWidth <= 64 ? 2 : 1;
 
@@ -567,7 +565,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   }
   __syncthreads();
 
-  // Warps of the block, in block 0 the new key, and the cluster's other blocks.
+  // Adds up the warps of the block; block 0 also adds the new key and the other blocks of the cluster.
   T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
   if (clustered) {
     rank == 0 ? cuda::wait(&shared.received, 0) : cuda::wait_for_cluster();
@@ -616,7 +614,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   }
 }
 
-// With many sequences, few blocks share one: those of a grid run at once, and none waits for others to end.
+// The more sequences there are, the fewer blocks share one, so that all blocks of the grid can run at once.
 int blocks_of_cluster(std::int64_t clusters) {
   int blocks = cuda::device_has_clusters() ? kClusterBlocks : 1;
   while (blocks > 1 && clusters * blocks > kMostBlocks) {

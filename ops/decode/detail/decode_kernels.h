@@ -8,6 +8,7 @@ namespace mica::kernels {
 
 inline constexpr std::int64_t kMostDecodeRows = 32;
 inline constexpr int kMostDecodeWeights = 3;
+inline constexpr std::int64_t kFewRowsOfFourBits = 16;  // decode_linear_batch() and _wide() take more, of 4-bit weights
 
 /// Where decode_linear_many() puts keys and values.
 struct DecodeAppendTo {
@@ -28,10 +29,10 @@ struct DecodeLinearArgs {
 };
 void decode_linear(Cuda, const DecodeLinearArgs& args);
 
-/// The same for floating weights and 9 to 32 rows, on a GPU with wgmma.
+/// The same for 9 to 32 rows, on a GPU with wgmma.
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args);
 
-/// The same for floating weights of many outputs and up to 32 rows, which stay in shared memory.
+/// The same for weights of many outputs and up to 32 rows, which stay in shared memory.
 void decode_linear_wide(Cuda, const DecodeLinearArgs& args);
 /// Whether the device has it and x fits.
 bool can_decode_linear_wide(Cuda, const Tensor& x);
@@ -74,6 +75,17 @@ struct DecodeAppendArgs {
   const Tensor& queries;  // out: (B, T, H, D)
 };
 void decode_append(Cuda, const DecodeAppendArgs& args);
+
+/// Of a quantized weight that the kernels take: a group has 64 · 2^group_shift terms. One for a whole column is larger
+/// than every depth.
+inline int group_shift(const QuantizedWeight& q) {
+  constexpr int kWhole = 30;
+  int shift = 0;
+  while (q.group_size == kWholeColumn ? shift < kWhole : (std::int64_t{64} << shift) < q.group_size) {
+    ++shift;
+  }
+  return shift;
+}
 
 /// Whether x is undefined, or contiguous and aligned to 16 bytes.
 bool is_aligned(const Tensor& x);

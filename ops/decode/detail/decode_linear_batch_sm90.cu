@@ -31,12 +31,16 @@ using namespace pieces;
 namespace {
 
 constexpr int kThreads = kWarpgroup + kWarp;
-constexpr int kMostStages = 6;  // two blocks, or one and one of the kernel for many outputs, fit a multiprocessor
+constexpr int kMostStages = 8;
+// Two blocks, or one and one of the kernel for many outputs, fit a multiprocessor.
+template <class Weights>
+constexpr int kUsedStages = Weights::kIsPacked ? 8 : 6;
 constexpr int kMostBlocks = 8;  // of a cluster
 constexpr int kEnoughBlocks = 192;
 
+template <class Weights>
 struct Arguments {
-  Operands operands;
+  Operands<Weights> operands;
   int pieces;  // of a block
   int blocks;  // of a cluster
   int stages;
@@ -48,23 +52,26 @@ struct Shared {
   float parts[kRows][kStride];  // the same of all blocks of the cluster, one after the other, for this block's rows
   alignas(16) unsigned char norm[kMostStages][kLineBytes];
   std::uint64_t full[kMostStages];
+  std::uint64_t x_full[kMostStages];  // of packed weights, which are converted before x is there
   std::uint64_t empty[kMostStages];
   std::uint64_t received;
 };
 
-// A block's memory: its stages of the weight and of x, no more than it has pieces, so that more kernels' blocks find
-// room on a multiprocessor; then the rest.
-template <int kRows>
+// A block's memory: its stages of the weight, of x and of scales, no more than it has pieces, so that more kernels'
+// blocks find room on a multiprocessor; then the rest.
+template <class Weights, int kRows>
 struct Memory {
   static constexpr int kInputBytes = kRows * kLineBytes;
   unsigned char* first;
   int stages;
 
-  __device__ unsigned char* w(int stage) const { return first + stage * kWeightBytes; }
+  __device__ unsigned char* w(int stage) const { return first + stage * Weights::kStageBytes; }
   __device__ unsigned char* x(int stage) const { return w(stages) + stage * kInputBytes; }
-  __device__ Shared<kRows>& rest() const { return *reinterpret_cast<Shared<kRows>*>(x(stages)); }
+  __device__ unsigned char* scales(int stage) const { return x(stages) + stage * Weights::kScaleBytes; }
+  __device__ Shared<kRows>& rest() const { return *reinterpret_cast<Shared<kRows>*>(scales(stages)); }
   static std::size_t bytes(int stages) {
-    return static_cast<std::size_t>(stages) * (kWeightBytes + kInputBytes) + sizeof(Shared<kRows>);
+    return static_cast<std::size_t>(stages) * (Weights::kStageBytes + kInputBytes + Weights::kScaleBytes) +
+           sizeof(Shared<kRows>);
   }
 };
 
@@ -73,27 +80,38 @@ template <bool kSwiglu>
 struct Share : Place<kSwiglu> {
   int rank;  // in the cluster
 
-  __device__ explicit Share(const Arguments& a)
+  template <class Weights>
+  __device__ explicit Share(const Arguments<Weights>& a)
       : Place<kSwiglu>(a.operands, static_cast<int>(blockIdx.x) / a.blocks),
         rank(static_cast<int>(blockIdx.x) % a.blocks) {}
-  __device__ int term(const Arguments& a, int piece) const { return (rank * a.pieces + piece) * kTerms; }
+  template <class Weights>
+  __device__ int piece(const Arguments<Weights>& a, int own) const {
+    return rank * a.pieces + own;
+  }
 };
 
 // One thread starts all copies.
-template <int kRows, bool kNorm, bool kSwiglu>
-__device__ void produce(const Memory<kRows>& m, const Arguments& a, const Share<kSwiglu>& share) {
-  constexpr int kBytes = (kOutputs + kRows + (kNorm ? 1 : 0)) * kLineBytes;
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, const Share<kSwiglu>& share) {
+  constexpr int kInputBytes = kRows * kLineBytes;
+  constexpr int kConstantBytes = Weights::kCopiedBytes + (kNorm ? kLineBytes : 0);
+  constexpr int kBytes = Weights::kIsPacked ? kConstantBytes : kConstantBytes + kInputBytes;
   Shared<kRows>& s = m.rest();
   const auto load_constants = [&](int piece, int stage) {
-    const int term = share.term(a, piece);
+    const int at = share.piece(a, piece);
     if constexpr (kNorm) {
-      cuda::load_bytes(s.norm[stage], static_cast<const unsigned char*>(a.operands.norm) + term * (kLineBytes / kTerms),
-                       kLineBytes, &s.full[stage]);
+      cuda::load_bytes(s.norm[stage], static_cast<const unsigned char*>(a.operands.norm) + at * kLineBytes, kLineBytes,
+                       &s.full[stage]);
     }
-    load_weights<kSwiglu>(m.w(stage), a.operands, share, term, &s.full[stage]);
+    load_weights<kSwiglu>(m.w(stage), m.scales(stage), a.operands, share, at, &s.full[stage]);
   };
   const auto load_x = [&](int piece, int stage) {
-    cuda::load_tile(m.x(stage), &a.operands.x, share.term(a, piece), 0, &s.full[stage]);
+    std::uint64_t* full = &s.full[stage];
+    if constexpr (Weights::kIsPacked) {
+      full = &s.x_full[stage];
+      cuda::arrive_expecting(full, kInputBytes);
+    }
+    cuda::load_tile(m.x(stage), &a.operands.x, share.piece(a, piece) * kTerms, 0, full);
   };
   const int first = min(a.pieces, a.stages);
   for (int piece = 0; piece < first; ++piece) {
@@ -125,37 +143,134 @@ __device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 
   }
 }
 
-// The sums of this block's terms, to shared memory.
+// Normalizes x of a piece that has arrived.
 template <class T, int kRows, bool kNorm>
-__device__ void consume(const Memory<kRows>& m, const Arguments& a) {
+__device__ void prepare(Shared<kRows>& s, unsigned char* x, const Ring& ring, float (&squares)[kRows / 16]) {
+  if constexpr (kNorm) {
+    scale<T, kRows>(x, reinterpret_cast<const T*>(s.norm[ring.stage]), squares);
+    cuda::fence_async_proxy();
+    cuda::barrier_sync(1, kWarpgroup);
+  }
+}
+
+// The sums of floating weights.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void multiply_floats(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, float (&sums)[kRows / 2],
+                                float (&squares)[kRows / 16]) {
+  using T = typename Weights::T;
   Shared<kRows>& s = m.rest();
-  const int thread = static_cast<int>(threadIdx.x);
-  float sums[kRows / 2];
-  float squares[kRows / 16] = {};
   Ring ring{.stages = a.stages};
   int last = 0;
-  const auto release = [&](int stage) {  // by each warp: others may still multiply
-    if (thread % kWarp == 0) {
-      cuda::arrive(&s.empty[stage]);
-    }
-  };
   for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
     cuda::wait(&s.full[ring.stage], ring.parity);
-    if constexpr (kNorm) {
-      scale<T, kRows>(m.x(ring.stage), reinterpret_cast<const T*>(s.norm[ring.stage]), squares);
-      cuda::fence_async_proxy();
-      cuda::barrier_sync(1, kWarpgroup);
-    }
+    prepare<T, kRows, kNorm>(s, m.x(ring.stage), ring, squares);
     multiply_piece<T, kRows>(sums, m.w(ring.stage), m.x(ring.stage), piece > 0);
     if (piece > 0) {
       cuda::wait_products<1>();
-      release(last);
+      release(&s.empty[last]);
     }
     last = ring.stage;
   }
   cuda::wait_products<0>();
   cuda::pin(sums);
-  store_sums<kRows>(s.sums, sums);
+}
+
+// A first operand of ones.
+template <class T>
+struct Ones {
+  static constexpr std::uint32_t kOne = std::is_same_v<T, Half> ? 0x3c003c00 : 0x3f803f80;
+  using Pairs = std::uint32_t[4];
+  Pairs pairs = {kOne, kOne, kOne, kOne};
+  __device__ const Pairs& operator()(int) const { return pairs; }
+};
+
+// The sums of packed weights. A piece is converted while the one before is multiplied, and the first two while x is on
+// its way. Products with ones give the sums of x.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void multiply_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, float (&sums)[kRows / 2],
+                                float (&squares)[kRows / 16]) {
+  using T = typename Weights::T;
+  using Fragment = typename Weights::Fragment;
+  Shared<kRows>& s = m.rest();
+  const typename Weights::template Reader<kSwiglu> reader(static_cast<int>(threadIdx.x));
+  const Ones<T> ones;
+#pragma unroll
+  for (float& sum : sums) {
+    sum = 0;
+  }
+  float of_piece[kRows / 2] = {};
+  float of_x[kRows / 2] = {};
+  Ring words{.stages = a.stages};
+  Ring input{.stages = a.stages};
+  const auto load = [&](Fragment& f) {
+    cuda::wait(&s.full[words.stage], words.parity);
+    reader.load(f, m.w(words.stage), m.scales(words.stage), 0, a.operands.scales.group_shift);
+    words.advance();
+  };
+  const auto wait_for_x = [&] {
+    cuda::wait(&s.x_full[input.stage], input.parity);
+    prepare<T, kRows, kNorm>(s, m.x(input.stage), input, squares);
+  };
+  const auto start = [&](Fragment& f) {
+    f.pin();
+    cuda::begin_products();
+    multiply_pairs<T, kRows>(of_piece, f, m.x(input.stage));
+    multiply_pairs<T, kRows>(of_x, ones, m.x(input.stage));
+    cuda::commit_products();
+    input.advance();
+  };
+  const auto end = [&](Fragment& f, int stage) {
+    cuda::wait_products<0>();
+    f.pin();
+    cuda::pin(of_piece);
+    cuda::pin(of_x);
+    release(&s.empty[stage]);
+    f.add(sums, of_piece, [&](int j) { return float2{of_x[4 * j], of_x[4 * j + 1]}; });
+  };
+  Fragment first;
+  Fragment second;
+  load(first);
+  if (a.pieces > 1) {
+    load(second);
+  }
+  wait_for_x();
+#pragma unroll 1
+  for (int piece = 0; piece < a.pieces; piece += 2) {
+    const bool has_second = piece + 1 < a.pieces;
+    int stage = input.stage;
+    start(first);
+    if (has_second) {
+      if (piece > 0) {
+        load(second);
+      }
+      wait_for_x();
+    }
+    end(first, stage);
+    if (has_second) {
+      stage = input.stage;
+      start(second);
+      if (piece + 2 < a.pieces) {
+        load(first);
+        wait_for_x();
+      }
+      end(second, stage);
+    }
+  }
+}
+
+// The sums of this block's terms, to shared memory.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void consume(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  Shared<kRows>& s = m.rest();
+  const int thread = static_cast<int>(threadIdx.x);
+  float sums[kRows / 2];
+  float squares[kRows / 16] = {};
+  if constexpr (Weights::kIsPacked) {
+    multiply_packed<Weights, kRows, kNorm, kSwiglu>(m, a, sums, squares);
+  } else {
+    multiply_floats<Weights, kRows, kNorm, kSwiglu>(m, a, sums, squares);
+  }
+  store_sums<Weights, kRows>(s.sums, sums);
   if constexpr (kNorm) {
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {
@@ -172,14 +287,14 @@ __device__ float element(const void* data, std::int64_t at) {
   return data == nullptr ? 0.0f : static_cast<float>(static_cast<const T*>(data)[at]);
 }
 
-template <int kRows>
-__device__ int rows_of_block(const Arguments& a) {
+template <int kRows, class Weights>
+__device__ int rows_of_block(const Arguments<Weights>& a) {
   return kRows / a.blocks;
 }
 
 // Sends the sums of each row to the block that writes it.
-template <int kRows, bool kNorm, bool kSwiglu>
-__device__ void send_sums(Shared<kRows>& s, const Arguments& a, const Share<kSwiglu>& share) {
+template <int kRows, bool kNorm, bool kSwiglu, class Weights>
+__device__ void send_sums(Shared<kRows>& s, const Arguments<Weights>& a, const Share<kSwiglu>& share) {
   constexpr int kFours = kOutputs / 4;
   const int rows = rows_of_block<kRows>(a);
   const auto send_at = [&](int row, int column, const float4& four) {
@@ -200,8 +315,9 @@ __device__ void send_sums(Shared<kRows>& s, const Arguments& a, const Share<kSwi
 
 // The residual of a thread's first elements.
 constexpr int kAhead = 2;
-template <class T, int kRows, bool kSwiglu>
-__device__ void load_residual(const Arguments& a, const Share<kSwiglu>& share, float (&first)[kAhead]) {
+template <int kRows, bool kSwiglu, class Weights>
+__device__ void load_residual(const Arguments<Weights>& a, const Share<kSwiglu>& share, float (&first)[kAhead]) {
+  using T = typename Weights::T;
   constexpr int kColumns = pieces::kColumns<kSwiglu>;
   const int rows = rows_of_block<kRows>(a);
 #pragma unroll
@@ -216,9 +332,10 @@ __device__ void load_residual(const Arguments& a, const Share<kSwiglu>& share, f
 }
 
 // Writes this block's share of the rows. kAlone: there are no other blocks.
-template <class T, int kRows, bool kNorm, bool kSwiglu, bool kAlone>
-__device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Share<kSwiglu>& share,
+template <int kRows, bool kNorm, bool kSwiglu, bool kAlone, class Weights>
+__device__ void write_out(const Shared<kRows>& s, const Arguments<Weights>& a, const Share<kSwiglu>& share,
                           const float (&first)[kAhead]) {
+  using T = typename Weights::T;
   constexpr int kColumns = pieces::kColumns<kSwiglu>;
   const int rows = rows_of_block<kRows>(a);
   const Part& part = a.operands.parts[share.part];
@@ -258,17 +375,18 @@ __device__ void write_out(const Shared<kRows>& s, const Arguments& a, const Shar
   }
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __grid_constant__ Arguments a) {
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __grid_constant__ Arguments<Weights> a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Memory<kRows> m{.first = memory, .stages = a.stages};
+  const Memory<Weights, kRows> m{.first = memory, .stages = a.stages};
   Shared<kRows>& shared = m.rest();
   const Share<kSwiglu> share(a);
   const bool alone = a.blocks == 1;
   if (threadIdx.x == kWarpgroup) {
     for (int stage = 0; stage < a.stages; ++stage) {
       cuda::init_barrier(&shared.full[stage], 1);
+      cuda::init_barrier(&shared.x_full[stage], 1);
       cuda::init_barrier(&shared.empty[stage], kWarpgroup / kWarp);
     }
     cuda::init_barrier(&shared.received, 1);
@@ -282,7 +400,7 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
   }
   if (threadIdx.x >= kWarpgroup) {
     if (threadIdx.x == kWarpgroup) {
-      produce<kRows, kNorm, kSwiglu>(m, a, share);
+      produce<Weights, kRows, kNorm, kSwiglu>(m, a, share);
     }
     __syncwarp();
     if (!alone) {
@@ -292,17 +410,17 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
   }
   cuda::wait_for_previous_kernel();  // it may write the residual, or read what y's memory held
   float first[kAhead];
-  load_residual<T, kRows>(a, share, first);
-  consume<T, kRows, kNorm>(m, a);
+  load_residual<kRows>(a, share, first);
+  consume<Weights, kRows, kNorm, kSwiglu>(m, a);
   cuda::barrier_sync(1, kWarpgroup);
   if (alone) {
-    write_out<T, kRows, kNorm, kSwiglu, true>(shared, a, share, first);
+    write_out<kRows, kNorm, kSwiglu, true>(shared, a, share, first);
     return;
   }
   cuda::wait_for_cluster();
   send_sums<kRows, kNorm>(shared, a, share);
   cuda::wait(&shared.received, 0);
-  write_out<T, kRows, kNorm, kSwiglu, false>(shared, a, share, first);
+  write_out<kRows, kNorm, kSwiglu, false>(shared, a, share, first);
 #endif
 }
 
@@ -316,20 +434,20 @@ int blocks_of_cluster(std::int64_t tiles, std::int64_t pieces, int rows) {
   return blocks;
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 void launch(const DecodeLinearArgs& args) {
   const std::int64_t tiles = args.y.size(1) / kColumns<kSwiglu>;
   const std::int64_t all_pieces = args.x.size(1) / kTerms;
   const int blocks = blocks_of_cluster(tiles, all_pieces, kRows);
   const int of_block = static_cast<int>(all_pieces) / blocks;
-  const Arguments a{.operands = operands_of<kRows, kSwiglu>(args),
-                    .pieces = of_block,
-                    .blocks = blocks,
-                    .stages = std::min(kMostStages, of_block)};
-  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, Memory<kRows>::bytes(a.stages))
+  const Arguments<Weights> a{.operands = operands_of<Weights, kRows, kSwiglu>(args),
+                             .pieces = of_block,
+                             .blocks = blocks,
+                             .stages = std::min(kUsedStages<Weights>, of_block)};
+  cuda::Launch(static_cast<unsigned>(tiles * blocks), kThreads, Memory<Weights, kRows>::bytes(a.stages))
       .cluster(dim3(static_cast<unsigned>(blocks)))
       .dependent()
-      .run(decode_linear_batch_kernel<T, kRows, kNorm, kSwiglu>, "decode_linear_batch_kernel", a);
+      .run(decode_linear_batch_kernel<Weights, kRows, kNorm, kSwiglu>, "decode_linear_batch_kernel", a);
 }
 
 }  // namespace
@@ -338,8 +456,15 @@ void launch(const DecodeLinearArgs& args) {
 
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args) {
   on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
-    pieces::on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
-      args.x.size(0) <= 16 ? batch::launch<T, 16, kNorm, kSwiglu>(args) : batch::launch<T, 32, kNorm, kSwiglu>(args);
+    pieces::on_weights<T, 1>(args.weights[0], [&]<class Weights>() {
+      pieces::on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
+        if constexpr (Weights::kTakesFewRows) {
+          if (args.x.size(0) <= 16) {
+            return batch::launch<Weights, 16, kNorm, kSwiglu>(args);
+          }
+        }
+        batch::launch<Weights, 32, kNorm, kSwiglu>(args);
+      });
     });
   });
 }

@@ -12,8 +12,8 @@
 //             v       v       registers -> tensor cores, with the same terms of x
 //          sums of each warp -> shared memory -> one warp adds them in order -> f, residual -> y
 //
-// The weight is operand A of the tensor cores, so x is padded to 8 rows and not to 16. The order of the terms in a
-// product is free: lane t of four takes 8 neighbors of a row of W by one load of 16 bytes, and the same 8 of x.
+// The weight is operand A of the tensor cores, so x is padded to 8 rows and not to 16. The terms of a product may be
+// added in any order: lane t of four takes 8 neighbors of a row of W by one load of 16 bytes, and the same 8 of x.
 //
 // Weights do not depend on the kernel before. Each warp starts loading its first units, then waits for that kernel.
 
@@ -28,6 +28,7 @@
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
 #include <mica/ops/decode/detail/packed_pair.cuh>
+#include <mica/ops/decode/detail/silu.cuh>
 
 namespace mica::kernels {
 
@@ -104,7 +105,7 @@ struct FloatUnits {
   static constexpr int kTerms = 32;
   static constexpr int kOutputs = 8;  // of a half
   static constexpr int kTiles = 1;
-  // Units on the way, as many as registers hold.
+  // Units whose loads are under way at once: as many as fit the registers.
   static constexpr int depth(int halves, int groups, bool norm) {
     return groups > 1 ? 2 : halves == 2 ? 3 : norm ? 4 : 8;
   }
@@ -209,7 +210,7 @@ struct PackedUnits {
     }
   }
 
-  // x's pairs in that order.
+  // The pairs of x in the order in which packed_pair() returns integers: (0, 4), (1, 5), (2, 6), (3, 7).
   __device__ static Octet spread(const Octet& x) {
     return {{__byte_perm(x.pairs[0], x.pairs[2], 0x5410), __byte_perm(x.pairs[0], x.pairs[2], 0x7632),
              __byte_perm(x.pairs[1], x.pairs[3], 0x5410), __byte_perm(x.pairs[1], x.pairs[3], 0x7632)}};
@@ -341,7 +342,7 @@ struct Writer {
         const int n = place.first[0] + output;
         const float gate = sums[i] + bias(0, n);
         const float up = sums[2 + i] + bias(1, n);
-        store(row, n, gate / (1 + __expf(-gate)) * up);
+        store(row, n, silu(gate) * up);
       } else {
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
@@ -470,7 +471,7 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   Writer<T, kHalves>{a, place}.write(total, group, Units::output(tile, g), t);
 }
 
-// How many outputs a block has, and how many warps. By the shape alone, so that the order of sums is.
+// How many outputs and how many warps a block has. It depends on the shape alone, and so does the order of sums.
 struct Plan {
   int halves;
   int warps;
@@ -518,12 +519,7 @@ Arguments<T> arguments(const DecodeLinearArgs& args, const Plan& plan, int outpu
                     .first_column = static_cast<int>(column)};
     block += w.out() / (plan.halves * outputs);
     column += w.out();
-    if (packed) {
-      const std::int64_t group = w.quantized.group_size;
-      while (group == kWholeColumn ? a.group_shift < 30 : (std::int64_t{64} << a.group_shift) < group) {
-        ++a.group_shift;
-      }
-    }
+    a.group_shift = packed ? group_shift(w.quantized) : 0;
   }
   return a;
 }

@@ -1,4 +1,5 @@
 #include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/silu.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_sm90.cuh>
 #include <mica/ops/view/view.h>
 
@@ -103,8 +104,6 @@ __device__ float2 biases_at(const Part& part, int column, int columns) {
       *reinterpret_cast<const std::uint32_t*>(static_cast<const T*>(part.bias) + column - part.first_column));
 }
 
-__device__ inline float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
-
 /// Loads all pieces of this block, each as soon as its stage is empty. The weights of the first ones do not wait for
 /// the previous kernel. Runs in one thread.
 template <class P, Epilogue kEpilogue>
@@ -157,46 +156,12 @@ __device__ void load_pieces(Stages<P>& stages, const Maps& maps, const Problem& 
   }
 }
 
-/// A warpgroup multiplies the pieces of a tile: kHalves times 64 rows, from byte `first_row` of a stage's a on. Calls
-/// issued() after the last product was issued, before waiting for it.
-template <class T, class P, int kHalves, class F>
-__device__ void multiply(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring, int pieces,
-                         int first_row, const F& issued) {
-  const auto release = [&](int stage) {
-    if (threadIdx.x % kWarpgroup == 0) {
-      cuda::arrive(&stages.empty[stage]);
-    }
-  };
-  int last = 0;
-  for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
-    cuda::wait(&stages.full[ring.stage], ring.parity);
-    std::uint64_t a = cuda::depth_lines(stages.a[ring.stage] + first_row);
-    std::uint64_t b = cuda::depth_lines(stages.b[ring.stage]);
-    cuda::begin_products();
-#pragma unroll
-    for (int k = 0; k < kDepth; k += 16) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        cuda::multiply_add<T, P::kColumns, Lines::depth, Lines::depth>(sums[half], a + half * (kChunkBytes / 16), b,
-                                                                       piece > 0 || k > 0);
-      }
-      a += cuda::kNextDepth<Lines::depth>;
-      b += cuda::kNextDepth<Lines::depth>;
-    }
-    cuda::commit_products();
-    if (piece > 0) {
-      cuda::wait_products<1>();
-      release(last);
-    }
-    last = ring.stage;
+/// Reports that this warpgroup has read a stage, which no other block writes to.
+template <class P>
+__device__ void release_in_block(Stages<P>& stages, int stage) {
+  if (threadIdx.x % kWarpgroup == 0) {
+    cuda::arrive(&stages.empty[stage]);
   }
-  issued();
-  cuda::wait_products<0>();
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    cuda::pin(sums[half]);
-  }
-  release(last);
 }
 
 /// A warpgroup's buffers of y. The copy engine writes a buffer to y, or the residual into it, in whole swizzled lines.
@@ -250,7 +215,8 @@ __device__ void write_out(const float (&sums)[kColumns / 2], const Buffers& buff
         if constexpr (kEpilogue == Epilogue::swiglu) {
           constexpr int kUp = kColumns / 4;
           const float2 up_bias = biases_at<T>(problem.parts[1], pair_column, columns);
-          value = {silu(value.x) * (sums[kUp + at] + up_bias.x), silu(value.y) * (sums[kUp + at + 1] + up_bias.y)};
+          value = {fast_silu(value.x) * (sums[kUp + at] + up_bias.x),
+                   fast_silu(value.y) * (sums[kUp + at + 1] + up_bias.y)};
         }
         if constexpr (kEpilogue == Epilogue::residual) {
           const float2 residual = floats_of<T>(pairs[j]);
@@ -401,11 +367,13 @@ __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& prob
       cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));  // the first warpgroup starts
     }
     float sums[kHalves][P::kColumns / 2];
-    multiply<T>(sums, shared.stages, ring, pieces, first_row * kLineBytes, [&] {
+    const auto issued = [&] {
       if (kTurns && buffers.thread() == 0) {
         cuda::arrive(&shared.turn[1 - consumer]);
       }
-    });
+    };
+    multiply_tile<T, P, Lines::depth, Lines::depth>(sums, shared.stages, ring, pieces, first_row * kLineBytes, issued,
+                                                    release_in_block<P>);
     if constexpr (kTurns) {
       ring.skip(pieces);  // the other warpgroup's
     }

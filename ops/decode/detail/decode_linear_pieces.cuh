@@ -1,40 +1,33 @@
 #pragma once
 
 // What the products of few rows by wgmma share. The weight is the first operand, 64 outputs at a time (SwiGLU: 32 of
-// gate and the same 32 of up); the rows of x are the second. A piece has 64 terms of both, as lines of 128 bytes that
+// gate and the same 32 of up); the rows of x are the second. A piece has 64 terms of both, x as lines of 128 bytes that
 // the copy engine swizzles.
 
 #include <mica/core/cuda/pack.cuh>
+#include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/decode_linear_weights.cuh>
+#include <mica/ops/decode/detail/silu.cuh>
 
 namespace mica::kernels::pieces {
 
-using cuda::Lines;
-
-inline constexpr int kWarp = 32;
-inline constexpr int kWarpgroup = 128;  // threads
-inline constexpr int kOutputs = 64;
-inline constexpr int kTerms = 64;
-inline constexpr int kLineBytes = 128;
-inline constexpr int kWeightBytes = kOutputs * kLineBytes;
 inline constexpr int kPacks = 8;  // of 16 bytes in a line
 inline constexpr int kPackTerms = 8;
 inline constexpr int kStride = kOutputs + 4;  // of sums in shared memory, so that lanes use different banks
-
-/// The columns of y that belong to 64 outputs.
-template <bool kSwiglu>
-inline constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
 
 struct Part {
   int first_column;
   const void* bias;  // or null
 };
 
+template <class Weights>
 struct Operands {
   CUtensorMap x;
   CUtensorMap weights[kMostDecodeWeights];
+  typename Weights::Scales scales;
   Part parts[kMostDecodeWeights];
   int part_count;
   const void* norm;      // or null
@@ -46,19 +39,14 @@ struct Operands {
   float eps;
 };
 
-/// A ring of stages whose number the launch decides.
-struct Ring {
-  int stages;
-  int stage = 0;
-  unsigned parity = 0;
+using Ring = cuda::VariableRing;
 
-  __device__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+/// Reports that this warp has read a stage. The barrier counts the warps that read it.
+__device__ inline void release(std::uint64_t* empty) {
+  if (threadIdx.x % kWarp == 0) {
+    cuda::arrive(empty);
   }
-};
+}
 
 /// The columns of a tile.
 template <bool kSwiglu>
@@ -66,28 +54,41 @@ struct Place {
   int column;  // of y
   int part = 0;
 
-  __device__ Place(const Operands& a, int tile) : column(tile * kColumns<kSwiglu>) {
+  template <class Weights>
+  __device__ Place(const Operands<Weights>& a, int tile) : column(tile * kColumns<kSwiglu>) {
     while (!kSwiglu && part + 1 < a.part_count && column >= a.parts[part + 1].first_column) {
       ++part;
     }
   }
 };
 
-/// Starts to copy a piece of the weights, the terms from `term` on.
-template <bool kSwiglu>
-__device__ void load_weights(unsigned char* to, const Operands& a, const Place<kSwiglu>& place, int term,
-                             std::uint64_t* full) {
-  if constexpr (kSwiglu) {
-    cuda::load_tile(to, &a.weights[0], term, place.column, full);
-    cuda::load_tile(to + kWeightBytes / 2, &a.weights[1], term, place.column, full);
+/// Starts to copy a stage of the weights, whose first piece is `piece`. The barrier counts Weights::kCopiedBytes.
+template <bool kSwiglu, class Weights>
+__device__ void load_weights(unsigned char* to, unsigned char* scales, const Operands<Weights>& a,
+                             const Place<kSwiglu>& place, int piece, std::uint64_t* full) {
+  constexpr int kHalf = Weights::kStageBytes / 2;
+  const int term = piece * kTerms;
+  const int column = place.column - a.parts[place.part].first_column;
+  if constexpr (Weights::kIsPacked) {
+    const int line = piece * Weights::kPieceLines;
+    cuda::load_tile(to, &a.weights[place.part], column, line, full);
+    if constexpr (kSwiglu) {
+      cuda::load_tile(to + kHalf, &a.weights[1], column, line, full);
+    } else {
+      cuda::load_tile(to + kHalf, &a.weights[place.part], column + Weights::kHalfOutputs, line, full);
+    }
+    Weights::template load_scales<kSwiglu>(scales, a.scales, place.part, column, piece, full);
+  } else if constexpr (kSwiglu) {
+    cuda::load_tile(to, &a.weights[0], term, column, full);
+    cuda::load_tile(to + kHalf, &a.weights[1], term, column, full);
   } else {
-    cuda::load_tile(to, &a.weights[place.part], term, place.column - a.parts[place.part].first_column, full);
+    cuda::load_tile(to, &a.weights[place.part], term, column, full);
   }
 }
 
-/// Multiplies a pack of x by the norm's weight, and adds its squares to `squares`.
+/// Multiplies a pack of x by the norm's weight, and adds its squares to `squares`. Returns the result.
 template <class T>
-__device__ void scale_pack(T* at, const T* norm, float& squares) {
+__device__ cuda::Pack<T, kPackTerms> scale_pack(T* at, const T* norm, float& squares) {
   float values[kPackTerms];
   float factors[kPackTerms];
   cuda::unpack(cuda::load<kPackTerms>(at), values);
@@ -97,7 +98,9 @@ __device__ void scale_pack(T* at, const T* norm, float& squares) {
     squares += values[j] * values[j];
     values[j] *= factors[j];
   }
-  cuda::store(at, cuda::pack_of<T>(values));
+  const cuda::Pack<T, kPackTerms> result = cuda::pack_of<T>(values);
+  cuda::store(at, result);
+  return result;
 }
 
 /// A warpgroup starts to multiply a piece, as one group of products.
@@ -116,17 +119,27 @@ __device__ void multiply_piece(float (&sums)[kRows / 2], const unsigned char* w,
   cuda::commit_products();
 }
 
+/// threadIdx.x. For packed weights, the compiler must compute what follows from it again here: it would keep it in
+/// registers, which the products need.
+template <class Weights>
+__device__ int thread_now() {
+  int thread = static_cast<int>(threadIdx.x);
+  if constexpr (Weights::kIsPacked) {
+    asm volatile("" : "+r"(thread));
+  }
+  return thread;
+}
+
 /// Writes a warpgroup's sums to shared memory, by row.
-template <int kRows>
+template <class Weights, int kRows>
 __device__ void store_sums(float (&to)[kRows][kStride], const float (&sums)[kRows / 2]) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
-  const int output = thread / kWarp * 16 + lane / 4;
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      to[8 * j + lane % 4 * 2 + i % 2][output + i / 2 * 8] = sums[4 * j + i];
+      to[8 * j + lane % 4 * 2 + i % 2][Weights::output(thread / kWarp, lane / 4, i / 2)] = sums[4 * j + i];
     }
   }
 }
@@ -138,8 +151,6 @@ __device__ inline void send_four(float* p, const float4& four, int rank, std::ui
                "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(cuda::address_in_block(barrier, rank))
                : "memory");
 }
-
-__device__ inline float silu(float x) { return x / (1 + __expf(-x)); }
 
 // On the host.
 
@@ -153,30 +164,72 @@ inline CUtensorMap map_of(const Tensor& matrix, int box_lines) {
                                     .box_length = kTerms});
 }
 
+/// The maps of a weight, at index `i`.
+template <class Weights, bool kSwiglu>
+void map_weight(Operands<Weights>& a, int i, const DecodeWeight& w) {
+  if constexpr (Weights::kIsPacked) {
+    const QuantizedWeight& q = w.quantized;
+    const auto map_of_factors = [](const Tensor& factors) {
+      return cuda::plain_tensor_map({.dtype = factors.dtype(),
+                                     .data = factors.raw_data(),
+                                     .lines = factors.size(0),
+                                     .length = factors.size(1),
+                                     .leading = factors.size(1),
+                                     .box_lines = Weights::kUnits,
+                                     .box_length = kColumns<kSwiglu>});
+    };
+    a.weights[i] = cuda::swizzled_tensor_map({.dtype = int32,
+                                              .data = q.packed.raw_data(),
+                                              .lines = q.packed.size(0),
+                                              .length = q.columns(),
+                                              .leading = q.columns(),
+                                              .box_lines = Weights::kLines,
+                                              .box_length = Weights::kHalfOutputs});
+    a.scales.scales[i] = map_of_factors(q.scale);
+    a.scales.zeros[i] = map_of_factors(q.zero);
+    a.scales.group_shift = group_shift(q);
+  } else {
+    a.weights[i] = map_of(w.matrix, kColumns<kSwiglu>);
+  }
+}
+
 /// For x in tiles of kRows rows.
-template <int kRows, bool kSwiglu>
-Operands operands_of(const DecodeLinearArgs& args) {
+template <class Weights, int kRows, bool kSwiglu>
+Operands<Weights> operands_of(const DecodeLinearArgs& args) {
   const DecodeLinearOptions& options = args.options;
   const auto data_of = [](const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; };
-  Operands a{.x = map_of(args.x, kRows),
-             .weights = {},
-             .parts = {},
-             .part_count = static_cast<int>(args.weights.size()),
-             .norm = data_of(options.norm_weight),
-             .residual = data_of(options.residual),
-             .y = args.y.raw_data(),
-             .rows = static_cast<int>(args.x.size(0)),
-             .columns = static_cast<int>(args.y.size(1)),
-             .depth = static_cast<int>(args.x.size(1)),
-             .eps = static_cast<float>(options.eps)};
+  Operands<Weights> a{.x = map_of(args.x, kRows),
+                      .weights = {},
+                      .scales = {},
+                      .parts = {},
+                      .part_count = static_cast<int>(args.weights.size()),
+                      .norm = data_of(options.norm_weight),
+                      .residual = data_of(options.residual),
+                      .y = args.y.raw_data(),
+                      .rows = static_cast<int>(args.x.size(0)),
+                      .columns = static_cast<int>(args.y.size(1)),
+                      .depth = static_cast<int>(args.x.size(1)),
+                      .eps = static_cast<float>(options.eps)};
   std::int64_t column = 0;
   for (int i = 0; i < a.part_count; ++i) {
     const DecodeWeight& w = args.weights[static_cast<std::size_t>(i)];
-    a.weights[i] = map_of(w.matrix, kColumns<kSwiglu>);
+    map_weight<Weights, kSwiglu>(a, i, w);
     a.parts[i] = {.first_column = kSwiglu ? 0 : static_cast<int>(column), .bias = data_of(w.bias)};
     column += w.out();
   }
   return a;
+}
+
+/// Calls f.operator()<Weights>() with the kind of weights, of kUnits pieces a stage if they are packed.
+template <class T, int kUnits, class F>
+void on_weights(const DecodeWeight& first, const F& f) {
+  if (first.matrix.defined()) {
+    f.template operator()<FloatWeights<T>>();
+  } else if (first.quantized.bits == 4) {
+    f.template operator()<PackedWeights<T, 4, kUnits>>();
+  } else {
+    f.template operator()<PackedWeights<T, 8, kUnits>>();
+  }
 }
 
 /// Calls f.operator()<kNorm, kSwiglu>().

@@ -10,6 +10,8 @@
 //         two warpgroups                    even pieces  odd pieces
 //                                               |        |
 //                                          sums of each in shared memory --> y
+//
+// A stage has two pieces of a packed weight, and four warpgroups take turns at stages.
 
 #include <algorithm>
 
@@ -25,71 +27,98 @@ using namespace pieces;
 
 namespace {
 
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-constexpr int kThreads = kConsumerThreads + kWarp;
+template <class Weights>
+constexpr int kConsumerThreads = Weights::kConsumers* kWarpgroup;
+template <class Weights>
+constexpr int kThreads = kConsumerThreads<Weights> + kWarp;
 constexpr int kMostStages = 16;
-constexpr int kStagesOfOneTile = 6;    // so that blocks of the kernels before and after it fit beside it
+constexpr int kUnits = 2;              // pieces of a packed weight's stage
 constexpr int kMostInput = 128 << 10;  // bytes of x in shared memory
 
+// Bytes of the stages if a block has one tile: few, so that blocks of the previous and of the next kernel fit beside
+// it.
+template <class Weights>
+constexpr int kBytesOfOneTile = Weights::kIsPacked ? 40 << 10 : 48 << 10;
+
+template <class Weights>
 struct Arguments {
-  Operands operands;
+  Operands<Weights> operands;
   int pieces;  // of the terms
   int tiles;   // of 64 outputs
   int stages;
+  int tiles_of_block;
+  int longer_blocks;  // the first so many have one tile more
 };
 
-template <int kRows>
+template <class Weights, int kRows>
 struct Shared {
-  static constexpr int kGroups = kConsumerThreads / (kRows * kPacks);  // pieces of x that are scaled at a time
-  float sums[kConsumers][kRows][kStride];
+  static constexpr int kGroups = kConsumerThreads<Weights> / (kRows * kPacks);  // pieces of x that are scaled at a time
+  float sums[Weights::kConsumers][kRows][kStride];
   float squares[kGroups][kRows];
   std::uint64_t full[kMostStages];
   std::uint64_t empty[kMostStages];
   std::uint64_t input_full;
 };
 
-/// A block's memory: the stages, x, the norm's weight, and the rest.
-template <int kRows>
+/// A block's memory: the stages, x, the scales of the stages, the norm's weight, sums of x, and the rest.
+template <class Weights, int kRows>
 struct Memory {
   static constexpr int kPieceBytes = kRows * kLineBytes;  // of x
   unsigned char* w;
   unsigned char* x;
+  unsigned char* scales;
   unsigned char* norm;
-  Shared<kRows>* rest;
+  float* x_sums;  // of packed weights: [piece][row]
+  Shared<Weights, kRows>* rest;
 
-  __host__ __device__ static std::size_t norm_bytes(const Arguments& a) { return std::size_t{2} * kTerms * a.pieces; }
-  __device__ Memory(unsigned char* memory, const Arguments& a)
+  __host__ __device__ static std::size_t norm_bytes(const Arguments<Weights>& a) {
+    return std::size_t{2} * kTerms * a.pieces;
+  }
+  __host__ __device__ static std::size_t x_sums_bytes(const Arguments<Weights>& a) {
+    return Weights::kIsPacked ? sizeof(float) * kRows * a.pieces : 0;
+  }
+  __device__ Memory(unsigned char* memory, const Arguments<Weights>& a)
       : w(memory),
-        x(w + a.stages * kWeightBytes),
-        norm(x + a.pieces * kPieceBytes),
-        rest(reinterpret_cast<Shared<kRows>*>(norm + norm_bytes(a))) {}
-  static std::size_t bytes(const Arguments& a) {
-    return static_cast<std::size_t>(a.stages) * kWeightBytes + static_cast<std::size_t>(a.pieces) * kPieceBytes +
-           norm_bytes(a) + sizeof(Shared<kRows>);
+        x(w + a.stages * Weights::kStageBytes),
+        scales(x + a.pieces * kPieceBytes),
+        norm(scales + a.stages * Weights::kScaleBytes),
+        x_sums(reinterpret_cast<float*>(norm + norm_bytes(a))),
+        rest(reinterpret_cast<Shared<Weights, kRows>*>(norm + norm_bytes(a) + x_sums_bytes(a))) {}
+  static std::size_t bytes(const Arguments<Weights>& a) {
+    return static_cast<std::size_t>(a.stages) * (Weights::kStageBytes + Weights::kScaleBytes) +
+           static_cast<std::size_t>(a.pieces) * kPieceBytes + norm_bytes(a) + x_sums_bytes(a) +
+           sizeof(Shared<Weights, kRows>);
   }
 };
 
+/// The stages of a tile.
+template <class Weights>
+__host__ __device__ int stages_of_tile(const Arguments<Weights>& a) {
+  return (a.pieces + Weights::kUnits - 1) / Weights::kUnits;
+}
+
 // One thread starts all copies.
-template <int kRows, bool kNorm, bool kSwiglu>
-__device__ void produce(const Memory<kRows>& m, const Arguments& a) {
-  Shared<kRows>& s = *m.rest;
-  cuda::arrive_expecting(&s.input_full,
-                         a.pieces * Memory<kRows>::kPieceBytes + (kNorm ? static_cast<int>(m.norm_bytes(a)) : 0));
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  Shared<Weights, kRows>& s = *m.rest;
+  cuda::arrive_expecting(&s.input_full, a.pieces * kPieceBytes + (kNorm ? static_cast<int>(m.norm_bytes(a)) : 0));
   if constexpr (kNorm) {
     cuda::load_bytes(m.norm, a.operands.norm, static_cast<int>(m.norm_bytes(a)), &s.input_full);
   }
   const auto load_input = [&] {
     cuda::wait_for_previous_kernel();
     for (int piece = 0; piece < a.pieces; ++piece) {
-      cuda::load_tile(m.x + piece * Memory<kRows>::kPieceBytes, &a.operands.x, piece * kTerms, 0, &s.input_full);
+      cuda::load_tile(m.x + piece * kPieceBytes, &a.operands.x, piece * kTerms, 0, &s.input_full);
     }
   };
   Ring ring{.stages = a.stages};
-  int early = a.stages;  // pieces that wait for nothing
+  // Stages that are still to be used for the first time; none of these copies waits. 0: x comes next. -1: x is on its
+  // way. One number for both, which takes fewer registers.
+  int early = a.stages;
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
     const Place<kSwiglu> place(a.operands, tile);
-    for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
+    for (int piece = 0; piece < a.pieces; piece += Weights::kUnits, ring.advance()) {
       if (early > 0) {
         --early;
       } else {
@@ -100,9 +129,9 @@ __device__ void produce(const Memory<kRows>& m, const Arguments& a) {
         cuda::wait(&s.empty[ring.stage], ring.parity ^ 1);
       }
       std::uint64_t* const full = &s.full[ring.stage];
-      unsigned char* const to = m.w + ring.stage * kWeightBytes;
-      cuda::arrive_expecting(full, kWeightBytes);
-      load_weights<kSwiglu>(to, a.operands, place, piece * kTerms, full);
+      unsigned char* const to = m.w + ring.stage * Weights::kStageBytes;
+      cuda::arrive_expecting(full, Weights::kCopiedBytes);
+      load_weights<kSwiglu>(to, m.scales + ring.stage * Weights::kScaleBytes, a.operands, place, piece, full);
     }
   }
   if (early >= 0) {
@@ -110,11 +139,12 @@ __device__ void produce(const Memory<kRows>& m, const Arguments& a) {
   }
 }
 
-// Multiplies x by the norm's weight, and sums up the squares of its rows.
-template <class T, int kRows>
-__device__ void scale(const Memory<kRows>& m, const Arguments& a) {
+// Multiplies x by the norm's weight, and sums up the squares of its rows; for packed weights, also each piece.
+template <class Weights, int kRows, bool kNorm>
+__device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  using T = typename Weights::T;
   constexpr int kOfPiece = kRows * kPacks;
-  constexpr int kGroups = Shared<kRows>::kGroups;
+  constexpr int kGroups = Shared<Weights, kRows>::kGroups;
   const int thread = static_cast<int>(threadIdx.x);
   const int at = thread % kOfPiece;
   const int row = at / kPacks;
@@ -122,12 +152,32 @@ __device__ void scale(const Memory<kRows>& m, const Arguments& a) {
   float squares = 0;
 #pragma unroll 4
   for (int piece = thread / kOfPiece; piece < a.pieces; piece += kGroups) {
-    scale_pack(reinterpret_cast<T*>(m.x + piece * Memory<kRows>::kPieceBytes + at * 16),
-               reinterpret_cast<const T*>(m.norm) + piece * kTerms + pack * kPackTerms, squares);
+    T* const x = reinterpret_cast<T*>(m.x + piece * Memory<Weights, kRows>::kPieceBytes + at * 16);
+    cuda::Pack<T, kPackTerms> scaled;
+    if constexpr (kNorm) {
+      scaled = scale_pack(x, reinterpret_cast<const T*>(m.norm) + piece * kTerms + pack * kPackTerms, squares);
+    } else {
+      scaled = cuda::load<kPackTerms>(x);
+    }
+    if constexpr (Weights::kIsPacked) {
+      float values[kPackTerms];
+      cuda::unpack(scaled, values);
+      float sum = 0;
+#pragma unroll
+      for (const float value : values) {
+        sum += value;
+      }
+      sum = cuda::sum_lanes<kPacks>(sum);
+      if (thread % kPacks == 0) {
+        m.x_sums[piece * kRows + row] = sum;
+      }
+    }
   }
-  squares = cuda::sum_lanes<kPacks>(squares);
-  if (thread % kPacks == 0) {
-    m.rest->squares[thread / kOfPiece][row] = squares;
+  if constexpr (kNorm) {
+    squares = cuda::sum_lanes<kPacks>(squares);
+    if (thread % kPacks == 0) {
+      m.rest->squares[thread / kOfPiece][row] = squares;
+    }
   }
 }
 
@@ -141,24 +191,29 @@ __device__ float2 two_of(const void* data, std::int64_t at) {
   return {values[0], values[1]};
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
-__device__ void write_out(const Shared<kRows>& s, const Operands& a, const Place<kSwiglu>& place) {
+template <int kRows, bool kNorm, bool kSwiglu, class Weights>
+__device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weights>& a, const Place<kSwiglu>& place) {
+  using T = typename Weights::T;
   constexpr int kColumns = pieces::kColumns<kSwiglu>;
   constexpr int kPairs = kColumns / 2;
   const Part& part = a.parts[place.part];
   const auto sums_of = [&](int row, int column) {
-    const float2 x = *reinterpret_cast<const float2*>(&s.sums[0][row][column]);
-    const float2 y = *reinterpret_cast<const float2*>(&s.sums[1][row][column]);
-    return float2{x.x + y.x, x.y + y.y};
+    float2 sum = *reinterpret_cast<const float2*>(&s.sums[0][row][column]);
+#pragma unroll
+    for (int consumer = 1; consumer < Weights::kConsumers; ++consumer) {
+      const float2 part = *reinterpret_cast<const float2*>(&s.sums[consumer][row][column]);
+      sum = {sum.x + part.x, sum.y + part.y};
+    }
+    return sum;
   };
-  for (int i = static_cast<int>(threadIdx.x); i < a.rows * kPairs; i += kConsumerThreads) {
+  for (int i = thread_now<Weights>(); i < a.rows * kPairs; i += kConsumerThreads<Weights>) {
     const int row = i / kPairs;
     const int column = i % kPairs * 2;
     float factor = 1;
     if constexpr (kNorm) {
       float squares = 0;
 #pragma unroll
-      for (int group = 0; group < Shared<kRows>::kGroups; ++group) {
+      for (int group = 0; group < Shared<Weights, kRows>::kGroups; ++group) {
         squares += s.squares[group][row];
       }
       factor = rsqrtf(squares / static_cast<float>(a.depth) + a.eps);
@@ -180,22 +235,36 @@ __device__ void write_out(const Shared<kRows>& s, const Operands& a, const Place
   }
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
-__device__ void consume(const Memory<kRows>& m, const Arguments& a) {
-  Shared<kRows>& s = *m.rest;
-  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
-  cuda::wait(&s.input_full, 0);
-  cuda::wait_for_previous_kernel();  // it may still read what y's memory held, or write the residual
-  if constexpr (kNorm) {
-    scale<T, kRows>(m, a);
+// Waits for x, and for the previous kernel: it may still read what y's memory held, or write the residual.
+template <class Weights, int kRows, bool kNorm>
+__device__ void prepare_input(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  cuda::wait(&m.rest->input_full, 0);
+  cuda::wait_for_previous_kernel();
+  if constexpr (kNorm || Weights::kIsPacked) {
+    scale<Weights, kRows, kNorm>(m, a);
     cuda::fence_async_proxy();
-    cuda::barrier_sync(1, kConsumerThreads);
+    cuda::barrier_sync(1, kConsumerThreads<Weights>);
   }
-  const auto release = [&](int stage) {  // by each warp: others may still multiply
-    if (threadIdx.x % kWarp == 0) {
-      cuda::arrive(&s.empty[stage]);
-    }
-  };
+}
+
+// Writes the sums of a tile.
+template <int kRows, bool kNorm, bool kSwiglu, class Weights>
+__device__ void finish_tile(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, int tile,
+                            const float (&sums)[kRows / 2]) {
+  Shared<Weights, kRows>& s = *m.rest;
+  store_sums<Weights, kRows>(s.sums[threadIdx.x / kWarpgroup], sums);
+  cuda::barrier_sync(1, kConsumerThreads<Weights>);
+  write_out<kRows, kNorm, kSwiglu>(s, a.operands, Place<kSwiglu>(a.operands, tile));
+  cuda::barrier_sync(1, kConsumerThreads<Weights>);  // all have read the sums
+}
+
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  using T = typename Weights::T;
+  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  Shared<Weights, kRows>& s = *m.rest;
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
+  prepare_input<Weights, kRows, kNorm>(m, a);
   Ring ring{.stages = a.stages};
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
     float sums[kRows / 2];
@@ -206,35 +275,122 @@ __device__ void consume(const Memory<kRows>& m, const Arguments& a) {
     cuda::pin(sums);
     int last = -1;
     for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
-      if (piece % kConsumers != consumer) {
+      if (piece % Weights::kConsumers != consumer) {
         continue;
       }
       cuda::wait(&s.full[ring.stage], ring.parity);
-      multiply_piece<T, kRows>(sums, m.w + ring.stage * kWeightBytes, m.x + piece * Memory<kRows>::kPieceBytes, true);
+      multiply_piece<T, kRows>(sums, m.w + ring.stage * Weights::kStageBytes, m.x + piece * kPieceBytes, true);
       if (last >= 0) {
         cuda::wait_products<1>();
-        release(last);
+        release(&s.empty[last]);
       }
       last = ring.stage;
     }
     cuda::wait_products<0>();
     cuda::pin(sums);
     if (last >= 0) {
-      release(last);
+      release(&s.empty[last]);
     }
-    store_sums<kRows>(s.sums[consumer], sums);
-    cuda::barrier_sync(1, kConsumerThreads);
-    write_out<T, kRows, kNorm, kSwiglu>(s, a.operands, Place<kSwiglu>(a.operands, tile));
-    cuda::barrier_sync(1, kConsumerThreads);  // all have read the sums
+    finish_tile<kRows, kNorm, kSwiglu>(m, a, tile, sums);
   }
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(kThreads, 1) decode_linear_wide_kernel(const __grid_constant__ Arguments a) {
+// A piece is converted while the one before is multiplied, and the first two while x is on its way. Stages take turns
+// throughout, so that each belongs to one warpgroup.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void consume_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  using T = typename Weights::T;
+  using Fragment = typename Weights::Fragment;
+  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  Shared<Weights, kRows>& s = *m.rest;
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
+  const int group_shift = a.operands.scales.group_shift;
+  const typename Weights::template Reader<kSwiglu> reader(static_cast<int>(threadIdx.x) % kWarpgroup);
+  const int of_tile = stages_of_tile(a);
+  const int tiles = a.tiles_of_block + (static_cast<int>(blockIdx.x) < a.longer_blocks ? 1 : 0);
+  int left = (tiles * of_tile - consumer + Weights::kConsumers - 1) / Weights::kConsumers;  // stages to be read
+
+  float sums[kRows / 2];
+  float of_piece[kRows / 2] = {};
+  Fragment first;
+  Fragment second;
+  Ring ring{.stages = a.stages};
+  const auto load = [&](Fragment& f, int unit) {
+    reader.load(f, m.w + ring.stage * Weights::kStageBytes, m.scales + ring.stage * Weights::kScaleBytes, unit,
+                group_shift);
+  };
+  const auto start = [&](Fragment& f, int piece) {
+    f.pin();
+    cuda::begin_products();
+    multiply_pairs<T, kRows>(of_piece, f, m.x + piece * kPieceBytes);
+    cuda::commit_products();
+  };
+  const auto end = [&](Fragment& f, int piece) {
+    cuda::wait_products<0>();
+    f.pin();
+    cuda::pin(of_piece);
+    const float* const x = m.x_sums + piece * kRows + threadIdx.x % 4 * 2;
+    f.add(sums, of_piece, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
+  };
+  const auto load_first = [&] {
+    if (left > 0) {
+      cuda::wait(&s.full[ring.stage], ring.parity);
+      load(first, 0);
+    }
+  };
+  const auto load_second = [&] {
+    load(second, 1);
+    __syncwarp();
+    release(&s.empty[ring.stage]);
+    --left;
+#pragma unroll
+    for (int i = 0; i < Weights::kConsumers; ++i) {
+      ring.advance();
+    }
+  };
+  for (int i = 0; i < consumer; ++i) {
+    ring.advance();
+  }
+  bool ahead = left > 0;  // whether the second piece is loaded
+  if (ahead) {
+    load_first();
+    load_second();
+  }
+  prepare_input<Weights, kRows, kNorm>(m, a);
+  int stage = consumer;  // of the tile
+  for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
+#pragma unroll
+    for (float& sum : sums) {
+      sum = 0;
+    }
+    for (; stage < of_tile; stage += Weights::kConsumers) {
+      const int piece = stage * kUnits;
+      start(first, piece);
+      if (!ahead) {
+        load_second();
+      }
+      ahead = false;
+      end(first, piece);
+      if (piece + 1 < a.pieces) {
+        start(second, piece + 1);
+        load_first();
+        end(second, piece + 1);
+      } else {
+        load_first();
+      }
+    }
+    stage -= of_tile;
+    finish_tile<kRows, kNorm, kSwiglu>(m, a, tile, sums);
+  }
+}
+
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(kThreads<Weights>, 1)
+    decode_linear_wide_kernel(const __grid_constant__ Arguments<Weights> a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Memory<kRows> m(memory, a);
-  if (threadIdx.x == kConsumerThreads) {
+  const Memory<Weights, kRows> m(memory, a);
+  if (threadIdx.x == kConsumerThreads<Weights>) {
     for (int stage = 0; stage < a.stages; ++stage) {
       cuda::init_barrier(&m.rest->full[stage], 1);
       cuda::init_barrier(&m.rest->empty[stage], kWarpgroup / kWarp);
@@ -244,34 +400,42 @@ __global__ void __launch_bounds__(kThreads, 1) decode_linear_wide_kernel(const _
   }
   cuda::allow_dependents();
   __syncthreads();
-  if (threadIdx.x >= kConsumerThreads) {
-    if (threadIdx.x == kConsumerThreads) {
-      produce<kRows, kNorm, kSwiglu>(m, a);
+  if (threadIdx.x >= kConsumerThreads<Weights>) {
+    if (threadIdx.x == kConsumerThreads<Weights>) {
+      produce<Weights, kRows, kNorm, kSwiglu>(m, a);
     }
     __syncwarp();
+  } else if constexpr (Weights::kIsPacked) {
+    consume_packed<Weights, kRows, kNorm, kSwiglu>(m, a);
   } else {
-    consume<T, kRows, kNorm, kSwiglu>(m, a);
+    consume_floats<Weights, kRows, kNorm, kSwiglu>(m, a);
   }
 #endif
 }
 
-template <class T, int kRows, bool kNorm, bool kSwiglu>
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 void launch(const DecodeLinearArgs& args) {
   constexpr std::size_t kMemory = 227 << 10;
-  Arguments a{.operands = operands_of<kRows, kSwiglu>(args),
-              .pieces = static_cast<int>(args.x.size(1)) / kTerms,
-              .tiles = static_cast<int>(args.y.size(1)) / kColumns<kSwiglu>,
-              .stages = 0};
+  constexpr int kStageBytes = Weights::kStageBytes + Weights::kScaleBytes;
+  Arguments<Weights> a{.operands = operands_of<Weights, kRows, kSwiglu>(args),
+                       .pieces = static_cast<int>(args.x.size(1)) / kTerms,
+                       .tiles = static_cast<int>(args.y.size(1)) / kColumns<kSwiglu>,
+                       .stages = 0,
+                       .tiles_of_block = 0,
+                       .longer_blocks = 0};
   const int blocks = std::min(a.tiles, cuda::multiprocessor_count());
-  const int of_block = (a.tiles + blocks - 1) / blocks * a.pieces;
-  const int most = blocks < a.tiles ? kMostStages : kStagesOfOneTile;
-  a.stages = std::min({most, of_block, static_cast<int>((kMemory - Memory<kRows>::bytes(a)) / kWeightBytes)});
+  a.tiles_of_block = a.tiles / blocks;
+  a.longer_blocks = a.tiles % blocks;
+  const int of_block = (a.tiles + blocks - 1) / blocks * stages_of_tile(a);
+  const int most = blocks < a.tiles ? kMostStages : kBytesOfOneTile<Weights> / kStageBytes;
+  const int fitting = static_cast<int>((kMemory - Memory<Weights, kRows>::bytes(a)) / kStageBytes);
+  a.stages = std::min({most, of_block, fitting});
   if (a.stages < of_block) {
-    a.stages -= a.stages % kConsumers;  // so that a stage belongs to one warpgroup during a tile
+    a.stages -= a.stages % Weights::kConsumers;  // so that a stage belongs to one warpgroup during a tile
   }
-  cuda::Launch(static_cast<unsigned>(blocks), kThreads, Memory<kRows>::bytes(a))
+  cuda::Launch(static_cast<unsigned>(blocks), kThreads<Weights>, Memory<Weights, kRows>::bytes(a))
       .dependent()
-      .run(decode_linear_wide_kernel<T, kRows, kNorm, kSwiglu>, "decode_linear_wide_kernel", a);
+      .run(decode_linear_wide_kernel<Weights, kRows, kNorm, kSwiglu>, "decode_linear_wide_kernel", a);
 }
 
 int rows_of(std::int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
@@ -288,12 +452,21 @@ bool can_decode_linear_wide(Cuda, const Tensor& x) {
 void decode_linear_wide(Cuda, const DecodeLinearArgs& args) {
   using namespace wide;
   on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
-    on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
-      switch (rows_of(args.x.size(0))) {
-        case 8: return launch<T, 8, kNorm, kSwiglu>(args);
-        case 16: return launch<T, 16, kNorm, kSwiglu>(args);
-        default: return launch<T, 32, kNorm, kSwiglu>(args);
-      }
+    on_weights<T, kUnits>(args.weights[0], [&]<class Weights>() {
+      on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
+        const int rows = rows_of(args.x.size(0));
+        if constexpr (Weights::kTakesFewRows) {
+          if constexpr (!kSwiglu) {  // the head
+            if (rows == 8) {
+              return launch<Weights, 8, kNorm, kSwiglu>(args);
+            }
+          }
+          if (rows <= 16) {
+            return launch<Weights, 16, kNorm, kSwiglu>(args);
+          }
+        }
+        launch<Weights, 32, kNorm, kSwiglu>(args);
+      });
     });
   });
 }

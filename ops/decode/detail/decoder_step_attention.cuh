@@ -5,26 +5,23 @@
 #include <cstdint>
 
 #include <mica/ops/decode/detail/decoder_step_products.cuh>
+#include <mica/ops/rotary/detail/rotation_cuda.cuh>
 
 namespace mica::kernels::decoder {
 
-/// The cosines and sines of the position's angles, as ops/rotary computes them.
+/// The cosines and sines of the position's angles.
 struct Rotation {
   alignas(16) float cosines[kMostHeadWidth / 2];
   alignas(16) float sines[kMostHeadWidth / 2];
 
   template <class T>
   __device__ void fill(const Arguments<T>& a, std::int64_t position) {
-    constexpr double kOneOverPi = 0.31830988618379067;
     const int j = static_cast<int>(threadIdx.x);
     if (a.rotates && j < a.head_width / 2) {
-      const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
-      const double half_turns = angle * kOneOverPi;
-      float sine;
-      float cosine;
-      sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), &sine, &cosine);
-      sines[j] = a.rotary_scale * sine;
-      cosines[j] = a.rotary_scale * cosine;
+      const auto [cosine, sine] =
+          cosine_and_sine<float>(static_cast<float>(position), a.frequencies[j], a.rotary_scale);
+      sines[j] = sine;
+      cosines[j] = cosine;
     }
   }
 };
@@ -62,8 +59,8 @@ struct Part {
   int head;
   int split;
   int key_head;
-  bool has_new_key;  // and appends it to the cache, once for each of its heads
-  bool appends;
+  bool has_new_key;  // besides the cached ones
+  bool appends;      // and stores it in the cache: one of the query heads of a key head does
 
   Part() = default;
   template <class T>
@@ -110,9 +107,10 @@ struct Attention {
   struct Factors {
     float4 cosines[2];
     float4 sines[2];
+    bool has_norm;
     Pack norm;
 
-    __device__ Factors(const Rotation& rotation, const T* norms, int column) : norm{} {
+    __device__ Factors(const Rotation& rotation, const T* norms, int column) : has_norm(norms != nullptr), norm{} {
       const int j = column % (kWidth / 2);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -133,7 +131,7 @@ struct Attention {
       values[2 * i] = pair.x;
       values[2 * i + 1] = pair.y;
     }
-    if (l.q_norm != nullptr) {
+    if (f.has_norm) {
       float squares[1] = {};
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
@@ -242,8 +240,10 @@ struct Attention {
     for (int i = 0; i < kRoundsAhead; ++i) {
       load(ahead[i]);  // these do not depend on this step
     }
+    // This division runs while the query has not come yet.
+    const int rounds = in_register((keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce));
 
-    // All teams take the new query, but one team of the first warp, which takes the new key and value.
+    // Each team prepares the new query, except team 1 of the first warp: it prepares the new key, and takes the value.
     const bool is_first = part.has_new_key && c.warp() == 0;
     const bool has_key = is_first && team() == 1;
     const Factors factors(rotation, has_key ? l.k_norm : l.q_norm, column());
@@ -279,7 +279,6 @@ struct Attention {
     for (int i = 0; i < kOctet; ++i) {
       query[i] *= c.a.score_scale;
     }
-    const int rounds = (keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce);
 #pragma unroll 1
     for (int first = 0; first < rounds; first += kRoundsAhead) {
 #pragma unroll
@@ -322,6 +321,7 @@ struct Attention {
 
   /// A part of a head's keys, by the block: the result, or a part that the blocks merge which need it.
   __device__ void attend_in_block(const Part& part) const {
+    const int splits = keys.splits;
     Softmax softmax = attend(part);
     const int first = merge_teams(softmax);
     if (c.lane() == 0) {
@@ -351,7 +351,7 @@ struct Attention {
       total.x += factor * value.x;
       total.y += factor * value.y;
     }
-    if (keys.splits == 1) {
+    if (splits == 1) {
       publish(words.attention + place(part.head * (kWidth / 2) + c.thread()),
               pack_pair<T>(__fdividef(total.x, sum), __fdividef(total.y, sum)));
       return;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <mica/ops/decode/detail/decoder_step.cuh>
+#include <mica/ops/decode/detail/score_key.cuh>
 
 namespace mica::kernels::decoder {
 
@@ -41,10 +42,8 @@ struct Candidate {
   unsigned long long bits = 0;
 
   __device__ void add(float score, int token) {
-    // The order of floats as one of unsigned integers.
-    const std::uint32_t pattern = score == 0 ? 0 : __float_as_uint(score);
-    const std::uint32_t key = (pattern & 0x80000000) != 0 ? ~pattern : pattern | 0x80000000;
-    const unsigned long long both = static_cast<unsigned long long>(key) << 32 | ~static_cast<std::uint32_t>(token);
+    const unsigned long long both =
+        static_cast<unsigned long long>(score_key(score)) << 32 | ~static_cast<std::uint32_t>(token);
     bits = max(bits, score < INFINITY ? both : kInvalid);
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include <mica/core/cuda/ring.cuh>
 #include <mica/ops/decode/detail/decoder_step.cuh>
 
 namespace mica::kernels::decoder {
@@ -16,7 +17,7 @@ struct Product {
   int outputs;  // of f: half of the weights' with swiglu
   bool swiglu;
   bool adds_residual;
-  bool is_spread;              // groups of rows go round the blocks; else each block has neighboring rows
+  bool is_spread;              // groups of rows are dealt out to the blocks in turn; else a block has neighboring rows
   const T* norm;               // or null
   const std::uint32_t* in;     // null: the step's x; these are of an even step
   std::uint32_t* out;          // null: the logits
@@ -145,26 +146,17 @@ struct Job {
         segments((product.depth + kSegment - 1) / kSegment) {}
 };
 
-/// The stages in shared memory. Barriers are awaited by their parity: who waits for a phase must do so before the phase
-/// after it can end. So a warp only waits for stages into which it copies next itself: where warps copy in turn, a
-/// stage always belongs to the same one of them. Else one that is held up may find a barrier two phases on, and wait
-/// forever.
-struct Ring {
-  char* stages;
+/// The stages in shared memory. A wait names the parity of a barrier's phase. If a warp is held up until the barrier is
+/// two phases further, it waits for a parity that comes back only with the next phase, maybe never. So a warp waits
+/// only for stages that it copies to itself: nobody else can move those on. Where two warps copy in turn, each stage
+/// always belongs to the same one.
+struct Ring : cuda::VariableRing {
+  char* memory;
   std::uint64_t* full;
   std::uint64_t* empty;
-  int count;
-  int bytes;
-  int stage = 0;
-  unsigned parity = 0;
+  int bytes;  // of a stage
 
-  __device__ char* here() const { return stages + stage * bytes; }
-  __device__ void advance() {
-    if (++stage == count) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  __device__ char* here() const { return memory + stage * bytes; }
 };
 
 }  // namespace mica::kernels::decoder

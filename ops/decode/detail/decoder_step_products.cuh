@@ -3,10 +3,12 @@
 // The decoder step's products: the threads that multiply and those that add. See decoder_step_sm90.cu.
 
 #include <cstdint>
+#include <type_traits>
 
 #include <mica/ops/decode/detail/decoder_step_ends.cuh>
 #include <mica/ops/decode/detail/decoder_step_weights.cuh>
 #include <mica/ops/decode/detail/running_softmax.cuh>
+#include <mica/ops/decode/detail/silu.cuh>
 
 namespace mica::kernels::decoder {
 
@@ -73,6 +75,7 @@ struct Consumer {
   template <class W, int kSegments>
   __device__ float receive_segments(const Product<T>& p, int first_segment) {
     const int begin = first_segment * kSegment + warp() * kSlice + lane() * kQuad;
+    const bool has_norm = p.norm != nullptr;
     WordsOf<2> pairs[kSegments];
     uint2 norms[kSegments];
     bool has[kSegments];
@@ -80,7 +83,7 @@ struct Consumer {
     for (int i = 0; i < kSegments; ++i) {
       const int at = begin + i * kSegment;
       has[i] = at < p.depth;
-      norms[i] = p.norm != nullptr && has[i] ? __ldg(reinterpret_cast<const uint2*>(p.norm + at)) : uint2{};
+      norms[i] = has_norm && has[i] ? __ldg(reinterpret_cast<const uint2*>(p.norm + at)) : uint2{};
     }
     if (p.in != nullptr) {
       constexpr int step = kSegment / 2 * static_cast<int>(kWordSpread);
@@ -97,7 +100,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kSegments; ++i) {
       auto& [first, second] = pairs[i].at;
-      if (p.norm != nullptr) {
+      if (has_norm) {
         const float2 value = unpack_pair<T>(first);
         const float2 other = unpack_pair<T>(second);
         const float2 factor = unpack_pair<T>(norms[i].x);
@@ -115,9 +118,10 @@ struct Consumer {
   template <class W, int kAtOnce>
   __device__ void receive_parts(const Product<T>& p, int segment) {
     const int at = segment * kSegment + warp() * kSlice + lane() * kQuad;
-    const int head = at / a.head_width;
-    const std::uint32_t* const parts = p.parts + step_words + head * kMostSplits * a.head_width + at % a.head_width;
+    const int head = a.head_width == 64 ? at / 64 : at / 128;
+    const std::uint32_t* const parts = p.parts + step_words + head * (kMostSplits - 1) * a.head_width + at;
     const std::uint32_t* const stats = p.stats + step_words + head * kMostSplits * 2;
+    const bool is_there = at < p.depth;
     float most = kLowest;
     float sum = 0;
     float total[kQuad] = {};
@@ -128,7 +132,7 @@ struct Consumer {
       bool has[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        has[i] = at < p.depth && first + i < splits;
+        has[i] = is_there && first + i < splits;
       }
       request([&](int i) { return stats + (first + i) * 2; }, has, of_part);
       await([&](int i) { return parts + (first + i) * a.head_width; }, has, values);
@@ -155,9 +159,10 @@ struct Consumer {
         }
       }
     }
+    const float factor = is_there ? __fdividef(1, sum) : 0;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      total[j] = at < p.depth ? __fdividef(total[j], sum) : 0;
+      total[j] *= factor;
     }
     store_x<W>(at, pack_pair<T>(total[0], total[1]), pack_pair<T>(total[2], total[3]));
   }
@@ -208,25 +213,18 @@ struct Consumer {
     const int stages = (count + kStageGroups - 1) / kStageGroups;
     if (lane() < stages) {
       const int stage = ring.stage + lane();
-      cuda::arrive(ring.empty + (stage < ring.count ? stage : stage - ring.count));
+      cuda::arrive(ring.empty + (stage < ring.stages ? stage : stage - ring.stages));
     }
-    ring.stage += stages;
-    if (ring.stage >= ring.count) {
-      ring.stage -= ring.count;
-      ring.parity ^= 1;
-    }
+    ring.skip(stages);
   }
 
-  /// A batch's sums are written.
-  __device__ void hand_to_finishers(const Product<T>& p, bool is_first, float squares) {
+  __device__ void put_squares(const Product<T>& p, bool is_first, float squares) {
     if (is_first && p.norm != nullptr) {
       squares = cuda::sum_lanes<kWarp>(squares);
       if (lane() == 0) {
         sums.squares[buffer][warp()] = squares;
       }
     }
-    sums.meet(buffer);
-    buffer ^= 1;
   }
 
   /// The block's part of a product, in batches of rows, and these in rounds of groups, which the warp holds in
@@ -258,10 +256,39 @@ struct Consumer {
     for (int done = 0; done < groups; done += kBatchGroups) {
       const int count = min(kBatchGroups, groups - done);
       float* const to = sums.rows[buffer][warp()] + lane() / 4;
-      const auto put = [&](int group, const Fragment& fragment) {
-        const float part = W::multiply(fragment, of_lane, of_groups);
+      const auto put = [&]<int kCount>(std::integral_constant<int, kCount>, int group, const Fragment* from) {
+        float parts[kCount];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          parts[j] = W::multiply(from[j], of_lane, of_groups);
+        }
+        // The tensor cores' results take long. The sum over the lanes comes meanwhile.
+        const float of_warp = kCount > 1 ? cuda::sum_lanes<kWarp>(squares) : 0;
         if (lane() % 4 == 0) {
-          to[group * kStageRows] = part;
+#pragma unroll
+          for (int j = 0; j < kCount; ++j) {
+            to[(group + j) * kStageRows] = parts[j];
+          }
+        }
+        if (kCount > 1 && lane() == 0) {
+          sums.squares[buffer][warp()] = of_warp;
+        }
+      };
+      // Groups from `group` on. The products of one group wait for each other, so that several groups take turns. Sums
+      // of groups that the batch does not have are written, too, but not read.
+      const auto put_some = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
+        const int there = count - group;
+        if (kCount > 1 && there > kCount / 2) {
+          put(std::integral_constant<int, kCount>{}, group, from);
+        } else if (kCount > 2 && there == 2) {
+          put(std::integral_constant<int, 2>{}, group, from);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kCount; ++j) {
+            if (j < there) {
+              put(std::integral_constant<int, 1>{}, group + j, from + j);
+            }
+          }
         }
       };
       int first = 0;
@@ -283,24 +310,18 @@ struct Consumer {
             }
           }
         }
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (first + j < count) {
-            put(first + j, fragments[j]);
-          }
-        }
+        put_some(first, fragments);
         first += kAhead;
         if (has_extra) {
-#pragma unroll
-          for (int j = 0; j < kExtra; ++j) {
-            if (first + j < count) {
-              put(first + j, extra[j]);
-            }
-          }
+          put_some(first, extra);
           first += kExtra;
         }
       } while (first < count);
-      hand_to_finishers(p, done == 0, squares);
+      if (count < 2) {
+        put_squares(p, done == 0, squares);
+      }
+      sums.meet(buffer);
+      buffer ^= 1;
     }
   }
 
@@ -352,7 +373,9 @@ struct Consumer {
           }
         }
       }
-      hand_to_finishers(p, done == 0, squares);
+      put_squares(p, done == 0, squares);
+      sums.meet(buffer);
+      buffer ^= 1;
     }
   }
 };
@@ -377,10 +400,13 @@ struct Finisher {
 
   __device__ void finish(const Job<T>& job) {
     const Product<T> p = job.product;
+    const float per_term = 1.0f / static_cast<float>(p.depth);
     float inverse = 1;
     for (int done = 0; done < job.groups; done += kBatchGroups) {
       const auto row = job.share.row(p, done * kStageRows + thread);
       const bool has = row.weight != nullptr;
+      auto* const to = p.out != nullptr ? p.out + step_words + place(row.output / 2)
+                                        : reinterpret_cast<std::uint32_t*>(a.logits) + row.output / 2;
       const float bias = has && row.weight->bias != nullptr ? static_cast<float>(row.weight->bias[row.row]) : 0;
       sums.meet(buffer);
       float value = 0;
@@ -395,19 +421,19 @@ struct Finisher {
           for (int w = 0; w < kConsumerWarps; ++w) {
             squares += sums.squares[buffer][w];
           }
-          inverse = rsqrtf(squares / static_cast<float>(p.depth) + a.eps);
+          inverse = rsqrtf(squares * per_term + a.eps);
         }
         value *= inverse;
       }
       buffer ^= 1;
-      hand_over(p, row.output, has, value + bias);
+      hand_over(p, to, row.output, has, value + bias);
     }
   }
 
-  __device__ void hand_over(const Product<T>& p, int output, bool has, float value) {
+  __device__ void hand_over(const Product<T>& p, std::uint32_t* to, int output, bool has, float value) {
     if (p.swiglu) {
       const float up = __shfl_xor_sync(cuda::kAllLanes, value, kStageRows);
-      value = __fdividef(value, 1 + __expf(-value)) * up;
+      value = fast_silu(value) * up;
       has = has && thread / kStageRows % 2 == 0;
     }
     if (p.adds_residual) {
@@ -418,9 +444,9 @@ struct Finisher {
     if (has && thread % 2 == 0) {
       const std::uint32_t pair = pack_pair<T>(value, next);
       if (p.out != nullptr) {
-        publish(p.out + step_words + place(output / 2), pair);
+        publish(to, pair);
       } else {
-        reinterpret_cast<std::uint32_t*>(a.logits)[output / 2] = pair;
+        *to = pair;
       }
     }
     if (p.out == nullptr && has) {

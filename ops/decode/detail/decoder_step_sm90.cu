@@ -20,7 +20,7 @@
 // while a phase waits for the one before.
 //
 // There is no barrier between phases. A word of 32 bits has two elements, or a float, and is 0 until it is written: who
-// needs an element reads its word until it is not. Each phase of each layer has words of its own, once for even and
+// needs an element reads its word until it is not 0. Each phase of each layer has words of its own, once for even and
 // once for odd steps: a step clears the words of the next one. All blocks run at once (a cooperative launch), and a
 // phase only waits for phases before it, so every wait ends.
 
@@ -118,14 +118,14 @@ __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Sta
     }
     const Job<T>& job = tables.jobs[number];
     const int at_once = job.segments == 1 ? W::kStageGroups : 1;
-    const int on_the_way = min(number + 1 == products ? kOnTheWayOfHead : kOnTheWay, ring.count);
+    const int on_the_way = min(number + 1 == products ? kOnTheWayOfHead : kOnTheWay, ring.stages);
     for (int group = 0; group < job.groups; group += at_once) {
       const int count = min(at_once, job.groups - group);
       for (int segment = 0; segment < job.segments; ++segment) {
         if (W::kIsPacked || turn == 0) {
           cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
           const int before = ring.stage - on_the_way;  // this one has come; it is of the same warp
-          cuda::wait(ring.full + (before < 0 ? before + ring.count : before),
+          cuda::wait(ring.full + (before < 0 ? before + ring.stages : before),
                      before < 0 ? ring.parity ^ 1 : ring.parity);
           W::copy(a, job, group, count, segment, copier, ring);
         }
@@ -148,7 +148,7 @@ __host__ __device__ int job_bytes(int products) {
   return (products * static_cast<int>(sizeof(Job<T>)) + 15) / 16 * 16;
 }
 
-/// Consumers and finishers. What the step before has left is known, and all of it that may change has been read.
+/// Consumers and finishers meet: `start` is filled, and this block has read all that the end of a step changes.
 __device__ inline void meet_at_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
 
 template <class T, class W>
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
   float* const x_sums = reinterpret_cast<float*>(x + a.x_terms);
   char* const stages = reinterpret_cast<char*>(x_sums + a.x_terms / kGroupTerms);
   auto* const full = reinterpret_cast<std::uint64_t*>(stages + a.stages * W::kStageBytes);
-  const Ring ring{stages, full, full + a.stages, in_register(a.stages), W::kStageBytes};
+  const Ring ring{{.stages = in_register(a.stages)}, stages, full, full + a.stages, W::kStageBytes};
 
   if (!W::kIsPacked && a.has_tails) {
     for (int i = static_cast<int>(threadIdx.x); i < a.stages * W::kStageBytes / 16; i += kThreads) {
@@ -330,16 +330,6 @@ Layer<T> layer(const DecoderLayer& l) {
           .k_norm = l.k_norm.data_or_null<T>(),
           .keys = l.keys.data<T>(),
           .values = l.values.data<T>()};
-}
-
-// A group of a quantized weight has 64 · 2^shift terms.
-int group_shift(const QuantizedWeight& q) {
-  constexpr int kWhole = 30;
-  int shift = 0;
-  while (q.group_size == kWholeColumn ? shift < kWhole : (std::int64_t{kGroupTerms} << shift) < q.group_size) {
-    ++shift;
-  }
-  return shift;
 }
 
 template <class T, class W>

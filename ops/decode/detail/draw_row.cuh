@@ -8,6 +8,7 @@
 
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
+#include <mica/ops/decode/detail/score_key.cuh>
 
 namespace mica::kernels::draw {
 
@@ -51,12 +52,8 @@ struct Entry {
   }
 };
 
-// The order of float32 as one of unsigned integers; the order of scores, but that neighbors may become equal.
-__device__ inline std::uint32_t key_of(double score) {
-  const auto narrow = static_cast<float>(score);
-  const std::uint32_t bits = narrow == 0 ? 0 : __float_as_uint(narrow);
-  return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
-}
+// Keys are in the order of scores, but neighbors may have the same.
+__device__ inline std::uint32_t key_of(double score) { return score_key(static_cast<float>(score)); }
 
 // The inverse, of a key's float32.
 __device__ inline float score_of(std::uint32_t key) {

@@ -2,15 +2,16 @@
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_sm90.cuh>
 
-// Products with an activation or its derivative in the epilogue. The epilogue moves two tensors as large as the output,
-// and forward's computes exponentials. To hide it, each of a block's two consumer warpgroups has its own tiles: one
-// multiplies while the other runs its epilogue.
+// Matrix products with an activation, or the derivative of one, in the epilogue. The epilogue takes long: it moves two
+// tensors as large as the output, and in forward computes exponentials. To hide it, each of a block's two consumer
+// warpgroups computes tiles of its own (ping-pong): one multiplies while the other runs its epilogue.
 //
 //     warpgroup 1   | multiply tile 0 | epilogue 0      | multiply tile 2 | epilogue 2 …
 //     warpgroup 2                     | multiply tile 1 | epilogue 1      | multiply tile 3 …
+//                     ─────────────────────── time ───────────────────────▶
 //
-// A warpgroup has a buffer in shared memory. The copy engine reads and writes it, in the swizzled layout, and the warps
-// access it by ldmatrix and stmatrix, which put elements in the lanes that hold the tile's sums.
+// For its epilogue, each warpgroup has a buffer in shared memory, in the swizzled layout. TMA copies fill and empty it.
+// The warps access it by ldmatrix and stmatrix, which map elements to the lanes that hold the tile's accumulators.
 
 namespace mica::kernels::tiles {
 
@@ -18,19 +19,19 @@ namespace {
 
 using Ours = Plan<128, 5, 2>;
 constexpr int kColumns = Ours::kColumns;
-constexpr int kHalfRows = 64;  // of a product by wgmma
+constexpr int kHalfRows = 64;  // rows of a wgmma instruction
 constexpr int kHalves = kTileRows / kHalfRows;
-constexpr int kChunks = kColumns / kChunk;  // of a tile
-constexpr int kUnits = kHalves * kChunks;   // of a tile, each of kHalfRows rows and kChunk columns
+constexpr int kChunks = kColumns / kChunk;  // per tile
+constexpr int kUnits = kHalves * kChunks;   // per tile; a unit is kHalfRows rows and kChunk columns
 constexpr int kWarps = kWarpgroup / 32;
-constexpr int kGroups = kChunk / 16;  // of columns per ldmatrix or stmatrix
+constexpr int kGroups = kChunk / 16;  // groups of 16 columns, each accessed by one ldmatrix or stmatrix
 
 struct Shared {
   unsigned char tiles[kConsumers][kUnits][kChunkBytes];
   Stages<Ours> stages;
-  float sums[kConsumers][kWarps][kChunk];  // of columns
-  std::uint64_t loaded[kConsumers];        // the tile of slopes
-  std::uint64_t turn[kConsumers];          // the other warpgroup has issued all products of its tile
+  float sums[kConsumers][kWarps][kChunk];  // column sums
+  std::uint64_t loaded[kConsumers];        // barrier: the tile of slopes is in shared memory
+  std::uint64_t turn[kConsumers];          // barrier: the other warpgroup has issued all products of its tile
 };
 
 using Sums = float[kHalves][kColumns / 2];
@@ -44,25 +45,26 @@ __device__ float2 floats_of(std::uint32_t pair) {
   }
 }
 
-/// A warpgroup's tile.
+/// The tile that a warpgroup computes.
 struct Tile {
   unsigned char (&units)[kUnits][kChunkBytes];
   int consumer;
-  int row;  // of the output
+  int row;  // the tile's first row and column in the output
   int column;
 
   __device__ int thread() const { return threadIdx.x % kWarpgroup; }
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return thread() / 32; }
   __device__ void sync() const { cuda::barrier_sync(1 + consumer, kWarpgroup); }
-  /// The address that this lane provides for columns 16 i to 16 i + 15 of a unit, in the warp's 16 rows.
+  /// The address that this lane passes to ldmatrix or stmatrix for columns 16 i to 16 i + 15 of a unit and the warp's
+  /// 16 rows.
   __device__ unsigned char* place(int unit, int i) const {
     const int line = warp() * 16 + lane() % 16;
     return units[unit] + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
   }
 };
 
-/// out = (a · b) · slopes, and the sums of the columns of each warpgroup's tile.
+/// The epilogue of backward: out = (a · b) ⊙ slopes, and the column sums of each tile, for the gradient of the bias.
 template <class T>
 struct Gradient {
   float* parts;  // (tiles of rows, N), or null
@@ -71,12 +73,12 @@ struct Gradient {
 
   struct Loaded {};
 
-  /// Starts loading the tile of slopes.
+  /// Starts loading the tile's slopes into shared memory.
   __device__ Loaded begin(Shared& shared, const Tile& tile, const CUtensorMap* slopes_map) const {
     if (tile.thread() != 0) {
       return {};
     }
-    cuda::wait_stores_read<0>();  // of the previous tile
+    cuda::wait_stores_read<0>();  // until the previous tile's output has been read from the buffer
     std::uint64_t* const loaded = &shared.loaded[tile.consumer];
     cuda::arrive_expecting(loaded, kUnits * kChunkBytes);
 #pragma unroll
@@ -92,7 +94,7 @@ struct Gradient {
     cuda::wait(&shared.loaded[tile.consumer], parity);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      float totals[kChunk / 4] = {};  // of this thread's columns: of each 8, two
+      float totals[kChunk / 4] = {};  // column sums: a thread has two of every 8 columns
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         const int unit = chunk * kHalves + half;
@@ -118,7 +120,7 @@ struct Gradient {
       }
       cuda::fence_async_proxy();
       if (parts != nullptr) {
-        tile.sync();  // the previous sums were read
+        tile.sync();  // until the previous sums have been read
         write_totals(shared.sums[tile.consumer][tile.warp()], totals, tile.lane());
       }
       tile.sync();
@@ -142,8 +144,8 @@ struct Gradient {
   }
 
  private:
-  /// Halves the number of totals: two lanes whose indices differ by kStep exchange halves and add them. Returns the
-  /// original index of this lane's first total.
+  /// Halves the number of totals per lane: two lanes whose indices differ by kStep exchange halves of their totals, and
+  /// each adds up the half that it keeps. Returns the original index of this lane's first total.
   template <int kStep, int kKept>
   __device__ static int fold(float (&totals)[kChunk / 4], int lane) {
     const bool upper = (lane & kStep) != 0;
@@ -156,7 +158,7 @@ struct Gradient {
     return upper ? kKept : 0;
   }
 
-  /// Adds the totals of the 8 lanes with the same 16 columns. Each lane writes two.
+  /// Adds up the totals of the 8 lanes that have the same 16 columns. Each lane then writes two sums.
   __device__ static void write_totals(float (&to)[kChunk], float (&totals)[kChunk / 4], int lane) {
     const int first = fold<16, 8>(totals, lane) + fold<8, 4>(totals, lane) + fold<4, 2>(totals, lane);
     const int column = first / 4 * 16 + first % 4 / 2 * 8 + lane % 4 * 2;
@@ -165,14 +167,14 @@ struct Gradient {
   }
 };
 
-/// out = f(z), z = a · b + bias, and as a second output z or f′(z).
+/// The epilogue of forward: out = f(z) for z = a · b + bias, and a second output, which is f′(z) if kSlopes, else z.
 template <class T, class F, bool kSlopes>
 struct Forward {
   const T* bias;  // or null
   int columns;
 
   struct Loaded {
-    std::uint32_t biases[kGroups][2];  // of a chunk, two in each
+    std::uint32_t biases[kGroups][2];  // of a chunk's columns, two per word
   };
 
   __device__ Loaded begin(Shared&, const Tile& tile, const CUtensorMap*) const { return load(tile, 0); }
@@ -183,9 +185,9 @@ struct Forward {
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const int unit = (chunk * kHalves + half) % 2 * 2;  // and the next, for the second output
+        const int unit = (chunk * kHalves + half) % 2 * 2;  // of the buffer; the next one is for the second output
         if (tile.thread() == 0) {
-          cuda::wait_stores_read<1>();  // all but those of the other two units
+          cuda::wait_stores_read<1>();  // until these two units are free; the stores of the other two may be in flight
         }
         tile.sync();
 #pragma unroll
@@ -237,7 +239,7 @@ struct Forward {
   }
 };
 
-/// One consumer warpgroup: processes every other tile of the block.
+/// The loop of a consumer warpgroup, over every other tile of the block.
 template <class T, Lines kB, class Epilogue>
 __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUtensorMap* out_map, const Sizes& sizes,
                         const Epilogue& epilogue) {
@@ -248,21 +250,22 @@ __device__ void consume(Shared& shared, const CUtensorMap* other_map, const CUte
   if (consumer == 1) {
     ring.skip(sizes.pieces);
   }
-  unsigned parity = 0;  // of barriers that complete once per tile
+  unsigned parity = 0;  // of the barriers that complete once per tile
   for (int number = blockIdx.x / Ours::kCluster + consumer * step; number < sizes.order.size();
        number += kConsumers * step, parity ^= 1) {
     const Corner corner = corner_of<Ours>(sizes, number);
     const Tile tile{.units = shared.tiles[consumer], .consumer = consumer, .row = corner.row, .column = corner.column};
     auto loaded = epilogue.begin(shared, tile, other_map);
-    // The first warpgroup starts. A wait for a stage before the other warpgroup has consumed its last one could confuse
-    // two rounds.
+    // Waits for the warpgroup's turn; the first one starts. It must not wait for a stage before the other warpgroup has
+    // consumed its last one: barriers have only a parity, so it could mistake one round for another.
     cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     Sums sums;
-    multiply_tile<T, Ours, Lines::depth, kB>(sums, shared.stages, ring, sizes.pieces, 0, [&] {
+    const auto issued = [&] {
       if (is_first) {
         cuda::arrive(&shared.turn[1 - consumer]);
       }
-    });
+    };
+    multiply_tile<T, Ours, Lines::depth, kB>(sums, shared.stages, ring, sizes.pieces, 0, issued, release<Ours>);
     ring.skip(sizes.pieces);
     epilogue.end(shared, tile, sums, loaded, parity, other_map, out_map);
   }
@@ -320,8 +323,8 @@ void launch(const Tensor& a, const Tensor& b, const Tensor& other, const Tensor&
            sizes, epilogue);
 }
 
-/// Whether this kernel computes a · b: 16-bit floats, rows of a and the given lines of b adjacent in memory, and
-/// enough tiles for every multiprocessor.
+/// Whether this kernel supports a · b: 16-bit floats, rows of a that are contiguous, rows (if b_has_rows) or columns of
+/// b that are, and at least as many tiles as multiprocessors.
 bool fits(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& out) {
   return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && matrix_of(a).lines_are_rows &&
          matrix_of(b).lines_are_rows == b_has_rows &&

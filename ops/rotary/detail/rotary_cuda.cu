@@ -4,6 +4,7 @@
 #include <mica/core/cuda/stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/ops/rotary/detail/rotary_kernels.h>
+#include <mica/ops/rotary/detail/rotation_cuda.cuh>
 
 namespace mica::kernels {
 
@@ -28,18 +29,10 @@ struct Arguments {
   float frequencies[kMostRotaryPairs];
 };
 
-// The sine and cosine of an angle, given in half turns, as sincospi takes them.
-__device__ void sincos_of(double half_turns, double* sine, double* cosine) { sincospi(half_turns, sine, cosine); }
-__device__ void sincos_of(double half_turns, float* sine, float* cosine) {
-  // Less than a turn is left for float32.
-  sincospif(static_cast<float>(half_turns - 2 * rint(half_turns / 2)), sine, cosine);
-}
-
 // A thread rotates one pair of columns of kHeads heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant__ Arguments<T> a) {
   using S = Accumulate<T>;
-  constexpr double kOneOverPi = 0.31830988618379067;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   const std::int64_t first_head = static_cast<std::int64_t>(blockIdx.y) * kHeads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.rows * a.half;
@@ -48,13 +41,8 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant_
     const int j = static_cast<int>(i - row * a.half);
     const std::int64_t position =
         a.positions != nullptr ? a.positions[row % a.position_count] : a.offset + row % a.steps;
-    // Rounded to float32 by itself, as on the CPU.
-    const float angle = __fmul_rn(static_cast<float>(position), a.frequencies[j]);
-    S sine;
-    S cosine;
-    sincos_of(angle * (a.direction * kOneOverPi), &sine, &cosine);
-    sine = static_cast<S>(a.scale) * sine;
-    cosine = static_cast<S>(a.scale) * cosine;
+    const auto [cosine, sine] =
+        cosine_and_sine<S>(static_cast<float>(position), a.frequencies[j], a.scale, a.direction);
     const std::int64_t at = (row * a.heads + first_head) * 2 * a.half + j;
 #pragma unroll
     for (int head = 0; head < kHeads; ++head) {

@@ -1,6 +1,7 @@
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_sm90.cuh>
 
-// tiled_matmul: two warpgroups multiply 64 rows of a tile each.
+// tiled_matmul() on compute capability 9.0. A tile has 128 rows; each of two consumer warpgroups multiplies 64 of them
+// by wgmma. See tiled_matmul_sm90.cuh for how operands reach shared memory.
 
 namespace mica::kernels::tiles {
 
@@ -14,15 +15,15 @@ struct Shared {
   Stages<P> stages;
 };
 
-/// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory: the copy engine writes whole lines
-/// asynchronously and skips elements outside of y.
+/// Writes a warpgroup's part of a tile, 64 columns at a time, through shared memory. From there, TMA copies whole lines
+/// to global memory asynchronously, and skips elements outside of y.
 template <class T, class P>
 __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&buffers)[2][kChunkBytes],
                           int& buffer_index, const CUtensorMap* y_map, int row, int column, int columns, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
   const int lane = thread % 32;
-  const int line = thread / 32 * 16 + lane % 16;  // the line whose address this lane provides
+  const int line = thread / 32 * 16 + lane % 16;  // the line whose address this lane passes to stmatrix
 #pragma unroll
   for (int chunk = 0; chunk < P::kColumns / kChunk; ++chunk) {
     if (column + chunk * kChunk >= columns) {
@@ -31,7 +32,7 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
     unsigned char* const buffer = buffers[buffer_index];
     buffer_index ^= 1;
     if (thread == 0) {
-      cuda::wait_stores_read<1>();  // of the previous contents
+      cuda::wait_stores_read<1>();  // until the buffer's previous contents have been read
     }
     cuda::barrier_sync(1 + consumer, kWarpgroup);
 #pragma unroll
@@ -42,7 +43,7 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
       for (int j = 0; j < 4; ++j) {
         pairs[j] = cuda::pair_of<T>(leaky(s[2 * j], slope), leaky(s[2 * j + 1], slope));
       }
-      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the map
+      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
       cuda::store_matrices(buffer + line * kLineBytes + place * 16, pairs);
     }
     cuda::fence_async_proxy();
@@ -54,16 +55,17 @@ __device__ void write_out(const float (&sums)[P::kColumns / 2], unsigned char (&
   }
 }
 
-/// Multiplies the pieces of all tiles of this block. Runs in a warpgroup, for its 64 rows.
+/// The loop of a consumer warpgroup over all tiles of the block: multiplies and writes its 64 rows of each.
 template <class T, class P, Lines kA, Lines kB>
 __device__ void consume(Shared<P>& shared, const CUtensorMap* y_map, const Sizes& sizes, float slope) {
   const int consumer = threadIdx.x / kWarpgroup - 1;
   const int thread = threadIdx.x % kWarpgroup;
   Ring<P::kStages> ring;
-  int buffer_index = 0;  // of y
+  int buffer_index = 0;  // of the next buffer for y
   for (int tile = blockIdx.x / P::kCluster; tile < sizes.order.size(); tile += gridDim.x / P::kCluster) {
     float sums[1][P::kColumns / 2];
-    multiply_tile<T, P, kA, kB>(sums, shared.stages, ring, sizes.pieces, consumer * kChunkBytes, [] {});
+    multiply_tile<T, P, kA, kB>(
+        sums, shared.stages, ring, sizes.pieces, consumer * kChunkBytes, [] {}, release<P>);
     const Corner corner = corner_of<P>(sizes, tile);
     write_out<T, P>(sums[0], shared.y[consumer], buffer_index, y_map, corner.row + consumer * kConsumerRows,
                     corner.column, sizes.columns, slope);
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
   if (threadIdx.x < kWarpgroup) {
-    cuda::release_registers<40>();  // of the initial 168 per thread
+    cuda::release_registers<40>();  // keeps 40 of the initial 168 per thread
     if (threadIdx.x == 0) {
       produce<P, kA, kB>(shared.stages, &a_map, &b_map, sizes);
     }
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::acquire_registers<232>();
     consume<T, P, kA, kB>(shared, &y_map, sizes, slope);
   }
-  // No block exits while the other may still write to its memory.
+  // A block must not exit while another one of the cluster may still write to its shared memory.
   cuda::arrive_in_cluster();
   cuda::wait_for_cluster();
 #endif
@@ -115,12 +117,12 @@ void launch(const TiledMatmulArgs& args) {
            map_of(args.y, matrix_of(args.y), kConsumerRows), sizes, static_cast<float>(slope_of(args.activation)));
 }
 
-/// Calls f.operator()<P>() with the fastest plan. Wide tiles cost the least per element, but if there are few of them,
-/// multiprocessors are idle. All plans sum an element in the same order.
+/// Calls f.operator()<P>() with the plan that is fastest for the sizes. Wide tiles take the least time per element; but
+/// if there are too few of them, some multiprocessors are idle. All plans sum an element in the same order.
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const int blocks = cuda::multiprocessor_count();
-  // The measured time of a tile, times the tiles per block.
+  // The measured time of one tile, times the number of tiles per block.
   const auto cost = [&]<class P>(P, double tile) {
     const std::int64_t clusters =
         std::int64_t{parts_of(rows, P::kClusterRows * kTileRows)} * parts_of(columns, P::kClusterColumns * P::kColumns);

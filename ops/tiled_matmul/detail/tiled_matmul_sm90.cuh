@@ -1,9 +1,14 @@
 #pragma once
 
-// Code shared by the matrix products for compute capability 9.0. A block computes tiles of the output in sequence. One
-// thread of its first warpgroup loads pieces of a and b into a ring of stages; the two other warpgroups multiply them.
-// Two or four blocks can form a cluster. Blocks whose tiles are vertically adjacent need the same piece of b, of which
-// each loads a part for all; so do horizontally adjacent ones with a.
+// Code shared by the matrix products for compute capability 9.0. The kernel is persistent: a thread block computes one
+// tile of the output after the other.
+//
+//     producer (a thread of warpgroup 0)     global memory ── TMA ──▶ stage 0 | stage 1 | … in shared memory, a ring
+//     consumers (warpgroups 1 and 2)         stages ── wgmma ──▶ accumulators ── epilogue ──▶ global memory
+//
+// A stage holds a piece of a and a piece of b: kDepth elements of K for all rows or columns of the tile. Two or four
+// blocks can form a cluster. Its blocks whose tiles are vertically adjacent need the same piece of b; each loads a part
+// of it into the shared memory of all of them (multicast). Horizontally adjacent blocks share the piece of a likewise.
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ring.cuh>
@@ -16,14 +21,14 @@ namespace mica::kernels::tiles {
 using cuda::Ring;
 
 inline constexpr int kTileRows = 128;
-inline constexpr int kDepth = 64;  // of a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kDepth = 64;  // elements of K in a piece: 128 bytes, the length of a swizzled line
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 inline constexpr int kLineBytes = 128;
 inline constexpr int kChunk = 64;                        // elements of a line
 inline constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
-inline constexpr int kGroupRows = 1024;                  // of the output, in one group of tiles
+inline constexpr int kGroupRows = 1024;                  // rows of the output in a group of tiles (TileOrder)
 
 template <int kTileColumns, int kStages_, int kClusterRows_, int kClusterColumns_ = 1>
 struct Plan {
@@ -36,9 +41,9 @@ struct Plan {
   static constexpr int kBBytes = kColumns * kLineBytes;
   static constexpr int kAShare = kTileRows / kClusterColumns;            // rows of a that a block loads
   static constexpr int kBShare = kColumns / kClusterRows;                // columns of b that it loads
-  static constexpr int kNeighbors = kClusterRows + kClusterColumns - 1;  // blocks of its row and column, with itself
-  static constexpr std::uint16_t kRowMask = (1 << kClusterColumns) - 1;  // of the first row
-  static constexpr std::uint16_t kColumnMask =                           // of the first column
+  static constexpr int kNeighbors = kClusterRows + kClusterColumns - 1;  // blocks in its row and column, including it
+  static constexpr std::uint16_t kRowMask = (1 << kClusterColumns) - 1;  // the blocks of the cluster's first row
+  static constexpr std::uint16_t kColumnMask =                           // the blocks of the cluster's first column
       kClusterRows == 1      ? 1
       : kClusterColumns == 1 ? (1 << kClusterRows) - 1
                              : 0b0101;
@@ -49,13 +54,13 @@ template <class P>
 struct Stages {
   unsigned char a[P::kStages][P::kABytes];
   unsigned char b[P::kStages][P::kBBytes];
-  std::uint64_t full[P::kStages];   // a piece was loaded
-  std::uint64_t empty[P::kStages];  // every consumer of the cluster has read it
+  std::uint64_t full[P::kStages];   // barriers: the stage's pieces have been loaded
+  std::uint64_t empty[P::kStages];  // barriers: all consumers that read the stage's pieces have read them
 };
 
 struct Sizes {
-  TileOrder order;  // of a cluster's tiles
-  int pieces;       // of K
+  TileOrder order;  // of the clusters' tiles, each of which has a tile for every block
+  int pieces;       // number of pieces that K is cut into
   int columns;      // N
 };
 
@@ -68,7 +73,7 @@ Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
           .columns = static_cast<int>(n)};
 }
 
-/// The map of a matrix for tiles of `box_lines` lines.
+/// The tensor map (TMA descriptor) of a matrix, for boxes of `box_lines` lines.
 inline CUtensorMap map_of(const Tensor& x, const Matrix& lines, int box_lines) {
   return cuda::swizzled_tensor_map({.dtype = x.dtype(),
                                     .data = x.raw_data(),
@@ -87,13 +92,13 @@ CUtensorMap map_of_b(const Tensor& b) {
   return map_of(b, matrix_of(b), kB == Lines::depth ? P::kBShare : kDepth);
 }
 
-/// The number of blocks that the tiles can occupy.
+/// The number of blocks to launch.
 template <class P>
 int blocks_for(const Sizes& sizes) {
   return std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
 }
 
-/// `readers`: warpgroups of a block that read each stage.
+/// Initializes the barriers. `readers` is the number of warpgroups per block that read each stage.
 template <class P>
 __device__ void init_stages(Stages<P>& stages, int readers) {
   for (int stage = 0; stage < P::kStages; ++stage) {
@@ -114,7 +119,7 @@ struct Corner {
   int column;
 };
 
-/// Of this block's tile among the cluster's tiles of that number.
+/// The corner of this block's tile, if the cluster processes item `number` of the order.
 template <class P>
 __device__ Corner corner_of(const Sizes& sizes, int number) {
   const TileOrder::Place place = sizes.order.place(number);
@@ -123,7 +128,8 @@ __device__ Corner corner_of(const Sizes& sizes, int number) {
           (place.column * P::kClusterColumns + rank % P::kClusterColumns) * P::kColumns};
 }
 
-/// Copies a tile into all blocks of `blocks` at once, or into this block if it is alone.
+/// Copies a box into the shared memory of all blocks in the mask `blocks` (multicast), or of this block if there is no
+/// cluster.
 template <class P>
 __device__ void load_shared(void* to, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
                             std::uint16_t blocks) {
@@ -134,7 +140,7 @@ __device__ void load_shared(void* to, const CUtensorMap* map, int element, int l
   }
 }
 
-/// Loads this block's share of a piece of b, the columns from `column` on.
+/// Loads this block's share of a piece of b: the columns from `column` on.
 template <class P, Lines kB>
 __device__ void load_share_of_b(unsigned char* to, const CUtensorMap* map, int k, int column, std::uint64_t* full,
                                 std::uint16_t blocks) {
@@ -147,8 +153,8 @@ __device__ void load_share_of_b(unsigned char* to, const CUtensorMap* map, int k
   }
 }
 
-/// Loads all pieces of all tiles of this block, each as soon as its stage is empty: load_b(to, k, corner, share, full,
-/// blocks) loads the share of b that begins at column `share` of the tile. Runs in one thread.
+/// The producer's loop: loads all pieces of all tiles of this block, each as soon as its stage is empty. load_b(to, k,
+/// corner, share, full, blocks) loads the share of b that begins at column `share` of the tile. Runs in one thread.
 template <class P, Lines kA, class F>
 __device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const Sizes& sizes, const F& load_b) {
   const int rank = rank_of_block<P>();
@@ -188,7 +194,7 @@ __device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUten
       });
 }
 
-/// A warpgroup's operand in one stage, for wgmma.
+/// The descriptor of an operand in one stage, for wgmma.
 template <Lines kLines>
 __device__ std::uint64_t descriptor(const void* tile) {
   if constexpr (kLines == Lines::depth) {
@@ -198,7 +204,7 @@ __device__ std::uint64_t descriptor(const void* tile) {
   }
 }
 
-/// Reports that this warpgroup has read a stage, to every block that writes to it.
+/// Tells all blocks that write into this block's stage (by multicast) that this warpgroup has read it.
 template <class P>
 __device__ void release(Stages<P>& stages, int stage) {
   const int thread = threadIdx.x % kWarpgroup;
@@ -206,7 +212,7 @@ __device__ void release(Stages<P>& stages, int stage) {
     const int rank = rank_of_block<P>();
     const int row = rank / P::kClusterColumns;
     const int column = rank % P::kClusterColumns;
-    const int other_row = thread - P::kClusterColumns;  // without this block's
+    const int other_row = thread - P::kClusterColumns;  // counted without this block's row
     const int block = thread < P::kClusterColumns
                           ? row * P::kClusterColumns + thread
                           : (other_row + (other_row >= row ? 1 : 0)) * P::kClusterColumns + column;
@@ -214,11 +220,12 @@ __device__ void release(Stages<P>& stages, int stage) {
   }
 }
 
-/// One warpgroup multiplies all pieces of a tile: kHalves times 64 rows, from byte `first_row` of a stage's a on. Calls
-/// issued() after the last product was issued, before waiting for it.
-template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
+/// A warpgroup multiplies all pieces of a tile, for kHalves times 64 rows; these begin at byte `first_row` of a stage's
+/// piece of a. Calls release(stages, stage) when a stage has been read, and issued() after the last wgmma has been
+/// issued, before waiting for it.
+template <class T, class P, Lines kA, Lines kB, int kHalves, class F, class Release>
 __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
-                              int pieces, int first_row, const F& issued) {
+                              int pieces, int first_row, const F& issued, const Release& release) {
   int last = 0;
   for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
     cuda::wait(&stages.full[ring.stage], ring.parity);

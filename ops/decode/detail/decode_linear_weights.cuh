@@ -1,0 +1,212 @@
+#pragma once
+
+// The kinds of weights in the products of few rows by wgmma (decode_linear_batch_sm90.cu, decode_linear_wide_sm90.cu):
+// how the copy engine brings them to a stage of the ring, and what the tensor cores take of them.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <mica/core/cuda/tensor_copy.cuh>
+#include <mica/core/cuda/wgmma.cuh>
+#include <mica/ops/decode/detail/decode_kernels.h>
+#include <mica/ops/decode/detail/packed_pair.cuh>
+
+namespace mica::kernels::pieces {
+
+using cuda::Lines;
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarpgroup = 128;  // threads
+inline constexpr int kOutputs = 64;
+inline constexpr int kTerms = 64;
+inline constexpr int kLineBytes = 128;
+
+/// The columns of y that belong to 64 outputs.
+template <bool kSwiglu>
+inline constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
+
+/// Weights of T, which the tensor cores read where they are. A stage has one piece.
+template <class Element>
+struct FloatWeights {
+  using T = Element;
+  static constexpr bool kIsPacked = false;
+  static constexpr int kUnits = 1;      // pieces of a stage
+  static constexpr int kConsumers = 2;  // warpgroups of decode_linear_wide
+  static constexpr bool kTakesFewRows = true;
+  static constexpr int kStageBytes = kOutputs * kLineBytes;
+  static constexpr int kScaleBytes = 0;
+  static constexpr int kCopiedBytes = kStageBytes;
+  struct Scales {};
+
+  /// Where row g + 8 i of warp w's first operand comes from.
+  __device__ static int output(int warp, int g, int i) { return warp * 16 + g + 8 * i; }
+};
+
+/// Weights of 4 or 8 bits, whose words hold neighbors along the depth. A stage has the words of one or two pieces as
+/// they are stored, 32 outputs in a line of 128 bytes: first those of the outputs 0 to 31, then the others. Beside it
+/// are the scales and zeros of its groups. With the scale s and the zero z of a piece,
+///
+///     sum += s · (Σ x · (q + b) − (z + b) · Σ x)        b: what the conversion to T adds to an integer
+template <class Element, int kBitsOf, int kUnitsOf>
+struct PackedWeights {
+  using T = Element;
+  static constexpr bool kIsPacked = true;
+  static constexpr int kBits = kBitsOf;
+  static constexpr int kUnits = kUnitsOf;
+  static constexpr int kConsumers = 4;  // warpgroups of decode_linear_wide: the conversion needs more warps than copies
+  static constexpr bool kTakesFewRows = kBits > 4;  // up to 16: few_rows_kernel()
+  static constexpr int kPieceLines = kTerms * kBits / 32;
+  static constexpr int kLines = kUnits * kPieceLines;
+  static constexpr int kHalfOutputs = kLineBytes / 4;
+  static constexpr int kHalfBytes = kLines * kLineBytes;
+  static constexpr int kStageBytes = 2 * kHalfBytes;
+  static constexpr int kFactorBytes = 256;              // of scales or zeros, of two pieces at most
+  static constexpr int kScaleBytes = 2 * kFactorBytes;  // of a stage
+  static constexpr int kCopiedBytes = kStageBytes + 2 * kUnits * kOutputs * 2;
+  static constexpr float kAdded = kPackedAdded<T, kBits>;
+  static_assert(kUnits == 1 || kUnits == 2);
+
+  struct Scales {
+    CUtensorMap scales[kMostDecodeWeights];  // (groups, outputs)
+    CUtensorMap zeros[kMostDecodeWeights];
+    int group_shift;  // a group has 2^group_shift pieces
+  };
+
+  /// Each quarter of a warp reads 16 bytes of even or of odd places in a line, so that lanes of two neighboring lines
+  /// use different banks.
+  __device__ static int output(int warp, int g, int i) {
+    return warp / 2 * kHalfOutputs + g / 2 * 8 + warp % 2 * 4 + g % 2 * 2 + i;
+  }
+
+  /// Starts to copy the scales and zeros of a stage, whose first piece is `piece`.
+  template <bool kSwiglu>
+  __device__ static void load_scales(unsigned char* to, const Scales& s, int part, int column, int piece,
+                                     std::uint64_t* full) {
+    const int line = piece >> s.group_shift;
+    if constexpr (kSwiglu) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        cuda::load_tile(to + half * kFactorBytes / 2, &s.scales[half], column, line, full);
+        cuda::load_tile(to + kFactorBytes + half * kFactorBytes / 2, &s.zeros[half], column, line, full);
+      }
+    } else {
+      cuda::load_tile(to, &s.scales[part], column, line, full);
+      cuda::load_tile(to + kFactorBytes, &s.zeros[part], column, line, full);
+    }
+  }
+
+  /// A lane's part of a piece: the first operand, and scales and zeros of two outputs.
+  struct Fragment {
+    std::uint32_t pairs[kTerms / 16][4];
+    std::uint32_t scales, zeros;
+
+    using Pairs = std::uint32_t[4];
+    __device__ const Pairs& operator()(int step) const { return pairs[step]; }
+
+    __device__ void pin() {
+#pragma unroll
+      for (auto& step : pairs) {
+        cuda::pin(step);
+      }
+    }
+
+    /// sums += the piece's products, of sums of the integers and of x_sum(j), x of the columns 8 j + 2 t and the next.
+    template <int kSums, class F>
+    __device__ void add(float (&sums)[kSums], const float (&of_piece)[kSums], const F& x_sum) const {
+      float scale[2];
+      float zero[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        scale[i] = static_cast<float>(reinterpret_cast<const T*>(&scales)[i]);
+        zero[i] = static_cast<float>(reinterpret_cast<const T*>(&zeros)[i]) + kAdded;
+      }
+#pragma unroll
+      for (int j = 0; j < kSums / 4; ++j) {
+        const float2 x = x_sum(j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums[4 * j + i] += scale[i / 2] * (of_piece[4 * j + i] - zero[i / 2] * (i % 2 == 0 ? x.x : x.y));
+        }
+      }
+    }
+  };
+
+  /// What a lane needs to read fragments. Lane (g, t) has terms 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16.
+  template <bool kSwiglu>
+  struct Reader {
+    static constexpr int kLineTerms = 32 / kBits;
+    int words;        // offset in a stage, without the swizzle's lower bits
+    int place;        // the same, of 16 bytes in a line
+    int factors;      // offset in scales or zeros
+    unsigned select;  // of __byte_perm
+
+    __device__ explicit Reader(int thread) {
+      const int warp = thread / kWarp;
+      const int g = thread % kWarp / 4;
+      const int t = thread % 4;
+      const int line = 2 * t / kLineTerms;  // of the first two terms
+      const int first = output(warp, g, 0);
+      words = warp / 2 * kHalfBytes + line * kLineBytes + g % 2 * 8;
+      place = (g / 2 * 2 + warp % 2) ^ line;
+      factors = kSwiglu ? warp / 2 * (kFactorBytes / 2) + first % kHalfOutputs * 2 : first * 2;
+      if constexpr (kBits == 4) {
+        select = 0x4440 | t;
+      } else if constexpr (std::is_same_v<T, Half>) {
+        select = t % 2 == 0 ? 0x4140 : 0x4342;
+      } else {
+        select = 0x7440 | (2 * (t % 2));
+      }
+    }
+
+    /// The two integers of a word that are this lane's, plus kAdded, as T.
+    __device__ std::uint32_t pair(std::uint32_t word) const {
+      if constexpr (kBits == 4) {
+        constexpr std::uint32_t kPower = std::is_same_v<T, Half> ? 0x64006400 : 0x43004300;
+        return ((__byte_perm(word, 0, select) * 0x1001) & 0x000f000f) | kPower;
+      } else if constexpr (std::is_same_v<T, Half>) {
+        return __byte_perm(word, 0x64646464, select);
+      } else {
+        // Through float32, in whose upper half the 8 bits of a bfloat16 are.
+        const auto number = [&](unsigned selected) {
+          return __float_as_uint(__uint_as_float(__byte_perm(word, 0x4b000000, selected)) - 8388608.0f);
+        };
+        return __byte_perm(number(select), number(select + 1), 0x7632);
+      }
+    }
+
+    __device__ void load(Fragment& f, const unsigned char* stage, const unsigned char* scales, int unit,
+                         int group_shift) const {
+      constexpr int kStepLines = 16 / kLineTerms;  // 4 or 2
+#pragma unroll
+      for (int step = 0; step < kTerms / 16; ++step) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int line = step * kStepLines + k * (kStepLines / 2);
+          const unsigned char* const from =
+              stage + words + (unit * kPieceLines + line) * kLineBytes + ((place ^ (line % 8)) * 16);
+          const uint2 two = *reinterpret_cast<const uint2*>(from);
+          f.pairs[step][2 * k] = pair(two.x);
+          f.pairs[step][2 * k + 1] = pair(two.y);
+        }
+      }
+      const int at = factors + (group_shift == 0 ? unit : 0) * (kSwiglu ? kHalfOutputs : kOutputs) * 2;
+      f.scales = *reinterpret_cast<const std::uint32_t*>(scales + at);
+      f.zeros = *reinterpret_cast<const std::uint32_t*>(scales + kFactorBytes + at);
+      f.pin();  // here, while other products run, and not after the wait for them
+    }
+  };
+};
+
+/// A warpgroup starts to multiply pairs_of(step), which is 16 terms of the first operand, by a piece of x. The group of
+/// products is not committed.
+template <class T, int kRows, class F>
+__device__ void multiply_pairs(float (&sums)[kRows / 2], const F& pairs_of, const unsigned char* x) {
+  std::uint64_t b = cuda::depth_lines(x);
+#pragma unroll
+  for (int step = 0; step < kTerms / 16; ++step) {
+    cuda::multiply_add<T, kRows, Lines::depth>(sums, pairs_of(step), b, step > 0);
+    b += cuda::kNextDepth<Lines::depth>;
+  }
+}
+
+}  // namespace mica::kernels::pieces

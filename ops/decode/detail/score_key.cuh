@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+
+namespace mica::kernels {
+
+/// The order of float32 as one of unsigned integers.
+__device__ inline std::uint32_t score_key(float score) {
+  const std::uint32_t bits = score == 0 ? 0 : __float_as_uint(score);  // -0 is as +0
+  return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
+}
+
+}  // namespace mica::kernels
