@@ -5,9 +5,9 @@
 Draws --count shapes from --seed, log-uniform in the number of rows and in that of columns, with a dtype and, for the
 norms, a dtype of the weights. Tensors of 64 MiB and more are compared with a copy of the same tensor: the ratio is the
 rate of the kernel, counting each input and output once, over the rate of the copy. Smaller ones are compared with the
-fastest of --peers: the ratio is its time over mica's. With --known, the shapes are known ones instead, all with the
-peers' times. --odd-rows leaves out the shapes whose rows packs of 16 bytes fit, --ops all but some ops. Prints the ten
-worst ratios of each op. Times are medians with the L2 cache flushed before each run; the first rows of each result are
+fastest of --peers: the ratio is its time over mica's. With --known, it uses the shapes of KNOWN instead, all with the
+peers' times. --odd-rows skips shapes whose rows are multiples of 16 bytes; --ops selects ops. Prints the ten worst
+ratios of each op. Times are medians with the L2 cache flushed before each run; the first rows of each result are
 checked against float64.
 """
 
@@ -25,7 +25,7 @@ from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers
 EPS = 1e-5
 LARGE = 64 << 20  # bytes
 COLUMNS = (64, 262144)
-BYTES = (64 << 10, 512 << 20)  # of a tensor
+BYTES = (64 << 10, 512 << 20)  # bytes of a tensor
 PAIRS = [("float32", "float32"), ("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"),
          ("bfloat16", "float32")]
 
@@ -42,7 +42,7 @@ FUNCTIONS = {
 
 Shape = collections.namedtuple("Shape", "dtype weight_dtype m n")
 
-# Shapes of models, and some that were slow once.
+# Shapes of models, and some that used to be slow.
 KNOWN = [Shape(*s) for s in [
     ("bfloat16", "float32", 65536, 768), ("bfloat16", "float32", 16384, 4096), ("bfloat16", "float32", 8192, 8192),
     ("bfloat16", "float32", 8192, 16384), ("bfloat16", "float32", 32768, 1600), ("bfloat16", "float32", 4096, 1024),
@@ -71,7 +71,7 @@ def draw_shapes(seed, count):
 
 
 class Case:
-    """The tensors of all ops of a shape. Ops of one shape share them."""
+    """The tensors for a shape, shared by all ops."""
 
     def __init__(self, shape):
         kind, parameter = DTYPES[shape.dtype], DTYPES[shape.weight_dtype]
@@ -110,7 +110,7 @@ class Case:
         if name == "softmax_backward":  # its input is the rounded softmax
             expected = p * (dy - (dy * p).sum(1, keepdim=True))
             return gpu_peers.relative_error(s.dx[:16], expected)
-        if name == "add_layer_norm_backward":  # the sum as it was rounded
+        if name == "add_layer_norm_backward":  # the rounded sum
             x = s.sum[:16].double()
         elif name == "add_layer_norm_forward":
             x = (x + residual).to(s.x.dtype).double()
@@ -127,8 +127,8 @@ class Case:
         return gpu_peers.relative_error(s.dx[:16], dx + dsum if name.startswith("add") else dx)
 
 
-# ------------------------------------------------------------------------------------------------- the contestants
-# Each maps a case and an op to a function that runs it, None where the peer has no such kernel.
+# ------------------------------------------------------------------------------------------------- the implementations
+# Each maps a case and an op to a function that runs the op; None if the peer has no such kernel.
 
 def torch_run(case, name):
     s, n, aten = case, case.sizes[1], torch.ops.aten
@@ -148,7 +148,7 @@ def torch_run(case, name):
 
 
 def quack_run(case, name):
-    """Its LayerNorm takes float32 weights only."""
+    """quack's kernels. Its LayerNorm takes float32 weights only."""
     rmsnorm, softmax = (importlib.import_module(f"quack.{module}") for module in ("rmsnorm", "softmax"))
     s, weight, bias = case, case.weight.float(), case.bias.float()
     if name == "layer_norm_forward":
@@ -184,13 +184,13 @@ PEERS = {"torch": torch_run, "quack": quack_run, "liger": liger_run}
 
 
 def add_options(parser):
-    parser.add_argument("--count", type=int, default=200, help="shapes")
+    parser.add_argument("--count", type=int, default=200, help="number of shapes")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--known", action="store_true", help="the shapes of KNOWN instead of random ones")
-    parser.add_argument("--odd-rows", action="store_true", help="only shapes whose rows packs of 16 bytes do not fit")
-    parser.add_argument("--ops", nargs="+", default=[""], help="only ops whose names begin so")
+    parser.add_argument("--known", action="store_true", help="use the shapes of KNOWN instead of random ones")
+    parser.add_argument("--odd-rows", action="store_true", help="only shapes whose rows are not multiples of 16 bytes")
+    parser.add_argument("--ops", nargs="+", default=[""], help="only ops whose names start with one of these")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
-    parser.add_argument("--worst", type=int, default=10, help="ratios of each op to print at the end")
+    parser.add_argument("--worst", type=int, default=10, help="number of worst ratios per op to print at the end")
 
 
 def rows(args, library, clock):
@@ -206,14 +206,14 @@ def rows(args, library, clock):
         for name, moved, arguments in case.ops():
             if not name.startswith(tuple(args.ops)):
                 continue
-            if name.replace("backward", "forward") in lacking:  # which would have left its inputs
+            if name.replace("backward", "forward") in lacking:  # otherwise its forward would have left its inputs
                 continue
 
             def run():
                 library.call(f"mica_{name}", *arguments)
             try:
                 run()
-            except RuntimeError:  # add_layer_norm has no kernel of its own for some shapes
+            except RuntimeError:  # add_layer_norm has no fused kernel for some shapes
                 lacking.add(name)
                 continue
             error = case.error(name)

@@ -1,11 +1,11 @@
 #pragma once
 
-// What a thread has of rows to come that stream through shared memory: of kMatrices matrices of the same shape, chunk
-// after chunk.
+// Streams the rows of kMatrices matrices of the same shape through shared memory, chunk after chunk, ahead of their use
+// (see stream_cuda.cuh).
 //
-//     memory ──packs, each thread its own──▶ shared memory ──packs──▶ registers
-//     memory ──units of 16 bytes, of a warp──▶ shared memory ──words──▶ registers      rows begin anywhere: kUnits
-//     memory ◀──units of 16 bytes, of a warp── shared memory ◀──words── registers
+//     aligned rows:  global memory ── packs, each thread its own ──▶ shared memory ── packs ──▶ registers
+//     other rows:    global memory ── units of 16 bytes, by warp ──▶ shared memory ── words ──▶ registers     (kUnits)
+//                    global memory ◀─ units of 16 bytes, by warp ─── shared memory ◀─ words ─── registers
 
 #include <type_traits>
 
@@ -13,8 +13,9 @@
 
 namespace mica::kernels::rows {
 
-/// packs, as the compiler did not see it before. It would compare it once with the number of each pack, and keep what
-/// comes out over all rows: bits that take longer to unpack than to compare again.
+/// Returns `packs`, but hides from the compiler that it is the same in all rows. Otherwise the compiler would compare
+/// it with the index of each pack once, and keep the results in the bits of a register for all rows; extracting those
+/// bits takes longer than comparing again.
 template <class Shape>
 __device__ int compare_again(int packs) {
   if constexpr (Shape::P > 8) {
@@ -23,7 +24,9 @@ __device__ int compare_again(int packs) {
   return packs;
 }
 
-/// Matrices has `rows`, which are counted in Index, `columns` and matrix(k), where matrix number k begins.
+/// `Matrices` has the members `rows`, `columns` and matrix<k>(), a pointer to matrix number k. Index is the type that
+/// rows are counted in. With kUnits, a row must have at least 16 bytes. `offset` arguments are the index, in a matrix,
+/// of the first element of the thread's (or, if kOfWarps, the warp's) part of a row.
 template <class T, class Matrices, int kMatrices, class Shape, class Index = std::int64_t>
 class RowsAhead {
  public:
@@ -38,6 +41,7 @@ class RowsAhead {
         left_(at.columns - (at.first_pack - lane()) * V),
         step_(static_cast<Index>(at.step)),
         row_(static_cast<Index>(at.first)),
+        row_elements_(static_cast<unsigned>(step_) * static_cast<unsigned>(a.columns)),
         first_(static_cast<int>(at.begin) + at.first_pack * V),
         from_(at.first * a.columns + at.begin + std::int64_t{at.first_pack} * V - lane_offset_),
         stream_(streams(p, memory)) {
@@ -47,29 +51,25 @@ class RowsAhead {
     }
   }
 
-  /// Bytes of shared memory for a block of so many threads.
+  /// Bytes of shared memory for a block of `threads` threads.
   static constexpr int bytes(int threads) {
     const int units = threads / Shape::kLanes * UnitStream::kStreamBytes;
     const int packs = threads * (Shape::D * Shape::kChunk * V * static_cast<int>(sizeof(T)));
     return kMatrices * (kUnits ? units : packs);
   }
 
-  /// Starts copying the next chunk, number c of its row. kFull: the thread is known to have P packs of a row.
+  /// Starts copying the next chunk, which is chunk c of its row. kFull: each thread is known to have P packs of a row.
   template <bool kFull = false>
   __device__ void fetch(int place, int c) {
-    const bool present = row_ < a_.rows;
-    if (present || Shape::kLanes < kWarp) {  // zeros, if others of the warp are present
+    const bool present = row_ < rows();
+    if (present || Shape::kLanes < kWarp) {  // copies zeros if only other rows of the warp exist
       const std::int64_t from = Shape::kLanes == kWarp || present ? next_element() + c * kChunkColumns : 0;
       if constexpr (kUnits) {
-        Index rows = static_cast<Index>(a_.rows);
-        if constexpr (kFewRows) {
-          asm volatile("" : "+r"(rows));
-        }
-        const std::int64_t elements = std::int64_t{rows} * columns();
         const int left = Shape::kLanes == kWarp || present ? left_ - c * kChunkColumns : 0;
-        stream_.first.fetch_units(place, a_.template matrix<0>() + from, left, a_.template matrix<0>() + elements);
+        const bool is_last = row_ + 1 == rows();
+        stream_.first.fetch_units(place, a_.template matrix<0>() + from, left, is_last);
         if constexpr (kMatrices == 2) {
-          stream_.second.fetch_units(place, a_.template matrix<1>() + from, left, a_.template matrix<1>() + elements);
+          stream_.second.fetch_units(place, a_.template matrix<1>() + from, left, is_last);
         }
       } else {
         const int row_packs = kFull ? Shape::P : compare_again<Shape>(packs_);
@@ -84,45 +84,45 @@ class RowsAhead {
         }
       }
     }
-    cuda::commit_copies();  // also of nothing: they are counted
+    cuda::commit_copies();  // also without copies, since wait() counts the commits
     if (c == Shape::C - 1) {
       row_ += step_;
-      from_ += step_ * a_.columns;
+      from_ += kOfWarps ? row_elements_ : step_ * a_.columns;
     }
   }
 
-  /// Waits for chunk c of the row that is at `offset`, of which `pending` younger ones may still be under way. kClears:
-  /// what follows the row in its last unit becomes zeros, if rows begin anywhere.
+  /// Waits for chunk c of the row at `offset`; `pending` later chunks may still be in flight. kClears: with kUnits,
+  /// sets the elements that follow the row in its last unit to zero.
   template <bool kClears = true>
   __device__ void wait(int place, int c, std::int64_t offset, int pending) const {
     cuda::wait_copies(pending);
     if constexpr (kUnits) {
       const int left = left_ - c * kChunkColumns;
-      __syncwarp();  // for what other lanes have copied
+      __syncwarp();  // other lanes have copied parts of it
       if constexpr (kClears) {
         clear(place, offset, left, static_cast<T>(0.0f));
       }
     }
   }
 
-  /// The same for all chunks of a row at once, of which `pending` chunks younger than its last may still be under way.
+  /// Waits for all chunks of a row; `pending` chunks after its last one may still be in flight.
   template <bool kClears = true>
   __device__ void wait_for_row(int place, std::int64_t offset, int pending) const {
     cuda::wait_copies(pending);
-    __syncwarp();  // for what other lanes have copied
+    __syncwarp();  // other lanes have copied parts of it
     const int cut = left_ / kChunkColumns;
     if (kClears && cut < Shape::C) {
       clear(place + cut, offset, left_ - cut * kChunkColumns, static_cast<T>(0.0f));
     }
   }
 
-  /// Puts `value` there instead.
+  /// Sets the elements that follow the row in its last unit to `value`.
   __device__ void fill(int place, int c, std::int64_t offset, T value) const {
     clear(place, offset, left_ - c * kChunkColumns, value);
   }
 
-  /// What the thread has of a chunk of the row that is at `offset`: where its packs are. Pairs are read at once, since
-  /// all begin inside of words or none.
+  /// The thread's packs of a chunk of the row at `offset`: pointers to them or, for pairs, the pairs themselves. Pairs
+  /// are read all at once, since either all of them straddle words of shared memory or none.
   struct Places {
     const T* of[kMatrices];
   };
@@ -151,7 +151,7 @@ class RowsAhead {
     }
   }
 
-  /// Elements of pack i of a matrix's part of a chunk.
+  /// The elements of pack i in one matrix's part of a chunk.
   __device__ static void values(const T* packs, int i, float (&result)[V]) {
     unpack(load<V>(packs + i * (kWarp * V)), result);
   }
@@ -159,34 +159,35 @@ class RowsAhead {
     unpack(pairs[i], result);
   }
 
-  /// And of the third matrix's.
+  /// The same for the third matrix.
   __device__ void third_values(int place, int i, float (&result)[V]) const { unpack(stream_.at(place, 2, i), result); }
 
-  /// Element number i of the warp's part of a chunk of matrix 0.
+  /// Element number i of the warp's part of a chunk, in matrix 0.
   __device__ T element(int place, std::int64_t offset, int i) const {
     return stream_.first.element(place, phase<0>(offset), i);
   }
 
-  /// Writes chunk c of the row that is at `offset` of another matrix, in units, through shared memory, where that of
-  /// matrix 0 was. kWhole: the warp has all columns of it.
+  /// Writes chunk c of the row at `offset` of another matrix, in units, through shared memory: it replaces matrix 0's
+  /// chunk there. kWhole: the row has all of the chunk's columns.
   template <bool kWhole = false>
   __device__ void write_units(T* matrix, int place, int c, std::int64_t offset, bool present,
                               const Pack<T, V> (&packs)[Shape::kChunk]) {
-    T* const to = matrix + offset - lane_offset_ + c * kChunkColumns;
-    __syncwarp();  // all have read
+    T* const to = of_warp(matrix, offset) + c * kChunkColumns;
+    __syncwarp();  // all lanes have read matrix 0's chunk
     stream_.first.store_words(place, UnitStream::phase(to), packs);
     __syncwarp();
     const int count = kWhole ? kChunkColumns : present ? max(0, min(kChunkColumns, left_ - c * kChunkColumns)) : 0;
     stream_.first.write(place, to, count);
-    __syncwarp();  // nobody reads what is copied over
+    __syncwarp();  // all lanes have read it, before the next copy overwrites it
   }
 
   __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
 
  private:
-  // Rows that are counted in int are long, and registers scarce: what can be computed from a row's number is, by one
-  // multiplication.
+  // An Index of 32 bits is used for few, long rows, where registers are scarce. There, offsets are computed from the
+  // row by a multiplication instead of being kept.
   static constexpr bool kFewRows = sizeof(Index) == 4;
+  __device__ Index rows() const { return static_cast<Index>(a_.rows); }
   __device__ Index columns() const { return static_cast<Index>(a_.columns); }
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
   using PackStream = Stream<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
@@ -200,9 +201,20 @@ class RowsAhead {
     return kFewRows && !kPairs ? std::int64_t{row_} * columns() + (first_ - lane_offset_) : from_;
   }
 
+  // Whether `offset` is that of the warp's first element instead of the thread's.
+  static constexpr bool kOfWarps = kFewRows && kPairs;
+  template <class U>
+  __device__ U* of_warp(U* matrix, std::int64_t offset) const {
+    if constexpr (kFewRows) {
+      return matrix + (kOfWarps ? offset : offset - lane_offset_);
+    } else {
+      return matrix + offset - lane_offset_;  // the other order would take two more registers
+    }
+  }
+
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }
 
-  // In a chunk of whose columns so many, or more, are left.
+  // The row has `left` columns from the chunk's beginning on.
   __device__ void clear(int place, std::int64_t offset, int left, T value) const {
     if (left < kChunkColumns) {
       stream_.first.clear(place, phase<0>(offset), left, value);
@@ -213,10 +225,10 @@ class RowsAhead {
     }
   }
 
-  // Where in its first unit the warp's part of a row begins.
+  // The index of the first element of the warp's part of a row in its unit, in matrix k.
   template <int k>
   __device__ int phase(std::int64_t offset) const {
-    return UnitStream::phase(a_.template matrix<k>() + offset - lane_offset_);
+    return UnitStream::phase(of_warp(a_.template matrix<k>(), offset));
   }
 
   __device__ static auto streams(const StreamPlan& p, unsigned char* memory) {
@@ -230,11 +242,12 @@ class RowsAhead {
   const Matrices& a_;
   int packs_;
   int lane_offset_;
-  int left_;  // columns of the slab from those of the first lane on
+  int left_;  // columns of the slab from the first lane's first column on
   Index step_;
-  Index row_;          // the next to be copied
-  int first_;          // column of the thread
-  std::int64_t from_;  // what is copied next: the thread's first pack, or the first lane's
+  Index row_;              // the next one to be copied
+  unsigned row_elements_;  // from a row to the thread's next one, for few rows
+  int first_;              // the thread's first column
+  std::int64_t from_;      // the index of the next element to be copied, by the thread or (kUnits) by the first lane
   std::conditional_t<kUnits, UnitStreams, PackStream> stream_;
 };
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// Rows of a matrix that stream through shared memory. One block stays on each multiprocessor for the whole kernel; each
-// thread copies the elements of rows to come that it will itself use, so that it need not wait for other threads to
-// read them, and a row's threads meet only to add up.
+// Streams rows of a matrix through shared memory, in a persistent kernel: one block per multiprocessor processes many
+// rows. Each thread copies ahead (cp.async) the elements that it will use itself. So it never waits for other threads'
+// copies, and the threads of a row synchronize only to add up their sums.
 //
-// A block has blockDim.y groups of blockDim.x threads, and each group has rows of its own: first, first + step, ….
-// Where a row is too long for a block, `cluster` blocks share it, each with a slab of its columns. A row, or slab, is
-// cut into C chunks; the shared memory holds D chunks of each thread, in use or under way.
+// A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
+// too long for a block, `cluster` blocks share it, and each has a slab of its columns. A row, or slab, is cut into C
+// chunks. The shared memory holds D chunks per thread, which are in use or still being copied.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,18 +20,19 @@ namespace mica::kernels::rows {
 
 #if defined(__CUDACC__)
 
-/// A thread's place. Its packs of a row are first_pack, first_pack + kLanes, …: a warp's lie one after another. Of a
-/// warp that has several rows, kLanes neighboring lanes share one, and the rows are neighbors.
+/// Which rows and packs a thread has. Its packs of a row are first_pack, first_pack + kLanes, …, so that those of
+/// neighboring lanes are adjacent. If a warp has several rows, these are adjacent, too, and kLanes neighboring lanes
+/// share each of them.
 template <Team kTeam, int kLanes = kWarp>
 struct StreamPlace {
-  int rank;                 // of the block among those that share a row
-  int columns;              // of the slab
+  int rank;                 // the block's, among those that share a row
+  int columns;              // in the block's slab
   std::int64_t begin;       // the slab's first column
-  int first_pack;           // in the slab
-  int packs;                // of the thread
-  std::int64_t first;       // row
-  std::int64_t warp_first;  // of the warp's groups
-  std::int64_t step;
+  int first_pack;           // the thread's first pack, counted from the slab's beginning
+  int packs;                // how many the thread has
+  std::int64_t first;       // the thread's first row
+  std::int64_t warp_first;  // the warp's first row
+  std::int64_t step;        // from a row to the thread's next one
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
     rank = kTeam == Team::cluster ? cuda::cluster_rank() : 0;
@@ -40,7 +41,7 @@ struct StreamPlace {
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
     const int lane = threadIdx.x % kLanes;
     first_pack = threadIdx.x / kLanes * (most_packs * kLanes) + lane;
-    const int row_packs = pack_columns == 2 ? (columns + 1) / 2 : columns / pack_columns;  // pairs may be cut
+    const int row_packs = pack_columns == 2 ? (columns + 1) / 2 : columns / pack_columns;  // the last pair may be half
     const int packs_left = (row_packs - first_pack + kLanes - 1) / kLanes;
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
     const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
@@ -52,9 +53,10 @@ struct StreamPlace {
   }
 };
 
-/// V columns in a pack. A thread has P packs of a row, which `kLanes` lanes of a warp share, or more threads; it comes
-/// in C chunks, of which the shared memory holds D. kUnits: rows begin anywhere, packs are words of 4 bytes, and the
-/// lanes of a warp copy the units of 16 bytes in which they lie, for each other; else each copies its own packs.
+/// The sizes of a kernel that streams rows. A pack has V columns. A thread has P packs of a row, in C chunks, of which
+/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team. Without
+/// kUnits, packs are aligned and each thread copies its own. With kUnits, rows may begin anywhere: packs are at most 4
+/// bytes wide, and the lanes of a warp together copy the aligned units of 16 bytes that contain their packs.
 template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, bool kUnits_ = false>
 struct StreamShape {
   static constexpr int V = V_;
@@ -69,7 +71,7 @@ struct StreamShape {
   using Place = StreamPlace<kTeam, kLanes>;
 };
 
-/// The sums of a and of b over kLanes lanes: the lower half of them has the one, the upper the other.
+/// Sums a and b over kLanes lanes. Returns the sum of a in the lower half of these lanes, that of b in the upper half.
 template <int kLanes>
 __device__ float sum_pair_of_lanes(float a, float b) {
   const bool upper = threadIdx.x % kLanes >= kLanes / 2;
@@ -77,8 +79,8 @@ __device__ float sum_pair_of_lanes(float a, float b) {
   return sum_lanes<kLanes / 2>(mine);
 }
 
-/// The thread's part of the shared memory through which its packs of kSources matrices stream: D chunks of P packs of
-/// each.
+/// A thread's ring buffer in shared memory: D chunks with P packs of each of kSources matrices. A `place` is the index
+/// of a chunk in the ring.
 template <class T, int V, int kSources, int P, int D, int kLanes = kWarp>
 class Stream {
  public:
@@ -89,9 +91,9 @@ class Stream {
     places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + thread / kWarp * (D * kChunk) + thread % kWarp;
   }
 
-  /// Starts copying the first `count` packs of a chunk from there on; the others become zeros. No place needs
-  /// to be cleared first. What was read stays in the L2 cache longest: what is written then leaves it in the order in
-  /// which it came, which suits memory.
+  /// Starts copying the first `count` packs of a chunk from each matrix; the chunk's other packs become zeros. What is
+  /// read is marked to be evicted last from the L2 cache. Then the written results are evicted first, in the order in
+  /// which they were written, which DRAM writes faster.
   template <class... From>
   __device__ void fetch(int place, int count, const From*... from) {
     Packs* to = places_ + place * kChunk;
@@ -104,7 +106,7 @@ class Stream {
     }
   }
 
-  /// Pack number i of a chunk.
+  /// The thread's pack number i of a chunk.
   __device__ Packs& at(int place, int source, int i) const {
     return places_[place * kChunk + (source * P + i) * kWarp];
   }
@@ -116,48 +118,46 @@ class Stream {
   Packs* places_;
 };
 
-/// The same for one matrix of rows that begin anywhere, of single elements: kLanes lanes copy the units of 16 bytes in
-/// which their elements lie, P for each. So they have to meet where one of them uses what others have copied. Several
-/// matrices have a stream each: `source` is the number of this one.
+/// The ring buffer of kLanes lanes for one matrix whose rows begin at any address. A chunk has P elements per lane. The
+/// lanes together copy the aligned units of 16 bytes that contain the chunk, so they have to synchronize before they
+/// use what other lanes have copied. The `phase` of a chunk is the index of its first element in the first unit. A
+/// kernel of several matrices has a WarpStream for each.
 template <class T, int P, int D, int kLanes = kWarp>
 class WarpStream {
  public:
-  static constexpr int kElements = P * kLanes;  // of a chunk
+  static constexpr int kElements = P * kLanes;  // per chunk
   static constexpr int kUnit = 16 / sizeof(T);
   static constexpr int kInWord = 4 / sizeof(T);
-  static constexpr int kUnits = kElements + kUnit;  // elements of the units that a chunk may lie in
+  static constexpr int kUnits = kElements + kUnit;  // elements in all units that a chunk may touch
   static constexpr int kStreamBytes = D * kUnits * static_cast<int>(sizeof(T));
   static_assert(kElements % kUnit == 0);
 
+  /// The stream of matrix number `source` out of `sources`.
   __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
     const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
     places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kUnits);
     address_ = cuda::shared_address(places_);
   }
 
-  /// In memory of a block's own, of kStreamBytes. The shuffle keeps its address out of a uniform register: of a copy to
-  /// such a register + another, ptxas 13.0 makes an illegal instruction.
+  /// In `memory`, kStreamBytes of shared memory. The shuffle keeps its address out of a uniform register: for a copy to
+  /// the sum of a uniform and another register, ptxas 13.0 generates an illegal instruction.
   __device__ explicit WarpStream(unsigned char* memory)
       : places_(reinterpret_cast<T*>(memory)), address_(__shfl_sync(kAllLanes, cuda::shared_address(memory), 0)) {}
 
-  /// Where in its first unit what begins at `from` has its first element.
+  /// The index of element *from in its unit of 16 bytes.
   __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
 
-  /// Starts copying a chunk that begins at `from`. Of the row, `left` elements are left; units past its end become
-  /// zeros. What precedes `from` in its unit is read too, and what follows the row in its last one; but nothing that
-  /// follows the matrix, which ends at `matrix_end`.
-  __device__ void fetch_units(int place, const T* from, int left, const T* matrix_end) const {
+  /// Starts copying a chunk that begins at `from`. The row has `left` elements from there on; units past its end become
+  /// zeros. Copies whole units, including the elements before `from` in the first one and those after the row's end in
+  /// the last one, but reads nothing past the end of the matrix. Rows must have at least kUnit elements.
+  __device__ void fetch_units(int place, const T* from, int left, bool in_last_row) const {
     const int skipped = phase(from);
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int end = left > 0 ? min(left + skipped, kUnits) : 0;
     const unsigned char* const units = first_unit(from) + lane * 16;
     const std::uint32_t to = place_address(place) + lane * 16;
-    int whole = end;
-    int cut = kUnits;  // the unit inside of which the matrix ends
-    if (from + kUnits > matrix_end && end > 0) {
-      whole = min(end, (static_cast<int>(matrix_end - from) + skipped) / kUnit * kUnit);
-      cut = whole < end ? whole : kUnits;
-    }
+    const int whole = in_last_row ? end / kUnit * kUnit : end;
+    const int cut = whole < end ? whole : kUnits;  // the unit inside which the matrix ends
 #pragma unroll
     for (int i = 0; i <= kElements; i += kLanes * kUnit) {
       const int unit = i + lane * kUnit;
@@ -165,13 +165,13 @@ class WarpStream {
         cuda::copy_async<16, /*kLastInL2=*/true>(to + i * kSize, units + i * kSize, unit < whole);
       }
     }
-    if (lane < kUnit && cut + lane < end) {  // waits: after the copies
+    if (lane < kUnit && cut + lane < end) {  // last, since these loads block
       places_[place * kUnits + cut + lane] = from[cut + lane - skipped];
     }
   }
 
-  /// Puts `value` where what follows the last `left` elements of a row lies in their unit. Lanes have to meet before
-  /// and after.
+  /// Overwrites the elements after the row's end with `value`: in the unit where its last `left` elements end. Call
+  /// __syncwarp() before and after.
   __device__ void clear(int place, int phase, int left, T value = static_cast<T>(0.0f)) const {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
@@ -179,16 +179,15 @@ class WarpStream {
     }
   }
 
-  /// Element number i of a chunk that began at such a phase.
+  /// Element number i of a chunk.
   __device__ T element(int place, int phase, int i) const { return places_[place * kUnits + phase + i]; }
 
-  /// The lane's element number i of a chunk that began at such a phase.
+  /// The lane's element number i of a chunk.
   __device__ T& at(int place, int phase, int i) const {
     return places_[place * kUnits + phase + i * kLanes + threadIdx.x % kLanes];
   }
 
-  /// The lane's words of a chunk that began at such a phase. Word number i has the elements from kInWord (i · kLanes +
-  /// lane) on.
+  /// The lane's 32-bit words of a chunk. Word number i begins with element kInWord · (i · kLanes + lane) of the chunk.
   template <int kWords>
   __device__ void load_words(int place, int phase, Pack<T, kInWord> (&words)[kWords]) const {
     const std::uint32_t* const from = first_word(place, phase);
@@ -197,7 +196,7 @@ class WarpStream {
     for (int i = 0; i < kWords; ++i) {
       bits[i] = from[i * kLanes];
     }
-    if (phase % kInWord != 0) {  // the upper half of one and the lower half of the next
+    if (phase % kInWord != 0) {  // a result is the upper half of one word and the lower half of the next
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         bits[i] = __funnelshift_r(bits[i], from[i * kLanes + 1], 16);
@@ -209,7 +208,7 @@ class WarpStream {
     }
   }
 
-  /// Writes them there.
+  /// The inverse of load_words().
   template <int kWords>
   __device__ void store_words(int place, int phase, const Pack<T, kInWord> (&words)[kWords]) const {
     if (phase % kInWord == 0) {
@@ -230,7 +229,8 @@ class WarpStream {
     }
   }
 
-  /// Writes the first `count` elements of a chunk, which lie at the phase of `to`, in whole units where it can.
+  /// Writes the first `count` elements of a chunk, whose phase is that of `to`, to global memory: whole units where
+  /// possible.
   __device__ void write(int place, T* to, int count = kElements) const {
     const int begin = phase(to);
     const int end = begin + min(count, kElements);
@@ -245,7 +245,7 @@ class WarpStream {
         store_whole(units + lane * 16 + i * kSize, load<kUnit>(from + unit));
       }
     }
-    // What is left of the first unit, and of the last one, which other lanes write if there are some.
+    // The incomplete first unit, and the incomplete last one, for which other lanes are used if there are enough.
     T* const elements = reinterpret_cast<T*>(units);
     if (lane < kUnit && begin > 0 && lane >= begin && lane < end) {
       elements[lane] = from[lane];
@@ -259,13 +259,13 @@ class WarpStream {
  private:
   static constexpr int kSize = sizeof(T);
 
-  // The unit in which an element lies.
+  // The unit that contains an element.
   __device__ static const unsigned char* first_unit(const T* element) {
     return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
   }
   __device__ std::uint32_t place_address(int place) const { return address_ + place * (kUnits * kSize); }
 
-  // The word in which what begins at such a phase has its first element for the lane.
+  // The word that contains the lane's first element of a chunk.
   __device__ std::uint32_t* first_word(int place, int phase) const {
     return reinterpret_cast<std::uint32_t*>(places_ + place * kUnits) + phase / kInWord + threadIdx.x % kLanes;
   }
@@ -274,9 +274,10 @@ class WarpStream {
   std::uint32_t address_;
 };
 
-/// Where those who share a row leave two numbers each, and read those of all: the warps of a block, or the blocks of a
-/// cluster, whose warps have met before. Hardly any waits to leave them: of a block in a cluster one warp does, for the
-/// others of its block. A warp may be a row ahead of others.
+/// Exchanges two numbers per member of a team through shared memory: each member leaves its two, then all read those of
+/// all members. Members are the warps of a block or, in a cluster, its blocks, each of which first adds up its warps'
+/// numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the block's other warps.
+/// A warp may be a row ahead of others.
 template <Team kTeam>
 class Meeting {
  public:
@@ -296,10 +297,11 @@ class Meeting {
         cuda::publish_barriers();
       }
     }
-    __syncthreads();  // race checkers want barriers to be there before copies begin
+    __syncthreads();  // race checkers want barriers to be initialized before copies begin
   }
 
-  /// To follow the constructor: the barriers of the other blocks, and what else a block has written, are there.
+  /// Call it after the constructor: waits until all blocks of the team have initialized their barriers, and until what
+  /// the own block has written to shared memory is visible.
   __device__ void open() const {
     __syncthreads();
     if (kTeam == Team::cluster) {
@@ -308,11 +310,11 @@ class Meeting {
     }
   }
 
-  /// How many take part in the last meeting of a row.
+  /// The number of members whose numbers take() returns.
   __device__ int members() const { return kTeam == Team::cluster ? blocks_ : warps_; }
 
-  /// Leaves a warp's `mine`, of which the lower 16 lanes have the first number and the upper ones the second.
-  /// fold(numbers, warps) returns those of a block from its warps', in the same lanes.
+  /// Leaves a warp's two numbers: `mine` is the first in the lower 16 lanes, the second in the upper ones.
+  /// fold(numbers, warps) returns a block's two numbers, in the same lanes, from those of its warps.
   template <class Fold>
   __device__ void leave(float mine, Fold fold) {
     const int lane = threadIdx.x % kWarp;
@@ -324,7 +326,7 @@ class Meeting {
       cuda::arrive(barriers_ + slot);
     }
     if constexpr (kTeam == Team::cluster) {
-      if (left_ % warps_ == warp) {  // the warps take turns at it
+      if (left_ % warps_ == warp) {  // the warps take turns
         cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
         const float block = fold(in_block, warps_);
         std::uint64_t* const barrier = barriers_ + kMeetings + slot;
@@ -340,21 +342,22 @@ class Meeting {
     ++left_;
   }
 
-  /// Waits until all have left theirs for the first row not yet taken. Returns the first numbers of members 0, 1, …;
-  /// the second ones follow.
+  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first numbers
+  /// of members 0, 1, …, followed by their second numbers.
   __device__ const float* take() {
     const int slot = taken_ % kMeetings;
     constexpr int kLast = kLevels - 1;
     cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
     if (kTeam == Team::cluster) {
-      // Passed long since; but a warp that has it knows, as race checkers do, that the warps before have read theirs.
+      // Was completed earlier. Waiting for it nonetheless orders this warp after the other warps' reads, also in the
+      // view of race checkers.
       cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
     }
     ++taken_;
     return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
   }
 
-  /// To precede the end: nobody sends to a block that has ended.
+  /// Call it before the kernel ends: no block may send to one that has exited.
   __device__ void close() const {
     if (kTeam == Team::cluster) {
       cuda::arrive_in_cluster();
@@ -378,7 +381,7 @@ class Meeting {
 
 // On the host.
 
-/// Launches a kernel that takes the plan as its last argument, with so many teams, blocks or clusters.
+/// Launches a kernel with `teams` blocks, or clusters of blocks. The kernel takes the plan as its last argument.
 template <class Kernel, class Arguments>
 void launch_teams(Kernel kernel, const char* name, const StreamPlan& p, unsigned teams, const Arguments& a) {
   cuda::Launch(teams * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())

@@ -11,7 +11,8 @@
 
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 
-// What plan_norm_backward() and plan_parameters() choose, what every choice must keep to, and the tables in the README.
+// Tests what plan_norm_backward() and plan_parameters() choose, that every choice is valid, and the tables in the
+// README.
 
 namespace mica::kernels::norm_cuda {
 
@@ -49,7 +50,7 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
   EXPECT_EQ(plan_norm_backward(case_of(100, 200'001, 2)).kernel, looped);
 }
 
-// Of small matrices whose rows begin anywhere, registers hold the rows, or more threads share them.
+// In small matrices whose rows are not aligned, rows are held in registers, or shared by more threads.
 TEST(NormBackwardPlan, SmallMatricesOf16Bits) {
   for (const std::int64_t columns : {7, 65, 127, 129, 255, 257, 401, 513, 1001, 2001, 4095, 8191}) {
     EXPECT_EQ(plan_norm_backward(case_of(100, columns, 2)).kernel, held) << columns;
@@ -61,15 +62,15 @@ TEST(NormBackwardPlan, SmallMatricesOf16Bits) {
   EXPECT_EQ(plan_norm_backward(case_of(8000, 4001, 2)).kernel, staged);
   EXPECT_EQ(plan_norm_backward(case_of(100, 9001, 2)).stream.cluster, 2);
   EXPECT_EQ(plan_norm_backward(case_of(1000, 9001, 2)).stream.cluster, 1);
-  for (std::int64_t columns = 1025; columns <= 8192; ++columns) {  // sums in the same order
+  for (std::int64_t columns = 1025; columns <= 8192; ++columns) {  // both layouts must sum in the same order
     EXPECT_EQ(staged_layout(columns).held.threads, held_layout(columns, 2, false, true).threads);
     EXPECT_EQ(staged_layout(columns).held.block, held_layout(columns, 2, false, true).block);
     EXPECT_GE(staged_layout(columns).columns(), columns);
   }
 }
 
-// A row's dx is computed by the same threads from the same elements, however many rows there are; but of 16 bits that
-// packs do not fit, in two ways: up to some number of rows, and beyond.
+// A row's dx is computed by the same threads from the same elements for any number of rows. The exception are 16-bit
+// rows that packs do not fit: they are computed in one way up to some number of rows, and in another way beyond.
 TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
   const auto way_of = [](const NormBackwardCase& c) {
     const NormBackwardPlan p = plan_norm_backward(c);
@@ -120,8 +121,8 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
   }
 }
 
-// Over many lengths: a row has a place for each of its columns, shared memory suffices, and a cluster that begins a row
-// before it ends another has room for both.
+// For many lengths: the threads have room for all columns of a row, shared memory suffices, and a cluster that begins a
+// row before it has finished the previous one has room for both.
 TEST(NormBackwardPlan, StreamedRowsFit) {
   for (const int size : {2, 4}) {
     for (const int weight_size : {size, 4}) {
@@ -191,7 +192,7 @@ TEST(NormBackwardPlan, SumsHaveAKernelForSomeLengths) {
   EXPECT_EQ(kernel(768, 8, y_and_sum), none);
 }
 
-// Who shares a row, the kernel and the packs that each has.
+// How a row is shared among threads, by which kernel, and the number of packs per thread.
 std::pair<std::string, int> row_of(const NormBackwardCase& c) {
   const NormBackwardPlan plan = plan_norm_backward(c);
   const auto threads_of = [](int threads) {
@@ -208,15 +209,15 @@ std::pair<std::string, int> row_of(const NormBackwardCase& c) {
       return {threads_of(layout.threads) + " | held", layout.elements / plan.pack};
     }
     case staged: return {"a block | staged", staged_layout(c.columns).held.elements};
-    default: return {"a block, which reads it again | looped", 0};
+    default: return {"a block, which rereads it | looped", 0};
   }
 }
 
-// A line for each run of lengths, in steps of `step`, whose rows are shared in the same way.
+// A table with a line for each range of lengths whose rows are shared in the same way.
 std::string table_of(const std::string& title, int size, bool packs, std::int64_t rows = 1'000'000) {
   const std::int64_t step = packs ? 16 / size : 1;
-  std::string table =
-      fmt::format("| {}, columns up to | who shares a row | kernel | packs a thread |\n|---|---|---|---|\n", title);
+  std::string table = fmt::format(
+      "| {}, columns up to | threads that share a row | kernel | packs per thread |\n|---|---|---|---|\n", title);
   std::string before;
   std::set<int> before_packs;
   constexpr std::int64_t kLast = 300'000;
@@ -251,19 +252,19 @@ TEST(NormBackwardPlan, ReadmeHasItsTables) {
 }
 
 TEST(ParametersPlan, DealsOutColumnsAndRows) {
-  // Few columns, many rows: clusters, and partials of several of them. Many columns: no partials.
+  // With few columns and many rows, there are clusters and partial sums; with many columns, no partial sums.
   const ParametersPlan narrow = plan_parameters(1'000'000, 64, 4, 4, 4, true);
   EXPECT_EQ(narrow.cluster, 8);
   EXPECT_GT(narrow.partial_rows(), 1);
   const ParametersPlan wide = plan_parameters(1000, 100'000, 4, 4, 4, true);
   EXPECT_EQ(wide.partial_rows(), 1);
   EXPECT_GE(wide.tiles * wide.lanes * 4, 100'000);
-  // Without clusters, every block that shares a tile has partials.
+  // Without clusters, every block that shares a tile has partial sums.
   const ParametersPlan old = plan_parameters(1'000'000, 64, 4, 4, 4, false);
   EXPECT_EQ(old.cluster, 1);
   EXPECT_EQ(old.partial_rows(), old.parts);
   EXPECT_EQ(old.parts, narrow.parts);
-  // A row or none.
+  // A single row, or none.
   for (const std::int64_t rows : {0, 1}) {
     const ParametersPlan p = plan_parameters(rows, 1000, 4, 4, 4, true);
     EXPECT_EQ(p.parts, 1);

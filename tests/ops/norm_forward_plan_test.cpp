@@ -11,7 +11,7 @@
 
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
-// What norm_forward_plan() chooses, what every choice must keep to, and the table of it in the README.
+// Tests what norm_forward_plan() chooses, that every choice is valid, and the table in the README.
 
 namespace mica::kernels {
 
@@ -71,15 +71,15 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_LE(size_of(s.x), 4u) << what;
       ASSERT_GE((p.team == RowTeam::lanes ? 8 : 32) * p.packs, s.columns) << what;
       ASSERT_GE(p.tile_rows, 1) << what;
-      // It may begin anywhere in a line.
+      // A tile may begin at any offset in a cache line.
       ASSERT_GE(p.tile_bytes, static_cast<std::int64_t>(size_of(s.x)) * p.tile_rows * s.columns + 126) << what;
-      ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // four blocks have room on a multiprocessor
+      ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // so that four blocks fit on a multiprocessor
       return;
     }
     if (p.kernel == Kernel::stream) {
       ASSERT_TRUE(s.clusters) << what;
       ASSERT_LE(size_of(s.x), 4u) << what;
-      ASSERT_EQ(p.pack * size_of(s.x), s.packed ? 16u : 4u) << what;  // words, where packs do not fit
+      ASSERT_EQ(p.pack * size_of(s.x), s.packed ? 16u : 4u) << what;  // 32-bit words if packs do not fit
       ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
       ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
       ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
@@ -107,15 +107,15 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     }
     if (p.stays) {
       ASSERT_GE(p.pack, 4) << what;
-      if (size_of(s.weight) > size_of(s.x)) {  // the parameters lie in shared memory
+      if (size_of(s.weight) > size_of(s.x)) {  // the parameters are in shared memory
         ASSERT_LE(2 * (s.columns + 256) * static_cast<std::int64_t>(size_of(s.weight)), 200 * 1024) << what;
-        ASSERT_LE(p.teams, 15 * (p.team == RowTeam::block ? 1 : 100)) << what;  // a named barrier each
+        ASSERT_LE(p.teams, 15 * (p.team == RowTeam::block ? 1 : 100)) << what;  // each team has a named barrier
       }
     }
   });
 }
 
-// The order in which a row is added up follows from its length, its alignment and the dtype of x.
+// The order in which a row is summed depends only on its length, its alignment and the dtype of x.
 TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   for_shapes([](const NormShape& s) {
     NormShape other = s;
@@ -142,7 +142,7 @@ TEST(NormForwardPlan, Stays) {
   EXPECT_FALSE(stays(65'536, 768, bfloat16, bfloat16));
   EXPECT_FALSE(stays(65'536, 769, bfloat16, float32));
   EXPECT_TRUE(stays(4096, 2048, float16, float16));
-  EXPECT_FALSE(stays(65'536, 2048, float16, float16));  // y is larger than what the L2 cache keeps
+  EXPECT_FALSE(stays(65'536, 2048, float16, float16));  // y is too large for the L2 cache
   EXPECT_TRUE(stays(65'536, 2048, float32, float32));
   NormShape no_bias = shape_of(4096, 2048, float16, float16);
   no_bias.parameters = false;
@@ -160,7 +160,7 @@ TEST(NormForwardPlan, FewBlocks) {
   EXPECT_FALSE(few(265, 1024, bfloat16, bfloat16));
   EXPECT_TRUE(few(132, 16'384, float16, float32));
   EXPECT_FALSE(few(133, 16'384, float16, float32));
-  EXPECT_FALSE(few(1, 768, bfloat16, float32));  // its warps share the parameters
+  EXPECT_FALSE(few(1, 768, bfloat16, float32));  // here, warps share the parameters
   EXPECT_TRUE(few(264, 2048, float32, float32));
   EXPECT_FALSE(few(1, 2049, float32, float32));
   EXPECT_FALSE(few(1, 2048, float64, float64));
@@ -184,7 +184,7 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
 
 std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::looped) {
-    return "a block, which reads it again | looped";
+    return "a block, which rereads it | looped";
   }
   if (p.kernel == Kernel::tiles) {
     return p.team == RowTeam::lanes ? "4 lanes | tiles" : "half a warp | tiles";
@@ -199,11 +199,11 @@ std::string name_of(const NormForwardPlan& p) {
   return "";
 }
 
-// A row for each run of lengths, in steps of `step`, whose rows are shared in the same way.
+// A table with a row for each range of lengths whose rows are shared in the same way.
 std::string table_of(const std::string& title, DType x, bool packed, bool centered) {
   const std::int64_t step = packed ? 16 / static_cast<std::int64_t>(size_of(x)) : 1;
   std::string table = fmt::format(
-      "| {}, columns up to | who shares a row | kernel | packs a thread |\n"
+      "| {}, columns up to | threads that share a row | kernel | packs per thread |\n"
       "|---|---|---|---|\n",
       title);
   std::string before;

@@ -79,9 +79,9 @@ class RowStaging {
   __device__ void fetch(std::int64_t row, int place) const {
     if (row < a_.rows) {
       const std::int64_t begin = row * a_.columns;
-      const std::int64_t elements = a_.rows * a_.columns;
-      x_.fetch_units(place, a_.x + begin, columns(), a_.x + elements);
-      dy_.fetch_units(place, a_.dy + begin, columns(), a_.dy + elements);
+      const bool is_last = row + 1 == a_.rows;
+      x_.fetch_units(place, a_.x + begin, columns(), is_last);
+      dy_.fetch_units(place, a_.dy + begin, columns(), is_last);
     }
     cuda::commit_copies();  // also of nothing: they are counted
   }

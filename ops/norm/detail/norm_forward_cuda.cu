@@ -1,9 +1,21 @@
+#include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/core/cuda/device.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
 // Forward on CUDA: the plan for a norm, and the launcher that carries it out.
 
 namespace mica::kernels {
+
+Tensor norm_cuda::at_pairs(const Tensor& parameter) {
+  if (!parameter.defined() ||
+      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
+    return parameter;
+  }
+  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
+  copy_into(copy, parameter);
+  return copy;
+}
 
 using namespace norm_cuda;
 

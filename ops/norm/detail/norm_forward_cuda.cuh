@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/core/copy.h>
-#include <mica/core/creation.h>
 #include <mica/ops/detail/rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
@@ -133,21 +131,24 @@ class KeptParameters {
  public:
   /// weight and bias: of the row; null: 1, and 0. The thread has the first `whole` of its packs, the first one at
   /// column `first`, and if is_cut, one element of the next.
-  __device__ KeptParameters(const W* weight, const W* bias, int first, int whole, bool is_cut) {
-    // All loads before anything waits for one of them.
-    const W cut_weight = load_from(weight, 1, first, whole, is_cut, weights_);
-    const W cut_bias = load_from(bias, 0, first, whole, is_cut, biases_);
+  __device__ KeptParameters(const W* weight, const W* bias, int first, int whole, bool is_cut)
+      // All loads before anything waits for one of them.
+      : cut_weight_(load_from(weight, 1, first, whole, is_cut, weights_)),
+        cut_bias_(load_from(bias, 0, first, whole, is_cut, biases_)) {}
+
+  /// Puts the element of a cut pair in its place, for which it waits: to follow other loads and precede at().
+  __device__ void place_cut(int whole, bool is_cut) {
     if (V == 2 && is_cut) {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        weights_[i] = i == whole ? kept(cut_weight) : weights_[i];
-        biases_[i] = i == whole ? kept(cut_bias) : biases_[i];
+        weights_[i] = i == whole ? kept(cut_weight_) : weights_[i];
+        biases_[i] = i == whole ? kept(cut_bias_) : biases_[i];
       }
     }
   }
 
-  /// Those of pack number i, for such a row. Pairs seemingly in another way for each: the compiler would unpack them
-  /// once, into twice as many registers.
+  /// Those of pack number i, for row number `row`. The compiler must not know that they are the same for each row: it
+  /// would unpack pairs once, into twice as many registers.
   template <class S>
   __device__ void at(int i, int row, S (&weight)[V], S (&bias)[V]) const {
     unpack_anew(weights_[i], row, weight);
@@ -220,6 +221,8 @@ class KeptParameters {
 
   Kept weights_[P];
   Kept biases_[P];
+  W cut_weight_;
+  W cut_bias_;
 };
 
 /// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.
@@ -280,17 +283,6 @@ Forward<T, W> rows_of(const NormForward& args) {
           .inputs_last_in_l2 = args.y.bytes() * (args.sum.defined() ? 2 : 1) > kKeptInL2};
 }
 
-/// The parameter, or a copy of it, of which pairs can be read at once.
-inline Tensor at_pairs(const Tensor& parameter) {
-  if (!parameter.defined() ||
-      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
-    return parameter;
-  }
-  const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
-  copy_into(copy, parameter);
-  return copy;
-}
-
 /// The dtype of weight and bias.
 inline DType parameter_type(const NormForward& args) {
   return (args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x).dtype();
@@ -306,6 +298,21 @@ void on_norm(const NormForward& args, const F& f) {
     } else {
       check(false, "norm: there is no such kernel for elements of {} bytes", sizeof(T));
     }
+  });
+}
+
+/// The parameter, or a copy of it, of which pairs can be read at once.
+Tensor at_pairs(const Tensor& parameter);
+
+/// The same with weight and bias of which pairs can be read at once.
+template <std::size_t kMostBytes, class F>
+void on_norm_with_pairs(const NormForward& args, const F& f) {
+  const Tensor weight = at_pairs(args.weight);
+  const Tensor bias = at_pairs(args.bias);
+  on_norm<kMostBytes>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
+    a.weight = weight.data_or_null<W>();
+    a.bias = bias.data_or_null<W>();
+    f.template operator()<N>(a);
   });
 }
 

@@ -159,9 +159,9 @@ NormForwardPlan pairs_plan(const NormShape& s) {
                      : s.columns <= 65536  ? 4
                      : s.columns <= 131072 ? 8
                                            : 16;
-  const NormForwardPlan few = streamed(s.columns, 2, 12, blocks);
-  const NormForwardPlan many = streamed(s.columns, 2, 16, blocks);
-  NormForwardPlan p = kForwardBlock / few.threads >= kForwardBlock / many.threads ? few : many;
+  const NormForwardPlan of_12 = streamed(s.columns, 2, 12, blocks);
+  const NormForwardPlan of_16 = streamed(s.columns, 2, 16, blocks);
+  NormForwardPlan p = kForwardBlock / of_12.threads >= kForwardBlock / of_16.threads ? of_12 : of_16;
   p.teams = static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, p.teams));
   return p;
 }
@@ -177,7 +177,7 @@ int most_sharing(int threads) {
 }
 
 /// Whether all blocks have room at a time, and for the parameters in registers. Of no effect on the bits of a row.
-bool few(const NormShape& s, const NormForwardPlan& p) {
+bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   const bool has_kernel = p.kernel == NormForwardPlan::Kernel::held && p.pack >= 4 && !s.adds && s.parameters;
   if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // warps that share them have them early enough
     return false;
@@ -187,7 +187,7 @@ bool few(const NormShape& s, const NormForwardPlan& p) {
 }
 
 /// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
-bool stays(const NormShape& s, const NormForwardPlan& p) {
+bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
     return false;
   }
@@ -214,8 +214,8 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     p = held_plan(s, pack);
     p.pack = pack;
-    p.few = few(s, p);
-    p.stays = !p.few && stays(s, p);
+    p.few = has_few_blocks(s, p);
+    p.stays = !p.few && teams_stay(s, p);
     if (p.stays && p.team == RowTeam::block && shares(s)) {
       p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
     }

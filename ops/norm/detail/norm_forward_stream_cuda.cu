@@ -105,20 +105,22 @@ class StreamedForward {
         p_(p),
         at_(p, a.columns, V, P),
         meeting_(p, at_.rank, memory),
+        first_column_(static_cast<int>(at_.begin) + at_.first_pack * V),
+        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, at_.packs - cuts(), cuts()),
         ahead_(a, p, at_, memory),
         rows_(static_cast<int>(a.rows)),
-        first_column_(static_cast<int>(at_.begin) + at_.first_pack * V),
         warp_columns_(dealt(at_.columns, kWarpColumns, static_cast<int>(threadIdx.x) / kWarp)),
         in_thread_(reciprocal(static_cast<float>(at_.packs * V))),
         in_warp_(reciprocal(static_cast<float>(warp_columns_))),
-        shifts_(a.x, rows_, static_cast<int>(a.columns), static_cast<int>(at_.first), static_cast<int>(at_.step)),
-        parameters_(a.weight, N::kCentered ? a.bias : nullptr, first_column_, at_.packs - cuts(), cuts()) {
+        row_elements_(static_cast<unsigned>(at_.step) * static_cast<unsigned>(a.columns)),
+        shifts_(a.x, rows_, static_cast<int>(a.columns), static_cast<int>(at_.first), static_cast<int>(at_.step)) {
+    parameters_.place_cut(at_.packs - cuts(), cuts());
     meeting_.open();
   }
 
   __device__ void run() {
     if constexpr (kPairs) {
-      normalize_rows<true>();  // in which nothing depends on it
+      normalize_rows<true>();  // pairs ignore kFull
     } else {
       __all_sync(kAllLanes, at_.packs == P) ? normalize_rows<true>() : normalize_rows<false>();
     }
@@ -144,9 +146,13 @@ class StreamedForward {
   struct Row {
     int number;
     float shift;
+    std::int64_t element;  // the warp's first
   };
-  // Of the thread's first element of it.
+  // Of the thread's first element of it; of pairs, of the warp's.
   __device__ std::int64_t offset(const Row& row) const {
+    if constexpr (kPairs) {
+      return row.element;
+    }
     return std::int64_t{row.number} * static_cast<int>(a_.columns) + first_column_;
   }
 
@@ -159,7 +165,8 @@ class StreamedForward {
   // All rows. kFull: all threads of the warp have P packs.
   template <bool kFull>
   __device__ void normalize_rows() {
-    Row row{static_cast<int>(at_.first), 0};
+    Row row{static_cast<int>(at_.first), 0,
+            at_.first * a_.columns + first_column_ - static_cast<int>(threadIdx.x) % kWarp * V};
     int place = 0;
     if constexpr (Kind::kAhead) {
       row.shift = shifts_.take();
@@ -169,7 +176,7 @@ class StreamedForward {
     }
 #pragma unroll 1
     while (row.number < rows_) {
-      Row next{row.number + static_cast<int>(at_.step), 0};
+      Row next{row.number + static_cast<int>(at_.step), 0, row.element + row_elements_};
       const int next_place = place + C == D ? 0 : place + C;
       if constexpr (Kind::kAhead) {
         next.shift = shifts_.take();
@@ -187,15 +194,10 @@ class StreamedForward {
     }
   }
 
-  // Packs of the thread. In few registers: the compiler would compare them once with the number of each, and
-  // keep what comes out over all rows.
+  // Packs of the thread.
   template <bool kFull>
   __device__ int packs() const {
-    int packs = kFull ? P : at_.packs;
-    if constexpr (!kFull) {
-      asm volatile("" : "+r"(packs));
-    }
-    return packs;
+    return kFull ? P : compare_again<Shape>(at_.packs);
   }
 
   // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
@@ -229,7 +231,7 @@ class StreamedForward {
     T shift = static_cast<T>(0.0f);
     if constexpr (N::kCentered) {
       const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      const int i = lane < warp_columns_ ? lane : 0;  // where there are fewer, the first stands for them
+      const int i = lane < warp_columns_ ? lane : 0;  // where the warp has fewer, its first again
       const float first = static_cast<float>(ahead_.element(place, offset(row), i));
       shift = static_cast<T>(sum_lanes<kWarp>(first) * (1.0f / kWarp));
     }
@@ -382,7 +384,7 @@ class StreamedForward {
   __device__ void end_row(const Row& row, int place, const Moments<float>& moments) {
     const Normalizer normalizer = normalizer_of(row, moments);
     const int packs = this->packs<kFull>();
-    constexpr bool kInUnits = Shape::kUnits && kFull;  // few warps have less, and then a unit a word would cost as much
+    constexpr bool kInUnits = Shape::kUnits && kFull;  // warps with fewer packs, which are rare, write single elements
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if constexpr (!kPairs || Kind::kAhead) {
@@ -426,14 +428,15 @@ class StreamedForward {
   const StreamPlan& p_;
   const typename Shape::Place at_;
   Meeting<kTeam> meeting_;
+  const int first_column_;                         // the thread's
+  KeptParameters<W, V, P, kWarp * V> parameters_;  // on their way before the rows
   Ahead ahead_;
   const int rows_;
-  const int first_column_;  // the thread's
   const int warp_columns_;
-  const float in_thread_;  // one over the thread's columns
-  const float in_warp_;    // one over its warp's
+  const float in_thread_;        // one over the thread's columns
+  const float in_warp_;          // one over its warp's
+  const unsigned row_elements_;  // elements from a row to the next
   Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
-  const KeptParameters<W, V, P, kWarp * V> parameters_;
   Chunk chunk_;  // looked at last
 };
 
@@ -470,11 +473,7 @@ using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, true>;
 }  // namespace
 
 void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
-  const Tensor weight = at_pairs(args.weight);
-  const Tensor bias = at_pairs(args.bias);
-  on_norm<4>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
-    a.weight = weight.data_or_null<W>();
-    a.bias = bias.data_or_null<W>();
+  on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const auto one_of = [&]<class... Shape>() { return (launch_chosen<N, T, W, Shape>(a, plan) || ...); };
     bool done;
     if constexpr (sizeof(T) == 2) {

@@ -210,9 +210,12 @@ class RowPairs {
 
   /// Writes y over the row of that number.
   template <class Parameters>
-  __device__ void write(T* row, int number, const Share& share, bool in_pairs, S mean, S rstd,
+  __device__ void write(T* row, int number, Share share, bool in_pairs, S mean, S rstd,
                         const Parameters& parameters) const {
     T* const to = row + share.first;
+    // Compared anew for each row: the compiler would keep more predicates than there are, as bits that it has to
+    // unpack.
+    asm volatile("" : "+r"(share.count[0]), "+r"(share.count[1]));
     if (in_pairs) {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
@@ -402,14 +405,15 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
                                                 // none does
   __shared__ Accumulate<T> reciprocal_counts[K + 1];  // of a lane's elements: a table, as registers are scarce
   extern __shared__ __align__(16) unsigned char memory[];
-  TileStream<T, W, kTileDepth> tiles(a, p, step, memory);
   const int columns = static_cast<int>(a.columns);
   const auto share_of_thread = [&] {
     return PairShare<kLanes>(static_cast<int>(threadIdx.x) % kThreads * 2, columns, K);
   };
   const PairShare<kLanes> own = share_of_thread();
-  const KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, own.first, own.count[1],
-                                                   own.count[0] > own.count[1]);
+  KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, own.first, own.count[1],
+                                             own.count[0] > own.count[1]);
+  TileStream<T, W, kTileDepth> tiles(a, p, step, memory);  // after the parameters are on their way
+  parameters.place_cut(own.count[1], own.count[0] > own.count[1]);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
     reciprocal_counts[thread] = reciprocal(static_cast<Accumulate<T>>(thread));
@@ -465,11 +469,7 @@ void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
 }  // namespace
 
 void forward_tiles(const NormForward& args, const NormForwardPlan& plan) {
-  const Tensor weight = at_pairs(args.weight);
-  const Tensor bias = at_pairs(args.bias);
-  on_norm<4>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
-    a.weight = weight.data_or_null<W>();
-    a.bias = bias.data_or_null<W>();
+  on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     if (plan.team == RowTeam::lanes) {
       return launch<N, T, W, 8, 0, 8>(a, plan);
     }
