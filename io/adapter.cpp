@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -18,17 +19,17 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kDown = ".lora_A.weight";
 constexpr std::string_view kUp = ".lora_B.weight";
 
-// What PEFT puts before the names of a model's layers.
+// The prefix that PEFT adds to the names of a model's layers.
 std::string prefix_of(const nn::GPT&) { return "base_model.model.transformer."; }
 std::string prefix_of(const nn::Llama&) { return "base_model.model."; }
 std::string prefix_of(const nn::Bert&) { return "base_model.model."; }
 
-// Transformers' class for GPT-2's linear layers has weights (in, out).
+// In transformers, the linear layers of GPT-2 have weights of shape (in, out).
 bool is_transposed(const nn::GPT&) { return true; }
 bool is_transposed(const nn::Llama&) { return false; }
 bool is_transposed(const nn::Bert&) { return false; }
 
-// PEFT's name for what the model does.
+// PEFT's name for the model's task.
 std::string task_of(const nn::GPT&) { return "CAUSAL_LM"; }
 std::string task_of(const nn::Llama&) { return "CAUSAL_LM"; }
 std::string task_of(const nn::Bert&) { return "FEATURE_EXTRACTION"; }
@@ -43,7 +44,7 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
   for (const auto& [name, layer] : layers) {
     const nn::LoraOptions& own = layer->lora_options();
     check(own.rank == options.rank && own.alpha == options.alpha && own.dropout == options.dropout,
-          "save_adapter: expected adapters of one rank, alpha and dropout, got others in {}", name);
+          "save_adapter: expected all adapters to have the same rank, alpha and dropout, but those of {} differ", name);
     const std::string full = prefix_of(model) + name;
     state[full + std::string(kDown)] = layer->lora_a.detach();
     state[full + std::string(kUp)] = layer->lora_b.detach();
@@ -80,7 +81,7 @@ double number_of(const JsonValue* entry, double otherwise) {
   return real == nullptr ? NAN : *real;
 }
 
-// Whether an entry is absent, null, false, or empty: what PEFT writes for something that is not in use.
+// Whether an entry is absent, null, false, or empty, which means that PEFT does not use the feature.
 bool is_unused(const JsonValue* entry) {
   if (entry == nullptr || entry->is_null()) {
     return true;
@@ -91,13 +92,34 @@ bool is_unused(const JsonValue* entry) {
   return (flag != nullptr && !*flag) || (list != nullptr && list->empty()) || (object != nullptr && object->empty());
 }
 
+// Some ways to start change the weights below the adapter, and do so again when PEFT loads it. (If PEFT has converted
+// the adapter to one of the original weights, it has set the entry to true.)
+void check_start(const JsonValue* entry, const std::string& file) {
+  const auto* const text = entry == nullptr ? nullptr : entry->as<std::string>();
+  if (text == nullptr) {
+    return;
+  }
+  std::string start = *text;
+  std::transform(start.begin(), start.end(), start.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  check(start == "gaussian" || start == "eva" || start == "orthogonal" || start == "mica",
+        "{}: init_lora_weights is \"{}\", which is not supported: it may change the weights below the adapter", file,
+        *text);
+}
+
 nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
   const auto* const type = config.find("peft_type") == nullptr ? nullptr : config.find("peft_type")->as<std::string>();
   check(type != nullptr && *type == "LORA", "{}: expected peft_type LORA", file);
-  for (const char* const name : {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
-                                 "lora_bias", "trainable_token_indices", "use_qalora", "target_parameters"}) {
+  for (const char* const name :
+       {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication", "lora_bias",
+        "trainable_token_indices", "use_qalora", "target_parameters", "alora_invocation_tokens"}) {
     check(is_unused(config.find(name)), "{}: {} is not supported", file, name);
   }
+  for (const char* const name : {"kasa_config", "arrow_config", "use_bdlora"}) {  // used if they are empty objects, too
+    const JsonValue* const entry = config.find(name);
+    check(entry == nullptr || entry->as<JsonValue::Object>() == nullptr, "{}: {} is not supported", file, name);
+    check(is_unused(entry), "{}: {} is not supported", file, name);
+  }
+  check_start(config.find("init_lora_weights"), file);
   if (const JsonValue* const bias = config.find("bias"); bias != nullptr && !bias->is_null()) {
     const auto* const which = bias->as<std::string>();
     check(which != nullptr && *which == "none", "{}: trained biases are not supported", file);
@@ -107,7 +129,7 @@ nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
   check(std::isfinite(alpha), "{}: expected a number lora_alpha", file);
   const double dropout = number_of(config.find("lora_dropout"), 0);
   check(dropout >= 0 && dropout < 1, "{}: expected lora_dropout in [0, 1)", file);
-  // PEFT then divides alpha by √r.
+  // With use_rslora, PEFT divides alpha by √r instead of r.
   const bool by_root = !is_unused(config.find("use_rslora"));
   return {
       .rank = static_cast<std::int64_t>(rank), .alpha = by_root ? alpha * std::sqrt(rank) : alpha, .dropout = dropout};

@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Builds a JsonValue from the parser's events. nlohmann::json itself keeps the last of two members of one name, and
-/// its destructor allocates.
+/// Builds a JsonValue from the parser's events. nlohmann::json itself keeps the last of two members with the same name,
+/// and its destructor allocates.
 class ValueBuilder final : public nlohmann::json_sax<Json> {
  public:
   explicit ValueBuilder(const std::string& what) : what_(what) {}
@@ -55,7 +55,7 @@ class ValueBuilder final : public nlohmann::json_sax<Json> {
       return &root_;
     }
     if (auto* const array = std::get_if<JsonValue::Array>(&open_.back()->value)) {
-      array->push_back(std::move(value));  // may move earlier elements, none of which is open
+      array->push_back(std::move(value));  // may move earlier elements, but no pointer in open_ refers to one
       return &array->back();
     }
     *member_ = std::move(value);
@@ -109,7 +109,7 @@ struct Writer {
   void operator()(bool value) { out += value ? "true" : "false"; }
   void operator()(std::int64_t value) { out += std::to_string(value); }
   void operator()(double value) {
-    check(std::isfinite(value), "to_json: {} is not a number of JSON", value);
+    check(std::isfinite(value), "to_json: JSON cannot represent {}", value);
     const std::string text = fmt::format("{}", value);
     out += text;
     out += text.find_first_of(".e") == std::string::npos ? ".0" : "";  // so that it is read as a double again

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/core/copy.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/file.h>
@@ -51,18 +53,23 @@ std::string renamed(std::string name, const std::vector<Renaming>& renamings) {
   return name;
 }
 
-/// What differs between a family's files and its state_dict().
+/// The differences between a family's files and its state_dict().
 struct Layout {
-  std::string_view prefix;        // that a larger model puts before the names, removed
-  std::string_view own_prefix{};  // of the names here, added if none in the files has it: they are a smaller model's
+  std::string_view prefix;        // of the names in a larger model's files; removed
+  std::string_view own_prefix{};  // of the names here; added if no name in the files has it
+  std::string_view embedding{};   // the parameter to which a head may be tied
   bool transposed = false;        // linear weights are stored as (in, out)
 };
 
-Layout layout_of(const nn::GPTConfig&) { return {.prefix = "transformer.", .transposed = true}; }
-Layout layout_of(const nn::LlamaConfig&) { return {.prefix = "", .own_prefix = "model."}; }
+Layout layout_of(const nn::GPTConfig&) {
+  return {.prefix = "transformer.", .embedding = "wte.weight", .transposed = true};
+}
+Layout layout_of(const nn::LlamaConfig&) {
+  return {.prefix = "", .own_prefix = "model.", .embedding = "model.embed_tokens.weight"};
+}
 Layout layout_of(const nn::BertConfig&) { return {.prefix = "bert."}; }
 
-// Buffers in old files, which models compute themselves.
+// Buffers in old files that models now compute themselves.
 bool is_obsolete(std::string_view name) {
   return ends_with_any(name, ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "embeddings.position_ids");
 }
@@ -81,7 +88,7 @@ std::string own_name(const Layout& layout, bool lacks_prefix, std::string name) 
   if (lacks_prefix && name != kHead) {
     name.insert(0, layout.own_prefix);
   }
-  // BERT's first files come from TensorFlow.
+  // The first BERT files were converted from TensorFlow, with its names.
   for (const auto& [from, to] : {std::pair<std::string_view, std::string_view>{".LayerNorm.gamma", ".LayerNorm.weight"},
                                  {".LayerNorm.beta", ".LayerNorm.bias"}}) {
     if (name.ends_with(from)) {
@@ -89,6 +96,11 @@ std::string own_name(const Layout& layout, bool lacks_prefix, std::string name) 
     }
   }
   return name;
+}
+
+bool is_same(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         std::memcmp(contiguous_data(a).raw_data(), contiguous_data(b).raw_data(), a.bytes()) == 0;
 }
 
 StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files, const LoadOptions& options,
@@ -100,15 +112,29 @@ StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files
     lacks_prefix = lacks_prefix && !tensors.back().first.starts_with(layout.own_prefix);
   }
   StateDict result;
+  Tensor head;
   for (const auto& [file_name, tensor] : tensors) {
     const std::string name = own_name(layout, lacks_prefix, file_name);
+    if (tied_head && name == kHead) {
+      head = tensor;
+    }
     if (is_obsolete(name) || (tied_head && name == kHead)) {
       continue;
     }
-    // load_state_dict copies what is not contiguous.
+    // A transposed view: load_state_dict copies tensors that are not contiguous.
     const Tensor value = is_transposed(layout, name, tensor) ? transpose(tensor, 0, 1) : tensor;
     check(result.emplace(name, value).second, "{}: two tensors of the files have the name \"{}\" in the model", what,
           name);
+  }
+  // transformers does not tie these, whatever the configuration says.
+  const auto embedding = result.find(std::string(layout.embedding));
+  if (head.defined() && embedding != result.end() && !is_same(head, embedding->second)) {
+    check(!options.strict,
+          "{}: \"tie_word_embeddings\" says that the head is the embedding, but the files have another tensor \"{}\"",
+          what, kHead);
+    if (options.differences != nullptr) {
+      options.differences->unexpected.emplace_back(kHead);
+    }
   }
   return result;
 }
@@ -140,8 +166,8 @@ void adapt(nn::BertConfig& config, const StateDict& state) {
 template <class Config>
 void adapt(Config&, const StateDict&) {}
 
-// A damaged configuration must not allocate much more than the files have. With strict = false, parameters may be
-// missing, but hardly more than these many times those that are there.
+// Limits the memory that a damaged configuration can make us allocate. With strict = false, parameters may be missing,
+// so the model may have up to 16 times the elements of the files.
 void check_size(const PretrainedConfig& config, const StateDict& state, bool strict, const std::string& what) {
   std::int64_t elements = 0;
   for (const auto& [name, tensor] : state) {
@@ -157,10 +183,13 @@ void check_size(const PretrainedConfig& config, const StateDict& state, bool str
 
 template <class Config>
 PretrainedModel build(Config config, const StateDict& files, const LoadOptions& options, const std::string& what) {
+  if (options.differences != nullptr) {
+    *options.differences = {};
+  }
   const StateDict state = own_state(layout_of(config), has_tied_head(config), files, options, what);
   adapt(config, state);
   check_size(config, state, options.strict, what);
-  // With strict, every parameter is replaced.
+  // With strict, every parameter is loaded, so initializing them would be wasted work.
   std::optional<nn::init::Skip> skip;
   if (options.strict) {
     skip.emplace();
@@ -168,7 +197,6 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
   typename ModelOf<Config>::Type model(config);
   skip.reset();
   if (options.differences != nullptr) {
-    *options.differences = {};
     const StateDict own = model.state_dict();
     for (const auto& [name, tensor] : own) {
       if (!state.contains(name) && !(has_tied_head(config) && name == kHead)) {
@@ -180,6 +208,7 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
         options.differences->unexpected.push_back(name);
       }
     }
+    std::sort(options.differences->unexpected.begin(), options.differences->unexpected.end());
   }
   try {
     model.load_state_dict(state, options.strict, true);
@@ -285,7 +314,7 @@ std::set<std::string> shards_in(const std::filesystem::path& folder) {
 }
 
 void write_weights(const std::filesystem::path& folder, const StateDict& state, std::uint64_t shard_bytes) {
-  const Metadata metadata{{"format", "pt"}};  // transformers asks for it
+  const Metadata metadata{{"format", "pt"}};  // transformers requires it
   std::set<std::string> old = shards_in(folder);
   const auto remove_old = [&] {
     for (const std::string& file : old) {
@@ -321,17 +350,17 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
   }
   const JsonValue::Object about{{"total_size", {static_cast<std::int64_t>(total)}}};
   write_text(folder / kShardIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
-  remove_quietly(folder / kWeights);  // which transformers prefers to an index
+  remove_quietly(folder / kWeights);  // transformers would prefer it to the index
   remove_old();
 }
 
 template <class Model>
 void save_model(const Model& model, const std::filesystem::path& folder, const SaveOptions& options) {
   check(options.shard_bytes > 0, "save_pretrained: expected shard_bytes above 0");
-  JsonValue::Object config = config_entries(model.config);  // before anything is written
+  JsonValue::Object config = config_entries(model.config);  // may throw, so before anything is written
   const StateDict state = file_state(model);
   config["dtype"] = {fmt::format("{}", state.begin()->second.dtype())};
-  config["torch_dtype"] = config["dtype"];  // the older name
+  config["torch_dtype"] = config["dtype"];  // the name that older versions read
   if (!options.like.empty()) {
     const JsonValue like = read_json(options.like / kConfig, kLongestConfig);
     check(like.as<JsonValue::Object>() != nullptr, "save_pretrained: {} is not an object",
@@ -342,13 +371,18 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
         config[name] = value;
       }
     }
+    // An entry that the model's own ones do not replace could say something else: a window, say.
+    const JsonValue::Object own = config_entries(model.config);
+    const std::string what = "save_pretrained: with the other entries of " + (options.like / kConfig).string();
+    const JsonValue::Object read = config_entries(pretrained_config({config}, what));
+    check(to_json({read}) == to_json({own}), "{}, the model would be another", what);
   }
   make_folder(folder, "save_pretrained");
   write_weights(folder, state, options.shard_bytes);
   write_text(folder / kConfig, to_json({config}));
 }
 
-// The entries of both; of the second one where both have a key.
+// The entries of both. If both have a key, the entry of b.
 GgufMetadata united(GgufMetadata a, const GgufMetadata& b) {
   for (const auto& [key, value] : b) {
     a.insert_or_assign(key, value);
@@ -359,7 +393,7 @@ GgufMetadata united(GgufMetadata a, const GgufMetadata& b) {
 template <class Config>
 GgufMetadata model_metadata(const Config& config, const GgufMetadata& more) {
   GgufMetadata all = detail::gguf_metadata(config);
-  all["tokenizer.ggml.model"] = std::string("none");  // llama.cpp loads no model without this key
+  all["tokenizer.ggml.model"] = std::string("none");  // llama.cpp refuses models without this key
   return united(std::move(all), more);
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <initializer_list>
@@ -15,16 +16,16 @@ namespace mica::io {
 
 namespace {
 
-// Larger than those of any model. Products of a few of them fit in 64 bits.
+// Limits above the sizes of any model, so low that products of a few of them fit in 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kMostHeads = 4096;
-constexpr std::int64_t kWidestHead = 512;  // of mica::rotary
+constexpr std::int64_t kWidestHead = 512;  // the limit of mica::rotary
 constexpr std::int64_t kWidest = std::int64_t{1} << 20;
 constexpr double kLeastTheta = 1.000001;
 
-/// The entries of an object, with errors that name them.
+/// Reads the entries of a JSON object; errors name the entry.
 class Entries {
  public:
   /// `prefix` is the object's own name with a dot, for nested ones.
@@ -35,6 +36,9 @@ class Entries {
 
   /// Null counts as absent.
   bool has(const std::string& name) const { return find(name) != nullptr; }
+  /// Null does not count as absent.
+  bool has_key(const std::string& name) const { return json_.find(name) != nullptr; }
+  bool is_empty() const { return json_.as<JsonValue::Object>()->empty(); }
   const JsonValue* find(const std::string& name) const {
     const JsonValue* const value = json_.find(name);
     return value == nullptr || value->is_null() ? nullptr : value;
@@ -58,11 +62,7 @@ class Entries {
     if (value == nullptr) {
       return *absent;
     }
-    const auto* const whole = value->as<std::int64_t>();
-    const auto* const real = value->as<double>();
-    const double number = whole != nullptr  ? static_cast<double>(*whole)
-                          : real != nullptr ? *real
-                                            : std::numeric_limits<double>::quiet_NaN();
+    const double number = number_of(*value);
     if (!(number >= least && std::isfinite(number))) {
       refuse(name, fmt::format("a number of at least {}", least));
     }
@@ -111,7 +111,7 @@ class Entries {
     }
   }
 
-  /// The value for one of several names.
+  /// The value for a string entry, or for `absent` without one. Throws unless `choices` has it.
   template <class T, std::size_t N>
   T choice(const std::string& name, const std::string& absent,
            const std::array<std::pair<std::string_view, T>, N>& choices) const {
@@ -126,6 +126,28 @@ class Entries {
     refuse(name, "one of " + names);
   }
 
+  /// Numbers above 0, as many as `count`.
+  std::vector<double> numbers(const std::string& name, std::int64_t count) const {
+    const std::string expected = fmt::format("{} numbers above 0", count);
+    const auto* const list = find_or(name, false)->as<JsonValue::Array>();
+    if (list == nullptr) {
+      refuse(name, "a list of " + expected);
+    }
+    check(static_cast<std::int64_t>(list->size()) == count, "{}: \"{}{}\" has {} elements, expected {}", what_, prefix_,
+          name, list->size(), expected);
+    std::vector<double> result;
+    for (const JsonValue& element : *list) {
+      const double number = number_of(element);
+      const auto rounded = static_cast<float>(number);  // as which frequencies are computed
+      if (!(rounded > 0 && std::isfinite(rounded))) {
+        fail("{}: element {} of \"{}{}\" is {}, expected a finite number above 0", what_, result.size(), prefix_, name,
+             shown(&element));
+      }
+      result.push_back(number);
+    }
+    return result;
+  }
+
   std::optional<Entries> nested(const std::string& name) const {
     const JsonValue* const value = find(name);
     if (value == nullptr) {
@@ -137,18 +159,35 @@ class Entries {
     return Entries(*value, what_, prefix_ + name + ".");
   }
 
-  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const {
-    const JsonValue* const value = find(name);
-    std::string got = value == nullptr ? "nothing" : to_json(*value);
-    got = got.substr(0, got.find_last_not_of('\n') + 1);
-    constexpr std::size_t kMostShown = 80;
-    if (got.size() > kMostShown) {
-      got = "a longer value";
+  /// Throws if an entry is an object.
+  void refuse_nested(const std::string& expected) const {
+    for (const auto& [name, value] : *json_.as<JsonValue::Object>()) {
+      if (value.as<JsonValue::Object>() != nullptr) {
+        refuse(name, expected);
+      }
     }
-    fail("{}: \"{}{}\" is {}, expected {}", what_, prefix_, name, got, expected);
+  }
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const {
+    fail("{}: \"{}{}\" is {}, expected {}", what_, prefix_, name, shown(find(name)), expected);
   }
 
  private:
+  static double number_of(const JsonValue& value) {
+    const auto* const whole = value.as<std::int64_t>();
+    const auto* const real = value.as<double>();
+    return whole != nullptr  ? static_cast<double>(*whole)
+           : real != nullptr ? *real
+                             : std::numeric_limits<double>::quiet_NaN();
+  }
+
+  static std::string shown(const JsonValue* value) {
+    std::string text = value == nullptr ? "nothing" : to_json(*value);
+    text = text.substr(0, text.find_last_not_of('\n') + 1);
+    constexpr std::size_t kMostShown = 80;
+    return text.size() > kMostShown ? "a longer value" : text;
+  }
+
   const JsonValue* find_or(const std::string& name, bool is_optional) const {
     const JsonValue* const value = find(name);
     check(value != nullptr || is_optional, "{}: \"{}{}\" is missing", what_, prefix_, name);
@@ -173,12 +212,14 @@ constexpr std::array<std::pair<std::string_view, Activation>, 4> kActivations{{
     {"relu", Activation::relu},
 }};
 
-constexpr std::array<std::pair<std::string_view, nn::RotaryScaling>, 5> kScalings{{
+constexpr std::array<std::pair<std::string_view, nn::RotaryScaling>, 7> kScalings{{
     {"default", nn::RotaryScaling::none},
     {"linear", nn::RotaryScaling::linear},
     {"dynamic", nn::RotaryScaling::dynamic},
     {"yarn", nn::RotaryScaling::yarn},
     {"llama3", nn::RotaryScaling::llama3},
+    {"longrope", nn::RotaryScaling::longrope},
+    {"su", nn::RotaryScaling::longrope},  // its first name
 }};
 
 template <class T, std::size_t N>
@@ -220,54 +261,128 @@ nn::GPTConfig gpt_config(const Entries& c) {
   c.require_flag("scale_attn_by_inverse_layer_idx", false);
   c.require_flag("tie_word_embeddings", true);
   c.require_flag("add_cross_attention", false);
+  c.require_flag("is_causal", true);
   return result;
 }
 
-// transformers 5 writes rope_parameters, with rope_theta in it; older versions write rope_theta and rope_scaling.
-nn::RotaryConfig rotary_config(const Entries& c, std::int64_t context) {
-  const std::optional<Entries> parameters = c.nested(c.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
-  nn::RotaryConfig result{.theta = c.number("rope_theta", kLeastTheta, 10000.0)};
+// transformers 5 writes rope_parameters, with rope_theta in it; older versions write rope_theta and rope_scaling. If
+// both are there, transformers 5 takes rope_scaling.
+nn::RotaryConfig rotary_config(const Entries& c, std::int64_t context, std::int64_t head_width, double default_theta) {
+  const std::optional<Entries> older = c.nested("rope_scaling"), newer = c.nested("rope_parameters");
+  const std::optional<Entries>& parameters = older.has_value() && !older->is_empty() ? older : newer;
+  nn::RotaryConfig result{.theta = c.number("rope_theta", kLeastTheta, default_theta)};
+  for (const std::optional<Entries>& entries : {std::optional(c), parameters}) {
+    if (entries.has_value() && entries->number("partial_rotary_factor", 0, 1.0) != 1) {
+      entries->refuse("partial_rotary_factor", "1: mica rotates whole heads");
+    }
+  }
   if (!parameters.has_value()) {
     return result;
   }
   const Entries& p = *parameters;
+  p.refuse_nested("one rotary embedding for all kinds of layers: mica has no other");
   result.theta = p.number("rope_theta", kLeastTheta, result.theta);
   result.scaling = p.choice(p.has("rope_type") || !p.has("type") ? "rope_type" : "type", "default", kScalings);
-  if (p.number("partial_rotary_factor", 0, 1.0) != 1) {
-    p.refuse("partial_rotary_factor", "1: mica rotates whole heads");
-  }
   if (result.scaling == nn::RotaryScaling::none) {
     return result;
   }
+  using nn::RotaryScaling;
   constexpr double kLeast = 1e-6;
-  const bool has_context = result.scaling == nn::RotaryScaling::yarn || result.scaling == nn::RotaryScaling::llama3;
-  // Dynamic scaling starts from max_position_embeddings, whatever else is there.
+  const bool is_yarn = result.scaling == RotaryScaling::yarn, is_longrope = result.scaling == RotaryScaling::longrope;
+  // Dynamic scaling starts from max_position_embeddings, even if there is original_max_position_embeddings. The others
+  // prefer the entry outside the object, where Phi-3 has it.
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const bool has_context = is_yarn || is_longrope || result.scaling == RotaryScaling::llama3;
   result.original_context =
-      has_context ? p.count("original_max_position_embeddings", 1, kMostPositions, context) : context;
-  result.factor = result.scaling == nn::RotaryScaling::yarn && !p.has("factor")
+      has_context ? (c.has(kOriginal) ? c : p).count(kOriginal, 1, kMostPositions, context) : context;
+  result.factor = (is_yarn || is_longrope) && !p.has("factor")
                       ? static_cast<double>(context) / static_cast<double>(result.original_context)
                       : p.number("factor", kLeast);
-  if (result.scaling == nn::RotaryScaling::llama3) {
+  if (result.scaling == RotaryScaling::llama3) {
     result.low_frequency_factor = p.number("low_freq_factor", kLeast);
     result.high_frequency_factor = p.number("high_freq_factor", kLeast);
     if (result.high_frequency_factor <= result.low_frequency_factor) {
       p.refuse("high_freq_factor", fmt::format("more than \"low_freq_factor\", {}", result.low_frequency_factor));
     }
   }
-  if (result.scaling == nn::RotaryScaling::yarn) {
-    result.beta_fast = p.number("beta_fast", kLeast, 32.0);
-    result.beta_slow = p.number("beta_slow", kLeast, 1.0);
+  if ((is_yarn || is_longrope) && p.has("attention_factor")) {
+    result.attention_factor = p.number("attention_factor", 0);
+  }
+  if (is_longrope) {
+    result.short_factors = p.numbers("short_factor", head_width / 2);
+    result.long_factors = p.numbers("long_factor", head_width / 2);
+    if (result.factor > 1 && result.original_context == 1 && !result.attention_factor.has_value()) {
+      (c.has(kOriginal) ? c : p).refuse(kOriginal, "more than 1, by whose logarithm attention is scaled");
+    }
+  }
+  if (is_yarn) {
+    const auto beta = [&](const char* name, double absent) {  // 0 counts as absent, too
+      const double value = p.number(name, 0, absent);
+      return value == 0 ? absent : value;
+    };
+    result.beta_fast = beta("beta_fast", 32.0);
+    result.beta_slow = beta("beta_slow", 1.0);
     if (result.beta_fast < result.beta_slow) {
       p.refuse("beta_fast", fmt::format("at least \"beta_slow\", {}", result.beta_slow));
     }
     result.truncate = p.flag("truncate", true);
     const auto scale_for = [&](double m) { return result.factor <= 1 ? 1 : 0.1 * m * std::log(result.factor) + 1; };
     const double mscale = p.number("mscale", 0, 0.0), all = p.number("mscale_all_dim", 0, 0.0);
-    if (p.has("attention_factor")) {
-      result.attention_factor = p.number("attention_factor", 0);
-    } else if (mscale != 0 && all != 0) {
+    if (!result.attention_factor.has_value() && mscale != 0 && all != 0) {
       result.attention_factor = scale_for(mscale) / scale_for(all);
     }
+  }
+  return result;
+}
+
+// Attention in windows, which mica does not have. What counts if an entry is missing is transformers' default.
+void refuse_windows(const Entries& c, const std::string& type, std::int64_t layers) {
+  const std::string window = "sliding_window", expected = "null: mica has no attention in windows";
+  if (c.has("layer_types")) {
+    const auto* const kinds = c.find("layer_types")->as<JsonValue::Array>();
+    const auto is_full = [](const JsonValue& kind) {
+      return kind.as<std::string>() != nullptr && *kind.as<std::string>() == "full_attention";
+    };
+    if (kinds == nullptr || static_cast<std::int64_t>(kinds->size()) != layers ||
+        !std::all_of(kinds->begin(), kinds->end(), is_full)) {
+      c.refuse("layer_types", fmt::format("\"full_attention\" {} times: mica has no other", layers));
+    }
+  }
+  // A window is in use in Mistral's configurations if it is given or missing, and in those of Qwen and SmolLM if it is
+  // asked for too.
+  if (type == "mistral") {
+    if (c.has(window) || !c.has_key(window)) {
+      c.refuse(window, expected);
+    }
+  } else if (type != "llama" && c.flag("use_sliding_window", false)) {
+    if (c.has(window) || (type != "smollm3" && !c.has_key(window))) {
+      c.refuse(window, expected);
+    }
+  }
+}
+
+// Which layers of SmolLM 3 have rotary embeddings.
+std::vector<bool> rotated_layers(const Entries& c, std::int64_t layers) {
+  std::vector<bool> result;
+  const std::int64_t interval = c.count("no_rope_layer_interval", 1, kMostLayers, 4);
+  const JsonValue* const flags = c.find("no_rope_layers");
+  if (flags == nullptr) {
+    for (std::int64_t i = 1; i <= layers; ++i) {
+      result.push_back(i % interval != 0);
+    }
+    return result;
+  }
+  // There may be more of them than layers.
+  const auto* const list = flags->as<JsonValue::Array>();
+  const std::int64_t count = list == nullptr ? 0 : std::min(static_cast<std::int64_t>(list->size()), layers);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto* const number = (*list)[static_cast<std::size_t>(i)].as<std::int64_t>();
+    if (number != nullptr && (*number == 0 || *number == 1)) {
+      result.push_back(*number == 1);
+    }
+  }
+  if (list == nullptr || static_cast<std::int64_t>(result.size()) != layers) {
+    c.refuse("no_rope_layers", fmt::format("1 (rotary embeddings) or 0 (none) for each of the {} layers", layers));
   }
   return result;
 }
@@ -281,7 +396,8 @@ nn::LlamaConfig llama_config(const Entries& c, const std::string& type) {
                          .hidden = c.count("intermediate_size", 1, 16 * kWidest),
                          .norm_eps = c.number("rms_norm_eps", 0, 1e-6),
                          .rotary = {},
-                         .tied_head = c.flag("tie_word_embeddings", false)};
+                         .rotated_layers = {},
+                         .tied_head = c.flag("tie_word_embeddings", type == "smollm3")};
   result.key_heads = c.count("num_key_value_heads", 1, kMostHeads, result.heads);
   if (result.heads % result.key_heads != 0) {
     c.refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", result.heads));
@@ -298,20 +414,21 @@ nn::LlamaConfig llama_config(const Entries& c, const std::string& type) {
     c.refuse("head_dim",
              fmt::format("an even number up to {} (or hidden_size / num_attention_heads to be one)", kWidestHead));
   }
-  result.rotary = rotary_config(c, result.context);
+  result.rotary = rotary_config(c, result.context, result.head_width, type == "smollm3" ? 2e6 : 1e4);
   result.dropout = c.probability("attention_dropout", 0);
   c.require_text("hidden_act", "silu");
-  if (type == "llama" || type == "qwen3") {
+  c.require_flag("is_causal", true);
+  if (type == "llama" || type == "qwen3" || type == "smollm3") {
     result.qkv_bias = result.output_bias = c.flag("attention_bias", false);
   } else if (type == "qwen2") {
     result.qkv_bias = true;
   }
-  result.mlp_bias = type == "llama" && c.flag("mlp_bias", false);
+  result.mlp_bias = (type == "llama" || type == "smollm3") && c.flag("mlp_bias", false);
   result.qk_norm = type == "qwen3";
-  // A window is in use in Mistral's configurations if it is given, and in Qwen's if it is asked for too.
-  if (c.has("sliding_window") && (type == "mistral" || c.flag("use_sliding_window", false))) {
-    c.refuse("sliding_window", "null: mica has no attention in windows");
+  if (type == "smollm3") {
+    result.rotated_layers = rotated_layers(c, result.layers);
   }
+  refuse_windows(c, type, result.layers);
   return result;
 }
 
@@ -339,6 +456,14 @@ JsonValue json(bool value) { return {value}; }
 JsonValue json(std::string value) { return {std::move(value)}; }
 
 JsonValue list(const char* only) { return {JsonValue::Array{json(std::string(only))}}; }
+template <class T>
+JsonValue list(const std::vector<T>& values) {
+  JsonValue::Array result;
+  for (const T value : values) {
+    result.push_back(json(value));
+  }
+  return {std::move(result)};
+}
 
 JsonValue::Object entries_of(const nn::GPTConfig& c) {
   check(c.bias, "save_pretrained: transformers has no GPT-2 without biases");
@@ -363,14 +488,15 @@ JsonValue::Object entries_of(const nn::GPTConfig& c) {
           {"eos_token_id", {}}};
 }
 
-// In the form of transformers 5. Older versions read rope_theta and rope_scaling, which are written too.
+// Writes the form of transformers 5, and also rope_theta and rope_scaling for older versions.
 void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& c) {
   JsonValue::Object scaling{{"rope_type", json(name_of(c.scaling, kScalings))}};
   using nn::RotaryScaling;
   if (c.scaling != RotaryScaling::none) {
     scaling["factor"] = json(c.factor);
   }
-  if (c.scaling == RotaryScaling::yarn || c.scaling == RotaryScaling::llama3) {
+  const bool is_longrope = c.scaling == RotaryScaling::longrope;
+  if (c.scaling == RotaryScaling::yarn || c.scaling == RotaryScaling::llama3 || is_longrope) {
     scaling["original_max_position_embeddings"] = json(c.original_context);
   }
   if (c.scaling == RotaryScaling::llama3) {
@@ -381,9 +507,13 @@ void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& c) {
     scaling["beta_fast"] = json(c.beta_fast);
     scaling["beta_slow"] = json(c.beta_slow);
     scaling["truncate"] = json(c.truncate);
-    if (c.attention_factor.has_value()) {
-      scaling["attention_factor"] = json(*c.attention_factor);
-    }
+  }
+  if (is_longrope) {
+    scaling["short_factor"] = list(c.short_factors);
+    scaling["long_factor"] = list(c.long_factors);
+  }
+  if ((c.scaling == RotaryScaling::yarn || is_longrope) && c.attention_factor.has_value()) {
+    scaling["attention_factor"] = json(*c.attention_factor);
   }
   entries["rope_theta"] = json(c.theta);
   entries["rope_scaling"] = c.scaling == RotaryScaling::none ? JsonValue{} : JsonValue{scaling};
@@ -404,6 +534,13 @@ JsonValue::Object entries_of(const nn::LlamaConfig& c) {
   const bool is_qwen2 = std::string_view(type) == "qwen2";
   check((is_qwen2 || c.qkv_bias == c.output_bias) && (!c.mlp_bias || std::string_view(type) == "llama"),
         "save_pretrained: transformers has no model with these biases");
+  const bool is_smollm3 = !c.rotated_layers.empty();
+  if (is_smollm3) {
+    check(std::string_view(type) == "llama",
+          "save_pretrained: transformers has no Qwen with layers without rotary embeddings");
+    type = "smollm3";
+    model = "SmolLM3ForCausalLM";
+  }
   check(
       c.rotary.scaling != nn::RotaryScaling::dynamic || c.rotary.original_context == c.context,
       "save_pretrained: transformers has no dynamic scaling from an original context of {} other than the context, {}",
@@ -429,7 +566,11 @@ JsonValue::Object entries_of(const nn::LlamaConfig& c) {
   if (!is_qwen2) {
     entries["attention_bias"] = json(c.qkv_bias);
   }
-  if (std::string_view(type) == "llama") {
+  if (is_smollm3) {
+    entries["pad_token_id"] = {};  // transformers' default is a token that smaller vocabularies do not have
+    entries["no_rope_layers"] = list(std::vector<std::int64_t>(c.rotated_layers.begin(), c.rotated_layers.end()));
+  }
+  if (is_smollm3 || std::string_view(type) == "llama") {
     entries["mlp_bias"] = json(c.mlp_bias);
   }
   add_rotary_entries(entries, c.rotary);
@@ -479,16 +620,17 @@ PretrainedConfig pretrained_config(const JsonValue& json, const std::string& wha
   const std::string type = c.text("model_type");
   check(!c.has("quantization_config"),
         "{}: \"quantization_config\": mica reads no quantized checkpoints but GGUF files", what);
+  check(!c.has("per_layer_config"), "{}: \"per_layer_config\": mica's models have layers of one configuration", what);
   if (type == "gpt2") {
     return gpt_config(c);
   }
-  if (type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3") {
+  if (type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3" || type == "smollm3") {
     return llama_config(c, type);
   }
   if (type == "bert") {
     return bert_config(c);
   }
-  c.refuse("model_type", "one of \"gpt2\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"bert\"");
+  c.refuse("model_type", "one of \"gpt2\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"bert\"");
 }
 
 JsonValue::Object config_entries(const PretrainedConfig& config) {
@@ -507,7 +649,7 @@ std::map<std::string, std::string> weight_map(const JsonValue& index, const std:
   for (const auto& [tensor, value] : *map->as<JsonValue::Object>()) {
     const auto* const file = value.as<std::string>();
     check(file != nullptr, "{}: the file of \"{}\" is not a text", what, tensor);
-    // A path could lead out of the folder.
+    // A path could lead outside the folder.
     check(file->ends_with(".safetensors") && file->find_first_of(std::string_view("/\\\0", 3)) == std::string::npos,
           "{}: the file of \"{}\" is \"{}\", expected the name of a safetensors file in the same folder", what, tensor,
           *file);

@@ -123,7 +123,7 @@ Tensor GPT::loss(const Tensor& tokens, const Tensor& targets, const PackedDocume
 
 Tensor GPT::next_token_logits(const Tensor& tokens) const {
   const Scope scope(*this);
-  check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to go on from, got shape {}",
+  check(tokens.dim() == 2 && tokens.size(1) >= 1, "GPT: expected at least one token to continue, got shape {}",
         tokens.shape());
   return lm_head(select(features(tokens), 1, -1));
 }

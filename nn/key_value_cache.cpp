@@ -31,6 +31,7 @@ void KeyValueCache::clear() {
   *length_ = 0;
   count_ = 0;
   padding_ = positions_ = mask_ = {};
+  least_padding_ = 0;
   if (device_length_.defined()) {
     fill_data(device_length_, 0);
   }
@@ -44,6 +45,7 @@ void KeyValueCache::set_padding(const std::vector<std::int64_t>& padding) {
   check(std::all_of(padding.begin(), padding.end(), [](std::int64_t n) { return n >= 0; }),
         "KeyValueCache: expected padding that is not negative");
   padding_ = has_any ? from_data(padding, {config_.batch, 1}, config_.device) : Tensor{};
+  least_padding_ = *std::min_element(padding.begin(), padding.end());
 }
 
 void KeyValueCache::begin(std::int64_t count) {
@@ -143,7 +145,7 @@ Tensor KeyValueCache::earlier(const Tensor& list) const {
   return cat({slice(list, 2, begin, begin + until_end), slice(list, 2, 0, visible() - until_end)}, 2);
 }
 
-// The last positions of `added`, as many as there are places.
+// Stores the last positions of `added`, as many as there is memory for.
 void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
   const std::int64_t count = std::min(count_, capacity());
   for (std::int64_t done = 0; done < count;) {
@@ -187,7 +189,7 @@ Tensor KeyValueCache::decode(std::int64_t layer, const Tensor& x, const std::vec
   begin_decode(layer, step);
   if (count_ == 1) {
     step.qkv = decode_linear(x, weights, options);
-    step.settled = capacity() == before;  // else the cached positions were just copied
+    step.settled = capacity() == before;  // otherwise the cached positions were just copied
     return decode_attention(step);
   }
   Rotations& r = rotations_;
@@ -243,7 +245,7 @@ AttentionOptions KeyValueCache::attention_options() const {
       mask_ = mask_.defined() ? logical_and(mask_, near) : near;
     }
   }
-  // A single new position sees all others.
+  // A single new position attends to all others, so it needs no causal mask.
   return {.causal = count_ > 1, .causal_offset = count_ > 1 ? before : 0, .mask = mask_};
 }
 

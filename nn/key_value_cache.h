@@ -13,8 +13,8 @@
 
 namespace mica::nn {
 
-/// The keys and values of a text's earlier positions, so that a decoder computes only the new ones. A model creates its
-/// cache (nn::GPT::new_cache, nn::Llama::new_cache) and takes it together with the next tokens:
+/// The keys and values of the positions computed so far, so that a decoder computes only the new ones. A model creates
+/// its cache (nn::GPT::new_cache, nn::Llama::new_cache) and takes it as an argument with the next tokens:
 ///
 ///     nn::KeyValueCache cache = llama.new_cache(1);
 ///     Tensor logits = llama.next_token_logits(prompt, cache);      // (1, T)
@@ -24,16 +24,16 @@ namespace mica::nn {
 ///
 /// Needs autograd::NoGrad. The memory grows with the text, at most by doubling.
 ///
-/// Shorter sequences of a batch are padded in front, with any tokens; set_padding() sets how many. Attention ignores
-/// them, and the first real token of each sequence has position 0.
+/// Shorter sequences of a batch are padded on the left, with any tokens; set_padding() says with how many. Attention
+/// ignores the padding, and the first real token of each sequence has position 0.
 ///
-/// With a window, there is memory for so many positions only, a ring: position p is in place p mod window. Positions
-/// go on counting. A rotary embedding depends on the distance of two positions, so a text may have any length. Learned
-/// positions (GPT) end at the model's context all the same.
+/// With a window, memory is a ring buffer of `window` positions: position p is at index p mod window. Positions are
+/// still counted from the start of the text. A rotary embedding depends only on the distance of two positions, so a
+/// text may have any length. With learned positions (GPT), it still ends at the model's context.
 ///
 /// On CUDA the length is also kept on the device, and a step of one position reads it there (mica::decode_attention),
 /// so that the step can be captured into a CUDA graph: each replay appends one position. The memory must not grow
-/// between the capture and a replay: reserve() it before.
+/// between the capture and a replay: call reserve() first.
 class KeyValueCache {
  public:
   struct Config {
@@ -46,16 +46,16 @@ class KeyValueCache {
     std::int64_t window = 0;  ///< each position sees itself and the window − 1 before it; 0: all
   };
 
-  explicit KeyValueCache(const Config& config);
+  explicit KeyValueCache(const Config& config);  ///< throws for invalid sizes or a dtype that is not floating
 
   const Config& config() const { return config_; }
-  /// The positions of the text, padding included. With a window, it holds the last ones.
+  /// The number of positions of the text, padding included. With a window, only the last ones are kept.
   std::int64_t length() const { return *length_; }
-  /// The positions for which there is memory.
+  /// The number of positions for which there is memory.
   std::int64_t capacity() const { return keys_.empty() || !keys_[0].defined() ? 0 : keys_[0].size(2); }
   /// Whether there is memory for one more position.
   bool has_room() const { return capacity() >= needed(length() + 1); }
-  /// Makes room for `positions` in all, or the window. Keeps what is there.
+  /// Makes room for a total of `positions`, or of `window` if that is less. Keeps the contents.
   void reserve(std::int64_t positions);
   /// Forgets all positions and the padding; keeps the memory.
   void clear();
@@ -66,47 +66,49 @@ class KeyValueCache {
 
   /// Whether a step of one position can be computed by decode(), and captured.
   bool can_decode() const;
-  /// Whether decode() can compute `count` new positions: they fit into the memory, and the GPU has kernels for it.
+  /// Whether decode() can compute `count` new positions: they fit into the memory, and there are kernels for this GPU.
   bool can_decode_prompt(std::int64_t count) const;
 
-  // For modules. A model calls begin(), its layers append(), and the model end(): if a layer throws, length() is as
-  // before.
+  // For modules. A model calls begin(), then each layer calls append() or decode(), then the model calls end(). If a
+  // layer throws, length() does not change.
 
-  /// The next `count` positions are going to be computed.
+  /// Starts a step that computes `count` new positions.
   void begin(std::int64_t count);
   void end();
   /// The new positions within their sequences, (batch, count) int64, 0 for padding; undefined without padding, where
   /// they are length(), length() + 1, …
   const Tensor& positions() const;
   /// Stores a layer's keys and values of the new positions, (batch, key_heads, count, head_width), and returns those of
-  /// all positions that the new ones may see, in order.
+  /// all positions that the new ones may attend to, in order.
   std::array<Tensor, 2> append(std::int64_t layer, const Tensor& keys, const Tensor& values);
-  /// The same with attention: `step` without the members that describe the cache. Throws unless can_decode() and there
-  /// is one new position or can_decode_prompt().
+  /// append() and attention together. `step` comes without the members that describe the cache. Throws unless
+  /// can_decode(), and unless there is one new position or can_decode_prompt().
   Tensor decode(std::int64_t layer, DecodeAttention step);
-  /// The same of qkv = decode_linear(x, weights, options), with weights of queries, keys and values; `step` without
-  /// qkv.
+  /// Like above, with step.qkv = decode_linear(x, weights, options), where `weights` are those of queries, keys and
+  /// values.
   Tensor decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
                 const DecodeLinearOptions& options, DecodeAttention step);
   /// Whether mica::decoder_step() can compute a step of one new position; fills in the members of `step` that describe
   /// the cache. The step then adds to the length on the device, and end() does not.
   bool prepare(DecoderStep& step);
-  /// The new position within each sequence, (batch, 1) int64, computed from the length on the device.
+  /// The new position within each sequence, (batch, 1) int64, computed from the length that is kept on the device.
   Tensor decode_positions() const;
-  /// How the new positions see all positions.
+  /// The length of the longest text, without padding, including the new positions.
+  std::int64_t longest() const { return length() + count_ - least_padding_; }
+  /// The options with which the new positions attend to all positions.
   AttentionOptions attention_options() const;
 
  private:
   void check_layer(std::int64_t layer) const;
-  /// Checks, makes room and describes the cache.
+  /// Checks the arguments, makes room and fills in the members of `step` that describe the cache.
   void begin_decode(std::int64_t layer, DecodeAttention& step);
-  /// Attention of a prompt's queries (B, T, H, D) to the positions before and themselves.
+  /// Attention of a prompt's queries (B, T, H, D) to the earlier positions and to the prompt itself.
   Tensor attend(const Tensor& queries, const DecodeAttention& step) const;
-  /// Of the memory for so many positions.
+  /// The capacity needed for this many positions.
   std::int64_t needed(std::int64_t positions) const {
     return config_.window == 0 ? positions : std::min(positions, config_.window);
   }
-  /// The earlier positions that the first new one sees.
+  /// The number of earlier positions that the first new one attends to.
   std::int64_t visible() const { return config_.window == 0 ? length() : std::min(length(), config_.window - 1); }
   Tensor earlier(const Tensor& list) const;
   void store(const Tensor& list, const Tensor& added) const;
@@ -114,16 +116,17 @@ class KeyValueCache {
   Config config_;
   std::shared_ptr<std::int64_t> length_ = std::make_shared<std::int64_t>(0);  // shared with captured graphs
   Tensor device_length_;                                                      // (1) int64, on CUDA
-  Tensor one_;                                                                // (1) int64, likewise
-  Tensor scratch_;                                                            // of decoder_step(), once it was used
-  std::int64_t count_ = 0;                                                    // of new positions
-  bool step_counts_ = false;  // decoder_step() adds them to device_length_
+  Tensor one_;                                                                // (1) int64, on CUDA: the number 1
+  Tensor scratch_;            // of decoder_step(); created at its first use
+  std::int64_t count_ = 0;    // of new positions
+  bool step_counts_ = false;  // decoder_step() adds the new positions to device_length_
   std::vector<Tensor> keys_;  // of each layer: (batch, key_heads, ≥ length, head_width)
   std::vector<Tensor> values_;
-  Tensor padding_;            // (batch, 1) int64, undefined without padding
-  mutable Tensor positions_;  // of the new positions; these two once they were asked for
-  mutable Tensor mask_;       // of attention, undefined where none is needed
-  /// Of a prompt's new positions, once a layer has needed it.
+  Tensor padding_;  // (batch, 1) int64, undefined without padding
+  std::int64_t least_padding_ = 0;
+  mutable Tensor positions_;  // of the new positions; this and mask_ are computed on demand
+  mutable Tensor mask_;       // of attention; undefined if none is needed
+  /// The rotations of a prompt's new positions, computed when the first layer needs them.
   struct Rotations {
     std::vector<float> frequencies{};
     double scale = 1;
@@ -132,7 +135,7 @@ class KeyValueCache {
   Rotations rotations_;
 };
 
-/// A layer's place in a cache; without a cache, attention sees only what it is given.
+/// A layer's index in a cache. Without a cache, attention sees only the keys it is given.
 struct CachedLayer {
   KeyValueCache* cache = nullptr;
   std::int64_t layer = 0;

@@ -90,9 +90,9 @@ Tensor Linear::update(const Tensor& x) const {
 
 void Linear::add_lora(const LoraOptions& options) {
   check_lora_options(options);
-  check(!has_lora(), "Linear: there is an adapter already");
+  check(!has_lora(), "Linear: the layer already has an adapter");
   const std::int64_t in = in_features(), out = out_features();
-  // A quantized weight's scales have the dtype that the weight had, see quantize().
+  // The scales of a quantized weight have the dtype that the weight had: see quantize().
   const Device device = is_quantized() ? quantized.packed.device() : weight.device();
   const DType dtype = !is_quantized() ? weight.dtype() : quantized.scale.defined() ? quantized.scale.dtype() : float32;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
@@ -108,7 +108,7 @@ void Linear::merge_lora() {
   check(!is_quantized(), "Linear: an adapter cannot be merged into a quantized weight");
   const autograd::NoGrad no_grad;
   const double scale = lora_options_.alpha / static_cast<double>(lora_options_.rank);
-  // In float32 at least; the weight is rounded once.
+  // In float32 or wider, so that the weight is rounded only once.
   const DType wide = accumulate_dtype(weight.dtype());
   copy_(weight, weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale);
   forget("lora_a");

@@ -1,4 +1,5 @@
 #include <mica/nn/rotary_embedding.h>
+#include <mica/ops/reduce/reduce.h>
 
 namespace mica::nn {
 
@@ -6,21 +7,33 @@ RotaryEmbedding::RotaryEmbedding(std::int64_t head_width, const RotaryConfig& co
     : config(config),
       head_width_(head_width),
       frequencies_(rotary_frequencies(head_width, config)),
-      scale_(rotary_scale(config)) {}
+      scale_(rotary_scale(config)) {
+  if (config.scaling == RotaryScaling::longrope) {
+    long_frequencies_ = rotary_frequencies(head_width, config, config.original_context + 1);
+  }
+}
 
 Tensor RotaryEmbedding::operator()(const Tensor& x, std::int64_t offset) const {
   const Scope scope(*this);
-  const std::int64_t length = x.dim() >= 3 ? offset + x.size(-3) : 0;
-  const bool grown = config.scaling == RotaryScaling::dynamic && length > config.original_context;
-  return rotary(x, grown ? rotary_frequencies(head_width_, config, length) : frequencies_,
-                {.offset = offset, .scale = scale_});
+  return rotated(x, {.offset = offset}, x.dim() >= 3 ? offset + x.size(-3) : 0);
 }
 
-Tensor RotaryEmbedding::operator()(const Tensor& x, const Tensor& positions) const {
+Tensor RotaryEmbedding::operator()(const Tensor& x, const Tensor& positions, std::int64_t length) const {
   const Scope scope(*this);
-  check(config.scaling != RotaryScaling::dynamic,
-        "RotaryEmbedding: dynamic scaling takes no tensor of positions, since it depends on the largest one");
-  return rotary(x, frequencies_, {.positions = positions, .scale = scale_});
+  if (length == 0 && depends_on_length(config.scaling) && positions.defined() && positions.numel() > 0) {
+    length = static_cast<std::int64_t>(amax(positions.to(int64)).item()) + 1;
+  }
+  return rotated(x, {.positions = positions}, length);
+}
+
+Tensor RotaryEmbedding::rotated(const Tensor& x, RotaryOptions options, std::int64_t length) const {
+  options.scale = scale_;
+  if (!depends_on_length(config.scaling) || length <= config.original_context) {
+    return rotary(x, frequencies_, options);
+  }
+  return config.scaling == RotaryScaling::longrope
+             ? rotary(x, long_frequencies_, options)
+             : rotary(x, rotary_frequencies(head_width_, config, length), options);
 }
 
 }  // namespace mica::nn

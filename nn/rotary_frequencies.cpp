@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include <mica/nn/rotary_embedding.h>
 
@@ -22,6 +23,24 @@ void check_config(std::int64_t head_width, const RotaryConfig& c) {
         c.low_frequency_factor, c.high_frequency_factor);
   check(c.beta_slow > 0 && c.beta_fast >= c.beta_slow,
         "RotaryEmbedding: expected 0 < beta_slow <= beta_fast, got {} and {}", c.beta_slow, c.beta_fast);
+  check(c.attention_factor.value_or(0) >= 0 && std::isfinite(c.attention_factor.value_or(0)),
+        "RotaryEmbedding: expected a finite attention factor of at least 0, got {}", c.attention_factor.value_or(0));
+  if (c.scaling != RotaryScaling::longrope) {
+    return;
+  }
+  check(c.factor <= 1 || c.original_context > 1 || c.attention_factor.has_value(),
+        "RotaryEmbedding: expected an original context above 1, or an attention factor, for longrope scaling by {}",
+        c.factor);
+  for (const auto& [name, factors] : {std::pair{"short", &c.short_factors}, std::pair{"long", &c.long_factors}}) {
+    check(static_cast<std::int64_t>(factors->size()) == head_width / 2,
+          "RotaryEmbedding: expected {} {} factors for heads of width {}, got {}", head_width / 2, name, head_width,
+          factors->size());
+    for (const double factor : *factors) {
+      // In float32, in which frequencies are computed.
+      check(static_cast<float>(factor) > 0 && std::isfinite(static_cast<float>(factor)),
+            "RotaryEmbedding: expected finite {} factors above 0, got {}", name, factor);
+    }
+  }
 }
 
 std::vector<float> plain_frequencies(std::int64_t head_width, double theta) {
@@ -33,7 +52,17 @@ std::vector<float> plain_frequencies(std::int64_t head_width, double theta) {
   return result;
 }
 
-// Meta's apply_scaling of Llama 3.1.
+std::vector<float> divided_frequencies(std::int64_t head_width, double theta, const std::vector<double>& divisors) {
+  std::vector<float> result;
+  for (const double divisor : divisors) {
+    const float exponent = static_cast<float>(2 * result.size()) / static_cast<float>(head_width);
+    const float turn = static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
+    result.push_back(1.0F / (static_cast<float>(divisor) * turn));
+  }
+  return result;
+}
+
+// The function apply_scaling of Meta's code for Llama 3.1.
 float llama3_frequency(float frequency, const RotaryConfig& c) {
   const double context = static_cast<double>(c.original_context);
   const double turns = context * frequency / (2 * kPi);  // in the context of pretraining
@@ -51,7 +80,7 @@ float llama3_frequency(float frequency, const RotaryConfig& c) {
 // Between the frequencies `low` and `high`, a linear ramp from kept to divided (equations 17 to 21 of the paper).
 void scale_by_yarn(std::vector<float>& frequencies, const RotaryConfig& c) {
   const double width = 2 * static_cast<double>(frequencies.size());
-  const auto index_of = [&](double turns) {  // of the frequency with so many turns in the original context
+  const auto index_of = [&](double turns) {  // of the frequency with this many turns in the original context
     return width * std::log(static_cast<double>(c.original_context) / (turns * 2 * kPi)) / (2 * std::log(c.theta));
   };
   double low = index_of(c.beta_fast);
@@ -72,8 +101,15 @@ void scale_by_yarn(std::vector<float>& frequencies, const RotaryConfig& c) {
 
 }  // namespace
 
+bool depends_on_length(RotaryScaling scaling) {
+  return scaling == RotaryScaling::dynamic || scaling == RotaryScaling::longrope;
+}
+
 std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfig& c, std::int64_t length) {
   check_config(head_width, c);
+  if (c.scaling == RotaryScaling::longrope) {
+    return divided_frequencies(head_width, c.theta, length > c.original_context ? c.long_factors : c.short_factors);
+  }
   double theta = c.theta;
   if (c.scaling == RotaryScaling::dynamic && length > c.original_context && head_width > 2) {
     const double ratio = static_cast<double>(length) / static_cast<double>(c.original_context);
@@ -83,7 +119,8 @@ std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfi
   std::vector<float> result = plain_frequencies(head_width, theta);
   switch (c.scaling) {
     case RotaryScaling::none:
-    case RotaryScaling::dynamic: break;
+    case RotaryScaling::dynamic:
+    case RotaryScaling::longrope: break;  // see above
     case RotaryScaling::linear:
       for (float& frequency : result) {
         frequency /= static_cast<float>(c.factor);
@@ -100,10 +137,15 @@ std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfi
 }
 
 double rotary_scale(const RotaryConfig& config) {
-  if (config.scaling != RotaryScaling::yarn) {
+  if (config.scaling != RotaryScaling::yarn && config.scaling != RotaryScaling::longrope) {
     return 1;
   }
-  return config.attention_factor.value_or(config.factor <= 1 ? 1 : 0.1 * std::log(config.factor) + 1);
+  if (config.attention_factor.has_value() || config.factor <= 1) {
+    return config.attention_factor.value_or(1);
+  }
+  return config.scaling == RotaryScaling::yarn
+             ? 0.1 * std::log(config.factor) + 1
+             : std::sqrt(1 + std::log(config.factor) / std::log(static_cast<double>(config.original_context)));
 }
 
 }  // namespace mica::nn

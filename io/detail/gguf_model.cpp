@@ -20,8 +20,8 @@
 #include <mica/io/pretrained_config.h>
 #include <mica/ops/view/view.h>
 
-// Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp. The conversion that
-// wrote the files: convert_hf_to_gguf.py there.
+// Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp. The program that
+// converts to GGUF: convert_hf_to_gguf.py there.
 
 namespace mica::io::detail {
 
@@ -29,12 +29,14 @@ namespace {
 
 constexpr const char* kHead = "output.weight";
 constexpr const char* kEmbedding = "token_embd.weight";
-// Of Llama 3.1's scaling, which llama.cpp's metadata do not describe: what each frequency is divided by.
+// The divisors of the rotary frequencies: llama.cpp's metadata cannot describe Llama 3.1's scaling.
 constexpr const char* kFrequencyDivisors = "rope_freqs.weight";
+// Of longrope. llama.cpp chooses between them by the size of its context, not by the length of the text.
+constexpr std::array<const char*, 2> kLongropeFactors{"rope_factors_long.weight", "rope_factors_short.weight"};
 
-using Names = std::pair<std::string_view, std::string_view>;  // in a GGUF file, and of Hugging Face
+using Names = std::pair<std::string_view, std::string_view>;  // the name in a GGUF file, and Hugging Face's
 
-/// The names of a family's tensors. Those of blocks are without the beginning and without ".weight" or ".bias".
+/// The names of a family's tensors. Names in blocks are without the block's prefix, and without ".weight" or ".bias".
 struct Naming {
   Names block;
   std::span<const Names> outside, inside;
@@ -114,7 +116,7 @@ class ModelEntries : public GgufEntries {
 
   std::int64_t count(const char* name) const { return needed(key(name), integer(key(name))); }
 
-  /// Refuses models that compute something else.
+  /// Throws if the value is not `expected`, since mica's models cannot compute anything else.
   void require(const std::string& key, double expected) const {
     const std::optional<double> value = number(key);
     check(!value || *value == expected, "{}: mica's models need \"{}\" to be {}, got {}", what(), key, expected,
@@ -133,16 +135,27 @@ const GgufTensor* find(const GgufHeader& header, std::string_view name) {
 
 JsonValue::Object rotary_entries(const ModelEntries& entries, const std::string& what) {
   JsonValue::Object rotary{{"rope_theta", {entries.number(entries.key("rope.freq_base")).value_or(10000)}}};
-  std::string type = "none";
+  // As llama.cpp reads them: the type is linear if it is missing, the factor has an older name, too, and 0 stands
+  // for 1.
+  std::string type = "linear";
   if (entries.has(entries.key("rope.scaling.type"))) {
     type = entries.text(entries.key("rope.scaling.type"));
   }
   check(type == "none" || type == "linear" || type == "yarn",
         "{}: expected \"{}\" to be none, linear or yarn, got \"{}\"", what, entries.key("rope.scaling.type"), type);
+  std::optional<double> factor = entries.number(entries.key("rope.scaling.factor"));
+  if (!factor) {
+    factor = entries.number(entries.key("rope.scale_linear"));
+  }
+  if (factor.value_or(0) == 0) {
+    factor = 1;
+  }
+  if (type == "linear" && *factor == 1) {
+    type = "none";
+  }
   rotary["rope_type"] = {type == "none" ? "default" : type};
   if (type != "none") {
-    const std::string factor = entries.key("rope.scaling.factor");
-    rotary["factor"] = {entries.needed(factor, entries.number(factor))};
+    rotary["factor"] = {*factor};
     if (const auto original = entries.integer(entries.key("rope.scaling.original_context_length"))) {
       rotary["original_max_position_embeddings"] = {*original};
     }
@@ -150,8 +163,8 @@ JsonValue::Object rotary_entries(const ModelEntries& entries, const std::string&
   return rotary;
 }
 
-/// Llama 3.1 and later: the parameters that give these divisors. All of these models have the same but for the factor,
-/// by which the lowest frequencies are divided.
+/// Llama 3.1 and later: the parameters that give these divisors. The models differ only in the factor, which is the
+/// divisor of the lowest frequencies.
 nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width, const std::vector<float>& divisors,
                                const std::string& what) {
   const std::vector<float> plain = nn::rotary_frequencies(head_width, rotary);
@@ -161,7 +174,8 @@ nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width,
   rotary.low_frequency_factor = 1;
   rotary.high_frequency_factor = 4;
   rotary.original_context = 8192;
-  // Of the lowest frequency; in a narrow head, even that one may be divided by less than the factor, or not at all.
+  // The turns of the lowest frequency. In a narrow head, even that frequency may be divided by less than the factor, or
+  // not at all.
   const double turns = static_cast<double>(rotary.original_context) * plain.back() / (2 * std::numbers::pi);
   const double kept = std::clamp((turns - 1) / (4 - 1), 0.0, 1.0);
   rotary.scaling = nn::RotaryScaling::llama3;
@@ -198,8 +212,23 @@ nn::LlamaConfig gguf_llama_config(const ModelEntries& entries, const InputFile& 
                                   std::int64_t vocabulary) {
   const std::string& what = entries.what();
   const std::string architecture = entries.architecture();
-  for (const char* const name : {"expert_count", "attention.sliding_window"}) {
+  for (const char* const name : {"expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv",
+                                 "attention.max_alibi_bias", "attn_logit_softcapping", "final_logit_softcapping",
+                                 "rope.scaling.yarn_log_multiplier"}) {
     entries.require(entries.key(name), 0);
+  }
+  for (const char* const name :
+       {"embedding_scale", "residual_scale", "logit_scale", "rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_slow"}) {
+    entries.require(entries.key(name), 1);
+  }
+  entries.require(entries.key("rope.scaling.yarn_beta_fast"), 32);
+  const bool* const causal = entries.find<bool>(entries.key("attention.causal"), "a truth value");
+  check(causal == nullptr || *causal, "{}: mica's models need \"{}\" to be true", what,
+        entries.key("attention.causal"));
+  for (const char* const name : kLongropeFactors) {
+    check(find(header, name) == nullptr, "{}: it has \"{}\", and mica reads longrope scaling from config.json only",
+          what, name);
   }
   const std::int64_t width = entries.count("embedding_length"), heads = entries.count("attention.head_count");
   JsonValue::Object json{
@@ -251,17 +280,17 @@ PretrainedConfig config_of(const InputFile& file, const GgufHeader& header, cons
   return gguf_llama_config(entries, file, header, embedding->shape[0]);
 }
 
-/// llama.cpp rotates neighbouring elements of a head, (0, 1), (2, 3), …, and Hugging Face elements half a head apart.
-/// So the conversion of architecture llama writes the rows of q and k in another order. Qwen's stays.
+/// For the architecture llama, llama.cpp rotates neighboring elements of a head, (0, 1), (2, 3), …, while Hugging Face
+/// rotates elements half a head apart. So the conversion reorders the rows of q and k. Qwen's rows keep their order.
 bool has_reordered_rows(std::string_view architecture, std::string_view hugging_face_name) {
   return architecture == "llama" && (hugging_face_name.find(".q_proj.") != std::string::npos ||
                                      hugging_face_name.find(".k_proj.") != std::string::npos);
 }
 
-/// Rows (heads, D/2, 2) of pairs to rows (heads, 2, D/2) of halves, or, with `to_pairs`, the other way round.
+/// Reorders rows from pairs (heads, D/2, 2) to halves (heads, 2, D/2) or, with `to_pairs`, back.
 Tensor reordered(const Tensor& x, std::int64_t heads, bool to_pairs) {
   if (x.dim() < 1 || x.dim() > 2 || x.size(0) % (2 * heads) != 0) {
-    return x;  // which no model has; its shape is refused later
+    return x;  // no model has such a tensor; its shape is rejected later
   }
   const std::int64_t half = x.size(0) / heads / 2, columns = x.dim() == 2 ? x.size(1) : 1;
   const Shape apart = to_pairs ? Shape{heads, 2, half, columns} : Shape{heads, half, 2, columns};
@@ -276,12 +305,12 @@ std::int64_t heads_of(const nn::LlamaConfig& c, const std::string& name) {
   return name.find(".k_proj.") != std::string::npos ? c.key_heads : c.heads;
 }
 
-/// Hugging Face stores GPT-2's linear weights transposed, and llama.cpp does not.
+/// Hugging Face stores GPT-2's linear weights transposed; llama.cpp does not.
 bool is_transposed(const std::string& hugging_face_name, const Tensor& tensor) {
   return tensor.dim() == 2 && hugging_face_name.find(".c_") != std::string::npos;
 }
 
-/// A tensor of a GGUF file as it is in a Hugging Face folder.
+/// Converts the name and layout of a GGUF tensor to Hugging Face's.
 GgufParameter hugging_face_parameter(const PretrainedConfig& config, const std::string& architecture,
                                      const std::string& name, const Tensor& tensor) {
   const auto* const llama = std::get_if<nn::LlamaConfig>(&config);
@@ -360,6 +389,18 @@ GgufMetadata gguf_metadata(const nn::LlamaConfig& c) {
   using nn::RotaryScaling;
   const std::string architecture = architecture_of(c);
   check(c.rotary.scaling != RotaryScaling::dynamic, "save_gguf: llama.cpp has no dynamic scaling of rotary embeddings");
+  check(
+      c.rotary.scaling != RotaryScaling::longrope,
+      "save_gguf: llama.cpp chooses longrope's factors by the size of its context, and not by the length of the text");
+  check(std::find(c.rotated_layers.begin(), c.rotated_layers.end(), false) == c.rotated_layers.end(),
+        "save_gguf: the architecture llama has rotary embeddings in all layers");
+  const nn::RotaryConfig usual{.scaling = RotaryScaling::yarn, .factor = c.rotary.factor};
+  check(c.rotary.scaling != RotaryScaling::yarn ||
+            (c.rotary.beta_fast == usual.beta_fast && c.rotary.beta_slow == usual.beta_slow && c.rotary.truncate &&
+             nn::rotary_scale(c.rotary) == nn::rotary_scale(usual)),
+        "save_gguf: expected yarn scaling with its usual parameters: beta_fast 32, beta_slow 1, truncate, and no "
+        "attention "
+        "factor");
   check(c.rotary.scaling != RotaryScaling::llama3 ||
             (c.rotary.low_frequency_factor == 1 && c.rotary.high_frequency_factor == 4 &&
              c.rotary.original_context == 8192),

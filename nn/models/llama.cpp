@@ -27,8 +27,14 @@ const LlamaConfig& checked(const LlamaConfig& c) {
   check(c.head_width > 0 || (c.head_width == 0 && c.width % c.heads == 0),
         "Llama: expected a head_width, or heads to divide width, got head_width {}, heads {} and width {}",
         c.head_width, c.heads, c.width);
+  check(c.rotated_layers.empty() || static_cast<std::int64_t>(c.rotated_layers.size()) == c.layers,
+        "Llama: expected rotated_layers to be empty or to have {} elements, got {}", c.layers, c.rotated_layers.size());
   check(head_width_of(c) <= INT64_MAX / c.heads, "Llama: {} heads of width {} are too many", c.heads, head_width_of(c));
   return c;
+}
+
+bool rotates_in(const LlamaConfig& c, std::int64_t layer) {
+  return c.rotated_layers.empty() || c.rotated_layers[static_cast<std::size_t>(layer)];
 }
 
 RMSNorm head_norm(const LlamaConfig& c) {
@@ -37,7 +43,7 @@ RMSNorm head_norm(const LlamaConfig& c) {
 
 }  // namespace
 
-LlamaAttention::LlamaAttention(const LlamaConfig& c)
+LlamaAttention::LlamaAttention(const LlamaConfig& c, bool rotates)
     : heads(checked(c).heads),
       key_heads(c.key_heads),
       head_width(head_width_of(c)),
@@ -49,13 +55,19 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c)
       q_norm(child("q_norm", head_norm(c))),
       k_norm(child("k_norm", head_norm(c))),
       rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
+      rotates(rotates),
       qk_norm_(c.qk_norm) {}
 
 Tensor LlamaAttention::rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const Tensor& positions,
-                               std::int64_t offset) const {
+                               const CachedLayer& cached) const {
   const Tensor by_head = reshape(x, {x.size(0), x.size(1), count, head_width});
   const Tensor normed = qk_norm_ ? norm(by_head) : by_head;
-  return transpose(positions.defined() ? rotary(normed, positions) : rotary(normed, offset), 1, 2);
+  if (!rotates) {
+    return transpose(normed, 1, 2);
+  }
+  return transpose(positions.defined() ? rotary(normed, positions, cached ? cached.cache->longest() : 0)
+                                       : rotary(normed, cached ? cached.cache->length() : 0),
+                   1, 2);
 }
 
 Tensor LlamaAttention::operator()(const Tensor& x, const CachedLayer& cached) const {
@@ -73,9 +85,8 @@ Tensor LlamaAttention::attend(const Tensor& x, const CachedLayer& cached, const 
   check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
         q_proj.in_features(), x.shape());
   const std::int64_t batch = x.size(0), length = x.size(1);
-  const std::int64_t offset = cached ? cached.cache->length() : 0;
-  const Tensor q = rotated(q_proj(x), heads, q_norm, positions, offset);
-  const Tensor k = rotated(k_proj(x), key_heads, k_norm, positions, offset);
+  const Tensor q = rotated(q_proj(x), heads, q_norm, positions, cached);
+  const Tensor k = rotated(k_proj(x), key_heads, k_norm, positions, cached);
   const Tensor v = transpose(reshape(v_proj(x), {batch, length, key_heads, head_width}), 1, 2);
   Tensor y;
   if (cached) {
@@ -95,7 +106,7 @@ Tensor LlamaAttention::decode(const Tensor& x, const RMSNorm& norm, const Cached
                                .q_norm = q_norm.weight,
                                .k_norm = k_norm.weight,
                                .eps = q_norm.eps,
-                               .frequencies = rotary.frequencies(),
+                               .frequencies = rotates ? rotary.frequencies() : std::vector<float>{},
                                .rotary_scale = rotary.scale()});
 }
 
@@ -109,9 +120,9 @@ Tensor LlamaMlp::operator()(const Tensor& x) const {
   return down_proj(swiglu(gate_proj(x), up_proj(x)));
 }
 
-LlamaBlock::LlamaBlock(const LlamaConfig& c)
+LlamaBlock::LlamaBlock(const LlamaConfig& c, bool rotates)
     : input_layernorm(child("input_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
-      self_attn(child("self_attn", LlamaAttention{c})),
+      self_attn(child("self_attn", LlamaAttention{c, rotates})),
       post_attention_layernorm(child("post_attention_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
       mlp(child("mlp", LlamaMlp{c})) {}
 
@@ -159,10 +170,11 @@ std::array<const Linear*, 7> LlamaBlock::linear_layers() const {
   return {&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj};
 }
 
+// A captured step has its frequencies for good, so a text that outgrows the original context takes the composed path.
 bool LlamaBlock::can_decode() const {
   const auto layers = linear_layers();
   return std::none_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->has_lora(); }) &&
-         self_attn.rotary.config.scaling != RotaryScaling::dynamic;
+         !(self_attn.rotates && depends_on_length(self_attn.rotary.config.scaling));
 }
 
 bool LlamaBlock::is_quantized() const {
@@ -176,7 +188,7 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
       norm(child("norm", RMSNorm{c.width, {.eps = c.norm_eps}})),
       checkpoint(c.checkpoint) {
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    layers.push_back(LlamaBlock{c});
+    layers.push_back(LlamaBlock{c, rotates_in(c, i)});
   }
 }
 
@@ -189,7 +201,7 @@ bool LlamaModel::decodes(const KeyValueCache& cache, std::int64_t count) const {
   if (count == 1) {
     return can_decode(cache);
   }
-  // Products of many rows with quantized weights have other kernels.
+  // Products of many rows with quantized weights use other kernels.
   return cache.can_decode_prompt(count) && can_decode(cache) &&
          std::none_of(layers.begin(), layers.end(), [](const LlamaBlock& block) { return block.is_quantized(); });
 }
@@ -205,7 +217,8 @@ Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache, const Pack
   packed.check_shapes("Llama", tokens);
   Tensor x = embed_tokens(tokens);
   if (cache != nullptr) {
-    check(!packed.positions.defined() && !packed.documents.defined(), "Llama: a cache is for single documents");
+    check(!packed.positions.defined() && !packed.documents.defined(),
+          "Llama: a KeyValueCache cannot be used with packed documents");
     cache->begin(tokens.size(1));
     const Shape shape = x.shape();
     const bool by_rows = decodes(*cache, tokens.size(1));
@@ -261,7 +274,7 @@ Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const PackedDocu
 
 Tensor Llama::next_token_logits(const Tensor& tokens) const {
   const Scope scope(*this);
-  check(tokens.dim() == 2 && tokens.size(1) >= 1, "Llama: expected at least one token to go on from, got shape {}",
+  check(tokens.dim() == 2 && tokens.size(1) >= 1, "Llama: expected at least one token to continue, got shape {}",
         tokens.shape());
   return lm_head(select(model(tokens), 1, -1));
 }
@@ -304,8 +317,9 @@ Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache, c
                    .tokens_on_host = on_host};
   for (const LlamaBlock& block : model.layers) {
     step.layers.push_back(block.decoder_layer());
-    if (block.input_layernorm.eps != step.eps || block.post_attention_layernorm.eps != step.eps ||
-        block.self_attn.q_norm.eps != step.eps) {
+    // That kernel has one eps and one table of frequencies for all layers.
+    if (!block.self_attn.rotates || block.input_layernorm.eps != step.eps ||
+        block.post_attention_layernorm.eps != step.eps || block.self_attn.q_norm.eps != step.eps) {
       return {};
     }
   }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include <mica/nn/containers.h>
 #include <mica/nn/embedding.h>
@@ -13,7 +14,7 @@
 
 namespace mica::nn {
 
-/// The defaults are Llama 3.2's model of one billion parameters.
+/// The defaults are those of Llama 3.2 1B.
 struct LlamaConfig {
   std::int64_t vocab = 128256;    ///< tokens are 0 … vocab − 1
   std::int64_t context = 131072;  ///< the longest sequence in training; longer ones are computed too
@@ -30,25 +31,27 @@ struct LlamaConfig {
                       .original_context = 8192,
                       .low_frequency_factor = 1,
                       .high_frequency_factor = 4};
-  bool tied_head = true;     ///< lm_head.weight is model.embed_tokens.weight
-  bool qkv_bias = false;     ///< Qwen 2: of q_proj, k_proj and v_proj
-  bool output_bias = false;  ///< of o_proj
-  bool mlp_bias = false;     ///< of gate_proj, up_proj and down_proj
-  bool qk_norm = false;      ///< Qwen 3: normalizes each head's query and key before the rotation
-  double dropout = 0;        ///< of the attention weights
-  bool checkpoint = false;   ///< keep only the input of each block and compute the rest again in backward
+  std::vector<bool> rotated_layers{};  ///< SmolLM 3: false for layers without rotary embeddings; empty: all have them
+  bool tied_head = true;               ///< lm_head.weight is model.embed_tokens.weight
+  bool qkv_bias = false;               ///< Qwen 2: of q_proj, k_proj and v_proj
+  bool output_bias = false;            ///< of o_proj
+  bool mlp_bias = false;               ///< of gate_proj, up_proj and down_proj
+  bool qk_norm = false;                ///< Qwen 3: normalizes each head's query and key before the rotation
+  double dropout = 0;                  ///< of the attention weights
+  bool checkpoint = false;             ///< save only the input of each block and recompute the rest in backward
 };
 
 /// Self-attention with rotary embeddings and grouped queries, x (B, T, width) to (B, T, width).
 class LlamaAttention : public Module {
  public:
-  explicit LlamaAttention(const LlamaConfig& config);
+  /// Without `rotates`, queries and keys are not rotated.
+  explicit LlamaAttention(const LlamaConfig& config, bool rotates = true);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
-  /// With packed documents: the positions (B, T) of x in its documents, and what AttentionOptions::mask takes. Either
-  /// may be undefined.
+  /// For packed documents. positions (B, T): of each token in its document. mask: AttentionOptions::mask. Either may be
+  /// undefined.
   Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
-  /// norm(x) to attention's result before o_proj, for T new positions of each sequence: (B · T, width) to (B · T, heads
-  /// · head_width).
+  /// Attention of norm(x), without o_proj, for T new positions of each sequence: x (B · T, width) to (B · T, heads ·
+  /// head_width).
   Tensor decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const;
 
   std::int64_t heads, key_heads, head_width;
@@ -56,17 +59,18 @@ class LlamaAttention : public Module {
   Linear q_proj, k_proj, v_proj, o_proj;
   RMSNorm q_norm, k_norm;  // registered, with weights, only with qk_norm
   RotaryEmbedding rotary;
+  bool rotates;
 
  private:
-  /// x (B, T, count · head_width) to (B, count, T, head_width), at `positions`, or from `offset` on if these are
-  /// undefined.
+  /// Splits x (B, T, count · head_width) into heads and rotates them: (B, count, T, head_width). At `positions` or, if
+  /// these are undefined, at the positions that follow those in the cache.
   Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const Tensor& positions,
-                 std::int64_t offset) const;
+                 const CachedLayer& cached) const;
   Tensor attend(const Tensor& x, const CachedLayer& cached, const Tensor& positions, const Tensor& mask) const;
   bool qk_norm_;
 };
 
-/// The feed-forward part of a block: down_proj(silu(gate_proj(x)) · up_proj(x)).
+/// The feed-forward part of a block, x (…, width) to (…, width): down_proj(silu(gate_proj(x)) · up_proj(x)).
 class LlamaMlp : public Module {
  public:
   explicit LlamaMlp(const LlamaConfig& config);
@@ -75,21 +79,23 @@ class LlamaMlp : public Module {
   Linear gate_proj, up_proj, down_proj;
 };
 
-/// One pre-norm block:
+/// One pre-norm block, x (B, T, width) to (B, T, width):
 ///
 ///     x ← x + self_attn(input_layernorm(x))
 ///     x ← x + mlp(post_attention_layernorm(x))
 class LlamaBlock : public Module {
  public:
-  explicit LlamaBlock(const LlamaConfig& config);
+  /// See LlamaAttention.
+  explicit LlamaBlock(const LlamaConfig& config, bool rotates = true);
   Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
   /// With packed documents: see LlamaAttention.
   Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
-  /// The same for rows (B · T, width) by the ops of ops/decode: one new position of each sequence, or a prompt's.
+  /// Like operator(), for x (B · T, width), with the ops of ops/decode. T is 1 or the length of a
+  /// prompt.
   Tensor decode(const Tensor& x, const CachedLayer& cached) const;
   bool can_decode() const;
   bool is_quantized() const;
-  /// The block as mica::decoder_step() takes it, without the cache.
+  /// The block's weights and options for mica::decoder_step(), without the cache.
   DecoderLayer decoder_layer() const;
 
   RMSNorm input_layernorm;
@@ -102,17 +108,18 @@ class LlamaBlock : public Module {
   Tensor after_attention(const Tensor& x, const Tensor& attended) const;
 };
 
-/// All but the head: tokens (B, T) to features (B, T, width).
+/// The model without its head: tokens (B, T) to features (B, T, width).
 class LlamaModel : public Module {
  public:
   explicit LlamaModel(const LlamaConfig& config);
-  /// Not with both a cache and packed documents.
+  /// Throws if both a cache and packed documents are given.
   Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
   /// The same before the last norm.
   Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
-  /// Whether a step of one position can be computed by LlamaBlock::decode(): by the cache's and the layers' properties.
+  /// Whether LlamaBlock::decode() can compute a step of one position with this cache.
   bool can_decode(const KeyValueCache& cache) const;
-  /// Whether LlamaBlock::decode() is for `count` new positions: one, or many where a GPU has kernels for them.
+  /// Whether to compute `count` new positions with LlamaBlock::decode(), which depends on the GPU's
+  /// kernels.
   bool decodes(const KeyValueCache& cache, std::int64_t count) const;
 
   Embedding embed_tokens;
@@ -121,39 +128,42 @@ class LlamaModel : public Module {
   bool checkpoint;
 };
 
-/// A decoder-only transformer in the shape of Llama 2 and 3, Mistral without a window, SmolLM, Qwen 2, 2.5 and 3:
-/// pre-norm blocks with RMS norms, rotary embeddings, grouped queries and SwiGLU, and a head that is tied to the token
-/// embedding or free.
+/// A decoder-only transformer with the architecture of Llama 2 and 3, Mistral (without its sliding window), SmolLM,
+/// Qwen 2, 2.5 and 3: pre-norm blocks with RMS norms, rotary embeddings, grouped-query attention and SwiGLU, and a head
+/// that may be tied to the token embedding.
 ///
-/// Starts with weights that are normal with standard deviation 0.02, biases 0 and norms 1. Parameters are named as in
-/// Hugging Face's files: model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight,
+/// Initialized with normal weights of standard deviation 0.02, biases 0 and norms 1. Parameters are named as in Hugging
+/// Face's files: model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight,
 /// lm_head.weight. See io/pretrained.h for reading and writing these.
 ///
 /// Touvron et al., Llama 2, 2023, arXiv:2307.09288; Dubey et al., The Llama 3 Herd of Models, 2024, arXiv:2407.21783.
 class Llama : public Module {
  public:
-  explicit Llama(const LlamaConfig& config);
+  explicit Llama(const LlamaConfig& config);  ///< throws unless the sizes fit together
 
   /// Tokens (B, T), int64 or int32, to logits (B, T, vocab).
   Tensor operator()(const Tensor& tokens) const;
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
-  /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
-  /// underflow.
-  /// With `packed`, documents do not see each other, and each has its own positions (not with dynamic scaling).
+  /// In training mode, forward overwrites the logits with their gradient (in_place), except in
+  /// float16, where it would underflow. With `packed`, documents do not attend to each other, and each
+  /// has its own positions. The longest document determines dynamic and longrope scaling
+  /// (RotaryEmbedding).
   Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
-  /// The logits of the token after the last one only, (B, vocab).
+  /// The logits for the token after the last one only: (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 
-  /// An empty cache for `batch` sequences, of the embedding's dtype and device.
+  /// An empty cache for `batch` sequences, of the embedding's dtype and device. `window`: see KeyValueCache::Config.
   KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
-  /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. With dynamic scaling,
-  /// keys keep the rotation of the length that the text had when they were computed, as in transformers.
+  /// Logits of tokens (B, T) that follow those in the cache; they are appended to it. With dynamic and longrope
+  /// scaling, keys in the cache keep the frequencies of the longest text's length at the time they were computed, as in
+  /// transformers: see RotaryEmbedding.
   Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
   Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
-  /// Appends one token to the cache's only text and puts the most likely token after it in its place, -1 if a logit is
-  /// NaN or +inf or all are -inf. One kernel, if there is one (mica::decoder_step()); else this returns false and has
-  /// done nothing. `token` is one int64 on the model's device. There, a token outside the vocabulary is no Error: the
-  /// logits are then NaN. `on_host`: as DecoderStep::tokens_on_host, with cache.length() before.
+  /// Greedy decoding in one kernel (mica::decoder_step()): appends `token`, one int64 on the model's device, to a cache
+  /// of one sequence, and replaces it by the most likely next token, or by -1 if a logit is NaN or +inf or all
+  /// are -inf. Returns false, having done nothing, if there is no such kernel. A token outside the vocabulary is
+  /// not an Error, but gives -1. `on_host`: see DecoderStep::tokens_on_host, with the cache's length before the
+  /// call.
   bool replace_by_next_token(const Tensor& token, KeyValueCache& cache, std::int64_t* on_host = nullptr) const;
 
   LlamaConfig config;

@@ -1,6 +1,6 @@
-// The fuzzing programs that need the whole library, on inputs that are damaged at random: they are built and run with
-// the other tests, in CI also with ASan and UBSan. libFuzzer, which learns from what an input reaches, takes minutes to
-// build with the library: scripts/fuzz 600 folder model.
+// Runs the fuzzing programs that need the whole library on valid inputs that are damaged at random. Unlike libFuzzer
+// (scripts/fuzz 600 folder model), which is guided by coverage, these are built and run with the other tests, in CI
+// also with ASan and UBSan: building the library with libFuzzer takes minutes.
 
 #include <gtest/gtest.h>
 
@@ -17,6 +17,7 @@
 
 #include "examples/common/character_model.h"
 #include "tests/files.h"
+#include "tests/folders.h"
 #include "tests/fuzz/memory_file.h"
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
@@ -38,7 +39,8 @@ class Damaged {
  public:
   explicit Damaged(const char* corpus) {
     std::vector<fs::path> paths;
-    for (const auto& entry : fs::directory_iterator(fs::path(MICA_FUZZ_CORPUS) / corpus)) {
+    const fs::path all = testing_support::folder_from("MICA_FUZZ_CORPUS", MICA_FUZZ_CORPUS);
+    for (const auto& entry : fs::directory_iterator(all / corpus)) {
       paths.push_back(entry.path());
     }
     std::sort(paths.begin(), paths.end());
@@ -49,7 +51,7 @@ class Damaged {
 
   const std::vector<std::string>& whole() const { return whole_; }
 
-  /// One of the inputs with a few changes.
+  /// One of the inputs, with a few random changes.
   std::string next() {
     std::string input = whole_[below(whole_.size())];
     for (std::size_t changes = 1 + below(4); changes > 0; --changes) {
@@ -67,7 +69,7 @@ class Damaged {
     const std::size_t at = below(input.size() + 1);
     const std::size_t length = below(input.size() - at + 1);
     switch (below(7)) {
-      case 0:  // one bit
+      case 0:  // flip a bit
         if (at < input.size()) {
           input[at] = static_cast<char>(input[at] ^ (1 << below(8)));
         }
@@ -76,7 +78,7 @@ class Damaged {
       case 2: input.erase(at, std::min<std::size_t>(length, 16)); break;
       case 3: input.insert(at, input.substr(at, length).substr(0, 64)); break;
       case 4: input.insert(at, parts[below(parts.size())]); break;
-      case 5: {  // a number
+      case 5: {  // change a number
         const std::size_t digit = input.find_first_of("0123456789", at);
         if (digit != std::string::npos) {
           const std::size_t end = std::min(input.find_first_not_of("0123456789", digit), input.size());
@@ -84,7 +86,7 @@ class Damaged {
         }
         break;
       }
-      default: {  // the rest of another input
+      default: {  // replace the rest by that of another input
         const std::string& other = whole_[below(whole_.size())];
         input.replace(at, std::string::npos, other.substr(std::min(at, other.size())));
       }

@@ -46,7 +46,24 @@ Model adapted(const std::string& name, const std::string& stage, Device device, 
 
 double number_of(const io::JsonValue& value) { return *value.as<double>(); }
 
-// PEFT's losses of 100 steps of AdamW in float64, from the same start; transformers computes norms in float32 there.
+// The loss before each of 100 steps.
+template <class Model>
+std::vector<double> train(const Model& model, const Tensor& tokens, const Tensor& targets,
+                          const optim::AdamWOptions& options) {
+  optim::AdamW optimizer(nn::trainable_parameters(model), options);
+  std::vector<double> losses;
+  for (int step = 0; step < 100; ++step) {
+    optimizer.zero_grad();
+    const Tensor loss = model.loss(tokens, targets);
+    losses.push_back(loss.item());
+    loss.backward();
+    optimizer.step();
+  }
+  return losses;
+}
+
+// Expects PEFT's losses of 100 steps of AdamW in float64, from the same initial values. (transformers computes norms in
+// float32.)
 template <class Model>
 void expect_losses_of_peft(const std::string& name, const fs::path& folder, Device device, DType dtype) {
   SCOPED_TRACE(fmt::format("{} in {} on {}", name, dtype, device));
@@ -58,18 +75,14 @@ void expect_losses_of_peft(const std::string& name, const fs::path& folder, Devi
   Model model = adapted<Model>(name, "start", device, dtype);
   const StateDict before = model.state_dict();
   const Tensor embedding = model.parameters()[0].detach() + 0;
-  optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = number_of(*about.find("learning_rate")),
-                                                           .weight_decay = number_of(*about.find("weight_decay"))});
-  int step = 0;
-  for (const io::JsonValue& expected : *about.find("losses")->as<io::JsonValue::Array>()) {
-    optimizer.zero_grad();
-    const Tensor loss = model.loss(tokens, targets);
-    ASSERT_NEAR(loss.item(), number_of(expected), dtype == float64 ? 1e-4 : 0.01) << "step " << step;
-    loss.backward();
-    optimizer.step();
-    ++step;
+  const std::vector<double> losses =
+      train(model, tokens, targets,
+            {.lr = number_of(*about.find("learning_rate")), .weight_decay = number_of(*about.find("weight_decay"))});
+  const auto& expected = *about.find("losses")->as<io::JsonValue::Array>();
+  ASSERT_EQ(losses.size(), expected.size());
+  for (std::size_t step = 0; step < losses.size(); ++step) {
+    ASSERT_NEAR(losses[step], number_of(expected[step]), dtype == float64 ? 1e-4 : 0.01) << "step " << step;
   }
-  EXPECT_EQ(step, 100);
   expect_close(model.parameters()[0], embedding, 0, 0);  // frozen
 
   const autograd::NoGrad no_grad;
@@ -87,7 +100,7 @@ void expect_losses_of_peft(const std::string& name, const fs::path& folder, Devi
   EXPECT_TRUE(nn::adapted_layers(again).empty());
   expect_close(again(tokens), logits, 1e-4, 1e-4);
   EXPECT_EQ(again.state_dict().size(), before.size() - 2 * nn::adapted_layers(model).size());
-  // What PEFT has trained.
+  // Adapters trained by PEFT.
   Model trained = adapted<Model>(name, "trained", device, dtype);
   EXPECT_NEAR(trained.loss(tokens, targets).item(), trained_loss, 1e-4);
 }
@@ -99,16 +112,9 @@ void save_losses(const std::string& name, const fs::path& file) {
   std::string json;
   for (const DType dtype : {float64, float32}) {
     for (const double rate : {1e-2, 5e-3, 2e-3}) {
-      Model model = adapted<Model>(name, "start", Device::cpu(), dtype);
-      optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = rate, .weight_decay = 0.01});
-      std::vector<double> losses;
-      for (int step = 0; step < 100; ++step) {
-        optimizer.zero_grad();
-        const Tensor loss = model.loss(data.at("tokens"), data.at("targets"));
-        losses.push_back(loss.item());
-        loss.backward();
-        optimizer.step();
-      }
+      const Model model = adapted<Model>(name, "start", Device::cpu(), dtype);
+      const std::vector<double> losses =
+          train(model, data.at("tokens"), data.at("targets"), {.lr = rate, .weight_decay = 0.01});
       json += fmt::format("{}\"{} {}\": [{:.17g}]", json.empty() ? "" : ",\n ", dtype, rate, fmt::join(losses, ", "));
     }
   }
@@ -268,12 +274,31 @@ TEST_F(Adapter, Errors) {
   expect_refused("\"LORA\"", "\"IA3\"", "expected peft_type LORA");
   expect_refused("\"use_dora\": false", "\"use_dora\": true", "use_dora is not supported");
   expect_refused("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", "rank_pattern is not supported");
+  // These change the weights below, or what the adapter computes with them.
+  expect_refused(R"("alora_invocation_tokens": null)", R"("alora_invocation_tokens": [3])",
+                 "alora_invocation_tokens is not supported");
+  for (const std::string name : {"kasa_config", "arrow_config", "use_bdlora"}) {
+    expect_refused(fmt::format(R"("{}": null)", name), fmt::format(R"("{}": {{}})", name), name + " is not supported");
+  }
+  for (const std::string start : {"pissa", "pissa_niter_4", "OLoRA", "loftq", "corda", "lora_ga"}) {
+    expect_refused("\"init_lora_weights\": true", fmt::format(R"("init_lora_weights": "{}")", start),
+                   fmt::format("init_lora_weights is \"{}\", which is not supported", start));
+  }
   expect_refused("\"bias\": \"none\"", "\"bias\": \"all\"", "trained biases are not supported");
   expect_refused("\"r\": 4", "\"r\": 0", "expected a whole number r of at least 1");
   expect_refused("\"r\": 4", "\"r\": 3", "expected floating lora_A [3, 16] and lora_B");
   expect_refused("\"lora_alpha\": 12", "\"lora_alpha\": \"12\"", "expected a number lora_alpha");
   expect_refused("\"lora_dropout\": 0.0", "\"lora_dropout\": 1", "expected lora_dropout in [0, 1)");
   expect_refused("{", "[", "adapter_config.json");
+  for (const std::string start : {"gaussian", "EVA", "orthogonal"}) {  // no difference once it is trained
+    std::string changed = config;
+    const std::string from = "\"init_lora_weights\": true";
+    changed.replace(changed.find(from), from.size(), fmt::format(R"("init_lora_weights": "{}")", start));
+    std::ofstream(folder_ / "adapter_config.json") << changed;
+    nn::Llama other = io::load_pretrained<nn::Llama>(kFixtures / "llama3");
+    io::load_adapter(other, folder_);
+    EXPECT_FALSE(nn::adapted_layers(other).empty());
+  }
   std::ofstream(folder_ / "adapter_config.json") << config;
   StateDict state = io::load(folder_ / "adapter_model.safetensors");
   const std::string layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";

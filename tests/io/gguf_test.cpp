@@ -32,7 +32,7 @@ std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// What tests/gguf/make_fixtures.py wrote with llama.cpp's package.
+// A file that tests/gguf/make_fixtures.py wrote with llama.cpp's package.
 fs::path fixture(const std::string& name) {
   return fs::path(folder_from("MICA_GGUF_FIXTURES", MICA_GGUF_FIXTURES)) / name;
 }
@@ -148,7 +148,7 @@ TEST_F(Gguf, SaveErrors) {
   EXPECT_EQ(contents(path_), before);
 }
 
-/// A file put together by hand.
+/// Builds a file byte by byte.
 class Bytes {
  public:
   template <class T>
@@ -194,7 +194,7 @@ TEST_F(Gguf, LoadErrors) {
   expect(Bytes().header(0, 0, 1), "its version is 1, expected 2 or 3");
   expect(Bytes().header(0, 0, 3U << 24), "it is big-endian");
   expect("GGUF\3", "its header ends in the middle");
-  // Counts and lengths of what is not there.
+  // Counts and lengths that exceed the file.
   expect(Bytes().header(std::uint64_t{1} << 60, 0), "its header ends in the middle");
   expect(Bytes().header(0, std::uint64_t{1} << 60), "its header ends in the middle");
   expect(Bytes().header(0, 1).number(UINT64_MAX), "its header ends in the middle");
@@ -226,7 +226,7 @@ TEST_F(Gguf, LoadErrors) {
   expect(Bytes().header(1, 0).tensor("x", {std::uint64_t{1} << 59}, 0, 0).data(32, 32), "after the end of the file");
   expect_error([&] { io::load_gguf(folder_ / "none"); }, "none");
 
-  // An alignment of the file's own, an empty tensor, and no padding after the last.
+  // An alignment specified by the file, an empty tensor, and no padding after the last tensor.
   write(Bytes()
             .header(3, 1, 2)
             .text("general.alignment")
@@ -252,7 +252,7 @@ TEST_F(Gguf, TruncatedFiles) {
   }
 }
 
-// What tests/gguf/make_models.py wrote: models of transformers as llama.cpp's conversion stores them.
+// Files that tests/gguf/make_models.py wrote: models of transformers, converted by llama.cpp.
 TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
   struct Case {
     const char* name;
@@ -288,7 +288,26 @@ TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
   }
 }
 
-// In a narrow head, no frequency need be divided by the whole factor.
+TEST_F(Gguf, RefusesToSaveRotaryEmbeddingsThatLlamaCppDoesNotHave) {
+  nn::LlamaConfig config{.vocab = 8, .layers = 1, .heads = 1, .key_heads = 1, .width = 8, .hidden = 8};
+  const auto refused = [&](const std::string& message) {
+    expect_error([&] { io::save_gguf(path_, nn::Llama(config)); }, message);
+    EXPECT_FALSE(fs::exists(path_));
+  };
+  config.rotary = {.scaling = nn::RotaryScaling::longrope,
+                   .short_factors = std::vector<double>(4, 1),
+                   .long_factors = std::vector<double>(4, 2)};
+  refused("llama.cpp chooses longrope's factors by the size of its context");
+  config.rotary = {.scaling = nn::RotaryScaling::yarn, .factor = 4, .attention_factor = 2};
+  refused("expected yarn scaling with its usual parameters");
+  config.rotary = {.scaling = nn::RotaryScaling::yarn, .factor = 4, .beta_fast = 16};
+  refused("expected yarn scaling with its usual parameters");
+  config.rotary = {};
+  config.rotated_layers = {false};
+  refused("has rotary embeddings in all layers");
+}
+
+// In a narrow head, it may be that no frequency is divided by the whole factor.
 TEST_F(Gguf, Llama3sFrequenciesAreTheSameInHeadsOfAllWidths) {
   for (const std::int64_t head_width : {2, 4, 6, 8, 64}) {
     const nn::Llama model(
@@ -304,7 +323,7 @@ TEST_F(Gguf, Llama3sFrequenciesAreTheSameInHeadsOfAllWidths) {
   }
 }
 
-// What tests/gguf/make_tokenizers.py wrote with llama.cpp's package, and llama.cpp's tokens.
+// Files that tests/gguf/make_tokenizers.py wrote with llama.cpp's package, and llama.cpp's tokens.
 TEST_F(Gguf, TokenizersGiveTheTokensOfLlamaCpp) {
   for (const char* const name : {"gpt2", "llama3", "qwen", "smollm"}) {
     SCOPED_TRACE(name);
@@ -323,6 +342,40 @@ TEST_F(Gguf, TokenizersGiveTheTokensOfLlamaCpp) {
     EXPECT_EQ(tokenizer.chat_template(), "<|im_start|>{{ message }}<|im_end|>");
     EXPECT_EQ(tokenizer.end_tokens(), (std::vector{*tokenizer.find("<|im_end|>"), *tokenizer.find("<|endoftext|>")}));
   }
+}
+
+// A type and a factor that are missing, and the factor's older name, mean what they mean to llama.cpp.
+TEST_F(Gguf, ScalingOfRotaryEmbeddingsAsLlamaCppReadsIt) {
+  const fs::path path = fixture("models/qwen3.gguf");
+  const StateDict tensors = io::load_gguf(path);
+  io::GgufMetadata metadata = io::load_gguf_metadata(path);
+  metadata["qwen3.rope.scaling.type"] = std::string("linear");
+  metadata["qwen3.rope.scaling.factor"] = 2.5F;
+  const auto scaling = [&](const std::map<std::string, std::optional<io::GgufValue>>& changes) {
+    io::GgufMetadata changed = metadata;
+    for (const auto& [key, value] : changes) {
+      changed.erase("qwen3.rope." + key);
+      if (value) {
+        changed["qwen3.rope." + key] = *value;
+      }
+    }
+    io::save_gguf(path_, tensors, changed);
+    const auto config = std::get<nn::LlamaConfig>(io::load_pretrained_config(path_)).rotary;
+    return std::pair{config.scaling, config.factor};
+  };
+  using nn::RotaryScaling;
+  const std::pair whole{RotaryScaling::linear, 2.5};
+  EXPECT_EQ(scaling({}), whole);
+  EXPECT_EQ(scaling({{"scaling.type", {}}}), whole);
+  const std::pair none{RotaryScaling::none, 1.0};
+  EXPECT_EQ(scaling({{"scaling.type", std::string("none")}}), none);
+  EXPECT_EQ(scaling({{"scaling.factor", {}}}), none);
+  EXPECT_EQ(scaling({{"scaling.factor", 0.0F}}), none);
+  EXPECT_EQ(scaling({{"scaling.type", {}}, {"scaling.factor", {}}, {"scale_linear", 8.0F}}),
+            (std::pair{RotaryScaling::linear, 8.0}));
+  EXPECT_EQ(scaling({{"scale_linear", 8.0F}}), whole);
+  EXPECT_EQ(scaling({{"scaling.type", std::string("yarn")}, {"scaling.factor", 4.0F}}),
+            (std::pair{RotaryScaling::yarn, 4.0}));
 }
 
 TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
@@ -350,7 +403,16 @@ TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
   refused("qwen3.rope.dimension_count", 4U, "need \"qwen3.rope.dimension_count\" to be 6, got 4");
   refused("qwen3.attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN(),
           "\"qwen3.attention.layer_norm_rms_epsilon\" to be finite");
+  refused("qwen3.rope.scaling.attn_factor", 1.5F, "need \"qwen3.rope.scaling.attn_factor\" to be 1, got 1.5");
+  refused("qwen3.rope.scaling.yarn_beta_fast", 16.0F, "need \"qwen3.rope.scaling.yarn_beta_fast\" to be 32, got 16");
+  refused("qwen3.attention.scale", 0.125F, "need \"qwen3.attention.scale\" to be 0, got 0.125");
+  refused("qwen3.attention.causal", false, "need \"qwen3.attention.causal\" to be true");
   StateDict more = tensors;
+  more.emplace("rope_factors_short.weight", ones({3}));
+  io::save_gguf(path_, more, metadata);
+  expect_error([&] { io::load_pretrained(path_, {.strict = false}); },
+               "it has \"rope_factors_short.weight\", and mica reads longrope scaling from config.json only");
+  more.erase("rope_factors_short.weight");
   more.emplace("rope_freqs.weight", full({3}, 2.0));
   io::save_gguf(path_, more, metadata);
   expect_error([&] { io::load_pretrained(path_); }, "is not Llama 3's scaling");

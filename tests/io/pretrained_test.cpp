@@ -1,6 +1,5 @@
 #include <sys/stat.h>
-#include <tests/folders.h>
-#include <tests/support.h>
+#include <tests/io/pretrained_folder.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,56 +27,9 @@
 #include <mica/ops/view/view.h>
 
 using namespace mica;
-using namespace mica::testing_support;
+using namespace mica::pretrained_testing;
 
 namespace {
-
-namespace fs = std::filesystem;
-
-const fs::path kFixtures = folder_from("MICA_PRETRAINED_FIXTURES", MICA_PRETRAINED_FIXTURES);
-
-/// A separate, empty folder per test.
-class Pretrained : public testing::Test {
- protected:
-  Pretrained() {
-    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / ("mica_pretrained_" + std::string(test->name()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~Pretrained() override { fs::remove_all(folder_); }
-
-  void copy(const std::string& fixture) const {
-    fs::remove_all(folder_);
-    fs::copy(kFixtures / fixture, folder_);
-  }
-  void write(const std::string& file, const std::string& bytes) const {
-    std::ofstream(folder_ / file, std::ios::binary) << bytes;
-  }
-  std::string read(const std::string& file) const {
-    std::ifstream in(folder_ / file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-  /// Copies a fixture and replaces a part of its config.json.
-  void copy_with(const std::string& fixture, const std::string& from, const std::string& to) const {
-    copy(fixture);
-    std::string config = read("config.json");
-    const std::size_t at = config.find(from);
-    ASSERT_NE(at, std::string::npos) << from;
-    write("config.json", config.replace(at, from.size(), to));
-  }
-  template <class F>
-  void change_weights(const F& f) const {
-    StateDict state = io::load(folder_ / "model.safetensors");
-    f(state);
-    io::save(folder_ / "model.safetensors", state);
-  }
-  void expect_refused(const std::string& message, const io::LoadOptions& options = {}) const {
-    expect_error([&] { io::load_pretrained(folder_, options); }, message);
-  }
-
-  fs::path folder_;
-};
 
 double norm_of(const std::vector<double>& x) {
   double squares = 0;
@@ -177,10 +129,6 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
       any);
 }
 
-const std::vector<std::string> kModels{
-    "gpt2", "gpt2_gelu_sharded", "gpt2_base",     "llama3", "llama_dynamic", "smollm", "mistral", "qwen2", "qwen3",
-    "bert", "bert_tanh_sharded", "bert_no_pooler"};
-
 TEST_F(Pretrained, GivesTheNumbersOfPyTorch) {
   for (const std::string& name : kModels) {
     for (const Device device : test_devices()) {
@@ -239,7 +187,7 @@ TEST_F(Pretrained, SavesOverItself) {
   const nn::Llama sharded = io::load_pretrained<nn::Llama>(folder_);  // mapped
   EXPECT_EQ(sharded.lm_head.weight.data<float>()[0], 7);
 
-  // Other shards replace all of them, and no other file.
+  // Saving with other shards replaces all of them, but no unrelated file.
   write("model-00001-of-00099.safetensors", "not in the index");
   io::save_pretrained(sharded, folder_, {.shard_bytes = 4000});
   std::set<std::string> files, expected{"config.json", "model.safetensors.index.json", "expected.safetensors",
@@ -254,12 +202,12 @@ TEST_F(Pretrained, SavesOverItself) {
   files.erase("generated.json");
   EXPECT_EQ(files, expected);
   EXPECT_EQ(io::load_pretrained<nn::Llama>(folder_).lm_head.weight.data<float>()[0], 7);
-  write("model.safetensors.index.json", "{");  // then nothing is known of the shards
+  write("model.safetensors.index.json", "{");  // so the list of shards is lost
   io::save_pretrained(sharded, folder_);
   EXPECT_EQ(io::load_pretrained<nn::Llama>(folder_).lm_head.weight.data<float>()[0], 7);
 }
 
-/// A part of this process' memory that is a part of a file.
+/// A mapping of a part of a file in this process's memory.
 struct Mapping {
   std::uintptr_t begin, end;
   std::uint64_t offset;  // of its first byte in the file
@@ -329,7 +277,7 @@ TEST_F(Pretrained, LoadingTakesNoMemoryForTheParameters) {
   const std::size_t after = memory_stats(Device::cpu()).allocated;
   // Tables that the model computes, but not its weights.
   EXPECT_LT(after - before, file / 4);
-  // What a copy takes is seen.
+  // Copied parameters do increase it.
   const nn::Llama copied = io::load_pretrained<nn::Llama>(folder_, {.dtype = float64});
   EXPECT_GE(memory_stats(Device::cpu()).allocated - after, 2 * (file - file / 16));
 }
@@ -360,233 +308,6 @@ TEST_F(Pretrained, TrainingLeavesTheMappedFileAlone) {
   EXPECT_EQ(read("model.safetensors"), bytes);
 }
 
-TEST_F(Pretrained, Configurations) {
-  const auto gpt = std::get<nn::GPTConfig>(io::load_pretrained_config(kFixtures / "gpt2_gelu_sharded"));
-  EXPECT_EQ(gpt.vocab, 41);
-  EXPECT_EQ(gpt.context, 16);
-  EXPECT_EQ(gpt.gelu, GeluApproximation::none);
-  EXPECT_EQ(gpt.norm_eps, 1e-3);
-  EXPECT_EQ(gpt.dropout, 0.1);
-  const auto llama = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "llama3"));
-  EXPECT_EQ(llama.rotary.scaling, nn::RotaryScaling::llama3);
-  EXPECT_EQ(llama.rotary.theta, 1000);
-  EXPECT_EQ(llama.rotary.original_context, 16);
-  EXPECT_FALSE(llama.tied_head);
-  EXPECT_FALSE(llama.qkv_bias);
-  const auto smollm = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "smollm"));
-  EXPECT_EQ(smollm.rotary.scaling, nn::RotaryScaling::none);
-  EXPECT_EQ(smollm.rotary.theta, 1000);
-  EXPECT_EQ(smollm.norm_eps, 1e-5);
-  EXPECT_TRUE(smollm.tied_head);
-  const auto mistral = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "mistral"));
-  EXPECT_EQ(mistral.rotary.scaling, nn::RotaryScaling::none);
-  EXPECT_EQ(mistral.head_width, 6);
-  EXPECT_FALSE(mistral.tied_head);
-  const auto qwen2 = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "qwen2"));
-  EXPECT_TRUE(qwen2.qkv_bias);
-  EXPECT_FALSE(qwen2.output_bias);
-  EXPECT_TRUE(qwen2.tied_head);
-  const auto qwen3 = std::get<nn::LlamaConfig>(io::load_pretrained_config(kFixtures / "qwen3"));
-  EXPECT_TRUE(qwen3.qk_norm);
-  EXPECT_EQ(qwen3.head_width, 8);
-  for (const std::string& name : kModels) {
-    const io::PretrainedModel model = io::load_pretrained(kFixtures / name);
-    std::visit(
-        [&](const auto& m) {
-          std::int64_t elements = 0;
-          for (const Tensor& parameter : m.parameters()) {
-            elements += parameter.numel();
-          }
-          EXPECT_EQ(io::parameter_count(io::PretrainedConfig(m.config)), elements) << name;
-        },
-        model);
-  }
-}
-
-TEST_F(Pretrained, ReadsOldConfigurationsToo) {
-  // transformers 4: rope_theta and rope_scaling, the latter with "type" or "rope_type".
-  const std::string shape =
-      R"("model_type":"llama","vocab_size":9,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,)"
-      R"("num_attention_heads":2,"max_position_embeddings":32)";
-  const auto rotary = [&](const std::string& entries) {
-    const io::JsonValue json = io::parse_json("{" + shape + entries + "}", "test");
-    return std::get<nn::LlamaConfig>(io::pretrained_config(json, "test")).rotary;
-  };
-  EXPECT_EQ(rotary("").theta, 10000);
-  EXPECT_EQ(rotary(R"(,"rope_theta":500000,"rope_scaling":null)").theta, 500000);
-  const nn::RotaryConfig linear = rotary(R"(,"rope_scaling":{"type":"linear","factor":2})");
-  EXPECT_EQ(linear.scaling, nn::RotaryScaling::linear);
-  EXPECT_EQ(linear.factor, 2);
-  const nn::RotaryConfig dynamic = rotary(R"(,"rope_scaling":{"rope_type":"dynamic","factor":2.5})");
-  EXPECT_EQ(dynamic.scaling, nn::RotaryScaling::dynamic);
-  EXPECT_EQ(dynamic.original_context, 32);
-  const nn::RotaryConfig yarn = rotary(
-      R"(,"rope_scaling":{"rope_type":"yarn","original_max_position_embeddings":8,"mscale":0.5,"mscale_all_dim":1})");
-  EXPECT_EQ(yarn.factor, 4);
-  EXPECT_NEAR(*yarn.attention_factor, (0.05 * std::log(4) + 1) / (0.1 * std::log(4) + 1), 1e-12);
-}
-
-TEST_F(Pretrained, RefusesConfigurations) {
-  const struct {
-    const char *fixture, *from, *to, *message;
-  } cases[] = {
-      {"llama3", "{", "", "config.json: it is not valid JSON"},
-      {"llama3", "{", "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[{", "nested more than 32 levels deep"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": 43, "vocab_size": 44)", R"("vocab_size" appears twice)"},
-      {"llama3", R"("vocab_size")", R"("vocab")", R"("vocab_size" is missing)"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": null)", R"("vocab_size" is missing)"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": 43.5)", R"("vocab_size" is 43.5, expected a whole number)"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": -1)", R"("vocab_size" is -1, expected a whole number from 1)"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": 99999999999999999999)", "expected a whole number"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": "43")", R"("vocab_size" is "43", expected a whole number)"},
-      {"llama3", R"("model_type": "llama")", R"("model_type": "mamba")", R"("model_type" is "mamba", expected one of)"},
-      {"llama3", R"("model_type": "llama")", R"("model_type": ["llama"])", "expected a text"},
-      {"llama3", "{", R"({"quantization_config": {"quant_method": "gptq", "bits": 4},)",
-       "\"quantization_config\": mica reads no quantized checkpoints"},
-      {"llama3", "{", R"({"quantization_config": null,)", ""},
-      {"llama3", R"("num_key_value_heads": 2)", R"("num_key_value_heads": 3)", R"(expected a divisor of)"},
-      {"llama3", R"("head_dim": 4)", R"("head_dim": 5)", R"("head_dim" is 5, expected an even number)"},
-      {"llama3", R"("head_dim": 4)", R"("head_dim": 100000)", R"("head_dim" is 100000)"},
-      {"llama3", R"("hidden_act": "silu")", R"("hidden_act": "relu")", R"("hidden_act" is "relu")"},
-      {"llama3", R"("rms_norm_eps": 1e-06)", R"("rms_norm_eps": -1)", R"("rms_norm_eps" is -1)"},
-      {"llama3", R"("rms_norm_eps": 1e-06)", R"("rms_norm_eps": 1e999)", "not valid JSON"},
-      {"llama3", R"("attention_bias": false)", R"("attention_bias": 0)", "expected true or false"},
-      {"llama3", R"("attention_dropout": 0.0)", R"("attention_dropout": 1.0)", "expected a number in [0, 1)"},
-      {"llama3", R"("rope_type": "llama3")", R"("rope_type": "longrope")",
-       R"("rope_parameters.rope_type" is "longrope")"},
-      {"llama3", R"("factor": 4.0)", R"("factor": 0)", R"("rope_parameters.factor" is 0)"},
-      {"llama3", R"("factor": 4.0,)", "", R"("rope_parameters.factor" is missing)"},
-      {"llama3", R"("high_freq_factor": 4.0)", R"("high_freq_factor": 1.0)", "more than \"low_freq_factor\""},
-      {"llama3", R"("rope_theta": 1000.0)", R"("rope_theta": 1)", "expected a number of at least"},
-      {"qwen2", R"("rope_type": "yarn")", R"("rope_type": "yarn", "beta_fast": 0.5)", R"(at least "beta_slow")"},
-      {"qwen2", R"("sliding_window": null)", R"("sliding_window": 8)", ""},  // not used: accepted
-      {"gpt2", R"("n_head": 2)", R"("n_head": 3)", R"("n_head" is 3, expected a divisor of "n_embd", 16)"},
-      {"gpt2", R"("n_inner": null)", R"("n_inner": 32)", R"("n_inner" is 32, expected four times)"},
-      {"gpt2", R"("attn_pdrop": 0.1)", R"("attn_pdrop": 0.2)", R"(the same as "resid_pdrop")"},
-      {"gpt2", R"("scale_attn_weights": true)", R"("scale_attn_weights": false)", "mica has no other"},
-      {"gpt2", R"("activation_function": "gelu_new")", R"("activation_function": "relu")",
-       R"(expected one of "gelu_new")"},
-      {"bert", R"("hidden_act": "gelu")", R"("hidden_act": "silu")", R"("hidden_act" is "silu")"},
-      {"bert", R"("is_decoder": false)", R"("is_decoder": true)", R"("is_decoder" is true)"},
-      // Sizes that the files do not have.
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": 16000000)", "parameters, but the tensors of the files have"},
-      {"llama3", R"("num_hidden_layers": 2)", R"("num_hidden_layers": 4096)", "parameters, but the tensors"},
-      {"llama3", R"("num_hidden_layers": 2)", R"("num_hidden_layers": 3)", "missing: model.layers.2.input_layernorm"},
-      {"llama3", R"("vocab_size": 43)", R"("vocab_size": 44)",
-       "shape mismatch: model.embed_tokens.weight (expected [44, 16]"},
-  };
-  for (const auto& c : cases) {
-    copy_with(c.fixture, c.from, c.to);
-    if (*c.message == '\0') {
-      EXPECT_NO_THROW(io::load_pretrained(folder_)) << c.to;
-    } else {
-      expect_refused(c.message);
-      expect_refused(folder_.string());
-    }
-  }
-  copy_with("qwen2", R"("sliding_window": null)", R"("sliding_window": 8)");
-  std::string config = read("config.json");
-  const std::string off = R"("use_sliding_window": false)";
-  write("config.json", config.replace(config.find(off), off.size(), R"("use_sliding_window": true)"));
-  expect_refused("\"sliding_window\" is 8, expected null");
-  write("config.json", "3");
-  expect_refused("expected an object of entries");
-  write("config.json", "{} {}");
-  expect_refused("not valid JSON");
-  write("config.json", std::string(1 << 21, ' '));
-  expect_refused("has 2097152 bytes, expected at most 1048576");
-  fs::remove(folder_ / "config.json");
-  expect_refused("config.json: No such file or directory");
-  fs::create_directory(folder_ / "config.json");
-  expect_refused("config.json is not a regular file");
-  fs::remove(folder_ / "config.json");
-  ASSERT_EQ(::mkfifo((folder_ / "config.json").c_str(), 0600), 0);
-  expect_refused("config.json is not a regular file");
-}
-
-TEST_F(Pretrained, RefusesWeights) {
-  copy("qwen2");
-  fs::remove(folder_ / "model.safetensors");
-  expect_refused("has neither model.safetensors nor model.safetensors.index.json");
-  write("pytorch_model.bin", "x");
-  expect_refused("pytorch_model.bin is not read");
-  ASSERT_EQ(::mkfifo((folder_ / "model.safetensors").c_str(), 0600), 0);
-  expect_refused("model.safetensors is not a regular file");
-
-  fs::remove(folder_ / "model.safetensors");
-  fs::create_symlink("nowhere", folder_ / "model.safetensors");
-  expect_refused("model.safetensors: No such file or directory");
-  fs::remove(folder_ / "model.safetensors");
-  fs::create_symlink("model.safetensors", folder_ / "model.safetensors");
-  expect_refused("model.safetensors: Too many levels of symbolic links");
-
-  copy("qwen2");
-  const std::string bytes = read("model.safetensors");
-  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{100}, bytes.size() - 1}) {
-    write("model.safetensors", bytes.substr(0, size));
-    expect_refused("model.safetensors is not a valid safetensors file");
-  }
-  write("model.safetensors", bytes);
-  change_weights([](StateDict& state) {
-    state.erase("model.norm.weight");
-    state["model.layers.0.mlp.up_proj.weight"] = zeros({24, 17});
-    state["extra"] = zeros({2});
-  });
-  expect_refused(
-      "missing: model.norm.weight; unexpected: extra; shape mismatch: model.layers.0.mlp.up_proj.weight "
-      "(expected [24, 16], got [24, 17])");
-  expect_refused("shape mismatch", {.strict = false});
-
-  copy("qwen2");
-  change_weights([](StateDict& state) {
-    state["model.norm.weight"] = ones({16}, int64);
-    state["lm_head.weight"] = zeros({43, 16}, uint8);  // tied: passed over
-  });
-  expect_refused("expected a floating dtype: model.norm.weight (int64)");
-
-  copy("qwen2");
-  change_weights([](StateDict& state) { state["final.weight"] = zeros({16}); });
-  expect_refused("two tensors of the files have the name \"model.norm.weight\"",
-                 {.renamings = {{"^final.", "model.norm."}}});
-  expect_error([] { io::load_pretrained<nn::GPT>(kFixtures / "qwen2"); }, "has a model of another class");
-  expect_error([] { io::load_pretrained(kFixtures / "qwen2", {.dtype = int32}); },
-               "expected a floating dtype, got int32");
-  expect_error([] { io::load_pretrained(kFixtures / "qwen2", {.renamings = {{"^", "x"}}}); }, "replaces nothing");
-}
-
-TEST_F(Pretrained, RefusesShards) {
-  const auto with_index = [&](const std::string& from, const std::string& to, const std::string& message) {
-    copy("llama3");
-    std::string index = read("model.safetensors.index.json");
-    const std::size_t at = index.find(from);
-    ASSERT_NE(at, std::string::npos) << from;
-    write("model.safetensors.index.json", index.replace(at, from.size(), to));
-    expect_refused(message);
-  };
-  const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
-  with_index("weight_map", "map", "index.json: \"weight_map\" is missing or not an object");
-  with_index("\"" + first + "\"", "1", "is not a text");
-  with_index(first, "../" + first, "expected the name of a safetensors file in the same folder");
-  with_index(first, "/etc/passwd", "expected the name of a safetensors file in the same folder");
-  with_index(first, second, "has the tensor \"model.embed_tokens.weight\", which is not listed for it");
-  with_index("\"lm_head.weight\"", "\"head.weight\"", "has the tensor \"lm_head.weight\", which is not listed for it");
-  with_index("\"lm_head.weight\"", "\"more\": \"" + second + "\", \"lm_head.weight\"",
-             "lacks the tensor \"more\", which is listed for it");
-  with_index("\"lm_head.weight\"", "\"model.norm.weight\": \"" + first + "\", \"lm_head.weight\"", "appears twice");
-
-  copy("llama3");
-  StateDict shard = io::load(folder_ / second);
-  shard["model.embed_tokens.weight"] = zeros({43, 16});  // the first has it too
-  io::save(folder_ / second, shard);
-  expect_refused("has the tensor \"model.embed_tokens.weight\", which is not listed for it");
-  copy("llama3");
-  fs::remove(folder_ / second);
-  expect_refused(second + ": No such file or directory");
-  copy("llama3");
-  write("model.safetensors.index.json", std::string(1000, '{'));
-  expect_refused("not valid JSON");
-}
-
 TEST_F(Pretrained, PartsAndOtherNames) {
   copy("llama3");
   // A folder with one file, other names and no head.
@@ -609,11 +330,11 @@ TEST_F(Pretrained, PartsAndOtherNames) {
   EXPECT_EQ(differences.missing, std::vector<std::string>{"lm_head.weight"});
   EXPECT_EQ(differences.unexpected, std::vector<std::string>{"extra"});
   expect_close(model.model.norm.weight, state.at("backbone.final.scale"), 0, 0);
-  // What is missing starts as in a new model.
+  // Missing parameters are initialized as in a new model.
   const double deviation = norm_of(to_vector<double>(model.lm_head.weight)) / std::sqrt(43.0 * 16);
   EXPECT_NEAR(deviation, 0.02, 0.004);
 
-  // Models without their heads, inside of larger models, and with what old files have besides.
+  // Models without heads, parts of larger models, and old files with additional tensors.
   copy("llama_dynamic");
   change_weights([](StateDict& state) {
     StateDict base;
@@ -693,12 +414,66 @@ TEST_F(Pretrained, GeneratesAsTransformers) {
         EXPECT_EQ(generate({prompts[i]}, 1)[0], greedy[i]) << i;
         EXPECT_EQ(generate({prompts[i]}, penalty)[0], penalized[i]) << i;
       }
-      if (name == "llama_dynamic") {  // whose frequencies depend on the length
-        expect_error([&] { generate(prompts, 1); }, "dynamic scaling takes no tensor of positions");
-      } else {
-        EXPECT_EQ(generate(prompts, 1), greedy);
-        EXPECT_EQ(generate(prompts, penalty), penalized);
+      if (const io::JsonValue* const batch = expected.find("batch")) {  // the longest text determines the frequencies
+        std::vector<Tokens> together;
+        for (const io::JsonValue& text : *batch->as<io::JsonValue::Array>()) {
+          together.push_back(tokens_of(text, "tokens"));
+        }
+        EXPECT_EQ(generate(prompts, 1), together);
+        continue;
       }
+      EXPECT_EQ(generate(prompts, 1), greedy);
+      EXPECT_EQ(generate(prompts, penalty), penalized);
+    }
+  }
+}
+
+// The logits of each step, while the texts of a batch outgrow the original context: frequencies are those of the
+// longest text, and keys in the cache keep theirs.
+TEST_F(Pretrained, StepsWithACacheGiveTheLogitsOfTransformers) {
+  const autograd::NoGrad no_grad;
+  for (const Device device : test_devices()) {
+    for (const std::string name : {"llama_dynamic", "llama_longrope", "mistral_longrope"}) {
+      SCOPED_TRACE(name);
+      const io::JsonValue expected = io::read_json(kFixtures / name / "generated.json", 1 << 20);
+      const auto& texts = *expected.find("texts")->as<io::JsonValue::Array>();
+      const auto& batch = *expected.find("batch")->as<io::JsonValue::Array>();
+      const nn::Llama model = io::load_pretrained<nn::Llama>(kFixtures / name, {.device = device, .dtype = float32});
+      const std::int64_t vocab = model.config.vocab;
+      std::int64_t longest = 0;
+      for (const io::JsonValue& text : texts) {
+        longest = std::max(longest, static_cast<std::int64_t>(tokens_of(text, "prompt").size()));
+      }
+      Tokens prompts, padding;
+      std::vector<Tokens> added;
+      std::vector<double> logits;
+      for (std::size_t i = 0; i < texts.size(); ++i) {
+        const Tokens prompt = tokens_of(texts[i], "prompt");
+        padding.push_back(longest - static_cast<std::int64_t>(prompt.size()));
+        prompts.insert(prompts.end(), static_cast<std::size_t>(padding.back()), 0);
+        prompts.insert(prompts.end(), prompt.begin(), prompt.end());
+        added.push_back(tokens_of(batch[i], "tokens"));
+        for (const io::JsonValue& value : *batch[i].find("logits")->as<io::JsonValue::Array>()) {
+          logits.push_back(*value.as<double>());
+        }
+      }
+      const auto rows = static_cast<std::int64_t>(texts.size());
+      const auto steps = static_cast<std::int64_t>(added[0].size());
+      const Tensor theirs = from_data(logits, {rows, steps, vocab});
+      nn::KeyValueCache cache = model.new_cache(rows);
+      cache.set_padding(padding);
+      Tensor next = from_data(prompts, {rows, longest}, device);
+      for (std::int64_t step = 0; step < steps; ++step) {
+        EXPECT_EQ(cache.longest(), cache.length());
+        const Tensor got = model.next_token_logits(next, cache);
+        expect_close(got, select(theirs, 1, step), 2e-5, 2e-6, fmt::format("step {}", step));
+        Tokens tokens;
+        for (const Tokens& text : added) {
+          tokens.push_back(text[static_cast<std::size_t>(step)]);
+        }
+        next = from_data(tokens, {rows, 1}, device);
+      }
+      EXPECT_GT(cache.length(), model.config.rotary.original_context);
     }
   }
 }
@@ -734,6 +509,19 @@ TEST_F(Pretrained, SavingErrors) {
   const nn::GPT gpt({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4});
   expect_error([&] { io::save_pretrained(gpt, folder_, {.shard_bytes = 0}); }, "expected shard_bytes above 0");
   expect_error([&] { io::save_pretrained(gpt, folder_, {.like = folder_ / "none"}); }, "none/config.json");
+  // Entries of another folder that would change the model.
+  config.output_bias = false;
+  const nn::Llama llama(config);
+  for (const char* const entry : {R"("is_causal": false)", R"("original_max_position_embeddings": 4096)"}) {
+    fs::create_directories(folder_ / "like");
+    write("like/config.json", fmt::format("{{{}}}", entry));
+    expect_error([&] { io::save_pretrained(llama, folder_ / "new", {.like = folder_ / "like"}); },
+                 "with the other entries of " + (folder_ / "like" / "config.json").string());
+    EXPECT_FALSE(fs::exists(folder_ / "new"));
+  }
+  config.rotated_layers = {false};
+  config.qk_norm = true;
+  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no Qwen with layers without rotary");
   write("file", "x");
   expect_error([&] { io::save_pretrained(gpt, folder_ / "file"); }, "save_pretrained: cannot create the folder");
   EXPECT_FALSE(fs::exists(folder_ / "config.json"));

@@ -13,6 +13,7 @@
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -43,7 +44,7 @@ nn::LlamaConfig llama_config() {
 
 const std::vector<Tokens> kPrompts{{3, 1, 4, 1, 5, 9, 2, 6}, {7}, {1, 2, 3, 5}};
 
-// So that attention and positions matter.
+// A model with random weights, large enough that attention and positions matter.
 template <class Model>
 Model randomized(Model model, DType dtype, Device device) {
   for (const Tensor& parameter : model.parameters()) {
@@ -84,6 +85,9 @@ TEST(KeyValueCache, SameLogitsAsWithoutIt) {
     for (const DType dtype : {float64, float32, bfloat16}) {
       expect_cached_logits_as_without<nn::GPT>(gpt_config(), device, dtype);
       expect_cached_logits_as_without<nn::Llama>(llama_config(), device, dtype);
+      nn::LlamaConfig half_rotated = llama_config();
+      half_rotated.rotated_layers = {true, false};
+      expect_cached_logits_as_without<nn::Llama>(half_rotated, device, dtype);
     }
   }
 }
@@ -136,7 +140,7 @@ TEST(KeyValueCache, GrowsPastItsFirstMemory) {
 TEST(KeyValueCache, AWindowIsARing) {
   manual_seed(14);
   nn::LlamaConfig config = llama_config();
-  config.layers = 1;  // more layers would see further back
+  config.layers = 1;  // with more layers, a position would depend on earlier ones
   for (const Device device : test_devices()) {
     const nn::Llama llama = randomized(nn::Llama(config), float64, device);
     const autograd::NoGrad no_grad;
@@ -165,6 +169,48 @@ TEST(KeyValueCache, AWindowIsARing) {
     }
   }
   expect_error([] { nn::KeyValueCache({.window = -1}); }, "expected a window of at least 1, or 0 for none, got -1");
+}
+
+// Behind the original context, queries with the long factors meet keys with the short ones until these have left.
+TEST(KeyValueCache, LongropeKeepsTheKeysOfAWindow) {
+  constexpr std::int64_t kWindow = 7, kOriginal = 16;
+  nn::LlamaConfig config = llama_config();
+  config.layers = 1;
+  config.rotary = {.theta = 100,
+                   .scaling = nn::RotaryScaling::longrope,
+                   .factor = 4,
+                   .original_context = kOriginal,
+                   .short_factors = {1, 1.25, 2},
+                   .long_factors = {2, 5, 11}};
+  nn::LlamaConfig of_short = config, of_long = config;
+  of_short.rotary.long_factors = config.rotary.short_factors;
+  of_long.rotary.short_factors = config.rotary.long_factors;
+  for (const Device device : test_devices()) {
+    const auto model = [&](const nn::LlamaConfig& c) {
+      manual_seed(16);
+      return randomized(nn::Llama(c), float64, device);
+    };
+    const nn::Llama llama = model(config), with_short = model(of_short), with_long = model(of_long);
+    const autograd::NoGrad no_grad;
+    const Tensor tokens = randint(0, 13, {1, 40}, int64, device);
+    nn::KeyValueCache cache = llama.new_cache(1, kWindow);
+    Tensors parts;
+    std::int64_t at = 0;
+    for (const std::int64_t count : {9, 6, 1, 1, 3, 1, 12, 1, 6}) {
+      parts.push_back(llama(slice(tokens, 1, at, at + count), cache));
+      at += count;
+    }
+    const Tensor logits = cat(parts, 1);
+    for (std::int64_t position = 0; position < 40; ++position) {
+      const Tensor seen = slice(tokens, 1, std::max(std::int64_t{0}, position - kWindow + 1), position + 1);
+      const Tensor got = select(logits, 1, position);
+      const auto differs = [&](const nn::Llama& other) {
+        return max(abs(got - select(other(seen), 1, -1))).item() > 1e-4;  // angles are float32
+      };
+      EXPECT_EQ(differs(with_short), position >= kOriginal) << position;
+      EXPECT_EQ(differs(with_long), position < kOriginal + kWindow - 1 && position > 0) << position;
+    }
+  }
 }
 
 TEST(Generate, AWindowOfTheWholeTextChangesNothing) {
@@ -203,7 +249,7 @@ TEST(KeyValueCache, Errors) {
   expect_error([&] { both_ways.branch(ones({2, 1, 8}), {&cache, 0}); }, "a cache is for causal attention");
 }
 
-// One text after the other, all positions for each token.
+// The reference: one text after the other, with all positions computed again for each token.
 template <class Model>
 std::vector<Tokens> computed_again(const Model& model, const std::vector<Tokens>& prompts, std::int64_t count,
                                    std::int64_t context) {
@@ -255,7 +301,7 @@ TEST(Generate, SameTokensOnBothDevices) {
   }
 }
 
-// Of sizes for which there are decode kernels.
+// With sizes for which there are decode kernels.
 nn::LlamaConfig wide_llama_config() {
   return {.vocab = 192, .layers = 2, .heads = 4, .key_heads = 2, .head_width = 32, .width = 128, .hidden = 192};
 }
@@ -405,7 +451,7 @@ TEST(Generate, LargestLogitInOneKernel) {
         nn::quantize(llama, {.bits = bits});
       }
       for (const std::int64_t window : {0, 20}) {
-        // By the same kernel's logits.
+        // Computed from the same kernel's logits.
         nn::KeyValueCache cache = llama.new_cache(1, window);
         cache.reserve(kCount + 5);
         Tensor token = argmax(llama.next_token_logits(from_data(prompt[0], {1, 5}, Device::cuda()), cache), 1, true);
@@ -420,7 +466,8 @@ TEST(Generate, LargestLogitInOneKernel) {
         EXPECT_EQ(nn::generate(llama, prompt, options)[0], expected);
         const std::vector<std::string> names = record.names();
         EXPECT_EQ(std::count(names.begin(), names.end(), "decoder_step_kernel"), kCount - 1);
-        EXPECT_LE(std::count(names.begin(), names.end(), "draw_tokens_kernel"), 1);  // after the prompt
+        const auto draws = [](const std::string& name) { return name.starts_with("draw_"); };
+        EXPECT_LE(std::count_if(names.begin(), names.end(), draws), 1);  // after the prompt
         EXPECT_EQ(names.back(), "decoder_step_kernel");
         options.cuda_graph = true;
         EXPECT_EQ(nn::generate(llama, prompt, options)[0], expected);
@@ -432,7 +479,7 @@ TEST(Generate, LargestLogitInOneKernel) {
   }
 }
 
-// The step after a token that was not found is computed before the host knows.
+// If logits are not finite, the next step is launched before the host knows.
 TEST(Generate, LogitsThatAreNotFiniteInOneKernel) {
   if (!cuda_available() || !has_prompt_kernels(bfloat16, 64, Device::cuda())) {
     GTEST_SKIP() << "there is no GPU of compute capability 9.0";
@@ -444,7 +491,7 @@ TEST(Generate, LogitsThatAreNotFiniteInOneKernel) {
   nn::Llama llama = randomized(nn::Llama(config), bfloat16, Device::cuda());
   const nn::GenerateOptions options{.count = 40, .sampling = {.temperature = 0}};
   const Tokens expected = nn::generate(llama, {{3, 1, 4}}, options)[0];
-  // A token's embedding that is not finite: the text is the same until it is read.
+  // A token with an embedding that is not finite: the text is unchanged until that token is drawn.
   const auto bad =
       std::find_if(expected.begin(), expected.end(), [](std::int64_t t) { return t != 3 && t != 1 && t != 4; });
   ASSERT_LT(bad - expected.begin(), 39);
@@ -461,25 +508,50 @@ TEST(KeyValueCache, DecodeStepsAsAllPositions) {
   if (!cuda_available()) {
     GTEST_SKIP() << "there is no GPU";
   }
-  manual_seed(13);
   const autograd::NoGrad no_grad;
-  nn::LlamaConfig config = wide_llama_config();
-  config.qk_norm = config.qkv_bias = true;
-  nn::Llama llama = randomized(nn::Llama(config), float32, Device::cuda());
-  const Tensor tokens = randint(0, 192, {3, 70}, int64, Device::cuda());
-  const Tensor expected = llama(tokens);
-  for (const DType dtype : {float32, bfloat16}) {
-    llama.to(dtype);
-    nn::KeyValueCache cache = llama.new_cache(3);
-    EXPECT_TRUE(cache.can_decode());
-    llama.next_token_logits(slice(tokens, 1, 0, 60), cache);
-    for (std::int64_t at = 60; at < 70; ++at) {  // grows past its first memory
-      const Tensor logits = llama.next_token_logits(slice(tokens, 1, at, at + 1), cache);
-      const double tolerance = dtype == float32 ? 1e-3 : 0.5;
-      expect_close(logits, select(expected, 1, at), tolerance, tolerance, fmt::format("{} at {}", dtype, at));
+  for (const std::vector<bool>& rotated_layers : {std::vector<bool>{}, {true, false}}) {
+    manual_seed(13);
+    nn::LlamaConfig config = wide_llama_config();
+    config.qk_norm = config.qkv_bias = true;
+    config.rotated_layers = rotated_layers;
+    nn::Llama llama = randomized(nn::Llama(config), float32, Device::cuda());
+    const Tensor tokens = randint(0, 192, {3, 70}, int64, Device::cuda());
+    const Tensor expected = llama(tokens);
+    for (const DType dtype : {float32, bfloat16}) {
+      llama.to(dtype);
+      nn::KeyValueCache cache = llama.new_cache(3);
+      EXPECT_TRUE(cache.can_decode());
+      llama.next_token_logits(slice(tokens, 1, 0, 60), cache);
+      for (std::int64_t at = 60; at < 70; ++at) {  // grows past its first memory
+        const Tensor logits = llama.next_token_logits(slice(tokens, 1, at, at + 1), cache);
+        const double tolerance = dtype == float32 ? 1e-3 : 0.5;
+        expect_close(logits, select(expected, 1, at), tolerance, tolerance, fmt::format("{} at {}", dtype, at));
+      }
+      EXPECT_EQ(cache.length(), 70);
     }
-    EXPECT_EQ(cache.length(), 70);
   }
+}
+
+// Its frequencies change on the way, so no step is captured.
+TEST(Generate, LongropeWritesTheSameTokensOnBothDevices) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  manual_seed(17);
+  nn::LlamaConfig config = wide_llama_config();
+  config.rotary = {.theta = 100,
+                   .scaling = nn::RotaryScaling::longrope,
+                   .factor = 4,
+                   .original_context = 20,
+                   .short_factors = std::vector<double>(static_cast<std::size_t>(config.head_width / 2), 1.25),
+                   .long_factors = std::vector<double>(static_cast<std::size_t>(config.head_width / 2), 6)};
+  nn::Llama llama = randomized(nn::Llama(config), float32, Device::cuda());
+  const nn::GenerateOptions options{.count = 60, .sampling = {.temperature = 0.7, .top_k = 20, .seed = 5}};
+  cuda::LaunchRecord record;
+  const std::vector<Tokens> on_device = nn::generate(llama, kPrompts, options);
+  EXPECT_FALSE(record.has("cuda_graph"));
+  llama.to(Device::cpu());
+  EXPECT_EQ(nn::generate(llama, kPrompts, options), on_device);
 }
 
 TEST(Generate, StopTokensAndCallback) {
@@ -531,7 +603,7 @@ TEST(Generate, Errors) {
   expect_error([&] { nn::generate(llama, {{1, 2}}); }, "the logits after 2 tokens of text 0 are not finite");
 }
 
-// The candidates of a row and their probabilities by the definitions, in the order in which they are drawn.
+// The reference: a row's candidates with their probabilities, in the order in which Sampler goes through them.
 std::vector<std::pair<std::int64_t, double>> candidates_of(Values logits, const std::vector<bool>& seen,
                                                            const nn::SamplingOptions& o) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -608,7 +680,7 @@ TEST(Sampler, SameTokensOnBothDevices) {
     GTEST_SKIP() << "there is no GPU";
   }
   manual_seed(10);
-  // Also with many equal scores, and more candidates than one batch of the kernel.
+  // Includes many equal scores, and more candidates than one batch of the kernel.
   const Tensors cases{randn({300, 5000}) * 3, (randn({20, 9001}) * 2).to(bfloat16), zeros({5, 3000}),
                       (randn({3, 40000}) * 0.01).to(float16), randn({7, 11}, float64)};
   for (const Tensor& logits : cases) {

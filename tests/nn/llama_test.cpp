@@ -92,13 +92,22 @@ TEST(Llama, LossAndCheckpoints) {
   }
 }
 
-// Packed into one row, documents have the loss and the gradients that they have alone.
+// Documents packed into one row have the same loss and gradients as each document alone.
 TEST(Llama, PackedDocumentsDoNotSeeEachOther) {
   for (const Device device : test_devices()) {
     for (const bool checkpoint : {false, true}) {
       manual_seed(6);
       nn::LlamaConfig config = tiny();
       config.qk_norm = config.checkpoint = checkpoint;
+      if (checkpoint) {  // the row is longer than the original context, and no document is
+        config.rotary = {.theta = 100,
+                         .scaling = nn::RotaryScaling::longrope,
+                         .factor = 2,
+                         .original_context = 5,
+                         .short_factors = {1.5},
+                         .long_factors = {4}};
+        config.rotated_layers = {true, false};
+      }
       nn::Llama llama{config};
       for (const Tensor& parameter : llama.parameters()) {
         parameter.set_data(randn(parameter.shape()));
@@ -143,6 +152,8 @@ TEST(Llama, Errors) {
   expect_error([&] { with([](auto& c) { c.width = 10; }); },
                "heads to divide width, got head_width 0, heads 4 and width 10");
   expect_error([&] { with([](auto& c) { c.head_width = 3; }); }, "expected heads of even width, got 3");
+  expect_error([&] { with([](auto& c) { c.rotated_layers = {true}; }); },
+               "expected rotated_layers to be empty or to have 2 elements, got 1");
   const nn::Llama llama{tiny()};
   expect_error([&] { llama(zeros({6}, int64)); }, "Llama: expected tokens of shape (B, T), got [6]");
   expect_error([&] { llama.next_token_logits(zeros({1, 0}, int64)); }, "at least one token");

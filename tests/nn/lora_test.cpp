@@ -104,7 +104,7 @@ TEST(Lora, FreezesAllButTheAdapters) {
   for (const auto& [name, parameter] : gpt.named_parameters()) {
     EXPECT_EQ(parameter.grad().defined(), name.find("lora") != std::string::npos) << name;
   }
-  // The MLP's adapters work, too: its layers are one op without them.
+  // The MLP's adapters also work, although its layers are one op without adapters.
   for (const Tensor& parameter : nn::trainable_parameters(gpt)) {
     parameter.set_data(randn(parameter.shape()));
   }
@@ -135,7 +135,7 @@ TEST(Lora, Errors) {
   nn::Linear layer(2, 2);
   expect_error([&] { layer.merge_lora(); }, "Linear: there is no adapter to merge");
   layer.add_lora({});
-  expect_error([&] { layer.add_lora({}); }, "Linear: there is an adapter already");
+  expect_error([&] { layer.add_lora({}); }, "Linear: the layer already has an adapter");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 const std::vector<float> kFrequencies{1.0F, 0.3F, 0.01F};
 
-// x (B, T, H, 6) by the definition, for the position of each row (B · T).
+// Rotates x (B, T, H, 6) by the definition; `positions` has one position for each of the B · T rows.
 std::vector<double> reference(const Tensor& x, const std::vector<std::int64_t>& positions, double scale = 1) {
   const std::vector<double> from = to_vector<double>(x);
   std::vector<double> to(from.size());
@@ -38,7 +38,8 @@ double tolerance_of(DType dtype) {
   return dtype == float64 ? 1e-14 : dtype == float32 ? 1e-6 : dtype == float16 ? 1e-3 : 8e-3;
 }
 
-// The CUDA kernel rounds an angle to float64 as a multiple of π. For narrower dtypes that is less than their rounding.
+// The CUDA kernel converts an angle to a multiple of π in float64. For narrower dtypes, that error is below their own
+// rounding.
 double angle_error(DType dtype, double largest_angle) {
   return dtype == float64 ? 4 * std::numeric_limits<double>::epsilon() * largest_angle : 0;
 }
@@ -70,7 +71,7 @@ TEST(Rotary, AnyStridesAndSizes) {
     const Tensor view = transpose(x, 2, 3);  // (3, 2, 4, 6)
     expect_close(rotary(view, kFrequencies), rotary(contiguous(view), kFrequencies), 0, 0);
     expect_close(rotary(select(x.to(float64), 0, 1).to(float64), {1.0F, 0.5F}).to(float32),
-                 select(rotary(x, {1.0F, 0.5F}), 0, 1), 1e-5, 1e-6);  // without a batch
+                 select(rotary(x, {1.0F, 0.5F}), 0, 1), 1e-5, 1e-6);  // x without a batch axis
     EXPECT_EQ(rotary(zeros({2, 0, 5, 6}, float32, device), kFrequencies).shape(), (Shape{2, 0, 5, 6}));
     EXPECT_EQ(rotary(zeros({2, 1, 0, 6}, float32, device), kFrequencies).numel(), 0);
   }
@@ -133,7 +134,7 @@ TEST(RotaryEmbedding, Frequencies) {
   expect(dynamic, plain, 100);
   const double theta = 10000 * std::pow(2 * 3.0 - 1, 8.0 / 6);
   expect(dynamic, {1, std::pow(theta, -0.25), std::pow(theta, -0.5), std::pow(theta, -0.75)}, 300);
-  // In 1000 positions they turn 159, 15.9, 1.59 and 0.159 times.
+  // In 1000 positions, the four pairs make 159, 15.9, 1.59 and 0.159 turns.
   const double ramp = (1.5915494309189535 - 1) / 3;
   expect({.scaling = nn::RotaryScaling::llama3, .factor = 8, .original_context = 1000},
          {1, 0.1, 0.01 * (ramp + (1 - ramp) / 8), 0.001 / 8});
@@ -153,7 +154,51 @@ TEST(RotaryEmbedding, OffsetsAndPositions) {
   const nn::RotaryEmbedding dynamic(8, {.scaling = nn::RotaryScaling::dynamic, .factor = 2, .original_context = 4});
   expect_close(dynamic(slice(x, 1, 0, 4)), plain(slice(x, 1, 0, 4)), 0, 0);
   expect_close(dynamic(x), rotary(x, nn::rotary_frequencies(8, dynamic.config, 6)), 0, 0);
-  expect_error([&] { dynamic(x, arange(6)); }, "dynamic scaling takes no tensor of positions");
+  expect_close(dynamic(x, from_data<std::int64_t>({5, 0, 1, 2, 3, 4}, {6})),
+               rotary(x, nn::rotary_frequencies(8, dynamic.config, 6),
+                      {.positions = from_data<std::int64_t>({5, 0, 1, 2, 3, 4}, {6})}),
+               0, 0);
+  const nn::RotaryConfig config{.scaling = nn::RotaryScaling::longrope,
+                                .factor = 3,
+                                .original_context = 6,
+                                .short_factors = {1, 2, 3, 4},
+                                .long_factors = {5, 6, 7, 8}};
+  const nn::RotaryEmbedding longrope(8, config);
+  const double scale = std::sqrt(1 + std::log(3) / std::log(6));
+  const std::vector<float> short_ones = nn::rotary_frequencies(8, config, 6),
+                           long_ones = nn::rotary_frequencies(8, config, 7);
+  const std::vector<double> expected{1, 0.05, 0.01 / 3, 0.001 / 4};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_NEAR(short_ones[i], expected[i], 1e-6 * expected[i]);
+    EXPECT_NEAR(long_ones[i] * config.long_factors[i], short_ones[i] * config.short_factors[i], 1e-6 * expected[i]);
+  }
+  EXPECT_EQ(longrope.frequencies(), short_ones);
+  expect_close(longrope(x), rotary(x, short_ones, {.scale = scale}), 0, 0);
+  expect_close(longrope(x, 1), rotary(x, long_ones, {.offset = 1, .scale = scale}), 0, 0);
+  for (const DType dtype : {int64, int32}) {
+    // Short documents in a long row, and a long one.
+    const Tensor documents = from_data<std::int64_t>({0, 1, 2, 0, 1, 5}, {6}).to(dtype);
+    const Tensor far = from_data<std::int64_t>({0, 1, 2, 0, 1, 6}, {6}).to(dtype);
+    expect_close(longrope(x, documents), rotary(x, short_ones, {.positions = documents, .scale = scale}), 0, 0);
+    expect_close(longrope(x, far), rotary(x, long_ones, {.positions = far, .scale = scale}), 0, 0);
+    // The length of the longest sequence may be known.
+    expect_close(longrope(x, documents, 7), rotary(x, long_ones, {.positions = documents, .scale = scale}), 0, 0);
+  }
+  expect_close(longrope(zeros({0, 4, 8}), zeros({0}, int64)), zeros({0, 4, 8}), 0, 0);
+  const auto longrope_error = [&](auto change, const char* message) {
+    nn::RotaryConfig wrong = config;
+    change(wrong);
+    expect_error([&] { nn::RotaryEmbedding(8, wrong); }, message);
+  };
+  longrope_error([](nn::RotaryConfig& c) { c.short_factors.pop_back(); },
+                 "expected 4 short factors for heads of width 8");
+  longrope_error([](nn::RotaryConfig& c) { c.long_factors.clear(); },
+                 "expected 4 long factors for heads of width 8, got 0");
+  longrope_error([](nn::RotaryConfig& c) { c.long_factors[2] = 0; }, "expected finite long factors above 0, got 0");
+  longrope_error([](nn::RotaryConfig& c) { c.short_factors[3] = NAN; },
+                 "expected finite short factors above 0, got nan");
+  longrope_error([](nn::RotaryConfig& c) { c.original_context = 1; }, "expected an original context above 1");
+  longrope_error([](nn::RotaryConfig& c) { c.attention_factor = -1; }, "attention factor of at least 0, got -1");
   expect_error([] { nn::RotaryEmbedding(7); }, "expected heads of even width, got 7");
   expect_error([] { nn::RotaryEmbedding(8, {.theta = 1}); }, "expected a finite theta above 1, got 1");
   expect_error([] { nn::RotaryEmbedding(8, {.factor = 0}); }, "expected a finite factor above 0, got 0");

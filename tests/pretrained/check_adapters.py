@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that PEFT loads the adapters that mica saved, and that they give the loss that training ended with, or mica's
-features. See README.md.
+"""Checks that PEFT loads the adapters that mica saved, and computes mica's loss at the end of training, or mica's features
+with them. See README.md.
 
     python3 tests/pretrained/check_adapters.py FOLDER
 """
@@ -17,7 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM
 
-from make_adapters import ADAPTERS, TARGETS
+from make_adapters import ADAPTERS, TARGETS, loss_of
 from make_fixtures import FOLDER
 
 
@@ -27,8 +27,7 @@ def main():
         base = AutoModelForCausalLM.from_pretrained(FOLDER / name, attn_implementation="eager").eval()
         model = PeftModel.from_pretrained(base, pathlib.Path(sys.argv[1]) / name).eval()
         data = load_file(FOLDER / name / "expected.safetensors")
-        logits = model(data["tokens"]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten()).item()
+        loss = loss_of(model, data).item()
         expected = json.loads((ADAPTERS / name / "losses.json").read_text())["trained_loss"]
         print(f"{name}: loss {loss:.4f}, by PEFT's own training {expected:.4f}")
         failed += abs(loss - expected) > 0.01

@@ -31,6 +31,24 @@ def save(model, folder, name):
     (folder / "README.md").unlink(missing_ok=True)
 
 
+def loss_of(model, data):
+    logits = model(data["tokens"]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten())
+
+
+def train(model, data, rate):
+    """The loss before each step."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, weight_decay=0.01)
+    losses = []
+    for _ in range(STEPS):
+        loss = loss_of(model, data)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
 def main():
     torch.set_num_threads(1)
     shutil.rmtree(ADAPTERS, ignore_errors=True)
@@ -43,21 +61,12 @@ def main():
         save(model, ADAPTERS / name / "start", name)
         model.to(torch.float64)  # Adam divides by the gradient's size, so that rounding grows from step to step
         data = load_file(FOLDER / name / "expected.safetensors")
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.01)
-        losses = []
-        for _ in range(STEPS):
-            logits = model(data["tokens"]).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten())
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        losses = train(model, data, RATE)
         model.to(torch.float32)
         save(model, ADAPTERS / name / "trained", name)
         model.to(torch.float64)
         with torch.no_grad():
-            logits = model(data["tokens"]).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten())
+            loss = loss_of(model, data)
         about = {"learning_rate": RATE, "weight_decay": 0.01, "losses": losses, "trained_loss": loss.item()}
         (ADAPTERS / name / "losses.json").write_text(json.dumps(about) + "\n")
 

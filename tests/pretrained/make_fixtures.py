@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fixtures/: small random models as transformers saves them, and what PyTorch computes with them. See README.md.
+"""Writes fixtures/: small random models as transformers saves them, and PyTorch's results for them. See README.md.
 
     python3 tests/pretrained/make_fixtures.py
 """
@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 BATCH, LENGTH = 2, 12
@@ -25,6 +25,11 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
 PLAIN = {"rope_type": "default", "rope_theta": 1000.0}
+# The logits are beyond the original length with the first one, and end just with it with the second.
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 8,
+            "short_factor": [1.0, 1.125, 1.5, 2.25], "long_factor": [1.25, 3.0, 6.5, 8.0]}
+LONGROPE_AT_END = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 12, "factor": 3.0,
+                   "short_factor": [1.0, 1.25, 1.75], "long_factor": [1.5, 2.75, 4.0], "attention_factor": 1.25}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 
 GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -42,6 +47,11 @@ MODELS = {
     "llama3": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_parameters=LLAMA3), "12KB"),
     "llama_dynamic": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "max_position_embeddings": 8}, attention_bias=True,
                                                     mlp_bias=True, head_dim=6, rope_parameters=DYNAMIC), None),
+    "llama_longrope": (LlamaForCausalLM, LlamaConfig(**LLAMA, head_dim=8, rope_parameters=LONGROPE), None),
+    "mistral_longrope": (MistralForCausalLM, MistralConfig(**LLAMA, head_dim=6, sliding_window=None,
+                                                           rope_parameters=LONGROPE_AT_END), None),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**{**LLAMA, "num_hidden_layers": 3}, no_rope_layer_interval=2,
+                                                  pad_token_id=None, bos_token_id=1, eos_token_id=2), None),
     "smollm": (LlamaForCausalLM, LlamaConfig(**{**LLAMA, "hidden_size": 24, "num_attention_heads": 6},
                                              rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=PLAIN), None),
     "mistral": (MistralForCausalLM, MistralConfig(**LLAMA, head_dim=6, sliding_window=None, rope_parameters=PLAIN), None),
@@ -56,7 +66,7 @@ MODELS = {
 
 
 def randomize(model):
-    """Weights of the size of a trained model's, with biases and norms that matter."""
+    """Sets random weights about as large as those of a trained model, with biases and norms that have an effect."""
     for name, parameter in model.named_parameters():
         is_norm = parameter.dim() == 1 and "bias" not in name
         parameter.data = torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else 0.1) + (1 if is_norm else 0)
@@ -77,11 +87,11 @@ def inputs_for(config):
 
 
 def outputs_of(model, data):
-    """Logits or features, and the loss."""
+    """The model's logits or features, and the loss."""
     if model.config.model_type == "bert":
         out = model(data["tokens"], attention_mask=data["visible"].long(), token_type_ids=data["types"])
         features = out.last_hidden_state
-        # Padding's own features mean nothing.
+        # The features of padding are arbitrary, so they do not count.
         loss = (features * data["weights"] * data["visible"][..., None]).to(features.dtype).sum()
         results = {"features": features}
         if model.pooler is not None:
@@ -105,7 +115,8 @@ def make(name, kind, config, shard):
     expected = dict(data)
     for label in ("float32", "bfloat16"):
         if label == "bfloat16":
-            # Weights rounded, and the rest in float32: PyTorch's own bfloat16 is up to 2% away from this.
+            # Only weights are rounded to bfloat16; everything is computed in float32. PyTorch's bfloat16 arithmetic differs
+            # from this by up to 2%.
             model.to(torch.bfloat16).to(torch.float32)
         model.zero_grad()
         results, loss = outputs_of(model, data)
@@ -113,7 +124,7 @@ def make(name, kind, config, shard):
         expected |= {f"{label}.{key}": value.clone() for key, value in results.items()}
         expected[f"{label}.loss"] = loss
         expected |= {f"{label}.grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-    # A file of another name, which no reader of the folder takes for weights.
+    # The file's name must be one that no reader of the folder takes for weights.
     save_file({key: value.detach().contiguous() for key, value in expected.items()}, folder / "expected.safetensors")
     for extra in folder.iterdir():
         if extra.suffix not in (".json", ".safetensors") or extra.name == "generation_config.json":
