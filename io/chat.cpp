@@ -13,7 +13,7 @@ constexpr std::string_view kThinkBegin = "<think>", kThinkEnd = "</think>";
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-// As Python's str.strip().
+// Like Python's str.strip().
 std::string_view stripped(std::string_view text) {
   const auto is_space = [&](std::size_t at) {
     const char32_t code = detail::character_at(text.data() + at).code;
@@ -59,18 +59,19 @@ std::string default_system_of(std::string_view jinja) {
 
 ChatFormat::ChatFormat(std::string_view jinja) {
   check(!jinja.empty(), "ChatFormat: the tokenizer has no chat template; is this a model for chats?");
-  if (contains(jinja, "<|start_header_id|>") && contains(jinja, "<|eot_id|>")) {
+  // Other models use the same tokens in other ways. What identifies Llama 3's templates is how they strip a message;
+  // Qwen 3's, when they keep thoughts.
+  if (contains(jinja, "<|start_header_id|>") && contains(jinja, "| trim + '<|eot_id|>'")) {
     family_ = Family::llama3;
     has_dates_ = contains(jinja, "Cutting Knowledge Date");
     return;
   }
-  // SmolLM 3, Phi 4 and Qwen 3.5 use these tokens in other ways.
+  has_thoughts_ = contains(jinja, kThinkEnd);
   const bool is_chatml = contains(jinja, "<|im_start|>") && contains(jinja, "<|im_end|>") &&
-                         !contains(jinja, "## Metadata") && !contains(jinja, "<|im_sep|>") &&
-                         !contains(jinja, "{{- '<think>\\n' }}");
+                         !contains(jinja, "<|im_sep|>") && !contains(jinja, "bos_token") &&
+                         (!has_thoughts_ || contains(jinja, "(not loop.last and reasoning_content)"));
   check(is_chatml, "ChatFormat: this chat template is not supported, only those of Llama 3, Qwen 2 to 3 and SmolLM");
   family_ = Family::chatml;
-  has_thoughts_ = contains(jinja, kThinkEnd);
   always_thinks_ = contains(jinja, "<|im_start|>assistant\\n<think>\\n'");
   default_system_ = default_system_of(jinja);
 }
@@ -158,7 +159,7 @@ std::string ChatFormat::answer(std::span<const ChatMessage> messages, std::size_
     thoughts = without_newlines_after(without_newlines_before(thoughts));
     content = without_newlines_before(content.substr(content.rfind(kThinkEnd) + kThinkEnd.size()));
   }
-  // Thoughts about the last question are kept. What a tool said is no question.
+  // Thoughts about the last question are kept. A tool's response is not a question.
   const auto is_question = [](const ChatMessage& message) {
     return message.role == "user" &&
            !(message.content.starts_with("<tool_response>") && message.content.ends_with("</tool_response>"));

@@ -1,5 +1,5 @@
-// Tokenizers in the metadata of GGUF files. What the keys mean and what the names of pre-tokenizers stand for:
-// src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp; how its conversion writes them: conversion/base.py.
+// Tokenizers in the metadata of GGUF files. For the meaning of the keys and of the names of pre-tokenizers, see
+// src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp; for how its conversion writes them, conversion/base.py.
 
 #include <fmt/format.h>
 
@@ -52,12 +52,12 @@ constexpr const char* kChatTemplateKey = "tokenizer.chat_template";
 
 enum TokenType : std::int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5 };
 
-/// What a name of a pre-tokenizer stands for.
+/// The steps of a pre-tokenizer, and its names.
 struct Recipe {
   PreTokenizer steps;
   bool is_nfc = false, ignore_merges = false;
   bool adds_bos = false;  ///< if the file does not say
-  /// save_gguf writes the first one. llama.cpp makes no difference between them.
+  /// save_gguf writes the first one. llama.cpp treats all of them alike.
   std::vector<std::string_view> names;
 };
 
@@ -74,7 +74,7 @@ std::span<const Recipe> recipes() {
        .adds_bos = true,
        .names = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}},
       {.steps = {{.kind = Kind::pattern, .pattern = Pattern::llama3}}, .names = {"smaug-bpe", "dbrx"}},
-      // Qwen's own tokenizers bring texts into form C, which the file does not say and llama.cpp does not do.
+      // Qwen's own tokenizers normalize texts to form C. The file does not say so, and llama.cpp does not do it.
       {.steps = {{.kind = Kind::pattern, .pattern = Pattern::qwen}}, .is_nfc = true, .names = {"qwen2"}},
       {.steps = {{.kind = Kind::pattern, .pattern = Pattern::qwen}},
        .names = {"deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "f2llmv2", "grok-2", "solar-open"}},
@@ -106,7 +106,7 @@ const std::vector<std::string>& tokens_of(const GgufEntries& entries) {
   return *entries.needed(kTokensKey, entries.find<std::vector<std::string>>(kTokensKey, "a list of texts"));
 }
 
-/// By the file, or all normal.
+/// The types of the tokens, from the file; all normal if it has none.
 std::vector<std::int32_t> types_of(const GgufEntries& entries, std::size_t tokens) {
   const auto* const types = entries.find<std::vector<std::int32_t>>(kTypesKey, "a list of numbers of type int32");
   if (types == nullptr) {
@@ -147,7 +147,7 @@ std::vector<std::int64_t> end_tokens_of(const GgufEntries& entries) {
   return {ends.begin(), ends.end()};
 }
 
-/// The tokens, and the added ones among them.
+/// Reads the tokens, and which of them are added tokens.
 void read_tokens(const GgufEntries& entries, TokenizerDescription& out) {
   const std::vector<std::string>& tokens = tokens_of(entries);
   const std::vector<std::int32_t> types = types_of(entries, tokens.size());
@@ -157,7 +157,7 @@ void read_tokens(const GgufEntries& entries, TokenizerDescription& out) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<std::int64_t>(i);
     const std::string& text = utf8(entries, kTokensKey, tokens[i]);
-    if (text.empty() || types[i] == kUnused) {  // padding: a model may draw it, but it stands for no text
+    if (text.empty() || types[i] == kUnused) {  // padding: has no text, although a model may draw it
       all.push_back({.id = id, .text = text.empty() ? fmt::format("[EMPTY_{}]", i) : text});
       continue;
     }
@@ -184,7 +184,7 @@ void read_tokens(const GgufEntries& entries, TokenizerDescription& out) {
   out.vocabulary = Vocabulary(std::move(all), entries.what());
 }
 
-/// "[PAD7]" for a number that is no token.
+/// A name such as "[PAD7]" for an unused number.
 std::string padding_name(const Vocabulary& vocabulary, std::int64_t id) {
   std::string name = fmt::format("[PAD{}]", id);
   while (vocabulary.id_of_text(name) >= 0) {
@@ -193,7 +193,7 @@ std::string padding_name(const Vocabulary& vocabulary, std::int64_t id) {
   return name;
 }
 
-/// The one token before or after a text, or nothing.
+/// The token before or after a text, if there is one. Throws if there are several, or an unusual one.
 std::optional<std::int64_t> single(const std::vector<std::int64_t>& tokens, std::optional<std::int64_t> usual,
                                    const char* kind) {
   if (tokens.empty()) {
@@ -296,9 +296,8 @@ GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary_s
   for (const AddedToken& token : description.added_tokens) {
     const bool is_plain = !token.single_word && !token.strip_left && !token.strip_right;
     check(is_plain && !(token.normalized && description.is_nfc),
-          "gguf_metadata: GGUF cannot say that the token {} is a single word, takes the spaces beside it or is looked "
-          "for "
-          "in the normalized text",
+          "gguf_metadata: GGUF cannot express that the token {} is a single word, absorbs adjacent spaces or "
+          "is searched for in the normalized text",
           in_quotes(token.content));
     types[static_cast<std::size_t>(token.id)] = token.special ? kControl : kUserDefined;
   }

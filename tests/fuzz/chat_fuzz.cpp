@@ -1,5 +1,5 @@
-// The input up to the first byte 0 as a chat template, or the number of a known one; then messages with a byte 0
-// between them, of which the first letter is the role. What is in a message cannot end it.
+// The input up to the first zero byte is a chat template, or the number of a known one. The rest are messages,
+// separated by zero bytes; the first letter of each is its role. Text in a message must not be able to end the message.
 
 #include <algorithm>
 #include <array>
@@ -16,11 +16,13 @@ using namespace mica;
 
 namespace {
 
-// As far as ChatFormat looks at them.
+// The parts of known templates that ChatFormat looks at.
 constexpr std::array<std::string_view, 5> kTemplates{
-    "<|start_header_id|><|end_header_id|><|eot_id|>",
-    "<|start_header_id|><|end_header_id|><|eot_id|>Cutting Knowledge Date", "<|im_start|>system\\nBe kind.<|im_end|>",
-    "<|im_start|>assistant<|im_end|></think>", "<|im_start|>assistant\\n<think>\\n'<|im_end|></think>"};
+    "<|start_header_id|><|end_header_id|>{{ message | trim + '<|eot_id|>' }}",
+    "<|start_header_id|><|end_header_id|>{{ message | trim + '<|eot_id|>' }}Cutting Knowledge Date",
+    "<|im_start|>system\\nBe kind.<|im_end|>",
+    "<|im_start|>assistant<|im_end|></think>(not loop.last and reasoning_content)",
+    "<|im_start|>assistant\\n<think>\\n'<|im_end|></think>(not loop.last and reasoning_content)"};
 
 std::string_view take_part(std::string_view& input) {
   const std::string_view part = input.substr(0, input.find('\0'));

@@ -41,7 +41,8 @@ fs::path fixture(const std::string& name) {
   return fs::path(folder_from("MICA_TOKENIZER_FIXTURES", MICA_TOKENIZER_FIXTURES)) / name;
 }
 
-// What GGUF has no room for: tokens that take spaces, are single words, or are looked for in normalized text.
+// Removes the flags that GGUF cannot express: tokens that absorb spaces, are single words, or are searched for in
+// normalized text.
 std::string without_flags(std::string json) {
   for (const std::string flag : {"lstrip", "rstrip", "single_word", "normalized"}) {
     const std::string set = "\"" + flag + "\":true";
@@ -79,7 +80,7 @@ class GgufTokenizer : public testing::Test {
   const fs::path path_ = own_.path() / "model.gguf";
 };
 
-TEST_F(GgufTokenizer, IsTheSameAfterTheFile) {
+TEST_F(GgufTokenizer, RoundTripsThroughAFile) {
   for (const std::string name : {"gpt2", "llama3", "qwen", "smollm"}) {
     SCOPED_TRACE(name);
     const io::Tokenizer before = without_flags_of(name);
@@ -102,7 +103,7 @@ TEST_F(GgufTokenizer, IsTheSameAfterTheFile) {
     EXPECT_EQ(after.chat_template(), before.chat_template());
     EXPECT_EQ(before.end_tokens(), Tokens{*before.eos_token()});
     EXPECT_EQ(after.end_tokens(), (Tokens{*after.eos_token(), *after.find("<|endoftext|>")}));
-    // The model's other tokens are there, without text.
+    // The model's other tokens exist, without text.
     ASSERT_EQ(before.vocabulary_size(), 610);
     ASSERT_EQ(after.vocabulary_size(), 616);
     EXPECT_EQ(after.find("[PAD615]"), 615);
@@ -116,7 +117,7 @@ TEST_F(GgufTokenizer, IsTheSameAfterTheFile) {
   }
 }
 
-// By hand, in the way of llama.cpp's conversion.
+// Metadata as llama.cpp's conversion writes it.
 io::GgufMetadata small() {
   return {{"tokenizer.ggml.model", std::string("gpt2")},
           {"tokenizer.ggml.pre", std::string("gpt-2")},
@@ -135,7 +136,7 @@ TEST_F(GgufTokenizer, ReadsTheKeys) {
   EXPECT_EQ(tokenizer.decode(Tokens{4, 6, 7, 8}), " ab<think>漢");
   EXPECT_EQ(tokenizer.bos_token(), 3);
   EXPECT_EQ(tokenizer.eos_token(), 1);
-  // Its own end token, and that with the usual name; one with such a name that is normal is a part of words.
+  // The eos token, and the control token with a usual name. A normal token with such a name does not end a text.
   EXPECT_EQ(tokenizer.end_tokens(), (Tokens{1, 5}));
   EXPECT_EQ(io::gguf_end_tokens(metadata), tokenizer.end_tokens());
   metadata["tokenizer.ggml.eom_token_id"] = std::int32_t{6};
@@ -165,7 +166,7 @@ TEST_F(GgufTokenizer, ReadsTheKeys) {
   EXPECT_FALSE(io::has_gguf_tokenizer({}));
   EXPECT_FALSE(io::has_gguf_tokenizer({{"tokenizer.ggml.model", std::string("none")}}));
   EXPECT_TRUE(io::gguf_end_tokens({}).empty());
-  // Of a tokenizer that is not supported, too.
+  // Also found for a tokenizer that is not supported.
   metadata["tokenizer.ggml.model"] = std::string("llama");
   EXPECT_EQ(io::gguf_end_tokens(metadata), Tokens{1});
 }
@@ -237,7 +238,7 @@ TEST_F(GgufTokenizer, WriteErrors) {
   refused(without_flags_of("bert"), 640, "tokenizers with WordPiece are not supported");
   refused(without_flags_of("roberta"), 640,
           "llama.cpp has no tokenizer that prepares a text as this one does: it adds");
-  refused(io::Tokenizer::load(fixture("gpt2")), 640, "GGUF cannot say that the token \"");
+  refused(io::Tokenizer::load(fixture("gpt2")), 640, "GGUF cannot express that the token \"");
   const auto with_template = [](const std::string& single) {
     std::string json = without_flags(contents(fixture("gpt2") / "tokenizer.json"));
     const std::string none = R"("post_processor":null)";
@@ -250,7 +251,7 @@ TEST_F(GgufTokenizer, WriteErrors) {
   const std::string x = R"({"SpecialToken":{"id":"x"}})", text = R"({"Sequence":{"id":"A"}})";
   refused(with_template(x + "," + text), 640, "the tokenizer adds 1 tokens at the beginning of a text, and llama.cpp");
   refused(with_template(text + "," + x + "," + x), 640, "the tokenizer adds 2 tokens at the end of a text, and");
-  // A tokenizer with single letters only has names for the other tokens that it does not have.
+  // For a tokenizer that has only single letters, the missing tokens get names.
   const io::Tokenizer letters = io::Tokenizer::parse(
       R"({"model": {"type": "BPE", "merges": [], "vocab": {"a": 0, "[PAD1]": 3}},
           "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}})",
@@ -262,7 +263,7 @@ TEST_F(GgufTokenizer, WriteErrors) {
 
 // Models.
 
-// Numbers with which logits are far apart.
+// Fills the parameters with numbers that make the logits differ widely.
 template <class Model>
 void randomize(Model& model) {
   const autograd::NoGrad no_grad;
@@ -323,7 +324,7 @@ void expect_saved(const std::string& name, Model& model, const std::string& toke
     }
     EXPECT_LE(std::sqrt(difference / norm), most);
     EXPECT_EQ(difference > 0, type != GgufType::f32);
-    // What the types' rounding leaves, as float32.
+    // The rounded values, stored as float32.
     const fs::path values = folder / fmt::format("{}.{}_values.gguf", name, suffix);
     io::save_gguf(values, loaded, tokenizer);
     EXPECT_EQ(logits_of(io::load_pretrained<Model>(values)), logits);
@@ -407,7 +408,7 @@ TEST_F(GgufTokenizer, Gpt2sHeadIsTheEmbedding) {
   io::save_gguf(path_, gpt);
   StateDict tensors = io::load_gguf(path_);
   const io::GgufMetadata metadata = io::load_gguf_metadata(path_);
-  // As older conversions store it.
+  // Older conversions store the head separately.
   tensors.emplace("output.weight", tensors.at("token_embd.weight"));
   io::save_gguf(path_, tensors, metadata);
   const nn::GPT read = io::load_pretrained<nn::GPT>(path_);
