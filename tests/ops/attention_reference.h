@@ -1,0 +1,107 @@
+#pragma once
+
+// Code shared by the tests of attention: its formulas in float64, and comparisons with them.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/rows_close.h"
+#include "tests/support.h"
+
+namespace mica::attention_testing {
+
+using namespace mica::testing_support;
+
+/// Values that are sums, and the size of each sum's terms: the root of the sum of their squares. If terms are rounded
+/// independently, the error of the sum is proportional to that.
+struct Sums {
+  std::vector<double> values, scales;
+
+  explicit Sums(std::size_t n) : values(n), scales(n) {}
+  void add(std::size_t i, double term, double size) {
+    values[i] += term;
+    scales[i] = std::hypot(scales[i], size);
+  }
+};
+
+/// y and the gradients by their definitions, for q (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv).
+struct Reference {
+  Sums y, dq, dk, dv;
+};
+
+struct ReferenceOptions {
+  bool causal = false;
+  std::int64_t offset = 0;
+  double scale = 1;
+  std::vector<double> added = {};  // a mask that is added to the scores (…, H, T, S); empty: none
+  double least = 0;                // the least size of weights, and of gradients of scores, as terms of sums
+};
+
+inline Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy,
+                           const ReferenceOptions& options) {
+  const std::int64_t width = q.size(-1), queries = q.size(-2), keys = k.size(-2), values = v.size(-1);
+  const std::int64_t items = q.numel() / (queries * width);
+  const std::int64_t group = q.dim() >= 3 ? q.size(-3) / k.size(-3) : 1;  // heads that share a key head
+  const std::vector<double> qs = to_vector<double>(q), ks = to_vector<double>(k), vs = to_vector<double>(v);
+  const std::vector<double> gs = to_vector<double>(dy);
+  Reference r{Sums(gs.size()), Sums(qs.size()), Sums(ks.size()), Sums(vs.size())};
+  for (std::int64_t n = 0; n < items; ++n) {
+    for (std::int64_t i = 0; i < queries; ++i) {
+      const std::int64_t row = n * queries + i, first = n / group * keys;
+      const double* const query = &qs[row * width];
+      const double* const g = &gs[row * values];
+      const std::int64_t seen = options.causal ? std::clamp<std::int64_t>(i + 1 + options.offset, 0, keys) : keys;
+      std::vector<double> p(seen), dp(seen), dp_size(seen);
+      double most = -INFINITY, sum = 0, mean = 0, mean_size = 0;
+      for (std::int64_t j = 0; j < seen; ++j) {
+        for (std::int64_t d = 0; d < width; ++d) {
+          p[j] += options.scale * query[d] * ks[(first + j) * width + d];
+        }
+        p[j] += options.added.empty() ? 0 : options.added[row * keys + j];
+        most = std::max(most, p[j]);
+      }
+      if (most == -INFINITY) {
+        continue;  // the query sees no key
+      }
+      for (double& x : p) {
+        x = std::exp(x - most);
+        sum += x;
+      }
+      for (std::int64_t j = 0; j < seen; ++j) {
+        p[j] /= sum;
+        for (std::int64_t d = 0; d < values; ++d) {
+          const double value = vs[(first + j) * values + d];
+          const double size = std::max(p[j], options.least);
+          r.y.add(row * values + d, p[j] * value, size * value);
+          r.dv.add((first + j) * values + d, p[j] * g[d], size * g[d]);
+          dp[j] += g[d] * value;
+          dp_size[j] = std::hypot(dp_size[j], g[d] * value);
+        }
+        mean += p[j] * dp[j];
+        mean_size += p[j] * dp_size[j];
+      }
+      for (std::int64_t j = 0; j < seen; ++j) {
+        const double dscore = options.scale * p[j] * (dp[j] - mean);
+        const double size = std::max(std::abs(options.scale) * p[j] * (dp_size[j] + mean_size), options.least);
+        for (std::int64_t d = 0; d < width; ++d) {
+          const double key = ks[(first + j) * width + d];
+          r.dq.add(row * width + d, dscore * key, size * key);
+          r.dk.add((first + j) * width + d, dscore * query[d], size * query[d]);
+        }
+      }
+    }
+  }
+  return r;
+}
+
+inline void expect_sums(const Tensor& got, const Sums& expected, double tolerance, const std::string& what) {
+  std::vector<double> scales = expected.scales;
+  for (double& scale : scales) {
+    scale = std::max(scale, 1e-30);
+  }
+  expect_rows_close(got, expected.values, scales, 1, tolerance, what);
+}
+
+}  // namespace mica::attention_testing
