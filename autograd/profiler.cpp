@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -34,7 +36,7 @@ const char* name_of(OpObserver::Phase phase) {
   }
 }
 
-// The indices of `times`, those of the longest first and equal ones in order.
+// The indices of `times` by descending time; equal times keep their order.
 std::vector<std::size_t> longest_first(const std::vector<double>& times) {
   std::vector<std::size_t> order(times.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -43,7 +45,7 @@ std::vector<std::size_t> longest_first(const std::vector<double>& times) {
   return order;
 }
 
-// Moves the values out of a map, those with the longest `time` first.
+// Moves the values out of a map, sorted by descending `time`.
 template <class Key, class Value, class Time>
 std::vector<Value> by_time(std::map<Key, Value>& values, const Time& time) {
   std::vector<double> times;
@@ -368,6 +370,11 @@ std::string Profiler::table(int rows) const {
 void Profiler::write_trace(const std::filesystem::path& path) const {
   check(state_->stopped, "profiler: call stop before write_trace");
   const State& s = *state_;
+  // Opening a FIFO would wait for a reader.
+  std::error_code ignored;
+  const std::filesystem::file_status existing = std::filesystem::status(path, ignored);
+  check(!std::filesystem::exists(existing) || std::filesystem::is_regular_file(existing),
+        "profiler: {} is not a regular file", path.string());
   std::ofstream file(path, std::ios::trunc);
   check(file.is_open(), "profiler: cannot write to {}", path.string());
   // Times in microseconds since the start. Thread 1 is the host; each stream of the device is another thread.

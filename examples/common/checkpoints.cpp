@@ -15,7 +15,7 @@ using namespace mica;
 
 namespace {
 
-// Rank 0's checkpoint, on each rank, with its tensors on the CPU. Nothing if rank 0 has none.
+// Returns rank 0's checkpoint on every rank, with its tensors on the CPU. Nothing if rank 0 has none.
 std::optional<io::TrainingCheckpoint> broadcast(const dist::Group& group, std::optional<io::TrainingCheckpoint> saved) {
   if (group.size() == 1) {
     return saved;
@@ -72,14 +72,14 @@ RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& opt
     if (on()) {
       folder_.emplace(options.folder, io::CheckpointFolder::Options{.keep = options.keep});
       check(options.resume || !folder_->has_files(),
-            "{} has checkpoints of another run: go on from them with --resume, or give another folder", options.folder);
+            "{} has checkpoints of another run: resume it with --resume, or use another folder", options.folder);
     }
   });
 }
 
 bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoint&)>& restore) {
   std::optional<io::TrainingCheckpoint> saved;
-  // Says which checkpoint it is about.
+  // Name the checkpoint in the error.
   const auto with_it = [&](const std::function<void()>& f) {
     try {
       f();
@@ -118,7 +118,7 @@ void RunCheckpoints::save(io::TrainingCheckpoint checkpoint) {
   folder_->save(checkpoint);
   due_ = false;
   if (const std::string error = folder_->take_error(); !error.empty()) {
-    print_error(program_, error + "; training goes on", 0);
+    print_error(program_, error + "; training continues", 0);
   }
 }
 

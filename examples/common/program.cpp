@@ -17,7 +17,7 @@ int rank_of_messages = 0;
 int print_error(const char* program, std::string message, int status) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   std::fflush(stdout);
-  // In one piece, since ranks write at the same time.
+  // One write, since several ranks may write at the same time.
   const std::string rank = rank_of_messages > 0 ? fmt::format("rank {}: ", rank_of_messages) : "";
   const std::string line = fmt::format("{}: {}{}\n", program, rank, message);
   std::fwrite(line.data(), 1, line.size(), stderr);
@@ -30,7 +30,7 @@ void put(std::string_view text) {
 }
 
 bool shows_on_terminal(int file) {
-  // Open MPI's mpirun reads its ranks' output from a terminal of its own, wherever it then writes it to.
+  // Open MPI's mpirun gives its ranks a pseudo-terminal, even if its own output is not a terminal.
   return isatty(file) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
@@ -52,9 +52,10 @@ mica::Device device_named(const std::string& name) {
               MICA_WITH_CUDA ? "" : "; this program was built without CUDA");
   const int index = mica::dist::local_rank();
   mica::check(index < mica::cuda_device_count(),
-              "expected a GPU for each rank on this machine, which has {}: start fewer ranks, or give --device cpu",
+              "expected a GPU for each rank on this machine, which has {}: start fewer ranks, or use --device cpu",
               mica::cuda_device_count());
-  // Current on this thread from now on: ops need not switch to it, and no rank uses memory of another one's GPU.
+  // Make the device current on this thread: ops then need not switch to it, and no rank allocates on another rank's
+  // GPU.
   [[maybe_unused]] static const auto* const current = new mica::DeviceGuard(mica::Device::cuda(index));
   return mica::Device::cuda(index);
 }

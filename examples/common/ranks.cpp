@@ -111,7 +111,7 @@ PhiloxKey random_stream_of(int rank, PhiloxKey key) {
 
 namespace {
 
-// A port that is free now, and those after it, as world() tries several.
+// A port that is free now. If it is taken meanwhile, world() tries those after it.
 int free_port() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -127,9 +127,10 @@ int free_port() {
 
 std::vector<pid_t> started_ranks;
 
-// Of the ranks, each of which has ended or ends by itself when one fails. One that hangs is killed.
+// Waits for the ranks, which end by themselves when one of them fails, and returns their exit status. A rank that hangs
+// is killed.
 int wait_for_ranks() {
-  // Which rank fails first says what happened.
+  // The rank that fails first has the cause.
   constexpr int patience = 30;  // seconds
   int result = 0, left = static_cast<int>(started_ranks.size());
   std::optional<std::chrono::steady_clock::time_point> failed;
@@ -169,7 +170,7 @@ void start_ranks_on_gpus(int count, char** argv) {
   check(ranks == 1, "--gpus: expected as many GPUs as ranks were started, which is {}, got {}", ranks, count);
   std::string program(4096, '\0');
   const ssize_t length = readlink("/proc/self/exe", program.data(), program.size() - 1);
-  check(length > 0, "--gpus: cannot tell this program's path");
+  check(length > 0, "--gpus: cannot find this program's path");
   program.resize(static_cast<std::size_t>(length));
   setenv("WORLD_SIZE", std::to_string(count).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
@@ -189,7 +190,7 @@ void start_ranks_on_gpus(int count, char** argv) {
     }
     started_ranks.push_back(process);
   }
-  // Ctrl-C reaches the ranks without this process's help.
+  // Ctrl-C also reaches the ranks directly, so this process need not pass it on.
   std::signal(SIGINT, SIG_IGN);
   for (const int asks : {SIGTERM, SIGUSR1}) {
     std::signal(asks, [](int signal) {

@@ -1,4 +1,4 @@
-// Fine-tunes a language model of Hugging Face by low-rank adapters (LoRA), on quantized weights if asked to (QLoRA).
+// Fine-tunes a Hugging Face language model with low-rank adapters (LoRA), optionally on quantized weights (QLoRA).
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -53,25 +53,26 @@ struct Split {
   std::vector<const Example*> training, validation;
 };
 
-/// Keeps a part of the examples, evenly spaced, for validation.
+/// Sets a fraction of the examples, evenly spaced, aside for validation.
 Split split_of(const std::vector<Example>& examples, double part) {
   Split split;
   for (std::size_t i = 0; i < examples.size(); ++i) {
     const bool kept = std::floor(static_cast<double>(i + 1) * part) > std::floor(static_cast<double>(i) * part);
     (kept ? split.validation : split.training).push_back(&examples[i]);
   }
-  check(part == 0 || !split.validation.empty(), "--validation: {} of {} examples is none", part, examples.size());
+  check(part == 0 || !split.validation.empty(), "--validation: {} of {} examples is less than one example", part,
+        examples.size());
   check(!split.training.empty(), "--validation: no example is left for training");
   return split;
 }
 
-/// Batches of examples, in another order in each epoch, without an end.
+/// An endless sequence of batches of examples, in a different order in each epoch.
 class Batches {
  public:
   Batches(const std::vector<const Example*>& examples, const Options& options, Device device)
       : examples_(examples), batch_(options.batch), seed_(options.seed), pack_(options.pack), device_(device) {}
 
-  /// The examples so far, and how a resumed run goes on behind them.
+  /// The number of examples used so far, and skipping them in a resumed run.
   std::int64_t used() const { return used_; }
   void skip_to(std::int64_t used) { used_ = used; }
 
@@ -112,7 +113,7 @@ struct Schedule {
   }
 };
 
-/// The mean loss of all tokens that are learned.
+/// The mean loss over all trained tokens.
 template <class Model>
 double evaluate(Model& model, const std::vector<const Example*>& examples, const Options& options, Device device) {
   const autograd::NoGrad no_grad;
@@ -134,12 +135,12 @@ double evaluate(Model& model, const std::vector<const Example*>& examples, const
 
 struct Outcome {
   double loss = std::numeric_limits<double>::quiet_NaN();  // the best validation loss, or the last training loss
-  std::int64_t step = 0;                                   // after which the adapter was saved
-  bool complete = false;                                   // all steps were taken
-  std::int64_t steps = 0;                                  // taken
+  std::int64_t step = 0;                                   // the step after which the adapter was saved
+  bool complete = false;                                   // whether all steps were taken
+  std::int64_t steps = 0;                                  // steps taken
 };
 
-/// Tells base models apart by their configurations and weights, wherever their folders are.
+/// Identifies a base model by its configuration and weights, independently of its folder.
 template <class Model>
 std::string fingerprint_of(const Model& model) {
   StateDict weights;
@@ -180,7 +181,7 @@ io::Metadata settings_of(const Model& model, const std::string& base, const Spli
           {"warmup", text(schedule.warmup)},
           {"weight-decay", text(o.weight_decay)},
           {"clip", text(o.clip)},
-          {"eval-every", text(eval_every)},  // the best adapter is one of those
+          {"eval-every", text(eval_every)},  // only validated adapters can be the best
           {"seed", text(o.seed)},
           {"data", fmt::format("{} and {} examples, fingerprint {:016x}", split.training.size(),
                                split.validation.size(), sum)}};
@@ -256,8 +257,7 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
     });
   }
   check(!validates || outcome.step == 0 || io::is_there(options.out),
-        "{}, the best adapter until step {}, is missing: give the --out of the run that is to be resumed", options.out,
-        done);
+        "{}, the best adapter until step {}, is missing: pass the --out of the run to be resumed", options.out, done);
   if (done > 0) {
     fmt::print("resumed after step {}\n", done);
   } else if (options.checkpoint.resume) {
@@ -293,7 +293,7 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
     optimizer.zero_grad();
     double loss = 0;
     for (const TokenBatch& part : parts) {
-      // Each token counts the same, whichever batch it is in.
+      // All tokens of the step have the same weight, whichever batch they are in.
       const double share = static_cast<double>(part.learned) / static_cast<double>(learned);
       const Tensor mean = model.loss(part.inputs, part.targets, part.packed);
       mean.backward(full({}, share, mean.dtype(), device));
@@ -305,7 +305,7 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
 
     complete = step == total;
     last = complete || interrupted;
-    // A run that is to be resumed validates when a run that is not stopped does, and then has the same best adapter.
+    // A run that will be resumed validates at the same steps as an uninterrupted run, so its best adapter is the same.
     const bool ends = complete || (last && !checkpoints.on());
     std::optional<double> validation;
     if (validates && (step % eval_every == 0 || ends)) {
@@ -372,7 +372,7 @@ void set_recompute(nn::GPT& model) { model.config.checkpoint = true; }
 void set_recompute(nn::Llama& model) { model.model.checkpoint = true; }
 
 void tune(nn::Bert&, const io::Tokenizer&, const Options&, Device) {
-  fail("finetune: BERT is an encoder, which predicts no next token");
+  fail("finetune: BERT is an encoder, which does not predict a next token");
 }
 
 template <class Model>
@@ -387,7 +387,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
   const Examples data = read_examples(options.data, tokenizer, {.context = context, .skip_long = options.skip_long});
   const Split split = split_of(data.examples, options.validation);
 
-  // Only a run with checkpoints reads all weights for it.
+  // The fingerprint reads all weights, so only runs with checkpoints compute it.
   const std::string base = options.checkpoint.folder.empty() ? "" : fingerprint_of(model);
   if (options.bits) {
     nn::quantize(model, {.bits = static_cast<int>(*options.bits)});
@@ -409,7 +409,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
   for (const auto& [name, tensor] : model.state_dict()) {
     parameters += static_cast<std::int64_t>(tensor.bytes());
   }
-  fmt::print("data: {}, {} examples for training, {} for validation{}, {} tokens to learn\n", options.data,
+  fmt::print("data: {}, {} examples for training, {} for validation{}, {} tokens to train on\n", options.data,
              split.training.size(), split.validation.size(),
              data.skipped > 0 ? fmt::format(", {} skipped", data.skipped) : "", learned);
   fmt::print("model: {}, {:.1f} MiB{}, on {}; {} adapters of rank {} with {} parameters\n", options.model,
@@ -427,7 +427,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
     fmt::print("{} before the first validation\n", end);
   }
   if (!outcome.complete && !options.checkpoint.folder.empty()) {
-    fmt::print("stopped at step {}; the same command with --resume goes on\n", outcome.steps);
+    fmt::print("stopped at step {}; resume with the same command and --resume\n", outcome.steps);
   }
 }
 
@@ -439,7 +439,7 @@ void run(const Options& options) {
   const Device device = device_named(options.device);
   const ProgressBar progress;
   const io::Tokenizer tokenizer = io::Tokenizer::load(options.model);
-  // Weights are quantized on the CPU, so only the small ones are moved to a GPU.
+  // Weights are quantized on the CPU, so that only the quantized ones are moved to a GPU.
   io::PretrainedModel model = io::load_pretrained(
       options.model, {.device = options.bits ? Device::cpu() : device, .dtype = dtype_named(options.dtype, device)});
   catch_interrupts();

@@ -1,4 +1,4 @@
-// Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.
+// Continues text with a model of train_transformer or a Hugging Face model, or answers a question with a chat model.
 
 #include <algorithm>
 #include <charconv>
@@ -53,7 +53,7 @@ Tokens parsed_tokens(const std::string& text) {
     std::int64_t token = 0;
     const auto [after, error] = std::from_chars(at, end, token);
     if (error != std::errc() || (after != end && *after != ',')) {
-      throw UsageError("--prompt-tokens: expected whole numbers with commas between them, got " + text);
+      throw UsageError("--prompt-tokens: expected integers separated by commas, got " + text);
     }
     tokens.push_back(token);
     if (after == end) {
@@ -65,7 +65,8 @@ Tokens parsed_tokens(const std::string& text) {
 
 bool is_gguf(const fs::path& path) { return path.extension() == ".gguf"; }
 
-// The tokens that end a text, by generation_config.json or config.json, a number or a list of them, or by a GGUF file.
+// The tokens that end a text: eos_token_id, a number or a list, of generation_config.json or config.json, or those of a
+// GGUF file.
 Tokens stop_tokens_of(const fs::path& folder) {
   if (is_gguf(folder)) {
     return mica::io::gguf_end_tokens(mica::io::load_gguf_metadata(folder));
@@ -94,7 +95,7 @@ Tokens stop_tokens_of(const fs::path& folder) {
   return {};
 }
 
-// Where the model's tokenizer is: a GGUF file may lack one, and the files be beside it.
+// Where the model's tokenizer is. If a GGUF file has none, it is in the file's folder.
 fs::path tokenizer_of(const fs::path& model) {
   return is_gguf(model) && !mica::io::Tokenizer::is_in(model) ? model.parent_path() : model;
 }
@@ -112,16 +113,16 @@ std::optional<mica::DType> dtype_named(const std::string& name) {
   return std::nullopt;
 }
 
-// What a model continues, and how its tokens are shown.
+// The tokens that a model continues, and how tokens are printed.
 struct Prompt {
   Tokens tokens, stop_tokens;
-  std::string shown;  // before the continuation
+  std::string shown;  // printed before the continuation
   std::function<std::string(std::int64_t)> text_of;
   std::function<std::string()> rest = [] { return std::string(); };
 };
 
 void go_on(mica::nn::Bert&, const Prompt&, const Settings&) {
-  mica::fail("generate: BERT is an encoder, which generates no text");
+  mica::fail("generate: BERT is an encoder, which cannot generate text");
 }
 
 template <class Model>
@@ -130,16 +131,17 @@ void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
     mica::io::load_adapter(model, *settings.adapter);
     const auto layers = mica::nn::adapted_layers(model);
     const bool can_merge = std::none_of(layers.begin(), layers.end(), [](const mica::nn::AdaptedLayer& adapted) {
-      return adapted.layer->is_quantized() || adapted.name == "lm_head";  // which may be the embedding, too
+      return adapted.layer->is_quantized() || adapted.name == "lm_head";  // lm_head may be tied to the embedding
     });
     if (can_merge) {
-      mica::nn::merge_lora(model);  // faster
+      mica::nn::merge_lora(model);  // generates faster
     }
   }
   mica::nn::generate(model, {prompt.tokens}, settings.options);
 }
 
-// Writes the parts of a text, and before the first one what precedes it: until then, the line may show a progress bar.
+// Writes text piece by piece. `before` is written only with the first piece, since the line may show a progress bar
+// until then.
 class Writer {
  public:
   explicit Writer(std::string before) : before_(std::move(before)) {}
@@ -189,7 +191,7 @@ Prompt prompt_of_text(const Settings& settings) {
 
 void continue_with_pretrained(Settings& settings) {
   if (settings.prompt_tokens.has_value() == settings.prompt.has_value()) {
-    throw UsageError("a model of Hugging Face takes --prompt-tokens or --prompt");
+    throw UsageError("a Hugging Face model takes --prompt-tokens or --prompt");
   }
   if ((settings.chat || settings.system) && !(settings.chat && settings.prompt)) {
     throw UsageError("--chat takes --prompt, and --system takes --chat");
@@ -216,16 +218,16 @@ void continue_with_pretrained(Settings& settings) {
 
 void write_text_of_own(const Settings& settings) {
   if (settings.prompt_tokens) {
-    throw UsageError("--prompt-tokens is for a model of Hugging Face: give --prompt");
+    throw UsageError("--prompt-tokens is for Hugging Face models; use --prompt");
   }
   if (settings.chat || settings.system) {
-    throw UsageError("--chat and --system are for a model of Hugging Face");
+    throw UsageError("--chat and --system are for Hugging Face models");
   }
   if (settings.adapter) {
-    throw UsageError("--adapter is for a model of Hugging Face");
+    throw UsageError("--adapter is for Hugging Face models");
   }
   if (!settings.dtype.empty()) {
-    throw UsageError("--dtype is for a model of Hugging Face");
+    throw UsageError("--dtype is for Hugging Face models");
   }
   CharacterModel model = load_character_model(settings.model / "model.safetensors", settings.device);
   if (settings.quantize != 0) {
@@ -242,7 +244,8 @@ void write_text_of_own(const Settings& settings) {
 
 int main(int argc, char** argv) {
   CommandLine command_line(
-      "Continues text with a model trained by train_transformer or one of Hugging Face's, or answers a question.",
+      "Continues text with a model of train_transformer or a Hugging Face model, or answers a question with a chat "
+      "model.",
       "generate");
   Settings settings;
   std::string model, device = "auto";
@@ -253,44 +256,49 @@ int main(int argc, char** argv) {
   command_line
       .add_option("--model", model, "Output folder of train_transformer, a folder with config.json, or a .gguf file")
       .required();
-  command_line.add_option("--adapter", settings.adapter, "Folder of an adapter for the model, as finetune writes it");
-  command_line.add_option("--prompt", settings.prompt, "Text to continue (default, for own models: a newline)");
-  command_line.add_flag("--chat", settings.chat, "Let a model for chats answer the prompt");
+  command_line.add_option("--adapter", settings.adapter,
+                          "Folder of an adapter for the model, written by finetune or PEFT");
+  command_line.add_option("--prompt", settings.prompt,
+                          "Text to continue (default for models of train_transformer: a newline)");
+  command_line.add_flag("--chat", settings.chat, "Answer the prompt with a chat model");
   command_line.add_option("--system", settings.system, "System message of the chat (default: the model's)");
-  command_line.add_option("--prompt-tokens", settings.prompt_tokens,
-                          "Tokens to continue, such as 1,504,3575, for a model of Hugging Face; ends at its end token");
-  command_line.add_option("--tokens", settings.options.count, "Characters or tokens to generate, at most")
+  command_line.add_option(
+      "--prompt-tokens", settings.prompt_tokens,
+      "Token ids to continue, such as 1,504,3575, for a Hugging Face model; stops at its end token");
+  command_line.add_option("--tokens", settings.options.count, "Maximum number of characters or tokens to generate")
       .at_least(0)
       .show_default();
   command_line
       .add_option("--temperature", sampling.temperature,
-                  "0 always picks the most likely token; 1 samples the model's distribution")
+                  "0: always choose the most likely token; 1: sample from the model's distribution")
       .at_least(0)
       .show_default();
-  command_line.add_option("--top-k", sampling.top_k, "Sample from the k most likely tokens only; 0 for all")
+  command_line.add_option("--top-k", sampling.top_k, "Sample from the k most likely tokens only; 0: all")
       .at_least(0)
       .show_default();
   command_line
-      .add_option("--top-p", sampling.top_p, "Sample from the most likely tokens that have this probability together")
+      .add_option("--top-p", sampling.top_p, "Sample from the most likely tokens whose probabilities add up to this")
       .between(1e-9, 1)
       .show_default();
   command_line
       .add_option("--repetition-penalty", sampling.repetition_penalty,
-                  "Above 1, tokens that are in the text become less likely")
+                  "Above 1: make tokens that are already in the text less likely")
       .positive()
       .show_default();
   command_line.add_option("--seed", sampling.seed, "Random seed").between(0, 1e18).show_default();
   command_line.add_option("--device", device, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
   command_line
       .add_option("--dtype", settings.dtype,
-                  "float32, bfloat16 or float16 for a model of Hugging Face (default: the files')")
+                  "float32, bfloat16 or float16 for a Hugging Face model (default: as in its files)")
       .one_of({"float32", "bfloat16", "float16"});
   command_line
       .add_option("--window", settings.options.window,
-                  "Tokens that each one sees, itself included; bounds the memory of long texts; 0 for all")
+                  "Number of tokens that each token attends to, including itself, which bounds the memory for long "
+                  "texts; 0: all")
       .at_least(0);
   command_line
-      .add_option("--quantize", settings.quantize, "Bits of the linear layers' weights, rounded at load: 8, 4, 2 or 1")
+      .add_option("--quantize", settings.quantize,
+                  "Quantize the linear layers' weights to 8, 4, 2 or 1 bits when loading")
       .between(1, 8);
   command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
 

@@ -46,10 +46,10 @@ using namespace mica;
 
 namespace {
 
-/// The folder that a run writes to. Of several ranks, rank 0 writes; on the others, functions do nothing.
+/// The folder that a run writes to. Only rank 0 writes; on the other ranks, functions do nothing.
 class Results {
  public:
-  /// Of a run whose first `done` steps were taken before: their metrics are kept.
+  /// `done`: the steps that the resumed run has already taken, whose metrics are kept.
   Results(const Options& options, std::int64_t done, const dist::Group& group)
       : folder_(options.out), writes_(group.rank() == 0) {
     on_rank_0(group, [&] { open(options, done); });
@@ -91,7 +91,7 @@ class Results {
     }
   }
 
-  /// For TensorBoard: Markdown, and the distributions of a model's weights.
+  /// For TensorBoard: Markdown text, and histograms of a model's weights.
   void add_text(std::string_view tag, std::string_view text) {
     if (events_) {
       events_->text(tag, text, 0);
@@ -124,10 +124,8 @@ class Results {
         return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
       });
     }
-    if (done > 0) {
-      keep_metrics(done);
-    }
-    metrics_.open(file("metrics.jsonl"), done > 0 ? std::ios::app : std::ios::trunc);
+    keep_metrics(done);
+    metrics_.open(file("metrics.jsonl"), std::ios::app);
     check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
     if (!options.tensorboard.empty()) {
       events_.emplace(options.tensorboard,
@@ -144,16 +142,14 @@ class Results {
     }
   }
 
-  // Removes what an earlier run wrote after step `done`: those steps are taken again.
+  // Keeps the metrics of an earlier run up to step `done`, since later steps are repeated. Refuses a FIFO, since
+  // opening one would block until it is read.
   void keep_metrics(std::int64_t done) {
     const std::filesystem::path path = file("metrics.jsonl");
-    if (!io::is_there(path)) {
-      return;
-    }
-    const std::string text = io::read_text(path);
+    const std::string text = done > 0 && io::is_there(path) ? io::read_text(path) : "";
     std::size_t kept = 0;
     std::int64_t number = 0;
-    // A line without an end was being written when the run was stopped.
+    // An incomplete last line was being written when the run was stopped.
     for (std::size_t end = 0; (end = text.find('\n', kept)) != std::string::npos; kept = end + 1) {
       const std::string where = fmt::format("{}, line {}", path.string(), ++number);
       constexpr std::size_t longest = 65536;
@@ -161,7 +157,7 @@ class Results {
       const io::JsonValue line = io::parse_json(std::string_view(text).substr(kept, end - kept), where);
       const io::JsonValue* const entry = line.find("step");
       const auto* const step = entry != nullptr ? entry->as<std::int64_t>() : nullptr;
-      check(step != nullptr && *step > 0, "{}: expected a whole number \"step\" from 1", where);
+      check(step != nullptr && *step > 0, "{}: expected an integer \"step\" of at least 1", where);
       if (*step > done) {
         break;
       }
@@ -174,7 +170,7 @@ class Results {
     file_of_kept.commit();
   }
 
-  // A loss in a line of metrics; nothing if it is not there. JSON has no NaN and no infinities: they are null.
+  // A loss in a line of metrics; nothing if it is missing. JSON has no NaN and no infinities: they are null.
   static std::optional<double> loss_in(const io::JsonValue& line, const char* name, const std::string& where) {
     const io::JsonValue* const entry = line.find(name);
     if (entry == nullptr) {
@@ -198,9 +194,9 @@ class Results {
 
 /// The training data; its last tenth is used for validation.
 struct Data {
-  std::optional<io::CharTokenizer> tokenizer;  // of a text
-  std::vector<std::int32_t> characters;        // … as tokens
-  std::unique_ptr<io::TokenFile> file;         // of tokens
+  std::optional<io::CharTokenizer> tokenizer;  // for a text
+  std::vector<std::int32_t> characters;        // the text's tokens
+  std::unique_ptr<io::TokenFile> file;         // for a file of tokens
   std::int64_t vocab = 0;
 
   io::TokenView tokens() const { return (file ? file->tokens() : io::TokenView(characters)).below(vocab); }
@@ -236,7 +232,7 @@ Data read_data(const Options& options) {
   }
 }
 
-/// Models of text store their alphabet, so that generate can write text.
+/// A model trained on text stores its alphabet, so that generate can write text.
 void save_model(const nn::GPT& gpt, const Data& data, const std::filesystem::path& path) {
   if (data.tokenizer) {
     save(gpt, *data.tokenizer, path);
@@ -254,9 +250,9 @@ DType dtype_named(const std::string& name, Device device) {
   return name == "float16" ? float16 : name == "bfloat16" ? bfloat16 : float32;
 }
 
-/// A model with random weights, which take seconds if it is large.
+/// A model with random weights; initializing a large one takes seconds.
 nn::GPT new_model(const nn::GPTConfig& config) {
-  // Each layer has 12 · width² weights. Its modules fill them, and then the model does.
+  // Each layer has 12 · width² weights, which are filled twice: by its modules and then by the model.
   const auto width = static_cast<double>(config.width);
   const double rows =
       static_cast<double>(config.vocab + config.context) + 12 * static_cast<double>(config.layers) * width;
@@ -274,7 +270,7 @@ std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", stat
 /// prints the results.
 class Profiling {
  public:
-  /// `trace`: the file for it; empty for none.
+  /// `trace`: the file for the trace; empty: none.
   Profiling(const Options& options, Trainer& trainer, std::filesystem::path trace)
       : on_(options.profile),
         first_(std::min<std::int64_t>(6, options.steps)),
@@ -294,7 +290,7 @@ class Profiling {
     }
   }
 
-  /// `last`: the next thing is not a step.
+  /// `last`: no step follows directly.
   void after_step(bool last) {
     if (!profiler_) {
       return;
@@ -328,7 +324,7 @@ class Profiling {
   std::optional<Profiler> profiler_;
 };
 
-/// " of rank 2"; nothing for all ranks.
+/// " of rank 2"; empty if it concerns all ranks.
 std::string of_ranks(const std::vector<int>& ranks, const dist::Group& group) {
   if (ranks.empty() || static_cast<int>(ranks.size()) == group.size()) {
     return "";
@@ -342,8 +338,8 @@ struct Outcome {
   bool stopped;  // by a signal
 };
 
-/// Trains until the last step or Ctrl-C, and saves the model with the best validation loss. `best` is that of the steps
-/// already taken. Ranks take the same steps and the same decisions.
+/// Trains until the last step or Ctrl-C, and saves the model with the best validation loss. `best` is the best loss of
+/// the steps already taken. All ranks take the same steps and the same decisions.
 Outcome train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Options& options, const dist::Group& group,
               Results& results, Checkpoints& checkpoints, Best best) {
   catch_interrupts();
@@ -358,13 +354,15 @@ Outcome train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Opti
   for (std::int64_t number = collected + 1; !done; ++number) {
     profiling.before_step(number, device);
     trainer.step();
-    // What depends on the moment: a rank that is asked to stop stops all, and rank 0 shows and saves.
+    // Decisions that depend on time are made together: if one rank is asked to stop, all stop; rank 0 decides when to
+    // show progress and when to save.
     const std::vector<bool> decided =
         true_on_any(group, {interrupted != 0, results.writes() && progress.wants(number), checkpoints.is_due(number)});
     stopped = decided[0];
     const bool shows = decided[1];
     done = number == options.steps || stopped;
-    // A run that is to be resumed validates when a run that is not stopped does, and then has the same best model.
+    // A run that will be resumed validates at the same steps as an uninterrupted run, so that its best model is the
+    // same.
     const bool validates =
         (done && !(stopped && checkpoints.on() && number < options.steps)) || number % options.eval_every == 0;
     const bool saves = decided[2] || (done && checkpoints.on());
@@ -373,7 +371,7 @@ Outcome train(Trainer& trainer, const nn::GPT& gpt, const Data& data, const Opti
       continue;
     }
 
-    // The only wait for a GPU.
+    // Only here the host waits for a GPU.
     const std::vector<Step> steps = trainer.finished();
     const double seconds = seconds_since(start) / static_cast<double>(steps.size());
     Speed speed{.tokens_per_second = static_cast<double>(trainer.tokens_per_step()) / seconds,
@@ -457,7 +455,7 @@ void run(const Options& of_all) {
   Results results(options, trainer.steps_done(), group);
   on_rank_0(group, [&] {
     check(!resumed || resumed->step == 0 || io::is_there(results.file("model.safetensors")),
-          "{}, the best model until step {}, is missing: give the --out of the run that is to be resumed",
+          "{}, the best model until step {}, is missing: pass the --out of the run to be resumed",
           results.file("model.safetensors").string(), trainer.steps_done());
   });
 
@@ -504,7 +502,7 @@ void run(const Options& of_all) {
   }
   checkpoints.finish();
   if (stopped && checkpoints.on()) {
-    fmt::print("stopped at step {}; the same command with --resume goes on\n", trainer.steps_done());
+    fmt::print("stopped at step {}; resume with the same command and --resume\n", trainer.steps_done());
   }
 
   if (options.sample > 0 && !stopped) {

@@ -136,17 +136,18 @@ GivenOptions::GivenOptions()
   command_line
       .add_option(
           "--documents", documents_,
-          "Keep attention and positions within documents of tokens: the token <|endoftext|> comes at their begin "
-          "(llm.c) or end (nanoGPT); none: windows are plain text")
+          "Where the token <|endoftext|> separates documents, at their begin (llm.c) or end (nanoGPT): attention and "
+          "positions then stay within each document; none: ignore documents")
       .one_of({"none", "begin", "end"});
   command_line.add_option("--device", device_, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"});
   command_line
-      .add_option("--gpus", gpus_,
-                  "Train on this many GPUs of this machine: starts as many ranks with mpirun. mpirun itself starts "
-                  "ranks on the CPU or on several machines: mpirun -n 4 train_transformer ...")
+      .add_option(
+          "--gpus", gpus_,
+          "Train on this many GPUs of this machine: starts one rank per GPU with mpirun. For ranks on the CPU or on "
+          "several machines, run mpirun -n 4 train_transformer ...")
       .between(1, 1024);
   command_line.add_option("--steps", steps_, "Training steps").at_least(1);
-  command_line.add_option("--batch", batch_, "Sequences per batch, of all ranks together").at_least(1);
+  command_line.add_option("--batch", batch_, "Sequences per batch, for all ranks together").at_least(1);
   command_line.add_option("--context", context_, "Tokens per sequence").at_least(1);
   command_line.add_option("--layers", layers_, "Transformer blocks").at_least(1);
   command_line.add_option("--heads", heads_, "Attention heads per block").at_least(1);
@@ -158,29 +159,32 @@ GivenOptions::GivenOptions()
   command_line.add_option("--weight-decay", weight_decay_, "AdamW weight decay, applied to matrices only").at_least(0);
   command_line.add_option("--clip", clip_, "Maximum gradient norm; 0 disables clipping").at_least(0);
   command_line
-      .add_option("--ema", ema_,
-                  "Decay of exponential moving averages of the weights, such as 0.999: validation and the saved model "
-                  "use these; 0: none")
+      .add_option(
+          "--ema", ema_,
+          "Decay of exponential moving averages of the weights, such as 0.999; validation and the saved model use "
+          "the averages; 0: none")
       .between(0, 0.999999)
       .show_default();
   command_line.add_option("--eval-every", eval_every_, "Steps between validations").at_least(1);
   command_line.add_option("--tensorboard", tensorboard_,
-                          "Folder for an event file of TensorBoard: losses, learning rate, norms and weights");
+                          "Folder for a TensorBoard event file with losses, learning rate, norms and weights");
   command_line.add_option("--seed", seed_, "Random seed").between(0, 1e18).show_default();
   command_line.add_option("--threads", threads_, "CPU threads; 0 uses every core").between(0, 1024);
-  command_line.add_option("--workers", workers_, "Threads that prepare batches; the batches do not depend on it")
+  command_line
+      .add_option("--workers", workers_, "Threads that prepare batches; their number does not change the batches")
       .between(0, 256);
   command_line.add_flag("--zero", zero_,
-                        "Each of several ranks keeps the optimizer's states of its share of the weights (ZeRO-1)");
+                        "Shard the optimizer: each rank keeps the state for its share of the weights (ZeRO-1)");
   command_line.add_flag("--reduce-float32", reduce_float32_,
-                        "Sum 16-bit gradients of several ranks in float32, which moves twice the bytes");
-  command_line.add_flag("--check-gradients", check_gradients_,
-                        "Of several ranks, stop at the first gradient that is not finite and name its rank, before the "
-                        "mean makes all ranks' so; slower on a GPU");
+                        "Sum the ranks' 16-bit gradients in float32, which transfers twice the bytes");
+  command_line.add_flag(
+      "--check-gradients", check_gradients_,
+      "With several ranks, stop at the first gradient that is not finite and name its rank, before the mean "
+      "spreads it to all ranks; slower on a GPU");
   command_line.add_flag("--recompute", recompute_,
                         "Recompute the activations of each block in backward: less memory, more time, the same losses");
   command_line.add_flag("--tf32", tf32_,
-                        "Use TF32 for float32 products on a GPU: faster, with 10 instead of 23 mantissa bits");
+                        "Use TF32 for float32 matrix products on a GPU: faster, with 10 instead of 23 mantissa bits");
   command_line
       .add_option(
           "--dtype", dtype_,
@@ -197,14 +201,16 @@ GivenOptions::GivenOptions()
   command_line.add_option("--draw-graph", draw_graph_,
                           "Draw the autograd graph of the first step to a .dot file, or with Graphviz to a .svg file");
   command_line.add_option("--out", out_, "Output folder for the model, the metrics and the loss curve").show_default();
-  command_line.add_option("--checkpoint", checkpoint_,
-                          "Folder for checkpoints, from which --resume goes on with the same bits as a run that was "
-                          "never stopped (default: none)");
+  command_line.add_option(
+      "--checkpoint", checkpoint_,
+      "Folder for checkpoints; a run resumed from one is bit-identical to a run that was never stopped "
+      "(default: none)");
   command_line.add_option("--checkpoint-every", checkpoint_every_, "Steps between checkpoints (default: --eval-every)")
       .at_least(1);
-  command_line.add_option("--keep", keep_, "Checkpoints to keep, the newest ones").between(1, 1e6).show_default();
-  command_line.add_flag("--resume", resume_,
-                        "Go on from the newest complete checkpoint, with the same settings; without one, begin");
+  command_line.add_option("--keep", keep_, "Number of newest checkpoints to keep").between(1, 1e6).show_default();
+  command_line.add_flag(
+      "--resume", resume_,
+      "Continue from the newest complete checkpoint, with the same settings; without a checkpoint, start a new run");
   std::string footer = "Presets:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
@@ -247,7 +253,7 @@ Options GivenOptions::options() const {
   }
   if (trains_on_tokens(options)) {
     if (sample_.value_or(0) > 0) {
-      throw UsageError(fmt::format("--sample: {} holds tokens, which this program cannot decode to text", data_));
+      throw UsageError(fmt::format("--sample: {} contains tokens, which this program cannot decode to text", data_));
     }
     options.sample = 0;
   }

@@ -11,6 +11,7 @@
 
 #include "tests/support.h"
 #include <mica/autograd/profiler.h>
+#include <mica/nn/containers.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
@@ -30,6 +31,23 @@ struct Mlp : nn::Module {
   }
 };
 
+struct Stack : nn::Module {
+  nn::ModuleList<Mlp> h = child("h", nn::ModuleList<Mlp>{});
+  explicit Stack(int count) {
+    for (int i = 0; i < count; ++i) {
+      h.push_back(Mlp{});
+    }
+  }
+  Tensor operator()(const Tensor& x) const {
+    const nn::Scope scope(*this);
+    Tensor sum = zeros({1});
+    for (const Mlp& block : h) {
+      sum = sum + block(x);
+    }
+    return sum;
+  }
+};
+
 // The rows of one op and phase, all modules together.
 ProfiledOp total(const Profiler& profiler, const std::string& op, const std::string& phase) {
   ProfiledOp sum;
@@ -43,6 +61,18 @@ ProfiledOp total(const Profiler& profiler, const std::string& op, const std::str
     }
   }
   return sum;
+}
+
+TEST(Profiler, TableHasOneRowForTheSameModuleOfAllLayers) {
+  Stack stack(12);
+  Profiler profiler;
+  sum(stack(randn({2, 8}))).backward();
+  profiler.stop();
+  const std::string table = profiler.table(100);
+  for (const char* path : {"\nh.*.first ", "\nh.*.second ", "\nh.*.first backward "}) {
+    EXPECT_NE(table.find(path), std::string::npos) << path << "\n" << table;
+  }
+  EXPECT_EQ(table.find("h.1"), std::string::npos) << table;
 }
 
 TEST(Profiler, CountsOpsForwardAndBackward) {

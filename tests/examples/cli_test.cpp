@@ -58,7 +58,7 @@ class Cli : public testing::Test {
     return mica::testing_support::run_program(folder, programs, command);
   }
 
-  /// A run that takes at most a second.
+  /// Runs train_transformer with a model so small that it takes at most a second.
   Outcome train(const std::string& more) const {
     return run(
         "train_transformer --data text.txt --device cpu --dtype float32 --steps 12 --batch 4 --context 16 --layers 1 "
@@ -76,7 +76,7 @@ class Cli : public testing::Test {
     return lines;
   }
 
-  /// Expects status, one line on stderr with `text`, and nothing written to run/.
+  /// Expects the exit status, one line on stderr that contains `text`, and that nothing was written to run/.
   void expect_refusal(const std::string& command, int status, const std::string& text) const {
     mica::testing_support::expect_refused(run(command), command, status, text);
     EXPECT_FALSE(fs::exists(folder / "run")) << command;
@@ -91,7 +91,7 @@ TEST_F(Cli, TrainsWritesAndGenerates) {
   const Outcome trained = train("--out run --tensorboard events");
   ASSERT_EQ(trained.status, 0) << trained.err;
   EXPECT_NE(trained.out.find("step 12/12"), std::string::npos) << trained.out;
-  // tests/tensorboard/check_events.py reads all of it.
+  // tests/tensorboard/check_events.py checks the whole file.
   const std::string events = contents(fs::directory_iterator(folder / "events")->path());
   for (const char* tag : {"loss/train", "loss/validation", "grad_norm", "weights/wte.weight", "1 layers, 2 heads"}) {
     EXPECT_NE(events.find(tag), std::string::npos) << tag;
@@ -145,20 +145,20 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
   std::vector<std::string> texts{outcome.out};
   for (const int bits : {8, 4}) {
     nn::Llama quantized = io::load_pretrained<nn::Llama>(folder / "llama");
-    EXPECT_EQ(nn::quantize(quantized, {.bits = bits}).size(), 8u);  // 7 of the layer, and the head
+    EXPECT_EQ(nn::quantize(quantized, {.bits = bits}).size(), 8u);  // the layer has 7 weights, the head 1
     const Outcome of_quantized = run(command + "1,5,3 --quantize " + std::to_string(bits));
     EXPECT_EQ(of_quantized.status, 0) << of_quantized.err;
     EXPECT_EQ(of_quantized.out, printed(nn::generate(quantized, {{1, 5, 3}}, options)[0])) << bits;
     texts.push_back(of_quantized.out);
   }
-  EXPECT_NE(texts[2], texts[0]);  // 4 bits change the weights enough
-  // It ends at the configuration's end token, which may be one of several.
+  EXPECT_NE(texts[2], texts[0]);  // 4 bits change the weights so much that the text differs
+  // Generation stops at the configuration's end token, or at any of several.
   write("llama/generation_config.json",
         std::string("{\"eos_token_id\": [99, ").append(std::to_string(expected[4])).append("]}"));
   const auto stop = std::find(expected.begin(), expected.end(), expected[4]) + 1;
   EXPECT_EQ(run(command + "1,5,3").out, printed({expected.begin(), stop}));
-  expect_refusal(command + "1,5,", 2, "expected whole numbers with commas between them, got 1,5,");
-  expect_refusal(command + "''", 2, "expected whole numbers");
+  expect_refusal(command + "1,5,", 2, "expected integers separated by commas, got 1,5,");
+  expect_refusal(command + "''", 2, "expected integers");
   expect_refusal(command + "13", 1, "expected tokens in [0, 13), got 13");
   expect_refusal("generate --model llama", 2, "takes --prompt-tokens");
   expect_refusal("generate --model llama --prompt hello", 2, "takes --prompt-tokens");
@@ -174,7 +174,7 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
     parameter.set_data(randn(parameter.shape()));
   }
   io::save_pretrained(llama, folder / "llama");
-  // Letters, a line feed, and two special tokens.
+  // A tokenizer of letters, a line feed, and two special tokens.
   write("llama/tokenizer.json",
         R"({"model": {"type": "BPE", "merges": [], "vocab": {"u": 0, "s": 1, "e": 2, "r": 3, "a": 4,
       "i": 5, "t": 6, "n": 7, "Ċ": 8, "y": 9, "o": 10}}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
@@ -188,7 +188,7 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
   expect_refusal(command + "dog", 1, "encode: the vocabulary has no token for the byte 0x64");
   expect_refusal(command + "''", 2, "--prompt: expected some text");
   expect_refusal(command + "toy --chat", 1, "the tokenizer has no chat template");
-  // The prompt is not shown before an error.
+  // If there is an error, the prompt is not printed.
   const Outcome adapter = run(command + "toy --adapter none");
   EXPECT_EQ(adapter.status, 1);
   EXPECT_EQ(adapter.out, "");
@@ -204,11 +204,11 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
   expect_refusal(command + "toy --system oyster", 2, "--system takes --chat");
 }
 
-// Everything is in the file: the model, the tokenizer, its end tokens and the template for chats.
+// A GGUF file has everything: the model, the tokenizer, its end tokens and the chat template.
 TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
   using namespace mica;
   manual_seed(5);
-  // Three tokens more than the tokenizer has.
+  // The model's vocabulary has three tokens more than the tokenizer.
   nn::Llama llama({.vocab = 16, .context = 64, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8});
   for (const Tensor& parameter : llama.parameters()) {
     parameter.set_data(randn(parameter.shape()));
@@ -227,7 +227,7 @@ TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
   nn::GenerateOptions options{.count = 40, .sampling = {.temperature = 0.8, .seed = 4}, .stop_tokens = {12}};
   const std::string command = "generate --model toy.gguf --device cpu --tokens 40 --seed 4 ";
   const std::vector<std::int64_t> toy = nn::generate(llama, {tokenizer.encode("toy")}, options)[0];
-  ASSERT_LT(toy.size(), 40u);  // it ends at its end token
+  ASSERT_LT(toy.size(), 40u);  // it stopped at the end token
   const Outcome outcome = run(command + "--prompt toy");
   EXPECT_EQ(outcome.out, "toy" + tokenizer.decode(toy) + "\n") << outcome.err;
   const std::vector<std::int64_t> question =
@@ -250,13 +250,13 @@ TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
   EXPECT_EQ(adapted.status, 0) << adapted.err;
   EXPECT_EQ(adapted.out.substr(0, 3), "toy");
 
-  // Of a tokenizer that is not supported, only numbers.
+  // If the tokenizer is not supported, prompts and results are numbers of tokens.
   io::GgufMetadata metadata = io::load_gguf_metadata(file);
   metadata["tokenizer.ggml.model"] = std::string("llama");
   io::save_gguf(file, io::load_gguf(file), metadata);
   expect_refusal(command + "--prompt toy", 1, "the tokenizer is of the model \"llama\", SentencePiece");
   EXPECT_EQ(run(command + "--prompt-tokens 6,10,9").out, numbers);
-  // Without one, files beside it are used.
+  // If the file has no tokenizer, the files beside it are used.
   io::save_gguf(file, llama);
   expect_refusal(command + "--prompt toy", 2, "toy.gguf has no tokenizer: a model without one takes --prompt-tokens");
   expect_refusal("finetune --model toy.gguf --data letters.txt --out run", 1, "toy.gguf: it has no tokenizer");
@@ -278,7 +278,7 @@ TEST_F(Cli, SameSeedSameMetrics) {
     for (auto& line : *lines) {
       line.erase("tokens_per_second");
       line.erase("step_ms");
-      line.erase("peak_memory_bytes");  // of batches made ahead, too
+      line.erase("peak_memory_bytes");  // depends on how many batches were prepared ahead
     }
   }
   EXPECT_EQ(a, b);
@@ -311,7 +311,7 @@ TEST_F(Cli, ResumesWithTheMetricsThatThereAre) {
     EXPECT_NE(outcome.out.find("resumed after step 12"), std::string::npos) << outcome.out;
     EXPECT_TRUE(contents(folder / name) == after) << before;
   };
-  // Also lines of steps that the checkpoint has not, and one that was being written.
+  // Lines of steps after the checkpoint are removed, and a line that was not written completely.
   expect_kept(whole + "{\"step\":13,\"train_loss\":1}\n{}\n{\"step\": 1", whole);
   EXPECT_EQ(contents(folder / "kept/loss.svg").substr(0, 4), "<svg");
   const std::string not_finite = "{\"step\":1,\"train_loss\":null,\"val_loss\":2}\n";
@@ -328,13 +328,25 @@ TEST_F(Cli, ResumesWithTheMetricsThatThereAre) {
   expect_lost_nothing(std::string(100'000, ' ') + "\n" + whole,
                       ", line 1: it has 100000 bytes, expected at most 65536");
   expect_lost_nothing("{\"step\":1,\"step\":2,\"train_loss\":1}\n", ", line 1: the name \"step\" appears twice");
-  expect_lost_nothing("{\"step\":-1,\"train_loss\":1}\n", ", line 1: expected a whole number \"step\" from 1");
+  expect_lost_nothing("{\"step\":-1,\"train_loss\":1}\n", ", line 1: expected an integer \"step\" of at least 1");
   expect_lost_nothing("{\"step\":1,\"train_loss\":\"1\"}\n", ", line 1: expected a number \"train_loss\"");
 
   fs::remove(folder / name);
   ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
   mica::testing_support::expect_refused(resumed(), "a FIFO", 1, "kept/metrics.jsonl is not a regular file");
   EXPECT_TRUE(fs::is_fifo(folder / name));
+}
+
+TEST_F(Cli, WritesToNoFifo) {
+  for (const std::string name : {"metrics.jsonl", "trace.json", "loss.svg", "model.safetensors"}) {
+    fs::create_directory(folder / "run");
+    const fs::path fifo = folder / "run" / name;
+    ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+    const Outcome outcome = train("--out run --profile --eval-every 12");
+    mica::testing_support::expect_refused(outcome, name, 1, "run/" + name + " is not a regular file");
+    EXPECT_TRUE(fs::is_fifo(fifo)) << name;
+    fs::remove_all(folder / "run");
+  }
 }
 
 TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
@@ -344,7 +356,8 @@ TEST_F(Cli, Tf32ChangesNothingOnTheCpu) {
 }
 
 TEST_F(Cli, AccumulatesGradients) {
-  // Two batches of two windows equal one batch of four: the same windows and, up to rounding, the same gradients.
+  // Accumulating two batches of two windows equals one batch of four: the windows are the same, and so are the
+  // gradients, up to rounding.
   ASSERT_EQ(train("--out one").status, 0);
   ASSERT_EQ(train("--out two --batch 2 --accumulate 2").status, 0);
   const auto one = metrics("one"), two = metrics("two");
@@ -414,7 +427,7 @@ TEST_F(Cli, OptionsOverridePresets) {
 }
 
 TEST_F(Cli, TrainsOnATokenFile) {
-  // 1, 2, … 50, repeated: the next token is easy to learn.
+  // The numbers 1 to 50, repeated, so that the next token is easy to learn.
   std::string plain;
   for (int i = 0; i < 3000; ++i) {
     plain += {static_cast<char>(1 + i % 50), 0};
@@ -441,7 +454,7 @@ TEST_F(Cli, TrainsOnATokenFile) {
   EXPECT_EQ(text.status, 1);
   EXPECT_NE(text.err.find("its metadata lacks \"alphabet\""), std::string::npos) << text.err;
 
-  // In files with documents, attention stays within them.
+  // If the data has documents, attention stays within each.
   std::string documents = plain;
   for (std::size_t i = 0; i < documents.size(); i += 18) {
     documents[i] = '\x50';
@@ -458,7 +471,7 @@ TEST_F(Cli, TrainsOnATokenFile) {
 
   // Errors in a file are reported before anything is written.
   expect_refusal("train_transformer --data plain.bin --out run --sample 5" + sizes, 2,
-                 "--sample: plain.bin holds tokens");
+                 "--sample: plain.bin contains tokens");
   expect_refusal("train_transformer --data missing.bin --out run" + sizes, 1, "missing.bin");
   expect_refusal("train_transformer --data plain.bin --out run --context 400", 1, "plain.bin: expected more than 4000");
   write("cut.bin", header + plain.substr(0, 100));
@@ -482,7 +495,7 @@ TEST_F(Cli, Gpt2PresetsKeepTheirBiases) {
 }
 
 TEST_F(Cli, StopsOnASignalAndKeepsTheModel) {
-  // A shell interrupts the run once the first step is recorded.
+  // A shell script interrupts the run as soon as the first step has been recorded.
   const std::string line = "cd '" + folder.string() + "' && { '" + programs.string() +
                            "'/train_transformer --data text.txt --device cpu --steps 100000000 --batch 1 --context 8 "
                            "--layers 1 --heads 1 --width 8 --eval-every 100000000 --out run >out.txt 2>err.txt & "
@@ -501,7 +514,7 @@ TEST_F(Cli, RunsOnTheBuiltInText) {
       run("train_transformer --device cpu --steps 1 --batch 2 --context 8 --layers 1 --heads 1 "
           "--width 8 --sample 0 --out run");
   ASSERT_EQ(trained.status, 0) << trained.err;
-  // The alphabet of C++.
+  // The alphabet was that of C++ source code.
   EXPECT_EQ(run("generate --model run --prompt '#include <mica/mica.h> {};' --tokens 1").status, 0);
 }
 
@@ -565,8 +578,8 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal("generate --model run --temperature nan", 2, "--temperature");
   expect_refusal("generate --model run --top-p 0", 2, "--top-p");
   expect_refusal("generate --model run --repetition-penalty 0", 2, "--repetition-penalty");
-  expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for a model of Hugging Face");
-  expect_refusal("generate --model run --dtype bfloat16", 2, "--dtype is for a model of Hugging Face");
+  expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for Hugging Face models");
+  expect_refusal("generate --model run --dtype bfloat16", 2, "--dtype is for Hugging Face models");
 }
 
 TEST_F(Cli, RefusesBadData) {
@@ -642,7 +655,7 @@ TEST_F(Cli, GenerateRefusesInvalidModels) {
   damaged(std::string(8, '\xFF') + model.substr(8));
   damaged(std::string("\x02\0\0\0\0\0\0\0{}", 10));
 
-  // Metadata that do not match the tensors. The header keeps its length.
+  // Metadata that do not match the tensors. The replacements keep the header's length.
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string bytes = model;
     const auto at = bytes.find(from);

@@ -32,7 +32,7 @@ using testing_support::Outcome;
 
 namespace {
 
-/// The number behind `words` in a program's output.
+/// The number that follows `words` in a program's output.
 double number_behind(const std::string& text, const std::string& words) {
   const std::size_t at = text.find(words);
   EXPECT_NE(at, std::string::npos) << words << " is not in:\n" << text;
@@ -49,7 +49,7 @@ class Finetune : public testing::Test {
     nn::Llama llama({.vocab = 610, .context = 48, .layers = 1, .heads = 2, .key_heads = 1, .width = 16, .hidden = 24});
     for (const Tensor& parameter : llama.parameters()) {
       if (parameter.dim() == 2) {
-        parameter.set_data(randn(parameter.shape()) * 0.3);  // adapters need something to work with
+        parameter.set_data(randn(parameter.shape()) * 0.3);  // large enough that adapters can learn
       }
     }
     io::save_pretrained(llama, folder / "model");
@@ -135,7 +135,7 @@ TEST_F(Finetune, LearnsCompletions) {
   EXPECT_NEAR(before, validation_loss(llama), 1e-4);
   EXPECT_LT(after, before - 2);
   io::load_adapter(llama, folder / "adapter");
-  EXPECT_EQ(nn::adapted_layers(llama).size(), 7u);  // all linear layers but the head
+  EXPECT_EQ(nn::adapted_layers(llama).size(), 7u);  // all linear layers except the head
   EXPECT_EQ(nn::adapted_layers(llama)[0].layer->lora_options().rank, 4);
   EXPECT_NEAR(after, validation_loss(llama), 1e-4);
   nn::merge_lora(llama);
@@ -213,18 +213,18 @@ TEST_F(Finetune, AccumulatesBatchesAndDependsOnTheSeedAlone) {
   const std::string file = "adapter_model.safetensors";
   EXPECT_EQ(contents(folder / "a" / file), contents(folder / "b" / file));
   EXPECT_NE(contents(folder / "a" / file), contents(folder / "c" / file));
-  // Two batches, whose examples have different lengths, count as one.
+  // Two accumulated batches, whose examples have different lengths, count as one batch.
   const std::string plain = "--data sums.jsonl --steps 3 --lr 0.01 --schedule constant --warmup 0 ";
   const Outcome one = run(plain + "--batch 8 --out one"), two = run(plain + "--batch 4 --accumulate 2 --out two");
   EXPECT_NEAR(number_behind(one.out, "training loss "), number_behind(two.out, "training loss "), 2e-4);
-  // Texts of any length; long ones become several.
+  // Texts may have any length; long ones are split.
   const Outcome texts = run("--data texts.jsonl --context 16 --steps 2 --out texts");
   ASSERT_EQ(texts.status, 0) << texts.err;
   const double examples = number_behind(texts.out, "texts.jsonl, ");
   EXPECT_GT(examples, 2);
 }
 
-// Stopped by a signal, or by SIGKILL at any moment, and resumed: the bits of a run that was not stopped.
+// A run that was stopped by a signal, or by SIGKILL at any moment, and resumed gives the bits of an undisturbed run.
 TEST_F(Finetune, ResumesWithTheSameBits) {
   const std::string common =
       "--data sums.jsonl --steps 24 --batch 4 --lr 0.02 --dropout 0.1 --pack --validation 0.2 --eval-every 5 "
@@ -239,7 +239,7 @@ TEST_F(Finetune, ResumesWithTheSameBits) {
   ASSERT_EQ(end.status, 0) << end.err;
   EXPECT_TRUE(contents(folder / "run" / file) == contents(folder / "whole" / file)) << end.out;
   EXPECT_TRUE(contents(folder / "run.c" / last) == contents(folder / "whole.c" / last)) << end.out;
-  const Outcome again = run(killed);  // nothing is left to do
+  const Outcome again = run(killed);  // has nothing left to do
   EXPECT_NE(again.out.find("resumed after step 24"), std::string::npos) << again.out << again.err;
   EXPECT_TRUE(contents(folder / "run" / file) == contents(folder / "whole" / file));
   expect_refusal(killed + " --rank 3", 1, "rank: 8 in the checkpoint, 3 now");
@@ -247,14 +247,15 @@ TEST_F(Finetune, ResumesWithTheSameBits) {
   expect_refusal("--data sums.jsonl --resume", 2, "--resume: expected --checkpoint FOLDER with it");
 }
 
-// A checkpoint has the adapter only, so the weights below it must be those that it was trained on, wherever they are.
+// A checkpoint has the adapter only. So the base model's weights must be those that it was trained on, wherever their
+// files are.
 TEST_F(Finetune, ResumesOnTheSameBaseModelOnly) {
   const std::string common =
       "--data sums.jsonl --steps 2 --batch 4 --quantize 4 --checkpoint run.c --checkpoint-every 1 --out run";
   const std::string last = "run.c/checkpoint-000000002.safetensors";
   ASSERT_EQ(run(common).status, 0);
   const std::string before = contents(folder / last);
-  // The same tensors in another place and in other files.
+  // Accepted: the same tensors in another folder and in other files.
   fs::copy(folder / "model", folder / "moved");
   io::save_pretrained(model(), folder / "moved", {.shard_bytes = 40000});
   EXPECT_TRUE(fs::exists(folder / "moved/model.safetensors.index.json"));
@@ -262,7 +263,7 @@ TEST_F(Finetune, ResumesOnTheSameBaseModelOnly) {
   EXPECT_EQ(moved.status, 0) << moved.err;
   EXPECT_NE(moved.out.find("resumed after step 2"), std::string::npos) << moved.out;
 
-  // One element of one tensor, or one number of the configuration.
+  // Refused: a change of one element of one tensor, or of one number of the configuration.
   const std::string message = "model: configuration and weights of fingerprint ";
   nn::Llama other = model();
   other.model.norm.weight.data<float>()[3] += 1e-3f;
@@ -305,7 +306,8 @@ TEST_F(Finetune, Refuses) {
   expect_refusal("--data text.txt --context 49", 2, "expected at most the model's 48 positions, got 49");
   expect_refusal("--data text.txt --target '*q_proj,nothing'", 1, "no linear layer's name matches nothing");
   expect_refusal("--data text.txt --quantize 5", 2, "--quantize: expected 8 or 4, got 5");
-  expect_refusal("--data sums.jsonl --validation 0.01", 1, "--validation: 0.01 of 40 examples is none");
+  expect_refusal("--data sums.jsonl --validation 0.01", 1,
+                 "--validation: 0.01 of 40 examples is less than one example");
   EXPECT_EQ(run("--data long.jsonl --skip-long --steps 1 --out short").status, 0);
   fs::remove(folder / "model/vocab.json");
   expect_refusal("--data text.txt", 1, "model");
