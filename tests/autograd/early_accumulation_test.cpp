@@ -21,7 +21,7 @@ namespace {
 
 Tensor leaf(double value) { return scalar(value).requires_grad_(); }
 
-// Notes when gradients of x arrive: of a leaf when they have been accumulated.
+// Logs when a gradient of x arrives or, for a leaf, when it has been accumulated.
 void note(std::vector<std::string>& log, const std::string& name, const Tensor& x) {
   if (x.is_leaf()) {
     x.register_post_accumulate_grad_hook([&log, name](const Tensor&) { log.push_back(name); });
@@ -141,18 +141,22 @@ TEST(EarlyAccumulation, ABackwardThatThrowsHasChangedOnlyEarlyLeaves) {
 
 TEST(EarlyAccumulation, RefusesOtherTensors) {
   const Tensor x = leaf(1), y = x * 2;
-  expect_error([&] { EarlyAccumulation({x, y}); }, "expected leaves that require gradients, tensor 1 is none");
-  expect_error([&] { EarlyAccumulation({Tensor{}}); }, "tensor 0 is none");
-  expect_error([&] { EarlyAccumulation({scalar(1)}); }, "tensor 0 is none");
-  expect_error([&] { EarlyAccumulation({x, x}); }, "tensor 1, float64 [], is in another one, or in this one twice");
+  expect_error([&] { EarlyAccumulation({x, y}); }, "expected leaves that require gradients, but tensor 1 is not one");
+  expect_error([&] { EarlyAccumulation({Tensor{}}); }, "tensor 0 is not one");
+  expect_error([&] { EarlyAccumulation({scalar(1)}); }, "tensor 0 is not one");
+  expect_error(
+      [&] {
+        EarlyAccumulation({x, x});
+      },
+      "tensor 1, float64 [], is already in an EarlyAccumulation, or was given twice");
   const EarlyAccumulation one({x});
-  expect_error([&] { EarlyAccumulation({leaf(3), x}); }, "tensor 1, float64 [], is in another one");
+  expect_error([&] { EarlyAccumulation({leaf(3), x}); }, "tensor 1, float64 [], is already in an EarlyAccumulation");
   EXPECT_EQ(EarlyAccumulation::leaves()->size(), 1u);
   const EarlyAccumulation none(Tensors{});
 }
 
-// Random graphs with leaves that are used several times, inside and outside of checkpoints: the bits are those without,
-// each leaf is accumulated once, and its gradient is then final.
+// Random graphs with leaves that are used several times, inside and outside of checkpoints. Expects the same bits as
+// without EarlyAccumulation, and that each leaf is accumulated once, with its final gradient.
 TEST(EarlyAccumulation, SameBitsInRandomGraphs) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);

@@ -66,7 +66,7 @@ struct OpaqueCube {
   }
 };
 
-TEST(CreateGraph, ThroughAnOpThatIsNotComposedIsAnErrorOnceAsked) {
+TEST(CreateGraph, DifferentiatingAnOpaqueBackwardIsAnError) {
   const Tensor x = scalar(3).requires_grad_();
   const Tensor w = scalar(2).requires_grad_();
   const auto cube = [](const Tensor& a) { return autograd::apply(OpaqueCube{}, a); };

@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-TEST(LaunchRecord, TellsEveryObserverOfItsThread) {
+TEST(LaunchRecord, NotifiesEveryObserverOfItsThread) {
   cuda::LaunchObserver::notify("nobody listens");
   cuda::LaunchRecord outer;
   cuda::LaunchObserver::notify("first");

@@ -17,7 +17,7 @@ struct Seen {
   bool finished;
 };
 
-TEST(Progress, ReportsToTheInnermostObserverWithoutHaste) {
+TEST(Progress, ReportsToTheInnermostObserverAtALimitedRate) {
   std::vector<Seen> outer, inner;
   const auto into = [](std::vector<Seen>& seen) {
     return [&seen](const ProgressReport& report) {

@@ -17,7 +17,7 @@ namespace {
 
 using testing_support::expect_error;
 
-// Its elements become 1 when they are waited for.
+// A storage with a pending transfer: its elements become 1 when they are waited for.
 struct Late {
   Tensor x = zeros({4});
   float* const before = x.data<float>();
@@ -75,7 +75,8 @@ TEST(Storage, ThrowsUntilWaitingSucceeds) {
   const Tensor x = zeros({1});
   bool fails = true;
   Storage::arrive_later(x.handle()->storage, [&] { check(!fails, "rank 1 has failed"); });
-  expect_error([&] { Storage::arrive_later(x.handle()->storage, [] {}); }, "storage: other elements are on their way");
+  expect_error([&] { Storage::arrive_later(x.handle()->storage, [] {}); },
+               "storage: a transfer into it is already pending");
   expect_error([&] { to_vector<float>(x); }, "rank 1 has failed");
   expect_error([&] { (void)(x + x); }, "rank 1 has failed");
   EXPECT_TRUE(x.handle()->storage->is_on_its_way());

@@ -256,6 +256,7 @@ TEST(Tensor, Printing) {
   EXPECT_EQ(to_string(arange(2000)), "[   0,    1,    2, ..., 1997, 1998, 1999]\ntensor of int64 [2000] on cpu");
   // 1000 elements are printed completely; larger tensors show three at each end of axes with more than six.
   EXPECT_EQ(to_string(zeros({1000}, uint8)).find("..."), std::string::npos);
+  EXPECT_NE(to_string(zeros({1001}, uint8)).find("[0, 0, 0, ..., 0, 0, 0]"), std::string::npos);
   const std::string long_rows = to_string(zeros({167, 6}, uint8));
   EXPECT_EQ(long_rows,
             "[[0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0],\n [0, 0, 0, 0, 0, 0],\n ...,\n"

@@ -47,11 +47,28 @@ TEST(Ema, Swap) {
     ema.swap();
     EXPECT_TRUE(ema.is_swapped());
     expect_close(x, Values{2, 3.5}, 0, 0);
-    expect_error([&] { ema.update(); }, "Ema: update() while the parameters have the averages");
+    expect_error([&] { ema.update(); }, "Ema: update() was called while the parameters hold the averages");
     ema.swap();
     EXPECT_FALSE(ema.is_swapped());
     expect_close(x, Values{3, 5}, 0, 0);
     expect_close(ema.averages()[0], Values{2, 3.5}, 0, 0);
+  }
+}
+
+TEST(Ema, SwapsEachParameterWithItsOwnAverage) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0F, 2.0F}, device).requires_grad_(),
+                 y = from_data({30.0F, 40.0F}, device).requires_grad_();
+    optim::Ema ema({x, y}, 0.5);
+    x.set_data(from_data({3.0F, 6.0F}, device));
+    y.set_data(from_data({50.0F, 80.0F}, device));
+    ema.update();
+    ema.swap();
+    expect_close(x, Values{2, 4}, 0, 0);
+    expect_close(y, Values{40, 60}, 0, 0);
+    ema.swap();
+    expect_close(x, Values{3, 6}, 0, 0);
+    expect_close(y, Values{50, 80}, 0, 0);
   }
 }
 
@@ -87,7 +104,7 @@ TEST(Ema, Errors) {
   const Tensor x = ones({2});
   expect_error([&] { optim::Ema({x}, 1); }, "Ema: expected a decay in [0, 1), got 1");
   expect_error([&] { optim::Ema({x}, NAN); }, "Ema: expected a decay in [0, 1), got nan");
-  expect_error([&] { optim::Ema({x, x}); }, "Ema: parameter 1 is there twice");
+  expect_error([&] { optim::Ema({x, x}); }, "Ema: parameter 1 was given twice");
   expect_error([&] { optim::Ema({ones({2}, int64)}); }, "Ema: expected floating parameters, got int64 as number 0");
   expect_error([&] { optim::Ema({Tensor{}}); }, "got an undefined tensor as number 0");
 }
