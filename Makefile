@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/tools/bin:$(PATH)
 
 cuda = $(if $(filter cuda asan tsan,$(PRESET)),,-DMICA_CUDA=$(CUDA))
 compile = cmake --build $(folder) --target
-# The sanitizers report MPI's own library.
+# The sanitizers report errors in MPI's own library.
 runs_ranks = $(if $(filter asan tsan,$(PRESET)),false,true)
 
 .PHONY: help build train test bench clean setup configure
@@ -24,11 +24,11 @@ help:
 	@echo 'make bench   compile and run the benchmarks'
 	@echo 'make clean   remove build/'
 	@echo
-	@echo 'Each installs what is missing on Debian and Ubuntu. Variables:'
+	@echo 'On Debian and Ubuntu, each command installs missing packages. Variables:'
 	@echo '  PRESET=release|debug|asan|tsan|cuda   what to build; release goes to build/, the others to build/PRESET/'
 	@echo '  CUDA=AUTO|ON|OFF                      CUDA kernels; AUTO builds them for this machine'"'"'s GPU, if it has one'
-	@echo '  ARGS="--steps 100 ..."                passed on to the program that is run'
-	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"        passed on to CMake'
+	@echo '  ARGS="--steps 100 ..."                passed to the program'
+	@echo '  CMAKE_ARGS="-DMICA_NATIVE=OFF"        passed to CMake'
 
 setup:
 	@scripts/setup

@@ -9,7 +9,7 @@ namespace {
 
 using Leaves = EarlyAccumulation::Leaves;
 
-// A change replaces the set, since a backward on another thread may be reading the old one.
+// A change creates a new set, since a backward on another thread may be reading the old one.
 std::mutex mutex;
 std::shared_ptr<const Leaves> all;
 
@@ -20,10 +20,10 @@ EarlyAccumulation::EarlyAccumulation(const Tensors& leaves) {
   auto more = all == nullptr ? std::make_shared<Leaves>() : std::make_shared<Leaves>(*all);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     check(leaves[i].defined() && leaves[i].is_leaf() && leaves[i].requires_grad(),
-          "EarlyAccumulation: expected leaves that require gradients, tensor {} is none", i);
+          "EarlyAccumulation: expected leaves that require gradients, but tensor {} is not one", i);
     check(more->insert(slots_.emplace_back(leaves[i].handle()->slot).get()).second,
-          "EarlyAccumulation: tensor {}, {} {}, is in another one, or in this one twice", i, leaves[i].dtype(),
-          leaves[i].shape());
+          "EarlyAccumulation: tensor {}, {} {}, is already in an EarlyAccumulation, or was given twice", i,
+          leaves[i].dtype(), leaves[i].shape());
   }
   if (!leaves.empty()) {
     all = std::move(more);

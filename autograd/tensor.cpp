@@ -65,7 +65,7 @@ Tensor Tensor::detach() const {
 void Tensor::set_data(const Tensor& data) const {
   check(is_leaf(), "set_data: expected a leaf, got the result of an op");
   check(data.shape() == shape(), "set_data: expected shape {}, got {}", shape(), data.shape());
-  check(!requires_grad() || is_floating(data.dtype()), "set_data: the tensor requires a gradient, {} cannot have one",
+  check(!requires_grad() || is_floating(data.dtype()), "set_data: the tensor requires a gradient, which {} cannot have",
         data.dtype());
   const std::uint32_t next = version() + 1;
   if (autograd::Slot* slot = find_slot(*this)) {

@@ -3,10 +3,11 @@ libmica_bench.so), PyTorch's flash, cuDNN and math backends.
 
     python3 benchmarks/attention_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
-Queries, keys and values are side by side in one (B, T, 3 * H * D), as computed by one product, and results are (B, T,
-H, D). Times are medians with the L2 cache flushed; mica's workspace and PyTorch's results are allocated in each call.
-Before timing, every result is compared with PyTorch's float64, relative to its norm, and bit by bit with two more runs.
-TFLOP/s counts 4 * B * H * T * T * D operations forward and 10 backward, half as many with a causal mask.
+Queries, keys and values are in one tensor (B, T, 3 * H * D), as computed by one product, and results are (B, T, H,
+D). Times are medians with the L2 cache flushed; mica's workspace and PyTorch's results are allocated in each call.
+Before timing, every result is compared with PyTorch in float64, by the norm of the difference relative to the norm,
+and bit by bit with two more runs. TFLOP/s counts 4 * B * H * T * T * D operations forward and 10 backward, half as
+many with a causal mask.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gpu_peers
 from gpu_peers import CODES, DOUBLE, DTYPES, INT, INT64, POINTER, pointers, relative_error
 
-# (B, H, T, D): GPT-2 124M, 1.5B, wide heads, long rows, a model of characters
+# (B, H, T, D): GPT-2 124M, 1.5B, wide heads, long sequences, a character model
 SHAPES = [(32, 12, 1024, 64), (8, 25, 1024, 64), (16, 16, 1024, 128), (4, 16, 4096, 64), (4, 16, 4096, 128),
           (64, 6, 256, 64)]
 MICA = {"mica": 0, "mica on cuDNN": 1}
@@ -50,7 +51,7 @@ class Case:
             x.fill_(float("nan"))
 
     def reference(self):
-        """One batch item at a time: float64 weights are large."""
+        """Computes one batch item at a time, since float64 attention weights are large."""
         b, h, t, d = self.shape
         ys, gradients = [], []
         for i in range(b):
@@ -109,7 +110,7 @@ def rows(args, library, clock):
             for causal in (True, False):
                 case = Case(kind, b, h, t, d, causal, args.dropout)
                 names = [name for name in args.by if name != "torch math" or t <= 1024]
-                # With dropout each draws its own weights, so there is nothing to compare with.
+                # With dropout, each implementation drops other weights, so results cannot be compared.
                 expected = case.reference() if args.dropout == 0 else (None, None)
                 torch.cuda.empty_cache()
                 for name, *passes in contestants(case, library, names):
@@ -132,8 +133,9 @@ def rows(args, library, clock):
 def add_options(parser):
     parser.add_argument("--dtypes", nargs="*", choices=list(TOLERANCE), default=["bfloat16"])
     parser.add_argument("--by", nargs="*", choices=[*MICA, *TORCH], default=[*MICA, *TORCH])
-    parser.add_argument("--dropout", type=float, default=0, help="of the weights; results are then not compared")
-    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES")
+    parser.add_argument("--dropout", type=float, default=0,
+                        help="dropout of the attention weights; results are then not compared")
+    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="indices into SHAPES")
 
 
 def describe(row):

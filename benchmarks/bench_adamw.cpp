@@ -1,4 +1,4 @@
-// The time of an AdamW step for all parameters of GPT-2, compared with a copy of as many elements.
+// The time of an AdamW step for all parameters of GPT-2, compared with a copy of the same number of elements.
 
 #include <string>
 #include <vector>
@@ -60,8 +60,8 @@ void measure(const Setting& setting, Device device, std::int64_t layers, std::in
 
   const auto size = static_cast<double>(size_of(setting.dtype));
   const double state = static_cast<double>(size_of(accumulate_dtype(setting.dtype)));
-  // Read and written: both averages, the parameter or its master copy. Read: the gradient. With master weights the
-  // parameter is only written.
+  // Both averages and the parameter, or its master copy, are read and written; the gradient is read. With master
+  // weights, the parameter is only written.
   const double step_bytes = size + (setting.master ? 6 * state + size : 4 * state + 2 * size);
   // The limit.
   const Tensor from = zeros({numel}, setting.dtype, device);
@@ -101,9 +101,9 @@ int main(int argc, char** argv) {
   command_line.add_option("--device", device_name, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
   command_line.add_option("--layers", layers, "Blocks of the model").between(1, 1024).show_default();
   command_line.add_option("--width", width, "Width of the model").between(1, 65536).show_default();
-  command_line.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
-  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
-  command_line.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
+  command_line.add_option("--repeats", repeats, "Number of runs per median").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the results as lines of JSON");
 
   return command_line.run(argc, argv, [&] {
     if (threads > 0) {

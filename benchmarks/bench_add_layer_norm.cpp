@@ -82,7 +82,8 @@ void measure(const Case& c, Device device, double p, int repeats, benchmarks::Re
 
 int main(int argc, char** argv) {
   return benchmarks::run(argc, argv, "bench_add_layer_norm",
-                         "Times add_layer_norm on a GPU: its kernels beside a copy of the same tensor.", default_cases,
+                         "Times add_layer_norm's kernels on a GPU, compared with a copy of the same tensor.",
+                         default_cases,
                          [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
                            for (const Case& c : cases) {
                              for (const double p : {0.0, 0.1}) {

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kSize = 64;
 constexpr int kChain = 2000;
 
-// Few elements, to measure everything but arithmetic.
+// Few elements, so that overhead dominates arithmetic.
 void measure(Device device, int repeats, benchmarks::Report& report) {
   const Tensor x = randn({kSize}, float32, device).requires_grad_();
   const Tensor b = randn({kSize}, float32, device);
@@ -26,12 +26,12 @@ void measure(Device device, int repeats, benchmarks::Report& report) {
     const double us = benchmarks::host_us(device, repeats, calls, work) / static_cast<double>(ops);
     report.add({.op = op, .device = device, .dtype = float32, .m = ops, .n = kSize, .us = us});
   };
-  // Without and with a gradient, each graph dropped before the next.
+  // Without and with a gradient; each graph is freed before the next.
   constexpr int kCalls = 200;
   add("add", 1, kCalls, [&] { b + dy; });
   add("add_recorded", 1, kCalls, [&] { x + b; });
   add("mul_recorded", 1, kCalls, [&] { x* b; });
-  // Forward, backward and the end of the graph, per op. add's backward runs no kernel, mul's one.
+  // Forward, backward and freeing the graph, per op. The backward of add runs no kernel, that of mul runs one.
   const auto chain = [&](const auto& op) {
     Tensor y = x;
     for (int i = 0; i < kChain; ++i) {
@@ -52,12 +52,12 @@ int main(int argc, char** argv) {
       "bench_autograd");
   std::string device_name = "auto", json;
   int threads = 1, repeats = 50;
-  command_line.add_option("--device", device_name, "auto, cpu or cuda; auto: both, where there is a GPU")
+  command_line.add_option("--device", device_name, "auto, cpu or cuda; auto: the CPU and, if there is one, the GPU")
       .one_of({"auto", "cpu", "cuda"})
       .show_default();
   command_line.add_option("--threads", threads, "CPU threads").between(1, 1024).show_default();
-  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
-  command_line.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--repeats", repeats, "Number of runs per median").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the results as lines of JSON");
 
   return command_line.run(argc, argv, [&] {
     set_num_threads(threads);

@@ -1,5 +1,5 @@
-// The collectives of dist::Group between GPUs: time and bus bandwidth by size, latency and bandwidth of a line through
-// them, and how much they and matrix products slow each other down. Start it as several ranks.
+// The collectives of dist::Group between GPUs: time and bus bandwidth by size, a linear fit of latency and bandwidth,
+// and how much collectives and matrix products slow each other down. Start it as several ranks.
 
 #include <fmt/core.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 struct Options {
   double least_kib = 4, most_mib = 512;
-  double milliseconds = 20;  // of one measurement, about
+  double milliseconds = 20;  // approximate duration of a measurement
   std::string device = "auto", json;
 };
 
@@ -35,7 +35,7 @@ struct Point {
   double us;
 };
 
-// us = latency + bytes / bandwidth, by the least squares of relative errors.
+// Fits us = latency + bytes / bandwidth by least squares of the relative errors.
 std::array<double, 2> line_through(const std::vector<Point>& points) {
   double s = 0, sx = 0, sxx = 0, sy = 0, sxy = 0;
   for (const Point& p : points) {
@@ -92,7 +92,7 @@ class Benchmark {
  private:
   using Start = std::function<dist::Work(std::int64_t count)>;
 
-  // Microseconds that f takes, one of `calls` in a row; the mean over the ranks, so that all go on with the same.
+  // Time per call of f in microseconds over `calls` calls; the mean over the ranks, so that all use the same number.
   double time_us(int calls, const std::function<void()>& f) {
     f();
     group_.barrier();
@@ -134,7 +134,7 @@ class Benchmark {
     }
   }
 
-  // Products of a GPT-2's size while reductions run, and the other way round.
+  // Matrix products of GPT-2's size while reductions run, and vice versa.
   void overlap(double mib, const Start& start) {
     const auto count = static_cast<std::int64_t>(mib * (1 << 20)) / 2;
     const Tensor x = randn({16384, 768}, bfloat16, device_), w = randn({3072, 768}, bfloat16, device_);
@@ -146,7 +146,7 @@ class Benchmark {
     };
     const double alone_us = time_us(3, [&] { products(kProducts); });
     const double reduction_us = time_us(20, [&] { start(count).wait(); });
-    // Reductions for half of the products' time.
+    // Reductions that take half as long as the products.
     const int short_calls = std::max(1, static_cast<int>(alone_us / 2 / reduction_us));
     const auto both = [&](int reductions, int times) {
       std::vector<dist::Work> works;
@@ -169,7 +169,7 @@ class Benchmark {
       timeline_->mark();
       wait_all(works);
       compute.push_back(timeline_->take_ms()[1] * 1e3);
-      // Three times as many, longer than the same products.
+      // Three times as many, so that they take longer than the products.
       group_.barrier();
       timeline_->mark();
       works = both(6 * short_calls, kProducts);
@@ -180,16 +180,17 @@ class Benchmark {
     const double with_us = agreed(benchmarks::median(compute)), all_us = agreed(benchmarks::median(communicate));
     const double busy = short_calls * reduction_us;
     const double slowdown = (with_us - alone_us) / busy;
-    // The reductions that ran beside the products ended later than alone.
+    // The reductions that ran concurrently with the products took longer than alone.
     const double stretch = (all_us - 6 * busy) / std::min(alone_us, all_us);
-    write(fmt::format(
-              "{:g} MiB beside products: they take {:.1f} us instead of {:.1f} while {:.1f} us of reductions run: "
-              "{:.3f} us more for each; {:.1f} us of reductions take {:.1f}: {:.3f} more for each of products\n",
-              mib, with_us, alone_us, busy, slowdown, 6 * busy, all_us, stretch),
-          fmt::format(R"({{"overlap_mib": {:g}, "ranks": {}, "products_us": {:.2f}, "products_with_us": {:.2f}, )"
-                      R"("reductions_us": {:.2f}, "slowdown": {:.4f}, "many_us": {:.2f}, "many_with_us": {:.2f}, )"
-                      R"("stretch": {:.4f}}})",
-                      mib, group_.size(), alone_us, with_us, busy, slowdown, 6 * busy, all_us, stretch));
+    write(
+        fmt::format("{:g} MiB concurrently with matrix products: they take {:.1f} us instead of {:.1f} while {:.1f} us "
+                    "of reductions run: "
+                    "{:.3f} us more for each; {:.1f} us of reductions take {:.1f}: {:.3f} more for each of products\n",
+                    mib, with_us, alone_us, busy, slowdown, 6 * busy, all_us, stretch),
+        fmt::format(R"({{"overlap_mib": {:g}, "ranks": {}, "products_us": {:.2f}, "products_with_us": {:.2f}, )"
+                    R"("reductions_us": {:.2f}, "slowdown": {:.4f}, "many_us": {:.2f}, "many_with_us": {:.2f}, )"
+                    R"("stretch": {:.4f}}})",
+                    mib, group_.size(), alone_us, with_us, busy, slowdown, 6 * busy, all_us, stretch));
   }
 
   void write(const std::string& text, const std::string& line) {
@@ -216,12 +217,14 @@ int main(int argc, char** argv) {
   CommandLine command_line("Times collectives of bfloat16 between ranks.", "bench_collectives");
   Options o;
   command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
-  command_line.add_option("--from-kib", o.least_kib, "The smallest size, of the whole tensor")
+  command_line.add_option("--from-kib", o.least_kib, "The smallest size of the whole tensor")
       .at_least(1)
       .show_default();
   command_line.add_option("--to-mib", o.most_mib, "The largest size").positive().show_default();
-  command_line.add_option("--ms", o.milliseconds, "Time for one measurement, about").positive().show_default();
-  command_line.add_option("--json", o.json, "File for the same as lines of JSON");
+  command_line.add_option("--ms", o.milliseconds, "Approximate time of a measurement, in milliseconds")
+      .positive()
+      .show_default();
+  command_line.add_option("--json", o.json, "File for the results as lines of JSON");
   return command_line.run(argc, argv, [&] {
     check(dist::world().size() > 1, "expected several ranks: start it with mpirun, srun or torchrun");
     Benchmark(o).run();

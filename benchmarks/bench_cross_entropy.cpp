@@ -1,5 +1,5 @@
 // The speed of cross entropy's kernels, compared with a copy of the logits, and of linear_cross_entropy, compared with
-// the pair of ops.
+// a separate linear layer and loss.
 
 #include <vector>
 
@@ -51,7 +51,7 @@ struct Rows {
     return detail::terms_of({.softcap = softcap}, logits, labels, unweighted);
   }
 
-  // The ops' parts, in their order.
+  // The steps of the ops, in order.
   void forward(auto device, double softcap) const {
     kernels::cross_entropy_forward(device,
                                    {.terms = terms(softcap), .logsumexp = logsumexp, .mass = mass, .losses = losses});
@@ -132,14 +132,15 @@ void measure_linear(const Case& c, Device device, int repeats, benchmarks::Repor
 }  // namespace
 
 int main(int argc, char** argv) {
-  return benchmarks::run(
-      argc, argv, "bench_cross_entropy",
-      "Times cross entropy: its kernels beside a copy of the logits, and linear_cross_entropy beside the pair of ops.",
-      default_cases, [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
-        for (const Case& c : cases) {
-          measure(c, device, repeats, report);
-        }
-        measure_linear(device.is_cpu() ? Case{float32, 64, 5000} : Case{bfloat16, 32'768, 50'304}, device, repeats,
-                       report);
-      });
+  return benchmarks::run(argc, argv, "bench_cross_entropy",
+                         "Times cross entropy's kernels, compared with a copy of the logits, and linear_cross_entropy, "
+                         "compared with two ops.",
+                         default_cases,
+                         [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
+                           for (const Case& c : cases) {
+                             measure(c, device, repeats, report);
+                           }
+                           measure_linear(device.is_cpu() ? Case{float32, 64, 5000} : Case{bfloat16, 32'768, 50'304},
+                                          device, repeats, report);
+                         });
 }

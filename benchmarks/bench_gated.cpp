@@ -63,12 +63,12 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
 }  // namespace
 
 int main(int argc, char** argv) {
-  return benchmarks::run(argc, argv, "bench_gated",
-                         "Times swiglu and geglu: their kernels beside a copy of a tensor of the result's size.",
-                         default_cases,
-                         [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
-                           for (const Case& c : cases) {
-                             measure(c, device, repeats, report);
-                           }
-                         });
+  return benchmarks::run(
+      argc, argv, "bench_gated",
+      "Times the kernels of swiglu and geglu, compared with a copy of a tensor of the result's size.", default_cases,
+      [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
+        for (const Case& c : cases) {
+          measure(c, device, repeats, report);
+        }
+      });
 }

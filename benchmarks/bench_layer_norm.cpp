@@ -71,7 +71,7 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
   times.add("layer_norm_backward_parameters", 2, [&] { backward({}); });
 }
 
-// The host overhead of a call: nn::LayerNorm forward and backward, gradients dropped.
+// The host overhead of a call: nn::LayerNorm forward and backward; gradients are freed.
 void measure_call(Device device, int repeats, benchmarks::Report& report) {
   constexpr std::int64_t kSize = 32;
   constexpr int kCalls = 50;
@@ -92,8 +92,8 @@ void measure_call(Device device, int repeats, benchmarks::Report& report) {
 int main(int argc, char** argv) {
   return benchmarks::run(
       argc, argv, "bench_layer_norm",
-      "Times LayerNorm: its kernels beside a copy of the same tensor, and one call through autograd.", default_cases,
-      [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
+      "Times LayerNorm's kernels, compared with a copy of the same tensor, and one call through autograd.",
+      default_cases, [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
         for (const Case& c : cases) {
           measure(c, device, repeats, report);
         }

@@ -48,8 +48,8 @@ void measure(const Case& c, Device device, int repeats, benchmarks::Report& repo
 }  // namespace
 
 int main(int argc, char** argv) {
-  return benchmarks::run(argc, argv, "bench_rms_norm", "Times RMSNorm: its kernels beside a copy of the same tensor.",
-                         default_cases,
+  return benchmarks::run(argc, argv, "bench_rms_norm",
+                         "Times RMSNorm's kernels, compared with a copy of the same tensor.", default_cases,
                          [](const std::vector<Case>& cases, Device device, int repeats, benchmarks::Report& report) {
                            for (const Case& c : cases) {
                              measure(c, device, repeats, report);

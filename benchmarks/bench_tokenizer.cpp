@@ -1,5 +1,5 @@
-// Tokens of many documents: MB/s for each number of threads. tokenizer_peers.py compares its output with that of the
-// Python package `tokenizers`.
+// Tokenizes many documents and reports MB/s for each number of threads. tokenizer_peers.py compares its output with
+// that of the Python package `tokenizers`.
 
 #include <fmt/core.h>
 
@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Each document is a little-endian uint32 with its length, and its bytes.
+// Each document is stored as its length, a little-endian uint32, and its bytes.
 std::vector<std::string> read_documents(const std::string& path) {
   const io::MappedFile file(path);
   const std::span<const std::byte> bytes = file.bytes();
@@ -53,12 +53,14 @@ int main(int argc, char** argv) {
   std::string model, documents_path, tokens_path, text_path;
   int threads = 2, repeat = 3;
   command_line.add_option("--model", model, "Folder with tokenizer.json").required();
-  command_line.add_option("--documents", documents_path, "File of documents: uint32 length and bytes, again and again")
+  command_line
+      .add_option("--documents", documents_path, "File of documents, each stored as a uint32 length and its bytes")
       .required();
-  command_line.add_option("--threads", threads, "Encode with one thread and with so many").at_least(1);
-  command_line.add_option("--repeat", repeat, "Runs of each; the fastest counts").at_least(1);
-  command_line.add_option("--tokens-out", tokens_path, "Write each document's tokens: uint32 count and uint32 tokens");
-  command_line.add_option("--text-out", text_path, "Write the decoded tokens in the format of the documents");
+  command_line.add_option("--threads", threads, "Encode with one thread and with this many").at_least(1);
+  command_line.add_option("--repeat", repeat, "Number of runs; the fastest counts").at_least(1);
+  command_line.add_option("--tokens-out", tokens_path,
+                          "File for each document's tokens: uint32 count and uint32 tokens");
+  command_line.add_option("--text-out", text_path, "File for the decoded tokens, in the format of the documents");
   return command_line.run(argc, argv, [&] {
     const auto start = Clock::now();
     const io::Tokenizer tokenizer = io::Tokenizer::load(model);

@@ -1,5 +1,5 @@
-// Whole training steps of a GPT, from mica's modules: ms per step, tokens/s, share of the GPU's peak, memory. As one of
-// several ranks, with the gradients' means over all.
+// Whole training steps of a GPT made of mica's modules: ms per step, tokens/s, share of the GPU's peak, memory. If
+// started as several ranks, gradients are averaged over them.
 
 #include <fmt/core.h>
 
@@ -69,11 +69,11 @@ const std::map<std::string, Preset> presets = {
 
 // Steps before the capture.
 constexpr int kPlainSteps = 3;
-// Steps that --phases and --trace take in addition.
+// Additional steps for --phases and --trace.
 constexpr int kPhaseSteps = 7, kTracedSteps = 3;
 
-// The batches of a training run: consecutive windows of T + 1 tokens, wrapping around at the end of the tokens. The
-// same as in train_peers.py. Ranks have one each in turn.
+// The batches of a training run: consecutive windows of T + 1 tokens, wrapping around at the end of the tokens, as in
+// train_peers.py. Ranks take batches in turn.
 class Batches {
  public:
   Batches(const Tensor& tokens, std::int64_t batch, std::int64_t context, const dist::Group& group)
@@ -101,8 +101,8 @@ class Batches {
   Tensor inputs_, targets_;
 };
 
-// Parameters of matrix products: all but the position embedding. The token embedding counts, as the head multiplies
-// by it.
+// The number of parameters in matrix products: all but the position embedding. The token embedding counts, since it is
+// also the head.
 std::int64_t product_parameters(const nn::GPT& gpt) {
   std::int64_t count = -gpt.wpe.weight.numel();
   for (const Tensor& parameter : gpt.parameters()) {
@@ -115,7 +115,7 @@ DType dtype_named(const std::string& name) {
   return name == "float32" ? float32 : name == "float16" ? float16 : bfloat16;
 }
 
-// What trains: AdamW of one rank, DataParallel with AdamW, or ShardedAdamW.
+// The optimizer: AdamW on one rank, DataParallel with AdamW, or ShardedAdamW.
 class Trainer {
  public:
   Trainer(const nn::GPT& gpt, const Options& o, const dist::Group& group) : clip_(o.clip) {
@@ -163,8 +163,8 @@ class Trainer {
   std::unique_ptr<dist::ShardedAdamW> sharded_;
 };
 
-// When forward ends, backward has each parameter's gradient, backward ends and the step ends, in ms: medians of steps
-// of one rank. For step_model.py. Gradients come as early as in DataParallel.
+// For step_model.py: when forward ends, when each parameter's gradient is complete, when backward ends and when the
+// step ends, in ms; medians over steps of one rank. Gradients are complete as early as in DataParallel.
 std::string measure_phases(const nn::GPT& gpt, Trainer& trainer, Device device, const Tensor& inputs,
                            const Tensor& targets) {
   const Tensors parameters = gpt.parameters();
@@ -211,7 +211,7 @@ std::string measure_phases(const nn::GPT& gpt, Trainer& trainer, Device device, 
                      median_of(1), median_of(marks - 2), median_of(marks - 1), arrivals);
 }
 
-// A number of each rank.
+// Gathers a number from each rank.
 std::vector<double> of_all_ranks(const dist::Group& group, double own, Device device) {
   const Tensor all = empty({group.size()}, float64, device);
   group.all_gather(from_data(std::vector<double>{own}, {1}, device), all);
@@ -302,7 +302,7 @@ void measure(const Options& o) {
   const auto peak = on_device(device, [](auto on) { return benchmarks::peak_memory(on); });
   const MemoryStats memory = memory_stats(device);
 
-  // Ranks wait for each other in each step, so rank 0's times are those of all, but for moments.
+  // Ranks wait for each other in each step, so rank 0's times represent all ranks.
   const double ms = benchmarks::median(times);
   const double mean_ms = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
   const std::vector<double> all_ms = of_all_ranks(group, ms, device);
@@ -329,7 +329,7 @@ void measure(const Options& o) {
   const auto count = static_cast<double>(o.batch * o.model.context * group.size());
   const auto attention = static_cast<double>(12 * o.model.layers * o.model.width * o.model.context);
   const double tflops =
-      (6.0 * static_cast<double>(product_parameters(gpt)) + attention) * count / ms * 1e-9 / group.size();  // of a GPU
+      (6.0 * static_cast<double>(product_parameters(gpt)) + attention) * count / ms * 1e-9 / group.size();  // per GPU
   const std::vector<double> values = to_vector<double>(losses);
   const double mhz = clock.mhz();
   put(fmt::format(
@@ -369,7 +369,7 @@ int main(int argc, char** argv) {
   Options o;
   std::string model = "gpt2-124m";
   bool bias = true;
-  command_line.add_option("--model", model, "The sizes below change it")
+  command_line.add_option("--model", model, "The model; the sizes below override its own")
       .one_of({"gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "character"})
       .show_default();
   command_line.add_option("--layers", o.model.layers).at_least(0);
@@ -378,32 +378,36 @@ int main(int argc, char** argv) {
   command_line.add_option("--vocab", o.model.vocab).at_least(1);
   command_line.add_option("--context", o.model.context).at_least(1);
   command_line.add_option("--batch", o.batch).at_least(1);
-  command_line.add_option("--bias", bias, "0: linear layers and norms without");
+  command_line.add_option("--bias", bias, "0: linear layers and norms without biases");
   command_line.add_option("--dropout", o.model.dropout).between(0, 0.99);
-  command_line.add_flag("--checkpoint", o.model.checkpoint, "Compute the inside of each block again in backward");
+  command_line.add_flag("--checkpoint", o.model.checkpoint, "Recompute the activations of each block in backward");
   command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
   command_line.add_option("--dtype", o.dtype).one_of({"float32", "float16", "bfloat16"}).show_default();
   command_line.add_flag("--graph", o.graph,
                         "Replay the steps from a CUDA graph, after a few plain ones of the warm-up");
-  command_line.add_flag("--tf32", o.tf32, "Multiply float32 on a GPU with fewer digits");
+  command_line.add_flag("--tf32", o.tf32, "Use TF32 for float32 matrix products on a GPU");
   command_line.add_option("--tune", o.tune,
                           "Time the algorithms of products, but for those in this file, and keep them all in it");
-  command_line.add_option("--threads", o.threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
+  command_line.add_option("--threads", o.threads, "CPU threads; 0 uses every core").between(0, 1024);
   command_line.add_option("--lr", o.lr).positive().show_default();
-  command_line.add_option("--lr-warmup", o.lr_warmup, "Steps until the learning rate is reached").at_least(0);
+  command_line.add_option("--lr-warmup", o.lr_warmup, "Warm-up steps of the learning rate").at_least(0);
   command_line.add_option("--weight-decay", o.weight_decay).between(0, 1).show_default();
-  command_line.add_option("--clip", o.clip, "The most that the gradients' norm may be").positive().show_default();
-  command_line.add_option("--warmup", o.warmup, "Steps that are not timed").at_least(0).show_default();
-  command_line.add_option("--steps", o.steps, "Steps that a median is taken of").at_least(1).show_default();
-  command_line.add_option("--peak", o.peak_tflops, "TFLOP/s of the GPU").positive().show_default();
-  command_line.add_option("--weights", o.weights, "safetensors file to start from");
-  command_line.add_option("--save-weights", o.save_weights, "safetensors file for what it starts from");
-  command_line.add_option("--tokens", o.tokens, "safetensors file with int32 \"tokens\" (N); without it, random ones");
+  command_line.add_option("--clip", o.clip, "Maximum gradient norm").positive().show_default();
+  command_line.add_option("--warmup", o.warmup, "Steps before the timed ones").at_least(0).show_default();
+  command_line.add_option("--steps", o.steps, "Number of timed steps, of which the median is taken")
+      .at_least(1)
+      .show_default();
+  command_line.add_option("--peak", o.peak_tflops, "Peak TFLOP/s of the GPU").positive().show_default();
+  command_line.add_option("--weights", o.weights, "safetensors file with the initial weights");
+  command_line.add_option("--save-weights", o.save_weights, "safetensors file to which the initial weights are saved");
+  command_line.add_option("--tokens", o.tokens, "safetensors file with int32 \"tokens\" (N); default: random tokens");
   command_line.add_option("--losses", o.losses, "safetensors file for the losses of all steps");
   command_line.add_option("--json", o.json, "File for the result as a line of JSON");
-  command_line.add_flag("--zero", o.zero, "Several ranks: the sharded optimizer instead of DataParallel");
-  command_line.add_flag("--reduce-float32", o.reduce_float32, "Several ranks: sum 16-bit gradients in float32");
-  command_line.add_option("--bucket-mib", o.bucket_mib, "Several ranks: size of a bucket").positive().show_default();
+  command_line.add_flag("--zero", o.zero, "With several ranks, use the sharded optimizer instead of DataParallel");
+  command_line.add_flag("--reduce-float32", o.reduce_float32, "With several ranks, sum 16-bit gradients in float32");
+  command_line.add_option("--bucket-mib", o.bucket_mib, "With several ranks, the size of a bucket")
+      .positive()
+      .show_default();
   command_line.add_flag("--phases", o.phases,
                         "One rank: --json also gets the moments at which backward has each gradient");
   command_line.add_option("--trace", o.trace, "File for the profiler's trace of a few more steps of rank 0");

@@ -5,8 +5,8 @@ with a device-to-device copy of the logits as the limit.
 
 Times are for forward and backward of a mean together. Checked and timed as in layer_norm_peers.py, except that logits
 overwritten by an in-place run are restored before the timer starts. GB/s counts 2·M·V·size: one read of the logits, one
-write of their gradient. `linear` is a product with a weight (V, 768) and the loss, with the gradients of both factors;
-peak_mb is the peak memory of a run, minus the memory in use before it.
+write of their gradient. `linear` is a product with a weight (V, 768) followed by the loss, with the gradients of both
+factors; peak_mb is the peak memory of a run, minus the memory in use before it.
 """
 
 import torch
@@ -39,7 +39,7 @@ class Case:
         self.logits = (3 * torch.randn(m, v, device="cuda")).to(kind)
         self.labels = torch.randint(v, (m,), device="cuda")
         self.labels[torch.rand(m, device="cuda") < 1 / 16] = IGNORED
-        self.work = self.logits.clone()  # what runs in place write over
+        self.work = self.logits.clone()  # overwritten by in-place runs
         self.dlogits = torch.empty_like(self.logits)
         self.loss, self.dloss = (torch.ones(1, device="cuda") for _ in range(2))
         self.numbers = [torch.empty(n, device="cuda") for n in (m, m, 1)]
@@ -51,7 +51,7 @@ class Case:
         return F.cross_entropy(z, self.labels, ignore_index=IGNORED)
 
     def reference(self):
-        """Loss and gradient in float64, some rows at a time."""
+        """Loss and gradient in float64, computed for some rows at a time."""
         valid = self.labels != IGNORED
         loss, gradient = 0.0, torch.empty_like(self.logits, dtype=torch.float32)
         for start in range(0, self.m, 512):
@@ -178,8 +178,8 @@ def measure_linear(shape, library, peers, clock, chunk_bytes):
 def add_options(parser):
     parser.add_argument("--ops", nargs="*", choices=["rows", "linear"], default=["rows", "linear"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
-    parser.add_argument("--chunk-bytes", type=int, default=1 << 29, help="of logits that linear_cross_entropy holds")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th shape of an op")
+    parser.add_argument("--chunk-bytes", type=int, default=1 << 29, help="maximum bytes of logits per chunk")
 
 
 def rows(args, library, clock):

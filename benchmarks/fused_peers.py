@@ -167,7 +167,7 @@ class AddLayerNorm:
                    *self.codes]
         backward = [*pointers(self.dsum, self.dy, self.sum, weight, self.mean, self.rstd, self.dx, self.dweight,
                               self.dbias), self.m, self.n, *self.codes]
-        library.call("mica_add_layer_norm_forward", *forward)  # what backward needs
+        library.call("mica_add_layer_norm_forward", *forward)  # needed by backward
         if which == "forward":
             for t in (self.sum, self.y):
                 t.fill_(float("nan"))
@@ -259,7 +259,7 @@ def add_options(parser):
     names = ["swiglu", "geglu", "geglu_tanh", "rms_norm", "softmax", "add_layer_norm"]
     parser.add_argument("--ops", nargs="*", choices=names, default=names)
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch", "torch.compile"])
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of an op")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th shape of an op")
 
 
 def rows(args, library, clock):

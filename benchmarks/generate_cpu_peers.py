@@ -2,13 +2,13 @@
 
     python3 benchmarks/generate_cpu_peers.py --program build/bin/bench_generate --json generate_cpu.jsonl
 
-Both have the same shape, random weights and threads. A step is one new token, greedy, after a prompt of 16 or 1,024
-tokens; transformers runs its forward eagerly with a dynamic cache and, with --compile, compiled with a static one. The
-prompt is a forward pass of 256 tokens that computes the last logits only. The programs run in turns; each result is the
-smallest time of all rounds, since other work on the machine only adds to it.
+Both use the same model shape, random weights and number of threads. A step generates one token by greedy decoding after
+a prompt of 16 or 1,024 tokens. transformers runs its forward eagerly with a dynamic cache and, with --compile, compiled
+with a static cache. The prompt is a forward pass of 256 tokens that computes the last logits only. The programs
+alternate; each result is the minimum over all rounds, since other work on the machine only adds time.
 
-oneDNN's kernels for AMX end PyTorch with SIGILL on some virtual machines; there, set
-ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. The results tell.
+On some virtual machines, oneDNN's AMX kernels crash PyTorch with SIGILL; there, set
+ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. The results record this setting.
 """
 
 import argparse
@@ -98,17 +98,17 @@ def mica_times(dtype, bits, prompt, prefill, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True, help="bench_generate")
+    parser.add_argument("--program", required=True, help="path of bench_generate")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4], help="mica's quantized weights, in bfloat16")
+    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4], help="bits of mica's quantized weights")
     parser.add_argument("--layers", type=int, default=SHAPE["layers"])
     parser.add_argument("--prompts", type=int, nargs="+", default=[16, 1024])
     parser.add_argument("--tokens", type=int, default=30)
     parser.add_argument("--prefill", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="transformers' step also by torch.compile")
-    parser.add_argument("--json", help="file for the results, a line each")
+    parser.add_argument("--compile", action="store_true", help="also run transformers with torch.compile")
+    parser.add_argument("--json", help="file for the results, one line of JSON each")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 

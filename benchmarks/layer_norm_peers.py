@@ -42,7 +42,7 @@ SHAPES = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- the contestants
+# ------------------------------------------------------------------------------------------------- the implementations
 
 class Mica:
     """mica's kernels, called with raw pointers."""
@@ -156,7 +156,7 @@ if triton is not None:
         g = w * dy
         dx = (g - (x_hat * (tl.sum(x_hat * g, 0) / n) + tl.sum(g, 0) / n)) * rstd
         tl.store(dx_ptr + row * n + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        # One of GROUPS rows of partial sums, under its lock; the first to come sets it.
+        # One of GROUPS rows of partial sums, under its lock; the first program to arrive sets it.
         group = (row % GROUPS).to(tl.int32)
         lock = lock_ptr + group
         count = lock_ptr + GROUPS + group
@@ -248,7 +248,7 @@ class Case:
         x = self.x.double() if m * n < 1 << 28 else self.x.float()
         mean, rstd = x.mean(1), (x.var(1, correction=0) + EPS).rsqrt()
         self.rstd = rstd.float()
-        # The mean, and what its rounding adds to x_hat.
+        # The mean, and the error that its rounding adds to x_hat.
         self.mean = torch.stack([mean.float(), ((mean.float() - mean) * rstd).float()])
 
     def poison(self):
@@ -340,10 +340,10 @@ def draw(rows, out):
 
 
 def add_options(parser):
-    parser.add_argument("--bench", help="path of bench_layer_norm, to compare what a call costs the host")
+    parser.add_argument("--bench", help="path of bench_layer_norm, to compare the host time of a call")
     parser.add_argument("--groups", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile", "triton"], default=["torch", "triton"])
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of a group")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th shape of a group")
 
 
 def main():

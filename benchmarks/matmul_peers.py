@@ -4,7 +4,7 @@ F.linear followed by the activation, and torch.compile of the two.
     python3 benchmarks/matmul_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
 
 Timed and checked as in layer_norm_peers.py. TFLOP/s counts 2·M·N·K operations forward and 4·M·N·K backward, which
-computes dx, dweight and dbias. `training` is a forward that also saves backward's inputs, if these are more than y: the
+computes dx, dweight and dbias. `training` is a forward that also saves what backward needs in addition to y: the
 arguments of gelu. PyTorch always saves them. tf32 is float32 with TF32 enabled on both sides.
 """
 
@@ -19,12 +19,12 @@ from gpu_peers import CODES, DTYPES, INT, INT64, POINTER, checked_runs, pointers
 # (M, K, N)
 SHAPES = [(32768, 768, 3072), (32768, 3072, 768), (4096, 4096, 4096), (8192, 4096, 11008), (1, 8192, 8192),
           (512, 1024, 4096)]
-# Which of them for each dtype, if none are named: few where products are long or their times those of another dtype.
+# Default shapes for each dtype: few if products take long or take as long as those of another dtype.
 KINDS = {"bfloat16": range(6), "float16": [2], "tf32": [0, 2, 5], "float32": [4, 5]}
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "leaky_relu": F.leaky_relu, "gelu": F.gelu,
                "gelu_tanh": lambda z: F.gelu(z, approximate="tanh")}
 TOLERANCE = {"float32": 5e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}
-# Of gradients behind a kink, whose other side a sum near 0 may come out on.
+# Tolerance of gradients at a kink: rounding may move a sum near 0 to the other side.
 KINK_TOLERANCE = {"float32": 5e-3, "tf32": 5e-2, "float16": 5e-3, "bfloat16": 1.5e-2}
 
 
@@ -133,8 +133,8 @@ def add_options(parser):
     parser.add_argument("--activations", nargs="*", choices=list(ACTIVATIONS),
                         default=["none", "relu", "leaky_relu", "gelu_tanh"])
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch.compile"], default=["torch"])
-    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="which of SHAPES, of every dtype")
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape of a dtype")
+    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="indices into SHAPES")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th shape of a dtype")
 
 
 def rows(args, library, clock):

@@ -17,7 +17,7 @@ def parse_arguments(doc, program, torch_rows, add_options):
     parser.add_argument("--program", help=f"path of {program}")
     add_options(parser)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--repeats", type=int, default=50, help="runs that a median is taken of")
+    parser.add_argument("--repeats", type=int, default=50, help="number of runs per median")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results")
     parser.add_argument("--torch-worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

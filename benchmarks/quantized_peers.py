@@ -1,4 +1,4 @@
-"""Products with quantized weights compared with their peers, in one process: mica's quantized_matmul (through
+"""Matrix products with quantized weights compared with their peers, in one process: mica's quantized_matmul (through
 libmica_bench.so), PyTorch's product with a 16-bit weight, and its kernel for 4-bit weights.
 
     python3 benchmarks/quantized_peers.py --library build/cuda/lib/libmica_bench.so --out benchmarks/results
@@ -25,7 +25,7 @@ FUNCTIONS = {"mica_quantized_matmul": [POINTER] * 5 + [INT64] * 3 + [INT, INT64,
 
 
 def packed(integers, bits):
-    """int32 (K * bits / 32, N): neighbors along K in one word, the first lowest."""
+    """int32 (K * bits / 32, N): adjacent rows of K share a word, the first in the lowest bits."""
     per_word = 32 // bits
     k, n = integers.shape
     parts = integers.to(torch.int64).view(k // per_word, per_word, n)
@@ -106,10 +106,10 @@ def measure(library, weight, m, kind, clock, peers):
 def add_options(parser):
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="values of M")
     parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 2, 1])
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="take the first SHAPES shapes")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="run the first SHAPES shapes")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
     parser.add_argument("--peers", nargs="*", choices=["torch", "torch int4"], default=["torch", "torch int4"])
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th format of a shape")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th format of a shape")
 
 
 def rows(args, library, clock):

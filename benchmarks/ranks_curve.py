@@ -3,10 +3,10 @@
 
     python3 benchmarks/ranks_curve.py --program build/bin/train_transformer --ranks 1 2 4
 
-trains the same small model on the CPU (with --gpus: on one and on several GPUs), in float32 without dropout, with the same batches: as one process, and as each
-number of ranks twice, with DataParallel and with the sharded optimizer (--zero). Prints a line of JSON for each: the
-largest differences of training loss, validation loss and gradient norm from the one process, and whether the two runs
-have the same metrics and weights.
+Trains the same small model with the same batches on the CPU (with --gpus on GPUs), in float32 without dropout: as one
+process, and twice with each number of ranks, with DataParallel and with the sharded optimizer (--zero). Prints a line
+of JSON for each: the largest differences of training loss, validation loss and gradient norm from those of the single
+process, and whether the two runs have the same metrics and weights.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main():
     parser.add_argument("--program", default="build/bin/train_transformer")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--gpus", action="store_true", help="each rank has a GPU of this machine")
+    parser.add_argument("--gpus", action="store_true", help="one GPU of this machine per rank")
     arguments = parser.parse_args()
     program = os.path.abspath(arguments.program)
     launcher = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts", "ranks")

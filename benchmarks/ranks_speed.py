@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Training steps of GPT-2 124M on several GPUs of this machine, against one GPU, and what step_model.py needs.
+"""Measures training steps of GPT-2 124M on several GPUs and on one GPU of this machine, and inputs of step_model.py.
 
     python3 benchmarks/ranks_speed.py --bin build/cuda/bin
 
-Starts bench_collectives and bench_train as ranks, one for each GPU, with the variables that torchrun sets. Writes a line
-of JSON for each run, the most important first, and prints a table. With --torch, PyTorch's DistributedDataParallel with
-torch.compile trains the same model in the same session. --seconds ends it early: runs that have not begun are left out.
+Starts bench_collectives and bench_train as ranks, one for each GPU, with the variables that torchrun sets. Writes a
+line of JSON for each run, the most important first, and prints a table. With --torch, PyTorch's DistributedDataParallel
+with torch.compile trains the same model in the same session. --seconds limits the time: runs that have not started by
+then are left out.
 """
 
 import argparse
@@ -41,7 +42,7 @@ class Session:
         print(json.dumps(row), file=self.file, flush=True)
 
     def run(self, name, command, environments, limit=40):
-        """One process for each environment, at once. Returns the output of the first; None if one failed."""
+        """Runs a process for each environment at the same time. Returns the first one's output; None if one failed."""
         if self.left() < 3:
             print(f"{name}: no time left", flush=True)
             return None
@@ -81,7 +82,7 @@ class Session:
                 for r in range(n)]
 
     def train(self, name, ranks, options, environment=None, warmup=10):
-        """ranks: a number of ranks, or "each": one process on each GPU, which know nothing of each other."""
+        """ranks: a number of ranks, or "each": one independent process on each GPU."""
         n = self.arguments.gpus
         alone = ranks == "each"
         environments = ([{"CUDA_VISIBLE_DEVICES": str(i), "OMP_NUM_THREADS": str(os.cpu_count() // n)}
@@ -110,7 +111,7 @@ class Session:
 
 
 def share(rows, run, base, n, kind="ms"):
-    """Of n times the speed of one GPU: the slower of them, since ranks wait for it, and the faster."""
+    """The share of n times the speed of one GPU: of the slower GPU, since ranks wait for it, and of the faster one."""
     ones = [row[kind] for row in rows if row["run"] == base]
     many = [row[kind] for row in rows if row["run"] == run]
     if ones and many:
@@ -125,7 +126,7 @@ def main():
     parser.add_argument("--model", default="gpt2-124m")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--traces", type=pathlib.Path, help="folder for traces of a few steps")
+    parser.add_argument("--traces", type=pathlib.Path, help="folder for profiler traces of a few steps")
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--only", nargs="*", default=["collectives", "main", "points", "settings"])
     parser.add_argument("--out", type=pathlib.Path,

@@ -3,14 +3,15 @@
 
     python3 benchmarks/step_model.py benchmarks/results/ranks_speed.jsonl
 
-Its inputs are what ranks_speed.py measured without data parallel training: one GPU's step and the moment at which
-backward has each parameter's gradient, the time of each collective by size, and by how much products and collectives
-slow each other down. Nothing is fitted to the steps that it predicts.
+Its inputs are measured by ranks_speed.py without data parallel training: the step of one GPU, the moment at which
+backward has computed each parameter's gradient, the time of each collective by size, and by how much matrix products
+and collectives slow each other down. Nothing is fitted to the steps that it predicts.
 
-A step: compute runs on one stream, buckets are reduced in order on another, each as soon as its last gradient is there
-and has been copied. While both streams work, compute takes 1 + slowdown times as long, and so do collectives with
-1 + stretch. The optimizer waits for all. With the sharded optimizer, gradients are scattered, the norm costs one small
-all-reduce, each rank does its share of the optimizer's work, and the gathering of the weights is not hidden.
+The model of a step: compute runs on one stream. Buckets are reduced in order on another stream, each as soon as its
+last gradient is complete and has been copied. While both streams are busy, compute takes 1 + slowdown times as long,
+and collectives take 1 + stretch times as long. The optimizer waits for all reductions. With the sharded optimizer,
+gradients are reduce-scattered, the norm costs one small all-reduce, each rank does its share of the optimizer's work,
+and the all-gather of the weights is not overlapped.
 """
 
 import argparse
@@ -19,16 +20,16 @@ import json
 import math
 import pathlib
 
-COPY_BYTES_PER_MS = 2 * 2 ** 30  # of a bucket: read and written at 4.1 TB/s
+COPY_BYTES_PER_MS = 2 * 2 ** 30  # copying a bucket: reads and writes at 4.1 TB/s
 COPY_LAUNCH_MS = 0.004
 # Assumptions for more GPUs than were measured. A ring has 2 (N - 1) steps for an all-reduce, N - 1 for its halves.
 HOP_MS = 0.002  # a step over NVLink
-NODE_HOP_MS = 0.010  # a step from one machine to the next
-NETWORK_GB_PER_S = 8 * 50 * 0.9  # 8 adapters of 400 Gbit/s in a machine, nine tenths of which arrive
+NODE_HOP_MS = 0.010  # a step between machines
+NETWORK_GB_PER_S = 8 * 50 * 0.9  # 8 adapters of 400 Gbit/s per machine, at 90 % efficiency
 
 
 class Collectives:
-    """Times in ms of `ranks` GPUs, of which `per_machine` are in a machine."""
+    """Times in ms for `ranks` GPUs, with `per_machine` in each machine."""
 
     def __init__(self, rows, ranks, per_machine):
         self.ranks, self.per_machine = ranks, per_machine
@@ -45,13 +46,13 @@ class Collectives:
     def ms(self, op, size):
         if self.ranks == self.measured_ranks:
             return self.measured_ms(op, size)
-        # The measured latency and bus bandwidth, with more steps in the ring.
+        # Uses the measured latency and bus bandwidth, with more steps in the ring.
         line = self.lines[op]
         rounds = 2 if op == "all_reduce" else 1
         machines = self.ranks // self.per_machine
         steps = rounds * (self.ranks - 1)
         node_steps = rounds * machines if machines > 1 else 0
-        # What two GPUs reach for large buckets.
+        # The bandwidth of two GPUs for large buckets.
         size0, ms0 = self.tables[op][-3]
         bus = rounds * (self.measured_ranks - 1) / self.measured_ranks * size0 / ms0 / 1e6
         if machines > 1:
@@ -67,18 +68,18 @@ class Collectives:
         (s0, t0), (s1, t1) = table[i - 1], table[i]
         if size <= s0:
             return t0
-        if size >= s1:  # beyond the table
+        if size >= s1:  # larger than any measured size
             return t1 * size / s1
         at = (math.log(size) - math.log(s0)) / (math.log(s1) - math.log(s0))
         return math.exp(math.log(t0) + at * (math.log(t1) - math.log(t0)))
 
 
 class Step:
-    """One GPU's step: its parameters with the moments of their gradients, in the order of registration."""
+    """One GPU's step: its parameters and when their gradients are complete, in the order of registration."""
 
     def __init__(self, row):
         phases = row["phases"]
-        scale = row["ms"] / phases["step"]  # the marks between the kernels cost a little
+        scale = row["ms"] / phases["step"]  # the marks between the kernels take some time
         self.ms = row["ms"]
         self.width = row["width"]
         self.batch = row["batch"]
@@ -87,7 +88,7 @@ class Step:
         self.parameters = [(numel, at * scale) for _, numel, at in sorted(phases["arrivals"])]
 
     def data_parallel_buckets(self, limit):
-        """(bytes, moment): as dist::DataParallel makes them."""
+        """(bytes, moment) of the buckets of dist::DataParallel."""
         buckets = []
         for numel, at in reversed(self.parameters):
             if buckets and buckets[-1][0] + 2 * numel <= limit:
@@ -98,7 +99,7 @@ class Step:
         return buckets
 
     def sharded_buckets(self, limit):
-        """As dist::ShardedAdamW makes them: matrices before vectors; in the order in which they are complete."""
+        """(bytes, moment) of the buckets of dist::ShardedAdamW: matrices before vectors, in the order of completion."""
         vectors = 4 * self.width
         ordered = ([p for p in self.parameters if p[0] > vectors] + [p for p in self.parameters if p[0] <= vectors])
         buckets = []
@@ -112,8 +113,8 @@ class Step:
 
 
 def simulate(step, buckets, op, collectives, slowdown, stretch, wide=1):
-    """When the compute and the reductions of a backward have ended, and the reductions' time beside compute."""
-    works = []  # (position of compute at which it is started, its time alone)
+    """When compute and reductions of a backward end, and how long the reductions take while compute runs."""
+    works = []  # (position in compute at which it starts, its time without overlap)
     copied = latest = 0
     for size, at in buckets:
         latest = max(latest, at)
@@ -169,7 +170,7 @@ def main():
         row = overlaps[min(overlaps, key=lambda known: abs(known - mib))]
         return max(0.0, row["slowdown"]), max(0.0, row["stretch"])
 
-    # The slower GPU, for which the other waits.
+    # The slower GPU, since the other one waits for it.
     steps = {}
     for row in rows:
         if "phases" in row and row["ranks"] == 1:
@@ -202,8 +203,8 @@ def main():
             of_n = Collectives(measured, n, per_machine)
             for kind in ("data", "zero"):
                 ms, hidden = predict(step, kind, 25, of_n, *factors(25))
-                print(f"{n:2} GPUs, {per_machine} a machine, {kind}: {ms:.3f} ms a step, {n * step.ms / ms:.2f} times one "
-                      f"GPU ({step.ms / ms:.4f} each); collectives beside backward for {hidden:.2f} ms")
+                print(f"{n:2} GPUs, {per_machine} per machine, {kind}: {ms:.3f} ms per step, "
+                      f"{n * step.ms / ms:.2f} times one GPU ({step.ms / ms:.4f} each); collectives overlap backward for {hidden:.2f} ms")
 
 
 if __name__ == "__main__":

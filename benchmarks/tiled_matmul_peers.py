@@ -62,7 +62,7 @@ def measure(dtype, m, n, k, stored, library, peers, clock):
 
 def add_options(parser):
     parser.add_argument("--peers", nargs="*", choices=["torch"], default=["torch"])
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th shape")
+    parser.add_argument("--step", type=int, default=1, help="run every STEP-th shape")
 
 
 def rows(args, library, clock):

@@ -4,9 +4,9 @@
 
 All start from the same weights and see the same batches, passed as safetensors files. PyTorch keeps float32 parameters
 and computes under autocast, with the fused AdamW. Times are medians of steps after a warm-up, measured by events on the
-device, without host synchronization. With --ddp FILE, as one of several ranks that torchrun started, PyTorch alone trains
-with DistributedDataParallel and torch.compile, and as one GPU before. With --curve N, the losses of N steps of mica and PyTorch, in float32 and in
---dtype, are compared, on real text if --text is given.
+device, without host synchronization. With --ddp FILE, as one of several ranks started by torchrun, only PyTorch trains:
+first on each GPU alone, then with DistributedDataParallel, both with torch.compile. With --curve N, the losses of N
+steps of mica and PyTorch are compared, in float32 and in --dtype, on real text if --text is given.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODELS = {
     "gpt2-1558m": (48, 25, 1600, 50304, 1024, 16, True),
     "character": (6, 6, 384, 65, 256, 64, False),
 }
-CURVE_LR = 6e-4  # GPT-2's, as others train it
+CURVE_LR = 6e-4  # the settings commonly used to train GPT-2
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -219,7 +219,7 @@ def curve_rows(args, files):
 
 
 def ddp_rows(args):
-    """torch compile on each GPU alone, all at once, and then in DistributedDataParallel. Rows of rank 0."""
+    """torch.compile on each GPU alone, all at once, and then with DistributedDataParallel. Returns rank 0's rows."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
@@ -246,7 +246,7 @@ def ddp_rows(args):
 def write_inputs(args, files):
     torch.manual_seed(1)
     model = GPT(args.layers, args.heads, args.width, args.vocab, args.context, args.bias)
-    # What 16 bits hold, so that all start from equal weights.
+    # Rounded to 16 bits, so that all start from equal weights.
     save_file({name: p.detach().bfloat16().float() for name, p in model.named_parameters()},
               files / "weights.safetensors")
     if args.text is not None and args.text.exists():
@@ -272,11 +272,11 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--text", type=pathlib.Path, help="text whose bytes are the tokens")
-    parser.add_argument("--ddp", type=pathlib.Path, help="file for the rows of several ranks")
-    parser.add_argument("--curve", type=int, default=0, help="steps of the loss curves to be compared")
+    parser.add_argument("--ddp", type=pathlib.Path, help="file for the results of several ranks")
+    parser.add_argument("--curve", type=int, default=0, help="number of steps whose losses are compared")
     parser.add_argument("--curve-batch", type=int, default=8)
-    parser.add_argument("--curve-warmup", type=int, default=50, help="steps until the learning rate is reached")
-    parser.add_argument("--mica", nargs=argparse.REMAINDER, default=[], help="the rest: options for bench_train")
+    parser.add_argument("--curve-warmup", type=int, default=50, help="warm-up steps of the learning rate")
+    parser.add_argument("--mica", nargs=argparse.REMAINDER, default=[], help="all further arguments go to bench_train")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results")
     args = parser.parse_args()
     *sizes, args.bias = MODELS[args.model]

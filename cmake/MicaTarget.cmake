@@ -1,6 +1,6 @@
 # Compile options and link libraries of the library.
 
-# Includes are written <mica/core/tensor.h>, in the tree and after installation.
+# Includes are written <mica/core/tensor.h>, in the source tree and after installation.
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/mica" SYMBOLIC)
 target_include_directories(mica PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
@@ -22,7 +22,7 @@ if(MICA_WITH_LIBBACKTRACE)
 endif()
 
 if(MICA_WITH_MPI)
-  # The header is for one file, so that the others compile as they do without MPI.
+  # Only one file gets MPI's headers, so that all others compile as they do without MPI.
   target_link_libraries(mica PRIVATE $<LINK_ONLY:MPI::MPI_CXX>)
   set_source_files_properties(dist/detail/mpi.cpp PROPERTIES INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
                               COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
@@ -41,23 +41,23 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
 # g++ 12 warns about uninitialized variables in its own AVX-512 intrinsics.
 target_compile_options(mica PRIVATE
                        $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
-# Full vectorization without the rest of -O3, which made builds twice as slow and programs no faster.
+# Full vectorization, but not the rest of -O3, which made builds take twice as long and programs no faster.
 target_compile_options(mica PRIVATE
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<CONFIG:Release>>:-O2 -ftree-vectorize -fvect-cost-model=dynamic>)
-# No kernel reads errno or traps; without these, loops that call sqrt or compare do not vectorize.
+# No kernel reads errno or uses traps; without these options, loops that call sqrt or compare do not vectorize.
 target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-math>)
-# Loops are marked as vectorizable for the types that have vectors; clang reports those for the others.
+# Template loops are marked as vectorizable; clang warns for types that it cannot vectorize.
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
-# Variants of a kernel must agree to the last bit, so the compiler does not choose where to fuse a product and a sum.
-# Vectors wider than the CPU's are not passed between files.
+# Variants of a kernel must be bit-identical, so the compiler must not choose where to fuse multiplications and
+# additions. Vectors wider than the CPU's are never passed between files, so the warning does not apply.
 set_source_files_properties(ops/norm/detail/norm_cpu.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
-# ggml's blocks, to the last bit.
+# Quantized blocks must be bit-identical to those of ggml.
 set_source_files_properties(io/detail/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
 if(MICA_WERROR)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-Werror>)
 endif()
 # Headers take half of a small file's compile time. With a compiler cache, precompiled headers are off: ccache would not
-# cache the files, and CI then detects missing includes.
+# cache the files, and builds without them detect missing includes.
 if(MICA_PRECOMPILE)
   target_precompile_headers(mica PRIVATE $<${mica_cxx}:<mica/autograd/function.h$<ANGLE-R>>
                                          $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
@@ -66,7 +66,8 @@ if(MICA_PRECOMPILE)
   set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/norm_cpu.cpp io/detail/gguf_blocks.cpp
                               PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
-# Several small files at once: most of what they include is the same. Kernels stay apart, so that two cores share them.
+# Compile several small files at once, since they mostly include the same headers. Kernels are compiled separately, so
+# that cores share the work.
 # unary.cpp has an op of the same name as binary.cpp, gated.cpp uses functions of the same names as unary.cpp's, and
 # cudnn_graph.cpp has a class of the same name as cublas.cpp.
 set(mica_not_in_unity "_cpu\\.cpp$|/cudnn_[a-z_]*\\.cpp$|_cuda\\.cpp$|\\.cu$|/elementwise/unary\\.cpp$|/gated/gated\\.cpp$")
@@ -78,10 +79,10 @@ if(MICA_UNITY)
   list(FILTER mica_apart INCLUDE REGEX "${mica_not_in_unity}")
   set_source_files_properties(${mica_apart} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(mica PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MICA_UNITY_BATCH})
-  # Takes a source that another one includes for a header.
+  # It treats a source that another one includes as a header.
   target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
-# Instructions that callers detect at run time.
+# Callers detect these instructions at run time.
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
@@ -90,7 +91,7 @@ if(MICA_HAS_AMX)
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
-  # Compilers that do not recognize the CPU would halve its vector width.
+  # Compilers that do not recognize the CPU would use only half of its vector width.
   check_cxx_compiler_flag(-mprefer-vector-width=512 MICA_HAS_VECTOR_WIDTH)
   if(MICA_HAS_VECTOR_WIDTH)
     target_compile_options(mica PRIVATE $<${mica_cxx}:-mprefer-vector-width=512>)
@@ -99,7 +100,7 @@ endif()
 if(MICA_SANITIZE)
   target_compile_options(mica PUBLIC $<${mica_cxx}:-fsanitize=${MICA_SANITIZE} -fno-sanitize-recover=all
                                     -fno-omit-frame-pointer>)
-  # GCC defines macros of its own for these, Clang does not.
+  # GCC defines its own macros for these options, Clang does not.
   string(REPLACE "," ";" mica_sanitizers "${MICA_SANITIZE}")
   foreach(sanitizer IN ITEMS address thread)
     if(sanitizer IN_LIST mica_sanitizers)
@@ -123,8 +124,8 @@ if(MICA_WITH_CUDA)
     target_include_directories(mica SYSTEM PRIVATE ${MICA_CUDNN_INCLUDE})
     target_link_libraries(mica PRIVATE ${MICA_CUDNN_LIBRARY})
   endif()
-  # Options of nvcc that the headers need, in mica's and in users' kernels. CMake 3.25 does not know C++20 for nvcc 13,
-  # so the flag is passed explicitly.
+  # Options of nvcc that the headers need, for mica's and for users' kernels. CMake 3.25 does not know C++20 for nvcc
+  # 13, so the flag is passed explicitly.
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PUBLIC $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)

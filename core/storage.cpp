@@ -15,7 +15,7 @@ namespace {
 
 thread_local constinit bool count_writes = true;
 
-/// Of elements that are on their way.
+/// A pending transfer into a storage: see Storage::arrive_later().
 struct Arrival {
   Arrival(const std::shared_ptr<Storage>& of, std::function<void()> call) : storage(of), wait(std::move(call)) {}
 
@@ -24,7 +24,8 @@ struct Arrival {
   std::mutex mutex;  // held while `wait` runs
 };
 
-/// Those of all storages. Few at a time, so a storage has only a flag.
+/// The pending transfers of all storages. There are few at a time, so they are kept here, and each storage has only a
+/// flag.
 struct Arrivals {
   std::mutex mutex;
   std::unordered_map<const Storage*, std::shared_ptr<Arrival>> of;
@@ -48,7 +49,7 @@ struct Arrivals {
 };
 
 Arrivals& arrivals() {
-  static Arrivals& all = *new Arrivals;  // storages are used until the program's very end
+  static Arrivals& all = *new Arrivals;  // never destroyed: storages may outlive every static
   return all;
 }
 
@@ -86,18 +87,18 @@ Storage::~Storage() {
 }
 
 void Storage::arrive_later(const std::shared_ptr<Storage>& storage, std::function<void()> wait) {
-  check(!storage->is_on_its_way(), "storage: other elements are on their way");
+  check(!storage->is_on_its_way(), "storage: a transfer into it is already pending");
   arrivals().insert(std::make_shared<Arrival>(storage, std::move(wait)));
   storage->on_its_way_.store(true, std::memory_order_release);
 }
 
 void Storage::arrive() const {
-  const std::shared_ptr<Arrival> arrival = arrivals().find(this);  // may own this storage, so it goes last
+  const std::shared_ptr<Arrival> arrival = arrivals().find(this);  // may own this storage, so it is destroyed last
   if (arrival == nullptr) {
     return;
   }
   const std::lock_guard lock(arrival->mutex);
-  if (is_on_its_way()) {  // else another thread has waited
+  if (is_on_its_way()) {  // otherwise another thread has waited meanwhile
     arrival->wait();
     arrivals().erase(this);
     on_its_way_.store(false, std::memory_order_release);

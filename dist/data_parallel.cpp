@@ -24,21 +24,21 @@ struct Trained {
   std::string name;
   Tensor tensor;
   std::int64_t offset = 0;  // of its gradient in the bucket's buffer
-  bool arrived = false;     // its gradient, outside accumulate(), since the last wait()
+  bool arrived = false;     // its gradient is complete: set outside accumulate(), reset by wait()
   bool present = false;     // this rank had a gradient when the bucket was filled
 };
 
-// The buffer of a bucket has the gradients, each aligned to 16 bytes, and then for each a 1 if the rank had one, else
-// 0, so that no further collective has to tell which parameters have a gradient on some rank. What lies between the
-// gradients is reduced with them and never read.
+// The buffer of a bucket holds the gradients, each aligned to 16 bytes, and then one flag per gradient: 1 if this rank
+// had it, else 0. After the reduction, a positive flag means that some rank had the gradient, so this takes no other
+// collective. Padding between the gradients is reduced with them and never read.
 struct Bucket {
   DType dtype;
   Device device;
   std::vector<std::size_t> members{};  // in State::trained
   std::int64_t size = 0;               // of the gradients
   std::size_t missing = 0;             // members whose gradients have not arrived
-  Tensor all_present{};                // ones, for each member
-  Tensor buffer{};                     // from the start of the reduction to wait()
+  Tensor all_present{};                // flags, all 1
+  Tensor buffer{};                     // defined from the start of the reduction to wait()
   Work work{};
 };
 
@@ -51,7 +51,7 @@ std::int64_t aligned(std::int64_t elements, DType dtype) {
   return (elements + pack - 1) / pack * pack;
 }
 
-// Reverse order of the last member, since a bucket can start when that has arrived.
+// Sorted by the last member, in reverse, since a bucket can start when its last gradient has arrived.
 std::vector<Bucket> make_buckets(std::vector<Trained>& trained, std::int64_t bucket_bytes) {
   std::vector<Bucket> buckets;
   for (std::size_t i = trained.size(); i-- > 0;) {
@@ -91,11 +91,11 @@ struct DataParallel::State {
   Device device;                // of checks
   std::vector<Trained> trained;
   std::vector<Bucket> buckets;
-  std::vector<std::size_t> bucket_of;  // by number in `trained`
+  std::vector<std::size_t> bucket_of;  // by index in `trained`
   std::size_t started = 0;             // buckets before this one are being reduced
   int accumulating = 0;
   std::int64_t step = 0;
-  std::string fault;  // of a gradient of this rank, since the last wait()
+  std::string fault;  // a gradient of this rank that was not finite since the last wait(); empty: none
   std::vector<autograd::HookHandle> hooks;
   std::optional<autograd::EarlyAccumulation> early;
 
@@ -128,7 +128,7 @@ DataParallel::State::State(const nn::Module& module, const Group& ranks, const D
     lines.insert(lines.end(), more.begin(), more.end());
   }
   detail::check_same_lines(kWho, group, lines, device);
-  check_options(options);  // now, so that no rank waits for one that has thrown
+  check_options(options);  // before any collective, so that no rank waits for one that has thrown
 
   const auto others = autograd::EarlyAccumulation::leaves();
   Tensors all, leaves;
@@ -136,8 +136,7 @@ DataParallel::State::State(const nn::Module& module, const Group& ranks, const D
     all.push_back(tensor);
     if (tensor.requires_grad()) {
       mica::check(others == nullptr || !others->contains(tensor.handle()->slot.get()),
-                  "{}: parameter \"{}\" is in another DataParallel, or accumulated early for something else", kWho,
-                  name);
+                  "{}: parameter \"{}\" is already in another DataParallel or EarlyAccumulation", kWho, name);
       leaves.push_back(tensor);
       trained.push_back({.name = name, .tensor = tensor});
     } else {
@@ -179,16 +178,16 @@ void DataParallel::State::arrived(std::size_t i) {
   }
   parameter.arrived = true;
   --buckets[bucket_of[i]].missing;
-  // In order, so that all ranks start the same reductions in the same order, whatever order gradients arrive in.
+  // In a fixed order, so that all ranks start the same reductions, in whatever order gradients arrive.
   while (started < buckets.size() && buckets[started].missing == 0) {
     start(buckets[started]);
     ++started;
   }
 }
 
-// Copies the gradients into a new buffer and removes them. Copying costs a pass over the gradients, but backward can
-// then compute each where it wants, gradients may come and go as without DataParallel, and memory is needed once:
-// what is copied is freed, and the buffer is freed with its last gradient.
+// Copies the gradients into a new buffer and removes them. Copying costs a pass over the gradients. In return, backward
+// can allocate each gradient anywhere, and gradients are created and freed as without DataParallel. Memory is needed
+// only once: each gradient is freed when it was copied, and the buffer is freed with its last gradient.
 void DataParallel::State::start(Bucket& bucket) {
   check_not_capturing("DataParallel of several ranks");
   const DType dtype = size_of(bucket.dtype) == 2 ? options.reduce_dtype.value_or(bucket.dtype) : bucket.dtype;
@@ -238,11 +237,11 @@ void DataParallel::State::start(Bucket& bucket) {
   }
 }
 
-// After the reduction: the parameters get their parts of the buffer as gradients.
+// After the reduction: sets the gradients of the parameters to views of the buffer.
 void DataParallel::State::finish(Bucket& bucket) {
   const auto count = static_cast<std::int64_t>(bucket.members.size());
   std::vector<float> flags(bucket.members.size(), 1.0F);
-  // On a GPU, reading the flags waits for the reduction; a rank that had all gradients knows them.
+  // On a GPU, reading the flags waits for the reduction. A rank that had all gradients need not read them.
   if (std::any_of(bucket.members.begin(), bucket.members.end(), [&](std::size_t i) { return !trained[i].present; })) {
     flags = to_vector<float>(part_of(bucket.buffer, {count}, bucket.size));
   }

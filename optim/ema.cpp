@@ -30,13 +30,13 @@ Ema::Ema(const Tensors& parameters, double decay) : parameters_(parameters), dec
     check(parameter.defined() && is_floating(parameter.dtype()),
           "Ema: expected floating parameters, got {} as number {}",
           parameter.defined() ? mica::name_of(parameter.dtype()) : "an undefined tensor", i);
-    check(seen.insert(parameter.handle().get()).second, "Ema: parameter {} is there twice", i);
+    check(seen.insert(parameter.handle().get()).second, "Ema: parameter {} was given twice", i);
     averages_.push_back(copied(parameter, accumulate_dtype(parameter.dtype())));
   }
 }
 
 void Ema::update() {
-  check(!is_swapped(), "Ema: update() while the parameters have the averages; call swap() before");
+  check(!is_swapped(), "Ema: update() was called while the parameters hold the averages; call swap() first");
   const autograd::NoGrad no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& parameter = parameters_[i];

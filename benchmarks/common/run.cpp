@@ -46,7 +46,7 @@ std::vector<Case> parse_shapes(std::string_view text) {
   return cases;
 }
 
-// The same shapes in one dtype, each once.
+// Converts the cases to one dtype and removes duplicates.
 std::vector<Case> in_dtype(const std::vector<Case>& cases, DType dtype) {
   std::vector<Case> result;
   for (const Case& c : cases) {
@@ -87,10 +87,10 @@ int run(int argc, char** argv, const char* name, const char* description, const 
   command_line.add_option("--device", device_name, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"}).show_default();
   command_line.add_option("--dtype", dtype_name,
                           "float32, float64, float16 or bfloat16; without it, what the shapes come with");
-  command_line.add_option("--shapes", shapes, "MxN,MxN,…; without it, a list that suits the device");
-  command_line.add_option("--threads", threads, "CPU threads; 0 for as many as there are cores").between(0, 1024);
-  command_line.add_option("--repeats", repeats, "Runs that a median is taken of").at_least(1).show_default();
-  command_line.add_option("--json", json, "File for the same as lines of JSON");
+  command_line.add_option("--shapes", shapes, "MxN,MxN,… (default: a list for the device)");
+  command_line.add_option("--threads", threads, "CPU threads; 0 uses every core").between(0, 1024);
+  command_line.add_option("--repeats", repeats, "Number of runs per median").at_least(1).show_default();
+  command_line.add_option("--json", json, "File for the results as lines of JSON");
 
   return command_line.run(argc, argv, [&] {
     if (threads > 0) {

@@ -13,7 +13,7 @@ namespace mica {
 
 namespace {
 
-// Composed of other ops' kernels.
+// The fallback, by the kernels of other ops, one step after the other.
 void in_steps(const kernels::AddEmbedding& a) {
   on_device(a.y.device(), [&](auto device) {
     kernels::embedding_forward(device, {.weight = a.weight, .indices = a.indices, .y = a.y});
@@ -66,10 +66,10 @@ Tensor add_embedding(const Tensor& weight, const Tensor& indices, const Tensor& 
   shape.push_back(weight.size(1));
   const int leading = shape.size() - addend.dim();
   check(addend.dim() >= 1 && leading >= 0 && shape.slice(leading) == addend.shape(),
-        "add_embedding: expected addend of the last axes of {}, got {}", shape, addend.shape());
+        "add_embedding: expected addend whose shape is the last axes of {}, got {}", shape, addend.shape());
   check(addend.dtype() == weight.dtype() && addend.device() == weight.device(),
-        "add_embedding: expected addend as weight, {} on {}, got {} on {}", weight.dtype(), weight.device(),
-        addend.dtype(), addend.device());
+        "add_embedding: expected addend of weight's dtype and device, {} on {}, got {} on {}", weight.dtype(),
+        weight.device(), addend.dtype(), addend.device());
   check(options.p >= 0 && options.p < 1, "add_embedding: expected p in [0, 1), got {}", options.p);
   ElementDropout dropout;
   if (options.training && options.p > 0) {

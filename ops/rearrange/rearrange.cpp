@@ -51,8 +51,8 @@ Tensor repeat(const Tensor& x, const Dims& counts) {
   for (int axis = 0; axis < counts.size(); ++axis) {
     if (counts[axis] != 1) {
       Shape repeated = y.shape();
-      check(counts[axis] == 0 || repeated[axis] <= INT64_MAX / counts[axis], "repeat: {} counts of {} are too many",
-            counts[axis], repeated[axis]);
+      check(counts[axis] == 0 || repeated[axis] <= INT64_MAX / counts[axis],
+            "repeat: {} copies of {} elements are too many", counts[axis], repeated[axis]);
       repeated[axis] *= counts[axis];
       const Tensor copies = unsqueeze(y, axis);
       Shape expanded = copies.shape();

@@ -16,8 +16,8 @@ using autograd::Context;
 
 std::int64_t offset_of(const Tensor& x) { return x.handle()->offset; }
 
-// The strides of a view of x with `shape`, if one exists. Within a run of axes of x that are contiguous in memory, the
-// axes can be split again, but no axis of the result can span two runs.
+// The strides of a view of x with shape `shape`, if there can be one. Adjacent axes of x that are contiguous in memory
+// form a run. Within a run, axes can be merged and split at will, but an axis of the result cannot span two runs.
 std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) {
     return contiguous_strides(shape);
@@ -47,7 +47,8 @@ std::optional<Strides> strides_under(const Tensor& x, const Shape& shape) {
   return strides;
 }
 
-// The result of a view op, registered as a view so that recorded in-place writes to one update the other.
+// Runs a view op and registers its result as a view of x, so that a recorded in-place write to either updates the
+// history of the other.
 template <class F>
 Tensor apply_view(F op, const Tensor& x) {
   const Tensor result = apply(std::move(op), x);
@@ -104,7 +105,7 @@ struct Permute {
   }
 };
 
-// Zeros with x written into a part of them: the gradient of slice and select; differentiable itself.
+// Writes x into a part of a tensor of zeros: the gradient of slice and select. Differentiable.
 struct SlicePlace {
   static constexpr bool composed = true;
   Shape shape;
@@ -125,7 +126,7 @@ struct Slice {
     Shape shape = x.shape();
     Strides strides = x.strides();
     shape[axis] = count;
-    if (count > 1) {  // otherwise the stride is irrelevant, and might overflow
+    if (count > 1) {  // otherwise the stride has no effect, and the product might overflow
       strides[axis] *= step;
     }
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
@@ -248,7 +249,7 @@ Tensor expand(const Tensor& x, const Shape& shape) {
   check(added >= 0, "expand: expected at least {} axes, got shape {}", x.dim(), shape);
   for (int axis = 0; axis < to.size(); ++axis) {
     if (to[axis] == -1) {
-      check(axis >= added, "expand: an added axis needs a size, got {}", shape);
+      check(axis >= added, "expand: expected a length for each new axis, got -1 in {}", shape);
       to[axis] = x.shape()[axis - added];
     }
   }
@@ -300,7 +301,7 @@ Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int6
   std::int64_t end = 0;
   for (const std::int64_t size : sizes) {
     check(size >= 0, "split: expected sizes of at least 0, got {}", size);
-    check(size <= x.shape()[at] - end, "split: the sizes add up to more than the {} of the axis", x.shape()[at]);
+    check(size <= x.shape()[at] - end, "split: expected sizes that add up to {}, got more", x.shape()[at]);
     end += size;
   }
   check(end == x.shape()[at], "split: expected sizes that add up to {}, got {}", x.shape()[at], end);

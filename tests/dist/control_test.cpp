@@ -99,7 +99,7 @@ TEST(Control, ExchangesBytesInTheOrderOfTheGroup) {
       last[rank] = ranks.controls[rank]->exchange(
           *ranks.journals[rank], Bytes(static_cast<std::size_t>(rank) * 5000, static_cast<std::byte>(i)));
     }
-    // Groups of some ranks have numbers of their own.
+    // Each group numbers its collectives separately.
     if (rank > 0) {
       const auto part = ranks.controls[rank]->open(5, {2, 1});
       const std::vector<Bytes> both = ranks.controls[rank]->exchange(*part, Bytes(1, static_cast<std::byte>(rank)));
@@ -113,7 +113,7 @@ TEST(Control, ExchangesBytesInTheOrderOfTheGroup) {
             std::string::npos);
 }
 
-// As in runs without MPI.
+// The collectives of runs without MPI.
 TEST(Control, CarriesCollectivesOfTensors) {
   constexpr std::int64_t n = 50000;  // of 8 bytes: in two pieces
   Ranks ranks(3);
@@ -139,7 +139,7 @@ TEST(Control, CarriesCollectivesOfTensors) {
     std::iota(own.begin(), own.end(), 10000 * rank);
     std::transform(own.begin(), own.end(), own.begin(), [](std::int64_t value) { return 3 * value; });
     EXPECT_EQ(to_vector<std::int64_t>(part), own);
-    // One that nobody waits for, and others at the same time.
+    // One collective without a wait, and others at the same time.
     (void)host->broadcast(x, 0);
     const auto first = host->broadcast(x, 2), second = host->all_gather(x, into);
     second->wait();
@@ -162,7 +162,7 @@ TEST(Control, TellsAllRanksWhichOneDied) {
   EXPECT_EQ(failures[2], failures[0]);
   EXPECT_NE(failures[1].find("rank 0 died, or the link to it broke"), std::string::npos) << failures[1];
   EXPECT_EQ(told, 2);
-  // From then on.
+  // All later calls fail, too.
   EXPECT_EQ("exchange: " + message_of([&] { ranks.controls[0]->check("all_reduce"); }).substr(12), failures[0]);
   ranks.controls[0]->on_verdict([&told] { ++told; });
   EXPECT_EQ(told, 3);
@@ -221,7 +221,7 @@ TEST(Control, NamesRanksThatDiverge) {
   EXPECT_NE(failure.find("rank 1 called broadcast from 1 of 3 int64 on the CPU"), std::string::npos) << failure;
 }
 
-// ---- Whatever else connects.
+// ---- Connections from outside the run.
 
 Descriptor connected_to(int port) {
   Descriptor client(socket(AF_INET, SOCK_STREAM, 0));
@@ -237,7 +237,7 @@ void write_to(const Descriptor& client, const std::string& text) {
   EXPECT_EQ(send(client.number(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
 }
 
-TEST(Control, TurnsStrangersAway) {
+TEST(Control, RefusesOtherConnections) {
   Descriptor listener = std::move(*listen_on(0, true));
   const int port = port_of(listener);
   const Token token = random_token();
@@ -251,7 +251,7 @@ TEST(Control, TurnsStrangersAway) {
     strangers.push_back(connected_to(port));
     write_to(strangers.back(), text);
   }
-  // Of another run.
+  // A process of another run.
   std::string refused;
   std::thread other([&] {
     ControlOptions short_start = patient();
@@ -273,13 +273,13 @@ TEST(Control, TurnsStrangersAway) {
   second.leave();
 }
 
-TEST(Control, SaysWhoDidNotCome) {
+TEST(Control, NamesRanksThatDoNotConnect) {
   ControlOptions options = patient();
   options.start = 0.3;
   EXPECT_EQ(message_of([&] { Control(std::move(*listen_on(0, true)), 3, Token{}, options); }),
             "world: ranks 1 and 2 did not connect to rank 0 within 0.3 s. If the ranks need longer to start, set "
             "MICA_DIST_START_TIMEOUT to more seconds");
-  // Nobody listens there.
+  // Nobody listens at this port.
   int port = 0;
   {
     const Descriptor listener = std::move(*listen_on(0, true));
@@ -307,7 +307,7 @@ TEST(Control, RefusesARankOfARunOfAnotherSize) {
       << failure;
 }
 
-// Rank 3 never comes, so the others wait.
+// Rank 3 never connects, so the others wait.
 TEST(Control, NamesARankThatDiesWhileOthersStart) {
   Descriptor listener = std::move(*listen_on(0, true));
   const int port = port_of(listener);
@@ -319,7 +319,7 @@ TEST(Control, NamesARankThatDiesWhileOthersStart) {
     failure_of_2 = message_of([&] { Control({{"127.0.0.1", port}}, 2, 4, Token{}, options); });
   });
   {
-    // As a rank says hello: the numbers are the token, rank, size and the length of a name.
+    // A rank's hello: the values are the token, rank, size and the length of a name.
     const Descriptor rank_1 = connected_to(port);
     Writer hello;
     hello.value(std::uint64_t{0x31306163696d00ffU}).bytes(Bytes(16)).value(1).value(4).text("process 77");
@@ -343,7 +343,7 @@ TEST(Control, NamesRank0IfItIsSilentWhileOthersStart) {
   options.judge.silence = 0.3;
   std::string failure;
   std::thread rank_1([&] { failure = message_of([&] { Control({{"127.0.0.1", port}}, 1, 3, Token{}, options); }); });
-  // Welcomes it and says no more.
+  // Welcomes the rank and then sends nothing.
   std::optional<Descriptor> accepted;
   while (!accepted) {
     accepted = accept_from(listener);
@@ -357,7 +357,7 @@ TEST(Control, NamesRank0IfItIsSilentWhileOthersStart) {
   EXPECT_EQ(failure, "world: rank 0 has not been heard of for 0.3 s: it hangs, or the link to it is lost");
 }
 
-// ---- Where ranks meet.
+// ---- Addresses for the rendezvous.
 
 class Variables {
  public:

@@ -19,7 +19,8 @@ class JudgeOfFour : public testing::Test {
     }
   }
 
-  // Rank reports `calls` from number `first` on; it waits in the last one for so many seconds, or not if negative.
+  // `rank` reports `calls`, numbered from `first`. It has waited in the last one for `waits` seconds; negative: it is
+  // not waiting.
   void report(int rank, std::uint64_t first, std::vector<Call> calls, double waits, double now,
               std::uint64_t group = 7) {
     Beat beat{.group = group, .started = first + calls.size(), .first = first, .calls = calls};
@@ -35,7 +36,7 @@ class JudgeOfFour : public testing::Test {
   Judge judge{{"a", "b", "c", "d"}, {.beat = 1, .silence = 10, .collective = 20}, 0};
 };
 
-TEST_F(JudgeOfFour, LeavesRanksThatFareWellAlone) {
+TEST_F(JudgeOfFour, FindsNothingWhileRanksAreHealthy) {
   for (int second = 1; second < 100; ++second) {
     for (int rank = 0; rank < 4; ++rank) {
       judge.alive(rank, second, "", second);
@@ -56,7 +57,7 @@ TEST_F(JudgeOfFour, NamesRanksThatDie) {
   judge.closed(2, "", 5);
   EXPECT_EQ(verdict(5.1), "");
   judge.closed(3, "", 5.1);
-  // The failure that it causes on another rank is not the reason.
+  // A failure on another rank that is only a consequence must not be blamed.
   judge.leave(1, true, "connection reset", 5.1);
   EXPECT_EQ(verdict(5.3),
             "rank 2 (c) died: its connection was closed without a goodbye; rank 3 (d) died: its connection was closed "
@@ -101,7 +102,7 @@ TEST_F(JudgeOfFour, ForgivesSilenceIfItWasStoppedItself) {
   EXPECT_EQ(verdict(1009), "");
 }
 
-// The ranks but `late` wait.
+// All ranks except `late` are waiting.
 #define WAIT_FOR(late, seconds, now)                                  \
   for (int rank = 0; rank < 4; ++rank) {                              \
     judge.alive(rank, rank == (late) ? 3.5 : 0, "", now);             \
@@ -146,7 +147,7 @@ TEST_F(JudgeOfFour, WaitsForARankWithATask) {
   EXPECT_NE(verdict(501.3).find("rank 1 (b) has not come to barrier"), std::string::npos);
 }
 
-TEST_F(JudgeOfFour, WithoutTimeoutWaitsForEver) {
+TEST_F(JudgeOfFour, WithoutTimeoutWaitsForever) {
   judge.set_collective_timeout(0);
   WAIT_FOR(1, 0, 1);
   for (int rank = 0; rank < 4; ++rank) {
@@ -204,7 +205,7 @@ TEST_F(JudgeOfFour, NamesRanksThatDiverge) {
     EXPECT_EQ(verdict(1), "");
   }
   report(2, 0, {barrier, sum_of_20, sum_of_10}, 0, 1.5);
-  // What it causes comes first.
+  // The report of a consequence arrives first.
   judge.trouble(0, "message truncated", 1.6);
   EXPECT_EQ(verdict(2), "");
   EXPECT_EQ(verdict(3.2),
@@ -216,7 +217,7 @@ TEST_F(JudgeOfFour, ComparesOnlyWhatItRemembers) {
   const std::vector<Call> many(Judge::remembered, sum_of_10);
   report(0, 0, {barrier}, -1, 1);
   report(0, 1, many, -1, 1);
-  report(1, 0, {sum_of_20}, -1, 1);  // forgotten
+  report(1, 0, {sum_of_20}, -1, 1);  // no longer remembered
   report(1, 1, many, -1, 2);
   EXPECT_EQ(verdict(3), "");
   EXPECT_EQ(verdict(5), "");

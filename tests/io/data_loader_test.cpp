@@ -84,7 +84,7 @@ TEST(Permutation, HasEachNumberOnce) {
   EXPECT_GT(*seen.rbegin(), INT64_MAX / 2);
 }
 
-// Each index goes to each place equally often over the seeds, and neighbors go to independent places.
+// Over the seeds, each index goes to each position equally often, and neighbors go to independent positions.
 TEST(Permutation, IsUniformOverSeeds) {
   constexpr int size = 10, seeds = 20'000;
   std::vector<double> single(size * size), pair(size * size);
@@ -109,7 +109,7 @@ TEST(Permutation, IsUniformOverSeeds) {
   EXPECT_LT(chi_pair, 171);
 }
 
-TEST(Permutation, RefusesWhatIsOutside) {
+TEST(Permutation, RefusesIndicesOutOfRange) {
   expect_error([] { io::Permutation(0, 1); }, "at least 1, got 0");
   expect_error([] { io::Permutation(5, 1)(5); }, "expected an index in [0, 5), got 5");
   expect_error([] { io::Permutation(5, 1)(-1); }, "got -1");
@@ -164,7 +164,7 @@ TEST(DataLoader, BatchesDoNotDependOnWorkersNorOnTheDevice) {
 }
 
 #if MICA_WITH_CUDA
-/// Notes the memory into which its samples are written, and is sample i: the number i.
+/// Sample i is the number i. Records the memory that samples are written to.
 struct Placed : io::Dataset {
   std::int64_t size() const override { return 64; }
   std::vector<Field> fields() const override { return {{{256}, float32}, {{}, int64}}; }
@@ -210,7 +210,7 @@ TEST(DataLoader, WritesSamplesToPageLockedMemory) {
 #endif
 }
 
-TEST(DataLoader, GoesOnFromAPosition) {
+TEST(DataLoader, ContinuesFromAPosition) {
   const Numbers data(11);
   io::DataLoader whole(data, {.batch = 3, .seed = 2, .workers = 2});
   const std::vector<std::int64_t> all = indices(whole, 12);
@@ -225,7 +225,7 @@ TEST(DataLoader, GoesOnFromAPosition) {
   }
 }
 
-// The next batch of each rank, one behind the other.
+// The next batch of each rank, concatenated.
 std::vector<std::int64_t> joined(const std::vector<std::unique_ptr<io::DataLoader>>& ranks) {
   std::vector<std::int64_t> all;
   for (const auto& loader : ranks) {
@@ -249,7 +249,7 @@ std::vector<std::unique_ptr<io::DataLoader>> loaders_of(const io::Dataset& data,
 }
 
 TEST(DataLoader, RanksTogetherHaveTheBatchesOfOne) {
-  // Of more samples than a batch, and of fewer: a batch then has some twice.
+  // More samples than a batch, and fewer, so that a batch contains some twice.
   for (const std::int64_t size : {37, 5}) {
     const Numbers data(size);
     for (const bool shuffle : {true, false}) {
@@ -273,7 +273,7 @@ TEST(DataLoader, RanksTogetherHaveTheBatchesOfOne) {
   }
 }
 
-TEST(DataLoader, AnotherNumberOfRanksGoesOnWithTheNextSample) {
+TEST(DataLoader, AnotherNumberOfRanksContinuesWithTheNextSample) {
   const Numbers data(37);
   const io::DataLoaderOptions options{.batch = 12, .seed = 9};
   io::DataLoader alone(data, options);
@@ -296,7 +296,7 @@ TEST(DataLoader, RanksReadOnlyTheirOwnRows) {
   EXPECT_EQ(data.reads, 12);
 }
 
-TEST(DataLoader, PassesErrorsOnAtTheirBatch) {
+TEST(DataLoader, RethrowsErrorsAtTheirBatch) {
   for (const Device device : test_devices()) {
     for (const int workers : {0, 1, 3}) {
       Numbers data(20);

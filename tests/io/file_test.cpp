@@ -31,7 +31,7 @@ class Files : public testing::Test {
   const fs::path folder = own.path();
 };
 
-TEST_F(Files, WhatCannotBeOpenedIsThere) {
+TEST_F(Files, FilesThatCannotBeOpenedExist) {
   write("file");
   fs::create_symlink("loop", folder / "loop");
   fs::create_symlink("nowhere", folder / "dangling");
@@ -60,7 +60,7 @@ TEST_F(Files, MakesFolders) {
   expect_error([&] { io::make_folder(folder / "loop/below", "test"); }, "symbolic links");
 }
 
-TEST_F(Files, RemovesWhatKilledWritersLeft) {
+TEST_F(Files, RemovesFilesOfKilledWriters) {
   const std::set<std::string> others{"model",     "model.tmp",     "model.1.tmp", "model.a-0.tmp",
                                      "model.1-0", "other.1-0.tmp", ".tmp",        "..tmp"};
   for (const std::string& name : others) {
@@ -70,7 +70,7 @@ TEST_F(Files, RemovesWhatKilledWritersLeft) {
   write("model.4194304-17.tmp");
   io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });
   EXPECT_EQ(names(), others);
-  // What AtomicFile leaves is of that kind.
+  // A file that AtomicFile leaves behind has such a name.
   auto* const file = new io::AtomicFile(folder / "model");
   EXPECT_EQ(names().size(), others.size() + 1);
   io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });

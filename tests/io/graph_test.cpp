@@ -70,11 +70,11 @@ TEST_F(WriteGraph, Dot) {
   EXPECT_EQ(contents(folder / "graph.dot"), autograd::to_dot(y, {.max_nodes = 1}));
 }
 
-TEST_F(WriteGraph, SvgIsWhatDotMakesOfIt) {
+TEST_F(WriteGraph, SvgIsTheOutputOfDot) {
   install_dot("echo \"<svg $#$1>\"; cat; echo 'a warning' >&2\n");
   io::write_graph(y, folder / "graph.svg");
   EXPECT_EQ(contents(folder / "graph.svg"), "<svg 1-Tsvg>\n" + autograd::to_dot(y));
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);  // it and bin/
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);  // the picture and bin/
 }
 
 TEST_F(WriteGraph, SvgByTheRealDot) {

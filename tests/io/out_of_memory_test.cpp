@@ -239,7 +239,7 @@ template <class Prepare, class Work, class Kept>
 void fail_each(const Prepare& prepare, const Work& work, const Kept& kept,
                const std::vector<Device>& devices = test_devices(), const Part& part = {}) {
   const int threads = num_threads();
-  set_num_threads(1);  // in the same order every time
+  set_num_threads(1);  // so that allocations have the same order every time
   memory::AllocationFault fault;
   for (const Device device : devices) {
     World(device).step();  // creates one-time resources
@@ -430,7 +430,7 @@ TEST_P(OutOfMemoryQuarter, StateDicts) {
       test_devices(), part());
 }
 
-TEST(OutOfMemory, SaysWhatWasAskedFor) {
+TEST(OutOfMemory, NamesTheRequestedSize) {
   memory::AllocationFault fault;
   fault.fail_after(0);
   expect_error([] { empty({1000}); }, "out of memory: asked for 4000 bytes");

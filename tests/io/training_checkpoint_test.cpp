@@ -75,7 +75,7 @@ io::TrainingCheckpoint small_checkpoint(std::int64_t step) {
   return checkpoint;
 }
 
-TEST_F(TrainingCheckpoints, ComeBackAsTheyWere) {
+TEST_F(TrainingCheckpoints, RoundTrip) {
   const fs::path path = folder / "one.safetensors";
   const io::TrainingCheckpoint saved = small_checkpoint(3);
   io::save_training_checkpoint(path, saved);
@@ -137,8 +137,8 @@ TEST_F(TrainingCheckpoints, FingerprintsTellTensorsApart) {
   expect_error([] { io::fingerprint({{"a", {}}}); }, "fingerprint: \"a\" is an undefined tensor");
 }
 
-// Cut off anywhere, or with one byte changed anywhere, a file is refused. Every few places are tried.
-TEST_F(TrainingCheckpoints, AreRefusedIfTornOrDamaged) {
+// A file is refused if it is cut off anywhere or one byte is changed anywhere. Tries a sample of all positions.
+TEST_F(TrainingCheckpoints, AreRefusedIfIncompleteOrDamaged) {
   const fs::path path = folder / "one.safetensors";
   io::save_training_checkpoint(path, small_checkpoint(3));
   const std::string whole = contents(path);
@@ -208,7 +208,7 @@ TEST_F(TrainingCheckpoints, WithHostileMetadataAreRefused) {
   expect_refused(with("random.offset", "6"), "not a multiple of 4");
   expect_refused(with("other", "1"), "it has an unexpected \"other\"");
 
-  // What the format's reader refuses before.
+  // Errors that the safetensors reader detects first.
   const auto expect_header_refused = [&](const std::string& header, const std::string& why) {
     const std::uint64_t length = header.size();
     write("one.safetensors", std::string(reinterpret_cast<const char*>(&length), 8) + header);
@@ -232,7 +232,7 @@ TEST_F(TrainingCheckpoints, KeepTheNewestCompleteOnes) {
       write(name_of(2), contents(folder / name_of(2)).substr(0, 300));  // torn
     }
   }
-  // The torn one neither counts nor is removed.
+  // The incomplete file neither counts nor is removed.
   EXPECT_EQ(files(), (std::vector<std::string>{name_of(2), name_of(4), name_of(5), "notes.txt"}));
   EXPECT_TRUE(checkpoints.has_files());
   write(name_of(5), "torn");
@@ -247,7 +247,7 @@ TEST_F(TrainingCheckpoints, KeepTheNewestCompleteOnes) {
   EXPECT_NE(skipped.at(0).find("is a checkpoint of step 5"), std::string::npos);
 }
 
-TEST_F(TrainingCheckpoints, SkipWhatIsNoFile) {
+TEST_F(TrainingCheckpoints, SkipEntriesThatAreNotCheckpoints) {
   io::CheckpointFolder checkpoints(folder, {});
   checkpoints.save(small_checkpoint(1));
   checkpoints.finish();
@@ -286,7 +286,7 @@ TEST_F(TrainingCheckpoints, RemoveUnfinishedFilesOfEarlierProcesses) {
   EXPECT_EQ(files(), (std::vector<std::string>{"mine.tmp"}));
 }
 
-// In a process of its own, since the limit is the process's.
+// In a separate process, since the limit applies to the whole process.
 TEST_F(TrainingCheckpoints, AFullDiskLosesNothingAndIsReported) {
   const pid_t child = fork();
   if (child == 0) {
@@ -347,7 +347,7 @@ TEST_F(TrainingCheckpoints, HoldTheStateAtTheCall) {
   }
 }
 
-/// A run with everything that has a state: dropout, 16-bit weights with masters, AdamW, loss scale, averages, data.
+/// A run with every kind of state: dropout, 16-bit weights with master weights, AdamW, loss scale, averages, data.
 struct Training {
   Training(Device device, DType dtype)
       : model({.vocab = 29, .context = 8, .layers = 1, .heads = 2, .width = 16, .dropout = 0.2}),

@@ -55,7 +55,8 @@ TEST(AddEmbedding, MatchesThreeOps) {
             const Tensors expected =
                 run(by_three_ops, exact(weight), indices.to(Device::cpu()), exact(addend), options, exact(dy));
             const double eps = epsilon_of(dtype);
-            // In steps the sum is rounded before it is multiplied by up to 1.5; a gradient is of up to 15 such terms.
+            // The separate ops round the sum before dropout multiplies it by up to 1.5. A gradient sums up to 15 such
+            // terms.
             expect_close(got[0], to_vector<double>(expected[0]), 2 * eps, 4 * eps, "y");
             expect_close(got[1], to_vector<double>(expected[1]), 2 * eps, 16 * eps, "dweight");
             expect_close(got[2], to_vector<double>(expected[2]), 2 * eps, 16 * eps, "daddend");
@@ -101,7 +102,7 @@ TEST(AddEmbedding, Gradcheck) {
   }
 }
 
-// As a model whose head has the same weight: its gradient comes first, and the rows looked up are added to it.
+// If the model's head has the same weight, its gradient comes first, and that of the rows looked up is added to it.
 TEST(AddEmbedding, AddsToTheGradientOfATiedWeight) {
   for (const Device device : test_devices()) {
     manual_seed(6);
@@ -147,11 +148,15 @@ TEST(AddEmbedding, Errors) {
       [&] {
         add_embedding(weight, indices, ones({3, 4}));
       },
-      "add_embedding: expected addend of the last axes of [2, 5, 4], got [3, 4]");
-  expect_error([&] { add_embedding(weight, indices, full({}, 1)); }, "expected addend of the last axes");
-  expect_error([&] { add_embedding(weight, indices, ones({1, 2, 5, 4})); }, "expected addend of the last axes");
+      "add_embedding: expected addend whose shape is the last axes of [2, 5, 4], got [3, 4]");
+  expect_error([&] { add_embedding(weight, indices, full({}, 1)); }, "expected addend whose shape is the last axes");
+  expect_error(
+      [&] {
+        add_embedding(weight, indices, ones({1, 2, 5, 4}));
+      },
+      "expected addend whose shape is the last axes");
   expect_error([&] { add_embedding(weight, indices, ones({4}, float64)); },
-               "add_embedding: expected addend as weight, float32 on cpu, got float64 on cpu");
+               "add_embedding: expected addend of weight's dtype and device, float32 on cpu, got float64 on cpu");
   expect_error([&] { add_embedding(weight, ones({2}), ones({4})); },
                "add_embedding: expected indices of int64 or int32, got float32");
   expect_error([&] { add_embedding(ones({3}), indices, ones({4})); }, "add_embedding: expected floating weight");

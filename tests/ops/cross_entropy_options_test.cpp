@@ -1,4 +1,4 @@
-// Every option of cross_entropy, and their combinations, against a plain reference in float64.
+// Tests every option of cross_entropy, and combinations of them, against a plain reference in float64.
 
 #include <gtest/gtest.h>
 
@@ -34,12 +34,12 @@ double total(const std::vector<double>& v) { return std::accumulate(v.begin(), v
 
 struct Reference {
   std::vector<double> losses;
-  std::vector<double> dlogits;  // of the reduced loss, times dloss
-  std::vector<double> scales;   // how large the terms of each are, before the cap flattens them
-  double reduced = 0;           // of a mean or a sum
+  std::vector<double> dlogits;  // the gradient of the reduced loss, times dloss
+  std::vector<double> scales;   // the size of each gradient's terms, without the factor of the cap's derivative
+  double reduced = 0;           // the mean or the sum
 };
 
-/// By the definition, with an explicit target distribution for each row.
+/// Computes the loss by its definition, with an explicit target distribution for each row.
 Reference reference(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o,
                     const std::vector<double>& dloss) {
   const std::vector<double> x = to_vector<double>(logits);
@@ -47,7 +47,7 @@ Reference reference(const Tensor& logits, const Tensor& targets, const CrossEntr
   const std::vector<double> t = to_vector<double>(targets);
   const std::size_t classes = logits.shape().back();
   const std::size_t rows = x.size() / classes;
-  const double smallest = logits.dtype() == float16 ? 0x1p-14 : 0;  // below it rounding is no longer relative
+  const double smallest = logits.dtype() == float16 ? 0x1p-14 : 0;  // for smaller results, the spacing is constant
   const std::vector<double> w = o.weight.defined() ? to_vector<double>(o.weight) : std::vector<double>(classes, 1.0);
   Reference result{.losses = std::vector<double>(rows),
                    .dlogits = std::vector<double>(x.size()),
@@ -97,7 +97,7 @@ Reference reference(const Tensor& logits, const Tensor& targets, const CrossEntr
   return result;
 }
 
-/// Labels for `rows` rows, about every fifth of them ignored.
+/// Random labels, about every fifth of which is `ignore`.
 Tensor some_labels(const Shape& rows, std::int64_t classes, DType dtype, std::int64_t ignore) {
   const Tensor labels = randint(0, classes, rows, int64);
   for (std::int64_t i = 1; i < labels.numel(); i += 5) {
@@ -106,7 +106,7 @@ Tensor some_labels(const Shape& rows, std::int64_t classes, DType dtype, std::in
   return labels.to(dtype);
 }
 
-/// Rows that do not quite sum to 1, with zeros among them.
+/// Random probabilities, with some zeros, whose rows do not quite sum to 1.
 Tensor some_probabilities(const Shape& shape, DType dtype) {
   const Tensor raw = relu(randn(shape, float32));
   const double classes = static_cast<double>(shape.back());
@@ -170,10 +170,10 @@ struct Inputs {
 
 struct Tolerance {
   double loss;
-  double gradient;  // of its terms
+  double gradient;  // relative to the size of its terms
 };
 
-// The tanh of the capped 16-bit CUDA kernels has an error of 2⁻¹¹; the gradient has that times the cap.
+// For 16-bit logits with a cap, the CUDA kernels' tanh has an error of 2⁻¹¹, and the gradient that times the cap.
 Tolerance tolerance_of(DType dtype) {
   switch (dtype) {
     case float64: return {1e-12, 1e-11};
@@ -213,7 +213,7 @@ TEST(CrossEntropyOptions, EveryCombinationMatchesReference) {
 }
 
 TEST(CrossEntropyOptions, EveryDtypeAndLengthMatchesReference) {
-  // Short rows, rows of one block, of several, unaligned ones, and some that a cluster shares.
+  // Short rows, rows of one block and of a cluster, and unaligned rows.
   const std::vector<Shape> shapes{{3, 1},    {5, 33},   {4, 1000},   {7, 1032},
                                   {9, 1025}, {6, 5003}, {3, 50'304}, {3, 50'257}};
   std::size_t turn = 0;
@@ -222,7 +222,7 @@ TEST(CrossEntropyOptions, EveryDtypeAndLengthMatchesReference) {
     const cuda::LaunchRecord record;
     for (const DType dtype : {float32, float16, bfloat16, float64}) {
       for (const Shape& shape : shapes) {
-        // A few combinations for each shape; 7 has no factor in common with their number.
+        // Only a few combinations for each shape. 7 has no factor in common with their number, so that all get a turn.
         for (int i = 0; i < (device.is_cpu() && shape.back() > 10'000 ? 1 : 6); ++i, turn += 7) {
           const Combination& c = all[turn % all.size()];
           const Inputs in(c, shape, dtype, device);
@@ -245,7 +245,7 @@ TEST(CrossEntropyOptions, WideRowsMatchReference) {
     const bool cpu = device.is_cpu();
     for (const std::int64_t classes : {128'256, 128'257, 300'007, 1'000'003}) {
       if (cpu && classes > 128'257) {
-        continue;  // nothing differs there
+        continue;  // the CPU has a single kernel
       }
       for (const DType dtype : {bfloat16, float32}) {
         const Inputs in(
@@ -346,9 +346,9 @@ TEST(CrossEntropyOptions, ExtremeLogits) {
         std::vector<float> values(4 * n, -1e4f);
         values[1] = 1e4f;
         std::fill(values.begin() + n, values.begin() + 2 * n, 1e4f);                 // all equal
-        std::fill(values.begin() + 2 * n, values.end(), static_cast<float>(-kInf));  // all masked but the label
+        std::fill(values.begin() + 2 * n, values.end(), static_cast<float>(-kInf));  // all masked except the label
         values[2 * n + 1] = 3;
-        const Tensor logits = from_data(values, {4, n}, device).to(dtype);  // … and all masked
+        const Tensor logits = from_data(values, {4, n}, device).to(dtype);  // in row 3, all are masked
         const Tensor labels = from_data<std::int64_t>({1, 1, 1, 1}, device);
         for (const bool in_place : {false, true}) {
           const Tensor leaf = clone(logits).detach().requires_grad_();
@@ -369,11 +369,11 @@ TEST(CrossEntropyOptions, ExtremeLogits) {
           }
         }
 
-        // With smoothing over all classes, each masked class has an infinite loss …
+        // With label smoothing, each masked class has an infinite loss,
         const double smoothed =
             cross_entropy(slice(logits, 0, 2, 3), slice(labels, 0, 2, 3), {.label_smoothing = 0.1}).item();
         EXPECT_EQ(smoothed, kInf);
-        // … unless its weight is 0.
+        // unless its weight is 0.
         std::vector<float> w(n, 0);
         w[1] = 1;
         const Tensor weight = from_data(w, {n}, device);
@@ -447,7 +447,7 @@ TEST(CrossEntropyOptions, RunsRepeatBitForBit) {
   set_num_threads(before);
 }
 
-// In place.
+// Tests of in_place.
 
 TEST(CrossEntropyInPlace, WritesTheGradientOverTheLogits) {
   for (const Device device : test_devices()) {
@@ -514,40 +514,40 @@ TEST(CrossEntropyInPlace, Errors) {
       },
       "cross_entropy: expected probabilities that require no gradient for in_place");
 
-  // An op that saved the logits detects the write.
+  // If an op saved the logits, its backward detects that they were overwritten.
   {
     const Tensor y = exp(leaf);  // saves its result
     const Tensor loss = cross_entropy(y, labels, in_place);
     expect_error([&] { loss.backward(); }, "last by cross_entropy");
   }
-  // So does a later use.
+  // A later use of the logits throws.
   {
     const Tensor logits = clone(leaf);
     const Tensor loss = cross_entropy(logits, labels, in_place);
     const Tensor later = sum(logits * 2);
     expect_error([&] { later.backward(); }, "cross_entropy: its logits were used after in_place overwrote them");
   }
-  // And a write to the gradient.
+  // So does backward after a write to the gradient.
   {
     const Tensor logits = clone(leaf);
     const Tensor loss = cross_entropy(logits, labels, in_place);
     logits.detach().bump_version("a test");
     expect_error([&] { loss.backward(); }, "modified in place since, last by a test");
   }
-  // Backward runs once.
+  // Backward can run only once.
   {
     const Tensor loss = cross_entropy(clone(leaf), labels, in_place);
     loss.backward({}, {.retain_graph = true});
     expect_error([&] { loss.backward(); }, "cross_entropy: with in_place, backward can run only once");
   }
-  // There are no second derivatives, but the first may be recorded.
+  // There are no second derivatives, but backward may run while recording.
   {
     const Tensor loss = cross_entropy(clone(leaf), labels, in_place);
     const Tensor dx = autograd::grad({loss}, {leaf}, {}, {.create_graph = true})[0];
     expect_error([&] { autograd::grad({sum(dx * dx)}, {leaf}); },
                  "cross_entropy: with in_place there is no second derivative");
   }
-  // A label out of range is found before anything is written.
+  // A label that is out of range throws before anything is written.
   {
     const Tensor logits = clone(leaf);
     expect_error([&] { cross_entropy(logits, from_data<std::int64_t>({0, 1, 9}), in_place); }, "got 9 in row 2");
@@ -566,13 +566,13 @@ TEST(CrossEntropyInPlace, OfAView) {
     const Tensor loss = cross_entropy(reshape(logits, {6, 1300}), labels, {.in_place = true});
     loss.backward({}, {.retain_graph = true});
     expect_close(x.grad(), expected, 1e-12, 1e-15);
-    // Its base was written, too.
+    // If the logits are a view, their base was overwritten, too.
     expect_error([&] { sum(logits).backward(); }, "cross_entropy: its logits were used after in_place");
   }
 }
 
 TEST(CrossEntropyInPlace, SeveralLossesOfOneGraph) {
-  // The logits' producer gets the gradient of both uses.
+  // The op that produced the logits gets the gradient of both their uses.
   const Tensor w = randn({4, 7}, float64).requires_grad_();
   const Tensor labels = from_data<std::int64_t>({0, 1, 2, 3});
   const auto run = [&](bool in_place) {
@@ -662,7 +662,7 @@ TEST(CrossEntropyOptions, Errors) {
       [&] {
         cross_entropy(logits, rand({3, 4}));
       },
-      "got float32 of shape [3, 4], which are no probabilities for logits of float32 [3, 5]");
+      "or probabilities of the logits' dtype and shape, float32 [3, 5], got float32 [3, 4]");
   expect_error([&] { cross_entropy(zeros({3, 0}), labels); }, "cross_entropy: expected at least one class");
 }
 

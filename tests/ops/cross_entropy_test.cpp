@@ -21,12 +21,12 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 struct Reference {
   std::vector<double> losses;
-  std::vector<double> dlogits;  // of Σ losses · scale
-  std::vector<double> scales;   // how large the terms of each are
+  std::vector<double> dlogits;  // the gradient of Σ losses · scale
+  std::vector<double> scales;   // the size of each gradient's terms
   double count = 0;
 };
 
-// scale: what each row's loss is multiplied by.
+// `scale` is what each row's loss is multiplied by.
 Reference reference(const Tensor& logits, const Tensor& targets, std::int64_t ignore,
                     const std::vector<double>& scale) {
   const std::vector<double> x = to_vector<double>(logits);
@@ -66,7 +66,7 @@ double total(const std::vector<double>& v) {
   return sum;
 }
 
-// Targets for logits of `shape`, about every fifth of them ignored.
+// Random targets for logits of shape `shape`, about every fifth of which is `ignore`.
 Tensor some_targets(const Shape& shape, DType dtype, std::int64_t ignore) {
   const Shape rows = shape.slice(0, shape.size() - 1);
   const Tensor targets = randint(0, shape.back(), rows, int64);
@@ -83,7 +83,7 @@ TEST(CrossEntropy, MatchesReference) {
   for (const Device device : test_devices()) {
     for (const Shape& shape : kShapes) {
       for (const DType dtype : {float32, float64, float16, bfloat16}) {
-        // On a GPU, powers of 2 of 16-bit logits are approximations.
+        // On a GPU, the powers for 16-bit logits are approximations.
         const double tolerance = dtype == float64 ? 1e-12 : dtype == float32 ? 2e-6 : 1e-5;
         const auto expect_gradient = [&](const Tensor& dlogits, const Reference& wanted, const std::string& text) {
           const double limit = dtype == float64 ? 1e-11 : dtype == float32 ? 1e-5 : 2e-3;
@@ -96,7 +96,7 @@ TEST(CrossEntropy, MatchesReference) {
         const std::string what = to_string(shape) + " " + std::string(name_of(dtype)) + " on " + to_string(device);
         const std::int64_t rows = targets.numel();
 
-        // none
+        // Reduction::none
         const Tensor leaf = logits.detach().requires_grad_();
         const DType wide = accumulate_dtype(dtype);
         const Tensor dloss = randn(targets.shape(), wide).to(device);
@@ -108,7 +108,7 @@ TEST(CrossEntropy, MatchesReference) {
         losses.backward(dloss);
         expect_gradient(leaf.grad(), expected, what);
 
-        // sum
+        // Reduction::sum
         leaf.set_grad({});
         const Tensor sum = cross_entropy(leaf, targets, {.ignore_index = ignore, .reduction = Reduction::sum});
         EXPECT_EQ(sum.shape(), Shape{});
@@ -117,7 +117,7 @@ TEST(CrossEntropy, MatchesReference) {
         expected = reference(logits, targets, ignore, std::vector<double>(rows, 1));
         expect_gradient(leaf.grad(), expected, what);
 
-        // mean
+        // Reduction::mean
         leaf.set_grad({});
         const Tensor mean = cross_entropy(leaf, targets, {.ignore_index = ignore});
         if (expected.count == 0) {
@@ -141,7 +141,7 @@ TEST(CrossEntropy, ExtremeLogits) {
       values[n] = 1e4f;                                                 // confident and wrong
       std::fill(values.begin() + 2 * n, values.begin() + 3 * n, 1e4f);  // all equal
       std::fill(values.begin() + 3 * n, values.end(), static_cast<float>(-kInf));
-      values[3 * n + 1] = 0;  // all masked but the target
+      values[3 * n + 1] = 0;  // all masked except the target
       const Tensor logits = from_data(values, {4, n}, device).requires_grad_();
       const Tensor loss =
           cross_entropy(logits, from_data<std::int64_t>({1, 1, 1, 1}, device), {.reduction = Reduction::none});
@@ -270,7 +270,7 @@ TEST(CrossEntropy, Errors) {
   expect_error([&] { cross_entropy(logits, zeros({4}, int64)); },
                "cross_entropy: expected targets of shape [3] for logits of shape [3, 5], got [4]");
   expect_error([&] { cross_entropy(logits, zeros({3})); },
-               "cross_entropy: expected int64 or int32 targets, got float32");
+               "cross_entropy: expected labels of int64 or int32, or probabilities");
   expect_error(
       [&] {
         cross_entropy(zeros({3, 5}, int64), zeros({3}, int64));

@@ -14,7 +14,7 @@ using autograd::gradgradcheck;
 
 namespace {
 
-// 0, 1, 2, … in the given shape.
+// A tensor of the given shape with elements 0, 1, 2, ….
 Tensor counting(const Shape& shape, Device device = Device::cpu()) {
   return reshape(arange(static_cast<double>(numel_of(shape)), float64, device), shape);
 }
@@ -64,7 +64,7 @@ TEST(View, ReshapeIsAViewWherePossible) {
   const Tensor x = counting({4, 6});
   EXPECT_TRUE(shares(x, reshape(x, {2, 2, 3, 2})));
   EXPECT_EQ(reshape(x, {3, -1}).shape(), (Shape{3, 8}));
-  // The rows of a slice are not adjacent, but each can be split.
+  // The rows of a slice are not adjacent in memory, but each row can be split.
   const Tensor part = slice(x, 1, 0, 4);
   const Tensor cut = reshape(part, {2, 2, 2, 2});
   EXPECT_TRUE(shares(x, cut));
@@ -83,8 +83,8 @@ TEST(View, ReshapeIsAViewWherePossible) {
 }
 
 TEST(View, ReshapeOfEveryLayoutKeepsTheOrder) {
-  // Every reordering of a (2, 3, 1, 4) tensor, sliced or not, under many shapes: the elements must come in the same
-  // order.
+  // Reshapes every permutation of a (2, 3, 1, 4) tensor, sliced or not, to many shapes. The order of the elements must
+  // not change.
   std::vector<std::int64_t> order{0, 1, 2, 3};
   do {
     for (const bool sliced : {false, true}) {
@@ -187,7 +187,7 @@ TEST(View, Errors) {
   expect_error([&] { expand(x, {4, 3}); }, "shape [2, 3] does not broadcast to [4, 3]");
   expect_error([&] { expand(x, {3}); }, "expected at least 2 axes");
   expect_error([&] { split(x, 0); }, "pieces of at least 1");
-  expect_error([&] { split(x, {1, 5}); }, "split: the sizes add up to more than");
+  expect_error([&] { split(x, {1, 5}); }, "split: expected sizes that add up to 2, got more");
   expect_error([&] { split(x, {1, -1}); }, "split: expected sizes of at least 0, got -1");
   expect_error([&] { split(x, {1, 0}); }, "split: expected sizes that add up to");
   expect_error([&] { unsqueeze(x, 3); }, "unsqueeze: expected an axis in [-3, 3), got 3");

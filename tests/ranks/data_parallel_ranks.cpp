@@ -29,7 +29,7 @@ namespace {
 
 using namespace testing_support;
 
-constexpr std::int64_t kRows = 24;  // of the whole batch: 1, 2, 3 or 4 ranks have parts of the same size
+constexpr std::int64_t kRows = 24;  // in the whole batch, so that 1, 2, 3 or 4 ranks have parts of equal size
 
 enum class Path { plain, checkpointed };
 
@@ -49,7 +49,7 @@ struct Mlp : nn::Module {
   }
 };
 
-// The same on all ranks.
+// The whole batch, the same on all ranks.
 struct Batch {
   Tensor x, target;
 
@@ -63,7 +63,7 @@ struct Batch {
     x = slice(whole.x, 0, begin, begin + rows);
     target = slice(whole.target, 0, begin, begin + rows);
   }
-  // Part i of n.
+  // Part i of n parts.
   Batch part(std::int64_t i, std::int64_t n) const {
     Batch result = *this;
     const std::int64_t rows = x.size(0) / n;
@@ -127,7 +127,7 @@ TEST(DataParallelRanks, GradientsAreThoseOfTheWholeBatch) {
     loss_of(*reference, whole).backward();
     for (const std::int64_t bucket_bytes : {std::int64_t{1}, std::int64_t{700}, std::int64_t{25} << 20}) {
       for (const Path path : {Path::plain, Path::checkpointed}) {
-        const auto model = make(dtype, 1 + group.rank());  // gets the weights of rank 0
+        const auto model = make(dtype, 1 + group.rank());  // DataParallel replaces the weights by those of rank 0
         const DataParallel parallel(*model, group, {.bucket_bytes = bucket_bytes});
         std::vector<std::vector<double>> first;
         for (int time = 0; time < 2; ++time) {
@@ -141,7 +141,7 @@ TEST(DataParallelRanks, GradientsAreThoseOfTheWholeBatch) {
             first = grads_of(*model);
           }
         }
-        EXPECT_EQ(grads_of(*model), first);  // the same bits
+        EXPECT_EQ(grads_of(*model), first);  // with the same bits
         if (group.size() > 1) {
           EXPECT_EQ(parallel.buckets(), bucket_bytes == 1 ? 8 : bucket_bytes == 700 ? (dtype == float64 ? 4 : 3) : 1);
         }
@@ -161,9 +161,9 @@ TEST(DataParallelRanks, ReductionsStartDuringBackward) {
     return Tensor{};
   });
   sum(model->rest(h)).backward();
-  EXPECT_EQ(started, group.size() > 1 ? 6 : 0);  // all but the weight and bias of fc1
+  EXPECT_EQ(started, group.size() > 1 ? 6 : 0);  // all except the weight and bias of fc1
   for (const auto& [name, parameter] : model->named_parameters()) {
-    EXPECT_EQ(parameter.grad().defined(), group.size() == 1) << name;  // on its way
+    EXPECT_EQ(parameter.grad().defined(), group.size() == 1) << name;  // otherwise it is still being reduced
   }
   parallel.wait();
 }
@@ -187,7 +187,7 @@ TEST(DataParallelRanks, Accumulation) {
     parallel.wait();
     expect_grads(*model, *reference, 1e-12, group);
   }
-  // wait() reduces what is there, also if no pass started it.
+  // wait() reduces the gradients that exist, even if no backward has started to.
   model->zero_grad();
   {
     const auto guard = parallel.accumulate();
@@ -219,7 +219,7 @@ TEST(DataParallelRanks, ParametersThatOnlySomeRanksUse) {
       if (rank == step % n) {
         loss = loss + sum(model.left) * 6;
       } else {
-        loss = sum(model.right) * 2 + loss;  // arrives in another order than `left`
+        loss = sum(model.right) * 2 + loss;  // unlike `left`, the first operand: gradients arrive in another order
       }
       loss.backward();
       parallel.wait();
@@ -231,7 +231,7 @@ TEST(DataParallelRanks, ParametersThatOnlySomeRanksUse) {
       }
       EXPECT_FALSE(model.never.grad().defined());
     }
-    // No backward at all: nothing changes on any rank.
+    // Without any backward, nothing changes on any rank.
     model.zero_grad();
     parallel.wait();
     for (const Tensor& parameter : model.parameters()) {
@@ -246,7 +246,7 @@ TEST(DataParallelRanks, AnyOrderOfArrival) {
   Branches model;
   const DataParallel parallel(model, group, {.bucket_bytes = 1});
   const Tensors parameters = model.parameters();
-  // Each rank uses the parameters in another order.
+  // Each rank uses the parameters in a different order.
   Tensor loss = here(scalar(0));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::size_t k = (i + static_cast<std::size_t>(rank)) % parameters.size();
@@ -288,7 +288,7 @@ TEST(DataParallelRanks, TiedWeights) {
   expect_grads(*model, *reference, 1e-12, group);
 }
 
-TEST(DataParallelRanks, GoesOnAfterABackwardThatThrew) {
+TEST(DataParallelRanks, ContinuesAfterABackwardThatThrew) {
   const Group group = world();
   if (!usable(group)) {
     GTEST_SKIP() << "for numbers of ranks that divide " << kRows / 2;
@@ -328,7 +328,7 @@ TEST(DataParallelRanks, ASecondBackwardBeforeWaitIsAnError) {
   }
   Branches model;
   const DataParallel parallel(model, group, {.bucket_bytes = 1});
-  // Parts that share no parameter are one backward together.
+  // Several backward passes that share no parameter count as one.
   sum(model.never).backward();
   sum(model.right).backward();
   EXPECT_EQ(parallel.started(), 2);
@@ -350,7 +350,7 @@ TEST(DataParallelRanks, SixteenBitGradientsInFloat32) {
     Branches model;
     model.to(dtype);
     const DataParallel parallel(model, group, {.bucket_bytes = 1, .reduce_dtype = float32});
-    // In 16 bits, 256 + 1/4 would be 256 (in float16: 256.25), and the small terms would be lost one after the other.
+    // If partial sums were rounded to 16 bits, 256 + 1/4 would be 256, and the small terms would be lost one by one.
     const double factor = group.rank() == 0 ? (dtype == bfloat16 ? 256 : 2048) : (dtype == bfloat16 ? 0.875 : 0.9375);
     (sum(model.always) * factor).backward();
     parallel.wait();
@@ -418,7 +418,8 @@ TEST(DataParallelRanks, DisagreementsNameTheRankAndTheParameter) {
                "DataParallel: expected bucket_bytes > 0, got -1");
   EXPECT_EQ(autograd::EarlyAccumulation::leaves(), nullptr);
   const DataParallel parallel(model, group);
-  expect_error([&] { const DataParallel again(model, group); }, "DataParallel: parameter \"a\" is in another");
+  expect_error([&] { const DataParallel again(model, group); },
+               "DataParallel: parameter \"a\" is already in another DataParallel or EarlyAccumulation");
 }
 
 TEST(DataParallelRanks, ChecksStepAndWeights) {
@@ -432,7 +433,7 @@ TEST(DataParallelRanks, ChecksStepAndWeights) {
   }
   expect_error([&] { parallel.check(group.rank() == last ? 8 : 7); },
                fmt::format("DataParallel: the ranks disagree: rank {} is at step 8, rank 0 at step 7", last));
-  // Rank 0 is alone with its value, if there are others to outvote it.
+  // Rank 0 has another value than all others, which outvote it if there are enough of them.
   if (group.rank() == 0) {
     const autograd::NoGrad guard;
     const Tensor element = as_strided(model->fc2.bias.detach(), {1}, {1}, model->fc2.bias.handle()->offset + 9);
@@ -445,7 +446,7 @@ TEST(DataParallelRanks, ChecksStepAndWeights) {
                            last == 1 ? 1 : 0, last == 1 ? 0 : 1));
 }
 
-// Differences that a sum of the elements does not show, and those of the last bytes.
+// Detects differences that a sum of the elements would not show, and differences in the last bytes.
 TEST(DataParallelRanks, ChecksEachBitOfWeights) {
   const Group group = world();
   struct Odd : nn::Module {
@@ -474,11 +475,11 @@ TEST(DataParallelRanks, ChecksEachBitOfWeights) {
     fill_data(element(x, i), before);
     parallel.check(2);
   };
-  expect_found(model->a, "a", 14, 1.0078125);  // the next number; in the last two bytes
+  expect_found(model->a, "a", 14, 1.0078125);  // the next number after 1, in the tensor's last two bytes
   expect_found(model->a, "a", 0, -1);
   expect_found(model->b, "b", 1025 * 1027 - 1, 1.0 + 0x1p-23);
   expect_found(model->b, "b", 1 << 20, std::numeric_limits<double>::quiet_NaN());
-  // Two that change places.
+  // Two elements are exchanged.
   if (group.rank() == 1) {
     fill_data(element(model->b, 7), 2);
   } else {
@@ -509,7 +510,7 @@ TEST(DataParallelRanks, NamesTheRankWhoseGradientIsNotFinite) {
   }
 }
 
-// Both devices: nothing is recorded, so no GPU is needed.
+// The check is the same on both devices. Nothing is really captured, so that no GPU is needed.
 TEST(DataParallelRanks, CollectivesAndGradientsCannotBeCaptured) {
   const Group group = world();
   if (group.size() == 1) {
@@ -529,7 +530,7 @@ TEST(DataParallelRanks, CollectivesAndGradientsCannotBeCaptured) {
     expect_error([&] { loss_of(*model, batch).backward(); }, "DataParallel of several ranks" + rest);
     expect_error([&] { parallel.wait(); }, "DataParallel of several ranks" + rest);
   }
-  // Nothing has been sent, so the ranks can go on.
+  // Nothing has been sent, so that the ranks can continue.
   for (const Tensor& parameter : model->parameters()) {
     parameter.set_grad({});
   }
@@ -570,7 +571,7 @@ TEST(DataParallelRanks, DestroyedWhileReductionsRun) {
   EXPECT_TRUE(model->fc1.weight.grad().defined());
 }
 
-// 20 steps of AdamW with the whole batch on one rank, and with a part on each.
+// Compares 20 steps of AdamW with the whole batch on one rank, and with a part of it on each rank.
 TEST(DataParallelRanks, TrainsAsOneRankDoes) {
   const Group group = world();
   if (!usable(group)) {

@@ -15,8 +15,8 @@ void check_cross_entropy(const char* op, const Shape& logits, DType dtype, Devic
   check(classes > 0 || numel_of(rows) == 0, "{}: expected at least one class, got logits of shape {}", op, logits);
   if (is_floating(targets.dtype())) {
     check(targets.dtype() == dtype && targets.shape() == logits,
-          "{}: expected int64 or int32 targets, got {} of shape {}, which are no probabilities for logits of {} {}", op,
-          targets.dtype(), targets.shape(), dtype, logits);
+          "{}: expected labels of int64 or int32, or probabilities of the logits' dtype and shape, {} {}, got {} {}",
+          op, dtype, logits, targets.dtype(), targets.shape());
   } else {
     check(targets.dtype() == int64 || targets.dtype() == int32, "{}: expected int64 or int32 targets, got {}", op,
           targets.dtype());

@@ -10,21 +10,19 @@
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 
-// A word holds 32 / bits integers of one column, and a row of words is dense. A thread has a strip of the columns:
+// A word holds 32 / bits integers of one column, and the words of adjacent columns are adjacent. A thread has a strip
+// of columns, and processes it chunk by chunk along K. A chunk has up to 64 rows of the weight, all in one group:
 //
-//     words k .. k + chunk   ════════►  one pack of 16 columns after the other. Integers become floats in registers and
-//     (up to 64 integers                are multiplied by x: acc = Σ (q − zero) · x
-//     of each column)
-//     scale, offset          ════════►  sums += scale · acc + offset · Σ x
-//
-// A chunk is within one group.
+//     a chunk's words   ════════►  pack after pack of columns: integers are converted to floats in registers and
+//                                  multiplied by x, acc = Σ (q − zero) · x
+//     scale, offset     ════════►  sums += scale · acc + offset · Σ x
 
 namespace mica::kernels {
 
 namespace {
 
 constexpr std::int64_t kWidth = kPackWidth<float>;  // columns of a pack
-constexpr std::int64_t kMostChunk = 64;             // rows of the weight
+constexpr std::int64_t kMostChunk = 64;             // the most rows of the weight in a chunk
 constexpr std::int64_t kLeastStrip = 128;           // columns
 constexpr std::int64_t kMostStrip = 512;
 
@@ -36,7 +34,7 @@ Words load_words(const std::uint32_t* from) {
   return x;
 }
 
-/// The integers at bit `shift` of each word.
+/// The integers that begin at bit `shift` of each word.
 template <int kBits>
 Pack<float> integers(const Words& words, int shift) {
 #if defined(__AVX512F__)
@@ -56,7 +54,8 @@ Pack<float> integers(const Words& words, int shift) {
   return __builtin_convertvector(value, Pack<float>);
 }
 
-/// x (M, K) as float, its rows padded with zeros to whole words, and the sums of each chunk's elements.
+/// x (M, K) converted to float, with rows padded with zeros to whole words, and the sums of its elements over each
+/// chunk.
 struct Rows {
   std::vector<float> x;     // (M, stride)
   std::vector<float> sums;  // (M, chunks)
@@ -89,7 +88,7 @@ struct Rows {
   }
 };
 
-/// Every mode is (q − zero) · scale + offset, for the columns of a strip.
+/// The factors of a strip's columns. Every mode is computed as (q − zero) · scale + offset.
 struct Grid {
   alignas(64) std::array<float, kMostStrip> zero;
   alignas(64) std::array<float, kMostStrip> scale;
@@ -122,7 +121,7 @@ class Product {
 
   std::int64_t chunk() const { return chunk_; }
 
-  /// sums (R, kMostStrip) = rows of x · `count` columns from `column` on.
+  /// sums (R, kMostStrip) = R rows of x times the `count` columns of the weight from `column` on.
   template <int kBits, int R>
   void multiply(const Rows& rows, std::int64_t column, std::int64_t count, float* sums) const {
     constexpr std::int64_t kPerWord = quantized::kWordBits / kBits;
@@ -143,7 +142,7 @@ class Product {
         add_chunk<kBits, R>(words_ + k / kPerWord * columns_ + column + c, columns_, lines, rows, i, grid, c, sums);
       }
       if (c < count) {
-        std::array<std::uint32_t, 32 * kWidth> last{};  // the columns that are left, in a pack of their own
+        std::array<std::uint32_t, 32 * kWidth> last{};  // a copy of the last, incomplete pack of columns
         for (std::int64_t line = 0; line < lines; ++line) {
           std::copy_n(words_ + (k / kPerWord + line) * columns_ + column + c, count - c, last.data() + line * kWidth);
         }
@@ -176,18 +175,20 @@ class Product {
     }
   }
 
-  /// Adds chunk i of 16 columns to the sums from column c of the strip on. A row of words has `stride` columns.
+  /// Adds chunk i of a pack of columns to the sums, from column c of the strip on. A row of words has `stride` columns.
+  /// Not inlined into its two callers, which would double the compile time of 15 s and save no run time.
   template <int kBits, int R>
-  void add_chunk(const std::uint32_t* words, std::int64_t stride, std::int64_t lines, const Rows& rows, std::int64_t i,
-                 const Grid& grid, std::int64_t c, float* sums) const {
+  [[gnu::noinline]] void add_chunk(const std::uint32_t* words, std::int64_t stride, std::int64_t lines,
+                                   const Rows& rows, std::int64_t i, const Grid& grid, std::int64_t c,
+                                   float* sums) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
-    constexpr int kSums = 2;  // which do not wait for each other
+    constexpr int kSums = 2;  // independent accumulators, so that consecutive additions overlap
     Pack<float> acc[R][kSums] = {};
     const Pack<float> zero = load_pack(grid.zero.data() + c);
     const float* x = rows.x.data() + i * chunk_;
     for (std::int64_t line = 0; line < lines; ++line, x += kPerWord) {
       const Words some = load_words(words + line * stride);
-      // The same columns of the next chunk. Past the end of the weight, a prefetch does nothing.
+      // Prefetches the same columns of the next chunk. Past the end of the weight, that does nothing.
       __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(words) +
                                                        static_cast<std::uintptr_t>(4 * (line + lines) * stride)));
 #pragma GCC unroll 32
@@ -225,7 +226,7 @@ void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> wri
   const float* const row_factors = args.rows.data_or_null<float>();
   const float* const column_factors = args.columns.data_or_null<float>();
   void* const out = args.y.raw_data();
-  // A thread takes the next strip when it is free: on a busy machine one may be much slower than the others.
+  // Threads take the next strip when they are free, since on a busy machine one may be much slower than the others.
   std::atomic<std::int64_t> next{0};
   const auto multiply_strips = [&]<int kBits, int R>() {
     parallel_for(std::min<std::int64_t>(strips, num_threads()), 1, [&](std::int64_t, std::int64_t) {
