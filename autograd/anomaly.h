@@ -8,10 +8,10 @@ namespace mica::autograd {
 /// guard;`.
 ///
 /// Each recorded op remembers its call site, and backward() and grad() check every gradient. The first one that is not
-/// finite raises an Error. It names the op whose backward produced it from finite gradients, the input it is for (with
-/// the parameter's name, if a module registered it), the module, the call stack, and whether a tensor that the op saved
-/// in forward was already not finite. The message distinguishes gradients that were passed to backward(), returned by a
-/// hook, or overflowed in a sum. Forward is not checked.
+/// finite raises an Error. The message names the op whose backward produced it from finite gradients, the input that it
+/// belongs to (with the parameter's name, if a module registered it), the module and the call stack, and says whether a
+/// tensor that the op saved in forward was already not finite. It also says so if the gradient was passed to
+/// backward(), returned by a hook, or overflowed in a sum. Forward is not checked.
 ///
 /// The guard must be active during backward. Ops recorded before it was created are reported too, without their call
 /// site. The cost is a stack walk per op and, per gradient, two reductions and a device synchronization: use it for

@@ -12,7 +12,7 @@ namespace detail {
 
 thread_local constinit AutocastState autocast_state;
 
-/// 16-bit copies of parameters.
+/// 16-bit copies of parameters, made at their first use.
 class CastCache {
  public:
   Tensor find_or_make(const Tensor& x, DType dtype) {

@@ -40,8 +40,8 @@ extern thread_local constinit AutocastState autocast_state;
 ///     loss.backward();
 ///     optimizer.step();
 ///
-/// A parameter is converted at its first use, and again after an in-place write such as an optimizer step. The copies
-/// live until the outermost guard ends. While a CUDA graph is captured, each use converts.
+/// A parameter is converted at its first use, and again after an in-place write such as an optimizer step. The
+/// converted copies live until the outermost guard ends. While a CUDA graph is captured, every use converts anew.
 ///
 /// backward() uses the dtypes chosen in forward, inside or outside a guard. Checkpointed functions are recomputed under
 /// their original guard. float16 needs a loss scale: see optim::GradScaler.
@@ -61,7 +61,7 @@ class Autocast {
 /// The dtype of this thread's innermost guard; nullopt without one.
 std::optional<DType> autocast_dtype();
 
-// For ops, which check at their start and call themselves with converted operands: no op inside an op converts.
+// For ops, which check at their start and call themselves with converted operands. Ops inside an op never convert.
 
 inline bool autocast_active() { return detail::autocast_state.dtype != float32 && !thread_state.inside_op; }
 

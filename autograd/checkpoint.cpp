@@ -23,7 +23,7 @@ class InsideSegment final : public Node {
   }
 };
 
-// Active while backward runs the program's function again.
+// Marks this thread as recomputing: backward is calling the checkpointed function again.
 class Replaying {
  public:
   Replaying() : previous_(thread_state.segment) { thread_state.segment = nullptr; }

@@ -89,11 +89,11 @@ R from_tensors(Tensors tensors) {
 /// intermediate tensors run in the recomputation.
 ///
 /// f and copies of the inputs are kept until backward has run; f is called as const. It returns a Tensor, an array or a
-/// list of them; inputs may be of any type. f must compute the same again, on this or another thread: what it captures
-/// by reference must still exist, and modules must be in the same mode. backward throws an Error if a tensor from
-/// outside was modified in place since, or if the recomputation returns another number of outputs, another shape or
-/// dtype, or draws another number of random tensors. f must return every tensor that is used outside; backward through
-/// a leaked one throws. f may write in place to tensors that it created; if it writes to a tensor from outside,
+/// list of them; inputs may be of any type. The second call, on this or another thread, must compute the same: what f
+/// captures by reference must still exist, and modules must be in the same mode. backward throws an Error if a tensor
+/// from outside was modified in place since, or if the recomputation differs in the number, shapes or dtypes of its
+/// outputs or in the number of random tensors it draws. f must return every tensor that is used outside; backward
+/// through a leaked one throws. f may write in place to tensors that it created; if it writes to a tensor from outside,
 /// checkpoint throws. Results that are views of inputs or of each other cannot be written in place.
 ///
 /// If recording is off, or if nothing that f uses requires a gradient, this just calls f.

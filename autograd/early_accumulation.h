@@ -8,13 +8,13 @@
 
 namespace mica::autograd {
 
-/// While it exists, backward accumulates into these leaves as soon as their gradients are complete, and calls their
-/// post-accumulate hooks then; it accumulates into other leaves last. So what has to be done with a gradient can be
-/// done during backward: its reduction over several devices, an optimizer's step that frees it.
+/// While it exists, backward accumulates into these leaves, and calls their post-accumulate hooks, as soon as their
+/// gradients are complete; it accumulates into other leaves last. So a gradient can be processed while backward
+/// continues: reduced over several devices, or used by an optimizer's step and freed.
 ///
-/// Gradients have the same bits as without it. But a backward that throws may have changed the grads of these leaves,
-/// and a backward must not use a weight inside a checkpoint only when it is called again, since such a use cannot be
-/// foreseen. While one exists, each backward first visits its whole graph, to find the last use of each of the leaves.
+/// Gradients have the same bits as without it. But a backward that throws may have changed the grads of these leaves.
+/// And the function of a checkpoint must use the same leaves when it is recomputed as in its first call, since backward
+/// first visits its whole graph to find the op that will add to each leaf's gradient last.
 ///
 /// Throws, changing nothing, unless each tensor is a leaf that requires a gradient and is in no other
 /// EarlyAccumulation.
@@ -27,7 +27,7 @@ class EarlyAccumulation {
 
   using Leaves = std::unordered_set<const Slot*>;
 
-  /// Those of all that exist now; null if none does.
+  /// The leaves of all EarlyAccumulations that exist now; null if there are none.
   static std::shared_ptr<const Leaves> leaves();
 
  private:

@@ -57,7 +57,7 @@ class Places {
   }
 
   std::uint64_t of(const Node& node) const {
-    if (!early_.empty() && node.edges.empty()) {  // as leaves' accumulators
+    if (!early_.empty() && node.edges.empty()) {  // true for the accumulators of leaves
       if (const auto at = early_.find(&node); at != early_.end()) {
         return 2 * at->second.oldest_use - 1;
       }
@@ -137,10 +137,10 @@ class Frontier {
   const Places& places_;
   std::priority_queue<Pending> order_;
   std::unordered_map<Node*, Tensors> gradients_;
-  std::unordered_set<const Node*> borrowed_;  // leaves' accumulators for which their `grad` itself was taken
+  std::unordered_set<const Node*> borrowed_;  // accumulators of leaves from which extract() took `grad` itself
 };
 
-// The node whose backward this thread runs, and what is pending meanwhile. A backward may run another one inside.
+// The node whose backward this thread is running, and the pending gradients. Backward passes can be nested.
 struct Running {
   const Node& node;
   Frontier& frontier;

@@ -17,24 +17,24 @@ struct Root {
   Tensor gradient;
 };
 
-/// The start from `output` with `gradient`; undefined: 1, for an output of one element. Throws, naming `op`, if
-/// `output` has no graph or `gradient` does not match it.
+/// The root for `output` and its `gradient`; an undefined gradient means 1, for an output of one element. Throws an
+/// error that starts with `op` if `output` has no graph or `gradient` does not match it.
 Root root_of(const char* op, const Tensor& output, const Tensor& gradient);
 
 struct TraverseOptions {
   bool retain_graph = false;    ///< keep saved tensors
-  bool record = false;          ///< record what backwards compute
+  bool record = false;          ///< record the ops of the backward pass
   bool adds_to_leaves = false;  ///< ops may add directly to the `grad` of a leaf, instead of its accumulator
   bool early_leaves = false;    ///< accumulate into leaves in an EarlyAccumulation when their gradients are complete
 };
 
-/// What a traversal calls.
+/// Callbacks of a traversal.
 class Visitor {
  public:
   virtual ~Visitor() = default;
   /// Receives each node with its complete output gradients; returns whether to continue through it.
   virtual bool enters(const Node& /*node*/, const Tensors& /*gradients*/) { return true; }
-  /// A checkpoint has added nodes.
+  /// Called after a checkpoint has added nodes to the graph.
   virtual void replayed() {}
 };
 

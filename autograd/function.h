@@ -64,9 +64,9 @@ class Context {
   // references to slots alone cannot form cycles.
   struct Saved {
     mica::detail::TensorImpl record;
-    const mica::detail::TensorImpl* of = nullptr;  // identity only
+    const mica::detail::TensorImpl* of = nullptr;  // the tensor saved; only compared, never dereferenced
     std::uint32_t version = 0;
-    int output = -1;  // the node's own output with this index: saved without history, which saved() restores
+    int output = -1;  // index, if it is an output of the node: saved without history, which saved() restores
 
     Tensor tensor() const {
       return of == nullptr ? Tensor{} : Tensor(std::make_shared<mica::detail::TensorImpl>(record));

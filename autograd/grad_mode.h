@@ -40,8 +40,8 @@ class EnableGrad : public GradMode {
   EnableGrad() : GradMode(true) {}
 };
 
-/// Turns recording off until the end of scope for the inside of an op or of a backward pass, as opposed to a request by
-/// the program. With `on` false: marks code of the program that an op calls.
+/// Turns recording off until the end of scope, for the inside of an op or of a backward pass (as opposed to a request
+/// by the user's program). With `on` false: marks user code that an op calls back, and turns recording on.
 class InsideOp : public GradMode {
  public:
   explicit InsideOp(bool on = true) : GradMode(!on), previous_(thread_state.inside_op) { thread_state.inside_op = on; }
@@ -51,7 +51,7 @@ class InsideOp : public GradMode {
   bool previous_;
 };
 
-/// True if recording is off at the program's request.
+/// True if recording is off because the user's program asked for it.
 inline bool grad_disabled_by_user() { return !thread_state.grad_enabled && !thread_state.inside_op; }
 
 /// Turns recording off until the end of scope; tensors created meanwhile do not count in-place writes. For programs

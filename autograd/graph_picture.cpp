@@ -60,7 +60,7 @@ std::vector<const Node*> reachable_nodes(const Node* root) {
   return nodes;
 }
 
-// The ops oldest first, each after the leaves that none before it used.
+// The ops, oldest first, each preceded by the leaves that it is the first to use.
 std::vector<const Node*> in_order_of_forward(std::vector<const Node*> nodes) {
   const auto leaves = std::stable_partition(nodes.begin(), nodes.end(), [](const Node* node) { return !node->leaf(); });
   std::unordered_set<const Node*> waiting(leaves, nodes.end());
@@ -206,7 +206,7 @@ std::size_t Picture::frame_of(const ModuleName* module) {
   return number;
 }
 
-// Opens the frames around the node that are drawn.
+// Adds the bytes that a node saves to all drawn frames around it.
 void Picture::count(const Node& node, std::size_t bytes) {
   for (const ModuleName* module = module_of(node).get(); module != nullptr; module = module->parent.get()) {
     if (const auto frame = frame_numbers_.find(module); frame != frame_numbers_.end()) {

@@ -41,7 +41,7 @@ struct Region {
   }
 };
 
-// to += from, where `to` may have axes with a stride of 0, whose elements coincide.
+// to += from, where `to` may have axes with a stride of 0, so that several elements share memory.
 void add_spread(const Tensor& to, const Tensor& from) {
   for (int axis = 0; axis < to.dim(); ++axis) {
     if (to.strides()[axis] == 0 && to.shape()[axis] != 1) {

@@ -10,10 +10,10 @@
 namespace mica::autograd {
 
 /// A module's position in the module tree, for errors and graph pictures. It lives as long as a recorded op refers to
-/// it, even after its module. Paths are derived through the parents, so they stay right when a module gets a parent
-/// later.
+/// it, even after the module's destruction. Paths are derived from the parents on demand, so they stay right if the
+/// module gets a parent later.
 struct ModuleName {
-  std::string name;                                  // among its siblings; empty for the outermost
+  std::string name;                                  // unique among its siblings; empty for the outermost
   std::shared_ptr<const ModuleName> parent;          // null for the outermost
   std::atomic<const std::type_info*> type{nullptr};  // of the module's class; null if unknown
 };

@@ -16,7 +16,7 @@ namespace mica::autograd {
 class Node;
 class Segment;
 
-/// Where a gradient goes next: it is the gradient of output number `slot` of `node`. Null node: it is not needed.
+/// Where a gradient goes next: to output number `slot` of `node`. A null node means that the gradient is not needed.
 struct Edge {
   std::shared_ptr<Node> node;
   int slot = 0;

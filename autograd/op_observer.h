@@ -21,7 +21,7 @@ class OpObserver {
   virtual void end() = 0;
 };
 
-/// Reports an op from construction to the end of scope. Costs one branch without an observer.
+/// Reports an op from construction to the end of scope. Without an observer, it costs one branch.
 class ObservedOp {
  public:
   /// Forward of an op in the current module.

@@ -23,7 +23,7 @@ struct ProfiledOp {
   std::int64_t launches = 0;    // of mica's kernels; a library call counts as one
   double host_ms = 0;           // of this thread
   double device_ms = 0;         // of kernels, copies and fills
-  std::int64_t bytes_kept = 0;  // allocated minus freed memory of tensors on the GPU (without one, on the CPU)
+  std::int64_t bytes_kept = 0;  // tensor memory allocated minus freed, on the GPU (on the CPU if no GPU is measured)
 };
 
 /// The cost of one kernel over all profiled steps. Requires CUPTI.
@@ -47,7 +47,7 @@ struct ProfiledKernel {
 class Profiler {
  public:
   explicit Profiler(ProfilerOptions options = {});
-  /// Stops.
+  /// Calls stop() if the program has not.
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;

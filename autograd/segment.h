@@ -24,8 +24,8 @@ class Segment : public Node {
   Tensors backward(Tensors gradients) final;
 };
 
-/// While it exists, ops on this thread are not recorded; it collects the tensors from outside that they would have been
-/// recorded with.
+/// While it exists, ops on this thread are not recorded. Instead, it collects the tensors from outside the segment that
+/// recorded ops would have referred to.
 class SegmentWatch {
  public:
   SegmentWatch();
@@ -38,9 +38,9 @@ class SegmentWatch {
 
   /// Notes the inputs of an op of the segment.
   void note_uses(const Tensor* const* inputs, std::size_t count);
-  /// Gives `x`, which an op of the segment produced, a placeholder as its place in the graph.
+  /// Gives `x`, which an op of the segment produced, a placeholder as its node.
   void place(const Tensor& x);
-  /// Whether the edge leads to that placeholder.
+  /// Whether the edge leads to the placeholder.
   bool made(const Edge& edge) const { return edge.node == inside_; }
 
   /// A tensor from outside, which must not change before the replay.

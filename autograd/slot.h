@@ -19,8 +19,8 @@ struct Slot {
   std::weak_ptr<Node> accumulator;                   // … the node that accumulates into grad, while a graph uses it
   std::shared_ptr<Node> node;                        // the op that produced this tensor; null for a leaf
   int output = 0;                                    // … as this output
-  bool custom_view = false;      // … and it is a view of an input, in a way that only the op knows
-  std::unique_ptr<Notes> notes;  // names for messages; null for most tensors
+  bool custom_view = false;                          // … which is a view of an input, in a way that only the op knows
+  std::unique_ptr<Notes> notes;                      // data for error messages; null for most tensors
 };
 
 /// Where a tensor's gradient goes: to the op that produced it, to a leaf's accumulator, or nowhere.

@@ -27,7 +27,8 @@ void add(Cuts& cuts, const Cuts& more) {
   }
 }
 
-// The leaves behind a tensor that is about to lose its history, now disconnected at `cut`, and older cuts.
+// Adds the leaves in the history of a tensor that is about to lose it, as disconnected at `cut`, and the tensor's older
+// cuts.
 void add_cuts(Cuts& cuts, const Edge& edge, const std::shared_ptr<const Cut>& cut) {
   std::vector<const Node*> found{edge.node.get()};
   std::unordered_set<const Node*> seen{edge.node.get()};

@@ -37,7 +37,7 @@ struct Trace {
 /// Data of a tensor: a parameter's name, and the leaves disconnected from it under DetectAnomaly.
 struct Notes {
   std::string name;
-  std::shared_ptr<const ModuleName> module;  // that registered it
+  std::shared_ptr<const ModuleName> module;  // the module that registered it
   Cuts cuts;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Copies between a GPU and the host that neither of them waits for. Needs no CUDA header. With the CPU as the device,
-// everything is done when a call returns.
+// Asynchronous copies between a GPU and the host. Needs no CUDA header. If the device is the CPU, each call copies at
+// once.
 
 #include <memory>
 
@@ -9,8 +9,8 @@
 
 namespace mica {
 
-/// An uninitialized tensor on the CPU for copies to and from `device`: page-locked if that is a GPU, which only then
-/// copies while the host goes on.
+/// An uninitialized tensor on the CPU for copies to and from `device`. It is page-locked if that is a GPU, since only
+/// such copies are asynchronous.
 Tensor pinned_empty(const Shape& shape, DType dtype, Device device);
 
 /// Copies started together by a CopyStream. A default-constructed one is complete.
@@ -18,10 +18,10 @@ class AsyncCopy {
  public:
   AsyncCopy() = default;
 
-  /// The calling thread, which may be any, waits until the copies are complete.
+  /// Makes the calling thread wait until the copies are complete. May be called on any thread.
   void wait() const;
-  /// Work launched from now on by this thread, on the device's current stream, waits for the copies. The thread does
-  /// not.
+  /// Makes work that this thread launches from now on, on the device's current stream, wait for the copies. The thread
+  /// itself does not wait.
   void order() const;
 
  private:
@@ -37,10 +37,10 @@ class CopyStream {
  public:
   explicit CopyStream(Device device);
 
-  /// Starts to copy each tensor of `from` to the one of `to` at its place, one of which is on the device and the other
-  /// one from pinned_empty(). Both are contiguous, of the same shape and dtype. The copies begin after the work that
-  /// this thread has launched so far on the current stream. All tensors must stay alive until the copies are complete
-  /// or, for tensors of the device, until order() was called.
+  /// Starts to copy from[i] to to[i] for each i. One of the two is on the device, the other from pinned_empty(); both
+  /// are contiguous and have the same shape and dtype. The copies begin after the work that this thread has launched so
+  /// far on the current stream. All tensors must stay alive until the copies are complete; those on the device need
+  /// only live until order() was called.
   AsyncCopy start(const Tensors& to, const Tensors& from) const;
 
  private:

@@ -20,7 +20,7 @@ struct Copy {
 std::shared_ptr<std::byte> allocate_pinned(Cuda, std::size_t bytes);
 
 std::shared_ptr<void> make_copy_stream(Cuda);
-/// On `stream`, after the current stream's work. Returns an event for their end.
+/// Starts the copies on `stream`, after the current stream's work. Returns an event that marks their end.
 std::shared_ptr<void> start_copies(Cuda, void* stream, const std::vector<Copy>& copies);
 
 void wait_for_event(Cuda, void* event);

@@ -10,7 +10,7 @@
 
 namespace mica {
 
-/// `rows` runs of n elements of a tensor. Strides are in elements.
+/// Part of a tensor: `rows` rows of n elements each. Strides are in elements.
 struct Patch {
   std::int64_t n, stride;
   std::int64_t rows, row_stride;

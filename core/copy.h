@@ -6,11 +6,11 @@ namespace mica {
 
 // Basic data movement. Not recorded by autograd, unlike ops/view and ops/to.
 
-/// Copies src into dst, converting the dtype and crossing devices if they differ. Shapes must be equal; any strides.
-/// Not counted as an in-place write: for filling new tensors.
+/// Copies src into dst; dtypes and devices may differ. Shapes must be equal; any strides. Not counted as an in-place
+/// write: meant for filling new tensors.
 void copy_into(const Tensor& dst, const Tensor& src);
 
-/// copy_into(dst[i], src[i]) for each i, but of no fixed order: no tensor may overlap with another one's. On a GPU, one
+/// copy_into(dst[i], src[i]) for each i, in no fixed order: no destination may overlap any other tensor. On a GPU, one
 /// kernel copies up to 120 contiguous tensors that keep their dtype, or go from 16 bits to float32.
 void copy_all_into(const Tensors& dst, const Tensors& src);
 

@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(cuda::kElementwiseThreads)
   with_dtype(to, [&]<class To>() { reinterpret_cast<To*>(dst)[offsets[0]] = static_cast<To>(value); });
 }
 
-// Copies of contiguous tensors, passed as arguments of the kernel, which may have 4 KiB. A block copies the part of
-// one.
+// Copies of contiguous tensors, passed as a kernel argument, so at most 4 KiB. Each block copies a part of one tensor.
 struct ManyCopies {
   static constexpr int kMost = 120;
 
@@ -82,7 +81,7 @@ struct ManyCopies {
 static_assert(sizeof(ManyCopies) <= 4000);
 
 constexpr int kManyThreads = 256;
-constexpr int kPacksEach = 4;  // of a thread, 16 bytes read at a time
+constexpr int kPacksEach = 4;  // per thread, read 16 bytes at a time
 
 template <class To, class From>
 constexpr std::int64_t kManyElements = kManyThreads* kPacksEach*(16 / static_cast<std::int64_t>(sizeof(From)));
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(kManyThreads) copy_many_kernel(const __grid_co
   }
 }
 
-// Of a type as wide as the dtype, or wider: `scale` elements of the tensors are one of From.
+// From may be a wider type than the tensors' dtype: one From then holds `scale` of their elements.
 template <class To, class From>
 void launch_copy_many(const Tensors& dst, const Tensors& src, std::int64_t scale) {
   for (std::size_t begin = 0; begin < dst.size();) {

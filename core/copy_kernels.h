@@ -9,8 +9,8 @@ namespace mica::kernels {
 void copy(Cpu, const Tensor& dst, const Tensor& src);
 void copy(Cuda, const Tensor& dst, const Tensor& src);
 
-/// dst[i] = src[i] for contiguous tensors on the device, of one dtype here and one dtype there that are equal, or
-/// float32 and a 16-bit float.
+/// dst[i] = src[i] for contiguous tensors on the device. All of dst have one dtype and all of src have one; the two are
+/// equal, or one is float32 and the other a 16-bit float.
 void copy_many(Cuda, const Tensors& dst, const Tensors& src);
 
 /// x = value everywhere.

@@ -19,8 +19,8 @@ inline Tensor arange(double end, DType dtype = int64, Device device = Device::cp
   return arange(0, end, 1, dtype, device);
 }
 
-/// Uniform in [0, 1); standard normal; uniform integers in [low, high). Drawn from the generator of core/rng.h:
-/// the same seed gives the same numbers on every device.
+/// rand: uniform in [0, 1). randn: standard normal. randint: uniform integers in [low, high). All use the generator of
+/// core/rng.h: the same seed gives the same numbers on every device.
 Tensor rand(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor randn(const Shape& shape, DType dtype = float32, Device device = Device::cpu());
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, DType dtype = int64,
@@ -51,7 +51,7 @@ Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu())
   return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
 }
 
-/// Wraps row-major memory on `device` that the caller owns, keeps alive and made large enough for the shape.
+/// Wraps row-major memory on `device` without a copy. The caller owns it and keeps it alive; its size is not checked.
 Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
 
 /// The elements in row-major order, converted to T, on the host.

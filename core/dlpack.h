@@ -18,12 +18,12 @@ namespace mica {
 /// the struct: it calls the struct's deleter once, on any thread, which releases the elements.
 ///
 /// On a GPU, the elements are complete in the order of this thread's stream: see dlpack_wait(). Memory is reused in the
-/// order of the stream that it was allocated on, so a receiver that works on another one finishes before it calls the
-/// deleter.
+/// order of the stream that it was allocated on, so a receiver that works on another stream must finish before it calls
+/// the deleter.
 ///
 /// Throws an Error if `x` is undefined or requires a gradient, which DLPack has no place for: export x.detach().
 DLManagedTensorVersioned* to_dlpack(const Tensor& x);
-/// The same as a struct from before DLPack 1, for receivers that know no other.
+/// Like to_dlpack(), but with the struct from before DLPack 1, for receivers that do not know the new one.
 DLManagedTensor* to_dlpack_unversioned(const Tensor& x);
 
 struct FromDlpackOptions {
@@ -31,22 +31,22 @@ struct FromDlpackOptions {
   bool read_only = false;
 };
 
-/// A tensor that shares the elements of `managed`. It takes over the struct, and calls its deleter when the last tensor
+/// A tensor that shares the elements of `managed`. Takes over the struct: its deleter is called when the last tensor
 /// that refers to the elements is gone. Autograd does not see writes by the other library: call Tensor::bump_version()
 /// after one, if the tensor may have been saved for a backward.
 ///
-/// Memory of the CPU, pinned or not, and of CUDA devices. On a GPU, the elements must be complete in the order of this
-/// thread's stream, and the deleter may be called before the work on that stream is done.
+/// Accepts memory of the CPU, pinned or not, and of CUDA devices. On a GPU, the elements must be complete in the order
+/// of this thread's stream, and the deleter may be called before the work on that stream is done.
 ///
-/// Throws an Error, and leaves the struct to the caller: for another version than 1, a dtype or a device that mica does
-/// not have, negative sizes or strides, elements that are not aligned for their dtype, read-only memory, or sizes that
+/// Throws an Error, and leaves the struct to the caller, for any version but 1, a dtype or device that mica does not
+/// support, negative sizes or strides, elements that are not aligned for their dtype, read-only memory, or sizes that
 /// do not fit in memory.
 Tensor from_dlpack(DLManagedTensorVersioned* managed, FromDlpackOptions options = {});
 Tensor from_dlpack(DLManagedTensor* managed);
 
-/// Makes a receiver's CUDA stream wait for the work that this thread has queued on its own: what Python's
-/// __dlpack__(stream=…) asks for. `stream` is a cudaStream_t as a number, 1 the default stream, 2 the per-thread one,
-/// or −1 for no synchronization. Does nothing on the CPU.
+/// Makes a receiver's CUDA stream wait for the work that this thread has queued on its own stream. Implements the
+/// argument of Python's __dlpack__(stream=…). `stream` is a cudaStream_t as a number, 1 the default stream, 2 the
+/// per-thread one, or −1 for no synchronization. Does nothing on the CPU.
 void dlpack_wait(Device device, std::intptr_t stream);
 
 }  // namespace mica

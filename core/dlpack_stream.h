@@ -6,7 +6,7 @@
 
 namespace mica::dlpack {
 
-/// See dlpack_wait().
+/// Implement dlpack_wait().
 inline void make_wait(Cpu, std::intptr_t) {}
 void make_wait(Cuda, std::intptr_t stream);
 

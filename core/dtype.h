@@ -44,7 +44,7 @@ constexpr DType accumulate_dtype(DType dtype) {
   return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype;
 }
 
-std::string_view name_of(DType dtype);
+std::string_view name_of(DType dtype);  ///< "float32", "bool", …
 
 namespace detail {
 template <class T>

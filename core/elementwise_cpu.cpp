@@ -11,7 +11,7 @@ namespace {
 
 // Minimum number of elements per thread; with fewer, another thread costs more than it saves.
 constexpr std::int64_t kGrain = 16384;
-// Elements of a gathered block. A remainder of a run of at least half a block becomes a separate block.
+// Elements of a gathered block. The rest of a run becomes a separate block if it has at least half of one.
 constexpr std::int64_t kBlock = 512;
 constexpr std::int64_t kElementBytes = 8;  // at most
 
@@ -111,7 +111,7 @@ class Blocks {
     }
   }
 
-  // An output that is not wanted is computed into its buffer.
+  // A null output is computed into its buffer.
   bool is_buffered(int out, bool adjacent) const { return elements_[out].data == nullptr || !adjacent; }
 
   // Computes up to n elements of one run. Returns how many.

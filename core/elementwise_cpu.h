@@ -84,7 +84,7 @@ template <class F, class Out, class... In, std::size_t... K, std::size_t... I>
 #endif
 
 /// Calls `function` on all elements of N operands, the first kOuts of which are the outputs. Their dtypes must be
-/// `dtypes`. `function` gets 16-bit floats as float. A null output is computed, but kept nowhere.
+/// `dtypes`. `function` gets 16-bit floats as float. A null output is computed and discarded.
 template <int N, int kOuts>
 void for_each_block(const Shape& shape, const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes,
                     BlockFunction function, const void* f);
@@ -92,8 +92,8 @@ void for_each_block(const Shape& shape, const std::array<Operand, N>& operands, 
 }  // namespace detail
 
 /// out[k][i] = f(in[i]...)[k] over all elements, for f that returns Results, or one number. A null output is not
-/// written. Outputs have the same shape; inputs are Tensors, which broadcast to it, or numbers; 5 of both together at
-/// most. Out and In are the element types; f sees 16-bit floats as float.
+/// written. All outputs have the same shape; inputs are Tensors, which broadcast to it, or numbers. At most 5 operands
+/// (outputs and inputs). Out and In are the element types; f sees 16-bit floats as float.
 template <class Out, class... In, class F, std::size_t kOuts, std::convertible_to<Operand>... T>
 requires(sizeof...(In) == sizeof...(T)) void elementwise(Cpu, F f, const std::array<const Tensor*, kOuts>& outs,
                                                          const T&... in) {

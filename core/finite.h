@@ -4,7 +4,7 @@
 
 namespace mica {
 
-/// "NaN" if floating `x` contains a NaN, else "Inf" if it contains an infinity, else null. Synchronizes with x's
+/// "NaN" if `x`, of a floating dtype, contains a NaN, else "Inf" if it contains an infinity, else null. Waits for x's
 /// device. Defined in ops/reduce, since it is a reduction.
 const char* first_fault(const Tensor& x);
 

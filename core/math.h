@@ -34,7 +34,7 @@ MICA_HOST_DEVICE inline float fmod(float x, float y) { return ::fmodf(x, y); }
 MICA_HOST_DEVICE inline float floor(float x) { return ::floorf(x); }
 MICA_HOST_DEVICE inline float ceil(float x) { return ::ceilf(x); }
 MICA_HOST_DEVICE inline float trunc(float x) { return ::truncf(x); }
-/// To the nearest integer; from the middle to the even one.
+/// Rounds to the nearest integer, ties to even.
 MICA_HOST_DEVICE inline double round_to_even(double x) { return ::rint(x); }
 MICA_HOST_DEVICE inline float round_to_even(float x) { return ::rintf(x); }
 MICA_HOST_DEVICE inline float sqrt(float x) { return ::sqrtf(x); }

@@ -23,7 +23,7 @@ void reset_peak_memory(Device device);
 namespace detail {
 void count_allocated(Device device, std::size_t bytes);
 void count_freed(Device device, std::size_t bytes) noexcept;
-/// `bytes` of the allocated memory are now a workspace; negative: no longer.
+/// Counts `bytes` of the allocated memory as workspace; negative: they are no longer a workspace.
 void count_workspace(Device device, std::ptrdiff_t bytes) noexcept;
 }  // namespace detail
 

@@ -4,8 +4,8 @@
 
 namespace mica::detail {
 
-/// Throws, naming `op`, unless an element of `dtype` can hold the number: any for floats, integers in range for the
-/// others.
+/// Throws an error that starts with `op` unless an element of `dtype` can hold `value`. A floating dtype holds any
+/// number; other dtypes hold integers in their range.
 void check_number(double value, DType dtype, const char* op);
 
 }  // namespace mica::detail

@@ -87,7 +87,7 @@ class Marks {
 
 bool overlap(const Tensor& a, const Range& range_a, const Tensor& b, const Range& range_b) {
   if (a.is_contiguous() && b.is_contiguous()) {
-    return true;  // both fill their ranges, which intersect
+    return true;  // both fill their address ranges, which intersect
   }
   Marks marks({std::max(range_a.begin, range_b.begin), std::min(range_a.end, range_b.end)});
   each_address(a, [&](std::uintptr_t at) {

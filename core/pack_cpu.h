@@ -14,7 +14,7 @@
 
 namespace mica {
 
-// Not passed between files, so their place in memory or registers is of no interest.
+// GCC warns that the ABI for passing such vectors depends on the target. They are never passed between files.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -82,7 +82,7 @@ inline Pack<float> load_pack(const Half* from) {
   return x;
 }
 
-/// The first `count` elements of a pack, the others 0.
+/// Loads the first `count` elements of a pack and sets the others to 0.
 template <class T>
 auto load_part(const T* from, std::int64_t count) {
   T values[sizeof(load_pack(from)) / sizeof(load_pack(from)[0])] = {};
@@ -95,7 +95,7 @@ void store_pack(S* to, const Pack<S>& x) {
   std::memcpy(to, &x, sizeof(x));
 }
 
-/// The sum of a pack's elements: of its halves, of their halves, and so on.
+/// The sum of a pack's elements, by pairwise summation: halves are added until one number is left.
 inline float sum_of(const Pack<float>& x) {
   typedef float Half8 __attribute__((vector_size(32)));
   typedef float Half4 __attribute__((vector_size(16)));

@@ -20,8 +20,8 @@ int num_threads();
 /// Throws unless 1 ≤ n ≤ kMaxThreads.
 void set_num_threads(int n);
 
-/// Splits [0, n) into one range per thread, each of at least `grain` except the last, and calls body(begin, end) for
-/// all of them in parallel. Nested calls run serially. Rethrows the first exception.
+/// Splits [0, n) into ranges of nearly equal length, at most one per thread and at most ⌈n / grain⌉, and calls
+/// body(begin, end) for all of them in parallel. Nested calls run serially. Rethrows the first exception.
 void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
 }  // namespace mica

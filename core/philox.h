@@ -2,7 +2,7 @@
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011): 128 random bits
 // as a function of a 64-bit key and a 128-bit counter, on the CPU and on CUDA, with cuRAND's meaning of (seed,
-// subsequence, offset). cuRAND's own device functions would also compute the following bits.
+// subsequence, offset). cuRAND's own device functions would compute more bits than needed.
 
 #include <cmath>
 #include <cstdint>

@@ -45,7 +45,7 @@ void ProgressTask::advance(std::int64_t amount) {
     return;
   }
   done_.fetch_add(amount, std::memory_order_relaxed);
-  // A thread that finds another one reporting goes on with its work.
+  // If another thread is reporting, this one continues with its work.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock.owns_lock() && Clock::now() - reported_ >= kInterval) {
     report(false);

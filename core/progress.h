@@ -1,7 +1,7 @@
 #pragma once
 
-// Progress of what takes seconds: loading a model, tokenizing a text, quantizing weights. The library reports and never
-// prints; a program that wants to show the progress sets a ProgressObserver.
+// Progress of tasks that take seconds: loading a model, tokenizing a text, quantizing weights. The library never
+// prints; a program that wants to show progress creates a ProgressObserver.
 
 #include <atomic>
 #include <chrono>
@@ -14,11 +14,11 @@
 namespace mica {
 
 struct ProgressReport {
-  const std::string& task;  ///< what is going on: "loading model.safetensors"
-  std::int64_t done;        ///< of `total`, in bytes, tensors or whatever the task counts
+  const std::string& task;  ///< "loading model.safetensors"
+  std::int64_t done;        ///< out of `total`, in units of the task: bytes, tensors, …
   std::int64_t total;       ///< at least 1
   double seconds;           ///< since the task began
-  bool finished;            ///< the task's last report, also when it ended by an exception
+  bool finished;            ///< the task's last report, even if an exception ended it
   /// An estimate from the rate so far; none at the very beginning.
   std::optional<double> seconds_left() const;
 };
@@ -40,7 +40,7 @@ class ProgressObserver {
   const Callback* outer_;
 };
 
-/// For code that takes long. Costs nothing worth mentioning where nobody observes:
+/// Reports the progress of a long task. The cost without an observer is negligible:
 ///
 ///     ProgressTask progress("quantizing", static_cast<std::int64_t>(layers.size()));
 ///     for (Layer& layer : layers) {
@@ -49,14 +49,14 @@ class ProgressObserver {
 ///     }
 class ProgressTask {
  public:
-  /// A total below 1 counts as 1.
+  /// `name` is ProgressReport::task. A total below 1 counts as 1.
   ProgressTask(std::string name, std::int64_t total);
   /// Makes the last report.
   ~ProgressTask();
   ProgressTask(const ProgressTask&) = delete;
   ProgressTask& operator=(const ProgressTask&) = delete;
 
-  /// On any thread.
+  /// Adds to ProgressReport::done. May be called on any thread.
   void advance(std::int64_t amount = 1);
 
  private:
@@ -66,10 +66,10 @@ class ProgressTask {
 
   std::string name_;
   std::int64_t total_;
-  const ProgressObserver::Callback* callback_;  // null if nobody observes
+  const ProgressObserver::Callback* callback_;  // null without an observer
   std::atomic<std::int64_t> done_{0};
   Clock::time_point start_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   Clock::time_point reported_;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread for each Philox block, which makes kPerBlock neighboring elements.
+// One thread per Philox block, which gives kPerBlock neighboring elements.
 template <class T, int kPerBlock, class Element>
 __global__ void __launch_bounds__(kThreads) random_kernel(T* data, std::int64_t n, PhiloxKey key, Element element) {
   const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -64,7 +64,7 @@ struct Integer {
   }
 };
 
-// The key travels as an argument, which the launch copies: the host need not keep it until the kernel runs.
+// The key is passed as an argument, which the launch copies, so the host need not keep it until the kernel runs.
 __global__ void store_key_kernel(std::uint64_t* state, std::uint64_t seed, std::uint64_t offset) {
   state[0] = seed;
   state[1] = offset;

@@ -6,13 +6,13 @@
 
 namespace mica::kernels {
 
-/// x, row-major and of a floating dtype, filled from the Philox stream at `key`: element i is a function of
-/// (key, i) alone. Uniforms are the same bits on both devices.
+/// Fill x, row-major and of a floating dtype, from the Philox stream at `key`: element i is a function of (key, i)
+/// alone. Uniform numbers have the same bits on both devices.
 void fill_uniform(Cpu, const Tensor& x, PhiloxKey key);
 void fill_uniform(Cuda, const Tensor& x, PhiloxKey key);
 void fill_normal(Cpu, const Tensor& x, PhiloxKey key);
 void fill_normal(Cuda, const Tensor& x, PhiloxKey key);
-/// Integers in [low, low + range), for integer dtypes.
+/// Fills x, row-major and of an integer dtype, with integers in [low, low + range).
 void fill_integers(Cpu, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
 void fill_integers(Cuda, const Tensor& x, PhiloxKey key, std::int64_t low, std::uint64_t range);
 

@@ -11,7 +11,7 @@ namespace mica::detail {
 // State shared by the random tensors of a captured graph.
 struct CapturedRandom {
   Tensor start;             // seed and offset at the beginning of a replay, which it writes there
-  std::uint64_t drawn = 0;  // by one replay, as PhiloxKey::offset counts
+  std::uint64_t drawn = 0;  // by one replay, in units of PhiloxKey::offset
 };
 
 }  // namespace mica::detail

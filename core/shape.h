@@ -63,7 +63,7 @@ class Dims {
     --size_;
   }
 
-  /// The entries from `from` up to `to` (or the end).
+  /// The entries in [from, to), or from `from` on.
   Dims slice(int from, int to) const {
     check(from >= 0 && from <= to && to <= size_, "shape: axes {} to {} are out of range for {} axes", from, to, size_);
     return std::span(begin() + from, begin() + to);
@@ -96,13 +96,13 @@ std::int64_t numel_of(const Shape& shape);
 /// The strides, in elements, of a row-major tensor without gaps.
 Strides contiguous_strides(const Shape& shape);
 
-/// The shape both broadcast to (NumPy's rule: aligned at the last axis, sizes of 1 expand). `op` is named in the error.
+/// The shape both broadcast to (NumPy's rule: aligned at the last axis, sizes of 1 expand). Errors start with `op`.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
 
-/// An axis in [-rank, rank) as one in [0, rank).
+/// Maps an axis in [-rank, rank) to [0, rank); throws for any other. Errors start with `op`.
 int normalize_axis(std::int64_t axis, int rank, const char* op);
 
-/// "[2, 3]".
+/// As text: "[2, 3]".
 std::string to_string(const Dims& dims);
 std::ostream& operator<<(std::ostream& out, const Dims& dims);
 

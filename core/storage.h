@@ -21,7 +21,7 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  /// The elements. Waits first for those that are on their way.
+  /// The elements. First waits for a pending transfer into them (arrive_later()).
   std::byte* data() const {
     if (is_on_its_way()) [[unlikely]] {
       arrive();
@@ -31,15 +31,15 @@ class Storage {
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
-  /// Says that something else writes the elements, such as a collective, and that `wait` waits for its end: on a GPU,
-  /// the current stream does. The first data() or arrive() on any thread calls it, so nobody can read too early, except
-  /// through a pointer from before. If `wait` throws, so do they, each time. Keeps the storage until then. `wait` must
-  /// not read these elements, and nothing else may be on its way to them.
+  /// Registers a transfer, such as a collective, that is still writing the elements. `wait` waits until it has ended;
+  /// on a GPU, it makes the current stream wait. The first data() or arrive() on any thread calls `wait`, so only a
+  /// pointer taken before can read too early. If `wait` throws, each such call throws the same. The storage is kept
+  /// alive until then. `wait` must not read these elements, and only one transfer may be pending.
   static void arrive_later(const std::shared_ptr<Storage>& storage, std::function<void()> wait);
   bool is_on_its_way() const { return on_its_way_.load(std::memory_order_acquire); }
-  /// Does nothing unless is_on_its_way().
+  /// Waits for the pending transfer, if there is one.
   void arrive() const;
-  /// Of all storages. CUDA graphs call it before they read elements without asking for them.
+  /// Calls arrive() for all storages. CUDA graphs need it, since their kernels read elements without calling data().
   static void arrive_all();
 
   /// The number of in-place writes. A tensor saved for backward stores it, to detect later writes.

@@ -23,7 +23,7 @@ struct Results {
   T at[N];
 };
 
-/// Result number k of what such a function, or one that returns a number, returned for an element.
+/// Result k of an element-wise function that returned Results, or a number (k = 0).
 template <class S>
 MICA_HOST_DEVICE const S& result_of(const S& returned, int) {
   return returned;
@@ -33,7 +33,7 @@ MICA_HOST_DEVICE const S& result_of(const Results<S, N>& returned, int k) {
   return returned.at[k];
 }
 
-/// The first of a function's outputs that is not null; one at least is not.
+/// The first output that is not null. At least one must not be.
 template <std::size_t N>
 const Tensor* first_output(const std::array<const Tensor*, N>& outs) {
   std::size_t k = 0;

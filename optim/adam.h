@@ -11,7 +11,7 @@ struct AdamOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double weight_decay = 0;     ///< added to the gradient, times the parameter; AdamW keeps the two apart
+  double weight_decay = 0;     ///< L2 regularization: adds weight_decay · θ to the gradient, unlike AdamW
   bool master_weights = true;  ///< keep float32 copies of 16-bit parameters: see Optimizer
 };
 

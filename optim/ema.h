@@ -6,7 +6,7 @@
 namespace mica::optim {
 
 /// Exponential moving averages of parameters, which often generalize better than the last ones (Polyak and Juditsky,
-/// 1992, doi:10.1137/0330046). They begin as the parameters; after each step of the optimizer, update():
+/// 1992, doi:10.1137/0330046). They start as copies of the parameters. Call update() after each step of the optimizer:
 ///
 ///     average ← average + (1 − decay) (parameter − average)
 ///
@@ -19,14 +19,14 @@ namespace mica::optim {
 ///     ema.swap();  // and its own weights again
 class Ema {
  public:
-  /// Throws unless 0 ≤ decay < 1, and unless the parameters are floating and differ.
+  /// Throws unless 0 ≤ decay < 1, and if a parameter is not floating or is listed twice.
   explicit Ema(const Tensors& parameters, double decay = 0.999);
 
-  /// Takes in the current parameters. Throws between two calls of swap().
+  /// Updates the averages with the current parameters. Throws while is_swapped().
   void update();
 
-  /// Exchanges parameters and averages in place. The exact parameters come back with the second call; in between, a
-  /// 16-bit parameter has its average rounded.
+  /// Exchanges the values of parameters and averages in place. A second call restores the parameters exactly; in
+  /// between, a 16-bit parameter holds its rounded average.
   void swap();
   /// True after an odd number of calls of swap().
   bool is_swapped() const { return !kept_.empty(); }

@@ -15,7 +15,7 @@ struct DeviceGradients {
 };
 
 /// Sums the squares of all gradients and gives each device the arguments to finish the norm: see kernels::GradNorm.
-/// `scaler` is the state of a GradScaler, or undefined. With several devices the host waits for them.
+/// `scaler` is the state of a GradScaler, or undefined. If there are several devices, the host waits for them.
 void start_norm(const std::vector<DeviceGradients*>& works, double max_norm, const Tensor& scaler = {});
 
 }  // namespace mica::optim

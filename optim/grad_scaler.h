@@ -6,10 +6,10 @@
 namespace mica::optim {
 
 struct GradScalerOptions {
-  double init_scale = 65536;
+  double init_scale = 65536;            ///< > 0
   double growth_factor = 2;             ///< > 1
   double backoff_factor = 0.5;          ///< in (0, 1)
-  std::int64_t growth_interval = 2000;  ///< steps without overflow until the scale grows
+  std::int64_t growth_interval = 2000;  ///< steps without overflow until the scale grows; at least 1
 };
 
 /// Loss scaling against underflow of float16 gradients: backward starts from the loss times a scale, and the optimizer

@@ -410,7 +410,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
           name_, i);
     slot.master = master.defined() && group.master_weights && is_16_bit(x.dtype()) ? copied(master, float32, x.device())
                                                                                    : Tensor{};
-    slot.written = nullptr;  // compare it with the parameter
+    slot.written = nullptr;  // so that the next step compares the master weights with the parameter
   }
   for (const auto& [name, tensor] : state) {
     check(known.contains(name), "{}: load_state_dict: \"{}\" is unexpected: there are {} parameters", name_, name,

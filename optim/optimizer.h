@@ -18,7 +18,7 @@ namespace mica::optim {
 
 class GradScaler;
 
-/// Options of one step. None of them waits for the device.
+/// Options of one step. None of them makes step() wait for the device.
 struct StepOptions {
   /// Clips: if the norm of all gradients as one vector, (Σ g²)^½, is larger, the step uses g · max_grad_norm / (norm +
   /// 1e-6) for every gradient g. The update scales gradients as it reads them; grad() is unchanged. Infinity only
@@ -29,8 +29,8 @@ struct StepOptions {
   GradScaler* scaler = nullptr;
 };
 
-/// Base class of all optimizers: groups of parameters, each with its own options, and the states of each
-/// parameter.
+/// Base class of all optimizers: holds groups of parameters, each group with its own options, and the state tensors of
+/// each parameter.
 ///
 /// States are created at a parameter's first step, in float32 (float64 for float64 parameters), and follow the
 /// parameter to another device or dtype. A step updates all parameters of a device and dtype in one launch, and reads
@@ -39,11 +39,12 @@ struct StepOptions {
 ///
 /// 16-bit parameters have float32 master weights (unless the options disable them): the step updates these and rounds
 /// the result into the parameter, so that updates below half a unit in its last place accumulate instead of being lost.
-/// Elements of a parameter that were changed otherwise since the last step are copied to the master weights.
+/// Elements of a parameter that anything else has changed since the last step are copied to the master weights.
 ///
 /// Gradients have the parameter's dtype. Backward sums a 16-bit gradient in float32 and rounds it once, but
 /// accumulating several backward passes in `grad` rounds each time: to accumulate many, keep parameters in float32 and
-/// use autograd::Autocast.
+/// use autograd::Autocast. Constructors throw for options out of range, for parameters that are not leaves that require
+/// a gradient, and for parameters that are listed twice or share elements.
 class Optimizer {
  public:
   virtual ~Optimizer();
@@ -103,12 +104,12 @@ class Optimizer {
   /// Error messages start with `name`. All groups have the same number of scalars.
   Optimizer(const char* name, const std::vector<GroupSpec>& groups);
 
-  /// The step of the parameters of one device.
+  /// Updates the parameters of one device.
   virtual void run(Device device, const kernels::OptimizerStep& step) = 0;
 
-  /// Sums of squares (n) float64, on their device, of which the norm is computed; given those of the parameters'
-  /// gradients. An optimizer whose parameters are a share of all adds up those of all shares. Called by each step that
-  /// needs the norm, once for each device.
+  /// Takes the sums of squares of the parameters' gradients, (n) float64 on one device, and returns those that the norm
+  /// is computed from. An optimizer that has only a share of the parameters adds the sums of the other shares. Called
+  /// once for each device, by each step that needs the norm.
   virtual Tensor sums_of_all_squares(const Tensor& sums) { return sums; }
 
  private:

@@ -8,11 +8,11 @@ namespace mica::optim {
 
 namespace {
 
-// From 1 at progress 0 to 0 at 1.
+// Both fall from 1 at progress 0 to 0 at progress 1.
 double half_cosine(double progress) { return 0.5 * (1 + std::cos(std::numbers::pi * progress)); }
 double line(double progress) { return 1 - progress; }
 
-// A schedule with a warm-up, whose fall has the form f.
+// A linear warm-up to the peak, then a decay of shape f.
 template <class Schedule, class F>
 double with_warmup(const char* name, const Schedule& s, std::int64_t step, F f) {
   check(s.warmup >= 0 && s.warmup <= s.total, "{}: expected 0 <= warmup <= total, got warmup {} and total {}", name,
@@ -42,7 +42,7 @@ double OneCycleSchedule::lr(std::int64_t step) const {
         end_factor);
   const double first = peak / start_factor;
   const double last = first / end_factor;
-  const auto top = rise * static_cast<double>(total) - 1;  // a whole number for few choices only
+  const auto top = rise * static_cast<double>(total) - 1;  // need not be an integer
   const auto end = static_cast<double>(total - 1);
   const auto at = static_cast<double>(step);
   const auto f = [&](double progress) { return linear ? line(progress) : half_cosine(progress); };

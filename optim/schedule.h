@@ -21,7 +21,7 @@ struct CosineSchedule {
   double lr(std::int64_t step) const;
 };
 
-/// Linear warm-up to `peak` as CosineSchedule's, then a straight line down to `floor` at step `total`.
+/// Linear warm-up to `peak` as in CosineSchedule, then linear decay to `floor` at step `total`.
 struct LinearSchedule {
   double peak = 1e-3;
   double floor = 0;
@@ -33,18 +33,17 @@ struct LinearSchedule {
 };
 
 /// One cycle (Smith and Topin, 2018, arXiv:1708.07120), as PyTorch's OneCycleLR: half a cosine up from peak /
-/// start_factor to `peak`, and another down to peak / start_factor / end_factor, which step total − 1 has:
-///
-///     step 0 … rise · total − 1 … total − 1
+/// start_factor to `peak`, which step rise · total − 1 reaches, and another down to peak / start_factor / end_factor at
+/// step total − 1.
 struct OneCycleSchedule {
   double peak = 1e-3;
   std::int64_t total = 1;    ///< steps
-  double rise = 0.3;         ///< the part of them that goes up
+  double rise = 0.3;         ///< the fraction of the steps that goes up
   double start_factor = 25;  ///< from peak to the first rate
   double end_factor = 1e4;   ///< from the first rate to the last
   bool linear = false;       ///< straight lines instead of cosines
 
-  /// After the last step it stays. Throws unless step ≥ 0, total ≥ 1, 0 ≤ rise ≤ 1 and the factors are positive.
+  /// Constant after the last step. Throws unless step ≥ 0, total ≥ 1, 0 ≤ rise ≤ 1 and the factors are positive.
   double lr(std::int64_t step) const;
 };
 

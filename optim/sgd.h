@@ -11,7 +11,7 @@ struct SGDOptions {
   double momentum = 0;
   double dampening = 0;
   double weight_decay = 0;
-  bool nesterov = false;       ///< needs momentum, and no dampening
+  bool nesterov = false;       ///< requires momentum > 0 and dampening = 0
   bool master_weights = true;  ///< keep float32 copies of 16-bit parameters: see Optimizer
 };
 

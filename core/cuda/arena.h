@@ -58,7 +58,7 @@ class Arena {
   bool abandoned_ = false;
 };
 
-/// While it exists, this thread's allocations on `stream` come from the arena.
+/// Until the end of scope, this thread's allocations on `stream` come from the arena.
 class ArenaGuard {
  public:
   ArenaGuard(Arena& arena, cudaStream_t stream);
@@ -70,7 +70,7 @@ class ArenaGuard {
 /// The arena of the current stream's allocations; null outside captures.
 Arena* current_arena();
 
-/// Waits for the current device and returns to it the freed memory that mica caches.
+/// Waits for the current device and returns mica's cached free memory to it.
 void release_cached_memory();
 
 }  // namespace mica::cuda

@@ -10,7 +10,7 @@ namespace mica::cuda {
 /// Throws CudaError unless `status` is success. `what` is the call: cuda::check(cublasFoo(…), "cublasFoo").
 void check(cublasStatus_t status, const char* what, std::source_location where = std::source_location::current());
 
-/// The same for calls that launch kernels, which are also reported to this thread's LaunchObserver under that name.
+/// Like check(), for calls that launch kernels: also reports the launch to this thread's LaunchObserver, as `what`.
 void check_launch(cublasStatus_t status, const char* what,
                   std::source_location where = std::source_location::current());
 

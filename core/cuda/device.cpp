@@ -19,7 +19,7 @@ struct DeviceFacts {
   int multiprocessors;
 };
 
-// Of the current device.
+// Facts about the current device.
 const DeviceFacts& device_facts() {
   static const std::vector<DeviceFacts> facts = [] {
     std::vector<DeviceFacts> result;

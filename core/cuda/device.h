@@ -1,6 +1,6 @@
 #pragma once
 
-// Which GPUs there are and which one is current. Needs no CUDA header.
+// The available GPUs, and which one is current. Needs no CUDA header.
 
 namespace mica::cuda {
 

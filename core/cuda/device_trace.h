@@ -20,7 +20,7 @@ struct DeviceWork {
   std::size_t bytes = 0;     // copied or filled
 };
 
-/// Records the current device's work until stop(). Only one may exist at a time. It costs host time only.
+/// Records the current device's work until stop(). Only one may exist at a time. It costs host time, no device time.
 class DeviceTrace {
  public:
   virtual ~DeviceTrace() = default;

@@ -4,7 +4,7 @@
 
 namespace mica::dlpack {
 
-// The numbers 1 and 2 are also the values of cudaStreamLegacy and cudaStreamPerThread.
+// DLPack's numbers 1 and 2 are also the values of cudaStreamLegacy and cudaStreamPerThread.
 void make_wait(Cuda, std::intptr_t stream) {
   if (stream == -1) {
     return;

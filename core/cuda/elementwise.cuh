@@ -2,8 +2,8 @@
 
 // Element-wise kernels; core/elementwise_cpu.h has the same function for the CPU. Included by .cu files only.
 //
-// One kernel serves every function. A thread has a unit: a pack of adjacent elements, moved in one access of 16 bytes,
-// or one element at any offset. Indices have 32 bits; the host splits larger tensors into parts.
+// One kernel template serves every function. A thread processes units: packs of adjacent elements, moved in one access
+// of 16 bytes, or single elements at any offset. Indices have 32 bits; the host splits larger tensors into parts.
 
 #include <algorithm>
 #include <array>
@@ -78,7 +78,7 @@ struct Layout {
     return inner;
   }
 
-  /// Goes `step` units on from unit number `inner` along the last axis, if that has so many: without divisions.
+  /// Advances from unit `inner` by `step` units along the last axis, without divisions. False if the row ends first.
   __device__ bool advance(std::uint32_t& inner, std::uint32_t step, const std::int32_t (&from)[N],
                           std::int32_t (&offsets)[N]) const {
     if (inner + step >= sizes[rank - 1].divisor) {
@@ -92,9 +92,9 @@ struct Layout {
     return true;
   }
 
-  /// Where units are runs of `length` elements, but strides along the last axis those of elements: the offsets of the
-  /// run's elements number `first`, first + step, …. Returns how many elements the run has; the last one of a row has
-  /// `last`.
+  /// For a layout whose units are runs of `length` elements, with strides in elements: the offsets of elements
+  /// `first`, first + step, … of run number `run`. Returns the number of elements of the run; the last run of a row
+  /// has `last`.
   template <int U>
   __device__ std::uint32_t locate_in_run(std::uint32_t run, int length, int last, std::uint32_t first, int step,
                                          std::int32_t (&offsets)[U][N]) const {
@@ -113,7 +113,7 @@ struct Layout {
   }
 };
 
-/// One input: a tensor's elements, or a number where `data` is null.
+/// One input: a tensor's elements or, if `data` is null, a number.
 template <class T>
 struct Input {
   const T* data = nullptr;
@@ -140,8 +140,8 @@ struct Input {
     return result;
   }
 
-  /// The same of a tensor whose elements are adjacent, or one (V = 1), as they are stored. They bypass the L1 cache,
-  /// and follow `policy` in the L2 cache.
+  /// Loads V adjacent elements (or one, if V = 1) of a tensor in their stored type. They bypass the L1 cache, and use
+  /// `policy` in the L2 cache.
   template <int V>
   __device__ Pack<T, V> load_once(std::int32_t offset, std::uint64_t policy) const {
     if constexpr (sizeof(Pack<T, V>) == 16) {
@@ -158,8 +158,8 @@ struct Outputs {
   T* data[kCount];
 };
 
-/// Whether F declares that its inputs are tensors that no output overlaps, and are mostly read once. They bypass the L1
-/// cache then, and a thread has several units of them under way. Broadcast ones are read one element at a time.
+/// Whether F declares kReadsOnce: its inputs are tensors that no output overlaps, and are mostly read once. Then they
+/// bypass the L1 cache, and a thread loads several units at a time. Broadcast inputs are read one element at a time.
 template <class F>
 constexpr bool reads_once() {
   return requires { F::kReadsOnce; };
@@ -168,19 +168,19 @@ template <class F, class Out, int V, bool kRuns>
 constexpr int units_per_thread() {
   return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 2 : kRuns ? 16 / static_cast<int>(sizeof(Out)) : 4;
 }
-/// Blocks that a multiprocessor has room for, at least: as many as the registers of those units allow.
+/// The minimum number of resident blocks per multiprocessor, for launch bounds: as many as the units' registers allow.
 template <class F, class Out, int V, bool kRuns, int kOuts>
 constexpr int least_blocks() {
   return !reads_once<F>() || sizeof(Out) == 8 ? 1 : V > 1 ? 5 : !kRuns ? 6 : kOuts == 1 ? 4 : 3;
 }
-/// Whether a layout may count the units of a warp along the last axis as one, a run, where rows are that long: to
-/// locate an element takes longer than to move it.
+/// Whether the units of a warp may be combined into one run along the last axis, if rows are long enough. This saves
+/// time because locating an element takes longer than moving it.
 template <class F, class Out, int V>
 constexpr bool may_run() {
   return V == 1 && units_per_thread<F, Out, V, true>() > 1;
 }
 
-/// A thread's units of one input, as it has loaded them. Elements as they are stored take the fewest registers.
+/// The units of one input that a thread has loaded. Keeping them in their stored type takes the fewest registers.
 template <class In, int V, int U, bool kReadOnce>
 struct Units {
   using Held = Pack<std::conditional_t<kReadOnce, In, Accumulate<In>>, V>;
@@ -200,9 +200,9 @@ struct Units {
   }
 };
 
-/// out[k][i] = f(in[i]...)[k]. A unit has V elements, the last one only `last`, which may be less than V if the layout
-/// has one axis. Where the layout counts runs of units, each row's last run has `last` of them. last_in_l2: inputs
-/// leave the L2 cache after what is written.
+/// out[k][i] = f(in[i]...)[k]. A unit has V elements, but the last one has `last`, which can be less than V only if the
+/// layout has one axis. If the layout counts runs of units, the last run of each row has `last` units. last_in_l2:
+/// inputs are evicted from the L2 cache after the outputs.
 template <int V, bool kRuns, class F, class Out, int kOuts, class... In>
 __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, kRuns, kOuts>()))
     elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, 
   constexpr bool kReadOnce = reads_once<F>();
   constexpr int U = units_per_thread<F, Out, V, kRuns>();
   constexpr int kRun = kRuns ? kWarp * U : 1;
-  constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from a thread's unit to its next one
+  constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from one unit of a thread to its next one
   const std::uint64_t policy = !kReadOnce ? 0 : last_in_l2 ? evict_last() : evict_normal();
   std::int32_t offsets[U][kOuts + sizeof...(In)];
   std::uint32_t first = 0;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, 
   (std::index_sequence_for<In...>(), Units<In, V, U, kReadOnce>{}...);
 }
 
-/// The number of blocks for `units` units, or runs of so many, of which a thread has `per_thread`.
+/// The number of blocks for `units` units, or runs of `run` units, if a thread processes `per_thread` of them.
 inline unsigned elementwise_blocks(std::uint32_t units, int per_thread = 1, int run = 1) {
   const std::uint32_t in_block = kElementwiseThreads * per_thread / run;
   return (units + in_block - 1) / in_block;
@@ -340,7 +340,7 @@ void for_each_part(const StridedLoop<N>& loop, const std::type_identity_t<std::a
 }
 
 /// The layout of a loop that fits in 32 bits, in packs of V elements along the last axis (1: in elements), or in runs
-/// of so many packs.
+/// of packs.
 template <int N>
 Layout<N> layout_of(const StridedLoop<N>& loop, int pack = 1, int run = 1) {
   Layout<N> layout;
@@ -379,8 +379,8 @@ bool can_pack(const StridedLoop<N>& loop, int t, const void* data, int pack, std
   return loop.rank == 1 || loop.sizes[last] % pack == 0;
 }
 
-/// Results larger than this leave the L2 cache before they are read. Then inputs are told to leave after them: results
-/// leave in the order in which they were written, which suits DRAM.
+/// Results larger than this are evicted from the L2 cache before they are read. Inputs then get the policy evict_last,
+/// so that results are evicted first, in the order in which they were written, which suits DRAM.
 inline constexpr std::size_t kLargeResult = std::size_t{40} << 20;  // bytes
 
 }  // namespace cuda

@@ -79,7 +79,7 @@ Graph capture(const std::function<void()>& f, Device device) {
   mica::check(device.is_cuda(), "capture: expected a CUDA device, got {}", device);
   mica::check(!is_capturing(), "capture: this thread already captures a CUDA graph");
   const DeviceGuard on(device);
-  Storage::arrive_all();  // now, since a captured kernel cannot wait for work from before
+  Storage::arrive_all();  // now, since captured kernels cannot wait for transfers started before
   const cudaStream_t stream = capture_stream(device.index);
   // The graph has its own memory and cannot reuse what earlier steps have freed.
   release_cached_memory();

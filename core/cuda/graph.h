@@ -13,16 +13,16 @@ namespace mica::cuda {
 
 /// Kernels that were recorded once and can be launched again together, at a fraction of the host's cost:
 ///
-// creates states, gradients and library handles
+///     step();                                                // creates states, gradients and library handles
 ///     cuda::Graph graph = cuda::capture([&] { step(); });    // runs nothing on the device
 ///     for (...) { fill(batch); graph.replay(); }
 ///
-/// A replay computes what the captured calls would have, bit for bit, on the current contents of the same addresses.
-/// Inputs are tensors created before the capture, overwritten by copy_into or by functions of on_each_replay(). Results
-/// are tensors created by the captured calls; each replay overwrites them. Random tensors are new in each replay, the
-/// same as without a graph.
+/// A replay computes what the captured calls would compute, bit for bit, from the current contents of the same
+/// addresses. Inputs are tensors created before the capture, overwritten by copy_into or by functions of
+/// on_each_replay(). Results are tensors created by the captured calls; each replay overwrites them. Each replay draws
+/// new random tensors, with the same numbers as without a graph.
 ///
-/// Host code runs only once, during the capture: counters, branches on values, schedules. Pass what must run again to
+/// Host code (counters, branches on values, schedules) runs only once, during the capture. Pass what must run again to
 /// on_each_replay(). A replay's writes are not counted as in-place writes.
 ///
 /// Tensors created during the capture use memory that belongs to this graph; it is freed when the graph and these

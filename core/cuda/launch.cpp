@@ -10,13 +10,13 @@ namespace mica::cuda {
 
 namespace {
 
-constexpr unsigned kPortableCluster = 8;  // blocks, which every device with clusters has room for
+constexpr unsigned kPortableCluster = 8;  // blocks; larger clusters need permission
 
-/// Allows launches of a kernel with so much dynamic shared memory. By default it may have 48 KiB with its static one.
-/// What was allowed stays so: another thread may be about to launch the kernel with more.
+/// Allows launches of a kernel with this much dynamic shared memory. The default limit is 48 KiB, static memory
+/// included. Never lowers the limit, since another thread may be about to launch the kernel with more.
 void allow_shared_memory(const void* kernel, std::size_t bytes) {
   static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, std::size_t> allowed;  // of kernels on devices
+  static std::map<std::pair<const void*, int>, std::size_t> allowed;  // by kernel and device
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const std::lock_guard lock(mutex);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Kernel launches that need more than <<<…>>>. Only for .cu files.
+// Kernel launches with attributes that <<<…>>> cannot express. Only for .cu files.
 
 #include <cuda_runtime.h>
 
@@ -10,8 +10,8 @@
 
 namespace mica::cuda {
 
-/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…). Asks for the
-/// dynamic shared memory, up to what a block of the device may have, and for clusters of up to 16 blocks.
+/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…). Allows
+/// the kernel as much dynamic shared memory as requested, within the device's limit, and clusters of up to 16 blocks.
 class Launch {
  public:
   Launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0) {
@@ -38,7 +38,7 @@ class Launch {
     return *this;
   }
 
-  /// It may start before the previous kernel has ended, and waits in wait_for_previous_kernel().
+  /// The kernel may start before the previous one has ended; it waits for it in wait_for_previous_kernel().
   Launch& dependent() {
     if (device_has_clusters()) {
       add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
@@ -61,8 +61,8 @@ class Launch {
     start_with(Parameters(arguments)...);
   }
 
-  /// How many such blocks, or clusters, the device has room for at a time: 1 at least. Of the grid's size it knows
-  /// nothing.
+  /// How many such blocks, or clusters if cluster() was called, can be resident on the device at a time; at least 1.
+  /// Does not depend on the grid's size.
   template <class... Parameters>
   int resident(void (*kernel)(Parameters...)) const {
     return resident_groups(reinterpret_cast<const void*>(kernel));

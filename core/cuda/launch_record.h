@@ -11,9 +11,9 @@
 
 namespace mica::cuda {
 
-/// Notified of every kernel that its thread launches, as long as it exists. Without observers, a launch costs one extra
-/// branch. Observers nest: all are notified, the innermost first. Destroy them on the
-/// thread that created them, the innermost first.
+/// Notified of every kernel that its thread launches while the observer exists. Without observers, a launch costs one
+/// extra branch. Observers nest: all are notified, the innermost first. Destroy them on the thread that created them,
+/// the innermost first.
 class LaunchObserver {
  public:
   LaunchObserver() : outer_(innermost_) { innermost_ = this; }

@@ -92,7 +92,7 @@ class SmallBlocks {
   std::size_t kept_ = 0;
 };
 
-// Of the current device. Never destroyed: tensors may outlive every static.
+// The cache of the current device. Never destroyed: tensors may outlive every static.
 SmallBlocks& small_blocks() {
   static auto* const all = new std::vector<SmallBlocks>(cuda::device_count());
   int device = 0;
@@ -154,7 +154,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-// Of the current device. Never destroyed: at program exit the driver may be unloaded.
+// The buffers of the current device. Never destroyed: at program exit the driver may be unloaded.
 Staging& staging() {
   static auto* const all = new std::vector<Staging>(cuda::device_count());
   int device = 0;

@@ -24,7 +24,7 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-/// A store of 16 bytes that stays one where branches meet before it, after which the compiler would split another.
+/// A store of 16 bytes that remains one instruction: after a branch, the compiler would split an ordinary store.
 template <class P>
 __device__ void store_whole(void* to, const P& pack) {
   static_assert(sizeof(P) == 16);
@@ -33,7 +33,7 @@ __device__ void store_whole(void* to, const P& pack) {
                : "memory");
 }
 
-/// A load of what is read once, which leaves the L1 cache to others.
+/// A load of data that is read only once; bypasses the L1 cache.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from) {
   if constexpr (sizeof(Pack<T, V>) == 16) {
@@ -46,7 +46,7 @@ __device__ Pack<T, V> load_streaming(const T* from) {
     return load<V>(from);
   }
 }
-/// The same, by a policy for the L2 cache.
+/// The same, with a policy for the L2 cache.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from, std::uint64_t policy) {
   static_assert(sizeof(Pack<T, V>) == 16);
@@ -106,7 +106,7 @@ __device__ Pack<T, V> pack_of(const S (&values)[V]) {
   return pack;
 }
 
-/// The columns from `column` on of a row that may be absent.
+/// Loads V columns of a row, from `column` on. If the row is null, all are `absent`.
 template <int V, class T>
 __device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
   if (row != nullptr) {
@@ -120,8 +120,8 @@ __device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
   return pack;
 }
 
-/// Calls f with an integral_constant: the elements of T in 16 bytes where the row length and every pointer (null: none)
-/// allow such accesses, else 1. For the host.
+/// Calls f with the pack size as an integral_constant: the elements of T in 16 bytes if the row length and every
+/// pointer that is not null allow such accesses, else 1. For the host.
 template <class T, class F, class... Pointers>
 void with_pack_size(std::int64_t columns, F&& f, const Pointers*... pointers) {
   constexpr int kFull = 16 / sizeof(T);

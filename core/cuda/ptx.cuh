@@ -1,7 +1,7 @@
 #pragma once
 
-// PTX instructions that CUDA C++ has no short name for. <cuda/ptx>, <cuda/atomic> and cooperative groups have names for
-// some of them, but add 1.0, 2.3 and 2.4 s to the compilation of each source.
+// PTX instructions without a CUDA C++ intrinsic. <cuda/ptx>, <cuda/atomic> and cooperative groups wrap some of them,
+// but add 1.0, 2.3 and 2.4 s to the compilation of each source.
 
 #include <cuda_runtime.h>
 
@@ -71,7 +71,7 @@ __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same for a number known at run time; above 15, it waits for more than asked.
+/// The same for a number known at run time only. If it is above 15, waits as for 15.
 __device__ inline void wait_copies(int pending) {
   switch (pending) {
     case 0: return wait_copies<0>();
@@ -135,7 +135,7 @@ __device__ inline void barrier_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/// For threads that do not wait for the others.
+/// Like barrier_sync(), for threads that only arrive and do not wait.
 __device__ inline void barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -185,7 +185,7 @@ __device__ inline int cluster_rank() {
 }
 
 __device__ inline void arrive_in_cluster() { MICA_PTX_90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-/// For threads that have written nothing the others need to see.
+/// Arrives at the cluster's barrier without publishing this thread's writes.
 __device__ inline void arrive_in_cluster_relaxed() {
   MICA_PTX_90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

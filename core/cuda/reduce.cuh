@@ -24,7 +24,7 @@ __device__ S sum_lanes(S value) {
   return reduce_lanes<kLanes>(value, [](S a, S b) { return a + b; });
 }
 
-/// The sums of a and of b over a warp: the lower 16 lanes have the one, the upper the other.
+/// The sums of a and of b over a warp: the lower 16 lanes get the sum of a, the upper ones that of b.
 template <class S>
 __device__ S sum_pair(S a, S b) {
   const bool upper = threadIdx.x % kWarp >= kWarp / 2;

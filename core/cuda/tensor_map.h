@@ -26,8 +26,8 @@ struct TensorMapArgs {
 bool fits_tensor_map(DType dtype, const void* data, std::int64_t lines, std::int64_t length, std::int64_t leading);
 
 /// A map for tiles in shared memory with the 128-byte swizzle: consecutive lines of 128 bytes, with 16-byte chunk c of
-/// line r at c ^ (r % 8). A column of 8 lines is thus in different banks. Tiles start at multiples of 1024 bytes. What
-/// is outside the matrix reads as zeros and is not written.
+/// line r at c ^ (r % 8). A column of 8 lines is thus in different banks. Tiles start at multiples of 1024 bytes.
+/// Elements outside the matrix read as zeros and are not written.
 CUtensorMap swizzled_tensor_map(const TensorMapArgs& args);
 
 /// A map for tiles in shared memory without a swizzle, at a multiple of 128 bytes; a line of a tile is a multiple of 16
@@ -41,7 +41,7 @@ struct HeadsMapArgs {
   const void* data;
   std::int64_t sizes[4];
   std::int64_t strides[3];  // of batches, heads and lines
-  std::uint32_t box_lines;  // of a tile, which has 128 bytes per line and is within one head
+  std::uint32_t box_lines;  // lines of a tile; it has 128 bytes per line and lies within one head
 };
 
 bool fits_heads_map(const HeadsMapArgs& args);

@@ -1,6 +1,6 @@
 #pragma once
 
-// A rule applied to each element of many tensors, on CUDA: see optim/multi_tensor_cpu.h.
+// A rule applied to each element of many tensors, on CUDA: see optim/detail/multi_tensor_cpu.h.
 
 #include <cstdint>
 #include <utility>

@@ -17,9 +17,9 @@ struct MultiTensorEntry {
   void* grad = nullptr;
   void* states[kMaxStates] = {};  // of the accumulation dtype; the float32 master weights, if any, come last
   std::int64_t numel = 0;
-  std::int64_t first_chunk = 0;  // number of chunks of all entries before
-  std::int64_t first_block = 0;  // number of blocks of the part's entries before
-  std::int32_t slot = 0;         // number of the parameter in the optimizer
+  std::int64_t first_chunk = 0;  // chunks of all entries before this one
+  std::int64_t first_block = 0;  // blocks of the part's entries before this one
+  std::int32_t slot = 0;         // index of the parameter in the optimizer
   std::int32_t group = 0;
 };
 

@@ -7,7 +7,7 @@ namespace mica::kernels {
 void sgd_step(Cpu, const OptimizerStep& step);
 void sgd_step(Cuda, const OptimizerStep& step);
 
-/// SGD for one element; its state is the momentum buffer; without momentum there is none.
+/// SGD for one element. Its state is the momentum buffer; there is none if momentum is 0.
 template <class A>
 struct SgdRule {
   static constexpr int kScalars = 5;  // lr, momentum, dampening, weight_decay, nesterov (0 or 1)

@@ -20,7 +20,7 @@ namespace mica::kernels {
 struct GradNorm {
   Tensor sums;      // (n) float64
   double max_norm;  // infinity for none
-  Tensor scaler;    // (3) float64: the loss scale; a count that is not used here; set to 1 if skip. Undefined for none
+  Tensor scaler;    // GradScaler::state(), (3) float64: reads [0], the scale; sets [2] to 1 if skip. May be undefined
   Tensor norm;      // () float64, out
   Tensor control;   // a StepControl, out
 };
@@ -30,7 +30,7 @@ struct OptimizerStep {
   const MultiTensorList& list;
   Tensor steps;    // (slots) int64: step count of each parameter; those in the list are incremented
   Tensor scalars;  // (groups, Rule::kScalars) float64: the groups' options, as Rule::at_step reads them
-  GradNorm norm;   // to finish before the step, which obeys its control; without tensors: factor 1, no skip
+  GradNorm norm;   // finished first; the step obeys its control. Without tensors: factor 1, no skip
 };
 
 /// Calls f.operator()<T, kMaster, kStates>() for a part's dtype, kind and number of states, which must be one that
