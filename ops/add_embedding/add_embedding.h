@@ -5,17 +5,18 @@
 namespace mica {
 
 struct AddEmbeddingOptions {
-  double p = 0;  ///< of dropout
+  double p = 0;  ///< the probability of dropout
   bool training = true;
 };
 
-/// The first step of a transformer, in one pass:
+/// The input of a transformer's first layer, such as the sum of token and position embeddings, in one pass:
 ///
 ///   y = dropout(embedding(weight, indices) + addend, p)
 ///
 /// @param weight   (V, C), floating.
 /// @param indices  int64 or int32 of any shape (…), in [0, V), on weight's device.
-/// @param addend   the last one or more axes of (…, C), e.g. rows of a position embedding; weight's dtype and device.
+/// @param addend   of weight's dtype and device; its shape is the last one or more axes of (…, C). For example, (T, C)
+///                 rows of a position embedding for indices (B, T).
 /// @param options  p in [0, 1), which has no effect if not training.
 /// @return (…, C) of weight's dtype, row-major. Differentiable any number of times.
 ///

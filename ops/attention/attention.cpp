@@ -81,7 +81,7 @@ detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) 
                          : WeightDropout{}};
 }
 
-// The fused kernel for the problem; nullopt means composed.
+// The fused kernel to use; nullopt if attention is composed of other ops.
 std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
                                         const AttentionOptions& options, const detail::AttentionRule& rule) {
   const AttentionProblem problem{
@@ -121,7 +121,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   constexpr const char* kName = "scaled_dot_product_attention";
   if (autograd::autocast_active()) {
     const Tensor narrow_q = autograd::narrowed(q), narrow_k = autograd::narrowed(k), narrow_v = autograd::narrowed(v);
-    const autograd::Autocast off(std::nullopt);  // the composed path computes scores in float32
+    const autograd::Autocast off(std::nullopt);  // composed attention computes scores in float32
     return scaled_dot_product_attention(narrow_q, narrow_k, narrow_v, options);
   }
   check_operands(kName, q, k, v);

@@ -14,7 +14,7 @@ namespace mica::detail {
 
 namespace {
 
-// dscores = scale · weights · (dweights − Σ dweights · weights), for each row. Masked weights are 0.
+// For each row: dscores = scale · weights · (dweights − Σ dweights · weights). Masked weights are 0.
 struct AttentionWeightsGradient {
   static constexpr bool composed = true;
   double scale;
@@ -40,7 +40,7 @@ struct AttentionWeightsGradient {
     const auto [dweights, weights] = ctx.saved<2>();
     Tensors gradients(2);
     if (ctx.needs_grad(0)) {
-      gradients[0] = autograd::apply(*this, ddscores, weights);  // this operation is its own transpose
+      gradients[0] = autograd::apply(*this, ddscores, weights);  // linear in dweights, by a symmetric matrix
     }
     if (ctx.needs_grad(1)) {
       const auto row_sum = [](const Tensor& x) { return sum(x, {-1}, true); };
@@ -51,7 +51,7 @@ struct AttentionWeightsGradient {
   }
 };
 
-// softmax(scale · scores) with the causal mask, in one pass each way.
+// softmax(scale · scores), with the causal mask if there is one. Forward and backward are one pass each.
 struct AttentionWeights {
   static constexpr bool composed = true;
   double scale;
@@ -75,7 +75,7 @@ struct AttentionWeights {
   }
 };
 
-// The same key drops the same elements.
+// Dropout of the weights. Backward drops the same elements, since it uses the same random key.
 struct DropWeights {
   static constexpr bool composed = true;
   WeightDropout dropout;
@@ -92,7 +92,8 @@ struct DropWeights {
   Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
 };
 
-// Merges the query heads that share a key head for products: (…, Hkv, H / Hkv · T, n) instead of (…, H, T, n).
+// For grouped queries: views (…, H, T, n) as (…, Hkv, H / Hkv · T, n), so that a single product multiplies all query
+// heads that share a key head.
 class Groups {
  public:
   Groups(const Tensor& q, const Tensor& k)
@@ -127,8 +128,8 @@ Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
   return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
-// Returns the masked scores and the remaining scale. With a mask, the scale is applied first, since a mask of -inf must
-// not be multiplied by a scale that is negative or 0.
+// Returns the scores after the mask, and the scale that is still to be applied. With a mask, the scale is applied
+// before, since a mask of -inf must not be multiplied by a scale that is negative or 0.
 std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, double scale) {
   if (!mask.defined()) {
     return {scores, scale};

@@ -44,8 +44,8 @@ struct CudnnKernels {
   }
 };
 
-// Calls f with the kernels of `backend`; false if the device or the build has none. The only place that checks for
-// cuDNN.
+// Calls f with the kernels of `backend`. Returns false if the device or the build has none. This is the only function
+// that depends on whether cuDNN was found.
 template <class F>
 bool with_kernels(AttentionBackend backend, Device device, F&& f) {
   bool found = false;
@@ -69,8 +69,7 @@ bool with_kernels(AttentionBackend backend, Device device, F&& f) {
   return found;
 }
 
-// Whether rows can be read in units of 16 bytes, and strides are multiples of that. On the CPU, rows must only be
-// dense.
+// Whether rows are contiguous and, on CUDA, aligned to 16 bytes, as the kernels require.
 bool has_aligned_rows(const Tensor& x) {
   if (x.device().is_cpu()) {
     return x.strides()[x.dim() - 1] == 1;
@@ -83,7 +82,7 @@ bool has_aligned_rows(const Tensor& x) {
   return aligned;
 }
 
-// (B, H, T, D) in memory order B, T, H, D.
+// A new tensor (B, H, T, D) whose memory order is B, T, H, D.
 Tensor empty_by_token(const Tensor& like, std::int64_t width) {
   const std::int64_t batch = like.size(0), heads = like.size(1), rows = like.size(2);
   const Tensor memory = empty({batch, rows, heads, width}, like.dtype(), like.device());
@@ -100,7 +99,7 @@ Tensor aligned(const Tensor& x) {
   return copy;
 }
 
-// (B, H, T, S) without copies along broadcast axes, in a dtype that the kernels support.
+// The mask expanded to (B, H, T, S), without copies along broadcast axes, in a dtype that the kernels support.
 Tensor prepared_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   if (!mask.defined()) {
     return {};
@@ -128,7 +127,7 @@ kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const T
 struct FusedAttention {
   static constexpr bool composed = true;
   AttentionRule rule;
-  FusedCall call;  // holds its tensors until forward has run
+  FusedCall call;  // owns the tensors until forward has run
 
   Tensor forward(autograd::Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v) {
     const kernels::FusedAttention args = std::exchange(call.args, {});
@@ -151,7 +150,7 @@ struct FusedAttention {
   }
 };
 
-// (B, T, C) as (B, H, T, D).
+// Views (B, T, C) as (B, H, T, D).
 Tensor by_head(const Tensor& x, std::int64_t heads) {
   return transpose(reshape(x, {x.size(0), x.size(1), heads, x.size(2) / heads}), 1, 2);
 }

@@ -20,8 +20,8 @@ namespace {
 using detail::packed;
 using detail::packed_targets;
 
-// z, h = dz/dx and dh/dx of README.md, by recorded ops. An ignored row may contain anything, even NaN, and is treated
-// as zeros. curve is undefined if it is 0.
+// z, h = dz/dx and dh/dx (see README.md), by recorded ops. An ignored row may contain anything, even NaN, and is
+// replaced by zeros. `curve`, which is dh/dx, is undefined if it is 0.
 struct Transformed {
   Tensor z;
   Tensor h;
@@ -44,13 +44,13 @@ struct Transformed {
   }
 };
 
-// The mask of ignored rows (…, 1); undefined if no row can be ignored.
+// A mask (…, 1) that is true for ignored rows; undefined if no row can be ignored.
 Tensor ignored_rows(const Tensor& targets, const CrossEntropyOptions& options) {
   return is_floating(targets.dtype()) ? Tensor{}
                                       : unsqueeze(eq(targets, static_cast<double>(options.ignore_index)), -1);
 }
 
-// u (…, V) of README.md, by recorded ops.
+// u (…, V), see README.md, by recorded ops.
 Tensor class_terms(const Tensor& targets, const Tensor& ignored, const Tensor& weight, std::int64_t classes,
                    DType dtype, const CrossEntropyOptions& options) {
   const double sharp = 1 - options.label_smoothing;
@@ -64,15 +64,15 @@ Tensor class_terms(const Tensor& targets, const Tensor& ignored, const Tensor& w
   return masked_fill(weighted(where(hit, sharp + even, full({1}, even, dtype, targets.device()))), ignored, 0);
 }
 
-// The factor of the rows' gradients, (…, 1) or one number.
+// What each row's gradient is multiplied by: dloss / denominator, (…, 1) or one number.
 Tensor row_scale(const Tensor& dloss, const Tensor& denominator, DType dtype, const CrossEntropyOptions& options) {
   const Tensor wide = dloss.to(dtype);
   const Tensor scale = options.reduction == Reduction::none ? unsqueeze(wide, -1) : wide;
   return denominator.defined() ? scale / reshape(denominator, {}) : scale;
 }
 
-// dlogits by the fused kernel. logsumexp, mass and denominator are functions of the other inputs, so they are not
-// inputs of the op. README.md derives its backward.
+// Computes dlogits by the fused kernel. logsumexp, mass and denominator are functions of the other inputs, so they are
+// not inputs of the op. README.md derives its backward.
 struct CrossEntropyGradient {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
@@ -100,7 +100,7 @@ struct CrossEntropyGradient {
     return dlogits;
   }
 
-  // a: the gradient of dlogits.
+  // `a` is the gradient with respect to dlogits, as in README.md.
   Tensors backward(autograd::Context& ctx, const Tensor& a) const {
     const auto [dloss, logits, targets, weight, denominator] = ctx.saved<5>();
     const DType wide = accumulate_dtype(logits.dtype());
@@ -184,7 +184,7 @@ struct CrossEntropy {
   }
 };
 
-// The backward of CrossEntropyInPlace: its gradient, already computed, times dloss, in the memory of the logits.
+// The backward of CrossEntropyInPlace. The gradient is already in the memory of the logits; multiplies it by dloss.
 struct InPlaceGradient {
   static constexpr bool composed = true;
 
@@ -198,7 +198,7 @@ struct InPlaceGradient {
   }
 };
 
-// (loss, the logits' memory, which now holds their gradient)
+// Returns the loss and the logits' memory, which now holds their gradient.
 struct CrossEntropyInPlace {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
@@ -262,14 +262,15 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  // 16-bit logits give the same loss as their conversion to float32. Probabilities must have the logits' dtype.
+  // 16-bit logits need no conversion, since their loss is computed in float32 anyway. But probabilities must have the
+  // logits' dtype.
   if (is_floating(targets.dtype()) && (autograd::autocast_widens(logits) || autograd::autocast_widens(targets))) {
     return cross_entropy(autograd::widened(logits), autograd::widened(targets), options);
   }
   detail::check_cross_entropy("cross_entropy", logits.shape(), logits.dtype(), logits.device(), targets, options);
   const Tensor weight = detail::class_weights(options, logits.dtype());
   CrossEntropyOptions rest = options;
-  rest.weight = {};  // passed through the Context
+  rest.weight = {};  // passed as an input of the op instead
   if (options.in_place && autograd::grad_enabled() && logits.requires_grad()) {
     return cross_entropy_in_place(logits, targets, weight, rest);
   }

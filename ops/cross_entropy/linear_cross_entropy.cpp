@@ -16,7 +16,8 @@ namespace mica {
 
 namespace {
 
-// The maximum rows per chunk: whole tiles of a product if there are many, and chunks of similar size.
+// The number of rows per chunk. Chunks have about the same size and, if there are many rows, whole tiles of the
+// product.
 std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t chunk_bytes) {
   constexpr std::int64_t kTile = 128;
   const std::int64_t most = std::max<std::int64_t>(chunk_bytes / row_bytes, 1);
@@ -31,11 +32,11 @@ std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t 
 
 Tensor rows_of(const Tensor& x, std::int64_t begin, std::int64_t end) { return slice(x, 0, begin, end); }
 
-// A linear layer and the loss of its rows, chunk by chunk. Nothing is recorded.
+// Computes a linear layer and the losses of its rows, chunk by chunk. Nothing is recorded.
 struct Chunks {
   Tensor x;        // (M, K), readable
   Tensor weight;   // (V, K), readable
-  Tensor targets;  // packed
+  Tensor targets;  // from packed_targets()
   Tensor class_weight;
   CrossEntropyOptions options;
   std::int64_t bytes;
@@ -66,8 +67,8 @@ struct Chunks {
     Tensor dx;
     Tensor dweight;
   };
-  // The gradients of Σ losses · dloss / denominator, either of which may be undefined for 1. Only the required ones of
-  // dx and dweight; dweight has the accumulation dtype.
+  // The gradients of Σ losses · dloss / denominator. dloss and denominator may be undefined, for 1. Computes only those
+  // of dx and dweight that are wanted; dweight has the accumulation dtype.
   Gradients gradients(const Tensor& dloss, const Tensor& denominator, bool want_dx, bool want_dweight) const {
     Gradients result{
         .losses = empty_losses(),
@@ -96,7 +97,7 @@ struct Chunks {
   }
 
  private:
-  // Calls f(logits, begin, end) for the chunks, which share one buffer for their logits.
+  // Calls f(logits, begin, end) for each chunk. All chunks share one buffer for their logits.
   template <class F>
   void each(const F& f) const {
     if (rows() == 0 || classes() == 0) {
@@ -130,8 +131,8 @@ struct LinearCrossEntropy {
     const Chunks chunks = chunks_of(x, weight, targets, class_weight);
     const Tensor denominator = detail::mean_denominator(options, chunks.targets, class_weight, x.dtype());
     Chunks::Gradients known;
-    // In float16 the gradients of a mean underflow until backward multiplies them by a loss scale. So they are stored
-    // as those of a sum, and backward divides as it multiplies.
+    // In float16, gradients of a mean could underflow, since they are stored before backward multiplies them by a loss
+    // scale. So the gradients of the sum are stored, and backward also divides by the denominator.
     const bool divide_later = x.dtype() == float16;
     if (options.reduction == Reduction::none || !ctx.needs_any_grad()) {
       known.losses = chunks.losses();
@@ -170,7 +171,7 @@ struct LinearCrossEntropy {
   }
 
  private:
-  // Does not modify the stored gradients: backward may run again.
+  // Does not modify the stored gradients, since backward may run again.
   static Tensor scaled(const Tensor& gradient, const Tensor& factor, DType dtype) {
     if (!gradient.defined()) {
       return {};
@@ -235,7 +236,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
   const Tensor class_weight = detail::class_weights(options, x.dtype());
   CrossEntropyOptions rest = options;
-  rest.weight = {};  // goes through the Context
+  rest.weight = {};  // passed as an input of the op instead
   return autograd::apply(LinearCrossEntropy{.options = rest, .chunk_bytes = chunk_bytes}, x, weight, targets,
                          class_weight);
 }

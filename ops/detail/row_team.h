@@ -1,38 +1,38 @@
 #pragma once
 
-// Who shares a row on CUDA, as plain numbers: see row_team_cuda.cuh.
+// How CUDA threads share rows, as plain numbers that the host computes: see row_team_cuda.cuh.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace mica::kernels::held {
 
-/// Who shares a row: some lanes of a warp or all, a block, or a cluster of blocks.
+/// The threads that share a row: some or all lanes of a warp, a thread block, or a cluster of blocks.
 enum class Team { warp, block, cluster };
 
-constexpr int kWarpRows = 8;           // warps of a block that have rows of their own
-constexpr int kMostTeamThreads = 512;  // of a block that share a row
-constexpr int kMostCluster = 16;       // blocks
+constexpr int kWarpRows = 8;           // warps per block, if each has rows of its own
+constexpr int kMostTeamThreads = 512;  // per block, if they share a row
+constexpr int kMostCluster = 16;       // blocks per cluster
 
-/// Where a row is from the one time it is read until its results are written.
+/// Where a row is kept between reading it and writing its results.
 enum class Held {
-  nowhere,    // it is too long, and read twice
+  nowhere,    // it is too long, and is read twice
   registers,  // of its threads
-  streamed,   // the same, by blocks that stay for row after row
+  streamed,   // in registers, too, but each block stays on its multiprocessor and processes row after row
   shared_memory,
 };
 
-/// How rows of some length are held.
+/// How rows of a given length are held, and by how many threads.
 struct RowPlan {
   Held held = Held::nowhere;
   Team team = Team::block;
   int pack = 0;         // columns that a thread reads at once
-  int elements = 0;     // of a row that a thread holds in registers, at most
-  bool packed = false;  // two 16-bit elements to a register
-  int threads = 0;      // of a block that share a row
-  int rows = 1;         // of a block
+  int elements = 0;     // the most elements of a row that a thread holds in registers
+  bool packed = false;  // whether a register holds two 16-bit elements
+  int threads = 0;      // per block, that share a row
+  int rows = 1;         // per block
   int cluster = 1;      // blocks that share a row
-  int slab = 0;         // columns of a row that a block has
+  int slab = 0;         // columns of a row per block
 
   bool operator==(const RowPlan&) const = default;
 };

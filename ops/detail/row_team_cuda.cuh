@@ -1,13 +1,16 @@
 #pragma once
 
-// Rows that are read once and stay with the threads that share them until their results are written.
+// Kernels that read each row from global memory only once: the row stays on the chip until its results are written.
 //
-//     held:    memory ──16 bytes a thread──▶ registers ─▶ sums ─▶ registers ──16 bytes a thread──▶ memory
-//     staged:  memory ──16 bytes a thread──▶ shared memory ─▶ sums ─▶ shared memory ──16 bytes a thread──▶ memory
+//     held:    global memory ──▶ registers     ──▶ sums over the row
+//                                registers     ──▶ results           ──▶ global memory
+//     staged:  global memory ──▶ shared memory ──▶ sums over the row
+//                                shared memory ──▶ results           ──▶ global memory
 //
-// A team shares a row: lanes of a warp, a block, or a cluster of blocks that have a slab of its columns each. A row is
-// staged if it is too long for the registers, or long and does not begin and end at multiples of 16 bytes. Then a block
-// copies its row, or slab of one, into shared memory.
+// Threads access global memory 16 bytes at a time. The threads that share a row are called a team: some lanes of a
+// warp, a whole warp, a thread block, or a cluster of blocks. In a cluster, each block has a slab of the row's columns.
+// Rows are held if they fit into the team's registers; longer ones, and long ones that do not begin and end at
+// multiples of 16 bytes, are staged.
 //
 // Which thread has which columns, and the order of sums, depend on the row's length and on the alignment of pointers.
 
@@ -26,21 +29,22 @@ using rows::kAllLanes;
 using rows::kWarp;
 using rows::Pack;
 
-/// What threads find in a row is a type that has
-///     Found empty() const;                // before anything was found
-///     void join(const Found&);            // adds what others have found
-///     Found over_lanes(int lanes) const;  // what neighboring lanes have found, to the same bits in each
-///     kNumbers and for_numbers(f)         // f(k, number) for its numbers, floats or doubles, of which `sum` is one
+/// `Found` is the type of what a reduction over a row computes, for example a maximum and a sum (SumExp). It has
+///     Found empty() const;                // the neutral element
+///     void join(const Found&);            // combines the results of two parts of the row
+///     Found over_lanes(int lanes) const;  // combines those of neighboring lanes, with the same bits in each lane
+///     kNumbers and for_numbers(f)         // calls f(k, number) for each of its numbers, floats or doubles
+/// One of the numbers is a member called `sum`.
 template <class Found>
 using NumberOf = decltype(Found::sum);
 
-/// A block's place: its row, and the columns of it that it has.
+/// The row, and the columns of it, that a block or a group of its threads works on.
 template <Team kTeam>
 struct Place {
   std::int64_t row;
-  std::int64_t begin;  // the first of its columns
-  int columns;         // 0: the thread has no row
-  int rank;            // of the block in the cluster
+  std::int64_t begin;  // the first column
+  int columns;         // how many; 0: the thread has no row
+  int rank;            // the block's rank in its cluster
 
   __device__ Place(const RowPlan& plan, std::int64_t rows, std::int64_t row_columns) {
     if constexpr (kTeam == Team::cluster) {
@@ -57,8 +61,8 @@ struct Place {
   }
 };
 
-/// The same number or address, of which the compiler does not know how it was computed: it is kept, and not computed
-/// again where it is used.
+/// Returns its argument, but hides from the compiler how it was computed. The compiler then keeps it in a register
+/// instead of computing it again at each use.
 __device__ inline int opaque(int n) {
   asm volatile("" : "+r"(n));
   return n;
@@ -69,8 +73,9 @@ __device__ T* opaque(T* p) {
   return p;
 }
 
-/// A thread's packs of a row, V columns each, in registers. kPacked: as they were read, which takes half the registers
-/// for 16-bit elements; otherwise as what they are computed with, and they may be replaced.
+/// The P packs of a row that a thread holds in registers, V columns each. If kPacked, they stay in the dtype they were
+/// read in, which takes half the registers for 16-bit elements. Otherwise they are converted to the type of sums, and
+/// may be replaced by computed values.
 template <class T, int V, int P, bool kPacked>
 class HeldPacks {
  public:
@@ -108,7 +113,8 @@ class HeldPacks {
     }
   }
 
-  /// Changes nothing, in a way that the compiler cannot know: it would keep what it has unpacked for a sum.
+  /// Makes the compiler believe that the packs may have changed. Otherwise it would keep the elements that were
+  /// unpacked for a sum in registers until they are used again, instead of unpacking them again.
   __device__ void forget() {
     const unsigned zero = threadIdx.z;
 #pragma unroll
@@ -124,7 +130,7 @@ class HeldPacks {
   }
 
  private:
-  // Words, where it is 16-bit elements: the compiler would take those apart as soon as they are there.
+  // 16-bit elements are kept as 32-bit words, since the compiler would unpack single elements right after loading them.
   using Narrow = std::conditional_t<V == 8, uint4, std::conditional_t<V == 4, uint2, unsigned>>;
   using Word = std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2, Narrow, Pack<T, V>>>;
   static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));
@@ -132,11 +138,12 @@ class HeldPacks {
   Word held_[P];
 };
 
-/// Where the warps of a team leave what they have found, and read that of all: once, or again and again with two
-/// buffers, which are used in turn.
+/// Combines the results of a team's warps through shared memory: each warp stores its own, then all read those of all
+/// warps. It can be used once, or any number of times with two buffers, which take turns.
 ///
-/// In a cluster, each warp sends its own to every block of it, whose barrier counts the bytes: blocks do not wait for
-/// each other except for these, and not for what they have written to memory.
+/// In a cluster, each warp sends its result into the shared memory of every block, whose barrier counts the arriving
+/// bytes. So blocks wait for these numbers only, and not until the others' writes to global memory are visible, as a
+/// cluster barrier would.
 template <class Found, Team kTeam, int kBuffers = 1>
 class Exchange {
   using Number = NumberOf<Found>;
@@ -153,7 +160,8 @@ class Exchange {
     std::uint64_t arrived[kBuffers];
   };
 
-  /// blocks: that share a row. To precede loads from memory: in a cluster, it waits for those under way.
+  /// @param blocks  how many share a row.
+  /// Construct it before loads from global memory are issued: in a cluster, it would wait for them.
   __device__ explicit Exchange(Shared& shared, int blocks = 1)
       : shared_(shared), warps_(static_cast<int>(blockDim.x) / kWarp), blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
@@ -170,10 +178,10 @@ class Exchange {
     }
   }
 
-  /// What the team has found, to the same bits in all its threads. rank: of the block in its cluster.
+  /// The team's result from those of its threads, with the same bits in all threads. rank: the block's in its cluster.
   __device__ Found joined(const Found& mine, int rank) { return joined_warps(mine.over_lanes(kWarp), rank); }
 
-  /// The same from what a warp, or the lanes that share a row, have found.
+  /// The same, for results that are already combined over a warp, or over the lanes that share a row.
   __device__ Found joined_warps(Found warp, int rank) {
     if constexpr (!kWarps) {
       return warp;
@@ -198,11 +206,11 @@ class Exchange {
     cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps_ * kNumbers * static_cast<int>(sizeof(Number)));
   }
 
-  /// Leaves what a warp has found, and waits for the others.
+  /// Stores a warp's result and waits for those of the other warps.
   __device__ void leave(int buffer, Found& warp, int place, int lane) {
     if constexpr (kCluster) {
       if (round_ == 0) {
-        cuda::wait_for_cluster();  // all barriers are there
+        cuda::wait_for_cluster();  // until all blocks have initialized their barriers
       }
       if (lane < blocks_) {
         warp.for_numbers([&](int k, Number& number) {
@@ -211,7 +219,7 @@ class Exchange {
       }
       cuda::wait(&shared_.arrived[buffer], round_ / kBuffers % 2);
       if (kBuffers > 1 && threadIdx.x == 0) {
-        expect(buffer);  // the next but one
+        expect(buffer);  // for this buffer's next round, two rounds from now
       }
     } else {
       if (lane == 0) {
@@ -227,7 +235,7 @@ class Exchange {
   int round_ = 0;
 };
 
-/// f(i) for i = first, first + step, … below end. Several at a time, so that their loads can be under way at once.
+/// Calls f(i) for i = first, first + step, … < end, unrolled by kAtOnce so that several loads can be in flight.
 template <int kAtOnce, class F>
 __device__ void for_steps(int first, int end, int step, const F& f) {
   int i = first;
@@ -243,9 +251,9 @@ __device__ void for_steps(int first, int end, int step, const F& f) {
   }
 }
 
-/// A piece of memory that a block works on, and its image in shared memory, which begins at the same distance from a
-/// unit of 16 bytes. Whole units are copied 16 bytes at a time, the few elements before and after them, its edges, one
-/// by one.
+/// A piece of global memory and its copy in shared memory, called image. Both begin at the same offset from a multiple
+/// of 16 bytes, so that aligned units of 16 bytes can be copied as a whole. The elements before the first unit and
+/// after the last one, called edges, are copied one by one.
 template <class T>
 class StagedPiece {
  public:
@@ -259,31 +267,32 @@ class StagedPiece {
     edges_ = count - units_ * kUnit;
   }
 
-  /// Bytes of shared memory for a piece of so many elements.
+  /// Bytes of shared memory for a piece of `count` elements.
   __host__ __device__ static constexpr int bytes(int count) { return ((count + 2 * kUnit - 1) / kUnit) * 16; }
 
   __device__ T* image() const { return image_; }
 
-  /// Starts the copies from memory, which cuda::wait_copies() and a barrier await.
+  /// Starts the copies from global memory. Call cuda::wait_copies() and __syncthreads() before reading the image.
   __device__ void fetch(const T* from) const {
     for_units([&](int i) { cuda::copy_async<16, /*kLastInL2=*/true>(image_ + i, from + i); });
     for_edges([&](int i) { image_[i] = from[i]; });
     cuda::commit_copies();
   }
 
-  /// Copies the image to memory at the same distance from a unit. A barrier precedes it.
+  /// Copies the image to global memory; `to` has the same offset from a multiple of 16 bytes. Call __syncthreads()
+  /// before it.
   __device__ void write(T* to) const {
     for_units([&](int i) { rows::store(to + i, rows::load<kUnit>(image_ + i)); });
     for_edges([&](int i) { to[i] = image_[i]; });
   }
 
-  /// Calls f(i) for the first elements i of a thread's units.
+  /// Calls f(i) for the index i of the first element of each of the thread's units.
   template <int kAtOnce = 4, class F>
   __device__ void for_units(const F& f) const {
     for_steps<kAtOnce>(head_ + thread() * kUnit, head_ + units_ * kUnit,
                        static_cast<int>(blockDim.x * blockDim.y) * kUnit, f);
   }
-  /// Calls f(i) for a thread's element of the edges, if it has one: there are fewer than threads.
+  /// Calls f(i) for the index i of the thread's edge element, if it has one: there are fewer of them than threads.
   template <class F>
   __device__ void for_edges(const F& f) const {
     const int e = thread();
@@ -296,17 +305,18 @@ class StagedPiece {
   __device__ static int thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
 
   T* image_;
-  int head_;   // elements before the first whole unit
-  int units_;  // whole ones
-  int edges_;  // elements before and after them
+  int head_;   // elements before the first unit
+  int units_;  // number of units
+  int edges_;  // elements before and after the units
 };
 
-/// Elements that share a word of shared memory, or one that is wider.
+/// How many elements a 32-bit word of shared memory holds; 1 for wider elements.
 template <class T>
 constexpr int kInWord = sizeof(T) == 2 ? 2 : 1;
 
-/// A row that begins anywhere in an image, by words: the elements from an even column on, put together from two words
-/// of shared memory where the row begins in the middle of one. The second element may be past the row's end.
+/// Reads a row in shared memory by pairs of 16-bit elements, columns 2 i and 2 i + 1. If the row begins in the middle
+/// of a 32-bit word, a pair is assembled from two words. The second element of the last pair may be past the row's end.
+/// Wider elements are read one by one.
 template <class T>
 class RowWords {
  public:
@@ -321,7 +331,7 @@ class RowWords {
 
   __device__ bool in_middle() const { return in_middle_; }
 
-  /// kMaybe: whether the row may begin in the middle of a word.
+  /// The pair that begins at an even `column`. kMaybe: whether the row may begin in the middle of a word.
   template <bool kMaybe>
   __device__ Pack<T, kInWord<T>> at(int column) const {
     if constexpr (kInWord<T> == 1 || !kMaybe) {

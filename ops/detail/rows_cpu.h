@@ -1,7 +1,7 @@
 #pragma once
 
-// Loops over a row, several elements at a time, and sums over it. Included by *_cpu.cpp only. The functions that use
-// them are marked [[gnu::flatten]], so that all of a loop becomes one function.
+// Vectorized loops and sums over a row. Included by *_cpu.cpp only. Functions that use them are marked
+// [[gnu::flatten]], so that everything in a loop is inlined.
 
 #include <Eigen/Core>
 
@@ -19,7 +19,7 @@
 
 namespace mica::kernels {
 
-// kLanes<S> numbers that are worked on at once; arithmetic with a number takes it for each of them.
+// A vector of kLanes<S> numbers. In arithmetic with a scalar, the scalar is used for each of them.
 template <class S>
 struct PackOf {
   typedef S Type __attribute__((vector_size(64)));
@@ -29,7 +29,7 @@ using Pack = typename PackOf<S>::Type;
 template <class S>
 constexpr std::int64_t kLanes = 64 / sizeof(S);
 
-// V: a pack, or one number.
+// V is a pack or a single number.
 template <class V, class S>
 V load(const S* from) {
   V value;
@@ -41,7 +41,8 @@ void store(S* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
-// a · b + c, rounded once where the CPU can: files that include this are compiled so that nothing is fused by itself.
+// a · b + c, rounded once if the CPU has FMA. It is explicit, since the files that include this are compiled without
+// automatic contraction.
 template <class V, class S>
 V multiply_add(V a, S b, S c) {
   if constexpr (std::is_same_v<V, S>) {
@@ -67,8 +68,7 @@ V multiply_add(V a, S b, S c) {
   }
 }
 
-// A row that will be needed soon. It is prefetched while another one is computed, so that loads and computation
-// overlap.
+// Prefetches the next row while the current one is computed, so that loads and computation overlap.
 class Prefetch {
  public:
   template <class T>
@@ -84,8 +84,8 @@ class Prefetch {
 
 constexpr int kUnrolled = 4;
 
-// Calls body.operator()<V, k>(i) for all i in [begin, end): first by packs, then one by one. Sums of different k do
-// not wait for each other.
+// Calls body.operator()<V, k>(i) for all i in [begin, end): first with packs, then one by one. k is the index of an
+// accumulator: additions to different ones do not depend on each other, so that the CPU can overlap them.
 template <class S, class Body>
 void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
   using V = Pack<S>;
@@ -123,9 +123,10 @@ class Sum {
   S rest_ = 0;
 };
 
-constexpr std::int64_t kSummedAtOnce = 4096;  // elements; more are summed piece by piece, in double
+constexpr std::int64_t kSummedAtOnce = 4096;  // the most elements that are summed in S
 
-// Calls piece(begin, end) for pieces of [0, n) that may be summed in S; their sums are added up in double.
+// Divides [0, n) into pieces short enough to be summed in S, calls piece(begin, end) for each, and adds up the results
+// in double.
 template <class Piece>
 void for_pieces(std::int64_t n, const Piece& piece) {
   for (std::int64_t begin = 0; begin < n; begin += kSummedAtOnce) {
@@ -146,12 +147,12 @@ double sum_of(std::int64_t n, const Term& term) {
   return total;
 }
 
-constexpr std::int64_t kRowGrain = 16384;  // elements of work that pay for another thread
+constexpr std::int64_t kRowGrain = 16384;  // with fewer elements per thread, threads cost more than they save
 
 template <class S>
 using Buffer = Eigen::Array<S, Eigen::Dynamic, 1>;
 
-// n elements as S: in place where they are S already, else converted into `buffer`.
+// n elements as S: `data` itself if T is S, else converted into `buffer`.
 template <class S, class T>
 const S* as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
   if constexpr (std::is_same_v<S, T>) {
@@ -163,7 +164,8 @@ const S* as_sums(const T* data, std::int64_t n, Buffer<S>& buffer) {
   }
 }
 
-// Lets write(to) write n numbers of S, which end up at `data`.
+// Calls write(to), which writes n numbers of S: directly to `data` if T is S, else to `buffer`, from where they are
+// converted.
 template <class S, class T, class Write>
 void write_as(T* data, std::int64_t n, Buffer<S>& buffer, const Write& write) {
   if constexpr (std::is_same_v<S, T>) {
@@ -175,7 +177,7 @@ void write_as(T* data, std::int64_t n, Buffer<S>& buffer, const Write& write) {
   }
 }
 
-// A parameter, of T or S, as n numbers of S; `absent` each where there is none.
+// A parameter of dtype T or S as n numbers of S; all `absent` if it is undefined.
 template <class T, class S = Accumulate<T>>
 Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent, const char* op) {
   Buffer<S> result = Buffer<S>::Constant(n, static_cast<S>(absent));
@@ -188,12 +190,12 @@ Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent, const char* 
   return result;
 }
 
-/// Blocks that rows are cut into where something is summed over rows, each block by one thread: by the shape alone, so
-/// that the sums do not depend on the number of threads.
+/// For a sum over rows: the number of blocks that the rows are divided into, each summed by one thread. It depends on
+/// the shape alone, so that the sum does not depend on the number of threads.
 inline std::int64_t row_blocks(std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kMost = 64;        // bounds both threads and scratch
-  constexpr std::int64_t kRows = 8;         // of a block, at least
-  constexpr std::int64_t kElements = 8192;  // of a block, at least
+  constexpr std::int64_t kRows = 8;         // per block, at least
+  constexpr std::int64_t kElements = 8192;  // per block, at least
   const std::int64_t fit = std::min(rows / kRows, rows * columns / kElements);
   return rows == 0 ? 0 : std::clamp<std::int64_t>(fit, 1, kMost);
 }

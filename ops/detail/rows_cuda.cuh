@@ -1,6 +1,6 @@
 #pragma once
 
-// The names that kernels of rows use of core/cuda, the types of rows, and sizes of grids.
+// What all kernels that work on rows use: names from core/cuda, dispatch on element types, and grid sizes.
 
 #include <algorithm>
 #include <climits>
@@ -32,10 +32,10 @@ using cuda::with_pack_size;
 
 // On the host.
 
-/// As many blocks as a grid's x axis can have; kernels loop over what is left.
+/// `blocks`, limited to what a grid's x axis can have; kernels loop over the rest.
 inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
 
-/// Whether rows of all these tensors, those that are defined, can be read in packs of 16 bytes.
+/// Whether rows can be read in packs of 16 bytes in all defined tensors, since they begin and end at multiples of 16.
 template <class... Tensors>
 bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {
   bool fit = false;
@@ -45,7 +45,7 @@ bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {
   return fit;
 }
 
-/// Calls f.operator()<T, W>() with the types of x and of its parameters: W is T or the type of its sums.
+/// Calls f.operator()<T, W>() with T the element type of x and W that of its parameters: T or the type of T's sums.
 template <class F>
 void on_row_types(DType x, DType parameter, const char* op, F&& f) {
   on_dtype(FloatTypes{}, x, op, [&]<class T>() {

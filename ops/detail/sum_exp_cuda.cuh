@@ -1,7 +1,7 @@
 #pragma once
 
-// What a softmax needs to know of a row, found in parts: the largest element and the sum of all powers relative to it;
-// for its gradient, a sum. See row_team_cuda.cuh for how the parts of threads are joined.
+// The reductions over a row that softmax and its backward need, computed in parts: SumExp, the largest element and the
+// sum of all exp(x − largest), and PlainSum. See row_team_cuda.cuh for how the parts of several threads are joined.
 
 #include <limits>
 #include <type_traits>
@@ -13,11 +13,11 @@
 
 namespace mica::kernels {
 
-/// If one is NaN, the other.
+/// The larger number; if one is NaN, the other.
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline double larger(double a, double b) { return fmax(a, b); }
 
-/// The largest of neighboring lanes' values.
+/// The largest value, and the sum, over `lanes` neighboring lanes.
 template <class S>
 __device__ S largest_of_lanes(S value, int lanes) {
   for (int step = lanes / 2; step > 0; step /= 2) {
@@ -36,12 +36,13 @@ __device__ S sum_of_lanes(S value, int lanes) {
 template <class S>
 constexpr S kLog2E = S(1.4426950408889634);
 
-/// 2ˣ by the chip's approximation, with a relative error of 2⁻²².
+/// 2ˣ by the hardware's approximation (ex2.approx), with a relative error of 2⁻²².
 struct BinaryPower {
   __device__ float operator()(float x) const { return cuda::approximate_exp2(x); }
 };
 
-/// eˣ of elements of T: of 16 bits by the chip's approximation of 2ˣ, with what x · log₂e has lost.
+/// eˣ for elements of T. For 16-bit elements, it is the hardware's approximation of 2^(x · log₂e), which includes the
+/// rounding error of that product.
 template <class T>
 struct NaturalPower {
   __device__ Accumulate<T> operator()(Accumulate<T> x) const {
@@ -53,11 +54,11 @@ struct NaturalPower {
   }
 };
 
-/// The largest of what was added so far, and Σ power(x − largest), kept true as the largest grows (Milakov and
-/// Gimelshein, arXiv:1805.02867).
+/// The largest element so far and Σ power(x − largest), which is rescaled when a larger element comes (online softmax:
+/// Milakov and Gimelshein, arXiv:1805.02867).
 ///
-/// `largest` is finite where there is nothing, so that no difference is NaN: a row of −∞ has the sum 0. A row with ∞ or
-/// NaN has the sum NaN.
+/// Before the first element, `largest` is the lowest finite number, so that differences are not NaN: a row of −∞ has
+/// the sum 0. A row with ∞ or NaN has the sum NaN.
 template <class S, class Power>
 struct SumExp {
   static constexpr int kNumbers = 2;
@@ -66,7 +67,7 @@ struct SumExp {
   S sum;
   Power power;
 
-  // Not member initializers: these also stand in shared memory, which cannot be initialized.
+  // A function instead of member initializers, since objects in shared memory cannot be initialized.
   __device__ static SumExp nothing(const Power& power = {}) { return {std::numeric_limits<S>::lowest(), S{0}, power}; }
   __device__ SumExp empty() const { return nothing(power); }
 
@@ -76,12 +77,12 @@ struct SumExp {
     f(1, sum);
   }
 
-  /// To a value that is not less than the largest so far.
+  /// Makes `top`, which is not less than the largest so far, the new `largest`.
   __device__ void raise(S top) {
     sum *= power(largest - top);
     largest = top;
   }
-  /// Adds an element that may be larger.
+  /// Adds an element, which may be the new largest.
   __device__ void add(S x) {
     if (x > largest) {
       raise(x);
@@ -95,7 +96,8 @@ struct SumExp {
     raise(top);
     sum += same.sum;
   }
-  /// The largest comes first, so that each lane needs one power. Partners add the same two numbers.
+  /// Combines the largest elements first, so that each lane computes one power only. At each step of a shuffle, both
+  /// lanes add the same two numbers, so that all lanes get the same bits.
   __device__ SumExp over_lanes(int lanes) const {
     SumExp all = *this;
     all.raise(largest_of_lanes(largest, lanes));

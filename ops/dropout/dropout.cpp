@@ -19,7 +19,7 @@ struct DropoutElements {
     detail::write_dropped(y, from, dropout);
     return y;
   }
-  // Linear in x, so backward is the same function, applied to dy.
+  // Dropout multiplies each element by a constant, so that backward is the same function, applied to dy.
   Tensor backward(autograd::Context&, const Tensor& dy) const { return autograd::apply(*this, dy); }
 };
 

@@ -4,13 +4,16 @@
 
 namespace mica {
 
-/// y = x · m / (1 - p), where each m is 0 with probability p and 1 otherwise (Srivastava et al., JMLR 15, 2014; scaled
-/// during training). Returns x itself if not training or if p is 0; any other p is rounded to a multiple of 2⁻¹⁶, of at
-/// least one.
+/// Dropout: y = x · m / (1 − p), where each element's m is 0 with probability p and 1 otherwise (Srivastava et al.,
+/// JMLR 15, 2014, but scaled during training instead of afterwards). Returns x itself if `training` is false or p is 0.
 ///
-/// Any shape, for float64, float32, float16 and bfloat16; p in [0, 1). Whether element i in row-major order is dropped
-/// is a function of (seed, offset, i), see core/rng.h: the same on every device, and computed again in backward instead
-/// of stored.
+/// @param x  floating, any shape.
+/// @param p  in [0, 1), rounded to a multiple of 2⁻¹⁶, of at least 2⁻¹⁶ unless it is 0.
+/// @return of x's shape and dtype, row-major. Differentiable any number of times.
+///
+/// Whether element i in row-major order is dropped is a function of the generator's (seed, offset) and i, the same on
+/// every device (see core/rng.h). Backward computes m again, so that it need not be stored. Throws Error if x is not
+/// floating or p is out of range.
 Tensor dropout(const Tensor& x, double p, bool training = true);
 
 }  // namespace mica

@@ -109,7 +109,7 @@ struct Mul {
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     shapes.remember(ctx, a, b);
-    // A gradient that the other input does not need may be reused in place.
+    // Each input is needed only for the other's gradient. Not saving it otherwise permits writing it in place.
     ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
     return compute(functions::Mul{}, a, b);
   }
@@ -167,7 +167,7 @@ struct DivNumber {
   }
 };
 
-// Piecewise constant: the gradients are 0.
+// A piecewise constant function, so its gradients are 0.
 struct FloorDivide {
   static constexpr bool composed = true;
 
@@ -236,14 +236,15 @@ struct FusedGradient {
     const bool by_a = then == kernels::Argument::a;
     const Tensor& of = by_a ? a : b;
     if constexpr (!std::is_same_v<F, functions::Pow>) {
-      return zeros_like(of);  // piecewise linear, so the second derivative is 0
+      return zeros_like(of);  // F is piecewise linear
     } else {
       if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
         const Tensor base = a.defined() ? a : full({}, number, t.dtype(), t.device());
-        const Tensor log_a = where(gt(base, 0), log(base), 0);  // 0 at 0, as the first derivative
+        const Tensor log_a = where(gt(base, 0), log(base), 0);  // 0 where a = 0, like the first derivative
         return detail::unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
       }
-      // b aᵇ⁻¹ by a, or by b (which adds aᵇ⁻¹), or aᵇ ln a by a (the same): all are b times a derivative of aᵇ⁻¹.
+      // The remaining derivatives: b aᵇ⁻¹ by a, b aᵇ⁻¹ by b, and aᵇ ln a by a, which equals the second. The first is b
+      // times the derivative of aᵇ⁻¹ by a, the others are b times its derivative by b, plus aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
       // Both are tensors here: a numeric base was handled above, and a numeric exponent is a function of one argument.
       const Tensor lower = b - 1;
@@ -256,7 +257,7 @@ struct FusedGradient {
   }
 };
 
-// Fmod, Pow, Maximum, Minimum: their gradients have kernels.
+// For Fmod, Pow, Maximum and Minimum, whose gradients have their own kernels.
 template <class F>
 struct Fused {
   static constexpr bool composed = true;
@@ -317,7 +318,7 @@ struct FusedOfNumber {
 struct FmodOfNumber : FusedOfNumber<functions::Fmod> {};
 struct PowOfNumber : FusedOfNumber<functions::Pow> {};
 
-// A recorded op of two tensors, which Autocast converts to one dtype.
+// Records an op of two tensors; under Autocast, converts them to a common dtype first.
 template <class F>
 Tensor of_both(F f, const Tensor& a, const Tensor& b) {
   if (autograd::autocast_promotes(a, b)) {

@@ -4,12 +4,13 @@
 
 namespace mica {
 
-// Element-wise ops on two tensors of one dtype and device, whose shapes broadcast (NumPy's rules), or on a tensor and a
-// number. There is no type promotion: different dtypes or devices throw. A number combined with an integer tensor must
-// be an integer that its dtype can hold; with a 16-bit float it is a float32. All are differentiable; gradients are
-// summed over broadcast axes.
+// Element-wise ops on two tensors of the same dtype and device, whose shapes broadcast (NumPy's rules), or on a tensor
+// and a number. There is no type promotion: different dtypes or devices throw. A number combined with an integer tensor
+// must be an integer that the tensor's dtype can represent; combined with a 16-bit float, it is rounded to float32. All
+// are differentiable unless stated otherwise; gradients are summed over broadcast axes.
 
-/// For all dtypes but bool. Integers wrap around, two's complement, as in PyTorch: in int32, 2³¹ − 1 plus 1 is −2³¹.
+/// a + b, a − b and a · b, for all dtypes except bool. Integers wrap around (two's complement), as in PyTorch: in
+/// int32, 2³¹ − 1 plus 1 is −2³¹.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, double b);
 Tensor add(double a, const Tensor& b);
@@ -20,16 +21,16 @@ Tensor mul(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, double b);
 Tensor mul(double a, const Tensor& b);
 
-/// For floating dtypes.
+/// a / b, for floating dtypes.
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, double b);
 Tensor div(double a, const Tensor& b);
-/// a / b rounded down, for all dtypes but bool. An integer divided by 0 is 0, and the smallest divided by −1 wraps
-/// around. Not differentiable: the gradient is 0.
+/// a / b rounded down, for all dtypes except bool. An integer divided by 0 gives 0; the smallest integer divided by −1
+/// wraps around. The gradient is 0.
 Tensor floor_divide(const Tensor& a, const Tensor& b);
 Tensor floor_divide(const Tensor& a, double b);
 Tensor floor_divide(double a, const Tensor& b);
-/// The remainder of a / b with the sign of a, for all dtypes but bool; of an integer and 0, it is 0.
+/// The remainder of a / b with the sign of a, for all dtypes except bool. For integers, it is 0 where b is 0.
 Tensor fmod(const Tensor& a, const Tensor& b);
 Tensor fmod(const Tensor& a, double b);
 Tensor fmod(double a, const Tensor& b);
@@ -37,8 +38,8 @@ Tensor fmod(double a, const Tensor& b);
 Tensor pow(const Tensor& a, const Tensor& b);
 Tensor pow(double a, const Tensor& b);
 
-/// The larger, the smaller; NaN if either is. Where both are equal, each gets half of the gradient. For all dtypes but
-/// bool.
+/// The larger and the smaller of a and b, for all dtypes except bool; NaN if either is NaN. Where a equals b, each gets
+/// half of the gradient.
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, double b);
 Tensor minimum(const Tensor& a, const Tensor& b);

@@ -4,9 +4,12 @@
 
 namespace mica {
 
-// Element by element, giving bool tensors; between two tensors of one dtype and device, whose shapes broadcast, or
-// between a tensor and a number, which is rounded to the tensor's dtype. All dtypes. A NaN is unequal to everything.
+// Element-wise comparisons and logic, which return bool tensors and are not differentiable. They throw Error if dtypes
+// or devices differ, or if shapes do not broadcast.
 
+/// a = b, a ≠ b, a < b, a ≤ b, a > b and a ≥ b, between two tensors of the same dtype and device, whose shapes
+/// broadcast, or between a tensor and a number, which is rounded to the tensor's dtype. All dtypes. As in IEEE 754, NaN
+/// is unequal to everything, and neither less nor greater.
 Tensor eq(const Tensor& a, const Tensor& b);
 Tensor eq(const Tensor& a, double b);
 Tensor ne(const Tensor& a, const Tensor& b);
@@ -20,11 +23,12 @@ Tensor gt(const Tensor& a, double b);
 Tensor ge(const Tensor& a, const Tensor& b);
 Tensor ge(const Tensor& a, double b);
 
-/// Whether x is NaN, and whether it is neither NaN nor infinite. All dtypes; integers are finite.
+/// isnan: whether x is NaN; isfinite: whether it is neither NaN nor infinite. All dtypes; integers and bools are
+/// finite.
 Tensor isnan(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-/// Between bool tensors; shapes broadcast. Another dtype throws.
+/// For bool tensors on one device, whose shapes broadcast. Any other dtype throws.
 Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);
 Tensor logical_not(const Tensor& a);

@@ -11,7 +11,7 @@ namespace mica {
 
 namespace {
 
-// t · d(derivative(v))/dv of each function, by recorded ops: the second derivatives.
+// times_curvature(f, t, v) is t · d(f.derivative(v))/dv, for second derivatives, by recorded ops.
 
 Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
 Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / (x * x)); }

@@ -41,7 +41,7 @@ struct Where {
   }
 };
 
-// `number` where the condition equals `when`, else x.
+// y = `number` where the condition equals `when`, else x.
 struct WhereNumber {
   static constexpr bool composed = true;
   double number;

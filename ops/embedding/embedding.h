@@ -4,14 +4,18 @@
 
 namespace mica {
 
-/// Row indices[i] of `weight` for each i: the table look-up of word embeddings.
+/// Looks up rows of an embedding table: y[i, :] = weight[indices[i], :].
 ///
-/// weight (V, C), floating; indices int64 or int32 of any shape (…), in [0, V), on the same device. Returns (…, C) of
-/// weight's dtype. On the CPU an index out of range is an error that names it. On CUDA, where a check would have to
-/// wait, its row is NaN and gets no gradient.
+/// @param weight   (V, C), floating.
+/// @param indices  int64 or int32 of any shape (…), in [0, V), on weight's device.
+/// @return (…, C) of weight's dtype, row-major. Differentiable in weight any number of times.
 ///
-/// The gradient of a row is the sum of the gradients of its uses, in float32 for 16-bit weights, in an order that
-/// depends on the indices alone.
+/// On the CPU, an index out of range is an Error that names it. On CUDA, where an error would have to wait for the
+/// device, its row of y is NaN instead and contributes nothing to the gradient.
+///
+/// The gradient of a row of weight is the sum over the positions that use it, in float32 for 16-bit weights, in an
+/// order that depends on the indices alone. Throws Error before anything is computed if a shape, dtype or device does
+/// not match.
 Tensor embedding(const Tensor& weight, const Tensor& indices);
 
 }  // namespace mica

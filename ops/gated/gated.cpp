@@ -22,7 +22,7 @@ Tensor value(Silu, const Tensor& x) { return silu(x); }
 Tensor value(Gelu, const Tensor& x) { return gelu(x); }
 Tensor value(GeluTanh, const Tensor& x) { return gelu(x, GeluApproximation::tanh); }
 
-// A gated op has the inputs gate and up, or x with both side by side along its last axis.
+// The inputs of a gated op: gate and up, or a single x = [gate | up] along its last axis.
 struct Halves {
   Tensor gate;
   Tensor up;
@@ -38,7 +38,7 @@ Halves gate_and_up(const Tensors& inputs) {
   return inputs.size() == 1 ? halves_of(inputs[0]) : Halves{.gate = inputs[0], .up = inputs[1]};
 }
 
-// From dy and the op's inputs to the required gradients of these inputs.
+// Computes the required gradients of the op's inputs from dy and these inputs.
 template <class F>
 struct GatedGradient {
   static constexpr bool composed = true;
@@ -60,11 +60,11 @@ struct GatedGradient {
     return gradients;
   }
 
-  // Takes the gradients of dgate and dup, undefined if there are none. See the derivation in README.md.
+  // `came` are the gradients of dgate and dup, undefined if there are none. README.md has the derivation.
   Tensors backward(autograd::Context& ctx, const Tensors& came) const {
     const Tensors all = ctx.saved_all();
     const bool joined = all.size() == 2;
-    const DType sums = accumulate_dtype(all[0].dtype());  // only the last step rounds
+    const DType sums = accumulate_dtype(all[0].dtype());  // so that only the last step rounds to 16 bits
     const auto exact = [&](const Tensor& t) { return t.defined() ? t.to(sums) : t; };
     const auto both = [&](const Tensors& t) {
       return joined ? halves_of(exact(t[0])) : Halves{exact(t[0]), exact(t[1])};

@@ -13,7 +13,8 @@ namespace mica {
 
 namespace {
 
-// Every op here takes rows of a table, or adds to them: `width` neighboring elements of a row-major tensor.
+// Every op here reduces to two steps, TakeRows and AddRows. They view a row-major tensor as a table with rows of
+// `width` adjacent elements, and copy rows out of it or add rows to it.
 
 Tensor as_rows(const Tensor& x, std::int64_t width) {
   const std::int64_t rows = width == 0 ? 0 : x.numel() / width;
@@ -22,9 +23,9 @@ Tensor as_rows(const Tensor& x, std::int64_t width) {
 
 struct Transfer {
   const char* op;
-  Shape table;         // of the tensor with the rows
-  Shape taken;         // of the tensor of those that are taken from it or added to it
-  std::int64_t width;  // elements of a row
+  Shape table;         // the shape of the table
+  Shape taken;         // the shape of the rows that are taken from it or added to it
+  std::int64_t width;  // elements per row
 };
 
 struct AddRows;
@@ -46,7 +47,7 @@ struct TakeRows : Transfer {
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const;
 };
 
-// y = x, y[rows] += src; without x, y is 0 before.
+// y = x, then y[rows] += src. If x is undefined, y starts with zeros.
 struct AddRows : Transfer {
   static constexpr bool composed = true;
 
@@ -82,7 +83,7 @@ Tensors TakeRows::backward(autograd::Context& ctx, const Tensor& dy) const {
   return {autograd::apply(AddRows{*this}, Tensor{}, dy, ctx.saved<1>()[0]), {}};
 }
 
-// Throws unless index can be one for x; the index as row-major int64.
+// Throws unless index has an integer dtype and x's device. Returns it as row-major int64.
 Tensor checked_index(const char* op, const Tensor& x, const Tensor& index) {
   check(index.dtype() == int64 || index.dtype() == int32, "{}: expected an index of int64 or int32, got {}", op,
         index.dtype());
@@ -93,7 +94,7 @@ Tensor checked_index(const char* op, const Tensor& x, const Tensor& index) {
 void check_source(const char* op, const Tensor& x, const Tensor& src) {
   check(src.dtype() == x.dtype(), "{}: expected src of {}, got {}", op, x.dtype(), src.dtype());
   check(src.device() == x.device(), "{}: expected src on {}, got {}", op, x.device(), src.device());
-  // Otherwise only a call that adds something would throw.
+  // Throws for unsupported dtypes here, so that a call without elements throws, too.
   on_dtype(kernels::SummedTypes{}, x.dtype(), op, []<class T>() {});
 }
 
@@ -105,7 +106,8 @@ std::int64_t product(const Shape& shape, int begin, int end) {
   return result;
 }
 
-// The rows of `shape`, merged into one axis, that an index with an entry for each element refers to.
+// For an index with an entry for each element: the position in the flattened tensor of shape `shape` that each entry
+// refers to.
 Tensor rows_of_elements(const char* op, const Shape& shape, int axis, const Tensor& index) {
   const Tensor rows = empty({index.numel()}, int64, index.device());
   const kernels::IndexRows args{.index = index,
@@ -122,7 +124,7 @@ Tensor rows_of_elements(const char* op, const Shape& shape, int axis, const Tens
   return rows;
 }
 
-// The same for an index of one axis, whose rows are all that is behind the axis.
+// For an index of one axis: the rows that its entries refer to, where a row is a slice over the axes after `axis`.
 Tensor rows_of_slices(const char* op, const Shape& shape, int axis, const Tensor& index) {
   const std::int64_t outer = product(shape, 0, axis);
   const Tensor rows = empty({outer * index.numel()}, int64, index.device());
@@ -145,7 +147,7 @@ Tensor checked_slices(const char* op, const Tensor& x, const Tensor& index) {
   return checked_index(op, x, index);
 }
 
-// The first elements of x, so that it is nowhere longer than `shape`, but for one axis; -1: for none.
+// x, cut to the lengths in `shape` along all axes except `but`; -1: along all axes.
 Tensor cut_to(const Tensor& x, const Shape& shape, int but) {
   Tensor result = x;
   for (int i = 0; i < x.dim(); ++i) {
@@ -193,7 +195,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, cons
           x.shape());
   }
   for (int i = 0; i < x.dim(); ++i) {
-    if (i != at && shape[i] < x.shape()[i]) {  // the rest of x stays as it is
+    if (i != at && shape[i] < x.shape()[i]) {  // the part of x that the index does not cover stays as it is
       const Tensor front = slice(x, i, 0, shape[i]);
       return cat({scatter_add(front, at, positions, src), slice(x, i, shape[i], x.shape()[i])}, i);
     }

@@ -22,7 +22,7 @@ void check_target(const Tensor& x, const char* op) {
   }
 }
 
-// y, or a copy of it if writing x would change it before it is read.
+// y, or a copy of it if it shares memory with x, so that writing x could change elements of y before they are read.
 Tensor readable(const Tensor& y, const Tensor& x) {
   const bool same_memory = y.handle()->storage == x.handle()->storage;
   const bool same_elements =
@@ -40,7 +40,7 @@ void check_source(const Tensor& x, const Tensor& y, const char* op) {
         x.shape(), y.shape());
 }
 
-// A copy of the elements of `x` with its place in the graph, to save for backward what is about to be overwritten.
+// A copy of `x`, with x's history, to save for backward the elements that are about to be overwritten.
 Tensor snapshot(const Tensor& x) {
   const Tensor copy = empty_like(x);
   copy_into(copy, x);
@@ -48,8 +48,8 @@ Tensor snapshot(const Tensor& x) {
   return copy;
 }
 
-// The ops. Each forward writes its first input and returns a new handle to it, since a Function must not return an
-// input. The gradient of that input is the gradient of the old elements.
+// The ops. Each forward writes its first input and returns a new handle to it, since a Function must not return one of
+// its inputs. The gradient of that input is the gradient of its old elements.
 
 struct Fill_ {
   static constexpr bool composed = true;

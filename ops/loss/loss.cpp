@@ -19,7 +19,7 @@ void check_pair(const char* op, const Tensor& x, const Tensor& target) {
   check(target.device() == x.device(), "{}: expected a target on {}, got {}", op, x.device(), target.device());
 }
 
-// Of weights that broadcast; undefined ones are 1.
+// Checks weights, which broadcast to x's shape and may be undefined.
 void check_weight(const char* op, const char* name, const Tensor& weight, const Tensor& x) {
   if (!weight.defined()) {
     return;
@@ -31,7 +31,7 @@ void check_weight(const char* op, const char* name, const Tensor& weight, const 
         op, name, x.shape(), weight.shape());
 }
 
-// The result for predictions x, in their dtype; under autocast in float32.
+// The loss from its elements, in the dtype of the predictions x, or in float32 under autocast.
 Tensor reduced(const char* op, const Tensor& losses, Reduction reduction, const Tensor& x) {
   check(reduction <= Reduction::sum, "{}: expected the reduction none, mean or sum, got {}", op,
         static_cast<int>(reduction));
@@ -41,7 +41,7 @@ Tensor reduced(const char* op, const Tensor& losses, Reduction reduction, const 
   return autograd::autocast_widens(x) ? result : result.to(x.dtype());
 }
 
-// 16-bit floats as float32: differences would lose their digits.
+// Converts 16-bit floats to float32, since their differences would lose too many digits.
 Tensor wide(const Tensor& x) { return x.defined() && size_of(x.dtype()) == 2 ? x.to(float32) : x; }
 
 }  // namespace
@@ -92,7 +92,7 @@ Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target, Reduction 
   if (log_target) {
     return reduced("kl_div", exp(t) * (t - a), reduction, x);
   }
-  // t log t is 0 at 0, where the logarithm is not finite.
+  // t log t is 0 for t = 0, where log t is infinite.
   const Tensor some = gt(t, 0);
   const Tensor entropy = t * log(where(some, t, 1));
   return reduced("kl_div", entropy - t * a, reduction, x);

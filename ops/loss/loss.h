@@ -5,52 +5,60 @@
 
 namespace mica {
 
-// Losses of predictions and targets, which have one shape, floating dtype and device; there is no broadcasting. The
-// result is a scalar, or of that shape with Reduction::none. Differentiable any number of times in both arguments; at a
-// kink the derivative is 0. A mean over nothing is NaN. 16-bit floats are computed in float32 and the result is rounded
-// once; under Autocast it stays float32.
+// Losses. Unless stated otherwise, predictions and targets have the same shape, floating dtype and device, and do not
+// broadcast; anything else throws. The result is a scalar, or with Reduction::none of their shape. Losses are
+// differentiable any number of times in predictions and targets; where a loss has a kink, its derivative is 0. A mean
+// over no elements is NaN. 16-bit floats are computed in float32 and the result is rounded once; under Autocast, the
+// result stays float32.
 //
-// For classes there are cross_entropy() and, from logarithms of probabilities, nll_loss().
+// For classification, see cross_entropy(), which takes logits, and nll_loss(), which takes log-probabilities.
 
-/// (x − target)².
+/// The squared error (x − target)².
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 
-/// |x − target|.
+/// The absolute error |x − target|.
 Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 
-/// ½ d² where d = |x − target| is at most `delta`, else delta · (d − ½ delta) (Huber, 1964,
+/// With d = |x − target|: ½ d² where d ≤ delta, else delta · (d − ½ delta) (Huber, 1964,
 /// doi:10.1214/aoms/1177703732). Throws unless delta > 0.
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1, Reduction reduction = Reduction::mean);
 
 struct BceOptions {
-  Tensor weight{};      ///< of each element; broadcasts to the logits' shape
-  Tensor pos_weight{};  ///< of targets, against 1 − targets; broadcasts to the logits' shape
+  Tensor weight{};      ///< of each element's loss; broadcasts to the logits' shape; undefined: all 1
+  Tensor pos_weight{};  ///< of the positive part of the loss; broadcasts to the logits' shape; undefined: all 1
   Reduction reduction = Reduction::mean;
 };
 
-/// The binary cross entropy of sigmoid(x) and targets in [0, 1], without overflow:
+/// The binary cross entropy between targets t in [0, 1] and sigmoid(x), where x are the logits, without overflow:
 ///
-///     loss = −w (p t log sigmoid(x) + (1 − t) log(1 − sigmoid(x)))      p = pos_weight
+///     loss = −weight · (pos_weight · t · log sigmoid(x) + (1 − t) · log(1 − sigmoid(x)))
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options = {});
 
-/// The terms of the Kullback-Leibler divergence, t (log t − x), of targets t from exp(x): x has logarithms of
-/// probabilities, as log_softmax() gives them. Where t = 0 it is 0. With `log_target` the targets are logarithms, too.
-/// The mean is over all elements; the divergence of distributions along an axis is a sum over that axis.
+/// The elements of the Kullback-Leibler divergence: t · (log t − x), and 0 where t = 0. x are log-probabilities, such
+/// as log_softmax() computes; `target` has probabilities t or, if `log_target` is true, their logarithms.
+///
+/// The divergence of one distribution from another is the sum over their axis. Reduction::mean divides by the number of
+/// all elements instead, as in PyTorch.
 Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target = false, Reduction reduction = Reduction::mean);
 
 struct NllOptions {
-  std::int64_t ignore_index = -100;  ///< rows with this target have loss 0, gradient 0 and no part in the mean
-  Tensor weight{};                   ///< (V), of x's dtype: what each class counts for; undefined: 1
+  std::int64_t ignore_index = -100;  ///< rows with this target have loss and gradient 0, and do not count in the mean
+  Tensor weight{};                   ///< (V), of x's dtype: the weight of each class; undefined: all 1
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative log likelihood of classes: −w[t] x[…, t], for logarithms of probabilities x (…, V), as log_softmax()
-/// gives them, and targets t (…), int64 or int32 in [0, V). The result is a scalar, or (…) with Reduction::none. The
-/// mean divides by the sum of the weights w[t] of rows that are not ignored; over no rows it is NaN. A target that is
-/// neither in [0, V) nor ignore_index is an error on the CPU; on CUDA, where a check would have to wait, its row is
-/// NaN.
+/// The negative log likelihood of classes: −weight[t] · x[…, t].
 ///
-/// cross_entropy() does the same from logits in one pass, without the logarithms of all probabilities.
+/// @param x        (…, V), floating: log-probabilities, such as log_softmax() computes.
+/// @param targets  the classes t (…), int64 or int32 in [0, V).
+/// @return a scalar, or (…) with Reduction::none.
+///
+/// The mean divides by the sum of weight[t] over the rows that are not ignored; over no rows it is NaN. A target that
+/// is neither in [0, V) nor ignore_index is an Error on the CPU. On CUDA, where an error would have to wait for the
+/// device, the loss of its row is NaN instead.
+///
+/// nll_loss(log_softmax(logits), targets) equals cross_entropy(logits, targets), which takes a single pass and does not
+/// store the log-probabilities.
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options = {});
 
 }  // namespace mica

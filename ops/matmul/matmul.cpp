@@ -35,7 +35,7 @@ struct Matmul {
     Shape shape = broadcast_shapes(a.shape().slice(0, a.dim() - 2), b.shape().slice(0, b.dim() - 2), "matmul");
     shape.push_back(a.size(-2));
     shape.push_back(b.size(-1));
-    // Each is needed for the other's gradient.
+    // Each input is needed only for the other's gradient.
     ctx.save_for_backward(ctx.needs_grad(1) ? a : Tensor{}, ctx.needs_grad(0) ? b : Tensor{});
     const Tensor y = empty(shape, a.dtype(), a.device());
     multiply({.a = a, .b = b, .bias = {}, .out = y});
@@ -55,8 +55,9 @@ struct Matmul {
   }
 };
 
-// The second output, the sums z = x · weightᵀ + bias, exists if backward needs it. It is an output, although a hidden
-// one, so that second derivatives can flow through it.
+// linear() returns the first output, y. If backward needs the sums z = x · weightᵀ + bias, they are a second output,
+// which is not returned to the caller. As an output of the node, z has a history, so that second derivatives can flow
+// through it.
 struct Linear {
   static constexpr bool composed = true;
   Activation activation;

@@ -5,28 +5,28 @@
 namespace mica {
 
 struct AddLayerNormOptions {
-  double p = 0;  ///< of dropout
+  double p = 0;  ///< the probability of dropout
   bool training = true;
   double eps = 1e-5;
-  Tensor x_bias{};  ///< added to x first: the bias of the linear layer whose product x is
+  Tensor x_bias{};  ///< added to x first, such as the bias of the linear layer that computed x
 };
 
 struct AddLayerNormResult {
-  Tensor sum;
-  Tensor y;
+  Tensor sum;  ///< the new residual
+  Tensor y;    ///< its norm
 };
 
-/// The step between two layers of a transformer, in one pass over its inputs:
+/// Dropout, residual sum and layer norm, as between two layers of a transformer, in one pass over the inputs:
 ///
 ///   sum = residual + dropout(x + x_bias, p),    y = layer_norm(sum, normalized_shape, weight, bias, eps)
 ///
-/// @param x, residual       (…, normalized_shape…), of one shape, floating dtype and device; any strides.
+/// @param x, residual       (…, normalized_shape…), of the same shape, floating dtype and device; any strides.
 /// @param normalized_shape  the last one or more axes of x.
 /// @param weight, bias      of normalized_shape, each optional (undefined: 1 and 0), in one dtype: x's own or, for
 ///                          16-bit x, also float32.
 /// @param options           p in [0, 1), which has no effect if not training; eps ≥ 0;
 ///                          x_bias of normalized_shape and x's dtype, or undefined: 0.
-/// @return both of x's shape and dtype, row-major. Differentiable any number of times.
+/// @return sum and y, of x's shape and dtype, row-major. Differentiable any number of times.
 ///
 /// y is computed from the returned sum, which is rounded to x's dtype. Elements are dropped as by mica::dropout. See
 /// mica::layer_norm for the rest. Throws Error before anything is computed if a shape, dtype, device or option does not

@@ -10,16 +10,16 @@ namespace mica {
 ///
 /// A row is a slice of x over the trailing axes `normalized_shape`; mean and var = mean((x − mean)²) are over a row.
 ///
-/// @param x (…, normalized_shape…), floating, any strides. Any number of rows, including 0. @param normalized_shape the
-/// last one or more axes of x. @param weight, bias of normalized_shape, each optional (undefined: 1 and 0), in one
-/// dtype: x's own or, for
+/// @param x                 (…, normalized_shape…), floating, any strides. Any number of rows, including 0.
+/// @param normalized_shape  the last one or more axes of x.
+/// @param weight, bias      of normalized_shape, each optional (undefined: 1 and 0), in one dtype: x's own or, for
 ///                          16-bit x, also float32.
 /// @param eps               added to the variance, under the root; at least 0.
-/// @return of x's shape and dtype, row-major. Differentiable in x, weight and bias.
+/// @return y, of x's shape and dtype, row-major. Differentiable in x, weight and bias any number of times.
 ///
 /// Statistics and sums are kept in float32 (float64 for float64 x). The result of a row does not depend on other rows
-/// and is bit-identical from run to run. A row of equal elements gives exactly the bias; the variance of values up to
-/// the largest float does not overflow.
+/// and is bit-identical from run to run. A row of equal elements gives exactly the bias. The variance does not
+/// overflow, even for values up to the largest float.
 ///
 /// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///

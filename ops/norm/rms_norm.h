@@ -10,14 +10,14 @@ namespace mica {
 ///
 /// A row is a slice of x over the trailing axes `normalized_shape`; the mean is over a row.
 ///
-/// @param x (…, normalized_shape…), floating, any strides. Any number of rows, including 0. @param
-/// normalized_shape the last one or more axes of x. @param weight of normalized_shape, optional
-/// (undefined: 1): x's dtype or, for 16-bit x, also float32. @param eps added to the mean square, under
-/// the root; at least 0. @return of x's shape and dtype, row-major. Differentiable in x and weight any
-/// number of times.
+/// @param x                 (…, normalized_shape…), floating, any strides. Any number of rows, including 0.
+/// @param normalized_shape  the last one or more axes of x.
+/// @param weight            of normalized_shape, optional (undefined: 1): x's dtype or, for 16-bit x, also float32.
+/// @param eps               added to the mean square, under the root; at least 0.
+/// @return y, of x's shape and dtype, row-major. Differentiable in x and weight any number of times.
 ///
-/// Sums are kept in float32 (float64 for float64 x). The result of a row does not depend on other rows and is the same
-/// from run to run. If the sum of a row's squares exceeds the largest float32 (float64), its y is 0.
+/// Sums are kept in float32 (float64 for float64 x). The result of a row does not depend on other rows and is
+/// bit-identical from run to run. If the sum of a row's squares overflows float32 (float64), its y is 0.
 ///
 /// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///

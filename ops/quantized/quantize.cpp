@@ -59,7 +59,7 @@ T round_down(double value) {
   }
 }
 
-// The quantization of one group: q = round((w − offset) / scale + shift). scale and zero are as they are stored.
+// How one group is quantized: q = round((w − offset) / scale + shift). `scale` and `zero` are what is stored.
 struct Grid {
   double scale;
   double zero;
@@ -72,11 +72,12 @@ struct Grid {
   }
 };
 
-// The middle of [0, 2^bits). With 1 bit it is not an integer, so the grid lacks 0.
+// The middle of [0, 2^bits), which represents the weight 0. With 1 bit it is not an integer, so that a weight of 0
+// cannot be represented.
 double symmetric_zero(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 1); }
 
-// See README.md for the formulas. Scales are rounded up, so that the grid covers the range of the weights. T: their
-// dtype.
+// Computes the Grid of a group; README.md has the formulas. Scales are rounded up to their dtype T, so that the
+// integers cover the range of the weights.
 template <class T>
 Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
   const auto scale_of = [](double range) { return static_cast<double>(static_cast<float>(round_up<T>(range))); };
@@ -91,7 +92,7 @@ Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
     grid.offset = grid.zero;
     grid.scale = scale_of((greatest - grid.offset) / most);
   } else {
-    least = std::min(least, 0.0);  // 0 is on the grid
+    least = std::min(least, 0.0);  // so that 0 can be represented exactly
     greatest = std::max(greatest, 0.0);
     grid.scale = scale_of((greatest - least) / most);
     grid.shift = grid.scale > 0 ? std::nearbyint(-least / grid.scale) : 0;
@@ -109,7 +110,7 @@ struct Piece {
   std::int64_t columns;
   std::int32_t* words;
 
-  /// Writes the least and the greatest weight of each column. False if a weight is not finite.
+  /// Writes the smallest and the largest weight of each column. Returns false if a weight is not finite.
   bool range(double* least, double* greatest) const {
     std::fill(least, least + columns, INFINITY);
     std::fill(greatest, greatest + columns, -INFINITY);
@@ -225,7 +226,7 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
   const Shape per_group{q.groups(), host.size(1)};
   const bool symmetric = options.scheme == QuantizationScheme::symmetric;
   q.packed = zeros({quantized::words_of(q.rows, q.bits), host.size(1)}, int32);
-  // All scales and zeros of the dtype are also float32.
+  // Scales and zeros were already rounded to the dtype, so that float32 represents them exactly.
   const Tensor scale = empty(per_group, float32);
   const Tensor zero = symmetric ? full({}, symmetric_zero(options.bits), float32) : empty(per_group, float32);
   if (host.numel() > 0) {

@@ -22,12 +22,12 @@ std::string_view name_of(QuantizationMode mode) {
   return "unknown";
 }
 
-// The tensors of a product except x, as inputs of a Function.
+// The tensors of a product except x, in the order in which they are inputs of the op.
 struct Operands {
   Tensor packed, scale, zero, columns, rows;
 };
 
-// A weight without its tensors.
+// What describes a weight, apart from its tensors.
 struct Format {
   std::int64_t rows;
   int bits;
@@ -49,7 +49,7 @@ struct Format {
 
 Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
 
-// Factors as one row, in the accumulation dtype.
+// Channel scales as a contiguous vector of the accumulation dtype.
 Tensor factors(const Tensor& x, DType dtype) {
   if (!x.defined() || x.dtype() == accumulate_dtype(dtype)) {
     return contiguous_or_undefined(x);
@@ -73,7 +73,7 @@ Tensor flat_rows(const Tensor& x) {
 Tensor gradient_of_x(const Tensor& dy, const Operands& operands, const Format& format);
 Tensor product(const Tensor& x, const Operands& operands, const Format& format);
 
-// dy → dx, the gradient of the product. It is linear in dy, and its own gradient is the product.
+// Computes dx from dy. It is linear in dy, and its gradient is the product again.
 struct QuantizedMatmulGradient {
   static constexpr bool composed = true;
   Format format;
@@ -135,7 +135,7 @@ Tensor gradient_of_x(const Tensor& dy, const Operands& t, const Format& format) 
   return autograd::apply(QuantizedMatmulGradient{format}, dy, t.packed, t.scale, t.zero, t.columns, t.rows);
 }
 
-// Its gradient would be lost silently.
+// Throws if x requires a gradient, since it would silently get none.
 void check_constant(const char* op, const char* name, const Tensor& x) {
   check(!autograd::grad_enabled() || !x.requires_grad(), "{}: expected a constant {}, got one that requires a gradient",
         op, name);

@@ -13,7 +13,7 @@ const char* first_fault(const Tensor& x) {
     return nullptr;
   }
   const autograd::InsideOp guard;
-  // Both return NaN if there is one.
+  // Both max and min return NaN if any element is NaN.
   const double largest = max(x).item();
   if (std::isnan(largest)) {
     return "NaN";

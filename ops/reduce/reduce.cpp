@@ -19,7 +19,7 @@ namespace mica {
 
 namespace {
 
-/// The shapes of a reduction's result: with reduced axes of length 1, and as requested by the caller.
+/// The shape of a reduction's result with all reduced axes kept at length 1, and the shape that the caller gets.
 struct Shapes {
   Shape kept;
   Shape result;
@@ -99,8 +99,8 @@ struct Mean {
 // Recorded Σ over the reduced axes, from x's shape to the result's.
 Tensor reduce_like(const Tensor& x, const Shapes& shapes) { return autograd::apply(Sum{x.shape(), shapes}, x); }
 
-// The gradients are linear in dy. These are their values at dy = 1; the gradient with respect to dy is a product with
-// them and a sum.
+// The gradient at dy = 1. Since gradients are linear in dy, the derivative with respect to dy is this times ddx,
+// summed.
 template <class Gradient, class... Saved>
 Tensor slope(const Gradient& gradient, const Tensor& ddx, const Saved&... saved) {
   return autograd::apply(gradient, ones(gradient.shapes.result, ddx.dtype(), ddx.device()), saved...);
@@ -405,7 +405,7 @@ Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim) {
 
 Tensor prod(const Tensor& x, const Dims& axes, bool keepdim) {
   const Shapes shapes = reduced_shapes(x, axes, keepdim, "prod");
-  // The reduced axes last, as one.
+  // Moves the reduced axes to the end and merges them.
   Dims order, reduced;
   for (int i = 0; i < x.dim(); ++i) {
     const bool is_reduced = axes.empty() || std::any_of(axes.begin(), axes.end(),
@@ -419,7 +419,8 @@ Tensor prod(const Tensor& x, const Dims& axes, bool keepdim) {
   std::int64_t n = shapes.count;
   const std::int64_t rows = numel_of(shapes.kept);
   if (n == 0 || rows == 0) {
-    // Empty, too, where x has elements for no result; a sum keeps the connection to x.
+    // An empty product is 1: an empty sum plus 1, which keeps the connection to x's history. If there are no results
+    // (rows == 0), the sum has none, either.
     return (sum(wide, axes, keepdim) + 1).to(is_floating(x.dtype()) ? x.dtype() : int64);
   }
   Tensor product = reshape(permute(wide, order), {rows, n});

@@ -8,9 +8,9 @@
 namespace mica {
 
 struct RotaryOptions {
-  std::int64_t offset = 0;  ///< the first row's position; the rows after it count up
-  Tensor positions{};  ///< (T), or x's shape without its last two axes: each row's position instead; int64 or int32
-  double scale = 1;    ///< of the result
+  std::int64_t offset = 0;  ///< row t has position offset + t, unless `positions` is given
+  Tensor positions{};       ///< each row's position, int64 or int32: (T), or x's shape without its last two axes
+  double scale = 1;         ///< multiplies the result
 };
 
 /// Rotary position embedding: rotates each pair of columns (j, j + D/2) of every head by position · frequencies[j].
@@ -20,12 +20,12 @@ struct RotaryOptions {
 ///
 /// @param x (…, T, H, D), floating, any strides: T rows of H heads of even width D, at most 512.
 /// @param frequencies D/2 angles in radians per position: see nn::rotary_frequencies.
-/// @return of x's shape and dtype, row-major. Differentiable in x any number of times: the gradient is the rotation
-///         back. 16-bit floats are computed in float32 and rounded once.
+/// @return y, of x's shape and dtype, row-major. Differentiable in x any number of times: the gradient is rotated by
+///         −a. 16-bit floats are computed in float32 and rounded once.
 ///
 /// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///
-/// Su et al., RoFormer, 2021, arXiv:2104.09864, in the order of columns of Llama's Hugging Face weights.
+/// Su et al., RoFormer, 2021, arXiv:2104.09864; pairs are (j, j + D/2), as in Hugging Face's Llama, not (2j, 2j + 1).
 Tensor rotary(const Tensor& x, const std::vector<float>& frequencies, const RotaryOptions& options = {});
 
 }  // namespace mica

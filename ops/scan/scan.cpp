@@ -9,7 +9,8 @@ namespace mica {
 
 namespace {
 
-// Along the last axis. The gradient is the same in the other direction: dx[i] = Σ dy[j] over j ≥ i.
+// The cumulative sum along the last axis. The gradient is the cumulative sum in the other direction: dx[i] = Σ dy[j]
+// over j ≥ i.
 struct Cumsum {
   static constexpr bool composed = true;
   bool reverse;

@@ -4,8 +4,9 @@
 
 namespace mica {
 
-/// The sums of the elements up to each position of an axis: y[j] = x[0] + … + x[j]. Sums of integers and booleans are
-/// int64 and wrap around; 16-bit floats are summed in float32 and rounded once. Differentiable any number of times.
+/// The cumulative sum along an axis: y[j] = x[0] + … + x[j], of x's shape. Sums of integers and booleans are int64 and
+/// wrap around; 16-bit floats are summed in float32 and rounded once. Differentiable any number of times. Throws Error
+/// if x has no such axis.
 Tensor cumsum(const Tensor& x, std::int64_t axis);
 
 }  // namespace mica

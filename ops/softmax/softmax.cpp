@@ -13,7 +13,7 @@ namespace mica {
 
 namespace {
 
-// Runs a kernel of SoftmaxForward, or of SoftmaxBackward, unless there is nothing to do.
+// Runs a forward or a backward kernel, unless there are no elements.
 template <class Kernel>
 Tensor forward_with(Kernel kernel, const Tensor& x, int axis) {
   const Tensor y = empty(x.shape(), x.dtype(), x.device());
@@ -49,7 +49,7 @@ struct SoftmaxGradient {
     const auto [dy, y] = ctx.saved<2>();
     Tensors gradients(2);
     if (ctx.needs_grad(0)) {
-      gradients[0] = autograd::apply(SoftmaxGradient{axis}, ddx, y);  // it is its own transpose
+      gradients[0] = autograd::apply(SoftmaxGradient{axis}, ddx, y);  // dx is linear in dy, by a symmetric matrix
     }
     if (ctx.needs_grad(1)) {
       gradients[1] = ddx * (dy - sum(dy * y, {axis}, true)) - dy * sum(ddx * y, {axis}, true);

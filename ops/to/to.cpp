@@ -11,7 +11,7 @@ struct Cast {
   static constexpr bool composed = true;
   Device device;
   DType dtype;
-  // The source dtype and device, for backward.
+  // The source's device and dtype, for backward.
   Device from_device;
   DType from_dtype;
 

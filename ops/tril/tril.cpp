@@ -11,7 +11,7 @@ namespace mica {
 
 namespace {
 
-// column − row, for the last two axes.
+// column − row for each element of the last two axes, which is the number of its diagonal.
 Tensor diagonals_of(const Tensor& x, const char* op) {
   check(x.dim() >= 2, "{}: expected at least 2 axes, got shape {}", op, x.shape());
   const Tensor rows = arange(static_cast<double>(x.size(-2)), int64, x.device());
@@ -19,7 +19,7 @@ Tensor diagonals_of(const Tensor& x, const char* op) {
   return sub(columns, unsqueeze(rows, 1));
 }
 
-// Clamps a diagonal beyond the corners to just beyond them.
+// The diagonal, clamped to the range where it has an effect.
 double clamped_diagonal(const Tensor& x, std::int64_t diagonal) {
   return static_cast<double>(std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1));
 }

@@ -8,15 +8,15 @@
 
 namespace mica::kernels {
 
-/// y[i] = dropped (weight[indices[i]] + addend[i % R]), row by row. All row-major and of one dtype; no size is 0.
-/// Kernels exist for CUDA only, and not for every shape: they return false, without any work, if they do not support
-/// the arguments. The op then uses the kernels of other ops.
+/// y[i] = dropout(weight[indices[i]] + addend[i % R]), for each row i. All tensors are row-major, of the same dtype,
+/// and not empty. There is a kernel for CUDA only, and not for every shape: it returns false, and computes nothing, if
+/// it does not support the arguments. The op then uses the kernels of other ops.
 struct AddEmbedding {
   const Tensor& weight;   // (V, C)
-  const Tensor& indices;  // n, int64
-  const Tensor& addend;   // R rows of C: the last axes of y
+  const Tensor& indices;  // n elements, int64
+  const Tensor& addend;   // R rows of C elements
   ElementDropout dropout;
-  const Tensor& y;  // out, n rows of C
+  const Tensor& y;  // out, n rows of C elements
 };
 
 inline bool add_embedding(Cpu, const AddEmbedding&) { return false; }

@@ -18,9 +18,9 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kGrain = 8192;  // elements
+constexpr std::int64_t kGrain = 8192;  // elements per thread, at least
 
-// Calls body(offset, seen) for every row: its start and the number of its visible columns.
+// Calls body(offset, seen) for every row, with the index of its first element and the number of its visible columns.
 template <class S, class Body>
 void for_rows(const Tensor& x, bool causal, std::int64_t offset, Body body) {
   const std::int64_t queries = x.size(-2);
@@ -56,7 +56,7 @@ void forward(const AttentionWeightsForward& args) {
                 }
                 x = (x - most).exp();
                 const S share = 1 / x.sum();
-                // Eigen's exp(-inf) is the smallest positive number, not 0.
+                // The test is needed because Eigen's exp(-inf) is the smallest positive number, not 0.
                 std::transform(row.data(), row.data() + seen, scores + at, weights + at, [share](S value, T score) {
                   return static_cast<T>(static_cast<S>(score) == kNever ? S{0} : value * share);
                 });

@@ -7,7 +7,7 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr int kThreads = 128;  // of a block of dropout_kernel
+constexpr int kThreads = 128;  // per block of dropout_kernel
 
 // One thread per dropout group; 16 groups form a block of 16 queries and 16 keys.
 template <class T>

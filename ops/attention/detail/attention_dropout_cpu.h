@@ -1,6 +1,6 @@
 #pragma once
 
-// The weights that dropout keeps, row by row. Included by *_cpu.cpp only.
+// Computes, row by row, which weights dropout keeps. Included by *_cpu.cpp only.
 
 #include <cstdint>
 
@@ -8,8 +8,9 @@
 
 namespace mica::kernels {
 
-/// kept[i * stride + j] = 1 or 0 for query i of a block of 16 and key first + j; first is a multiple of 16, and the
-/// number of keys written is rounded up to a whole block. For `row_of_blocks` see detail::draw_dropout_group().
+/// kept[i * stride + j] = 1 if the weight of query i (of a block of 16) and key first + j is kept, else 0. `first` is a
+/// multiple of 16, and the number of keys is rounded up to a multiple of 16. `row_of_blocks` is as for
+/// detail::draw_dropout_group().
 inline void draw_kept_rows(const WeightDropout& dropout, std::int64_t row_of_blocks, std::int64_t first,
                            std::int64_t keys, std::uint8_t* kept, std::int64_t stride) {
   constexpr int kBlock = detail::kDropoutBlock;

@@ -8,9 +8,9 @@
 
 namespace mica::kernels {
 
-/// weights = softmax(scale · scores) along the last axis; with `causal`, row i of each matrix ends after column
-/// i + causal_offset and the rest of its weights are zeros. A row that is empty or all -inf gets zeros. All contiguous,
-/// of one floating dtype and not empty.
+/// weights = softmax(scale · scores) along the last axis. With `causal`, row i of each matrix ends after column
+/// i + causal_offset, and its other weights are 0. A row without columns, or of −inf only, gets zeros. The tensors are
+/// contiguous, not empty, and of the same floating dtype.
 struct AttentionWeightsForward {
   const Tensor& scores;   // (…, T, S)
   const Tensor& weights;  // (…, T, S)
@@ -19,7 +19,7 @@ struct AttentionWeightsForward {
   std::int64_t causal_offset;
 };
 
-/// dscores = scale · weights · (dweights − Σ weights · dweights), the sum along the row.
+/// dscores = scale · weights · (dweights − Σ weights · dweights), with the sum along the row.
 struct AttentionWeightsBackward {
   const Tensor& weights;   // (…, T, S)
   const Tensor& dweights;  // (…, T, S)
@@ -29,8 +29,8 @@ struct AttentionWeightsBackward {
   std::int64_t causal_offset;
 };
 
-/// y = x · scale if the weight at this position is kept, else 0. Both (…, T, S), contiguous, of one floating dtype and
-/// not empty.
+/// y = x · scale where the weight is kept, else 0. x and y are (…, T, S), contiguous, not empty, and of the same
+/// floating dtype.
 struct AttentionDropout {
   const Tensor& y;
   const Tensor& x;

@@ -4,8 +4,8 @@ namespace mica {
 
 namespace {
 
-constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;   // of a head
-constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 29;  // of all heads, 2 bytes each
+constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;   // elements per head
+constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 29;  // elements of all heads, of 2 bytes each
 
 }  // namespace
 

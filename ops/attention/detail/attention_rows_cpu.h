@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of scores on the CPU, as Eigen packets. Included by *_cpu.cpp only.
+// Vectorized access to rows of scores on the CPU, by Eigen's packets. Included by *_cpu.cpp only.
 
 #include <Eigen/Core>
 
@@ -9,22 +9,22 @@
 
 namespace mica::kernels {
 
-/// A row in the accumulator's type. Aligned and a whole number of packets long, so that an element's result does not
-/// depend on the row's address.
+/// A row of the accumulation type. It is aligned and a whole number of packets long, so that an element's result does
+/// not depend on the row's address.
 template <class S>
 using Row = Eigen::Array<S, Eigen::Dynamic, 1>;
-/// Its first packets.
+/// The first packets of a row.
 template <class S>
 using Head = Eigen::Map<Row<S>, Eigen::AlignedMax>;
 
-/// n, rounded up to a whole number of packets.
+/// n rounded up to a whole number of packets.
 template <class S>
 std::int64_t padded(std::int64_t n) {
   constexpr std::int64_t kPacket = Eigen::internal::packet_traits<S>::size;
   return (n + kPacket - 1) / kPacket * kPacket;
 }
 
-/// The first n elements, times scale, then `rest`.
+/// A row of n elements, multiplied by `scale`; the elements that pad it are `rest`.
 template <class S, class T>
 Head<S> load(const T* from, std::int64_t n, S scale, S rest, Row<S>& row) {
   std::transform(from, from + n, row.data(), [scale](T value) { return static_cast<S>(value) * scale; });

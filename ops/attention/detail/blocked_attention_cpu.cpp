@@ -21,11 +21,11 @@ namespace mica::kernels {
 
 namespace {
 
-// The scores of a block fit in the second-level cache.
+// Sizes of a block, chosen so that its scores fit into the L2 cache.
 constexpr std::int64_t kQueries = 64;
 constexpr std::int64_t kKeys = 256;
 
-// One head of a (B, H, rows, width) tensor, the last axis dense.
+// One head of a (B, H, rows, width) tensor whose last axis is contiguous.
 template <class T>
 struct HeadRows {
   T* data;
@@ -44,14 +44,14 @@ gemm::Matrix<S> transposed(const S* x, std::int64_t columns) {
   return {x, 1, columns};
 }
 
-// Scratch memory of a thread, reused between calls.
+// A thread's scratch memory, which later calls reuse.
 template <class S>
 struct Workspace {
   gemm::Scratch<S> gemm;
   gemm::Buffer<S> zeros, converted, scores, dscores, product, sums, dk, dv;
   gemm::Buffer<BFloat16> high, low;
   Row<S> row = Row<S>(kKeys), other = Row<S>(kKeys);
-  std::vector<std::uint8_t> kept = std::vector<std::uint8_t>(kQueries * kKeys);  // by dropout
+  std::vector<std::uint8_t> kept = std::vector<std::uint8_t>(kQueries * kKeys);  // which weights dropout keeps
 };
 
 // The dropout mask for `rows` queries from `first` on and `keys` keys from `key` on; rows have kKeys entries.
@@ -66,7 +66,7 @@ void draw(const WeightDropout& dropout, std::int64_t head, std::int64_t queries,
   }
 }
 
-// Multiplies by the scale, or by 0 where not kept.
+// Multiplies kept weights by the dropout's scale, and sets the others to 0.
 template <class S>
 void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
   std::transform(values, values + n, kept, values,
@@ -90,7 +90,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<T
   gemm::multiply<S, T, S>(m, n, depth, a, b, zeros(n, space), out, space.gemm);
 }
 
-// The same for weights or their gradients (dense or transposed) and rows of a 16-bit tensor.
+// The same if a holds weights or their gradients (contiguous or transposed) and b is 16-bit.
 template <class T>
 requires(sizeof(T) == 2) void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, gemm::Matrix<float> a,
                                        gemm::Matrix<T> b, float* out, Workspace<float>& space) {
@@ -100,7 +100,7 @@ requires(sizeof(T) == 2) void multiply(std::int64_t m, std::int64_t n, std::int6
   }
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (gemm::bfloat16_unit() != gemm::Bfloat16Unit::none) {
-      // As a sum of two bfloat16, the weights keep 16 bits.
+      // Weights are split into a sum of two bfloat16, so that they keep 16 significant bits.
       BFloat16* const high = gemm::grown(space.high, m * depth);
       BFloat16* const low = gemm::grown(space.low, m * depth);
       MICA_INDEPENDENT
@@ -125,7 +125,7 @@ void add(S* sum, const S* term, std::int64_t n) {
   std::transform(sum, sum + n, term, sum, std::plus<S>());
 }
 
-// The number of keys that each query sees, from the first key on.
+// How many keys each query sees; these are always the first ones.
 struct Visible {
   std::int64_t keys;
   bool causal;
@@ -136,8 +136,8 @@ struct Visible {
   }
 };
 
-// One block of queries of one head: softmax and the sum of values, a block of keys at a time (Milakov and Gimelshein,
-// Online normalizer calculation for softmax, 2018).
+// Computes one block of queries of one head: the softmax and the weighted sum of values, one block of keys at a time
+// (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018).
 template <class T, class S>
 void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t head, std::int64_t first,
                    Workspace<S>& space) {
@@ -203,7 +203,7 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   }
 }
 
-// The gradients of one key head and of the query heads that read it.
+// Computes the gradients of one key head and of the query heads that read it.
 template <class T, class S>
 void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::int64_t key_head, Workspace<S>& space) {
   const std::int64_t width = args.q.size(3), values = args.v.size(3), group = args.q.size(1) / args.k.size(1);
@@ -228,8 +228,8 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
     for (std::int64_t first = 0; first < queries; first += kQueries) {
       const std::int64_t rows = std::min(kQueries, queries - first);
       const std::int64_t last_key = visible(first + rows - 1);
-      // Weights and their gradients for a block of keys; `each` receives those of every row, and overwrites
-      // them.
+      // Computes weights and their gradients for a block of keys. Calls `each` with every row of them; it may overwrite
+      // the row.
       const auto for_rows = [&](std::int64_t key, std::int64_t keys, auto each) {
         multiply(rows, keys, width, q.rows(first), k.columns(key), weights, space);
         multiply(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
@@ -261,10 +261,10 @@ void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::
           std::fill(dp + seen, dp + keys, S{0});
         }
       };
-      // With a single block of keys, the loop below sees whole rows.
+      // If there is a single block of keys, the loop below sees whole rows and computes the mean itself.
       const bool one_block = last_key <= kKeys;
       const bool sum_here = one_block && !std::is_same_v<S, T>;
-      // Σ dweights · weights of a row. It equals Σ dout · out, unless out was rounded to 16 bits.
+      // Σ dweights · weights of each row. It equals Σ dout · out, except that `out` may have been rounded to 16 bits.
       std::array<S, kQueries> mean{};
       if constexpr (std::is_same_v<S, T>) {
         for (std::int64_t i = 0; i < rows; ++i) {

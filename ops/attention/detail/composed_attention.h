@@ -20,7 +20,7 @@ struct AttentionRule {
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const AttentionRule& rule);
 
-/// The gradients of q, k and v for dy, by recorded ops; the mask is a constant.
+/// The gradients of q, k and v, given that of the result, dy; by recorded ops. The mask is a constant.
 Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                                      const Tensor& dy, const AttentionRule& rule);
 

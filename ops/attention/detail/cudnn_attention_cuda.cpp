@@ -18,13 +18,13 @@ using Node = Graph::Node;
 
 constexpr std::size_t kOldestVersion = 90800;  // supports plans for device properties and masks with inf
 
-// The key of a plan.
+// What cuDNN's execution plan depends on: the key of the cache of plans.
 struct Problem {
   DType dtype = bfloat16;
   Axes q{}, k{};  // sizes
   Axes q_strides{}, k_strides{}, v_strides{}, out_strides{};
   bool is_backward = false;
-  Axes dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};  // of a backward
+  Axes dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};  // for backward only
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
@@ -43,7 +43,8 @@ Axes swapped(Axes axes) {
 
 Axes sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
 
-// The stride of an axis of length 1 is normalized to the size of the inner axes, so that equal problems share a plan.
+// x's strides. The stride of an axis of length 1, which has no effect, is replaced by the size of the inner axes, so
+// that equal problems share a plan.
 Axes strides_of(const Tensor& x) {
   Axes strides{};
   std::int64_t inside = 1;
@@ -61,8 +62,8 @@ bool is_aligned(const Tensor& x) {
          std::all_of(strides.begin(), strides.end() - 1, [](std::int64_t s) { return s > 0 && s % 8 == 0; });
 }
 
-// Builds the two graphs. cuDNN's fused engines recognize this sequence of operations, which is that of cudnn-frontend's
-// composite SDPA nodes.
+// Builds cuDNN's operation graphs of forward and backward. Its fused engines recognize this sequence of operations,
+// which is the one that cudnn-frontend's composite SDPA nodes expand to.
 class Builder {
  public:
   explicit Builder(const Problem& problem)
@@ -89,8 +90,8 @@ class Builder {
     return std::move(g_);
   }
 
-  // With `deterministic`, dS is stored in memory (B · H · T · S elements), and dq is an ordinary product. Otherwise dq
-  // is accumulated by atomics in a float32 buffer.
+  // If `deterministic`, dS (B · H · T · S elements) is stored in memory, and dq is an ordinary product of it. Otherwise
+  // dq is accumulated by atomics in a float32 buffer.
   Graph backward() {
     const Axes rows_strides{rows_[1] * rows_[2], rows_[2], 1, 1};
     const Node q = g_.tensor(type_, p_.q, p_.q_strides);
@@ -134,7 +135,7 @@ class Builder {
   Node exp(Node x) { return g_.pointwise(CUDNN_POINTWISE_EXP, x, inner(scores_)); }
   Node scaled(Node x) { return pointwise(CUDNN_POINTWISE_MUL, x, g_.scalar(static_cast<float>(p_.scale))); }
 
-  // Sets scores of keys after the query to -inf.
+  // Sets the scores of keys after the query to −inf, for causal attention.
   Node masked(Node scores) {
     if (!p_.causal) {
       return scores;
@@ -154,13 +155,14 @@ class Builder {
     return g_.select(scores, never, seen, inner(scores_));
   }
 
-  // (B, H, T, S) to (B, H, S, T), rounded for the tensor cores.
+  // Transposes (B, H, T, S) to (B, H, S, T) and rounds to 16 bits for the tensor cores.
   Node transposed(Node x) {
     const Axes strides{scores_[1] * scores_[2] * scores_[3], scores_[2] * scores_[3], 1, scores_[3]};
     return g_.reshape(x, g_.inner(type_, swapped(scores_), strides));
   }
 
-  // The tensor per query head that is reduced to dk or dv if query heads share a key head; otherwise `to` itself.
+  // If query heads share a key head, a virtual tensor with the gradient for each query head, whose sum over the sharing
+  // heads is `to` (dk or dv). Otherwise `to` itself.
   Node per_query_head(Node to) {
     return p_.q[1] == p_.k[1] ? to : g_.inner(type_, {p_.k[0], p_.q[1], p_.k[2], p_.k[3]});
   }
@@ -211,11 +213,11 @@ Problem problem_of(const FusedAttentionBackward& args) {
 }
 
 struct Compiled {
-  std::unique_ptr<cuda::CudnnPlan> plan;  // null: cuDNN has none
+  std::unique_ptr<cuda::CudnnPlan> plan;  // null if cuDNN does not support the problem, for this reason:
   std::string reason;
 };
 
-// Compiled on first use and cached, since it takes some 100 ms.
+// The plan for a problem. It is compiled on first use, which takes some 100 ms, and then cached.
 const Compiled& compiled(const Problem& problem) {
   static std::mutex mutex;
   static std::map<std::pair<int, Problem>, Compiled> plans;

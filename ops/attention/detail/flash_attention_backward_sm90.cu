@@ -1,6 +1,6 @@
-// Attention backward with wgmma and the copy engine of compute capability 9.0: one kernel for the gradients of the
-// queries, one for those of keys and values. Each recomputes the weights, so that no sum crosses blocks and results are
-// bit-identical from run to run. See flash_attention.md.
+// The backward of attention with wgmma and TMA, for compute capability 9.0. One kernel computes the gradients of
+// queries, another one those of keys and values. Both recompute the weights. So each sum is computed within one thread
+// block, without atomics, and results are bit-identical from run to run. See flash_attention.md.
 
 #include <algorithm>
 #include <type_traits>
@@ -12,8 +12,8 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Parameters of both kernels. A consumer owns 64 rows of two tensors, queries and dout or keys and values. Tiles of
-/// kRows rows of the two others stream through kStages stages.
+/// Sizes of both kernels. A consumer warpgroup owns 64 rows of two tensors, which stay in shared memory: of queries and
+/// dout, or of keys and values. Tiles with kRows rows of the two other tensors stream through kStages stages.
 template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
 struct BackwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -29,9 +29,9 @@ struct BackwardPlan {
   static constexpr int kPassingBytes = kChunks * kRows * kLineBytes;
 
   struct Shared {
-    unsigned char owned[kConsumers][2][kOwnedBytes];  // and the gradients
+    unsigned char owned[kConsumers][2][kOwnedBytes];  // at the end, the gradients
     unsigned char passing[kStages][2][kPassingBytes];
-    float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of streamed queries
+    float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of queries that stream
     std::uint64_t owned_full[kConsumers];
     std::uint64_t owned_empty[kConsumers];
     std::uint64_t full[kStages];
@@ -51,13 +51,14 @@ struct BackwardPlan {
   }
 };
 
-/// For the gradients of keys and values. `kLean`: products of queries and of dout share registers, one at a time.
+/// Sizes of the kernel for the gradients of keys and values. kLean saves registers: the products with queries and those
+/// with dout use the same registers, one after the other.
 template <int kDepth, int kConsumers, int kRows, int kStages, bool kLean_>
 struct KeysPlan : BackwardPlan<kDepth, kConsumers, kRows, kStages> {
   static constexpr bool kLean = kLean_;
 };
 
-/// Maps of the tensors to read and of the gradients to write.
+/// The tensor maps of the inputs and of the gradients.
 struct BackwardMaps {
   CUtensorMap q, k, v, dout;
   CUtensorMap first, second;  // dq, or dk and dv
@@ -65,7 +66,7 @@ struct BackwardMaps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Loads a consumer's rows of two tensors, once the previous ones are no longer needed.
+/// Loads a consumer's rows of two tensors, when the previous ones are no longer needed.
 template <class P>
 __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int consumer, const CUtensorMap* first,
                            const CUtensorMap* second, int row, int head, int batch) {
@@ -77,8 +78,9 @@ __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int c
   load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][1], second, row, head, batch, full);
 }
 
-/// Multiplies a pair rounded by cuda::pair_of by two numbers and rounds again. bfloat16 is multiplied in bfloat16: the
-/// compiler would unpack all pairs at once and run out of registers. float16 lacks the range.
+/// Multiplies the two elements of a 16-bit pair by two numbers and rounds the results. bfloat16 is multiplied as
+/// bfloat16, since with float the compiler would unpack all pairs at once and run out of registers. float16 is
+/// multiplied as float, since its range is too small.
 template <class T>
 __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -99,7 +101,7 @@ __device__ void release(std::uint64_t* barrier) {
   }
 }
 
-/// Waits for a stage that only other consumers need, and releases it.
+/// Waits for a stage that this consumer does not need, and releases it.
 template <class P>
 __device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
   cuda::wait(&shared.full[ring.stage], ring.parity);
@@ -107,9 +109,9 @@ __device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
   ring.advance();
 }
 
-// Gradients of queries.
+// The kernel for the gradients of queries.
 
-/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
+/// The number of key blocks that queries before `end` see; 0 if there are no queries from `begin` on.
 template <class P>
 __device__ int key_steps(const Work& a, int begin, int end) {
   return begin < a.queries ? (a.visible_keys(end) + P::kRows - 1) / P::kRows : 0;
@@ -179,7 +181,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
       std::uint32_t dscores[P::kRows / 16][4];
       int last = -1;  // stage
       int step = steps - 1;
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // blocks fully visible to all queries
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // key blocks that all queries see
       const auto do_step = [&](auto masked) {
         const unsigned char* const k = shared.passing[ring.stage][0];
         const unsigned char* const v = shared.passing[ring.stage][1];
@@ -256,7 +258,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
   });
 }
 
-// Gradients of keys and values. Weights are transposed here: rows are keys.
+// The kernel for the gradients of keys and values. It computes weights transposed: rows are keys, columns queries.
 
 template <bool kFirst, int kSize, int kOtherSize>
 __device__ auto& either(float (&first)[kSize], float (&second)[kOtherSize]) {
@@ -267,7 +269,7 @@ __device__ auto& either(float (&first)[kSize], float (&second)[kOtherSize]) {
   }
 }
 
-/// The first block of queries that see keys from `begin` on, if there are such keys.
+/// The first block with queries that see the keys from `begin` on, if there are such keys.
 template <class P>
 __device__ int first_query_step(const Work& a, int begin) {
   const int all = (a.queries + P::kRows - 1) / P::kRows;
@@ -312,7 +314,8 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
 template <class T, class P, bool kDrops>
 __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                  const Order& order) {
-  // Between two heads, a consumer holds the last stage of the first one while it skips stages of the other consumers.
+  // From one head to the next, a consumer still holds the last stage of the first while it skips stages that only other
+  // consumers need.
   static_assert(P::kStages > P::kConsumers);
   const int consumer = consumer_of_thread();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -332,7 +335,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
     const int begin = first + consumer * kConsumerRows;
     const int first_of_block = first_query_step<P>(a, first);
     const int first_step = first_query_step<P>(a, begin);
-    // The first step from which all queries see all keys of the block.
+    // From this step on, all queries see all keys of the block.
     const int first_unmasked = min(steps, (a.first_query(begin + kConsumerRows - 1) + P::kRows - 1) / P::kRows);
     float dk[P::kDepth / 2] = {};
     float dv[P::kDepth / 2] = {};
@@ -346,11 +349,11 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
       std::uint32_t dscores[P::kRows / 16][4];
       int last = -1;  // stage
       int step = 0;
-      int query_head = 0;  // among those that share the key head
+      int query_head = 0;  // among the query heads that share the key head
       const auto do_step = [&](auto masked) {
         const unsigned char* const q = shared.passing[ring.stage][0];
         const unsigned char* const dout = shared.passing[ring.stage][1];
-        // The logarithms or the means of queries 8 j + 2 (l % 4) and the next.
+        // The logarithms (which = 0) or means (1) of queries 8 j + 2 (l % 4) and the next one, for lane l.
         const auto stats = [&](int which, int j) {
           return *reinterpret_cast<const float2*>(
               &shared.stats[ring.stage][j * 8 / kStatsRows][which][j * 8 % kStatsRows + lane % 4 * 2]);
@@ -395,7 +398,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
         }
         round_to<T, P::kRows>(rounded, weights);
         if constexpr (kDrops) {
-          if constexpr (P::kLean) {  // dS also needs the dropped ones
+          if constexpr (P::kLean) {  // keeps all weights, since dS also needs those that are dropped
             copy_fragments(dscores, rounded);
           }
           drop_rounded<false, P::kRows>(rounded, &kept);
@@ -427,7 +430,7 @@ __device__ void consume_for_keys(typename P::Shared& shared, const Work& a, cons
             const float first_difference = dweights[i] - both.x;
             const float second_difference = dweights[i + 1] - both.y;
             const int place = j % 2 * 2 + half;
-            if constexpr (P::kLean) {  // only the rounded weights remain
+            if constexpr (P::kLean) {  // only the rounded weights are left
               dscores[j / 2][place] =
                   multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
             } else {

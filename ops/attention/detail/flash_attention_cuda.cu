@@ -1,6 +1,6 @@
-// Attention in one kernel: supported problems, the choice of the kernel, and the first kernel of every backward. The
-// kernels for all GPUs are in flash_attention_portable.cuh; on compute capability 9.0, flash_attention_sm90.cu and
-// flash_attention_backward_sm90.cu handle problems without a mask tensor.
+// Flash attention: which problems it supports, which kernel a problem gets, and the kernel that every backward runs
+// first. The kernels for all GPUs are in flash_attention_portable.cuh. On compute capability 9.0, problems without a
+// mask tensor use flash_attention_sm90.cu and flash_attention_backward_sm90.cu.
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,10 @@ namespace flash {
 
 namespace {
 
-/// For each query: the binary logarithm of the sum of its weights, and Σ out · dout, the weighted mean of the gradients
-/// of its weights, without the dropout scale. Padding rows get +inf and 0, which give zero weights, as for queries
-/// without visible keys, so that no kernel checks for the end. Eight lanes per row.
+/// Computes two statistics for each query: the binary logarithm of the sum of its unnormalized weights, and Σ out ·
+/// dout, which is the mean of its weights' gradients, weighted by the weights (without the dropout scale). Padding
+/// rows, and queries without visible keys, get +inf and 0, which make their weights 0. So other kernels need not check
+/// where the rows end. Eight lanes per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ Work a) {
   constexpr int kLanes = 8;
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   const std::int64_t head = row_of_all / padded;
   const int row = static_cast<int>(row_of_all % padded);
   if (head >= std::int64_t{a.batches} * a.heads) {
-    return;  // whole warps: the padded rows of a head are a multiple of 128
+    return;  // always whole warps, since the padded number of rows is a multiple of 128
   }
   const int b = static_cast<int>(head / a.heads);
   const int h = static_cast<int>(head % a.heads);
@@ -102,7 +103,7 @@ bool has_aligned_rows(const Tensor& x) {
          reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-/// The work of a forward or a backward.
+/// The Work of a forward or a backward.
 template <class Args>
 Work work_of(const Args& args) {
   const Tensor& q = args.q;
@@ -168,7 +169,7 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
       return false;
     }
   }
-  // Maxima are those of the unscaled scores.
+  // The kernels take the maximum of unscaled scores, so the scale must be positive.
   const float scale = static_cast<float>(problem.scale);
   return q.size(3) % flash::kPack == 0 && q.size(3) <= flash::kMaxDepth && q.size(1) % k.size(1) == 0 &&
          k.size(0) == q.size(0) && k.size(3) == q.size(3) && problem.v.shape() == k.shape() &&

@@ -1,6 +1,6 @@
 #pragma once
 
-// Declarations shared by the kernels for all GPUs and those for compute capability 9.0.
+// Declarations shared by the flash attention kernels for all GPUs and those for compute capability 9.0.
 
 #include <cstdint>
 
@@ -22,8 +22,8 @@ struct Operand {
   }
 };
 
-/// (batch, head, query, key). Boolean: true if visible. Floating: multiplied by `factor` and added to the unscaled
-/// scores. Strides are in elements and may be 0.
+/// A mask (batch, head, query, key). Boolean: true where the query sees the key. Floating: multiplied by `factor`, then
+/// added to the unscaled scores. Strides are in elements and may be 0.
 struct Mask {
   const void* data = nullptr;
   std::int64_t batch = 0;
@@ -36,13 +36,14 @@ struct Mask {
 
 constexpr int kStatsRows = 64;
 
-/// A forward or a backward. Query t sees the keys s < S with s <= t + offset; without a causal mask, offset is S.
+/// The arguments of a forward or a backward. Query t sees keys s < S with s <= t + offset; without causal masking,
+/// offset is S.
 struct Work {
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
   Mask mask;               // for the masked kernels
   float* lse = nullptr;    // (B, H, T), natural logarithms
-  float* stats = nullptr;  // (B, H, padded T / kStatsRows, 2, kStatsRows): see stats_kernel
+  float* stats = nullptr;  // (B, H, padded T / kStatsRows, 2, kStatsRows), from stats_kernel
   int batches = 0;
   int heads = 0;  // H
   int group = 1;  // query heads per key head
@@ -54,21 +55,21 @@ struct Work {
   float scale_log2 = 1;  // scale · log2 e
   DType dtype = float16;
 
-  // Dropout: the choice of weights, and the scales of kept ones; 1 without dropout.
+  // Dropout: which weights are dropped, and the scales of those that are kept (1 without dropout).
   bool drops = false;
   PhiloxKey dropout_key{};
-  std::uint32_t dropped_below[8] = {};  // all bits are set if that bit of the threshold is not
+  std::uint32_t dropped_below[8] = {};  // number i is all ones if bit i of the threshold is 0, else 0
   float kept_share = 1;
   float weight_factor = 1;   // 1 / kept_share
   float gradient_scale = 1;  // scale / kept_share
 
-  /// Query rows, rounded up to the largest block of any kernel.
+  /// The number of queries, rounded up to a multiple of every kernel's block.
   __host__ __device__ int padded_queries() const { return (queries + 127) / 128 * 128; }
-  /// The statistics of query `row` of head `head`; the second one is kStatsRows after the first.
+  /// The first statistic of query `row` of head `head`; the second one is kStatsRows elements after it.
   __device__ float* stats_of(int head, int row) const {
     return stats + (std::int64_t{head} * padded_queries() + row / kStatsRows * kStatsRows) * 2 + row % kStatsRows;
   }
-  /// Number of keys visible to queries before `end`.
+  /// The number of keys that queries before `end` see.
   __host__ __device__ int visible_keys(int end) const {
     const int last = (end < queries ? end : queries) + offset;
     return last < 0 ? 0 : last < keys ? last : keys;
@@ -79,15 +80,14 @@ struct Work {
 
 constexpr int kMaxDepth = 128;
 
-/// The kernel that fills `stats` before a backward, and the kernels for all GPUs.
+/// Launch the kernel that computes `stats` before a backward, and the kernels for all GPUs.
 void fill_stats(const Work& work);
 void forward_portable(const Work& work);
 void backward_portable(const Work& work);
 void forward_masked(const Work& work);
 void backward_masked(const Work& work);
 
-/// Whether the wgmma kernels support the tensors of a problem: addresses and strides must fit tensor
-/// maps.
+/// Whether the wgmma kernels support the tensors: tensor maps (TMA) restrict addresses and strides.
 bool fits_sm90(const Work& work, bool backward);
 
 void forward_sm90(const Work& work);

@@ -1,12 +1,12 @@
 #pragma once
 
-// Dropout of weights in the register layout of the tensor cores' sums: lane l has rows l / 4 and l / 4 + 8 of
-// 16, and columns 2 (l % 4) and the next of each 8. Rows are queries or, for the gradients of keys and values,
-// keys.
+// Dropout of weights that are in the register layout of tensor core accumulators: of a tile of 16 rows, lane l has rows
+// l / 4 and l / 4 + 8, and of every 8 columns, columns 2 (l % 4) and 2 (l % 4) + 1. Rows are queries or, in the kernel
+// for the gradients of keys and values, keys.
 //
-// A group of attention_dropout.h is split between lanes l and l ^ 4, whose rows are neighbors. For two blocks of
-// columns, the lane with the even row draws the bits of the first block, the lane with the odd row those of the second,
-// and they exchange halves: no bit is drawn twice or unused.
+// A group of attention_dropout.h is split between lanes l and l ^ 4, whose rows are adjacent. These two lanes process
+// two blocks of columns together: the lane with the even row draws the bits of the first block, the lane with the odd
+// row those of the second, and they exchange halves. So no bit is drawn twice or unused.
 
 #include <cstdint>
 
@@ -15,15 +15,17 @@
 
 namespace mica::kernels::flash {
 
-/// Selects bytes of two registers: 0 to 3 of the first, 4 to 7 of the second; adding 8 replicates their sign bit.
+/// Assembles a register from bytes of two others (PRMT). Each digit of the selector chooses a byte: 0 to 3 from the
+/// first register, 4 to 7 from the second. Adding 8 replicates the byte's sign bit instead.
 __device__ inline std::uint32_t permute_bytes(std::uint32_t first, std::uint32_t second, unsigned selector) {
   std::uint32_t result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(selector));
   return result;
 }
 
-/// A bit for each of a lane's weights, 1 if kept, in 16 rows from `row` and kColumns columns (32 or 64) from `column`
-/// on; row is a multiple of 16, column of 32. `head` counts query heads over all batches. Called by a whole warp.
+/// Returns a bit for each of the lane's weights, 1 if it is kept, for a tile of 16 rows and kColumns columns (32 or 64)
+/// that begins at `row` and `column`, multiples of 16 and 32. `head` counts query heads over all batches. Called by a
+/// whole warp.
 template <bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   static_assert(kColumns == 32 || kColumns == 64);
@@ -52,7 +54,7 @@ __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head
     } else {
       plane = first >> (i % 2 * 16);
     }
-    // `and` if the threshold's bit is set, else `or`: see kept_of_dropout_group().
+    // plane & kept if the threshold's bit is 1, else plane | kept: see kept_of_dropout_group().
     kept = (plane & kept) | (plane & a.dropped_below[i]) | (kept & a.dropped_below[i]);
   }
   constexpr std::uint32_t kEven = kRowsAreQueries ? 0x0F0F0F0F : 0x33333333;
@@ -63,7 +65,7 @@ __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head
   return (kept & own) | (received & ~own);
 }
 
-/// The bit of draw_kept() for sum i of a lane.
+/// Which bit of draw_kept() belongs to the lane's accumulator i.
 template <bool kRowsAreQueries>
 __device__ constexpr int bit_of_sum(int i) {
   const int block = i / 8;
@@ -73,24 +75,24 @@ __device__ constexpr int bit_of_sum(int i) {
   return byte * 8 + (kRowsAreQueries ? block % 2 * 4 + i % 2 * 2 + column_half : i % 2 * 4 + block % 2 * 2 + row_half);
 }
 
-/// 0 for a dropped weight, even if it is not finite.
+/// The weight of accumulator i, or 0 if it is dropped, even if the weight is not finite.
 template <bool kRowsAreQueries>
 __device__ float keep(float weight, std::uint32_t kept, int i) {
   return (kept & 1u << bit_of_sum<kRowsAreQueries>(i)) != 0 ? weight : 0;
 }
 
-/// The same for sums i and i + 1, rounded to 16 bits; i is even.
+/// The same for a pair of weights rounded to 16 bits, of accumulators i and i + 1; i is even.
 template <bool kRowsAreQueries>
 __device__ std::uint32_t keep_pair(std::uint32_t pair, std::uint32_t kept, int i) {
   const int first = bit_of_sum<kRowsAreQueries>(i);
-  const int second = bit_of_sum<kRowsAreQueries>(i + 1);  // of the same byte
+  const int second = bit_of_sum<kRowsAreQueries>(i + 1);  // in the same byte
   const unsigned byte = first / 8;
-  // Move both bits to the signs of their bytes, and expand these to masks of the halves.
+  // Shifts both bits to the sign bits of bytes and expands these to masks of 16 bits.
   return pair &
          permute_bytes(kept << (7 - first % 8), kept << (7 - second % 8), (byte | 0x8) * 0x11 + (byte | 0xC) * 0x1100);
 }
 
-/// The same for all of a lane's pairs; each register of `kept` covers 64 columns.
+/// The same for all pairs of a lane. Each register of `kept` covers 64 columns.
 template <bool kRowsAreQueries, int kColumns>
 __device__ void drop_rounded(std::uint32_t (&weights)[kColumns / 16][4], const std::uint32_t* kept) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Attention with a mask tensor, on all GPUs. Dropout is a run-time option here, to halve the number of
-// kernels.
+// Flash attention with a mask tensor, for all GPUs. Here, dropout is a run-time option, which halves the number of
+// kernels to compile.
 
 #include <mica/ops/attention/detail/flash_attention_portable.cuh>
 

@@ -1,9 +1,10 @@
 #pragma once
 
-// The kernels for all GPUs with bfloat16 tensor cores (compute capability 8.0 and up), after FlashAttention-2 (Dao,
-// 2023). See flash_attention.md. Each warp owns 16 rows, of queries or, for the gradients of keys and values, of keys,
-// and iterates over the blocks of the other kind. The first product leaves a warp's weights in the register layout that
-// the second product needs, so they are never stored to memory.
+// The flash attention kernels for all GPUs with bfloat16 tensor cores (compute capability 8.0 and up), after
+// FlashAttention-2 (Dao, 2023). See flash_attention.md. Each warp owns 16 rows and iterates over blocks of the other
+// operand: rows are queries, and the blocks are of keys; for the gradients of keys and values it is the other way
+// around. The first product, q · kᵀ, leaves a warp's weights in the register layout that the second product needs, so
+// they are never stored to memory.
 
 #include <cmath>
 #include <cstdint>
@@ -21,34 +22,35 @@ namespace mica::kernels::flash {
 constexpr int kWarp = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kWarpRows = 16;                   // of one tensor-core instruction
-constexpr int kBlockRows = kWarps * kWarpRows;  // owned by a block
+constexpr int kWarpRows = 16;                   // rows of a tensor core instruction
+constexpr int kBlockRows = kWarps * kWarpRows;  // rows that a thread block owns
 constexpr int kPack = 8;                        // 16-bit elements in 16 bytes
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-/// The treatment of weights. `masked` handles every mask, with and without dropout.
+/// What happens to the weights: nothing, dropout, or a mask tensor with or without dropout.
 enum class Variant { plain, drops, masked };
 
-/// Tiles in shared memory hold rows of kDepth elements, zeros past D. Each row is padded by 16 bytes, so that a column
-/// of 8 rows is in different banks.
+/// Tiles in shared memory hold rows of kDepth elements, which are zero past D. Each row is padded by 16 bytes, so that
+/// the same column of 8 consecutive rows is in different banks.
 template <int kDepth>
 struct Plan {
   static constexpr int kPitch = kDepth + kPack;
-  static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a streamed block
+  static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a block that is iterated over
   static_assert(kStatsRows % kSteps == 0);
   static constexpr int kOwned = kBlockRows * kPitch;  // elements of an owned tile
-  static constexpr int kPassing = kSteps * kPitch;    // of a streamed tile
+  static constexpr int kPassing = kSteps * kPitch;    // elements of a tile that is iterated over
   static constexpr int kForwardBytes = (kOwned + 4 * kPassing) * 2;
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
 
-/// Minimum blocks per multiprocessor; 0: the compiler's choice. With dropout, and in the key gradients with masks, the
-/// compiler would aim for more blocks and spill.
+/// The second argument of __launch_bounds__: the minimum of blocks per multiprocessor; 0 leaves the choice to the
+/// compiler. With dropout, and for the key gradients with masks, the compiler would choose more blocks and spill
+/// registers.
 template <int kDepth, Variant kVariant>
 constexpr int kBlocks = kVariant == Variant::drops && (kDepth < 128) ? 3 : 0;
 
-/// Starts copying kRows rows to shared memory, with zeros past the end.
+/// Starts copying kRows rows to shared memory (cp.async); rows past the end become zeros.
 template <class T, int kDepth, int kRows>
 __device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, int depth) {
   constexpr int kPacks = kDepth / kPack;
@@ -62,7 +64,7 @@ __device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, i
   }
 }
 
-/// Loads 16 rows and 16 columns of a left factor at `tile`.
+/// Loads 16 rows and 16 columns at `tile`, as the left operand of mma (ldmatrix).
 template <int kPitch, class T>
 __device__ void load_first(std::uint32_t (&a)[4], const T* tile, int column) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -100,7 +102,7 @@ struct KeepAll {
   __device__ std::uint32_t operator()(std::uint32_t pair, int) const { return pair; }
 };
 
-/// The bits of draw_kept().
+/// Applies dropout to a pair of weights, by the bits of draw_kept().
 template <bool kRowsAreQueries>
 struct KeepSome {
   std::uint32_t kept;
@@ -135,7 +137,8 @@ __device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)
   }
 }
 
-/// Writes a warp's 16 rows, the first of which is `row` of `rows`, times the factors of rows l / 4 and l / 4 + 8.
+/// Writes a warp's 16 rows of a matrix with `rows` rows, from row `row` on. Rows l / 4 and l / 4 + 8 are multiplied by
+/// the two factors of lane l.
 template <class T, int kDepth>
 __device__ void store_rows(T* to, std::int64_t stride, int row, int rows, int depth, const float (&sums)[kDepth / 8][4],
                            float first_factor, float second_factor) {
@@ -157,7 +160,7 @@ __device__ void store_rows(T* to, std::int64_t stride, int row, int rows, int de
   }
 }
 
-/// The four lanes that share a row.
+/// The maximum over the four lanes that share a row.
 inline __device__ float maximum_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -167,7 +170,8 @@ inline __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// The weights that a variant keeps. The masked variant has no register to spare for the key and reads it each time.
+/// Which weights dropout keeps, for a variant. The masked variant has no register to spare for the random key, and
+/// reads it each time.
 template <Variant kVariant, bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   if constexpr (kVariant == Variant::masked) {
@@ -177,8 +181,8 @@ __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head,
   }
 }
 
-/// Applies the mask to a warp's unscaled scores of query head h: 16 rows from `row` and kColumns columns from `column`
-/// on.
+/// Applies the mask tensor to a warp's unscaled scores of query head h: a tile of 16 rows and kColumns columns that
+/// begins at `row` and `column`.
 template <class T, bool kRowsAreQueries, int kColumns>
 __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b, int h, int row, int column) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -218,14 +222,14 @@ __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b,
   }
 }
 
-/// A thread's place among the blocks of queries, which are in descending order, since the last ones see the most keys;
-/// then the heads.
+/// Which queries a thread processes. Thread blocks with smaller indices get later blocks of queries, since with causal
+/// masking these see the most keys and take longest; within a block of queries, thread blocks are ordered by head.
 struct QueryPlace {
-  int first;  // query of the block
-  int head;   // of all batches
+  int first;  // the block's first query
+  int head;   // counted over all batches
   int b;
   int h;
-  int warp_row;  // of the block
+  int warp_row;  // the warp's first row in the block
   int lane;
 
   __device__ static QueryPlace here(const Work& a) {
@@ -243,7 +247,8 @@ struct QueryPlace {
   }
 };
 
-/// The keys and values that a block of queries sees. They pass through shared memory step by step, in two stages.
+/// The keys and values that a block of queries sees. They stream through two stages of shared memory, block by block;
+/// each block is a step.
 template <class T, int kDepth>
 class VisibleKeys {
   using P = Plan<kDepth>;
@@ -258,7 +263,7 @@ class VisibleKeys {
         v_(a.v.at<const T>(block.b, block.h / a.group)),
         stages_(stages) {}
 
-  /// Starts copying those of a step.
+  /// Starts copying the keys and values of a step.
   __device__ void load(int step) const {
     T* const to = stages_ + step % 2 * 2 * P::kPassing;
     const int key = step * P::kSteps;
@@ -266,7 +271,7 @@ class VisibleKeys {
     load_rows<T, kDepth, P::kSteps>(to + P::kPassing, v_ + key * a_.v.row, a_.v.row, a_.keys - key, a_.depth);
   }
 
-  /// The keys of a step; its values are kPassing behind them.
+  /// The keys of a step; its values are kPassing elements after them.
   __device__ const T* at(int step) const { return stages_ + step % 2 * 2 * P::kPassing; }
 
  private:
@@ -276,7 +281,7 @@ class VisibleKeys {
   T* stages_;
 };
 
-/// Block i: see QueryPlace.
+/// The forward of a block of queries (QueryPlace).
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_kernel(const __grid_constant__ Work a) {
   using P = Plan<kDepth>;
@@ -292,8 +297,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
-  float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores of rows l / 4 and l / 4 + 8
-  float total[2] = {};                     // of the weights, this lane's part
+  float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores of rows l / 4 and l / 4 + 8
+  float total[2] = {};                     // this lane's part of the sums of their weights
   if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
     passing.load(0);
@@ -369,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     total[half] = sum_of_row(total[half]);
-    factors[half] = total[half] == 0 ? 0 : a.weight_factor / total[half];  // 0: no key is visible
+    factors[half] = total[half] == 0 ? 0 : a.weight_factor / total[half];  // 0 if the query sees no key
     const int row = first + warp_row + lane / 4 + half * 8;
     if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
       a.lse[(std::int64_t{b} * a.heads + h) * a.queries + row] =
@@ -380,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
                         factors[1]);
 }
 
-/// The gradient of a block of queries. Block i: see QueryPlace.
+/// The gradient of a block of queries (QueryPlace).
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     query_gradient_kernel(const __grid_constant__ Work a) {
@@ -457,9 +462,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
                         a.gradient_scale);
 }
 
-/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Block i: blocks
-/// of keys in ascending order, since the first ones are seen by the most queries; then the key heads. Weights are
-/// transposed here: rows are keys.
+/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Thread blocks
+/// with smaller indices get earlier blocks of keys, since with causal masking the most queries see these; within a
+/// block of keys, thread blocks are ordered by key head. Weights are computed transposed: rows are keys, columns
+/// queries.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
     key_gradient_kernel(const __grid_constant__ Work a) {
@@ -525,7 +531,7 @@ __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
       const float2 log2_sums = *reinterpret_cast<const float2*>(stats + j * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // Keys past the end only affect rows that are not written.
+        // Keys past the end need no mask, since their rows are not written.
         const int begin = first + warp_row + lane / 4 + half * 8 - a.offset - query - lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -579,7 +585,7 @@ inline std::int64_t blocks_of(int rows, int block) { return (std::int64_t{rows} 
 
 using DTypes = Types<Half, BFloat16>;
 
-/// f.operator()<T, kDepth>()
+/// Calls f.operator()<T, kDepth>() with the element type and the padded width of the heads.
 template <class F>
 void on_dtype_and_depth(const Work& work, const F& f) {
   on_dtype(DTypes{}, work.dtype, "attention", [&]<class T>() {

@@ -1,5 +1,5 @@
-// Attention forward with wgmma and the copy engine of compute capability 9.0, after FlashAttention-3 (Shah et al.,
-// 2024). See flash_attention.md.
+// The forward of attention with wgmma and TMA, for compute capability 9.0, after FlashAttention-3 (Shah et al., 2024).
+// See flash_attention.md.
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +12,9 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Tiles of kKeys keys and values stream through kStages stages. kParts consumers share the same queries: each has
-/// every kParts-th tile of keys, and the first adds up what they have.
+/// Sizes of the kernel. Tiles of kKeys keys and values stream through kStages stages of shared memory. kParts consumer
+/// warpgroups share the same queries: each processes every kParts-th tile of keys, and the first one adds up their
+/// results.
 template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_, int kParts_ = 1>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -21,9 +22,9 @@ struct ForwardPlan {
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kOverlap = kOverlap_;  // a consumer's products overlap its own softmax
+  static constexpr bool kOverlap = kOverlap_;  // whether a consumer's products overlap its own softmax
   static constexpr int kParts = kParts_;
-  static constexpr int kGroups = kConsumers / kParts;  // of consumers with the same queries
+  static constexpr int kGroups = kConsumers / kParts;  // groups of consumers that share queries
   static constexpr int kQueries = kGroups * kConsumerRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 40;
@@ -31,10 +32,10 @@ struct ForwardPlan {
   static constexpr int kQueryBytes = kChunks * kConsumerChunkBytes;
   static constexpr int kKeyBytes = kChunks * kKeys * kLineBytes;
 
-  static constexpr int kSent = kDepth / 2 + 4;  // of a thread: sums, and the softmaxes of two rows
+  static constexpr int kSent = kDepth / 2 + 4;  // floats per thread: its sums, and the softmax state of its two rows
 
   struct Shared {
-    unsigned char q[kGroups][kQueryBytes];  // and out
+    unsigned char q[kGroups][kQueryBytes];  // at the end, the output
     unsigned char k[kStages][kKeyBytes];
     unsigned char v[kStages][kKeyBytes];
     std::uint64_t q_full[kGroups];
@@ -56,13 +57,14 @@ struct ForwardMaps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Number of key blocks visible to the queries before `end`; 0 if there are no queries from `begin` on.
+/// The number of key blocks that queries before `end` see; 0 if there are no queries from `begin` on.
 template <class P>
 __device__ int steps_of(const Work& a, int begin, int end) {
   return begin < a.queries ? (a.visible_keys(end) + P::kKeys - 1) / P::kKeys : 0;
 }
 
-/// Runs in one thread. Key blocks are loaded in descending order, so that masked ones come first.
+/// The producer's loop, which runs in one thread. It loads key blocks in descending order, so that those with causal
+/// masking come first.
 template <class P>
 __device__ void produce(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   Ring<P::kStages> ring;
@@ -79,7 +81,7 @@ __device__ void produce(typename P::Shared& shared, const Work& a, const Forward
       load_chunks<P::kChunks, P::kKeys>(shared.k[ring.stage], &maps.k, step * P::kKeys, key_head, b,
                                         &shared.k_full[ring.stage]);
       if (step == steps - 1) {
-#pragma unroll 1  // the producer has few registers
+#pragma unroll 1  // since the producer has few registers
         for (int group = 0; group < P::kGroups; ++group) {
           const int row = first + group * kConsumerRows;
           if (steps_of<P>(a, row, row + kConsumerRows) > 0) {
@@ -98,7 +100,7 @@ __device__ void produce(typename P::Shared& shared, const Work& a, const Forward
   });
 }
 
-/// The four lanes that share a row.
+/// The maximum over the four lanes that share a row.
 __device__ float maximum_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -108,13 +110,14 @@ __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// A lane's state of its rows, l / 4 and l / 4 + 8 of the warp's.
+/// The softmax state of lane l's two rows, l / 4 and l / 4 + 8 of the warp's 16 rows.
 struct Rows {
-  float most[2] = {-INFINITY, -INFINITY};  // of the unscaled scores so far
-  float total[2] = {};                     // of the weights, this lane's part
+  float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores so far
+  float total[2] = {};                     // this lane's part of the sums of weights
 };
 
-/// Masks the keys that a row does not see; `visible` counts from the first key of the block.
+/// Sets the scores of keys that a row does not see to −inf. The row sees keys before `visible`, counted from the
+/// block's first key.
 template <int kKeys>
 __device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
@@ -126,7 +129,8 @@ __device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
   }
 }
 
-/// Converts scores to weights; earlier sums must be multiplied by `shrink`.
+/// Converts scores to unnormalized weights. Since the maximum may have grown, the caller must multiply earlier sums by
+/// `shrink`.
 template <int kKeys>
 __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2], float scale_log2) {
 #pragma unroll
@@ -153,7 +157,8 @@ __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2
   }
 }
 
-/// The first of two consumers with the same queries adds the sums of the other, which have another largest score.
+/// Combines the results of two consumers that share queries: the second sends its sums through shared memory, and the
+/// first rescales both to the larger maximum and adds them up.
 template <class P>
 __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&sent)[P::kSent][kWarpgroup], int part,
                                int barrier, float scale_log2) {
@@ -173,7 +178,7 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
   }
   cuda::barrier_sync(barrier, 2 * kWarpgroup);
   if (part == 0) {
-    float factors[2][2];  // of the own sums, and of the others
+    float factors[2][2];  // what the own and the other consumer's sums are multiplied by
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float other = sent[kSums + half][thread];
@@ -189,11 +194,11 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
       out[i] = out[i] * factors[0][i / 2 % 2] + sent[i][thread] * factors[1][i / 2 % 2];
     }
   }
-  cuda::barrier_sync(barrier, 2 * kWarpgroup);  // it was read
+  cuda::barrier_sync(barrier, 2 * kWarpgroup);  // `sent` has been read and may be overwritten
 }
 
-/// A warpgroup, for 64 queries of each tile of this block. The warpgroup computes the softmax while the tensor cores
-/// accumulate a block's weighted values and multiply the next block's keys.
+/// The loop of a consumer warpgroup: 64 queries of each tile of this block. While the warpgroup computes the softmax of
+/// a block of keys, the tensor cores multiply the previous block's weights by its values, and the next block's keys.
 template <class T, class P, bool kDrops>
 __device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   const int consumer = consumer_of_thread();
@@ -220,7 +225,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
     const int steps_of_block = steps_of<P>(a, first, first + P::kQueries);
     const int steps = steps_of<P>(a, begin, begin + kConsumerRows);
     const auto is_own = [&](int step) { return P::kParts == 1 || step % P::kParts == part; };
-    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // steps that only other consumers need
+    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // skips steps that only others need
       if (is_own(step - 1)) {
         cuda::wait(&shared.k_full[ring.stage], ring.parity);
         release(&shared.k_empty[ring.stage]);
@@ -242,11 +247,11 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         }
         mask<P::kKeys>(scores, visible);
       };
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // blocks fully visible to all queries
+      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // key blocks that all queries see
       const auto multiply_keys = [&](int stage) {
         multiply_transposed<T, P::kChunks, P::kKeys>(scores, q, shared.k[stage]);
       };
-      // The kept weights of a block, 64 keys per register. Compute it while products run.
+      // Which weights of a block dropout keeps, 64 keys per register. It is computed while products run.
       std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];
       const auto draw = [&](int step) {
         if constexpr (kDrops) {
@@ -272,13 +277,13 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
       };
       cuda::wait(&shared.q_full[group], q_parity);
       q_parity ^= 1;
-      int last = steps - 1;  // the first own step
+      int last = steps - 1;  // this consumer's first step
       if (!is_own(last)) {
         --last;
         ring.advance();
       }
       if (P::kParts > 1 && last < 0) {
-        // The only step is another's.
+        // The only step belongs to another consumer.
       } else if constexpr (P::kOverlap) {
         int step = last;
         cuda::wait(&shared.k_full[ring.stage], ring.parity);
@@ -344,7 +349,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
         release(&shared.v_empty[ring.stage]);
         ring.advance();
         if (P::kParts > 1 && part > 0) {
-          ring.skip(part);  // the steps down to 0 of the parts before
+          ring.skip(part);  // the remaining steps, which belong to other consumers
         }
       } else {
         static_assert(P::kParts == 1);
@@ -378,18 +383,18 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
     }
     if constexpr (P::kParts > 1) {
       if (steps > 0) {
-        constexpr int kFirstBarrier = 8;  // write_rows() uses those of the consumers
+        constexpr int kFirstBarrier = 8;  // after the barriers of the consumers, which write_rows() uses
         add_other_part<P>(out, rows, shared.sent[group], part, kFirstBarrier + group, a.scale_log2);
       }
       if (part > 0) {
-        return;  // the first part writes
+        return;  // only the first part writes
       }
     }
     float factors[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float total = sum_of_row(rows.total[half]);
-      factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0: no key is visible
+      factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0 if the query sees no key
       const int row = first + own_row + half * 8;
       if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
         a.lse[std::int64_t{place.head} * a.queries + row] =
@@ -416,7 +421,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = P::kGroups * kWarpgroup / kWarp;  // that read a stage
+    constexpr int kConsumerWarps = P::kGroups * kWarpgroup / kWarp;  // the number of warps that read a stage
     for (int i = 0; i < P::kGroups; ++i) {
       cuda::init_barrier(&shared.q_full[i], 1);
       cuda::init_barrier(&shared.q_empty[i], 1);
@@ -447,7 +452,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 
 // On the host.
 
-/// `kMayDrop`: whether there is a kernel with dropout.
+/// Launches the kernel. kMayDrop: whether to compile a variant with dropout.
 template <class T, class P, bool kMayDrop = true>
 void launch_forward(const Work& work) {
   const ForwardMaps maps{.q = map_of_queries(work, work.q, kConsumerRows),
@@ -477,9 +482,9 @@ bool fits_sm90(const Work& work, bool backward) {
 
 namespace {
 
-/// Whether each multiprocessor has at most one of the large tiles: with a causal mask, that with the most work would
-/// take twice as long as the mean. So tiles are half as large, and two consumers share the keys of each. Few queries
-/// take no time worth sharing.
+/// Whether to halve the tiles and let two consumers share the keys of each: with causal masking, if there is at most
+/// one large tile per multiprocessor. Otherwise the tile with the most work would take twice as long as the mean. For
+/// few queries it does not pay.
 template <class P>
 bool is_one_wave(const Work& work) {
   constexpr int kManyQueries = 1024;

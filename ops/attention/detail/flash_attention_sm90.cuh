@@ -1,10 +1,10 @@
 #pragma once
 
-// Code shared by flash_attention_sm90.cu and flash_attention_backward_sm90.cu. A block has one producer warpgroup,
-// which issues the tile copies, and consumer warpgroups, which multiply them, 64 rows each. Blocks are persistent, one
-// per multiprocessor.
+// Code shared by flash_attention_sm90.cu and flash_attention_backward_sm90.cu. Kernels are persistent, with one thread
+// block per multiprocessor. A block has one producer warpgroup, which issues TMA copies of tiles to shared memory, and
+// consumer warpgroups, which multiply the tiles by wgmma, 64 rows each.
 //
-// Tiles in shared memory consist of chunks: 64 elements of each row, in swizzled lines of 128 bytes.
+// A tile in shared memory consists of chunks. A chunk has 64 columns of all rows, in swizzled lines of 128 bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,36 +29,37 @@ constexpr int kChunk = 64;  // elements of a line
 constexpr int kConsumerChunkBytes = kConsumerRows * kLineBytes;
 constexpr float kLn2 = 0.6931471805599453f;
 
-/// The tiles of a block: parts of (batch, head), in descending order of work. Tiles are assigned in units: one tile, or
-/// two tiles paired so that all pairs have equal work.
+/// Which tiles a thread block processes, and in which order. A tile is a part of the queries (or keys) of one head.
+/// Tiles are sorted by descending work and assigned to blocks in units of one tile, or of two tiles paired so that all
+/// pairs have equal work.
 struct Order {
   int heads;           // of all batches
-  int tiles;           // of a head
-  int units_of_head;   // 0: the first units of all heads, then the second units, ...; else one head after the other
-  bool paired;         // a unit pairs the tile with the most work and that with the least, and so on
-  bool last_is_heavy;  // the last tile of a head has the most work
+  int tiles;           // per head
+  int units_of_head;   // units are ordered head by head; or 0: the first units of all heads, then the second ones, …
+  bool paired;         // a unit is the tile with the most work and that with the least, and so on
+  bool last_is_heavy;  // whether the last tile of a head has the most work, instead of the first
 
   struct Place {
     int tile;
     int head;
   };
 
-  /// Calls f(place) for each tile of this block: units are assigned to blocks in alternating order, so that no block
-  /// always gets the heavier ones.
+  /// Calls f(place) for each tile of this block. Units are assigned to blocks in alternating order (0, 1, 2, 2, 1, 0,
+  /// …), so that no block always gets the heavier ones.
   template <class F>
   __device__ void each(const F& f) const {
     const int grid = static_cast<int>(gridDim.x);
     const int block = static_cast<int>(blockIdx.x);
     const int units = heads * (units_of_head > 0 ? units_of_head : tiles);
 #pragma unroll 1
-    for (int i = 0;; ++i) {  // the only state kept in registers
+    for (int i = 0;; ++i) {  // i is the only state that stays in registers
       const int round = paired ? i / 2 : i;
       const int unit = round * grid + (round % 2 == 0 ? block : grid - 1 - block);
       if (unit >= units) {
         return;
       }
       const int head = units_of_head > 0 ? unit / units_of_head : unit % heads;
-      int rank = units_of_head > 0 ? unit % units_of_head : unit / heads;  // 0: the tile with the most work
+      int rank = units_of_head > 0 ? unit % units_of_head : unit / heads;  // by work; 0 is the tile with the most
       if (paired && i % 2 == 1) {
         if (rank == tiles - 1 - rank) {
           continue;
@@ -70,12 +71,12 @@ struct Order {
   }
 };
 
-/// `read_bytes`: the bytes that one head reads again for each of its tiles. If those of all heads fit in the L2 cache,
-/// all heads start with their longest tiles, which minimizes idle time at the end. Otherwise one head is finished after
-/// the other, except where the softmax takes longer than the products anyway (measured).
+/// `read_bytes` is what each tile of a head reads: the head's keys and values, for example. If those of all heads fit
+/// into the L2 cache, the longest tiles of all heads come first, which minimizes idle time at the end. Otherwise one
+/// head is processed after the other, except where the softmax takes longer than the products anyway (measured).
 inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy, int grid, double read_bytes) {
   constexpr double kCache = 24e6;
-  constexpr int kRounds = 2;  // minimum number of units per block
+  constexpr int kRounds = 2;  // the minimum of units per block
   const bool causal = work.offset < work.keys;
   const int units = causal ? (tiles + 1) / 2 : tiles;
   const bool by_heads = heads * read_bytes > kCache && std::int64_t{heads} * units >= std::int64_t{kRounds} * grid &&
@@ -87,8 +88,8 @@ inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy
           .last_is_heavy = last_is_heavy};
 }
 
-/// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer.
-/// `dependent`: the kernel waits for the previous one itself.
+/// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer. `dependent`:
+/// the kernel may start before the previous one ends, since it waits itself (programmatic dependent launch).
 template <class Maps>
 void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
                        int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps,
@@ -119,13 +120,13 @@ inline CUtensorMap map_of_keys(const Work& work, const Operand& x, int box_lines
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// This thread's consumer. The compiler must know that it is uniform in a warp: it serializes products in code that it
-/// considers divergent.
+/// The number of this thread's consumer warpgroup. The compiler must know that it is the same in the whole warp, since
+/// it serializes wgmma in code that it considers divergent.
 __device__ inline int consumer_of_thread() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
 }
 
-/// Loads the chunks of a tile of kRows rows to shared memory.
+/// Loads the chunks of a tile of kRows rows into shared memory.
 template <int kChunks, int kRows>
 __device__ void load_chunks(unsigned char* to, const CUtensorMap* map, int row, int head, int batch,
                             std::uint64_t* barrier) {
@@ -163,7 +164,7 @@ __device__ void add_product(float (&sums)[kChunks * kChunk / 2], const std::uint
   }
 }
 
-/// The sums of a product, rounded to T, as the left factor of another product.
+/// Rounds a product's accumulators to T, as the left operand of another product.
 template <class T, int kRows>
 __device__ void round_to(std::uint32_t (&weights)[kRows / 16][4], const float (&sums)[kRows / 2]) {
 #pragma unroll
@@ -194,16 +195,16 @@ __device__ void pin_all(std::uint32_t (&fragments)[kCount][4]) {
   }
 }
 
-/// Stores a warpgroup's 64 rows, multiplied by the factors of rows l / 4 and l / 4 + 8 of each warp, through the
-/// warpgroup's tile in shared memory, so that whole lines are written; the copy engine skips rows past the end. Thread
-/// 0 waits until the tile can be reused.
+/// Writes a warpgroup's 64 rows to global memory, through the warpgroup's tile in shared memory, so that TMA writes
+/// whole lines; it skips rows past the end. Lane l's factors multiply rows l / 4 and l / 4 + 8 of its warp. Thread 0
+/// waits until the tile can be reused.
 template <class T, int kChunks>
 __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float first_factor, float second_factor,
                            unsigned char* tile, const CUtensorMap* map, int row, int head, int batch, int barrier) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
-  const int line = thread / kWarp * 16 + lane % 16;  // the line whose address this lane provides
-  cuda::barrier_sync(barrier, kWarpgroup);           // no thread reads the tile any more
+  const int line = thread / kWarp * 16 + lane % 16;  // the line whose address this lane passes to stmatrix
+  cuda::barrier_sync(barrier, kWarpgroup);           // until all threads have finished reading the tile
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
@@ -215,7 +216,7 @@ __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float firs
         const float factor = j % 2 == 0 ? first_factor : second_factor;
         pairs[j] = cuda::pair_of<T>(s[2 * j] * factor, s[2 * j + 1] * factor);
       }
-      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the map
+      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
       cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + place * 16, pairs);
     }
   }

@@ -14,11 +14,11 @@ struct FusedCall {
   kernels::FusedAttention args;
 };
 
-/// Whether the device runs the flash kernel's fast variant.
+/// Whether the device can run the flash kernel for compute capability 9.0.
 bool has_wgmma(Device device);
 
-/// Prepares q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined, for `backend`; nullopt if it is not
-/// built in or does not support the problem. Operands with unaligned rows are copied.
+/// Prepares a call of `backend` for q (B, H, T, D), k and v (B, Hkv, S, D), and the mask if it is defined; nullopt if
+/// the backend is not built in or does not support the problem. Operands with unaligned rows are copied.
 std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const Tensor& q, const Tensor& k,
                                                  const Tensor& v, const Tensor& mask, const AttentionRule& rule);
 
@@ -26,7 +26,7 @@ std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const
 void run_fused_attention(const FusedCall& call);
 void run_fused_attention_backward(AttentionBackend backend, const kernels::FusedAttentionBackward& args);
 
-/// Runs it as a recorded op: returns (B, H, T, D), in memory (B, T, H, D).
+/// Runs the call as a recorded op. Returns (B, H, T, D), whose memory order is B, T, H, D.
 Tensor fused_attention(FusedCall call, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionRule& rule);
 
 /// The same for q, k and v that are views of qkv (B, T, 3 · C): returns (B, T, C).

@@ -15,8 +15,8 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-/// The rows, and the functions of their logits. See README.md for the notation. Everything is computed in S, float or
-/// double; only the format depends on the dtype of the tensors.
+/// Access to the rows, and the functions of their logits. See README.md for the notation. Everything is computed in S,
+/// float or double; the tensors' dtype matters only for loading and storing.
 template <class S>
 class Rows {
  public:
@@ -24,7 +24,7 @@ class Rows {
   struct Row {
     explicit Row(std::int64_t classes) : z(classes) {}
     std::vector<S> z;
-    std::vector<S> given;  // probabilities, if they are the targets
+    std::vector<S> given;  // the targets, if they are probabilities
   };
 
   explicit Rows(const CrossEntropyTerms& terms)
@@ -43,7 +43,7 @@ class Rows {
         scale_(static_cast<S>(terms.logit_scale)),
         cap_(static_cast<S>(terms.softcap)) {}
 
-  /// Calls f(i, row) for all rows, in parallel. `row` is the thread's buffer, for load().
+  /// Calls f(i, row) for all rows, in parallel. `row` is a buffer of the thread, for load().
   template <class F>
   void each(const F& f) const {
     parallel_for(rows_, rows_per_thread(classes), [&](std::int64_t begin, std::int64_t end) {
@@ -90,13 +90,13 @@ class Rows {
     }
   }
 
-  /// Converts z of a row to (total · softmax(z) − u) · dz/dx · scale, in place. share(i) is u.
+  /// Replaces z of a row by (total · softmax(z) − u) · dz/dx · scale. share(i) is u of class i.
   template <class Share>
   void gradient(std::vector<S>& z, S log_sum, S total, S scale, const Share& share) const {
     S* const out = z.data();
     const std::int64_t n = classes;
     const S factor = scale_ * scale;
-    // One loop for both cases: the compiler inlines exp, and so vectorizes it, only a limited number of times.
+    // One loop for both cases, since the compiler inlines, and so vectorizes, exp only a limited number of times.
     const bool capped = cap_ != 0;
     const S inverse = capped ? 1 / cap_ : S{0};
     MICA_INDEPENDENT
@@ -112,9 +112,9 @@ class Rows {
   }
 
   S weight(std::int64_t i) const { return weight_ != nullptr ? weight_[i] : S{1}; }
-  /// The label's part of u.
+  /// The part of u that only the label's class has.
   S label_u(std::int64_t i) const { return sharp_ * weight(label(i)); }
-  /// u of class i, without the label's part. `given` is null unless the targets are probabilities.
+  /// u of class i, without that part. `given` is null unless the targets are probabilities.
   S u(const S* given, std::int64_t i) const {
     return weight(i) * (given != nullptr ? sharp_ * given[i] + even_ : even_);
   }
@@ -159,7 +159,7 @@ void forward(const CrossEntropyForward& args) {
     const S largest = row_max(z, rows.classes);
     const S log_sum = math::log(row_sum_exp(z, rows.classes, largest));
     logsumexp[i] = largest + log_sum;
-    // Subtracts the maximum from each logit first, to keep precision for large logits.
+    // Each logit is subtracted from the maximum first, which is more accurate for large logits.
     S distance = 0;
     S total = 0;
     if (rows.labeled()) {

@@ -1,11 +1,11 @@
 #pragma once
 
 // Code shared by the kernels of cross entropy: the transformed logits of a row, the sums over them, and the gradient of
-// one. Included by *_cuda.cu only. See README.md for the notation and the derivation.
+// a single logit. Included by *_cuda.cu only. See README.md for the notation and the derivation.
 //
-// z = span · y with span > 0, where y = x and span = s or, with a cap, y = tanh(s x / cap) and span = cap. Powers have
-// base 2, and differences are computed before products, so that large logits keep their precision and the lowest do not
-// become infinite.
+// The transformed logit z is represented as span · y with span > 0. Without a cap, y = x and span = s, the logit scale;
+// with a cap, y = tanh(s x / cap) and span = cap. Powers have base 2. Differences of y are computed before they are
+// multiplied, so that large logits keep their precision and very negative ones do not become infinite.
 
 #include <cstdint>
 #include <limits>
@@ -26,8 +26,8 @@ template <class S>
 constexpr S kLog2E = S(1.4426950408889634);
 
 template <class T>
-constexpr bool kNarrow = sizeof(T) == 2;  // the GPU's approximate functions are accurate enough
-// With a cap, one of this many powers is computed by a polynomial.
+constexpr bool kNarrow = sizeof(T) == 2;  // whether the GPU's approximate functions are accurate enough
+// With a cap, one of every kPolynomialEach powers is computed by a polynomial.
 constexpr int kPolynomialEach = 3;
 
 template <class T, class S>
@@ -41,8 +41,9 @@ __device__ S exp2_of(S x) {
   }
 }
 
-/// 2ˣ for x ≤ 0 by arithmetic alone: 2ⁿ · 2ʳ with n = round(x), to 1e-4. Otherwise the special function units, which
-/// also compute tanh, would limit capped rows. kLow: x may be below −126.
+/// 2ˣ for x ≤ 0, with a relative error of 1e-4, by additions and multiplications alone: 2ⁿ · 2ʳ with n = round(x). It
+/// relieves the special function units, which also compute tanh and would otherwise be the bottleneck of capped rows.
+/// kLow: x may be below −126.
 template <bool kLow>
 __device__ float exp2_by_polynomial(float x) {
   float bounded = x;
@@ -83,16 +84,16 @@ struct Problem {
   std::int64_t rows;
   std::int64_t classes;
   const T* logits;
-  const T* given;      // probabilities, or null
-  const void* labels;  // or null
-  bool wide_labels;    // int64
-  const S* weight;     // null: 1
+  const T* given;      // the targets, if they are probabilities, else null
+  const void* labels;  // the targets, if they are labels, else null
+  bool wide_labels;    // whether labels are int64, not int32
+  const S* weight;     // null: all 1
   std::int64_t ignore_index;
   S even;   // label_smoothing / V
   S sharp;  // 1 − label_smoothing
   S scale;
-  S inner;     // y = inner · x, or its tanh
-  bool flips;  // no cap and scale ≤ 0: the largest z does not belong to the largest x, so y = z
+  S inner;     // y = inner · x or, with a cap, tanh(inner · x)
+  bool flips;  // no cap and scale ≤ 0: then the largest z does not belong to the largest x, and y = z instead of x
   S span;      // z = span · y
 
   explicit Problem(const CrossEntropyTerms& terms)
@@ -121,7 +122,7 @@ struct Problem {
     }
   }
 
-  /// 2^(unit() · y) = eᶻ
+  /// The factor with which 2^(unit() · y) = eᶻ.
   __device__ S unit() const { return span * kLog2E<S>; }
   __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
 };
@@ -134,7 +135,7 @@ struct Label {
   std::int64_t index = -1;
   bool ignored = false;
   bool valid = true;
-  S u = 0;  // the label's own part
+  S u = 0;  // the part of u that only the label's class has
 
   __device__ Label(const Problem<T>& p, std::int64_t row) {
     if constexpr (kTarget != Target::given) {
@@ -157,7 +158,7 @@ __device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
   }
 }
 
-/// u of class i of a row, without the label's own part and the part common to all classes.
+/// u of class i of a row, without the part that only the label's class has and without the part that all classes have.
 template <Target kTarget, class T>
 __device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::int64_t i) {
   using S = Accumulate<T>;
@@ -168,7 +169,7 @@ __device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::in
   }
 }
 
-/// 2ˣ, x ≤ 0 up to rounding, of number j of a pack. kLow: x may be below −126.
+/// 2ˣ for element j of a pack; x ≤ 0 up to rounding. kLow: x may be below −126.
 template <class T, bool kCap, bool kLow = true, class S>
 __device__ S power_of(S x, int j) {
   if constexpr (kNarrow<T> && kCap) {
@@ -187,10 +188,11 @@ struct UnitPower {
   __device__ S operator()(S x) const { return exp2_of<T>(x * unit); }
 };
 
-/// What is found in a row's y: the largest and Σ 2^(unit · (y − largest)). For any kTarget but label also Σ u and
+/// The reductions over a row: the largest y and Σ 2^(unit · (y − largest)). Unless kTarget is label, also Σ u and
 /// Σ u (largest − y), with u from share_of().
 ///
-/// If no tanh can be so low that its power underflows, 1 takes the place of the largest.
+/// With a cap, y ≤ 1. If the cap is so small that no power 2^(unit · (y − 1)) can underflow, 1 is used instead of the
+/// largest y.
 template <class T, Target kTarget, bool kCap>
 struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   using S = Accumulate<T>;
@@ -228,7 +230,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
     Base::raise(top);
   }
-  /// raise() to the largest of these y, if need be.
+  /// Calls raise() if any of these y is larger than the largest so far.
   template <int N>
   __device__ void raise_to(const S (&y)[N]) {
     if (!is_bounded()) {
@@ -241,7 +243,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
   }
 
-  /// Adds several y that are not larger than the largest. share(j) is u of number j.
+  /// Adds several y that are not larger than the largest. share(j) is u of y number j.
   template <int N, class Share>
   __device__ void add(const S (&y)[N], const Share& share) {
     if (is_bounded()) {
@@ -292,7 +294,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   }
 };
 
-/// The result of a row. label_y: y of its label.
+/// The results of a row, from its reductions. label_y is y of its label.
 template <class T, Target kTarget>
 struct Outcome {
   using S = Accumulate<T>;
@@ -320,8 +322,9 @@ struct Outcome {
   }
 };
 
-/// dx of the logits of a row: (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h, and less by hit for
-/// its label. With a cap, y being a tanh, 2^(unit · y − shift).
+/// Computes the gradients of a row's logits: dx = (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h,
+/// where `hit` is also subtracted in the parentheses for the label's class. With a cap, the power is 2^(unit · y −
+/// shift).
 template <class T, Target kTarget, bool kCap>
 struct Gradient {
   using S = Accumulate<T>;
@@ -330,10 +333,10 @@ struct Gradient {
   S shift;
   S unit;
   S sum_scale;
-  S share_scale;  // of share_of()
+  S share_scale;  // the factor of share_of()
   S hit;
 
-  /// From the results of a pass over the row; g is the factor of its gradient.
+  /// From the reductions over the row; g is what the row's gradient is multiplied by.
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, const Found<T, kTarget, kCap>& found, S mass,
                       S g)
       : Gradient(p, label, g) {
@@ -342,7 +345,7 @@ struct Gradient {
     shift = kCap ? found.largest * unit : found.largest;
     sum_scale = g * mass * p.scale / found.sum;
   }
-  /// From log Σ eᶻ.
+  /// The same, from log Σ eᶻ.
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
       : Gradient(p, label, g) {
     span = p.span;
@@ -351,7 +354,7 @@ struct Gradient {
     sum_scale = g * mass * p.scale;
   }
 
-  /// The gradient for y, number j of a pack. is_label: whether it belongs to the row's label; share(): its u.
+  /// The gradient of element j of a pack, from its y. is_label: whether its class is the row's label. share() is its u.
   template <class Share>
   __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
     S dz = power_of<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
@@ -370,7 +373,7 @@ struct Gradient {
       : share_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
 };
 
-/// A row, divided into aligned packs of 16 bytes and the few elements before and after them, its edges.
+/// A row as aligned packs of 16 bytes, and the few elements before the first and after the last pack, called edges.
 template <class T>
 struct Span {
   static constexpr int kPack = 16 / sizeof(T);
@@ -387,7 +390,7 @@ struct Span {
   }
 
   __device__ int edges() const { return static_cast<int>(classes - packs * kPack); }
-  /// The class of edge number e < edges().
+  /// The class of edge element e < edges().
   __device__ std::int64_t edge(int e) const { return e < head ? e : e + packs * kPack; }
   /// The first class of a pack.
   __device__ std::int64_t first(std::int64_t pack) const { return head + pack * kPack; }
@@ -406,8 +409,8 @@ __device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::
   }
 }
 
-/// The gradient of 16 bytes of logits whose first is class i of a row. label_at: the position of the label in the pack,
-/// or an out-of-range number.
+/// The gradient of 16 bytes of logits, from class i of a row on. label_at is the position of the label in the pack; it
+/// is out of range if the pack does not contain the label.
 template <class T, Target kTarget, bool kCap>
 __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
                                                      int label_at, const rows::Pack<T, Span<T>::kPack>& pack,
@@ -421,7 +424,7 @@ __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::i
       values[j] = gradient(values[j], j, is_label(j), [&] { return share_of<kTarget>(p, row, i + j); });
     }
   };
-  // Only one pack of a row contains the label: others skip the test.
+  // Only one pack of a row contains the label. The others need no test for each element.
   if (kTarget != Target::given && static_cast<unsigned>(label_at) < kPack) {
     all([&](int j) { return j == label_at; });
   } else {
@@ -430,7 +433,7 @@ __device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::i
   return rows::pack_of<T>(values);
 }
 
-/// … and of one alone, class i.
+/// The gradient of a single logit, class i.
 template <class T, Target kTarget, bool kCap>
 __device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
                              const Gradient<T, kTarget, kCap>& gradient) {
@@ -439,7 +442,7 @@ __device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t
   return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
 }
 
-/// The common factors of all rows' gradients: pointers to dloss and denominator, null for 1.
+/// The factor of the rows' gradients, dloss / denominator, as pointers; null for 1.
 template <class T>
 struct Incoming {
   using S = Accumulate<T>;

@@ -7,18 +7,18 @@
 
 namespace mica::kernels {
 
-// All tensors are row-major. "sums" below is the logits' accumulate dtype.
+// All tensors are row-major. Below, the dtype "sums" is the logits' accumulate dtype: float32, or float64 for float64.
 
 using IndexTypes = Types<std::int64_t, std::int32_t>;
 
-/// N rows of V logits and their targets. Notation as in README.md: z is a logit scaled and capped, u the weight of its
-/// class in the loss of a row, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has a loss and a
-/// gradient of 0, whatever its contents.
+/// N rows of V logits and their targets. The notation is that of README.md: z is a logit after scale and cap, u is the
+/// weight of its class in the row's loss, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has loss
+/// and gradient 0, whatever it contains.
 struct CrossEntropyTerms {
   const Tensor& logits;       // (N, V)
   const Tensor& targets;      // labels (N), int64 or int32; or probabilities (N, V) of the logits' dtype
-  const Tensor& weight;       // (V), sums; undefined: 1
-  std::int64_t ignore_index;  // of labels
+  const Tensor& weight;       // (V), sums; undefined: all 1
+  std::int64_t ignore_index;  // for labels only
   double label_smoothing;
   double logit_scale;
   double softcap;  // 0: none
@@ -29,7 +29,7 @@ struct CrossEntropyTerms {
 struct CrossEntropyForward {
   CrossEntropyTerms terms;
   const Tensor& logsumexp;  // out (N), sums: log Σ eᶻ; arbitrary for ignored rows
-  const Tensor& mass;       // out (N), sums: U; likewise
+  const Tensor& mass;       // out (N), sums: U; arbitrary for ignored rows
   const Tensor& losses;     // out (N), sums
 };
 void cross_entropy_forward(Cpu, const CrossEntropyForward& args);
@@ -47,9 +47,10 @@ struct CrossEntropyBackward {
 void cross_entropy_backward(Cpu, const CrossEntropyBackward& args);
 void cross_entropy_backward(Cuda, const CrossEntropyBackward& args);
 
-/// Both at once: the losses, and dlogits over the logits. Labels as in CrossEntropyForward.
+/// Forward and backward at once: computes the losses and overwrites the logits with dlogits. Labels are as in
+/// CrossEntropyForward.
 struct CrossEntropyInPlace {
-  CrossEntropyTerms terms;  // its logits are written
+  CrossEntropyTerms terms;  // its logits are overwritten
   const Tensor& dloss;      // as in CrossEntropyBackward
   const Tensor& denominator;
   const Tensor& losses;  // out (N), sums
@@ -76,7 +77,8 @@ struct CrossEntropyReduce {
 void cross_entropy_reduce(Cpu, const CrossEntropyReduce& args);
 void cross_entropy_reduce(Cuda, const CrossEntropyReduce& args);
 
-/// gradient (N, V) *= factor, per row, or for all rows. If the factor is 1, the gradient is not read.
+/// gradient (N, V) *= factor, which is one number per row, or one for all rows. Where it is 1, nothing is read or
+/// written.
 struct CrossEntropyScale {
   const Tensor& gradient;
   const Tensor& factor;  // (N) or (1), sums
@@ -88,8 +90,8 @@ void cross_entropy_scale(Cuda, const CrossEntropyScale& args);
 
 /// The kind of target.
 enum class CrossEntropyTarget {
-  label,     // a label: only its u is not 0
-  smoothed,  // a label with smoothing, which is common to all classes
+  label,     // a label: u is 0 for all other classes
+  smoothed,  // a label with label smoothing: u has a part that is common to all classes
   given,     // probabilities
 };
 
@@ -100,7 +102,7 @@ inline CrossEntropyTarget target_of(const CrossEntropyTerms& terms) {
   return terms.label_smoothing != 0 ? CrossEntropyTarget::smoothed : CrossEntropyTarget::label;
 }
 
-/// u · x, but 0 if u is 0, even if x is infinite.
+/// u · x, or 0 if u is 0, even if x is infinite.
 template <class S>
 MICA_HOST_DEVICE S weighed(S u, S x) {
   return u == S{0} ? S{0} : u * x;

@@ -7,7 +7,7 @@ namespace mica::kernels {
 namespace {
 
 constexpr std::int64_t kShortestRow = 1025;      // classes
-constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block that allow two resident blocks
+constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block with which two blocks are resident
 constexpr std::int64_t kMostShared = 220 << 10;
 constexpr int kMostCluster = 8;
 
@@ -31,7 +31,7 @@ CrossEntropyPlan plan_cross_entropy_in_place(std::int64_t classes, int element_s
   if (plan.cluster == 0) {
     return plan;
   }
-  // Three blocks of up to 72 KB fit on a multiprocessor, or two larger ones.
+  // A multiprocessor has room for three blocks with up to 72 KB of shared memory, or for two with more.
   plan.threads = plan.slab > 4608 ? CrossEntropyPlan::kMostThreads : plan.slab > 1024 ? 256 : 128;
   const int rounds_of_all = 2 * CrossEntropyPlan::kParts * plan.threads;
   plan.part = 2 * ((plan.slab + rounds_of_all - 1) / rounds_of_all);

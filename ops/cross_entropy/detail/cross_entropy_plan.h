@@ -1,19 +1,19 @@
 #pragma once
 
-// How cross entropy in place distributes rows over blocks on CUDA.
+// How in-place cross entropy on CUDA distributes rows among thread blocks.
 
 #include <cstdint>
 
 namespace mica::kernels {
 
 struct CrossEntropyPlan {
-  static constexpr int kMostThreads = 512;  // of a block
-  static constexpr int kParts = 4;          // of a row, each awaited separately
+  static constexpr int kMostThreads = 512;  // per block
+  static constexpr int kParts = 4;          // parts of a row, each of which is waited for separately
 
   int cluster = 0;  // blocks that share a row; 0: rows of this length are read twice
-  int threads = 0;  // of a block
-  int slab = 0;     // packs of 16 bytes of a row that a block has, at most
-  int part = 0;     // rounds of a thread per part, an even number
+  int threads = 0;  // per block
+  int slab = 0;     // the most packs of 16 bytes of a row that a block has
+  int part = 0;     // packs per thread and part, an even number
 
   int bytes() const { return slab * 16; }
   bool operator==(const CrossEntropyPlan&) const = default;

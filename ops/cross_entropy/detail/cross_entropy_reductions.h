@@ -9,7 +9,8 @@
 
 namespace mica::kernels {
 
-/// The sum of the labels' weights over the rows that are not ignored; without weights, in float, exact up to 2²⁴ rows.
+/// The sum of the labels' weights over the rows that are not ignored. Without weights it is a number of rows; as a
+/// float, it is exact up to 2²⁴.
 template <class Index, class S>
 struct LabelWeightOp {
   using Value = std::int64_t;
@@ -18,7 +19,7 @@ struct LabelWeightOp {
   static constexpr bool kShifted = false;
 
   std::int64_t ignore_index;
-  const S* weight;  // null: 1
+  const S* weight;  // null: all 1
   std::int64_t classes;
 
   MICA_HOST_DEVICE static Acc identity() { return 0; }
@@ -26,7 +27,7 @@ struct LabelWeightOp {
     if (label == ignore_index) {
       return 0;
     }
-    // A label out of range makes the loss of its row NaN.
+    // A label that is out of range counts as 0 here; the loss of its row is NaN.
     return weight == nullptr ? Acc{1} : label >= 0 && label < classes ? weight[label] : Acc{0};
   }
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const { return a + b; }
@@ -54,7 +55,7 @@ struct SumLossOp : MeanLossOp<S> {
   MICA_HOST_DEVICE S finish(S sum, S) const { return sum; }
 };
 
-// Launchers of the above, for the files that include their device's reduce().
+// Calls of these reductions, for files that have included their device's reduce().
 
 template <class Device>
 void sum_label_weights(Device device, const CrossEntropyDenominator& args) {

@@ -1,5 +1,5 @@
-// One warp or block per row of logits. Forward reads it once; backward reads it once and writes its gradient, possibly
-// over the logits. Rows of every length and alignment.
+// Cross entropy with one warp or thread block per row of logits. Forward reads the row once. Backward reads it once and
+// writes its gradient, possibly over the logits. Rows may have any length and alignment.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -15,26 +15,27 @@ using held::Exchange;
 using held::Team;
 using rows::kWarp;
 
-constexpr std::int64_t kWarpRow = 1024;  // the longest row that a warp takes
-constexpr int kWarpRows = 8;             // of a block
-constexpr int kBlockThreads = 512;       // of a block that takes a row, at most
-// Up to this length, blocks are small, so that a multiprocessor has several rows: one loads while another computes.
+constexpr std::int64_t kWarpRow = 1024;  // the longest row that is processed by one warp
+constexpr int kWarpRows = 8;             // such rows per block
+constexpr int kBlockThreads = 512;       // the most threads of a block that processes one row
+// Up to this length, blocks are small, so that several run on a multiprocessor: one loads while another computes.
 constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
 constexpr int most_threads(Team team) { return team == Team::block ? kBlockThreads : kWarp * kWarpRows; }
 
-/// The row of this thread, and its place among those who share it.
+/// The thread's row, and its index among the threads that share it.
 template <Team kTeam>
 struct RowOf {
   static constexpr bool kBlock = kTeam == Team::block;
 
   std::int64_t row = kBlock ? blockIdx.x : std::int64_t{blockIdx.x} * kWarpRows + threadIdx.x / kWarp;
-  std::int64_t step = kBlock ? gridDim.x : std::int64_t{gridDim.x} * kWarpRows;  // to a next one
+  std::int64_t step = kBlock ? gridDim.x : std::int64_t{gridDim.x} * kWarpRows;  // to the thread's next row
   int t = static_cast<int>(kBlock ? threadIdx.x : threadIdx.x % kWarp);
   int threads = static_cast<int>(kBlock ? blockDim.x : kWarp);
 };
 
-/// Packs in flight per thread, and the minimum of blocks per multiprocessor, which limits the registers for them.
+/// The number of packs in flight per thread, and the minimum of blocks per multiprocessor (__launch_bounds__), which
+/// limits the registers that they can take.
 template <class T, Target kTarget>
 constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
 template <class T>
@@ -42,7 +43,7 @@ constexpr int least_blocks(Team team) {
   return sizeof(T) == 8 ? 1 : team == Team::block ? 2 : 3;
 }
 
-/// Calls f(pack, number) for thread t's packs of a row, reading kAhead of them at a time.
+/// Calls f(pack, index) for thread t's packs of a row. Loads kAhead of them before it uses them.
 template <int kAhead, class T, class F>
 __device__ void for_packs(const T* row, const Span<T>& span, int t, int threads, const F& f) {
   constexpr int kPack = Span<T>::kPack;
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
     return;
   }
   const Label<T, kTarget> label(p, row);
-  if (label.ignored) {  // uniform in the team
+  if (label.ignored) {  // the same for all threads of the row
     if (at.t == 0) {
       logsumexp[row] = 0;
       mass[row] = 0;
@@ -236,7 +237,7 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
 }
 
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
-  constexpr unsigned kMaxBlocks = 2048;  // usually the factor is 1 and there is nothing to do
+  constexpr unsigned kMaxBlocks = 2048;  // few, since the factor is usually 1 and there is nothing to do
   const cudaStream_t stream = cuda::current_stream();
   on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
     const std::int64_t rows = args.gradient.size(0);

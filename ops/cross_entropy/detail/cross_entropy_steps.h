@@ -15,27 +15,28 @@ void check_cross_entropy(const char* op, const Shape& logits, DType dtype, Devic
 /// The classes' weights in the form that kernels require; undefined if there are none.
 Tensor class_weights(const CrossEntropyOptions& options, DType logits_dtype);
 
-/// The elements in row-major order in the given shape, without history.
+/// x's elements in row-major order, reshaped, without history.
 Tensor packed(const Tensor& x, const Shape& shape);
 
-/// The targets of `rows` rows, packed. Throws, on the CPU only and naming `op`, if a label is neither a class nor
-/// ignored.
+/// The targets of `rows` rows in row-major order. On the CPU, throws an Error that names `op` if a label is neither a
+/// class nor ignore_index.
 Tensor packed_targets(const char* op, const Tensor& targets, std::int64_t rows, std::int64_t classes,
                       std::int64_t ignore_index);
 
-/// `options` for a matrix of logits. The arguments must outlive it.
+/// The arguments of the kernels for a matrix of logits. They refer to this function's arguments, which must outlive
+/// them.
 kernels::CrossEntropyTerms terms_of(const CrossEntropyOptions& options, const Tensor& logits, const Tensor& targets,
                                     const Tensor& weight);
 
-/// The divisor of a mean over packed targets (1); undefined for other reductions.
+/// The divisor of a mean, (1); undefined for other reductions. `targets` is from packed_targets().
 Tensor mean_denominator(const CrossEntropyOptions& options, const Tensor& targets, const Tensor& weight,
                         DType logits_dtype);
 
-/// The result of an op, from the losses of its rows and in their dtype.
+/// The loss that an op returns: its rows' losses, reduced, in their dtype.
 Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& denominator, const Shape& rows);
 
-/// Multiplies gradient (…, n), row-major, by `factor`, a number or one per row, in place and without history. If the
-/// factor is 1, the gradient is not read.
+/// Multiplies gradient (…, n), row-major, in place by `factor`, which is one number, or one per row. Not recorded.
+/// Where the factor is 1, the gradient is neither read nor written.
 void scale_gradient(const Tensor& gradient, const Tensor& factor);
 
 }  // namespace mica::detail

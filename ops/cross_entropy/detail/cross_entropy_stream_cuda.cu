@@ -1,8 +1,11 @@
-// Computes the losses and overwrites the logits with their gradient in one read. A row streams through the shared
-// memory of a block or, if it is too long, of a cluster: the first pass sums while the row arrives; the second writes
-// the gradient and starts loading the next row into the freed places. Blocks are persistent.
+// In-place cross entropy: computes the losses and overwrites the logits with their gradient, reading them from global
+// memory only once. The kernel is persistent. A row is in the shared memory of a thread block or, if it is too long, of
+// a cluster:
 //
-// Each thread copies the packs that it uses itself, so that threads synchronize only for sums.
+//     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
+//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed places ◀── copies of the next row
+//
+// Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
 #include <algorithm>
 #include <climits>
@@ -21,7 +24,7 @@ namespace {
 using held::Team;
 using Plan = CrossEntropyPlan;
 
-/// A block's share of a row.
+/// The part of a row that a block has in its shared memory.
 template <class T>
 struct Share {
   static constexpr int kPack = Span<T>::kPack;
@@ -29,7 +32,7 @@ struct Share {
 
   Span<T> span;
   int count;           // packs
-  std::int64_t begin;  // the first of them
+  std::int64_t begin;  // the first pack
   T* packs;            // its address in shared memory
 
   __device__ Share(T* row, std::int64_t classes, int rank, int slab) : span(row, classes) {
@@ -42,7 +45,8 @@ struct Share {
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// What is found in a row that is overwritten; and what the first thread of its first block tells the others.
+/// The reductions over a row, and two numbers that the leader (the first thread of the row's first block) sends to the
+/// others in the same exchange.
 template <class T, Target kTarget, bool kCap>
 struct FoundInPlace : Found<T, kTarget, kCap> {
   using Base = Found<T, kTarget, kCap>;
@@ -50,8 +54,8 @@ struct FoundInPlace : Found<T, kTarget, kCap> {
   static_assert(std::is_same_v<S, float>);
   static constexpr int kNumbers = Base::kNumbers + 2;
 
-  S label_y;     // y of the label, 0 in other threads
-  int next_row;  // likewise
+  S label_y;     // y of the label; 0 in all threads except the leader, so that sums give the leader's
+  int next_row;  // the row to process next; 0 in all threads except the leader
 
   __device__ static FoundInPlace nothing(S unit) { return {Base::nothing(unit), S{0}, 0}; }
   __device__ FoundInPlace empty() const { return {Base::empty(), S{0}, 0}; }
@@ -94,7 +98,7 @@ class Streamer {
         place_(cuda::shared_address(memory) + 16 * threadIdx.x),
         rank_(kCluster ? cuda::cluster_rank() : 0),
         exchange_(shared, plan.cluster) {
-    asm volatile("" : "+r"(place_));  // otherwise the compiler recomputes it at each use
+    asm volatile("" : "+r"(place_));  // keeps the compiler from recomputing it at each use
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
@@ -104,8 +108,8 @@ class Streamer {
     fetch(share_of_row(row), label.ignored);
     while (row < p_.rows) {
       const Share<T> share = share_of_row(row);
-      const int taken = is_leader() ? pop_row() : 0;  // early, to hide its latency
-      // As is the label's y: after the exchange, any thread may overwrite it.
+      const int taken = is_leader() ? pop_row() : 0;  // early, to hide the latency of the atomic operation
+      // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
       const S label_y = is_leader() ? y_of_label(row, label) : S{0};
       FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, share);
       found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
@@ -114,7 +118,7 @@ class Streamer {
       const bool ignores_next = found.next_row < 0;
       const std::int64_t next = ignores_next ? ~found.next_row : found.next_row;
       const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
-      if (label.ignored) {  // uniform for all threads of the row
+      if (label.ignored) {  // the same for all threads of the row
         if (is_leader()) {
           losses[row] = 0;
         }
@@ -145,11 +149,11 @@ class Streamer {
  private:
   __device__ bool is_leader() const { return rank_ == 0 && threadIdx.x == 0; }
 
-  // Rows are taken from a queue: ignored rows cost little, so equal numbers of rows would not be equal work. The block
-  // that processes a row does not affect its result.
+  // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
+  // work. The result of a row does not depend on which block processes it.
   __device__ int pop_row() const { return static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1); }
 
-  /// The number of a row; negative, its complement, if the row is ignored, which nobody reads then.
+  /// `row`, or its bitwise complement, which is negative, if the row is ignored and need not be loaded.
   __device__ int marked_if_ignored(int row) const {
     return row < p_.rows && Label<T, kTarget>(p_, row).ignored ? ~row : row;
   }
@@ -172,11 +176,11 @@ class Streamer {
     return reinterpret_cast<const Packs&>(bits);
   }
 
-  /// Adds N of the thread's packs, from number i on: with more at a time, sums are rescaled less often.
+  /// Adds N of the thread's packs, from pack i on. With more at a time, sums are rescaled less often.
   template <int N>
   __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
                             FoundInRow& found) const {
-    if constexpr (N > 1 && kTarget == Target::given) {  // it has more to read, for which registers would not suffice
+    if constexpr (N > 1 && kTarget == Target::given) {  // probabilities take registers, too: one pack at a time
       add_packs<1>(row, share, i, place, found);
       add_packs<N - 1>(row, share, i + threads_, place + 16 * threads_, found);
     } else {
@@ -192,7 +196,7 @@ class Streamer {
     }
   }
 
-  /// Calls f(i) for this thread's classes among the edges.
+  /// Calls f(i) for each class i among the edges that belongs to this thread.
   template <class F>
   __device__ void for_edges(const Share<T>& share, const F& f) const {
     const int edges = rank_ == 0 ? share.span.edges() : 0;
@@ -239,7 +243,8 @@ class Streamer {
     return found;
   }
 
-  /// Overwrites the packs of a row with make(i, its place), and starts loading the next row into the freed places.
+  /// Overwrites each pack i of a row in global memory with make(i, its place in shared memory), and starts loading the
+  /// next row into the freed places.
   template <class Make>
   __device__ void write(const Share<T>& share, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
@@ -271,14 +276,14 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
-  int* queue_;  // number of rows taken, after the first of each block
+  int* queue_;  // the number of rows that were taken from the queue
   int threads_;
-  std::uint32_t place_;  // the thread's first pack in shared memory; the next is 16 · threads_ bytes further
+  std::uint32_t place_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
   int rank_;
   Exchange exchange_;
 };
 
-/// Blocks per multiprocessor, which limits the registers per thread.
+/// The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
 template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(Plan::kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
@@ -305,7 +310,7 @@ void stream(const CrossEntropyInPlace& args, const Plan& plan) {
            args.losses.data<Accumulate<T>>());
 }
 
-/// Rows of any kind, in two passes over memory.
+/// Processes rows of any length and alignment, reading them twice.
 void pass_twice(const CrossEntropyInPlace& args) {
   const Tensor logsumexp = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
   const Tensor mass = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());

@@ -31,8 +31,8 @@ inline constexpr int kBatchGroups = 8;  // stages' rows whose sums are added at 
 inline constexpr int kBatchRows = kBatchGroups * kStageRows;
 static_assert(kBatchRows == kFinishers);
 inline constexpr int kAhead = 4;  // groups of rows in registers
-// Stages on their way at once. The copies of the layers leave the memory's queues short: what blocks hand over takes
-// the same way. The head's copies wait for nobody.
+// Stages that are being copied at once. In the layers they are few, since words that blocks hand over queue behind
+// them in the memory system. Nothing is handed over while the head's weights are copied.
 inline constexpr int kOnTheWay = 2;
 inline constexpr int kOnTheWayOfHead = 6;
 inline constexpr int kSegmentsAtOnce = 4;
@@ -47,11 +47,11 @@ static_assert(kQuad * kWarp == kSlice);
 inline constexpr int kMostLayers = 64;
 inline constexpr int kMostSplits = kMostAttentionParts;
 inline constexpr int kFewSplits = 4;      // whose parts are read at once
-inline constexpr int kKeysOfSplit = 128;  // with few of them
+inline constexpr int kKeysOfSplit = 128;  // while there are no more than kFewSplits
 inline constexpr int kMostKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
-inline constexpr int kKeysAtOnce = 4;   // of a team
-inline constexpr int kRoundsAhead = 2;  // of so many keys
+inline constexpr int kKeysAtOnce = 4;   // keys of a team that make a round
+inline constexpr int kRoundsAhead = 2;  // rounds that are loaded ahead
 
 /// What one step leaves to the next. Starts with zeros.
 struct StepState {
@@ -126,8 +126,8 @@ __device__ inline int in_register(int value) {
   return value;
 }
 
-/// A word holds two elements, or a float, with all bits inverted. 0 is a word that nobody has written yet: results of
-/// arithmetic are never a NaN of ones only.
+/// Writes a word: two elements, or a float, with all bits inverted. A word of 0 has not been written yet: that would be
+/// the inverse of a NaN whose bits are all ones, which arithmetic does not return.
 __device__ inline void publish(std::uint32_t* to, std::uint32_t value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(~value) : "memory");
 }

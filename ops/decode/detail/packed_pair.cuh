@@ -9,7 +9,7 @@
 
 namespace mica::kernels {
 
-/// What is added to the integers of packed_pair().
+/// What packed_pair() adds to its integers.
 template <class T, int kBits>
 inline constexpr float kPackedAdded = std::is_same_v<T, Half> ? 1024
                                       : kBits == 4            ? 128

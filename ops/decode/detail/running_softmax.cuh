@@ -6,7 +6,7 @@
 
 namespace mica::kernels {
 
-inline constexpr float kLowest = -1e30f;  // below all scores, and finite: differences are not NaN
+inline constexpr float kLowest = -1e30f;  // below all scores; finite, so that kLowest - kLowest is 0 and not NaN
 
 /// One query head's softmax of the keys so far, and a lane's part of the weighted sum of values.
 template <int kPart>

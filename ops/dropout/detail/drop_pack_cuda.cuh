@@ -1,6 +1,6 @@
 #pragma once
 
-// Dropout inside of other CUDA kernels.
+// Dropout as a step of other CUDA kernels.
 
 #include <cstdint>
 
@@ -8,13 +8,14 @@
 
 namespace mica::kernels {
 
-/// What dropout leaves of the elements from number `element` on, a multiple of V. The key is absolute.
+/// Applies dropout to V consecutive elements of a tensor, the first of which has index `element`, a multiple of V. The
+/// key is absolute (core/rng.h).
 template <int V>
 __device__ void drop_pack(float (&x)[V], std::int64_t element, PhiloxKey key, std::uint32_t threshold, float scale) {
   constexpr int kGroup = detail::kDropoutGroup;
   static_assert(V == kGroup || V == kGroup / 2);
   PhiloxBlock bits = detail::draw_dropout_group(key, static_cast<std::uint64_t>(element) / kGroup);
-  if (V < kGroup && element % kGroup != 0) {  // the later half
+  if (V < kGroup && element % kGroup != 0) {  // the second half of a group
     bits.word[0] = bits.word[2];
     bits.word[1] = bits.word[3];
   }

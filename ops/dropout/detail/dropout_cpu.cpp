@@ -7,9 +7,9 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kBlocks = 16;  // Philox blocks at a time, so that the rounds vectorize
+constexpr std::int64_t kBlocks = 16;  // Philox blocks that are computed together, so that the rounds vectorize
 constexpr std::int64_t kElements = detail::kDropoutGroup * kBlocks;
-constexpr std::int64_t kGrain = 64;  // of kElements
+constexpr std::int64_t kGrain = 64;  // the fewest runs of kElements per thread
 
 template <class T>
 void drop(const Dropout& args) {

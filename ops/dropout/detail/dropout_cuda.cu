@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 
 constexpr int kGroup = detail::kDropoutGroup;
 
-// One thread per Philox block. `aligned`: its elements are loaded and stored 16 bytes at a time.
+// One thread per Philox block. `aligned`: whether elements can be loaded and stored 16 bytes at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(T* y, const T* x, std::int64_t n, bool aligned, PhiloxKey key, std::uint32_t threshold,

@@ -6,7 +6,7 @@
 
 namespace mica::kernels {
 
-/// y = x · scale where the element is kept, else 0. x and y row-major, of one shape.
+/// y = x · scale where the element is kept, else 0. x and y are row-major and have the same shape.
 struct Dropout {
   const Tensor& y;
   const Tensor& x;

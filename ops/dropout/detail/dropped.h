@@ -7,10 +7,10 @@
 
 namespace mica::detail {
 
-/// y = what dropout leaves of x, both row-major and of one shape; y may be x.
+/// Writes dropout(x) to y. Both are row-major and have the same shape; y may be x.
 void write_dropped(const Tensor& y, const Tensor& x, const ElementDropout& dropout);
 
-/// The same as a recorded op. Linear, so that it is its own backward.
+/// dropout(x) as a recorded op. It is linear and multiplies element by element, so that its backward is the same op.
 Tensor dropped(const Tensor& x, const ElementDropout& dropout);
 
 }  // namespace mica::detail

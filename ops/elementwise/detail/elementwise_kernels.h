@@ -7,8 +7,8 @@
 
 namespace mica::kernels {
 
-// Outputs are new and row-major; inputs broadcast to their shape and may have any strides. Numbers are passed to the
-// function in the type of computation. `On` is Cpu or Cuda.
+// Outputs are row-major and, unless stated otherwise, share no memory with inputs. Inputs broadcast to the output's
+// shape and may have any strides. Numbers are converted to the type of arithmetic. `On` is Cpu or Cuda.
 
 namespace detail {
 using namespace functions;  // NOLINT(google-build-using-namespace)
@@ -20,7 +20,7 @@ using Comparison = std::variant<Equal, NotEqual, Less, LessEqual>;
 using Logical = std::variant<And, Or>;
 }  // namespace detail
 
-/// The differentiable functions of one argument, all for floating dtypes.
+/// The differentiable functions of one argument, for floating dtypes.
 using UnaryFunction = detail::Unary;
 using BinaryFunction = detail::Binary;
 /// Functions whose gradient has its own kernel.
@@ -32,7 +32,7 @@ using LogicalFunction = detail::Logical;
 template <class On>
 void unary(On, const UnaryFunction& f, const Tensor& y, const Tensor& x);
 
-/// dx = dy · f′, from `saved`: y if f.from_output, else x.
+/// dx = dy · f′, where f′ is computed from `saved`: y if f.from_output, else x.
 template <class On>
 void unary_backward(On, const UnaryFunction& f, const Tensor& dx, const Tensor& dy, const Tensor& saved);
 
@@ -47,11 +47,11 @@ template <class On>
 void binary_backward(On, const FusedBinaryFunction& f, Argument by, const Tensor& dx, const Tensor& dy,
                      const Operand& a, const Operand& b);
 
-/// out (bool) = f(a, b), both of `dtype`.
+/// out (bool) = f(a, b) for a and b of `dtype`.
 template <class On>
 void compare(On, const Comparison& f, DType dtype, const Tensor& out, const Operand& a, const Operand& b);
 
-/// Between bool tensors.
+/// out = f(a, b), for bool tensors.
 template <class On>
 void logical(On, const LogicalFunction& f, const Tensor& out, const Tensor& a, const Tensor& b);
 template <class On>

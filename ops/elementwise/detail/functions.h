@@ -1,7 +1,7 @@
 #pragma once
 
-// The element-wise functions and their derivatives, shared by both devices. T is the type of arithmetic: float for
-// 16-bit floats. Subgradients at kinks are PyTorch's.
+// The element-wise functions and their derivatives, shared by both devices. T is the type of arithmetic, which is float
+// for 16-bit floats. Derivatives at kinks are chosen as in PyTorch.
 
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
@@ -9,7 +9,8 @@
 
 namespace mica::functions {
 
-// Of one argument: operator() and derivative(v), where v is the result if `from_output`, else the argument.
+// Functions of one argument have operator()(x) and derivative(v), where v is the function's result if `from_output`,
+// else its argument.
 
 struct Exp {
   static constexpr const char* name = "exp";
@@ -186,7 +187,7 @@ struct Relu {
   static constexpr bool from_output = true;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
-    return x <= T{0} ? T{0} : x;  // NaN stays
+    return x <= T{0} ? T{0} : x;  // keeps NaN
   }
   template <class T>
   MICA_HOST_DEVICE T derivative(T y) const {
@@ -208,8 +209,8 @@ struct LeakyRelu {
   }
 };
 
-// The smooth activations compute their value and their derivative together: at<T>(x), where T is the type of elements.
-// What T rounds away need not be right in S = Accumulate<T>, the type of arithmetic.
+// Smooth activations compute value and derivative together, as at<T>(x), where T is the type of elements. Arithmetic in
+// S = Accumulate<T> need not be more accurate than T's rounding.
 
 /// f(x) and f′(x).
 template <class S>
@@ -223,7 +224,8 @@ template <class T, class S = Accumulate<T>>
 MICA_HOST_DEVICE S exp_minus(S a) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2) {
-    // The product's rounding costs a · 6e-8 of the result, far below what 16 bits keep wherever it is not negligible.
+    // Rounding the product causes a relative error of a · 6e-8. Wherever e⁻ᵃ is not negligible, that is far below the
+    // precision of 16 bits.
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a * -1.44269504f));
     return result;
@@ -232,7 +234,7 @@ MICA_HOST_DEVICE S exp_minus(S a) {
   return math::exp(-a);
 }
 
-/// 1 / x for x ≥ 1, to an ulp.
+/// 1 / x for x ≥ 1, with an error of at most one ulp.
 template <class S>
 MICA_HOST_DEVICE S reciprocal(S x) {
 #if defined(__CUDA_ARCH__)
@@ -245,7 +247,7 @@ MICA_HOST_DEVICE S reciprocal(S x) {
   return S{1} / x;
 }
 
-/// sigmoid(z) and 1 − sigmoid(z), the small one of them as exact as the other.
+/// sigmoid(z) and 1 − sigmoid(z), both with full relative accuracy, even if tiny.
 template <class S>
 struct Logistic {
   S value;
@@ -255,7 +257,8 @@ template <class T, class S = Accumulate<T>>
 MICA_HOST_DEVICE Logistic<S> logistic(S z) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2) {
-    // e⁻ᶻ without a case for each sign. At 2¹²⁷, value underflows to 0, and rest, a product with it, is 0 and not NaN.
+    // One formula for both signs of z. e is limited to 2¹²⁷, where `value` underflows to 0, so that the product `rest`
+    // is 0 and not NaN.
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(z * -1.44269504f, 127.0f)));
     const float value = reciprocal(1.0f + e);
@@ -289,7 +292,7 @@ struct Silu {
   }
 };
 
-/// x · Φ(x), with Φ the normal distribution function and φ its density.
+/// x · Φ(x), where Φ is the standard normal distribution function and φ its density.
 struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr bool from_output = false;
@@ -312,8 +315,9 @@ struct Gelu {
   }
 
  private:
-  // 1 − Φ(x) for x ≥ 0, where e = exp(−x² / 2). It is e · t · P(t) with t = 1 / (1 + 0.304 x), the form of Abramowitz
-  // and Stegun 7.1.26; P fits with an error of at most 1.1e-7 of the tail itself, up to where e is 0.
+  // 1 − Φ(x) for x ≥ 0, from e = exp(−x² / 2). It is approximated by e · t · P(t) with t = 1 / (1 + 0.304 x), which is
+  // the form of Abramowitz and Stegun, 7.1.26. P was fitted so that the relative error is at most 1.1e-7 wherever e is
+  // not 0.
   MICA_HOST_DEVICE static float tail_of(float x, float e) {
     const float t = reciprocal(1.0f + 0.304f * x);
     const float p = math::detail::polynomial(t, 0.036401916f, -0.15344755f, 0.18908434f, -0.040348575f, 0.12212075f,
@@ -323,7 +327,7 @@ struct Gelu {
   MICA_HOST_DEVICE static double tail_of(double x, double) { return 0.5 * ::erfc(x * 0.70710678118654752); }
 };
 
-/// x · sigmoid(z), z = 2 √(2/π) (x + 0.044715 x³) = a x + b x³: GELU with Φ by tanh.
+/// GELU with tanh instead of Φ: x · sigmoid(z) with z = 2 √(2/π) (x + 0.044715 x³) = a x + b x³.
 struct GeluTanh {
   static constexpr const char* name = "gelu";
   static constexpr bool from_output = false;
@@ -335,7 +339,7 @@ struct GeluTanh {
     const S square = x * x;
 #if defined(__CUDA_ARCH__)
     if constexpr (sizeof(T) == 2) {
-      // With constants for 2ˣ. The rest, 1 − s, is off by up to 6e-8.
+      // The constants include log₂e, for 2ˣ instead of eˣ. The absolute error of 1 − s is at most 6e-8.
       float e;
       asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * (float(a * -kLog2e) + float(b * -kLog2e) * square)));
       const float s = reciprocal(1.0f + e);
@@ -379,7 +383,7 @@ struct Clamp {
   MICA_HOST_DEVICE T operator()(T x) const {
     const T least = static_cast<T>(low);
     const T most = static_cast<T>(high);
-    return x < least ? least : x > most ? most : x;  // NaN stays
+    return x < least ? least : x > most ? most : x;  // keeps NaN
   }
   template <class T>
   MICA_HOST_DEVICE T derivative(T x) const {
@@ -387,7 +391,7 @@ struct Clamp {
   }
 };
 
-// log(1 + e^(beta x)) / beta, and x where beta x exceeds the threshold.
+// log(1 + e^(beta x)) / beta; x itself where beta x exceeds the threshold.
 struct Softplus {
   static constexpr const char* name = "softplus";
   static constexpr bool from_output = false;
@@ -419,7 +423,7 @@ struct Elu {
   }
 };
 
-/// Functions that are constant between jumps, where their derivative is taken to be 0, too.
+/// Step functions. Their derivative is taken to be 0 at the jumps, too.
 struct Stepwise {
   static constexpr bool from_output = false;
   template <class T>
@@ -452,8 +456,8 @@ struct Round : Stepwise {
   }
 };
 
-// Of two arguments. `Dtypes` are those it is defined for; derivatives only if the op's backward is not composed of
-// other ops.
+// Functions of two arguments. `Dtypes` are the element types they are defined for. Only those whose backward is not
+// composed of other ops have derivatives.
 
 struct Add {
   static constexpr const char* name = "add";
@@ -508,14 +512,14 @@ struct Pow {
   }
 };
 
-// The remainder of a / b with a's sign; that of integers by 0 is 0.
+// The remainder of a / b with a's sign; 0 for integers and b = 0.
 struct Fmod {
   static constexpr const char* name = "fmod";
   using Dtypes = NumericTypes;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
     if constexpr (std::is_integral_v<T>) {
-      // The smallest number divided by -1 overflows.
+      // b = −1 is a special case because the smallest integer divided by −1 overflows.
       return b == T{0} || b == static_cast<T>(-1) ? T{0} : static_cast<T>(a % b);
     } else {
       return math::fmod(a, b);
@@ -531,7 +535,7 @@ struct Fmod {
   }
 };
 
-// a / b rounded down; that of integers by 0 is 0.
+// a / b rounded down; 0 for integers and b = 0.
 struct FloorDivide {
   static constexpr const char* name = "floor_divide";
   using Dtypes = NumericTypes;
@@ -549,7 +553,7 @@ struct FloorDivide {
       const T quotient = a / b;
       return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
     } else {
-      // From the exact remainder: a / b may round up to an integer.
+      // Computed from the exact remainder, since a / b may round up to the next integer.
       if (b == T{0}) {
         return a / b;
       }
@@ -562,7 +566,7 @@ struct FloorDivide {
   }
 };
 
-// A NaN in either argument propagates, and both get the gradient; in a tie each gets half of it.
+// NaN if either argument is; then both get the gradient. If both are equal, each gets half of it.
 struct Maximum {
   static constexpr const char* name = "maximum";
   using Dtypes = NumericTypes;
@@ -597,7 +601,7 @@ struct Minimum {
   }
 };
 
-// Comparisons. > and ≥ are < and ≤ with exchanged arguments.
+// Comparisons. a > b and a ≥ b are computed as b < a and b ≤ a.
 
 struct Equal {
   template <class T>

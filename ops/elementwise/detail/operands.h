@@ -7,10 +7,11 @@
 
 namespace mica::detail {
 
-/// The broadcast shape of both. Throws unless dtypes and devices are equal.
+/// The shape that a and b broadcast to. Throws Error, starting with `op`, unless they do and their dtypes and devices
+/// are equal.
 Shape common_shape(const Tensor& a, const Tensor& b, const char* op);
 
-/// The gradient of a tensor of this shape that was broadcast to the gradient's.
+/// The gradient of a tensor of shape `shape` that was broadcast to gradient.shape(): sums over the broadcast axes.
 Tensor unbroadcast(const Tensor& gradient, const Shape& shape);
 
 /// The number rounded to `dtype`.

@@ -4,7 +4,7 @@
 
 namespace mica::detail {
 
-// For ops that contain f. v is f's result if f.from_output, else its argument.
+// The backward of an activation f inside other ops. v is f's result if f.from_output, else its argument.
 
 /// dy · f′ as a differentiable op.
 Tensor unary_gradient(const kernels::UnaryFunction& f, const Tensor& dy, const Tensor& v);

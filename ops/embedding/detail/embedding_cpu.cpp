@@ -20,14 +20,14 @@ void embedding_forward(Cpu, const EmbeddingForward& args) {
   }
   const std::byte* weight = args.weight.raw_data();
   std::byte* y = args.y.raw_data();
-  const auto copy_rows = [&](auto bytes) {  // of a row
+  const auto copy_rows = [&](auto bytes) {  // `bytes` per row
     parallel_for(n, 1 + 16384 / (width + 1), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         std::memcpy(y + i * bytes, weight + indices[i] * bytes, static_cast<std::size_t>(bytes));
       }
     });
   };
-  // Rows of one element have a length that the compiler knows.
+  // For rows of a single element, the size is passed as a constant, so that the copy is inlined.
   switch (const std::int64_t bytes = width * static_cast<std::int64_t>(size_of(args.weight.dtype()))) {
     case 1: copy_rows(std::integral_constant<std::int64_t, 1>{}); break;
     case 2: copy_rows(std::integral_constant<std::int64_t, 2>{}); break;
@@ -43,13 +43,12 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
   const std::int64_t n = args.indices.numel();
   const std::int64_t* indices = args.indices.data<std::int64_t>();
   on_dtype(SummedTypes{}, args.dweight.dtype(), args.op, [&]<class T>() {
-    // Unsigned integers wrap around; signed ones must not.
+    // Integers are added as unsigned ones, which wrap around; overflow of signed ones would be undefined behavior.
     using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
                                             std::type_identity<Accumulate<T>>>::type;
     const T* dy = args.dy.data<T>();
     T* dweight = args.dweight.data<T>();
-    // Each thread owns a range of columns, so every sum has the order of the indices, for any number of
-    // threads.
+    // Each thread has a range of columns, so that every sum is in the order of the indices, for any number of threads.
     parallel_for(width, 64, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t columns = end - begin;
       std::vector<Sum> sums(static_cast<std::size_t>(rows * columns), Sum{0});

@@ -24,8 +24,8 @@ int blocks_for(std::int64_t n) {
   return static_cast<int>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 1 << 20));
 }
 
-// y[i, c] = weight[indices[i], c], V columns per thread. T is an unsigned integer of the dtype's size: elements are
-// only moved. `absent` is the value for an index out of range.
+// y[i, c] = weight[indices[i], c], with V columns per thread. T is an unsigned integer of the dtype's size, since
+// elements are only moved. `absent` is the value for an index that is out of range.
 template <class T, int V>
 __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* indices, T* y, std::int64_t n,
                                          std::int64_t rows, std::int64_t packs, T absent) {
@@ -46,7 +46,8 @@ __global__ void embedding_forward_kernel(const T* weight, const std::int64_t* in
   }
 }
 
-// keys[i] = indices[i], with `rows` for indices out of range; positions[i] = i; clears the list of long runs.
+// Prepares the sort: keys[i] = indices[i], or `rows` if it is out of range; positions[i] = i. Clears the list of long
+// runs.
 __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::int64_t rows, std::uint32_t* keys,
                                       std::uint32_t* positions, int* run_count) {
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -59,24 +60,30 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
   }
 }
 
-// dweight[r] = Σ dy[i] over the i with indices[i] == r: a run of the sorted keys. A block sums a segment of kSegment
-// keys, V columns per thread. A run within one segment is written directly. A long run leaves a partial sum in each
-// segment: in its head if the run began earlier, else in its tail. A second kernel adds these. The first kernel lists
-// the segments in which long runs begin, in any order: one block sums each run. In a block of the first kernel the
-// threads along x share a segment; rows that are too short for all of them leave the rest to other segments, along y.
+// The gradient: dweight[r] = Σ dy[i] over all i with indices[i] == r. The keys (indices) have been sorted, so that
+// equal keys form a run, and are divided into segments of kSegment keys:
+//
+//     sorted keys   | 3 3 5 5 5 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 8 9 9 9 9 9 |
+//     runs            3 3: short        7: long, from the tail of segment 0 over segment 1 to the head of segment 2
+//
+// In the first kernel, the threads along x sum one segment, V columns per thread; if rows are too short for all threads
+// of a block, the block processes several segments, along y. A run within one segment is written to dweight directly. A
+// run over several segments is long: in each segment it leaves a partial sum, in the segment's head if the run began
+// before, else in its tail. The first kernel also lists the segments in which long runs begin, in any order. In the
+// second kernel, blocks add up the partial sums of these runs.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
 constexpr int kRunLines = 4;     // threads that share a column of a long run
-constexpr int kRunBlocks = 256;  // that share the long runs
+constexpr int kRunBlocks = 256;  // blocks of the second kernel, which share the long runs
 
 template <class T>
 struct Gradient {
   const T* dy;
   const std::uint32_t* keys;       // sorted
-  const std::uint32_t* positions;  // of the keys before they were sorted; equal keys in order
+  const std::uint32_t* positions;  // where the keys were before they were sorted, ascending among equal keys
   T* dweight;
   Accumulate<T>* partial;  // (segments, 2, width): head and tail
-  int* run_starts;         // segments
+  int* run_starts;         // the segments in which long runs begin
   int* run_count;
   int n;
   std::uint32_t rows;
@@ -87,12 +94,12 @@ struct Gradient {
     return min(std::int64_t{n}, std::int64_t{segment + 1} * kSegment);
   }
   __device__ std::uint32_t last_key(int segment) const { return keys[end_of(segment) - 1]; }
-  __device__ bool continues(int segment) const {  // its last run continues in the next segment
+  __device__ bool continues(int segment) const {  // whether the segment's last run continues in the next segment
     const std::int64_t next = end_of(segment);
     return next < n && keys[next] == keys[next - 1];
   }
-  // The last segment of the run that contains this segment's last key and continues. Doubles the distance until the run
-  // has ended, then halves it: most runs end in the next segment, and every step waits for memory.
+  // The last segment of the run that continues after this segment. The search doubles its distance until the run has
+  // ended, then halves it: most runs end in the next segment, and every step waits for memory.
   __device__ int last_segment(int segment) const {
     const std::uint32_t key = last_key(segment);
     const int segments = (n - 1) / kSegment + 1;
@@ -124,7 +131,7 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   const int segment = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
   const int first = segment * kSegment;
   const int count = min(kSegment, g.n - first);
-  // Issue all loads before the first sum.
+  // Loads all keys before it uses the first, so that the loads overlap.
   std::uint32_t keys[kSegment];
   Pack<T, V> packs[kSegment];
 #pragma unroll
@@ -180,7 +187,7 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   }
 }
 
-// Sums long runs, kColumnThreads columns per block.
+// The second kernel: sums long runs, with kColumnThreads columns per block.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kernel(Gradient<T> g) {
   using S = Accumulate<T>;
@@ -265,7 +272,8 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   }
   const int n = static_cast<int>(count);
 
-  // A stable sort by row preserves the order of the uses of each row, so the sums are bit-identical in every run.
+  // The sort is stable, so that the positions of equal keys stay in order, and the sums are bit-identical in every run
+  // of the program.
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;

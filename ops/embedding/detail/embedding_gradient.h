@@ -1,6 +1,6 @@
 #pragma once
 
-// Functions of embedding for other ops.
+// What other ops use of embedding.
 
 #include <mica/core/tensor.h>
 
@@ -10,9 +10,9 @@ namespace mica::detail {
 /// int64.
 Tensor checked_indices(const char* op, const Tensor& weight, const Tensor& indices);
 
-/// For the backward of an op whose input number `input` is a table: its gradient, from dy (…, C) of the rows
-/// `indices` (…). Adds to the table's existing gradient where possible (autograd::take_pending_gradient).
-/// Differentiable in dy.
+/// The gradient of an embedding table of shape `table`, given the gradient dy (…, C) of the rows that `indices` (…)
+/// select. Called in the backward of an op whose input number `input` is the table. If that input already has a
+/// gradient, adds to it where possible (autograd::take_pending_gradient). Differentiable in dy.
 Tensor embedding_gradient(const Tensor& dy, const Tensor& indices, const Shape& table, int input);
 
 }  // namespace mica::detail

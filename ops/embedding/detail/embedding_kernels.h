@@ -5,11 +5,11 @@
 
 namespace mica::kernels {
 
-// Rows of a table by index, and their sums by index: also used by ops/index. All row-major; indices int64 of n
-// elements. Errors begin with `op`.
+// Reading rows of a table by index, and adding rows to it by index; also used by ops/index. All tensors are row-major;
+// indices are int64. Errors begin with `op`.
 
-/// Any dtype. For an index out of range: an error on the CPU; on CUDA a row of NaN, or of 0 in other dtypes than
-/// floats.
+/// y[i] = weight[indices[i]], for any dtype. An index out of range is an Error on the CPU; on CUDA, it gives a row of
+/// NaN, or of 0 if the dtype is not floating.
 struct EmbeddingForward {
   const Tensor& weight;   // (V, C)
   const Tensor& indices;  // (n)
@@ -17,12 +17,12 @@ struct EmbeddingForward {
   const char* op = "embedding";
 };
 
-/// Floats, int64 and int32. On CUDA, rows with an index out of range are left out.
+/// dweight[indices[i]] += dy[i], for floats, int64 and int32. On CUDA, rows whose index is out of range are skipped.
 struct EmbeddingBackward {
   const Tensor& dy;       // (n, C)
   const Tensor& indices;  // (n)
-  const Tensor& dweight;  // (V, C): the sums; 0 for unused rows
-  bool accumulate;        // add to dweight instead of overwriting it
+  const Tensor& dweight;  // (V, C)
+  bool accumulate;        // whether to add to dweight's elements; otherwise they are set to 0 first
   const char* op = "embedding";
 };
 

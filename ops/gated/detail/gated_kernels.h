@@ -10,13 +10,14 @@ namespace mica::kernels {
 
 using GatedFunction = std::variant<functions::Silu, functions::Gelu, functions::GeluTanh>;
 
-// Tensors of one shape, floating dtype and device. Outputs are new; tensors may have any strides. `On` is Cpu or Cuda.
+// All tensors have the same shape, floating dtype and device, and any strides. Outputs share no memory with inputs.
+// `On` is Cpu or Cuda.
 
 /// y = f(gate) · up.
 template <class On>
 void gated_forward(On, const GatedFunction& f, const Tensor& y, const Tensor& gate, const Tensor& up);
 
-/// dgate = dy · up · f′(gate), dup = dy · f(gate). Whichever is undefined is not needed; one is defined.
+/// dgate = dy · up · f′(gate), dup = dy · f(gate). One of the two may be undefined; it is then not computed.
 template <class On>
 void gated_backward(On, const GatedFunction& f, const Tensor& dgate, const Tensor& dup, const Tensor& dy,
                     const Tensor& gate, const Tensor& up);

@@ -1,12 +1,12 @@
 #pragma once
 
-// Functions of index for other ops.
+// What other ops use of index.
 
 #include <mica/core/tensor.h>
 
 namespace mica::detail {
 
-/// gather(), whose errors begin with `op`.
+/// gather(), with errors that begin with `op` instead of "gather".
 Tensor gather_for(const char* op, const Tensor& x, std::int64_t axis, const Tensor& index);
 
 }  // namespace mica::detail

@@ -18,7 +18,7 @@ __global__ void index_rows_kernel(const std::int64_t* index, std::int64_t* rows,
                                   std::int64_t length, std::int64_t inner, bool shared) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; at < count; at += step) {
-    const std::int64_t line = at / inner;  // of an outer position and one along the axis
+    const std::int64_t line = at / inner;  // outer · length + j
     const std::int64_t outer = line / length;
     const std::int64_t row = index[shared ? line - outer * length : at];
     rows[at] = row >= 0 && row < size ? (outer * size + row) * inner + (at - line * inner) : -1;
@@ -56,7 +56,7 @@ Tensor positions_of(Cuda, const Tensor& mask) {
   const Tensor scratch = empty({static_cast<std::int64_t>(bytes)}, uint8, device);
   select(scratch.raw_data());
   const auto selected = static_cast<std::int64_t>(count.item());
-  // A copy of its size, so that few selected elements do not keep the memory for all.
+  // Copied, so that the result does not keep the buffer, which has room for all elements.
   const Tensor result = empty({selected}, int64, device);
   cuda::check(
       cudaMemcpyAsync(result.raw_data(), positions.raw_data(), result.bytes(), cudaMemcpyDeviceToDevice, stream),

@@ -5,12 +5,13 @@
 
 namespace mica::kernels {
 
-/// Positions along the middle axis of a row-major (outer, size, inner), as positions in its merged axes:
+/// Converts indices along the middle axis of a row-major tensor (outer, size, inner) to positions in the flattened
+/// tensor:
 ///
 ///     rows[o, j, i] = (o · size + index[o, j, i]) · inner + i
 ///
-/// `index` is (outer, length, inner) or, shared by all o, (length) with inner = 1. An index out of range is an error on
-/// the CPU, which begins with `op`; on CUDA its row is −1.
+/// `index` is (outer, length, inner); or, if `shared`, (length) for all o, with inner = 1. An index out of range is an
+/// Error on the CPU, which begins with `op`; on CUDA, it gives −1.
 struct IndexRows {
   const Tensor& index;  // int64, row-major
   std::int64_t outer;
@@ -25,7 +26,7 @@ struct IndexRows {
 void index_rows(Cpu, const IndexRows& args);
 void index_rows(Cuda, const IndexRows& args);
 
-/// The positions of true elements of a row-major bool tensor: int64, increasing.
+/// The positions of the true elements of a row-major bool tensor, flattened: int64, in increasing order.
 Tensor positions_of(Cpu, const Tensor& mask);
 Tensor positions_of(Cuda, const Tensor& mask);
 

@@ -6,15 +6,15 @@
 
 namespace mica::kernels {
 
-/// x += alpha · y; y broadcasts to x.
+/// x += alpha · y; y broadcasts to x's shape.
 void add_in_place(Cpu, const Tensor& x, const Tensor& y, double alpha);
 void add_in_place(Cuda, const Tensor& x, const Tensor& y, double alpha);
 
-/// x *= y; y broadcasts to x.
+/// x *= y; y broadcasts to x's shape.
 void mul_in_place(Cpu, const Tensor& x, const Operand& y);
 void mul_in_place(Cuda, const Tensor& x, const Operand& y);
 
-/// The functions, for both devices.
+/// The element functions of both, for both devices.
 template <class T>
 struct AddScaled {
   T alpha;

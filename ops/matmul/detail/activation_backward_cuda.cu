@@ -16,20 +16,21 @@ using cuda::load_streaming;
 using cuda::Pack;
 using cuda::store;
 
-// A block processes 32 adjacent packs of columns of a slab of rows, 8 rows at a time. Each thread has 4 such steps in
-// flight.
+// A thread block processes 32 adjacent packs of columns and a slab of rows, 8 rows at a time. Each thread has the loads
+// of 4 such steps in flight.
 constexpr int kLanes = 32;
 constexpr int kLines = 8;
 constexpr int kThreads = kLanes * kLines;
 constexpr int kSteps = 4;
-// Slabs are multiples of that. Their number gives about this many blocks, several times a GPU's capacity, so that the
-// last ones cause little idle time. It depends on the shape alone, so that sums do not depend on the device.
+// The number of rows in a slab is a multiple of kSlab. There are as many slabs as give about kBlocks blocks, several
+// times as many as run at once, so that multiprocessors are rarely idle at the end. The number depends on the shape
+// alone, so that sums do not depend on the device.
 constexpr std::int64_t kSlab = kLines * kSteps;
 constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.
 constexpr int kSumLines = 32;
 
-// f′ as a function of v, which is f's result or its argument.
+// The activation's derivative f′ as a function of v, which is f's result or its argument.
 struct None {};
 struct Relu {
   template <class T, class S>

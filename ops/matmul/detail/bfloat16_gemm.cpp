@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kBlock = 2 * kTileVectors;  // rows and columns of an output block
 
-// Elements of a packed part of an operand; elements of a's rows that stay in the second-level cache while all of b is
-// read.
+// The most elements of an operand that are packed at once, and the elements of a's rows that stay in the L2 cache while
+// all of b is read.
 constexpr std::int64_t kPackedElements = std::int64_t{1} << 22;
 constexpr std::int64_t kCachedElements = std::int64_t{1} << 18;
-// Minimum work per thread: elements to pack, multiplications.
+// Minimum work per thread, in elements to pack and in multiplications.
 constexpr std::int64_t kPackGrain = std::int64_t{1} << 16;
 constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 21;
 
@@ -130,17 +130,17 @@ struct Product {
   }
 };
 
-// A wide b, such as a layer's weight, is packed by groups of columns, each by the thread that multiplies it, while it
-// is in that thread's cache. Threads take the next group when they are free.
+// A wide b, such as a layer's weight, is divided into groups of columns. The thread that multiplies a group packs it,
+// too, so that the group is in its cache. Threads take the next group when they are free.
 constexpr std::int64_t kGroup = 2 * kBlock;              // columns
-constexpr std::int64_t kGroupsPerThread = 4;             // at least, or the threads' work would differ too much
+constexpr std::int64_t kGroupsPerThread = 4;             // at least, so that threads get about the same work
 constexpr std::int64_t kReread = std::int64_t{1} << 20;  // elements of a, which every group reads
 
 bool has_groups(std::int64_t rows, std::int64_t columns, std::int64_t depth) {
   return columns >= kGroup * kGroupsPerThread * num_threads() && rows * depth <= kReread;
 }
 
-/// all.run() for the columns `b`.
+/// all.run() restricted to the columns in `b`.
 template <class Out>
 void multiply_groups(const Product<Out>& all, const Vectors& b) {
   const std::int64_t groups = ceil_div(all.columns, kGroup);

@@ -11,11 +11,11 @@ namespace mica::gemm {
 /// Requires a bfloat16_unit().
 void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
                        const float* start, float* out);
-/// … rounded to bfloat16.
+/// The same, with the result rounded to bfloat16.
 void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
                        const float* start, BFloat16* out);
 
-/// out += a · b.
+/// The same, added to out: out += a · b.
 void add_product_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
                           float* out);
 

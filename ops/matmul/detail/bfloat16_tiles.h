@@ -56,7 +56,7 @@ struct TileBlock {
   std::int64_t leading;  // elements from one row of the output to the next
 };
 
-/// Allows this thread to call multiply_tiles() during its lifetime. Several threads may have one.
+/// While it exists, the thread that made it may call multiply_tiles(). Several threads may have one each.
 class TileSession {
  public:
   TileSession();
@@ -70,7 +70,7 @@ class TileSession {
   Bfloat16Unit unit_;
 };
 
-/// out (16 row_tiles, 16 column_tiles) = start + a · b, in float32. Denormal elements count as zero.
+/// out (16 row_tiles, 16 column_tiles) = start + a · b, in float32. Subnormal elements are treated as zero.
 void multiply_tiles(const TileSession& session, const TileBlock& block);
 
 }  // namespace mica::gemm

@@ -10,7 +10,7 @@ namespace mica::gemm::x86 {
 
 namespace {
 
-// Transposes units of 32 bits.
+// Transposes a 16 x 16 matrix of 32-bit units.
 void transpose(__m512i (&x)[16]) {
   __m512i y[16];
   for (int i = 0; i < 16; i += 2) {
@@ -50,7 +50,7 @@ void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out) {
     if (dense) {
       const __mmask32 mask = first(left);
       for (int i = 0; i < 16; ++i) {
-        // The CPU itself does not follow so many vectors. Past their end, a prefetch does nothing.
+        // There are more vectors than the CPU's hardware prefetcher follows. Past their end, a prefetch does nothing.
         __builtin_prefetch(
             reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(vectors.data) +
                                           static_cast<std::uintptr_t>(2 * (i * vectors.stride + k) + 512)));
@@ -149,7 +149,7 @@ void multiply_amx(const TileBlock& block) {
   }
 }
 
-// 8 rows at a time: their sums and a line of b fill most of the registers.
+// Computes 8 rows at a time: their sums and a line of b take most of the registers.
 template <int kColumnTiles>
 static void multiply_rows(const TileBlock& block, const BFloat16* a, const float* from, std::int64_t from_row,
                           float* out) {

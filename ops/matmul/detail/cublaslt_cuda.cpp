@@ -31,7 +31,7 @@ namespace {
 
 // The maximum number of products in a thread's cache of algorithms; when exceeded, the cache is cleared.
 constexpr std::size_t kMaxAlgorithms = 4096;
-// The number of candidates requested from cuBLASLt's heuristics for a product to be timed.
+// How many candidates are requested from cuBLASLt's heuristics for a product that is to be timed.
 constexpr int kNamed = 12;
 // Rows that are not multiples of this size are not handled here: for some of them, cuBLASLt's kernels round the product
 // before adding the bias.
@@ -56,7 +56,8 @@ bool has_whole_packs(const Tensor& x) {
   return is_aligned(x) && matrix_layout(x).leading * static_cast<std::int64_t>(size_of(x.dtype())) % kPackBytes == 0;
 }
 
-// All inputs to the choice of an algorithm: the same product always gets the same algorithm and the same bits.
+// Everything that the choice of an algorithm depends on, so that the same product always gets the same algorithm and
+// the same bits.
 struct Problem {
   int device;
   DType dtype;
@@ -96,7 +97,7 @@ Settings settings_of(const Algorithm& algorithm) {
   return settings;
 }
 
-// All tiles of kernels of this kind, for any product.
+// The tile sizes that the algorithm's kernels exist for, for any product.
 std::vector<std::uint32_t> tiles_of(const Algorithm& algorithm) {
   std::size_t bytes = 0;
   cuda::check(cublasLtMatmulAlgoCapGetAttribute(&algorithm.algorithm, CUBLASLT_ALGO_CAP_TILE_IDS, nullptr, 0, &bytes),
@@ -114,14 +115,14 @@ struct EpilogueData {
   const void* sums = nullptr;  // the argument of the activation
 };
 
-// cuBLASLt's descriptors in place, without allocation.
+// cuBLASLt's descriptors of a product, stored here, without allocation.
 class Description {
  public:
   Description(const Problem& p, const EpilogueData& data) {
     const cudaDataType_t type = cuda_type(p.dtype);
     const cudaDataType_t scale = p.dtype == DType::float64 ? CUDA_R_64F : CUDA_R_32F;
     cuda::check(cublasLtMatmulDescInit(&product_, p.compute, scale), "cublasLtMatmulDescInit");
-    // It computes outᵀ = bᵀ · aᵀ, since it sees row-major matrices as transposes.
+    // cuBLASLt computes outᵀ = bᵀ · aᵀ, since it reads row-major matrices as their transposes.
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
@@ -137,7 +138,7 @@ class Description {
     cuda::check(cublasLtMatrixLayoutInit(&out_, type, p.n, p.m, p.n), "cublasLtMatrixLayoutInit");
   }
 
-  /// The heuristics' candidates, at most `most`, best first.
+  /// At most `most` candidates of the heuristics, best first.
   std::vector<Algorithm> find(std::size_t workspace, int most) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     cuda::check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
@@ -146,7 +147,7 @@ class Description {
                   "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-    // Partial sums keep their 32 bits.
+    // With split K, partial sums must stay in float32.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     for (const auto alignment :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -168,14 +169,14 @@ class Description {
     return algorithms;
   }
 
-  /// `like` with other settings, if such a kernel exists and needs at most `workspace`.
+  /// The algorithm `like` with other settings, if such a kernel exists and needs at most `workspace` bytes.
   std::optional<Algorithm> variant(const Algorithm& like, const Settings& settings, std::size_t workspace) {
     Algorithm result = like;
     const auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, const auto& value) {
       return cublasLtMatmulAlgoConfigSetAttribute(&result.algorithm, attribute, &value, sizeof(value)) ==
              CUBLAS_STATUS_SUCCESS;
     };
-    // Partial sums keep their 32 bits.
+    // With split K, partial sums must stay in float32.
     const auto reduction = static_cast<std::uint32_t>(settings.split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                                                          : CUBLASLT_REDUCTION_SCHEME_NONE);
     cublasLtMatmulHeuristicResult_t checked{};
@@ -197,7 +198,7 @@ class Description {
            const void* b, void* out, bool accumulate = false) {
     const float one = 1;
     const double wide_one = 1;
-    const double zero = 0;  // its first half is float32's
+    const double zero = 0;  // its first four bytes are a float32 zero
     const void* const alpha = dtype == DType::float64 ? static_cast<const void*>(&wide_one) : &one;
     const void* const beta = accumulate ? alpha : &zero;
     cuda::check_launch(
@@ -216,7 +217,7 @@ class Description {
                 "cublasLtMatmulDescSetAttribute");
   }
 
-  // The layout in memory of op(x) (rows, columns).
+  // Describes the memory layout of op(x) (rows, columns).
   static void layout(cublasLtMatrixLayoutOpaque_t* x, cudaDataType_t type, const Columns& lies, std::int64_t rows,
                      std::int64_t columns) {
     cuda::check(cublasLtMatrixLayoutInit(x, type, lies.transposed ? columns : rows, lies.transposed ? rows : columns,
@@ -228,7 +229,7 @@ class Description {
   cublasLtMatrixLayoutOpaque_t a_{}, b_{}, out_{};
 };
 
-// The first choice of cuBLASLt's heuristics, which depend on the problem only; nothing is timed.
+// The first candidate of cuBLASLt's heuristics, which depends on the problem only; nothing is timed.
 std::optional<Algorithm> algorithm_for(const Problem& problem, Description& description, std::size_t workspace) {
   static thread_local std::map<Problem, std::optional<Algorithm>> known;
   if (const auto found = known.find(problem); found != known.end()) {
@@ -295,7 +296,7 @@ class Search {
          const Tensor& out)
       : description_(description), workspace_(workspace), a_(a), b_(b), out_(out) {}
 
-  /// nullopt if no algorithm exists.
+  /// The fastest algorithm; nullopt if there is none.
   std::optional<Algorithm> fastest() {
     for (const Algorithm& named : description_.find(workspace_.bytes, kNamed)) {
       add(named);
@@ -320,13 +321,13 @@ class Search {
   };
 
   static constexpr std::chrono::milliseconds kMaxTime{1500};  // for trying variants
-  static constexpr std::size_t kTiles = 5;                    // whose settings are all tried
+  static constexpr std::size_t kTiles = 5;                    // tile sizes for which all settings are tried
   static constexpr std::size_t kFinalists = 8;
   static constexpr int kRounds = 5;
-  static constexpr float kBurst = 4;     // ms of one measurement under load
+  static constexpr float kBurst = 4;     // ms, of one measurement under load
   static constexpr float kWarmUp = 100;  // ms
 
-  // The time per call of `calls` consecutive calls; infinity if it cannot run.
+  // The time per call, over `calls` consecutive calls; infinity if the algorithm cannot run.
   float ms(const Algorithm& algorithm, int calls) {
     try {
       start_.record();
@@ -397,9 +398,9 @@ class Search {
     sort_tried();
   }
 
-  // The fastest of several candidates under the load of a training step: a GPU under continuous load reaches its power
-  // limit and lowers its clock, more for some kernels than for others. Candidates alternate, so that a change of the
-  // clock affects all of them. Among about equally fast ones, the first wins.
+  // The fastest of several candidates under continuous load, as in a training step: the GPU then reaches its power
+  // limit and lowers its clock, more for some kernels than for others. Candidates run in turn, so that a change of the
+  // clock affects all of them. Among candidates that are about equally fast, the first one wins.
   Algorithm under_load(const std::vector<Candidate>& candidates) {
     constexpr float kAboutAsFast = 1.005F;
     const float guess = std::max(candidates.back().ms, 1e-3F);
@@ -484,7 +485,7 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
   if (matmul_tuning() == MatmulTuning::timed) {
     algorithm = timed().find(problem);
     if (!algorithm && !mica::is_capturing()) {
-      const Tensor scratch = accumulate ? empty_like(out) : out;  // it is written many times
+      const Tensor scratch = accumulate ? empty_like(out) : out;  // the search overwrites it many times
       algorithm = Search(description, workspace, a, b, scratch).fastest();
       if (algorithm) {
         timed().add(problem, *algorithm);
@@ -500,7 +501,7 @@ bool multiply(cublasLtEpilogue_t epilogue, const Tensor& a, const Tensor& b, con
   return algorithm.has_value();
 }
 
-// Whether to use cuBLASLt for a plain product, too. Without timing, cuBLAS chooses at least as well.
+// Whether to use cuBLASLt for a plain product. Without timing it is no faster than cuBLAS.
 bool is_worth_timing(const Tensor& out) {
   const bool on_tensor_cores = size_of(out.dtype()) == 2 || compute_type(out.dtype()) == CUBLAS_COMPUTE_32F_FAST_TF32;
   return matmul_tuning() == MatmulTuning::timed && on_tensor_cores;

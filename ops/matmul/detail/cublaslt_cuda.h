@@ -8,11 +8,11 @@ namespace mica::kernels {
 
 // Products by cuBLASLt, whose kernels have fused epilogues.
 
-/// Computes matmul in one kernel. Returns false, without any work, if there is no such kernel or if this is a plain
-/// product.
+/// Computes a matmul in one kernel, with bias and activation in its epilogue. Returns false and computes nothing if
+/// there is no such kernel, or for a plain product.
 bool matmul_in_one_kernel(const MatmulArgs& args);
 
-/// Likewise.
+/// Computes a MatmulActivationBackward in one kernel. Returns false and computes nothing if there is no such kernel.
 bool matmul_activation_backward_in_one_kernel(const MatmulActivationBackward& args);
 
 /// The cuBLAS type of a floating dtype.
@@ -25,7 +25,7 @@ constexpr cudaDataType_t cuda_type(DType dtype) {
   }
 }
 
-/// The current compute type of its products.
+/// The compute type of products of that dtype; for float32, it depends on float32_matmul_precision().
 inline cublasComputeType_t compute_type(DType dtype) {
   if (dtype == DType::float32 && float32_matmul_precision() == MatmulPrecision::tf32) {
     return CUBLAS_COMPUTE_32F_FAST_TF32;

@@ -9,29 +9,31 @@
 #include <mica/core/parallel.h>
 #include <mica/ops/matmul/detail/few_rows.h>
 
-// b (K, N) is in memory by columns (the weight of a linear layer) or by rows.
+// There is one algorithm for each memory layout of b (K, N). R is the number of rows of a.
 //
-// By columns, each element of the result is a dot product of two dense vectors:
+// Contiguous columns (the weight of a linear layer): each element of the result is the dot product of two contiguous
+// vectors. A thread reads one column of b after the other.
 //
-//     b   column n    ────────────►  widened in registers, one column after the other: one stream of memory per thread
-//     a   row 0 .. R  ────────────►  from the caches; sums in registers, two packs for each row
+//     b    column n       ────────────►  from memory, in one stream per thread; converted in registers
+//     a    rows 0 … R−1   ────────────►  from the caches
+//                                        sums in registers, two packs for each row of a
 //
-// By rows, the result is a sum of b's rows. A thread has a strip of the columns, whose sums stay in the first-level
-// cache, and adds kLines rows of b at a time:
+// Contiguous rows: the result is a weighted sum of b's rows. A thread has a strip of columns, whose sums stay in the L1
+// cache. It adds kLines rows of b at a time.
 //
-//     b   rows k .. k + kLines  ════════►  one pack of columns after the other: kLines · R multiplications each
-//     out rows 0 .. R           ════════►  sum += those of kLines rows
+//     b    rows k … k + kLines − 1  ════════►  from memory, pack after pack of columns: kLines · R products per pack
+//     sum  rows 0 … R−1             ════════►  sum += a · (the kLines rows of b), in the L1 cache
 
 namespace mica::gemm {
 
 namespace {
 
 constexpr std::int64_t kLines = 8;        // rows of b that are added at a time
-constexpr std::int64_t kGrain = 1 << 16;  // elements of b that pay for another thread
-constexpr std::int64_t kStrip = 1 << 10;  // columns of a strip, at most
-constexpr std::int64_t kAhead = 3072;  // bytes between a read and the prefetch: beyond what the CPU fetches by itself
+constexpr std::int64_t kGrain = 1 << 16;  // with fewer elements of b per thread, threads cost more than they save
+constexpr std::int64_t kStrip = 1 << 10;  // the most columns of a strip
+constexpr std::int64_t kAhead = 3072;     // bytes from a read to its prefetch, farther than the hardware prefetcher
 
-/// Fetches the memory that follows some way behind two packs. May be past the end of b.
+/// Prefetches the memory kAhead bytes after two packs. The address may be past the end of b.
 template <class T>
 void prefetch_packs(const T* at) {
   constexpr std::int64_t kLine = 64;
@@ -42,7 +44,7 @@ void prefetch_packs(const T* at) {
   }
 }
 
-/// a, as S and with dense rows: in this thread's memory unless it is so already.
+/// a with elements of type S and contiguous rows: a itself if it is so already, else a copy in this thread's buffer.
 template <class S, class A>
 const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
   if constexpr (std::is_same_v<S, A>) {
@@ -60,8 +62,8 @@ const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
   return rows.data();
 }
 
-/// Calls body(begin, end) for parts of [0, n), which threads take as they become free: on a busy machine one may be
-/// much slower than the others. Each part has at least `grain` elements but the last.
+/// Calls body(begin, end) for parts of [0, n). Threads take the next part when they are free, since on a busy machine
+/// one of them may be much slower than the others. Each part except the last has at least `grain` elements.
 template <class Body>
 void for_parts(std::int64_t n, std::int64_t grain, const Body& body) {
   constexpr std::int64_t kPartsPerThread = 8;
@@ -79,12 +81,12 @@ template <class T>
 struct Problem {
   using S = Accumulate<T>;
   std::int64_t depth;
-  const S* a;  // dense rows
+  const S* a;  // contiguous rows
   Matrix<T> b;
 };
 
-/// sums[r] = row r of a · a column of b. Even and odd packs of the vectors have sums of their own; the last ones are
-/// filled with zeros.
+/// sums[r] = the dot product of row r of a and a column of b. Even and odd packs are summed separately; the last packs
+/// are padded with zeros.
 template <class T, int R>
 void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T> (&sums)[R]) {
   using S = Accumulate<T>;
@@ -117,7 +119,7 @@ void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, A
   }
 }
 
-/// R rows of the columns [begin, end).
+/// Computes R rows of the result's columns [begin, end), for contiguous columns of b.
 template <class T, class Out, int R>
 void write_columns(const Problem<T>& p, std::int64_t begin, std::int64_t end, std::int64_t n, const T* bias, Out* out) {
   using S = Accumulate<T>;
@@ -131,7 +133,7 @@ void write_columns(const Problem<T>& p, std::int64_t begin, std::int64_t end, st
   }
 }
 
-/// sums (R, strip) += rows k to k + lines of b, from `column` on.
+/// sums (R, strip) += a's columns k to k + lines − 1, times these rows of b, from column `column` on.
 template <class T, int R>
 void add_lines(const Problem<T>& p, std::int64_t k, std::int64_t lines, std::int64_t column, std::int64_t columns,
                Accumulate<T>* sums) {
@@ -158,7 +160,7 @@ void add_lines(const Problem<T>& p, std::int64_t k, std::int64_t lines, std::int
   }
 }
 
-/// R rows of a strip of at most kStrip columns.
+/// Computes R rows of a strip of at most kStrip columns, for contiguous rows of b.
 template <class T, class Out, int R>
 void write_strip(const Problem<T>& p, std::int64_t column, std::int64_t columns, std::int64_t n, const T* bias,
                  Out* out) {
@@ -180,7 +182,7 @@ void write_strip(const Problem<T>& p, std::int64_t column, std::int64_t columns,
   }
 }
 
-/// Calls f.operator()<rows>().
+/// Calls f.operator()<rows>(), with the number of rows as a constant.
 template <class F>
 void on_rows(std::int64_t rows, const F& f) {
   [&]<int... R>(std::integer_sequence<int, R...>) { ((rows == R + 1 ? f.template operator()<R + 1>() : void()), ...); }
@@ -200,7 +202,7 @@ void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matri
                 [&](std::int64_t begin, std::int64_t end) { write_columns<T, Out, R>(p, begin, end, n, bias, out); });
       return;
     }
-    constexpr std::int64_t kWidth = 64;  // columns that a thread's part is a multiple of
+    constexpr std::int64_t kWidth = 64;  // a thread's columns are a multiple of this
     for_parts((n + kWidth - 1) / kWidth, grain / kWidth + 1, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t last = std::min(end * kWidth, n);
       for (std::int64_t column = begin * kWidth; column < last; column += kStrip) {

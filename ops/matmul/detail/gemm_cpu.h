@@ -2,10 +2,10 @@
 
 // One matrix product on the CPU. Included by *_cpu.cpp only.
 //
-// The arithmetic uses Eigen's packets, so the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
-// reaches two thirds of a core's peak; this one nearly all of it at the sizes of transformers, because it keeps a tile
-// of the output in registers over all of K and shares the packed operands among the threads. It also sums each element
-// in an order that depends on K alone, which Eigen's does not guarantee.
+// The arithmetic uses Eigen's packets, so that the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
+// reaches two thirds of a core's peak. This one reaches nearly all of it for the sizes of transformers, because it
+// keeps a tile of the output in registers over all of K and shares the packed operands among the threads. It also sums
+// each element in an order that depends on K alone, which Eigen does not guarantee.
 
 #include <Eigen/Core>
 
@@ -24,7 +24,7 @@ namespace mica::gemm {
 
 namespace packets = Eigen::internal;
 
-// Sizes of a tile of the output, which fills the registers: kRows rows of kColumns.
+// The size of a tile of the output, kRows x kColumns, whose sums fill the registers.
 template <class S>
 struct Tile {
   using Packet = typename packets::packet_traits<S>::type;
@@ -33,24 +33,26 @@ struct Tile {
   static constexpr int kColumns = 2 * kWidth;
 };
 
-// Terms summed in registers before they are added to the output: shorter sums round less.
+// The number of terms that are summed in registers before they are added to the output. Shorter sums round less.
 inline constexpr std::int64_t kSum = 512;
-// Terms between two reads of the output, and elements of a packed operand: both sized for the caches.
+// The number of terms between two reads of the output, which is also the depth of a packed operand, sized for the
+// caches.
 inline constexpr std::int64_t kDepth = 4 * kSum;
 inline constexpr std::int64_t kPackedElements = std::int64_t{1} << 20;
-// Bytes of a's rows that stay in the second-level cache while all of b is read.
+// Bytes of a's rows that stay in the L2 cache while all of b is read.
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
-// Minimum work per thread: elements to pack, multiplications.
+// Minimum work per thread, in elements to pack and in multiplications.
 inline constexpr std::int64_t kPackGrain = 16384;
 inline constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 18;
 
 template <class S>
 using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 
-/// c (R, V packets wide) = or += a (R, K) · b (K, V packets wide, packed) + start.
+/// c = a · b + start or, with kAdd, c += a · b, for a tile c of R rows and V packets, a (R, K), and b (K, V packets),
+/// packed.
 ///
-/// a's strides are separate arguments: a Matrix would be passed in memory, and its load would wait until the stores of
-/// the previous tile have retired, which took a sixth of a transformer's step.
+/// a's strides are separate arguments. A Matrix would be passed in memory, and loading it would have to wait for the
+/// stores of the previous tile, which took a sixth of the time of a transformer's step.
 template <class S, int R, int V, bool kAdd>
 EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_t a_row, std::int64_t a_column,
                                      const S* b, const S* start, S* c, std::int64_t leading) {
@@ -94,7 +96,7 @@ EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_
 template <class S>
 using TileFunction = void (*)(std::int64_t, const S*, std::int64_t, std::int64_t, const S*, const S*, S*, std::int64_t);
 
-/// The tile of `rows` rows, one or two packets wide, that sets its output or adds to it.
+/// The function above for a tile of `rows` rows, one or two packets wide, that sets its output or adds to it.
 template <class S>
 TileFunction<S> tile_function(int rows, int width, bool add) {
   static constexpr auto table = []<int... R>(std::integer_sequence<int, R...>) {
@@ -106,7 +108,7 @@ TileFunction<S> tile_function(int rows, int width, bool add) {
   return table[rows - 1][2 * (width - 1) + (add ? 1 : 0)];
 }
 
-/// out (K, width) row-major = b (K, columns), the rest of each row zeros.
+/// out (K, width) row-major = b (K, columns), padded with zeros.
 template <class S, class T>
 void pack_columns(Matrix<T> b, std::int64_t depth, int columns, int width, S* out) {
   using Packet = typename Tile<S>::Packet;
@@ -194,7 +196,7 @@ void pack_rows(Matrix<T> a, int rows, std::int64_t depth, S* out) {
   }
 }
 
-/// Buffer elements that pack_rows needs for one tile.
+/// The number of elements that pack_rows writes for one tile.
 template <class S>
 std::int64_t packed_rows_size(std::int64_t depth) {
   return Tile<S>::kRows * (depth + Tile<S>::kWidth);
@@ -206,7 +208,7 @@ bool a_is_direct(Matrix<T> a) {
   return std::is_same_v<S, T> && a.column == 1 && a.row * sizeof(T) % 4096 != 0;
 }
 
-/// The tiles of a part of the output, over a part of K. Both operands have the accumulation type S.
+/// Computes the tiles of a part of the output, over a part of K. Both operands have the accumulation type S.
 template <class S, class Out>
 struct Tiles {
   using Size = Tile<S>;
@@ -286,7 +288,7 @@ struct Scratch {
   Buffer<S> a, b, start, sums;
 };
 
-/// `n` elements of a buffer of this thread, reused between calls.
+/// A buffer of `n` elements that belongs to this thread and is reused by later calls.
 template <class S>
 S* grown(Buffer<S>& buffer, std::int64_t n) {
   if (static_cast<std::int64_t>(buffer.size()) < n) {
@@ -295,7 +297,7 @@ S* grown(Buffer<S>& buffer, std::int64_t n) {
   return buffer.data();
 }
 
-/// out (M, N) = a (M, K) · b (K, N), each column's sums starting from `start` (N, rounded up to whole tiles).
+/// out (M, N) = a (M, K) · b (K, N) + start, for each row. `start` has N elements, rounded up to whole tiles.
 template <class S, class T, class Out>
 void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, Matrix<T> b, const S* start, Out* out,
               Scratch<S>& scratch) {

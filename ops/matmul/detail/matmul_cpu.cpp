@@ -22,7 +22,7 @@ gemm::Matrix<T> matrix(const Tensor& x, std::int64_t offset) {
   return {x.data<T>() + offset, layout.transposed ? 1 : layout.leading, layout.transposed ? layout.leading : 1};
 }
 
-// The bias, or zeros, padded to a whole number of tiles.
+// The bias, or zeros if there is none, padded to a whole number of tiles.
 template <class S, class T>
 const S* starts(const Tensor& bias, std::int64_t n, gemm::Buffer<S>& buffer) {
   buffer.assign((n + gemm::Tile<S>::kColumns - 1) / gemm::Tile<S>::kColumns * gemm::Tile<S>::kColumns, S{0});
@@ -41,10 +41,10 @@ void multiply(const MatmulArgs& args) {
   const std::int64_t n = args.out.shape()[axes - 1];
   const std::int64_t depth = args.a.size(-1);
   const MatmulBatch batch(args.a, args.b, args.out.shape());
-  // Sums stored to memory have the accumulation type.
+  // If K is so long that sums are stored between its parts, they are stored in the accumulation type.
   const bool wide = !std::is_same_v<S, T> && depth > gemm::kDepth;
 
-  // Many small products: one thread each. Few large ones: all threads on each.
+  // Many small products get one thread each; each of few large ones gets all threads.
   const std::int64_t work = m * n * depth;
   const bool each = batch.size() >= 2 * num_threads() || work <= gemm::kMultiplyGrain;
   const std::int64_t grain = each ? gemm::kMultiplyGrain / work + 1 : batch.size();

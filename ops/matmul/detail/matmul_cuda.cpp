@@ -73,8 +73,8 @@ void multiply(const MatmulArgs& args) {
   }
 }
 
-// Leading axes that do not merge need one call per run. For many short runs, row-major copies, which merge unless an
-// axis is broadcast, cost less than the calls.
+// Leading axes that cannot be merged need one call per run of equally spaced products. For many short runs, copying the
+// operands costs less than the calls: leading axes of a row-major copy can be merged, unless one is broadcast.
 MatmulArgs with_few_runs(const MatmulArgs& args) {
   const MatmulBatch batch(args.a, args.b, args.out.shape());
   const double work = static_cast<double>(args.out.numel()) * static_cast<double>(args.a.size(-1));
@@ -102,7 +102,7 @@ void multiply_add(const MatmulAddArgs& args) {
       "cublasGemmEx");
 }
 
-// cuBLAS's matrix-vector kernels round the product to 16 bits before they add the bias.
+// cuBLAS's matrix-vector kernels round the product to 16 bits before they add the bias; mica rounds once.
 bool rounds_before_bias(const MatmulArgs& args) {
   return args.bias.defined() && size_of(args.out.dtype()) == 2 && (args.out.size(0) == 1 || args.out.size(1) == 1);
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Products with expensive epilogues, by a kernel for compute capability 9.0. Functions return false, without any work,
-// if the tensors or the device are not supported.
+// Products with expensive epilogues, by a kernel for compute capability 9.0. Functions that return a bool return false,
+// and compute nothing, if the tensors or the device are not supported.
 
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 
@@ -10,7 +10,8 @@ namespace mica::kernels {
 bool matmul_with_epilogue(const MatmulArgs& args);
 bool matmul_with_epilogue(const MatmulActivationBackward& args);
 
-/// total = the sums of the columns of `parts` (n, columns), which is in total's accumulate dtype; in a fixed order.
+/// total (columns) = the sum over the rows of `parts` (n, columns), which has total's accumulate dtype. The order of
+/// the sum is fixed.
 void add_parts(const Tensor& parts, const Tensor& total);
 
 }  // namespace mica::kernels

@@ -7,28 +7,28 @@
 
 namespace mica::kernels {
 
-/// out = f(a · b + bias), of one floating dtype; M, N, K and the batch are not empty.
+/// out = f(a · b + bias). All tensors have the same floating dtype; M, N, K and the leading axes are not 0.
 struct MatmulArgs {
-  Tensor a;                                  // (…, M, K), readable; leading axes broadcast to those of out
-  Tensor b;                                  // (…, K, N), readable; likewise
+  Tensor a;                                  // (…, M, K), readable (layout.h); leading axes broadcast to those of out
+  Tensor b;                                  // (…, K, N), readable; leading axes as a's
   Tensor bias;                               // (N) contiguous, or undefined
   Tensor out;                                // (…, M, N) contiguous
   Activation activation = Activation::none;  // f
-  Tensor sums{};                             // like out: a · b + bias, the argument of f; undefined if not needed
-  Tensor slopes{};                           // like out: f′ of the sums, instead of these; only if gives_slopes()
-  bool accumulate = false;                   // out += a · b, on CUDA only, without bias and f, both of two axes
+  Tensor sums{};                             // out, of out's shape: a · b + bias, f's argument; undefined: not needed
+  Tensor slopes{};                           // out, instead of sums: f′(a · b + bias); only if gives_slopes()
+  bool accumulate = false;                   // out += a · b; on CUDA only, for matrices, without bias and activation
 };
 
 void matmul(Cpu, const MatmulArgs& args);
 void matmul(Cuda, const MatmulArgs& args);
 
-/// Whether matmul(), given these arguments, can also give slopes.
+/// Whether matmul() can compute `slopes` for these arguments.
 inline bool gives_slopes(Cpu, const MatmulArgs&) { return false; }
 bool gives_slopes(Cuda, const MatmulArgs& args);
 
 inline constexpr double kLeakySlope = 0.01;
 
-/// f, unless it is none.
+/// The activation as a function; it must not be none.
 inline UnaryFunction function_of(Activation activation) {
   switch (activation) {
     case Activation::relu: return functions::Relu{};
@@ -38,12 +38,12 @@ inline UnaryFunction function_of(Activation activation) {
   }
 }
 
-/// Whether f′ is a function of f, so that backward needs no sums.
+/// Whether f′ can be computed from f's result, so that backward does not need the sums.
 inline bool has_slope_from_output(Activation activation) {
   return activation == Activation::relu || activation == Activation::leaky_relu;
 }
 
-/// The last step of a matmul that has computed `sums`: out = f(sums), possibly in place.
+/// The activation as a pass of its own, after a product: out = f(sums), possibly in place.
 template <class On>
 void activate(On device, Activation activation, const Tensor& sums, const Tensor& out) {
   if (activation != Activation::none) {
@@ -51,8 +51,8 @@ void activate(On device, Activation activation, const Tensor& sums, const Tensor
   }
 }
 
-/// dz = dy · f′ and dbias = the sum of dz's rows, in one pass: the first step of a linear layer's backward. All of one
-/// floating dtype, dy, v and dz (M, N) contiguous; M and N are not 0.
+/// dz = dy · f′ and dbias = the sum of dz's rows, in one pass: the first step of a linear layer's backward. All tensors
+/// have the same floating dtype; dy, v and dz are (M, N) and contiguous; M and N are not 0.
 struct ActivationBackward {
   Activation activation;  // f
   const Tensor& dy;
@@ -64,8 +64,8 @@ struct ActivationBackward {
 void activation_backward(Cpu, const ActivationBackward& args);
 void activation_backward(Cuda, const ActivationBackward& args);
 
-/// out = (a · b) · f′, element by element, and dbias = the sum of out's rows: the gradient of a linear layer with its
-/// activation, from that of the next layer. All of one floating dtype; M, N and K are not 0.
+/// out = (a · b) ⊙ f′ and dbias = the sum of out's rows. This is the gradient dz of a linear layer's sums, if a is the
+/// gradient of the next layer and b that layer's weight. All tensors have the same floating dtype and are not empty.
 struct MatmulActivationBackward {
   Tensor a;               // (M, K), readable
   Tensor b;               // (K, N), readable
@@ -79,7 +79,7 @@ struct MatmulActivationBackward {
 void matmul_activation_backward(Cpu, const MatmulActivationBackward& args);
 void matmul_activation_backward(Cuda, const MatmulActivationBackward& args);
 
-/// The same as a product followed by an element-wise pass.
+/// Computes a MatmulActivationBackward by a product and an element-wise pass.
 template <class On>
 void matmul_activation_backward_in_steps(On device, const MatmulActivationBackward& args) {
   const bool has_function = args.activation != Activation::none;
@@ -108,7 +108,7 @@ std::string timed_algorithms(Cuda);
 void set_timed_algorithms(Cpu, std::string_view text);
 void set_timed_algorithms(Cuda, std::string_view text);
 
-/// sum += a · b, of one floating dtype; M, N and K are not 0.
+/// sum += a · b, for a and b of the same floating dtype; M, N and K are not 0.
 struct MatmulAddArgs {
   Tensor a;    // (M, K), readable
   Tensor b;    // (K, N), readable

@@ -12,11 +12,11 @@ namespace mica::detail {
 /// kernels::matmul for operands with any strides and sizes, including 0.
 void multiply(kernels::MatmulArgs args);
 
-/// a · b, both of two axes, as the gradient of input `i` in the backward of a Function. On CUDA, if that input already
-/// has a gradient from other uses, the product's kernel adds to it.
+/// The product of two matrices, as the gradient of input `i` in the backward of a Function. On CUDA, if that input
+/// already has a gradient from other uses, the kernel adds the product to it.
 Tensor product_as_gradient(std::size_t i, const Tensor& a, const Tensor& b);
 
-/// x (…, n) as (rows, n), without a copy if x is a matrix that a product can read.
+/// x (…, n), reshaped to (rows, n). No copy is made if x is a matrix that a product can read.
 Tensor rows_of(const Tensor& x, std::int64_t rows);
 
 /// The product of all sizes but the last.

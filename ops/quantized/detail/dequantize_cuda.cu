@@ -10,7 +10,7 @@ namespace quantized_cuda {
 
 namespace {
 
-/// out = weight · columns. Each thread dequantizes the words of four neighboring columns.
+/// out = weight · columns. Each thread dequantizes one word of each of four adjacent columns.
 template <class T, int kBits, class S = Accumulate<T>>
 __global__ void __launch_bounds__(kSimpleThreads)
     dequantize_kernel(const Weights<Numbers<S>> weight, const S* column_factors, T* out) {

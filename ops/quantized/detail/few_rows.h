@@ -1,20 +1,20 @@
 #pragma once
 
-// Products of few rows with a quantized weight on the CPU, whose time is that of reading the packed weight.
+// Products of few rows with a quantized weight on the CPU. Most of their time is spent reading the packed weight.
 
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 
 namespace mica::kernels {
 
-/// Writes row_factor · line[c] · factors[c] to the elements [at, at + count) of `output`; `factors` may be null.
+/// Writes row_factor · line[c] · factors[c] to elements at + c of `output`, for c < count. `factors` may be null.
 template <class S>
 using WriteLine = void (*)(const S* line, S row_factor, const S* factors, std::int64_t count, void* output,
                            std::int64_t at);
 
 inline constexpr std::int64_t kFewQuantizedRows = 8;
 
-/// quantized_matmul_forward() of up to kFewQuantizedRows rows, with sums in float32. Their order depends on the depth
-/// and the group size alone.
+/// quantized_matmul_forward() for up to kFewQuantizedRows rows, with sums in float32. The order of a sum depends only
+/// on K and the group size.
 void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> write);
 
 }  // namespace mica::kernels

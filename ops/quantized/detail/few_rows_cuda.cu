@@ -1,6 +1,11 @@
 // Products of few 16-bit rows with a quantized weight, on tensor cores. They are limited by reading the weight, so the
-// kernel is designed to keep memory busy: each warp has 64 columns and its own part of K, which its lanes copy to its
-// own part of shared memory, some steps ahead. Warps synchronize only after all products.
+// kernel is designed to keep memory busy. A cluster computes a strip of 64 columns; each warp of its blocks has its own
+// part of K:
+//
+//     global memory ── cp.async, several steps ahead ──▶ the warp's ring of stages in shared memory
+//                   ──▶ integers converted to 16-bit floats in registers ── mma ──▶ the warp's sums
+//
+// Warps synchronize only after all products, to add up their sums.
 
 #include <algorithm>
 #include <bit>
@@ -20,18 +25,19 @@ namespace mica::kernels::quantized_cuda {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kHalf = 32;  // columns: 8 times the 4 neighboring columns of a thread
+constexpr int kHalf = 32;  // columns of half a strip: 4 adjacent columns for each of 8 threads
 constexpr int kHalves = 2;
-constexpr int kStrip = kHalves * kHalf;  // columns of a warp, block and cluster
-constexpr int kPieces = kStrip / 4;      // of 16 bytes, in a row of words
-constexpr int kUnits = 2;
-constexpr int kStep = kUnits * kUnit;  // rows of the weight per step of a warp
-constexpr int kTile = 8;               // rows of x per instruction
-constexpr int kPitch = kStrip + 4;     // floats between rows of sums in shared memory: no bank conflicts
-constexpr int kMaxSplits = 8;          // blocks of a cluster
+constexpr int kStrip = kHalves * kHalf;  // columns of a cluster, and of each of its blocks and warps
+constexpr int kPieces = kStrip / 4;      // pieces of 16 bytes in a row of words
+constexpr int kUnits = 2;                // units (kUnit rows of the weight) per step
+constexpr int kStep = kUnits * kUnit;    // rows of the weight per step of a warp
+constexpr int kTile = 8;                 // rows of x per mma instruction
+constexpr int kPitch = kStrip + 4;       // floats from one row of sums in shared memory to the next; no bank conflicts
+constexpr int kMaxSplits = 8;            // the most blocks of a cluster
 
-// A thread has 8 neighbors along K of a column, an octet: a word of 4 bits, two of 8 bits, or a part of one.
-// The pair c of an octet is its members c and c + 4, as two 16-bit floats in a register.
+// An octet is 8 consecutive integers along K of one column, which belong to one thread: one word of 4-bit integers, two
+// words of 8-bit ones, or a part of a word. Pair c of an octet is its members c and c + 4, as two 16-bit floats in a
+// register.
 
 template <int kBits>
 constexpr int kWordsEach = kBits == 8 ? 2 : 1;
@@ -45,24 +51,24 @@ __device__ std::uint32_t spread(std::uint32_t word, int place) {
     return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
   } else if constexpr (kBits == 1) {
     return bytes_of(word, 0, 0x4440 | place) *
-           (0x1001u << (kFraction<T> - 4));  // member 3 in the highest bits of the fraction
+           (0x1001u << (kFraction<T> - 4));  // puts member 3 into the highest bits of the fraction
   } else {
     return word;
   }
 }
 
-// The position of an integer's lowest bit in the fraction: that of a pair of a spread octet, which then needs no
-// shift.
+// Where the lowest bit of an integer is put in a float's fraction (mantissa). The position is that of a pair in a
+// spread octet, so that this pair needs no shift.
 template <class T, int kBits>
 constexpr int kPosition = kBits == 8   ? 0
                           : kBits == 1 ? kFraction<T> - 1
                                        : (kFraction<T> / kBits - 1 < 3 ? kFraction<T> / kBits - 1 : 3) * kBits;
 
-// The offset added to the integers of pairs.
+// What pair_at() adds to the integers: with the integer in its fraction, the float is q + kAdded.
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<T, kBits>);
 
-/// Two integers plus kAdded as T.
+/// Pair c of an octet: two integers, each plus kAdded, as T.
 template <class T, int kBits>
 __device__ std::uint32_t pair_at(const std::uint32_t (&octet)[kWordsEach<kBits>], int c) {
   if constexpr (kAdded<T, kBits> == 0) {
@@ -96,7 +102,7 @@ struct Octets {
     }
   }
 
-  /// The fragment of one of a unit's two steps, of columns 2 half and 2 half + 1.
+  /// The mma fragment of columns 2 half and 2 half + 1, for one of a unit's two steps.
   __device__ void get(int half, int step, std::uint32_t (&fragment)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -105,7 +111,7 @@ struct Octets {
   }
 };
 
-/// Warps per multiprocessor, and the maximum per block, as limited by registers.
+/// The number of warps per multiprocessor, and the most per block, as limited by registers.
 template <int kBits>
 constexpr int kMaxWarps = kBits == 8 ? 12 : 16;
 
@@ -113,20 +119,20 @@ constexpr int kMaxWarps = kBits == 8 ? 12 : 16;
 template <int kBits, int kTiles>
 struct Stage {
   static constexpr int kWordRows = kStep * kBits / 32;
-  static constexpr int kWordPitch = kStrip * 4 + (kBits == 8 ? 16 : 32);  // bytes; no bank conflicts
+  static constexpr int kWordPitch = kStrip * 4 + (kBits == 8 ? 16 : 32);  // bytes, padded against bank conflicts
   static constexpr int kXAt = kWordRows * kWordPitch;
-  static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // each lane's own
+  static constexpr int kXBytes = kUnits * kTiles * kWarp * 16;  // 16 for each lane, which only that lane uses
   static constexpr int kFactorsAt = kXAt + kXBytes;
-  // The number that fits if scales and zeros have 16 bits and groups are not shorter than a step.
-  static constexpr int kRoom = (224 << 10) / kMaxWarps<kBits>;  // bytes of a warp
+  // As many stages as fit if scales and zeros have 16 bits and groups are not shorter than a step.
+  static constexpr int kRoom = (224 << 10) / kMaxWarps<kBits>;  // bytes per warp
   static constexpr int kStages = std::clamp(kRoom / (kFactorsAt + 2 * kStrip * 2), 2, 8);
   static_assert(kStages * kFactorsAt >= kTiles * kTile * kPitch * 4);
 };
 
 /// Sizes known at run time, in bytes.
 struct Sizes {
-  int scales;   // of a group, of a strip
-  int factors;  // of a group, of a strip, including zeros
+  int scales;   // the scales of a group in all columns of a strip
+  int factors;  // these and the zeros
   int stage;
 
   template <class S>
@@ -140,12 +146,12 @@ struct Sizes {
   }
 };
 
-/// A lane's share of the copies of a step: pieces of the words, of the scales or the zeros, and its fragments of
+/// Copies a lane's share of a step's data: pieces of words, pieces of the scales or of the zeros, and its fragments of
 /// x.
 template <class T, int kBits, int kTiles>
 class Copier {
   using S = Stage<kBits, kTiles>;
-  static constexpr int kRowsAtOnce = kWarp / kPieces;  // of words
+  static constexpr int kRowsAtOnce = kWarp / kPieces;  // rows of words that the lanes copy at once
 
  public:
   __device__ Copier(const Product& a, const T* x, const Sizes& sizes, int strip, int chunk, int warps)
@@ -192,9 +198,10 @@ class Copier {
     }
   }
 
-  /// Starts the copies of `chunk`; each call must be for this warp's next one. Zeros past the ends of the matrices.
+  /// Starts the copies of `chunk`, which must be this warp's next one. Elements past the ends of the matrices become
+  /// zeros.
   __device__ void copy(int chunk, std::uint32_t stage) {
-    const bool full = chunk < full_chunks_;  // otherwise it has one unit
+    const bool full = chunk < full_chunks_;  // the last chunk may have a single unit
 #pragma unroll
     for (int i = 0; i < S::kWordRows; i += kRowsAtOnce) {
       const bool within = i + kRowsAtOnce <= kBits || full || i + row_ < kBits;
@@ -249,7 +256,7 @@ class Copier {
 template <int kTiles>
 using Sums = float[2 * kHalves][kTiles][4];
 
-/// Two copies of a power of 2, as T.
+/// A power of 2 as T, in both halves of a register.
 template <class T>
 constexpr std::uint32_t pair_of_power(int power) {
   const int exponent = std::bit_width(static_cast<unsigned>(power)) - 1;
@@ -257,8 +264,8 @@ constexpr std::uint32_t pair_of_power(int power) {
          static_cast<std::uint32_t>(kBias<T> + exponent) << kFraction<T>;
 }
 
-/// sums += the products of the kCount units of a group from `first` on. The tensor cores sum the products of the
-/// integers and also x, which corrects for kAdded and for the zeros.
+/// sums += the products of kCount units of a group, from unit `first` on. The tensor cores sum q · x, and also x
+/// itself, with which the sums are corrected for kAdded and for the zeros.
 template <class T, int kBits, int kTiles, int kCount>
 __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32_t stage, int first,
                                Sums<kTiles>& sums) {
@@ -269,7 +276,7 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
   const std::uint32_t terms[4] = {kTerm, kTerm, kTerm, kTerm};
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int octet = lane % 4;
-  const int column = lane / 4 * 4;  // of a half
+  const int column = lane / 4 * 4;  // in a half strip
 
   std::uint32_t x[kCount][kTiles][4];
   float x_sums[kTiles][4] = {};
@@ -280,7 +287,7 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
       std::uint32_t in[4];
       load_words(stage + S::kXAt + (((first + u) * kTiles + tile) * kWarp + lane) * 16, in);
       auto& own = x[u][tile];
-      own[0] = bytes_of(in[0], in[2], 0x5410);  // pair c is of members c and c + 4
+      own[0] = bytes_of(in[0], in[2], 0x5410);  // rearranged to match pairs of the weight: elements c and c + 4
       own[1] = bytes_of(in[0], in[2], 0x7632);
       own[2] = bytes_of(in[1], in[3], 0x5410);
       own[3] = bytes_of(in[1], in[3], 0x7632);
@@ -344,7 +351,7 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
   }
 }
 
-/// Writes a warp's sums to shared memory: (rows, kPitch).
+/// Writes a warp's sums to shared memory as (rows, kPitch).
 template <int kTiles>
 __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -364,7 +371,7 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
   }
 }
 
-/// A cluster computes the columns of a strip, each of its blocks a part of K.
+/// A cluster computes a strip of columns; each of its blocks has a part of K.
 template <class T, int kBits, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
     few_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Product a, [[maybe_unused]] const T* x,
@@ -384,7 +391,7 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
   const int ring_bytes = S::kStages * sizes.stage;
   const std::uint32_t ring = cuda::shared_address(memory) + warp * ring_bytes;
   Copier<T, kBits, kTiles> copier(a, x, sizes, strip, chunk, warps);
-  int next = chunk;  // to be copied
+  int next = chunk;  // the next one to be copied
   const auto copy_next = [&](std::uint32_t to) {
     if (next < end) {
       copier.copy(next, to);
@@ -400,7 +407,7 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
 
   Sums<kTiles> sums = {};
   int stage = 0;
-  int free = ring_bytes - sizes.stage;  // the stage of the previous step
+  int free = ring_bytes - sizes.stage;  // the offset of the previous step's stage, which is free
 #pragma unroll 1
   for (; chunk < end; chunk += warps) {
     cuda::wait_copies<S::kStages - 2>();
@@ -418,10 +425,10 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
     stage = stage + sizes.stage == ring_bytes ? 0 : stage + sizes.stage;
   }
 
-  // Reduces the warps' sums in shared memory, in a fixed order; the result replaces the first warp's sums.
+  // Adds up the warps' sums in shared memory, in a fixed order. The result replaces the first warp's sums.
   cuda::wait_copies<0>();
   __syncwarp();
-  auto* const block_sums = reinterpret_cast<float*>(memory);  // of the first warp: (rows, kPitch)
+  auto* const block_sums = reinterpret_cast<float*>(memory);  // the first warp's sums, (rows, kPitch)
   const int warp_floats = ring_bytes / 4;
   write_sums<kTiles>(sums, block_sums + warp * warp_floats);
   __syncthreads();
@@ -459,7 +466,7 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
       }
       store(row, column, sum);
     });
-    cuda::arrive_in_cluster_relaxed();  // no block exits while another reads its memory
+    cuda::arrive_in_cluster_relaxed();  // a block must not exit while another one reads its shared memory
     cuda::wait_for_cluster();
   }
 #endif
@@ -467,17 +474,17 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
 
 // On the host.
 
-/// The split of K: blocks per strip and warps per block.
+/// How K is split: into blocks per strip, and warps per block.
 struct Split {
   int splits;
   int warps;
 };
 
-// The fastest split by a model with fixed costs per block and per cluster. It does not depend on the GPU, so that sums
-// do not either.
+// The fastest split, according to a model with fixed costs per block and per cluster. It does not depend on the GPU, so
+// that sums do not, either.
 Split split_for(int strips, int steps, int most_warps, int warp_bytes) {
   constexpr int kMultiprocessors = 132;
-  constexpr int kMaxBytes = 227 << 10;  // for the blocks of a multiprocessor, without 1 KB of each
+  constexpr int kMaxBytes = 227 << 10;  // of shared memory, for all blocks of a multiprocessor; each takes 1 KB more
   constexpr int kBlockCost = 3;
   constexpr int kClusterCost = 2;
   Split best{};
@@ -501,7 +508,7 @@ Split split_for(int strips, int steps, int most_warps, int warp_bytes) {
   return best;
 }
 
-/// Ring bytes of a warp, by the number of rows of x.
+/// The bytes of a warp's ring of stages, which depend on the number of rows of x.
 template <int kBits, int kTiles>
 int ring_bytes(const Product& a) {
   using S = Stage<kBits, kTiles>;
@@ -511,7 +518,7 @@ int ring_bytes(const Product& a) {
 template <class T, int kBits, int kTiles>
 void launch(const Product& a, const T* x) {
   const int bytes = ring_bytes<kBits, kTiles>(a);
-  // The split is the same for all numbers of rows, so that the bits of a row do not depend on it.
+  // The split is the same for any number of rows of x, so that the bits of a row of y do not depend on that number.
   const int most_bytes = std::max(ring_bytes<kBits, 1>(a), ring_bytes<kBits, 2>(a));
   const int strips = (a.columns + kStrip - 1) / kStrip;
   const Split split = split_for(strips, (a.rows + kStep - 1) / kStep, kMaxWarps<kBits>, most_bytes);

@@ -1,6 +1,6 @@
-// Products of 16-bit rows with a quantized weight on the tensor cores of compute capability 9.0. The weight is the left
-// factor: yᵀ = wᵀ · xᵀ, so that its integers become 16-bit fragments in registers, while x is in shared memory.
-// README.md shows the fragments.
+// Products of 16-bit rows with a quantized weight by wgmma, for compute capability 9.0. The left operand of wgmma may
+// be in registers, so the product is computed as yᵀ = wᵀ · xᵀ: the weight's integers are converted to 16-bit fragments
+// in registers, and x is in shared memory. README.md shows the fragments.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,12 +20,12 @@ namespace mica::kernels::quantized_cuda {
 namespace {
 
 struct Work : Product {
-  int tiles = 0;              // of kTile rows of the weight
+  int tiles = 0;              // tiles of kTile rows of the weight
   float* partials = nullptr;  // (clusters, m, columns)
-  int* done = nullptr;        // clusters that have written their partials, per half of a block's elements
+  int* done = nullptr;        // for each half of a block's elements, how many clusters have written their partials
 };
 
-// Scales and zeros have a map only if they are matrices.
+// The tensor maps. Scales and zeros have one only if they are matrices.
 struct Maps {
   CUtensorMap x;
   CUtensorMap words;
@@ -33,7 +33,7 @@ struct Maps {
   CUtensorMap zeros;
 };
 
-/// With an even number of parts of K, two of them form a cluster.
+/// If K is split into an even number of parts, two parts form a cluster.
 __host__ __device__ int blocks_of_cluster(int splits) { return splits % 2 == 0 ? 2 : 1; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -42,15 +42,15 @@ __host__ __device__ int blocks_of_cluster(int splits) { return splits % 2 == 0 ?
 template <int kBits, int kRows>
 struct Block {
   std::byte* memory;
-  std::uint64_t* full;   // a stage has arrived
-  std::uint64_t* empty;  // a stage has been consumed
-  int column;            // first column of the strip
-  int row;               // the first of x
-  int first;             // tile
+  std::uint64_t* full;   // barriers: the stage has been loaded
+  std::uint64_t* empty;  // barriers: the stage has been consumed
+  int column;            // the strip's first column
+  int row;               // the first row of x
+  int first;             // the first tile
   int tiles;
 };
 
-/// Runs in one thread.
+/// The producer's loop, which runs in one thread.
 template <int kBits, int kRows>
 __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRows>& b) {
   using P = Plan<kBits, kRows>;
@@ -83,13 +83,13 @@ __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRo
 template <int kRows>
 using Sums = float[kRows / 2];
 
-// A thread's index among the consumers, and the offsets of its data in a stage. These are kept in registers; the
-// compiler would recompute them every time.
+// A thread's index among the consumers, and the offsets of its data in a stage. They are forced to stay in registers,
+// since the compiler would recompute them at each use.
 template <int kBits, int kRows>
 struct Place {
   using P = Plan<kBits, kRows>;
   int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-  int pair = thread % 4;  // its pair of neighbors along K, among each 8
+  int pair = thread % 4;  // which of the four pairs along K, in every 8 rows, the thread has
   int column = static_cast<int>(threadIdx.x) / 4 * kColumnsEach;
   int words = P::kWordsAt + (kBits == 8 ? pair / 2 * kWordPitch : 0) + column * 4;
   int scales;
@@ -104,7 +104,7 @@ struct Place {
 };
 
 constexpr int kSteps = kTile / 16;
-using Fragments = std::uint32_t[kSteps][4];  // of a tile
+using Fragments = std::uint32_t[kSteps][4];  // a tile's
 
 __device__ void pin_all(Fragments& fragments) {
 #pragma unroll
@@ -131,8 +131,8 @@ __device__ void load_integers(const PairReader<T, kBits>& reader, std::uint32_t 
   }
 }
 
-/// Accumulates the products of a block's tiles. kEachUnit: each unit has its own scales and zeros. The weights of the
-/// next tile are computed while the products of a tile run.
+/// Accumulates the products of a block's tiles. The weights of the next tile are converted while the products of the
+/// current one run. kEachUnit: each unit has its own scales and zeros.
 template <class T, bool kEachUnit, int kBits, int kRows, class Converter>
 __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, const Converter& converter,
                                const Place<kBits, kRows>& at, Sums<kRows>& sums) {
@@ -166,7 +166,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
       cuda::multiply_add<T, kRows, cuda::Lines::depth>(sums, fragments[step], x + step * kNextStep);
     }
     cuda::commit_products();
-    cuda::wait_products<1>();  // of the previous tile, which read its fragments
+    cuda::wait_products<1>();  // for those of the previous tile, so that its fragments may be overwritten
     pin_all(before);
     __syncwarp();
     if (leads && i > 0) {
@@ -185,7 +185,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   Fragments odd = {};
   int i = 0;
 #pragma unroll 1
-  for (; i + 1 < b.tiles; i += 2) {  // with a branch between the two, the compiler serializes the products
+  for (; i + 1 < b.tiles; i += 2) {  // in pairs, since the compiler serializes products if there is a branch in between
     multiply_tile(i, even, odd);
     multiply_tile(i + 1, odd, even);
   }
@@ -206,7 +206,7 @@ __device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Conv
   }
 }
 
-/// Writes a thread's sums to shared memory: (kRows, kPitch).
+/// Writes a thread's sums to shared memory as (kRows, kPitch).
 template <int kBits, int kRows>
 __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sums, float* to) {
   to += 2 * at.pair * kPitch + at.column;
@@ -219,14 +219,14 @@ __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sum
   }
 }
 
-/// Finishes the elements of the block's strip and rows: all, or alternating groups of rows if two blocks of a cluster
-/// share their sums. Sums of a cluster are read from shared memory; those of several clusters go through global memory,
-/// and the last cluster adds them. The order of addition is fixed.
+/// Adds up the sums of all parts of K for the block's strip and rows, and writes y. If two blocks form a cluster, each
+/// does this for every other group of rows. Sums of the cluster's blocks are read from shared memory. Those of several
+/// clusters go through global memory, and the cluster that finishes last adds them. The order of addition is fixed.
 template <class T, int kBits, int kRows>
 __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums, volatile bool* is_last) {
   constexpr int kQuads = kStrip / 4;
   constexpr int kStep = kConsumerThreads / kQuads;  // rows per pass
-  constexpr int kBatch = 4;                         // elements of a thread loaded together
+  constexpr int kBatch = 4;                         // elements that a thread loads together
   const int splits = static_cast<int>(gridDim.x);
   const int split = static_cast<int>(blockIdx.x);
   const int in_cluster = blocks_of_cluster(splits);
@@ -237,7 +237,7 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
   const int rows = b.column + column < a.columns ? min(kRows, a.m - b.row) : 0;
   const int step = in_cluster * kStep;
 
-  // Calls use(row, part(0, row) + … + part(count - 1, row)) for this thread's rows.
+  // Calls use(row, part(0, row) + … + part(count − 1, row)) for each of this thread's rows.
   const auto add = [&](int count, const auto& part, const auto& use) {
     for (int from = split % in_cluster * kStep + thread / kQuads; from < rows; from += kBatch * step) {
       float4 batch[kBatch] = {};
@@ -270,11 +270,11 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
   }
   add(in_cluster, of_block, [&](int row, float4 sum) {
     *partial(own_cluster, row) = sum;
-    *own(row) = sum;  // read by this thread only
+    *own(row) = sum;  // only this thread reads it again
   });
   cuda::barrier_sync(1, kConsumerThreads);
   if (thread == 0) {
-    cuda::wait_for_previous_kernel();  // the previous kernel clears the counters
+    cuda::wait_for_previous_kernel();  // which clears the counters
     const int block = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
     *is_last = cuda::exchange_add(&a.done[block * 2 + split % in_cluster], 1) == clusters - 1;
   }
@@ -289,8 +289,8 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
 
 #endif
 
-/// Block (split, strip, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. Two splits
-/// form a cluster.
+/// Thread block (split, strip, i) multiplies kStrip columns of the weight, in a part of K, by the i-th kRows rows of x.
+/// Two splits form a cluster.
 template <class T, int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     many_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Work a,
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                               .row = static_cast<int>(blockIdx.z) * kRows,
                               .first = first,
                               .tiles = a.tiles * (split + 1) / splits - first};
-  constexpr int kReady = 2;  // barrier at which consumers wait for the initialization of the mbarriers
+  constexpr int kReady = 2;  // the named barrier at which consumers wait until the mbarriers are initialized
   constexpr int kReadyThreads = kConsumerThreads + kWarp;
   if (threadIdx.x >= kConsumerThreads) {
     cuda::release_registers<kCopyRegisters>();
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     cuda::acquire_registers<kConsumerRegisters>();
-    // Fills in constants for missing scales or zeros.
+    // If there are no scales, or no zeros, fills in constants.
     const auto fill = [&](const FactorMatrix& factors, int at, float value) {
       if (!factors.each()) {
         for (int i = static_cast<int>(threadIdx.x); i < P::kStages * kStrip; i += kConsumerThreads) {
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
     finish<T>(a, b, shared_sums, reinterpret_cast<bool*>(barriers + 2 * P::kStages));
-    cuda::arrive_in_cluster_relaxed();  // nobody reads from a block that has ended
+    cuda::arrive_in_cluster_relaxed();  // a block must not exit while another one reads its shared memory
     cuda::wait_for_cluster();
   }
 #endif
@@ -370,8 +370,9 @@ __global__ void __launch_bounds__(kSimpleThreads) clear_kernel(int* counters, in
 
 // On the host.
 
-/// The fastest number of parts of K. Costs are in units of the time of a tile, fitted to shapes from 1024 × 1024 to
-/// 14336 × 4096 on an H200: the overhead of a block, and that of adding sums through global memory.
+/// The number of parts of K that is fastest according to a model. Its constants are the overhead of a block and that of
+/// adding sums through global memory, in units of the time of a tile. They were fitted to measurements of shapes from
+/// 1024 × 1024 to 14336 × 4096 on an H200.
 int splits_for(std::int64_t blocks, int rows, int tiles) {
   constexpr int kOwnCost = 30;
   int best = 1;
@@ -458,7 +459,7 @@ void launch_for_rows(const Tensor& x, const Work& a) {
 }  // namespace
 
 bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
-  constexpr int kMaxRows = 2048;  // above, dequantizing the weight once for all rows is faster
+  constexpr int kMaxRows = 2048;  // for more, dequantizing the weight once for all rows is faster
   if (!cuda::device_has_wgmma() || product.m > kMaxRows) {
     return false;
   }

@@ -1,7 +1,6 @@
 #pragma once
 
-// The partition of a product for the tensor cores, and the layout of shared memory. Included by many_rows_sm90.cu
-// only.
+// How the kernel for many rows divides a product, and its layout of shared memory. Included by many_rows_sm90.cu only.
 
 #include <algorithm>
 
@@ -14,25 +13,26 @@ inline constexpr int kGroupThreads = 128;  // a warpgroup
 inline constexpr int kConsumers = 2;       // consumer warpgroups per block; one more is the producer
 inline constexpr int kConsumerThreads = kConsumers * kGroupThreads;
 inline constexpr int kThreads = kConsumerThreads + kGroupThreads;
-// A block starts with the same number of registers for every thread. The producer releases most of its own.
+// Every thread of a block starts with the same number of registers. The producer then releases most of its own, and the
+// consumers acquire them.
 inline constexpr int kConsumerRegisters = 240;
 inline constexpr int kCopyRegisters = 24;
 
-inline constexpr int kStrip = 128;  // columns of a block
-inline constexpr int kTile = 64;    // rows of the weight per tile: the elements of x in a line of 128 bytes
+inline constexpr int kStrip = 128;  // columns per block
+inline constexpr int kTile = 64;    // rows of the weight per tile; so a row of x has 128 bytes, a swizzled line
 inline constexpr int kUnits = kTile / kUnit;
 inline constexpr int kLine = 128;                // bytes of a row of x in a tile
-inline constexpr int kAlignment = 1024;          // of tiles of x
-inline constexpr int kWordPitch = kStrip * 4;    // bytes between rows of words
-inline constexpr int kFactorBytes = kStrip * 4;  // of the scales, or the zeros, of a unit
-inline constexpr int kPitch = kStrip + 4;        // floats between rows of sums in shared memory: no bank conflicts
-inline constexpr int kBlocksAtOnce = 132;        // A constant, so that sums do not depend on the GPU.
+inline constexpr int kAlignment = 1024;          // of tiles of x in shared memory, in bytes
+inline constexpr int kWordPitch = kStrip * 4;    // bytes from one row of words to the next
+inline constexpr int kFactorBytes = kStrip * 4;  // bytes of the scales, or the zeros, of a unit
+inline constexpr int kPitch = kStrip + 4;        // floats from one row of sums to the next; no bank conflicts
+inline constexpr int kBlocksAtOnce = 132;        // a constant, so that sums do not depend on the GPU
 inline constexpr int kMaxSplits = 16;
 
 // The parameters of a block with kRows rows of x.
 template <int kBits, int kRows>
 struct Plan {
-  static constexpr int kWordRows = kTile * kBits / 32;  // of a tile
+  static constexpr int kWordRows = kTile * kBits / 32;  // rows of words per tile
 
   // A stage in shared memory, for one tile.
   static constexpr int kXBytes = kRows * kLine;

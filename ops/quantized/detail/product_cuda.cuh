@@ -1,6 +1,6 @@
 #pragma once
 
-// Code shared by the tensor-core kernels: the description of a product, reading of scales and zeros, and writing of y.
+// Code shared by the kernels for tensor cores: the description of a product, reading scales and zeros, and writing y.
 // Included by .cu files only.
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kUnit = 32;  // rows of the weight, all in one group; a thread has 8 of them per column
+inline constexpr int kUnit = 32;  // rows of the weight in a unit, all in one group; a thread has 8 of them per column
 
 // Scales or zeros.
 struct FactorMatrix {
-  enum Kind { kNone, kOne, kNarrow, kWide };  // absent, a scalar, or a matrix of x's type or float32
+  enum Kind { kNone, kOne, kNarrow, kWide };  // absent, a scalar, a matrix of x's type, or a matrix of float32
 
   const void* data = nullptr;
   int kind = kNone;
@@ -36,20 +36,20 @@ struct FactorMatrix {
 struct Grids {
   FactorMatrix scale;
   FactorMatrix zero;
-  bool adds;  // adds the zero; otherwise subtracts it
+  bool adds;  // whether the zero is added; otherwise it is subtracted
 
-  /// The zero of columns without an individual zero.
+  /// The zero of all columns, if zeros are not a matrix.
   __device__ float one_zero() const {
     return zero.kind == FactorMatrix::kOne ? *static_cast<const float*>(zero.data) : 0;
   }
 };
 
-// A product on tensor cores: y (m, columns) = row_factors · (x · weight) · column_factors.
+// The arguments of a product on tensor cores: y (m, columns) = row_factors · (x · weight) · column_factors.
 struct Product {
   const std::uint32_t* words;
   Grids grids;
   int columns;
-  int rows;         // of the weight
+  int rows;         // rows of the weight, K
   int group_shift;  // a group is 1 << group_shift rows
   int m;
   void* y;
@@ -57,7 +57,7 @@ struct Product {
   const float* column_factors;  // or null
 };
 
-// Two 16-bit floats in a register, the first one low.
+// Functions on two 16-bit floats in a register, the first one in the low half.
 
 template <class T>
 __device__ float2 to_floats(std::uint32_t pair) {
@@ -73,12 +73,12 @@ __device__ inline std::uint32_t bytes_of(std::uint32_t a, std::uint32_t b, std::
 }
 
 template <class T>
-constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;  // bits
+constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;  // bits of the fraction (mantissa)
 template <class T>
-constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;  // of an exponent
+constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;  // of the exponent
 
-/// Converts kBits-bit integers, whose lowest bits are at kFirst in the halves of a register, to T, plus 2^(kFraction −
-/// kFirst): they become bits of a fraction, exactly and without a conversion instruction.
+/// Converts two integers of kBits bits to T, plus 2^(kFraction − kFirst): they become bits of a float's fraction, which
+/// is exact and needs no conversion instruction. Their lowest bits are at bit kFirst of each half of a register.
 template <class T, int kBits, int kFirst>
 __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   constexpr std::uint32_t kBoth = 0x00010001;
@@ -89,17 +89,17 @@ __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   return result;
 }
 
-/// Converts a byte of each of two words, given by the selectors' lowest digits, to bfloat16 through float32, since its
-/// fraction has fewer than 8 bits.
+/// Converts one byte of each of two words to bfloat16. The selectors' lowest digits choose the bytes. The conversion
+/// goes through float32, since bfloat16's fraction has fewer than 8 bits.
 __device__ inline std::uint32_t as_bfloat16(std::uint32_t a, std::uint32_t a_selector, std::uint32_t b,
                                             std::uint32_t b_selector) {
   const float low = __uint_as_float(bytes_of(a, 0x4B000000, a_selector)) - 0x1p23f;
   const float high = __uint_as_float(bytes_of(b, 0x4B000000, b_selector)) - 0x1p23f;
   return bytes_of(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
-inline constexpr std::uint32_t kByteOfFloat = 0x7440;  // a selector, for byte 0
+inline constexpr std::uint32_t kByteOfFloat = 0x7440;  // the selector for byte 0; add 1 to 3 for the others
 
-/// Loads neighboring words from shared memory.
+/// Loads adjacent words from shared memory.
 template <int kSize>
 __device__ void load_words(std::uint32_t from, std::uint32_t (&to)[kSize]) {
   if constexpr (kSize == 4) {
@@ -135,14 +135,14 @@ __device__ void load_values(std::uint32_t from, bool wide, float (&to)[kSize]) {
   }
 }
 
-// Scales and zeros of a thread's columns.
+// The scales and zeros of a thread's columns.
 template <int kColumnsEach>
 struct OwnGrids {
   float scale[kColumnsEach];
   float zero[kColumnsEach];
 };
 
-/// Reads them from shared memory.
+/// Reads a thread's scales and zeros from shared memory.
 template <class T, int kColumnsEach>
 __device__ OwnGrids<kColumnsEach> load_grids(const Grids& grids, std::uint32_t scales, std::uint32_t zeros) {
   OwnGrids<kColumnsEach> own;
@@ -167,7 +167,7 @@ __device__ OwnGrids<kColumnsEach> load_grids(const Grids& grids, std::uint32_t s
 
 __device__ inline float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
-/// Writes four neighbors of a row of y.
+/// Writes four adjacent elements of a row of y.
 template <class T>
 __device__ void store_row(const Product& a, int row, int column, float4 sum) {
   float values[4] = {sum.x, sum.y, sum.z, sum.w};

@@ -14,9 +14,9 @@
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 
-// An output tile processes its part of the weight in pieces of gemm::kSum terms. Each piece is dequantized once for up
-// to kRowBlock rows and multiplied by the kernels of ops/matmul (few rows: few_rows_cpu.cpp). The order of each sum
-// depends on the depth alone.
+// The product of more than a few rows (few_rows_cpu.cpp has those). The output is computed in tiles of columns. For
+// each tile, the weight is processed in pieces of gemm::kSum rows: a piece is dequantized once for up to kRowBlock rows
+// of x, then multiplied by the kernels of ops/matmul. The order of each sum depends on K alone.
 
 namespace mica::kernels {
 
@@ -24,7 +24,7 @@ namespace {
 
 template <class S>
 constexpr int kTile = gemm::Tile<S>::kColumns;
-static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // a tile of rows of the weight is in one group
+static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // so a tile of the weight's rows is in one group
 
 constexpr std::int64_t kRowBlock = 256;
 
@@ -38,7 +38,8 @@ Tensor converted(const Tensor& x) {
   return result;
 }
 
-// Every mode is exactly (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 if absent.
+// How an integer q becomes a weight. Every mode is computed as (q − zero) · scale + offset, with zero = 0, scale = 1 or
+// offset = 0 for what the mode lacks, which is exact.
 template <class S>
 struct Grid {
   S zero;
@@ -77,13 +78,14 @@ class Weights {
     return {.zero = adds_ ? S{0} : zero, .scale = scale_ == nullptr ? S{1} : scale_[at], .offset = adds_ ? zero : S{0}};
   }
 
-  /// out (depth, kTile) = rows [row, row + depth) of `count` columns, zeros beyond; `row` is a multiple of 32.
+  /// out (depth, kTile) = rows [row, row + depth) of `count` columns from `column` on, padded with zeros; `row` is a
+  /// multiple of 32.
   void dequantize(std::int64_t row, std::int64_t depth, std::int64_t column, std::int64_t count, S* out) const {
     (this->*dequantize_)(row, depth, column, count, out);
   }
 
-  /// out (depth, kTile) = the transpose of columns [column, column + depth) of the rows from `row` on, which is a
-  /// multiple of kTile. Elements past the last row are arbitrary.
+  /// out (depth, kTile) = the transpose of columns [column, column + depth) of kTile rows from `row` on, a multiple of
+  /// kTile. Elements past the last row are arbitrary.
   void dequantize_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
     (this->*dequantize_transposed_)(column, depth, row, out);
   }
@@ -146,13 +148,13 @@ class Weights {
   bool one_zero_;
   bool adds_;
   std::int64_t group_size_, rows_, columns_;
-  // For this number of bits.
+  // The member functions for the weight's number of bits.
   void (Weights::*dequantize_)(std::int64_t row, std::int64_t depth, std::int64_t column, std::int64_t count,
                                S* out) const;
   void (Weights::*dequantize_transposed_)(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const;
 };
 
-// WriteLine for an output of dtype T.
+// The WriteLine function for an output of dtype T.
 template <class S, class T>
 void write_line(const S* line, S row_factor, const S* factors, std::int64_t count, void* output, std::int64_t at) {
   T* const to = static_cast<T*>(output) + at;
@@ -164,7 +166,7 @@ void write_line(const S* line, S row_factor, const S* factors, std::int64_t coun
   }
 }
 
-// out (M, N) = rows · (a (M, K) · b (K, N)) · columns. The factors may be null.
+// Computes out (M, N) = rows · (a (M, K) · b (K, N)) · columns. The factors may be null.
 template <class S>
 struct Product {
   std::int64_t m, n, depth;
@@ -179,7 +181,7 @@ struct Product {
   void run(const B& b) const {
     const std::int64_t tiles = (n + kTile<S> - 1) / kTile<S>;
     const std::int64_t blocks = (m + kRowBlock - 1) / kRowBlock;
-    // A weight costs about eight multiplications before it can be used.
+    // Dequantizing a weight takes about as long as eight multiplications.
     const std::int64_t work = (std::min(m, kRowBlock) + 8) * kTile<S> * depth;
     parallel_for(blocks * tiles, gemm::kMultiplyGrain / work + 1, [&](std::int64_t begin, std::int64_t end) {
       static thread_local gemm::Buffer<S> weights;
@@ -222,7 +224,7 @@ struct Product {
   }
 };
 
-// x · columns: the factors along the summed axis.
+// x · columns, for backward, where the columns' factors are along the axis that is summed.
 template <class S>
 Tensor scaled(const Tensor& x, const Tensor& columns) {
   const Tensor wide = converted<S>(x);
@@ -244,7 +246,7 @@ Tensor scaled(const Tensor& x, const Tensor& columns) {
   return result;
 }
 
-// With so many rows, products of bfloat16 tiles are worth the rounding of weights to bfloat16.
+// From this number of rows on, the speed of bfloat16 tiles is worth rounding weights to bfloat16.
 constexpr std::int64_t kTileRows = 32;
 
 bool has_tiles(const QuantizedMatmulForward& args) {

@@ -7,9 +7,9 @@
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
 #include <mica/ops/quantized/detail/tensor_cores_cuda.cuh>
 
-// The choice of the kernel, and the kernels without tensor cores. For up to kFewRows rows of x, `few_rows_kernel` reads
-// the packed weight once and dequantizes it in registers. For more rows, `dequantize_kernel` writes the weight in x's
-// dtype, and cuBLAS multiplies.
+// Chooses the kernel of a product, and has the kernels without tensor cores. For up to kFewRows rows of x,
+// `few_rows_kernel` reads the packed weight once and dequantizes it in registers. For more rows, `dequantize_kernel`
+// writes the weight in x's dtype to memory, and cuBLAS multiplies.
 
 namespace mica::kernels {
 
@@ -21,10 +21,10 @@ constexpr int kFewRows = 16;
 constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kStrip = kWarp * kColumns;           // columns of a block; each of its warps has all of them
-constexpr int kChunk = 32;                         // rows per step of a warp, all in one group
-constexpr int kChunks = 2;                         // of a warp between two barriers
-constexpr int kStage = kWarps * kChunks * kChunk;  // rows of a block between two barriers
+constexpr int kStrip = kWarp * kColumns;           // columns of a block, and of each of its warps
+constexpr int kChunk = 32;                         // rows of the weight per step of a warp, all in one group
+constexpr int kChunks = 2;                         // chunks that a warp processes between two barriers
+constexpr int kStage = kWarps * kChunks * kChunk;  // rows that a block processes between two barriers
 // The number of blocks that fills today's GPUs. A constant, so that sums do not depend on the GPU.
 constexpr std::int64_t kEnoughBlocks = 264;
 
@@ -45,10 +45,10 @@ struct FewRows {
   Values row_factors;
   Values column_factors;
   void* y;
-  DType dtype;        // of y
-  float* partials;    // (splits, M, N), or null: one block sums all of K
+  DType dtype;        // y's
+  float* partials;    // (splits, M, N); null if K is not split
   std::int64_t rows;  // M
-  int stages;         // of a block
+  int stages;         // per block
 
   /// Stores the finished sum of an element.
   __device__ void finish(std::int64_t m, std::int64_t n, float sum) const {
@@ -62,7 +62,7 @@ struct FewRows {
   }
 };
 
-/// Loads columns [first, first + kStage) of kRows rows of x to shared memory, with zeros past the end.
+/// Loads columns [first, first + kStage) of kRows rows of x into shared memory; those past the end become zeros.
 template <int kRows>
 __device__ void load_x(const FewRows& a, std::int64_t first, float (&x)[kRows][kStage]) {
 #pragma unroll 1
@@ -74,7 +74,7 @@ __device__ void load_x(const FewRows& a, std::int64_t first, float (&x)[kRows][k
   }
 }
 
-/// sums += x · weights, for the kChunk rows that `words` hold.
+/// sums += x · weights, for the kChunk rows of the weight that `words` hold.
 template <int kBits, int kRows>
 __device__ void add_chunk(const std::uint32_t (&words)[kBits][kColumns], const Grid<float> (&grids)[kColumns],
                           const float (&x)[kRows][kStage], int first, float (&sums)[kRows][kColumns]) {
@@ -106,8 +106,7 @@ __device__ void add_chunk(const std::uint32_t (&words)[kBits][kColumns], const G
   }
 }
 
-/// Adds the sums of all warps into those of the first one: halves the number of warps in each step, in a fixed
-/// order.
+/// Adds up the sums of all warps in the first one, in a fixed order: each step halves the number of warps.
 template <int kRows>
 __device__ void add_warps(float (&sums)[kRows][kColumns], float (&shared)[kRows][kStage]) {
   static_assert(kStage >= kWarps / 2 * kStrip);
@@ -170,8 +169,8 @@ struct Chunk {
   }
 };
 
-/// Block (strip, split, i): the products of kStrip columns, in a part of K, with the i-th kRows rows of x. A warp loads
-/// its next chunk while it processes one.
+/// Thread block (strip, split, i) multiplies kStrip columns of the weight, in a part of K, by the i-th kRows rows of x.
+/// A warp loads its next chunk while it processes the current one.
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows a) {
   __shared__ alignas(16) float x[kRows][kStage];
@@ -261,7 +260,8 @@ void multiply_without_tensor_cores(const QuantizedMatmulForward& args) {
   const std::int64_t n = args.weight.columns();
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
   const std::int64_t stages = (args.weight.rows + kStage - 1) / kStage;
-  // Enough parts of K to fill the GPU, each of whole stages, independent of M, so that a row's bits do not depend on M.
+  // Splits K into enough parts to fill the GPU, each of whole stages. Their number does not depend on M, so that a
+  // row's bits do not, either.
   const std::int64_t wanted = std::clamp<std::int64_t>(kEnoughBlocks / strips, 1, stages);
   const std::int64_t stages_each = (stages + wanted - 1) / wanted;
   const std::int64_t splits = (stages + stages_each - 1) / stages_each;
@@ -295,12 +295,12 @@ bool aligned(const Tensor& x) {
   return !x.defined() || x.dim() == 0 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }
 
-// A form that the tensor-core kernels can read: scalars are float32.
+// Scales or zeros in a form that the kernels for tensor cores can read: scalars are float32.
 Tensor readable(const Tensor& x, DType dtype) {
   return x.defined() && (x.dim() == 0 || x.dtype() != dtype) ? converted(x, float32) : x;
 }
 
-/// Returns false, without any work, if the GPU, the dtype, the sizes or the alignment are not supported.
+/// Returns false, and computes nothing, if the GPU, the dtype, the sizes or the alignment are not supported.
 bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
   const QuantizedWeight& weight = args.weight;
   const DType dtype = args.x.dtype();
@@ -335,7 +335,7 @@ bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
   return multiply_many_rows(args.x, weight.bits, product);
 }
 
-/// The weight times the columns' factors, rounded to `dtype`.
+/// The weight multiplied by the columns' factors, rounded to `dtype`.
 Tensor scaled_weight(const QuantizedWeight& weight, const Tensor& columns, DType dtype) {
   const Tensor result = empty({weight.rows, weight.columns()}, dtype, weight.packed.device());
   dequantize_into(weight, columns, result);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Reading of packed weights, shared by the CUDA kernels. Included by .cu files only.
+// How the CUDA kernels without tensor cores read packed weights. Included by .cu files only.
 
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kColumns = 4;  // per thread: 16 bytes of words
+inline constexpr int kColumns = 4;  // per thread, so that it reads 16 bytes of words
 inline constexpr int kSimpleThreads = 256;
 
 inline unsigned blocks_for(std::int64_t threads) {
   return static_cast<unsigned>((threads + kSimpleThreads - 1) / kSimpleThreads);
 }
 
-// Elements whose type is known at run time; they are few compared to the weight's.
+// Elements whose type is known only at run time. That is fast enough for scales and zeros, which are few.
 struct Values {
   const void* data = nullptr;
   DType dtype = DType::float32;
@@ -40,7 +40,7 @@ struct Values {
   }
 };
 
-// Elements of a known type.
+// Elements whose type is known at compile time.
 template <class T>
 struct Numbers {
   const T* data = nullptr;
@@ -53,7 +53,8 @@ struct Numbers {
   }
 };
 
-// Every mode is exactly (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 if absent.
+// Every mode is computed as (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 for what the mode
+// lacks, which is exact.
 template <class S>
 struct Grid {
   S zero;
@@ -61,7 +62,7 @@ struct Grid {
   S offset;
 };
 
-/// Scale and zero are read by a Source: Values or Numbers.
+/// A packed weight. Its scales and zeros are read by a Source, Values or Numbers.
 template <class Source>
 struct Weights {
   const std::uint32_t* words;
@@ -69,7 +70,7 @@ struct Weights {
   Source zero;
   bool one_zero;
   bool adds;
-  bool aligned;  // four neighbors can be read in one access
+  bool aligned;  // whether four adjacent words can be read at once
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t word_rows;
@@ -100,7 +101,7 @@ struct Weights {
     return g;
   }
 
-  /// Loads words of four neighboring columns; zeros past the matrix.
+  /// Loads the words of four adjacent columns; words outside of the matrix are zero.
   __device__ void load(std::int64_t row, std::int64_t column, std::uint32_t (&to)[kColumns]) const {
     const std::uint32_t* const from = words + row * columns + column;
     if (row >= word_rows || column >= columns) {
@@ -121,8 +122,8 @@ struct Weights {
   }
 };
 
-/// The integer at `bit` of a word as a float, without a conversion instruction, which would take four times as long:
-/// its bits become the top bits of the fraction of a number ≥ 2^kBits.
+/// The integer at bit `bit` of a word as a float. A conversion instruction would take four times as long; instead, the
+/// integer's bits become the top bits of the fraction of a float.
 template <int kBits>
 __device__ float integer_at(std::uint32_t word, int bit) {
   constexpr int kFirst = 23 - kBits;
@@ -135,7 +136,7 @@ __device__ float integer_at(std::uint32_t word, int bit) {
 /// out = weight · columns, for out (K, N) of any floating dtype; `columns` may be undefined.
 void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out);
 
-/// x, or a copy in a dtype that the kernels support: scales and zeros are few compared to the weights.
+/// x, or a copy in a dtype that the kernels support. For scales and zeros, which are few, copying takes little time.
 Tensor converted(const Tensor& x, DType dtype);
 
 }  // namespace mica::kernels::quantized_cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared code of this folder: sizes derived from a format, and checks.
+// Code shared in this folder: sizes derived from a weight's format, and checks.
 
 #include <cstdint>
 #include <string>
@@ -12,13 +12,13 @@ namespace mica::quantized {
 
 inline constexpr int kWordBits = 32;
 
-/// The number of words for `rows` integers of a column.
+/// The number of words that hold `rows` integers of a column.
 inline std::int64_t words_of(std::int64_t rows, int bits) {
   const int per_word = kWordBits / bits;
   return rows / per_word + (rows % per_word > 0 ? 1 : 0);  // rows + per_word might overflow
 }
 
-/// Rows of a group; never 0, also for a whole column, since it is used as a divisor.
+/// The number of rows in a group. Never 0, even for an empty column, since it is used as a divisor.
 inline std::int64_t rows_of_group(std::int64_t rows, std::int64_t group_size) {
   return group_size == kWholeColumn ? (rows > 0 ? rows : 1) : group_size;
 }
@@ -27,7 +27,7 @@ inline std::int64_t groups_of(std::int64_t rows, std::int64_t group_size) {
   return rows / size + (rows % size > 0 ? 1 : 0);
 }
 
-/// Throws unless `mode` is one of the enumerators; a cast can produce other values.
+/// Throws unless `mode` is one of the enumerators, since a cast could make another value.
 inline void check_mode(const char* op, QuantizationMode mode) {
   check(mode <= QuantizationMode::fused_multiply_add, "{}: expected one of the {} quantization modes, got {}", op,
         static_cast<int>(QuantizationMode::fused_multiply_add) + 1, static_cast<int>(mode));
@@ -54,7 +54,7 @@ inline std::string described(const Tensor& x) {
   return x.defined() ? fmt::format("{} {} on {}", x.dtype(), x.shape(), x.device()) : "an undefined tensor";
 }
 
-/// Calls f.operator()<bits>() for checked bits.
+/// Calls f.operator()<bits>(). `bits` must have been checked.
 template <class F>
 void on_bits(int bits, const F& f) {
   switch (bits) {

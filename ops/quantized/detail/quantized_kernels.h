@@ -8,14 +8,15 @@
 
 namespace mica::kernels {
 
-// A weight whose tensors are contiguous, checked, and on the kernel's device; M, N and K are not 0.
+// In all arguments, the weight has been checked and its tensors are contiguous and on the kernel's device; M, N and K
+// are not 0.
 
 /// y = rows · (x · w) · columns.
 struct QuantizedMatmulForward {
   QuantizedWeight weight;  // w (K, N)
   Tensor x;                // (M, K) contiguous
   Tensor columns;          // (N) contiguous, of the accumulation dtype, or undefined
-  Tensor rows;             // (M) contiguous, likewise
+  Tensor rows;             // (M), like columns
   Tensor y;                // (M, N) contiguous, of the dtype of x; out
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Conversion of packed integers to 16-bit weights, for the kernel for many rows. See the picture in README.md. Included
-// by many_rows_sm90.cu only.
+// Converts packed integers to 16-bit weights for the kernel for many rows. README.md has a picture. Included by
+// many_rows_sm90.cu only.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,10 +12,10 @@
 
 namespace mica::kernels::quantized_cuda {
 
-inline constexpr int kColumnsEach = 2;  // neighboring columns per thread
+inline constexpr int kColumnsEach = 2;  // adjacent columns per thread
 
-// The position of an integer's lowest bit in the fraction of a float, and the resulting offset. bfloat16's fraction has
-// fewer than 8 bits.
+// Where the lowest bit of an integer is put in a float's fraction (kPosition), and what that adds to the integer
+// (kAdded): nothing for 8 bits and bfloat16, whose fraction has fewer than 8 bits, so that they need a conversion.
 template <int kBits>
 constexpr int kPosition = kBits == 2   ? 4
                           : kBits == 1 ? 6
@@ -23,8 +23,8 @@ constexpr int kPosition = kBits == 2   ? 4
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<kBits>);
 
-/// A thread with t = lane % 4 needs members 2 t and 2 t + 1 of each 8 neighbors along K of a column, according to the
-/// layout of fragments.
+/// Extracts a thread's integers from packed words. In wgmma's fragments, a thread with t = lane % 4 has members 2 t and
+/// 2 t + 1 of every 8 consecutive integers along K of a column (an "eight").
 template <class T, int kBits>
 class PairReader {
  public:
@@ -45,17 +45,18 @@ class PairReader {
       selector_ = 0x4440;
       factor_ = (1 | 1 << 15) << (6 - 2 * t);
     }
-    asm volatile("" : "+r"(selector_), "+r"(factor_));  // the compiler would recompute them every time
+    asm volatile("" : "+r"(selector_), "+r"(factor_));  // keeps the compiler from recomputing them at each use
   }
 
-  /// The two members plus kAdded, as T; `eight` is the index within the word.
+  /// The thread's two members of an eight, each plus kAdded, as T. `eight` is the index of the eight in the word.
   __device__ std::uint32_t get(std::uint32_t word, int eight) const {
     if constexpr (kBits == 8 && std::is_same_v<T, Half>) {
       return bytes_of(word, 0x64646464, selector_);  // 2^10 + q
     } else if constexpr (kBits == 8) {
       return as_bfloat16(word, selector_, word, selector_ + 1);
     } else {
-      // A multiplication copies the byte with both members to two positions, so that its integers are 16 bits apart.
+      // A byte contains both members. A multiplication makes two shifted copies of it, so that the two members are 16
+      // bits apart.
       const int step = kBits == 2 ? 2 : kBits == 1 ? 1 : 0;  // bytes of an eight
       return as_fractions<T, kBits, kPosition<kBits>>(bytes_of(word, 0, selector_ + eight * step) * factor_);
     }
@@ -80,8 +81,8 @@ __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>
   }
 }
 
-// The same in T, two weights per instruction: (q − center) · scale + added, where q and center include
-// kAdded.
+// The same conversion in T's arithmetic, two weights per instruction: (q − center) · scale + added, where q and center
+// include kAdded.
 
 /// Arithmetic on two 16-bit floats in a register.
 template <class T>
@@ -93,7 +94,7 @@ class Pair {
 
  public:
   __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
-  /// One of the two in both halves, an operand mode of the instructions.
+  /// One of the two floats in both halves. It takes no instruction, since it is an operand modifier of others.
   __device__ static std::uint32_t twice(std::uint32_t a, int which) {
     if constexpr (std::is_same_v<T, Half>) {
       return bits(which == 0 ? __low2half2(two(a)) : __high2half2(two(a)));
@@ -126,15 +127,16 @@ __device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) 
   }
 }
 
-// Converters of a thread's integers to weights, given the addresses of its scales and zeros. This one handles pairs;
+// There are two converters of a thread's integers to weights, given the addresses of its scales and zeros. This one
+// computes in T, two weights at a time.
 template <class T, int kBits>
 class PairConverter {
  public:
   __device__ explicit PairConverter(const Grids& grids) : subtracts_(grids.adds ? 0 : ~0u) {
-    asm volatile("" : "+r"(subtracts_));  // the compiler would reload it every time
+    asm volatile("" : "+r"(subtracts_));  // keeps the compiler from reloading it at each use
   }
 
-  /// Whether scales and zeros are numbers of T.
+  /// Whether this converter supports the weight: scales and zeros must have type T.
   __device__ static bool serves(const Grids& grids) {
     return grids.scale.kind != FactorMatrix::kWide && grids.zero.kind != FactorMatrix::kWide &&
            to_floats<T>(Pair<T>::of(grids.one_zero())).x == grids.one_zero();
@@ -159,9 +161,9 @@ class PairConverter {
     const std::uint32_t subtracted = zero[0] & subtracts_;
     std::uint32_t center = Pair<T>::plus(power, subtracted);
     if constexpr (std::is_same_v<T, Half>) {
-      center = Pair<T>::least(center, 0x7BFF7BFF);  // no infinities
+      center = Pair<T>::least(center, 0x7BFF7BFF);  // at most the largest finite number
     }
-    // The rounding error of the sum for a non-integer zero.
+    // If the zero is not an integer, the sum was rounded; this is the error.
     const std::uint32_t rest = Pair<T>::minus(Pair<T>::minus(center, power), subtracted);
     const std::uint32_t added = Pair<T>::multiply_add(rest, scale[0], zero[0] & ~subtracts_);
     PairFactors factors;
@@ -177,7 +179,7 @@ class PairConverter {
   std::uint32_t subtracts_;
 };
 
-// this one goes through float32.
+// This converter computes in float32.
 template <class T, int kBits>
 class FloatConverter {
  public:

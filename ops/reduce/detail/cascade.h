@@ -6,18 +6,18 @@ namespace mica::kernels::detail {
 
 inline constexpr int kCascadeLevels = 48;
 
-/// Combines a sequence of partial results, of any length, in a balanced tree. Level i is at levels + i · stride;
-/// combine(left, right) replaces the left one.
+/// Combines a sequence of partial results of unknown length pairwise, as a balanced binary tree. Level i of the tree is
+/// stored at levels + i · stride; combine(left, right) overwrites `left` with the result.
 template <class Level, class Combine>
 class Cascade {
  public:
   Cascade(Level* levels, std::int64_t stride, const Combine& combine)
       : levels_(levels), stride_(stride), combine_(combine) {}
 
-  /// Where to write the next partial result, before push().
+  /// Where the caller writes the next partial result before it calls push().
   Level* next() const { return level(depth_); }
-  /// The partial result may be a balanced tree itself, of `leaves` partial results. That is a power of two, and divides
-  /// the number of those before.
+  /// Adds the partial result at next(). It may be a balanced tree of `leaves` partial results itself; `leaves` is then
+  /// a power of two that divides the number of those pushed before.
   void push(std::uint64_t leaves = 1) {
     ++depth_;
     for (std::uint64_t n = count_ / leaves; n & 1; n >>= 1) {
@@ -25,7 +25,7 @@ class Cascade {
     }
     count_ += leaves;
   }
-  /// Combines the remaining levels. The result is at the first level, if anything was pushed.
+  /// Combines the remaining levels into level 0, which is the result if anything was pushed.
   void finish() {
     while (depth_ > 1) {
       combine_two();

@@ -35,7 +35,7 @@ Tensor converted(Cpu device, const Tensor& x) {
 
 void sum(Cpu device, const Sum& args) {
   if (args.x.dtype() == DType::bfloat16) {
-    // Converts elements as they are added, which takes only a shift of their bits.
+    // Converts elements while adding them, which for bfloat16 is only a shift of bits.
     reduce<BFloat16>(device, SumOp<BFloat16>{static_cast<float>(args.divisor)}, args.x, args.y);
     return;
   }
@@ -44,7 +44,7 @@ void sum(Cpu device, const Sum& args) {
 }
 
 void var(Cpu device, const Var& args) {
-  // T: what elements are read as; V: what is computed in.
+  // T is the type that elements are read as, V that of the arithmetic.
   const auto reduce_twice = [&]<class T, class V>() {
     const Tensor first = converted<V>(device, args.first);
     const V* const firsts = first.data<V>();

@@ -6,9 +6,9 @@
 // elements are combined pairwise into groups, and groups pairwise into the result. Threads take whole groups, so their
 // number does not affect the result, and the error grows with the logarithm of the length.
 //
-// Only the steps of an op are compiled per op and type: TypedSteps. Elements of other dtypes are first loaded into a
-// buffer in the first-level cache. The loops around the steps are compiled once, in reduce_loops_cpu.cpp; a step
-// handles many elements or many short rows, so that its virtual call costs little.
+// Only the inner steps (TypedSteps) are compiled for each op and type. The loops around them are compiled once, in
+// reduce_loops_cpu.cpp, and call them through virtual functions. A step handles many elements or many short rows, so
+// that the call costs little. Elements of other dtypes are first converted into a buffer in the L1 cache.
 
 #include <algorithm>
 #include <array>
@@ -23,16 +23,16 @@ namespace mica::kernels {
 
 namespace detail {
 
-/// Columns that are reduced together.
+/// The number of columns that are reduced together.
 inline constexpr std::int64_t kReduceTile = 256;
-/// The maximum size of an accumulator.
+/// The maximum size of an accumulator, in bytes.
 inline constexpr std::int64_t kAccBytes = 8;
-/// The maximum size of a shift.
+/// The maximum size of a shift, in bytes.
 inline constexpr std::int64_t kShiftBytes = 16;
-/// The maximum size of a result.
+/// The maximum size of a result, in bytes.
 inline constexpr std::int64_t kOutBytes = 8;
 
-/// The steps of a reduction, without its types. Accumulators are arrays of `width` elements.
+/// The steps of a reduction, with types erased. Accumulators are arrays of `width` elements.
 class ReduceSteps {
  public:
   ReduceSteps(DType value, DType out, std::int64_t acc_bytes) : value(value), out(out), acc_bytes(acc_bytes) {}
@@ -44,19 +44,20 @@ class ReduceSteps {
   virtual void identity(void* acc, std::int64_t width) const = 0;
   /// left[i] = combine(left[i], right[i])
   virtual void combine(void* left, const void* right, std::int64_t width) const = 0;
-  /// Replaces `count` accumulators, a power of two, by one at the front: combines neighbors, then neighbors of these,
-  /// ….
+  /// Combines `count` accumulators, a power of two, pairwise: neighbors, then the results' neighbors, and so on. The
+  /// result is at acc[0].
   virtual void fold(void* acc, std::int64_t count) const = 0;
-  /// acc[i] = row i of the patch. It belongs to result number out + i · out_step, and its first value is that result's
-  /// element number first + i · first_step.
+  /// acc[i] = row i of the patch, reduced. Row i belongs to result number out + i · out_step; its first value is
+  /// element number first + i · first_step of that result's elements.
   virtual void rows(const void* values, const Patch& patch, std::int64_t out, std::int64_t out_step, std::int64_t first,
                     std::int64_t first_step, void* acc) const = 0;
-  /// The shifts of results out, out + stride, ….
+  /// Loads the shifts of results out, out + stride, ….
   virtual void load_shifts(std::int64_t out, std::int64_t stride, std::int64_t width, void* shifts) const = 0;
-  /// acc[i] = combine(acc[i], value i of each row). There are 4 rows or 1, starting with element number `first`.
+  /// acc[i] = combine(acc[i], value i of each row). `count` is 1 or 4; the first row has element number `first` of each
+  /// result's elements.
   virtual void columns(const void* const* rows, int count, std::int64_t width, std::int64_t first, const void* shifts,
                        void* acc) const = 0;
-  /// Writes results number out, out + stride, … to `to`, `to_stride` apart.
+  /// Writes results number out, out + stride, … to `to`, with a distance of `to_stride` elements.
   virtual void finish(const void* acc, std::int64_t width, std::int64_t out, std::int64_t stride, void* to,
                       std::int64_t to_stride) const = 0;
 
@@ -64,15 +65,16 @@ class ReduceSteps {
   ~ReduceSteps() = default;
 };
 
-/// The loops around the steps: reduces x to y.
+/// Reduces x to y by the steps.
 void run_reduction(const ReduceSteps& steps, const Tensor& x, const Tensor& y);
 
-/// The lanes of a leaf, which are combined at the end. Shorter leaves have one.
+/// The number of independent accumulators of a leaf, which are combined at its end. Short leaves have one.
 template <class Op>
 inline constexpr int kReduceLanes = 256 / sizeof(typename Op::Acc);
 
-/// Reduces one leaf: n elements, `stride` apart, the first at position `first`. kUnit: the stride is known to be 1, so
-/// that the loop vectorizes. Not inlined: inlining takes more compile time and gains nothing.
+/// Reduces one leaf: n elements, `stride` apart; the first is element number `first` of the result's elements. kUnit:
+/// the stride is known to be 1, so that the loop vectorizes. Not inlined, since that takes compile time and gains
+/// nothing.
 template <bool kUnit, class T, class Op>
 [[gnu::noinline]] typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t stride, std::int64_t n,
                                                ShiftOf<Op> shift, std::int64_t first) {
@@ -108,7 +110,7 @@ template <bool kUnit, class T, class Op>
   return result;
 }
 
-/// The steps of Op on values of type T. `shifts` is indexed by the number of the result.
+/// The steps of Op on values of type T. `shifts` is indexed by result number.
 template <class T, class Op, class Shifts>
 class TypedSteps final : public ReduceSteps {
   using Acc = typename Op::Acc;
@@ -222,9 +224,9 @@ class TypedSteps final : public ReduceSteps {
 
 }  // namespace detail
 
-/// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
-/// row-major order. The op gets x's elements as T, which is float for 16-bit floats and else their own type, and
-/// returns an Op::Out; y may have 16-bit floats if that is float.
+/// Reduces x by `op` over the axes that have length 1 in y, and writes the results to y. If the op has shifts,
+/// shifts[i] is that of element i of y in row-major order. The op reads x's elements as T, which is float for 16-bit
+/// floats and else their own type, and returns an Op::Out. If that is float, y may have 16-bit floats.
 template <class T, class Op, class Shifts = const typename Op::Value*>
 void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() != 0) {

@@ -5,10 +5,15 @@
 // The order of additions depends on the lengths and strides of the axes alone, never on timing or the GPU: results are
 // bit-identical from run to run, and a row's result does not depend on the number of rows.
 //
-//   short rows   elements of a result side by side, at most kShortRow: a warp or a part of one for each result
-//   long rows    a block for each piece of kPiece elements; pieces become partial results, which a second pass joins
-//   columns      results side by side: a thread for 16 bytes of neighboring columns and some of their rows; tall ones
-//                are cut into pieces of rows, which a second pass joins
+// There are three kernels, depending on which axis is contiguous in memory:
+//
+//   short rows   The elements of a result are adjacent, and at most kShortRow. Some or all lanes of a warp reduce a
+//   row. long rows    As before, but longer. A row is cut into pieces of kPiece elements. A thread block reduces a
+//   piece to a
+//                partial result; a second pass combines these.
+//   columns      Elements of different results are adjacent. A thread reduces 16 bytes of adjacent columns, over some
+//   of
+//                their rows. Tall columns are cut into pieces of rows, whose partial results a second pass combines.
 
 #include <algorithm>
 #include <bit>
@@ -28,14 +33,14 @@ namespace reduce_detail {
 
 inline constexpr int kThreads = 256;
 inline constexpr std::int64_t kShortRow = 1024;
-inline constexpr std::int64_t kPiece = 32768;           // elements of a long row
-inline constexpr std::int64_t kPieceRows = 256;         // rows of tall columns, at least
-inline constexpr std::int64_t kMaxColumnPieces = 1024;  // beyond this, pieces grow
+inline constexpr std::int64_t kPiece = 32768;           // elements per piece of a long row
+inline constexpr std::int64_t kPieceRows = 256;         // the fewest rows per piece of a tall column
+inline constexpr std::int64_t kMaxColumnPieces = 1024;  // for taller columns, pieces grow instead
 inline constexpr std::int64_t kEnoughBlocks = 512;      // to keep a GPU busy
-inline constexpr int kMinColumnThreads = 4;             // adjacent threads of a block, which read whole sectors
+inline constexpr int kMinColumnThreads = 4;             // the fewest threads along x, so that they read whole sectors
 inline constexpr std::int64_t kMaxBlocks = 1 << 30;
 
-/// Joins partial results of Op.
+/// The reduction of the second pass: combines partial results of Op.
 template <class Op>
 struct JoinOp {
   using Value = typename Op::Acc;
@@ -63,7 +68,7 @@ struct JoinOf<JoinOp<Op>> {
   static type of(const type& op) { return op; }
 };
 
-/// The output: finished results in y or, if a second pass follows, partial results.
+/// Where a kernel writes: finished results to y or, if a second pass follows, partial results.
 template <class Op, class Shifts>
 struct Target {
   using Acc = typename Op::Acc;
@@ -87,8 +92,9 @@ struct Target {
   }
 };
 
-/// The contribution of thread `t` of `threads` to the elements [begin, end) of one result; begin is a multiple of the
-/// pack size. Row-major rows are read in packs of 16 bytes; the assignment to threads does not depend on alignment.
+/// Reduces the part of thread `t` out of `threads` of the elements [begin, end) of one result; begin is a multiple of
+/// the pack size. Contiguous rows are read in packs of 16 bytes. Which elements a thread has does not depend on
+/// alignment.
 template <class T, class Op>
 __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
                                        std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
@@ -102,7 +108,7 @@ __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePla
     acc[j] = Op::identity();
   }
   if (reduced.rank == 1 && reduced.axis[0].in == 1) {
-    // Elements are added in the same order wherever the row starts; only how a pack is read depends on it.
+    // Alignment decides only how a pack is read. The order of additions is always the same.
     const bool aligned = reinterpret_cast<std::uintptr_t>(x + begin) % 16 == 0;
     const std::int64_t packed_end = begin + (end - begin) / kPack * kPack;
 #pragma unroll 4
@@ -166,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
   const int rows_per_block = kThreads / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
-  // The trip count is the block's, so that whole warps reach the shuffles.
+  // All threads of the block run the same number of iterations, so that whole warps reach the shuffles.
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block; first < plan.kept.numel;
        first += stride) {
     const std::int64_t row = first + threadIdx.x / lanes;
@@ -205,17 +211,18 @@ __global__ void __launch_bounds__(kThreads)
         target.write(op, acc, at.out, block);
       }
     }
-    __syncthreads();  // before `warps` is written again
+    __syncthreads();  // before the next iteration overwrites `warps`
   }
 }
 
-/// Neighboring columns per thread: 16 bytes, unless their results need too many registers.
+/// Adjacent columns per thread: 16 bytes, unless their accumulators need too many registers.
 template <class T, class Op>
 inline constexpr int kColumnPack =
     static_cast<int>(std::bit_floor(std::max(std::min(16 / sizeof(T), 64 / sizeof(typename Op::Acc)), std::size_t{1})));
 
-/// The innermost kept axis is the one of the columns. Threads form `width` columns of threads, a power of two up to 32,
-/// with kColumnPack columns of x each. A thread's rows do not depend on alignment; its columns do.
+/// Columns run along the innermost kept axis. A block's threads form a grid that is `width` threads wide, a power of
+/// two up to 32; each thread has kColumnPack columns of x. Which rows a thread has does not depend on alignment; which
+/// columns does.
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
     reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
@@ -223,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
   constexpr int kPack = kColumnPack<T, Op>;
-  constexpr int kRowsInFlight = 4;  // rows in flight per thread
+  constexpr int kRowsInFlight = 4;  // per thread
   using Loaded = cuda::Pack<T, kPack>;
   __shared__ Acc shared[kThreads * kPack];
   const ReducePlan::Axis columns = plan.kept.inner();
@@ -253,8 +260,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
     const bool packed =
         packed_rows && rest == block_columns && reinterpret_cast<std::uintptr_t>(base) % sizeof(Loaded) == 0;
-    // The thread's column v within the block. Columns of a pack are adjacent; columns read one by one are spaced so
-    // that a warp reads neighbors.
+    // The thread's v-th column within the block. If columns are read one by one instead of in packs, they are
+    // interleaved between threads, so that loads coalesce.
     const auto column = [&](int v) { return packed ? x_lane * kPack + v : v * width + x_lane; };
 
     Acc acc[kPack];
@@ -310,7 +317,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = static_cast<int>(threadIdx.x); i < rest; i += kThreads) {
       target.write(op, shared[i], out + i * columns.out, piece * plan.kept.numel + outer * columns.size + first + i);
     }
-    __syncthreads();  // before `shared` is written again
+    __syncthreads();  // before the next iteration overwrites `shared`
   }
 }
 
@@ -327,7 +334,8 @@ inline int power_of_two_from(std::int64_t n) {
 template <class T, class Op, class Shifts>
 void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device);
 
-/// The second pass, over `pieces` partial results of each result: `step` apart, those of the next result `next` apart.
+/// The second pass: combines `pieces` partial results for each result. They are `step` elements apart; those of the
+/// next result begin `next` elements later.
 template <class Op, class Shifts>
 void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t pieces, std::int64_t step,
           std::int64_t next, Shifts shifts, typename Op::Out* y, Device device) {
@@ -360,7 +368,7 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
     constexpr std::int64_t kPack = kColumnPack<T, Op>;
     const std::int64_t piece_rows = std::max(kPieceRows, (n + kMaxColumnPieces - 1) / kMaxColumnPieces);
     const std::int64_t pieces = (n + piece_rows - 1) / piece_rows;
-    // A second pass over few pieces costs more than the longer first one.
+    // If there are few rows, one longer pass is faster than two.
     const bool whole = n <= 4 * kPieceRows;
     if (!whole) {
       two_passes(pieces);
@@ -368,7 +376,7 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
     const auto tiles_of = [&](int width) { return (columns.size + width * kPack - 1) / (width * kPack); };
     int width = std::min(power_of_two_from((columns.size + kPack - 1) / kPack), 32);
     while (width > kMinColumnThreads && tiles_of(width) * (whole ? 1 : pieces) < kEnoughBlocks) {
-      width /= 2;  // narrower blocks have more threads for each column
+      width /= 2;  // a narrower block has more threads per column
     }
     const std::int64_t blocks = results / columns.size * tiles_of(width) * (whole ? 1 : pieces);
     reduce_columns<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
@@ -399,8 +407,8 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
 
 }  // namespace reduce_detail
 
-/// y = op over the axes of x that have length 1 in y. shifts[i], if the op has shifts, is that of y's element i in
-/// row-major order.
+/// Reduces x by `op` over the axes that have length 1 in y, and writes the results to y. If the op has shifts,
+/// shifts[i] is that of element i of y in row-major order.
 template <class T, class Op, class Shifts = const typename Op::Value*>
 void reduce(Cuda, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() > 0) {

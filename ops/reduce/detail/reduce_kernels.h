@@ -5,8 +5,8 @@
 
 namespace mica::kernels {
 
-// x and dx have any strides. Results (y, values, indices) and scratch are row-major, with x's shape except for reduced
-// axes, which have length 1; dy has that shape and any strides. Scratch has the accumulate dtype.
+// x and dx have any strides. Results (y, values, indices) and scratch are row-major and have x's shape, except that
+// reduced axes have length 1. dy has the results' shape and any strides. Scratch has the accumulate dtype.
 
 /// y = Σ x / divisor. y has x's dtype if that is floating, else int64 (and divisor is 1).
 struct Sum {
@@ -22,7 +22,7 @@ struct Var {
   const Tensor& x;
   double count;
   double divisor;
-  const Tensor& first;   // any element of each row, in x's dtype
+  const Tensor& first;   // one element of each row, no matter which, in x's dtype
   const Tensor& offset;  // scratch; saved for backward
   const Tensor& y;
 };
@@ -60,8 +60,8 @@ struct LogSumExpBackward {
 void logsumexp_backward(Cpu, const LogSumExpBackward& args);
 void logsumexp_backward(Cuda, const LogSumExpBackward& args);
 
-/// values = the largest x (or smallest), NaN if there is one. indices, if defined: its first position along the reduced
-/// axis.
+/// values = the largest (or smallest) x, or NaN if any x is NaN. indices, if defined, is its first position along the
+/// reduced axis.
 struct Extreme {
   const Tensor& x;
   bool largest;
@@ -71,7 +71,7 @@ struct Extreme {
 void extreme(Cpu, const Extreme& args);
 void extreme(Cuda, const Extreme& args);
 
-/// dx = dy / count at every x that is the extreme, else 0
+/// dx = dy / count where x is the extreme, else 0; count is the number of such x.
 struct ExtremeBackward {
   const Tensor& x;
   const Tensor& values;
@@ -82,7 +82,7 @@ struct ExtremeBackward {
 void extreme_backward(Cpu, const ExtremeBackward& args);
 void extreme_backward(Cuda, const ExtremeBackward& args);
 
-/// dx = dy where positions == indices, else 0. positions broadcasts to dx: 0, 1, … along the reduced axis.
+/// dx = dy where positions == indices, else 0. positions is 0, 1, … along the reduced axis and broadcasts to dx.
 struct PlaceAlongAxis {
   const Tensor& positions;
   const Tensor& indices;

@@ -21,12 +21,12 @@ class Source {
     check(same_ || (value == DType::float32 && format_.converts()), "reduce: cannot read {} as {}", x.dtype(), value);
   }
 
-  /// The number of rows of n elements that values() returns at a time.
+  /// The most rows of n elements that values() returns at once.
   std::int64_t rows_at_once(std::int64_t n) const {
     return same_ ? kRows : std::clamp<std::int64_t>(kLeaf / std::max<std::int64_t>(n, 1), 1, kRows);
   }
-  /// The elements of the patch that starts at `offset`: in place if possible, else loaded into `buffer` side by side.
-  /// Updates the patch accordingly.
+  /// The elements of the patch that starts at `offset`: in place if possible, else converted into `buffer`, without
+  /// gaps; then updates the patch's strides.
   const std::byte* values(std::int64_t offset, Patch& patch, std::byte* buffer) const {
     if (same_) {
       return at(offset);
@@ -71,7 +71,7 @@ class Sink {
   bool same_;
 };
 
-// The levels of accumulators, `width` in each.
+// The accumulators of a cascade: up to kWidth per level.
 template <std::int64_t kWidth>
 class Levels {
  public:
@@ -86,7 +86,7 @@ class Levels {
   alignas(64) std::byte bytes_[kCascadeLevels * kWidth * kAccBytes];
 };
 
-// Reduces rows [begin, end), each of which is one leaf.
+// Reduces rows [begin, end), which are so short that each is a single leaf.
 void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y,
                        std::int64_t begin, std::int64_t end) {
   alignas(64) std::byte buffer[kLeaf * sizeof(std::int64_t)];
@@ -104,7 +104,7 @@ void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const S
   }
 }
 
-// Reduces results one by one, if their elements are adjacent in memory.
+// The case that a result's elements are adjacent in memory: reduces result by result.
 void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kGroup = 65536;
   const ReducePlan::Axis& run = plan.reduced.inner();
@@ -113,8 +113,8 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   const std::int64_t group = std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run.size, 1, kLeaf), 1);
   const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
 
-  // The number of runs to reduce in one call if `rest` runs follow run `index`, and `done` runs are in the cascade: a
-  // power of two, so that they form a subtree of it.
+  // How many runs to reduce in one call, if `rest` runs follow run `index` and `done` runs are in the cascade: a power
+  // of two, so that they form a subtree of the cascade.
   const std::int64_t at_once = x.rows_at_once(run.size);
   const auto runs_together = [&](std::int64_t index, std::int64_t done, std::int64_t rest) -> std::int64_t {
     if (leaves_per_run != 1 || plan.reduced.rank == 1) {
@@ -125,7 +125,7 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
     return done == 0 ? runs : std::min(runs, done & -done);
   };
-  // Reduces the leaves of a group of the result at `at` into *acc.
+  // Reduces a group of leaves, which belongs to the result at `at`, into *acc.
   const auto reduce_group = [&](std::int64_t which, const ReduceOffsets& at, void* acc) {
     Levels<1> levels;
     auto cascade = levels.cascade(steps, 1);
@@ -193,8 +193,8 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   }
 }
 
-// Reduces tiles of columns row by row, if results are adjacent in memory and their elements are not. The innermost kept
-// axis has stride 1 in x.
+// The case that elements of different results are adjacent in memory, so that the innermost kept axis has stride 1 in
+// x: reduces tiles of columns, row by row.
 void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
   constexpr std::int64_t kTile = kReduceTile;
   constexpr std::int64_t kLeafRows = 32;

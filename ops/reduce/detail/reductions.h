@@ -1,9 +1,9 @@
 #pragma once
 
 // The element functions of reductions, shared by both devices. A reduction starts with identity(), maps element i of a
-// row with map(x, shift, i), merges partial results with combine() and ends with finish(). Two-pass reductions have a
-// `shift` per result, computed by the first pass: a Value, unless the op has a type Shift. Elements of type T are
-// converted to Value.
+// row with map(x, shift, i), merges partial results with combine() and ends with finish(). Elements of type T are
+// converted to Value first. Reductions in two passes have a `shift` per result, which the first pass computes; its type
+// is Op::Shift if that exists, else Value.
 
 #include <cmath>
 #include <cstdint>
@@ -38,7 +38,7 @@ struct SumOp {
   }
 };
 
-/// The mean minus the shift, which is any element of the row: the sum stays small even if the mean is large.
+/// The mean minus the shift, which is an element of the row, so that the sum stays small even if the mean is large.
 template <class T>
 struct MeanOffsetOp {
   using Value = Accumulate<T>;
@@ -54,8 +54,8 @@ struct MeanOffsetOp {
   MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum / count; }
 };
 
-/// A mean, first + offset, kept in two parts: rounded to one V, it would be off by up to half a unit in its last place,
-/// which is significant for a mean of 1e6 and a spread of 1.
+/// A mean as the sum of two numbers, first + offset. As a single V it would be rounded, which matters if the mean is
+/// large compared to the spread, such as 1e6 and 1.
 template <class V>
 struct Center {
   V first;
@@ -73,7 +73,7 @@ struct Centers {
   MICA_HOST_DEVICE Center<Accumulate<T>> operator[](std::int64_t i) const {
     using V = Accumulate<T>;
     constexpr V kInf = std::numeric_limits<V>::infinity();
-    // If differences overflow, every distance is infinite, not NaN.
+    // If the differences overflow, distances from the mean are infinite, not NaN.
     const bool overflow = (offset[i] == kInf) | (offset[i] == -kInf);
     return {overflow ? V{0} : static_cast<V>(first[i]), offset[i]};
   }
@@ -96,7 +96,7 @@ struct VarOp {
   MICA_HOST_DEVICE Acc finish(Acc sum, Shift) const { return sum / divisor; }
 };
 
-/// log Σ exp(x); the shift is the largest x. If that is infinite no shift is needed: exp gives 0 or infinity.
+/// log Σ exp(x); the shift is the largest x. If that is infinite, nothing is subtracted, since exp gives 0 or infinity.
 template <class T>
 struct LogSumExpOp {
   using Value = Accumulate<T>;
@@ -114,7 +114,7 @@ struct LogSumExpOp {
   MICA_HOST_DEVICE Acc finish(Acc sum, Value largest) const { return math::log(sum) + usable(largest); }
 };
 
-/// The largest x, or the smallest; NaN if there is one.
+/// The largest or the smallest x; NaN if any x is NaN.
 template <class T, bool kLargest, class Result = T>
 struct ExtremeOp {
   using Value = Accumulate<T>;
@@ -131,7 +131,7 @@ struct ExtremeOp {
     }
   }
   MICA_HOST_DEVICE Acc map(Value x, Value, std::int64_t) const { return x; }
-  // Two selections, which g++ vectorizes; one with both conditions it does not.
+  // g++ vectorizes two selections, but not a single one with both conditions.
   MICA_HOST_DEVICE Acc combine(Acc a, Acc b) const {
     const Acc extreme = (kLargest ? b > a : b < a) ? b : a;
     return b != b ? b : extreme;
@@ -139,7 +139,7 @@ struct ExtremeOp {
   MICA_HOST_DEVICE Acc finish(Acc extreme, Value) const { return extreme; }
 };
 
-/// True if x is the extreme, which is NaN if any x is.
+/// Whether x is the extreme; if the extreme is NaN, whether x is NaN.
 template <class V>
 MICA_HOST_DEVICE bool is_extreme(V x, V extreme) {
   return (x == extreme) | ((x != x) & (extreme != extreme));
@@ -175,7 +175,7 @@ struct CountOp {
   MICA_HOST_DEVICE Acc finish(Acc count, Value) const { return count; }
 };
 
-// The gradients, element by element.
+// Element-wise gradients.
 
 /// d var / dx = 2 (x - mean) / divisor
 template <class V>
@@ -194,7 +194,7 @@ struct LogSumExpGradient {
   }
 };
 
-/// Divided evenly among all elements equal to the extreme.
+/// The gradient divided evenly among all elements equal to the extreme.
 template <class V>
 struct ExtremeGradient {
   MICA_HOST_DEVICE V operator()(V x, V extreme, V count, V dy) const {

@@ -6,7 +6,7 @@ namespace mica::kernels {
 void cumsum(Cpu, const Cumsum& args) {
   const std::int64_t n = args.x.shape()[1];
   on_dtype(ScannedTypes{}, args.x.dtype(), "cumsum", [&]<class T>() {
-    // Unsigned integers wrap around; signed ones must not.
+    // Integers are added as unsigned ones, which wrap around; overflow of signed ones would be undefined behavior.
     using S = std::conditional_t<std::is_integral_v<T>, std::uint64_t, Accumulate<T>>;
     const T* const x = args.x.data<T>();
     T* const y = args.y.data<T>();

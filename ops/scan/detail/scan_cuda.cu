@@ -12,17 +12,18 @@ namespace mica::kernels {
 
 namespace {
 
-// A row is divided into chunks, each the work of one block:
+// A row is divided into chunks, each of which is processed by one thread block. If there are several, there are three
+// kernels; for a single chunk, the last one alone:
 //
-//   sums     [ Σ chunk 0 | Σ chunk 1 | Σ chunk 2 | … ]     if there is more than one chunk
-//   starts   [ 0 | Σ 0 | Σ 0 + Σ 1 | … ]                   in place of the sums, by one thread for a row
-//   scan     chunk c: its own running sums, plus its start
+//   1. sums     [ Σ chunk 0 | Σ chunk 1 | Σ chunk 2 | … ]                  one block per chunk
+//   2. starts   [ 0 | Σ chunk 0 | Σ chunk 0 + Σ chunk 1 | … ]              one thread per row, overwrites the sums
+//   3. scan     the cumulative sums within each chunk, plus its start      one block per chunk
 //
-// The order of all additions depends on n alone, which cub::DeviceScan does not promise.
+// The order of all additions depends on n alone, which cub::DeviceScan does not guarantee.
 
 constexpr int kThreads = 256;
-constexpr int kItems = 4;                 // of a thread at a time
-constexpr int kTile = kThreads * kItems;  // of a block at a time
+constexpr int kItems = 4;                 // elements that a thread processes at a time
+constexpr int kTile = kThreads * kItems;  // elements that a block processes at a time
 constexpr int kChunk = 8 * kTile;
 
 template <class S>
@@ -77,7 +78,7 @@ template <class T, class S>
 __global__ void __launch_bounds__(kThreads) cumsum_kernel(Row<T, S> a) {
   using Scan = cub::BlockScan<S, kThreads>;
   __shared__ typename Scan::TempStorage storage;
-  __shared__ S tile[kTile];  // so that loads and stores are coalesced, while a thread scans neighboring elements
+  __shared__ S tile[kTile];  // makes loads and stores coalesced, although a thread scans adjacent elements
   const std::int64_t row = blockIdx.x / a.chunks;
   const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
   const std::int64_t end = min(begin + kChunk, a.n);

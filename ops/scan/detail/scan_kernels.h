@@ -8,7 +8,7 @@ namespace mica::kernels {
 /// y[r, j] = Σ x[r, i] over i ≤ j or, if `reverse`, over i ≥ j.
 struct Cumsum {
   const Tensor& x;  // (rows, n), row-major, n ≥ 1, floating or int64
-  const Tensor& y;  // the same
+  const Tensor& y;  // of the same shape and dtype, row-major
   bool reverse;
 };
 

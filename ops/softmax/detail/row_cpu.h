@@ -1,6 +1,6 @@
 #pragma once
 
-// What is worked out over one row-major row on the CPU. Included by *_cpu.cpp only.
+// Functions of one contiguous row on the CPU. Included by *_cpu.cpp only.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace mica::kernels {
 
 inline constexpr std::int64_t kRowLeaf = 4096;
 
-/// The largest element; NaN if there is one.
+/// The largest element; NaN if any element is NaN.
 template <class T>
 Accumulate<T> row_max(const T* x, std::int64_t n) {
   using Op = ExtremeOp<T, true>;

@@ -9,16 +9,16 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kGrain = 4096;  // elements below which another thread does not pay
+constexpr std::int64_t kGrain = 4096;  // with fewer elements per thread, threads cost more than they save
 
 std::int64_t rows_per_thread(std::int64_t n) { return std::max<std::int64_t>(kGrain / n, 1); }
 
-// (rows, n): the axis is the last one.
+// Softmax over the last axis: x is (rows, n).
 
 template <class T>
 void softmax_row(const T* x, T* y, std::int64_t n, std::vector<Accumulate<T>>& scratch) {
   using V = Accumulate<T>;
-  V* e;  // exp(x - largest): in y itself where that is wide enough
+  V* e;  // exp(x - largest), stored in y if y has type V
   if constexpr (std::is_same_v<T, V>) {
     e = y;
   } else {
@@ -67,10 +67,10 @@ void backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
   }
 }
 
-// (outer, n, inner): tiles of columns.
+// Softmax over another axis: x is (outer, n, inner), processed in tiles of columns.
 
 constexpr std::int64_t kTile = 64;
-constexpr std::int64_t kBlock = 64;  // rows that are summed before they join the total
+constexpr std::int64_t kBlock = 64;  // rows that are summed before they are added to the total, for accuracy
 
 /// total[c] = Σ f(row, c) over n rows, `width` columns at once.
 template <class V, class F>
@@ -92,7 +92,7 @@ std::array<V, kTile> column_sums(std::int64_t n, std::int64_t width, const F& f)
   return total;
 }
 
-/// Calls f(offset, width) for every tile of columns; element (row, c) of it lies at offset + row * inner + c.
+/// Calls f(offset, width) for every tile of columns. Element (row, c) of a tile is at offset + row * inner + c.
 template <class F>
 void for_tiles(const AxisSplit& split, const F& f) {
   const std::int64_t tiles = (split.inner + kTile - 1) / kTile;

@@ -1,11 +1,13 @@
-// Last axis: softmax_rows_cuda.cuh. Other axes, here: a block for 32 neighboring columns, 8 threads each, which read it
-// twice.
+// Softmax over the last axis is in softmax_rows_cuda.cuh. Softmax over other axes is here: a thread block has 32
+// adjacent columns, with 8 threads per column, which read it twice.
 //
 //     lane     0  1  2 …  31
 //     warp 0   ↓  ↓  ↓     ↓    elements 0, 8, 16, … of 32 columns
 //     warp 1   ↓  ↓  ↓     ↓    elements 1, 9, 17, …
 //     …
-//     the 8 threads of a column join what they have found, through shared memory
+//     warp 7   ↓  ↓  ↓     ↓    elements 7, 15, 23, …
+//
+// The 8 threads of a column combine their results through shared memory.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -22,7 +24,7 @@ using softmax_rows::SoftmaxRule;
 constexpr int kColumns = 32;
 constexpr int kColumnThreads = 8;
 
-/// Elements of a tensor (outer, n, inner) that a thread has.
+/// The elements of a tensor (outer, n, inner) that a thread processes: every 8th of a column.
 class Column {
  public:
   __device__ Column(std::int64_t block, std::int64_t tiles, std::int64_t n, std::int64_t inner) : inner_(inner) {
@@ -31,7 +33,7 @@ class Column {
     end_ = column < inner ? n : 0;
   }
 
-  /// Calls f(number) for each of them.
+  /// Calls f(index) with the index of each element in the tensor.
   template <class F>
   __device__ void for_each(const F& f) const {
     for (std::int64_t i = threadIdx.y; i < end_; i += kColumnThreads) {
@@ -45,11 +47,11 @@ class Column {
   std::int64_t end_;
 };
 
-/// What the threads of a column have found, joined in their order.
+/// The results of a column's threads, combined in the order of the threads.
 template <class Found>
 __device__ Found joined_column(const Found& mine) {
   __shared__ Found all[kColumnThreads][kColumns];
-  __syncthreads();  // until the last column's have been read
+  __syncthreads();  // until the previous column's results have been read
   all[threadIdx.y][threadIdx.x] = mine;
   __syncthreads();
   Found found = all[0][threadIdx.x];

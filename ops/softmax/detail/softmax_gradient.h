@@ -6,7 +6,7 @@
 
 namespace mica::detail {
 
-/// y · (dy − Σ dy · y) along the axis: the gradient of softmax, whose result is y, in one pass. Differentiable in both.
+/// The gradient of y = softmax(x) along an axis: dx = y · (dy − Σ dy · y), in one pass. Differentiable in dy and y.
 Tensor softmax_gradient(const Tensor& dy, const Tensor& y, int axis);
 
 }  // namespace mica::detail

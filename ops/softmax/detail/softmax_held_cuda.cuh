@@ -1,13 +1,14 @@
 #pragma once
 
-// Softmax of rows that fit the registers of those who share them:
+// Softmax of rows that fit into the registers of the threads that share them. Each thread
 //
-//     1. a thread loads its packs,
-//     2. finds the largest element and the sum of powers of its own; all who share the row join theirs,
-//     3. computes its results from the packs, and writes them.
+//     1. loads its packs of the row,
+//     2. finds the largest of its elements and sums their powers exp(x − largest); then the threads of the row combine
+//        their maxima and sums,
+//     3. computes its results from the packs and writes them.
 //
-// The backward has two matrices, and one sum. A pack is 16 bytes, or as much of them as rows and pointers are multiples
-// of: one element at the least.
+// Backward loads packs of two matrices, y and dy, and has a single sum. A pack has 16 bytes, or the largest part of
+// that to which rows and pointers are aligned, but at least one element.
 
 #include <limits>
 
@@ -19,26 +20,27 @@ using held::HeldPacks;
 using held::RowPlan;
 using rows::Pack;
 
-/// A launch's template arguments, but for the types.
+/// The template parameters of a kernel, except for types.
 template <Team kTeam_, int V_, int kElements_, bool kPacked_, int kLanes_ = rows::kWarp>
 struct HeldLayout {
   static constexpr Team kTeam = kTeam_;
   static constexpr int V = V_;
-  static constexpr int kElements = kElements_;  // of a row that a thread has, at most
+  static constexpr int kElements = kElements_;  // the most elements of a row that a thread has
   static constexpr int kPacks = kElements / V;
   static constexpr bool kPacked = kPacked_;
-  static constexpr int kLanes = kLanes_;    // of a warp that share a row, or a part of one
+  static constexpr int kLanes = kLanes_;    // lanes of a warp that share a row, or a part of one
   static constexpr int kStep = kLanes * V;  // columns from a thread's pack to its next one
   static constexpr bool kWarps = kTeam == Team::block || kTeam == Team::cluster;
   static constexpr int kThreads = kWarps ? held::kMostTeamThreads : held::kWarpRows * rows::kWarp;
 
-  /// The thread's first column. A warp's columns are neighbors.
+  /// The thread's first column. The columns of a warp are adjacent.
   __device__ static int first() {
     const int thread = static_cast<int>(threadIdx.x);
     return (thread / kLanes * (kPacks * kLanes) + thread % kLanes) * V;
   }
 
-  /// Blocks that are to fit on a multiprocessor, if each thread holds so many words of rows.
+  /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread holds `words` words
+  /// of rows in registers.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = 24;
     return 65536 / (kThreads * ((words + kOtherRegisters + 7) / 8 * 8));
@@ -60,7 +62,8 @@ __device__ Pack<T, V> pack_of_one(T value) {
 template <class L, class Packs, class T, class S>
 __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, std::uint64_t policy) {
   using P = Pack<T, L::V>;
-  // Words: the compiler would move elements one by one as soon as they are there, before it loads others.
+  // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
+  // before it issues the next one.
   using Words = std::conditional_t<sizeof(P) == 16, uint4, std::conditional_t<sizeof(P) == 8, uint2, P>>;
   const P past = pack_of_one<L::V>(static_cast<T>(absent));
   const T* const mine = row + L::first();
@@ -86,13 +89,13 @@ __device__ inline std::uint64_t policy_of(bool last_in_l2) {
   return last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
 }
 
-/// Whether powers replace the elements from which they were computed.
+/// Whether the powers exp(x − largest) replace the elements x in registers.
 template <class L, class Rule>
 constexpr bool keeps_powers() {
   return !Rule::kLog && !L::kPacked;
 }
 
-/// The largest of a warp's elements, and the sum of their powers, which may replace them.
+/// The largest of a warp's elements and the sum of their powers. If keeps_powers(), the powers replace the elements.
 template <class L, class Packs, class Rule, class Found>
 __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found found) {
   using S = typename Packs::S;
@@ -118,7 +121,7 @@ __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found f
   });
   found.largest = Rule::shift(largest_of_lanes(found.largest, L::kLanes));
   packs.forget();
-  S sums[2] = {};  // in turn, so that an addition need not wait for the one before it
+  S sums[2] = {};  // take turns, so that consecutive additions do not depend on each other
   for_values([&](int i, S(&values)[V]) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -133,7 +136,7 @@ __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found f
   return found;
 }
 
-/// Writes result(i, j) as element j of the thread's pack i, for those of them that begin in a row of so many columns;
+/// Writes the thread's packs of a row with `columns` columns. result(i, values) computes pack number i. Masked rows get
 /// zeros from column `seen` on.
 template <class L, class Rule, class T, class Result>
 __device__ void write_packs(T* row, int columns, int seen, const Result& result) {
@@ -159,7 +162,7 @@ __device__ void write_packs(T* row, int columns, int seen, const Result& result)
   }
 }
 
-/// Writes a row from a thread's packs, which hold its elements or their powers.
+/// Computes and writes a thread's results of softmax from its packs, which hold elements or their powers.
 template <class L, class T, class Packs, class Rule, class Found>
 __device__ void write_row(T* row, const Packs& packs, const Rule& rule, int columns, int seen, const Found& in_warp,
                           const Found& found) {
@@ -194,7 +197,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
   HeldPacks<T, L::V, L::kPacks, L::kPacked> packs;
   load_packs<L>(packs, x + first, seen, -std::numeric_limits<S>::infinity(), policy_of(last_in_l2));
 
-  // 2. Find.
+  // 2. Reduce.
   const Found in_warp = found_in_warp<L>(packs, rule, seen, Found::nothing());
   const Found found = exchange.joined_warps(in_warp, at.rank);
 
@@ -203,7 +206,8 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
   write_row<L>(y + first, packs, rule, at.columns, seen, in_warp, found);
 }
 
-/// Two matrices fill the registers: their elements stay there as they were read, if two of them share one.
+/// Backward holds two matrices in registers. To save registers, elements of 16 bits stay unconverted, if packs have
+/// several of them.
 template <class T, class L>
 using BackwardPacks = HeldPacks<T, L::V, L::kPacks, (sizeof(T) * L::V > 2)>;
 
@@ -227,7 +231,7 @@ __global__ void __launch_bounds__(L::kThreads,
   load_packs<L>(outs, y + first, seen, S{0}, policy);
   load_packs<L>(gradients, dy + first, seen, S{0}, policy);
 
-  // 2. Find.
+  // 2. Reduce.
   const int left = seen - L::first();
   auto found = Found::nothing();
 #pragma unroll

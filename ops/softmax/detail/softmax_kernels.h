@@ -5,7 +5,7 @@
 
 namespace mica::kernels {
 
-// All tensors are row-major, seen as (outer, n, inner), with n the length of the axis. They have elements.
+// All tensors are row-major and not empty. They are viewed as (outer, n, inner), where n is the length of the axis.
 
 struct SoftmaxForward {
   const Tensor& x;
@@ -29,7 +29,7 @@ void softmax_backward(Cuda, const SoftmaxBackward& args);
 void log_softmax_backward(Cpu, const SoftmaxBackward& args);
 void log_softmax_backward(Cuda, const SoftmaxBackward& args);
 
-/// A row-major tensor, told apart at an axis.
+/// The shape (outer, n, inner) of a row-major tensor whose axis `axis` has length n.
 struct AxisSplit {
   std::int64_t outer = 1;
   std::int64_t n = 1;

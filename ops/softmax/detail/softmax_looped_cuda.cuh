@@ -1,6 +1,6 @@
 #pragma once
 
-// Softmax of rows of any length and alignment, each read twice by a block.
+// Softmax of rows of any length and alignment. A thread block reads each row twice.
 
 #include <limits>
 
@@ -11,9 +11,10 @@ namespace mica::kernels::softmax_rows {
 using held::Exchange;
 
 constexpr int kLoopThreads = 512;
-constexpr int kAhead = 4;  // elements that a thread reads at a time
+constexpr int kAhead = 4;  // elements that a thread loads before it uses them
 
-/// f(column, inside) for a thread's columns, kAhead at a time, then then() after each of these.
+/// Calls f(column, inside) for a thread's columns, in groups of kAhead, and then() after each group. `inside` is false
+/// past the end of the row.
 template <class F, class Then>
 __device__ void for_columns(std::int64_t columns, const F& f, const Then& then) {
   for (std::int64_t c = threadIdx.x; c < columns; c += kAhead * kLoopThreads) {

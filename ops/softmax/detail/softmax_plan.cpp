@@ -12,8 +12,8 @@ using held::Team;
 constexpr int kWarp = 32;
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
-/// Columns of the longest rows that a block holds by such packs, if it can. Longer ones are faster through shared
-/// memory, unless packs have 16 bytes.
+/// The longest rows, in columns, that a block holds in registers with packs of `pack` columns; longer rows are faster
+/// in shared memory. With packs of 16 bytes, the registers are the only limit.
 std::int64_t most_columns(const SoftmaxProblem& problem, int pack) {
   switch (pack * problem.element_size) {
     case 2: return problem.backward ? 1024 : 4352;
@@ -23,20 +23,20 @@ std::int64_t most_columns(const SoftmaxProblem& problem, int pack) {
   }
 }
 
-// Bytes of shared memory for which three, two or one blocks fit on a multiprocessor.
+// Bytes of shared memory per block with which three, two or one blocks fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
-// Of a matrix, of a thread, if a block has fewer than the most threads.
+// Bytes of each matrix per thread, unless the block then had more than the most threads.
 constexpr int kStagedBytes = 256;
 constexpr int kStagedBytesBackward = 128;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// The threads of a block that share so many columns: with `elements` each.
+/// The number of threads of a block that share `columns` columns, if each holds up to `elements` of them.
 int threads_for(std::int64_t columns, int elements) {
   return static_cast<int>(round_up(columns, std::int64_t{kWarp} * elements) / elements);
 }
 
-/// The columns of the widest packs that fit rows and pointers.
+/// The number of columns in the widest packs to which rows and pointers are aligned.
 int pack_of(const SoftmaxProblem& problem) {
   const auto fits = [&](int bytes) {
     return problem.alignment % bytes == 0 && problem.columns * problem.element_size % bytes == 0;
@@ -45,7 +45,7 @@ int pack_of(const SoftmaxProblem& problem) {
   return size == 8 ? 1 : fits(16) ? 16 / size : size == 2 && fits(8) ? 4 : 1;
 }
 
-/// In the registers of a warp or of some of its lanes.
+/// The plan for rows in the registers of a warp, or of some of its lanes.
 RowPlan plan_warp(const SoftmaxProblem& problem, int pack) {
   const auto first_of = [&](const auto& shares) -> RowPlan {
     for (const LaneShare& share : shares) {
@@ -68,7 +68,7 @@ RowPlan plan_warp(const SoftmaxProblem& problem, int pack) {
   }
 }
 
-/// In the registers of a block or a cluster.
+/// The plan for rows in the registers of a block or a cluster.
 RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   const std::int64_t n = problem.columns;
   const bool narrow = problem.element_size == 2;
@@ -78,12 +78,12 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   }
   RowPlan plan{.held = Held::registers, .pack = pack, .slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30))};
   constexpr std::int64_t kSlab = std::int64_t{kMostTeamThreads} * 32;
-  // Two matrices of wide elements fill the registers. Where rows are short enough, two blocks fit on a multiprocessor,
-  // so that one computes while the other loads.
+  // Backward with 4-byte elements fills the registers with its two matrices. If rows are short enough, two blocks fit
+  // on a multiprocessor, so that one computes while the other loads.
   const bool wide = problem.element_size == 4 && problem.backward;
   const int most = wide && n <= kSlab / 2 ? 16 : narrow && !aligned ? 24 : 32;
   if (n <= kSlab) {
-    // As few threads without elements as possible.
+    // Of the two numbers of elements per thread, choose the one that leaves fewer threads without elements.
     const int fewer = wide ? most : 24;
     const int with_most = threads_for(n, most);
     const int with_fewer = threads_for(n, fewer);
@@ -109,7 +109,7 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   return {};
 }
 
-/// In the shared memory of a block or a cluster.
+/// The plan for rows in the shared memory of a block or a cluster.
 RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
   const std::int64_t n = problem.columns;
   const int matrices = problem.backward ? 2 : 1;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Softmax of the rows of a matrix (rows, columns), by the kernel that plan_softmax() says.
+// Softmax of the rows of a matrix (rows, columns), by the kernel that plan_softmax() chooses.
 
 #include <algorithm>
 #include <iterator>
@@ -17,25 +17,25 @@ namespace mica::kernels::softmax_rows {
 
 using held::Held;
 
-/// Results larger than this leave the L2 cache before anybody reads them. Then the inputs are told to stay in it
-/// longest: what is written leaves in the order in which it came, which the memory takes faster.
+/// Results larger than this do not stay in the L2 cache until they are used. Then inputs are loaded with the policy
+/// evict_last, so that results are evicted first, in the order in which they were written, which DRAM writes faster.
 constexpr std::int64_t kLargeResult = std::int64_t{40} << 20;  // bytes
 
-/// Bytes of which all pointers are multiples, up to 16.
+/// The alignment of all pointers in bytes; at most 16.
 template <class... Pointers>
 int alignment_of(const Pointers*... pointers) {
   const std::uintptr_t bits = (std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(pointers));
   return static_cast<int>(bits & (~bits + 1));
 }
 
-/// Whether elements with the same number lie at the same distance from a unit of 16 bytes.
+/// Whether all pointers have the same offset from a multiple of 16 bytes.
 template <class... Pointers>
 bool same_phase(const void* first, const Pointers*... others) {
   return ((reinterpret_cast<std::uintptr_t>(first) % 16 == reinterpret_cast<std::uintptr_t>(others) % 16) && ...);
 }
 
-// The plan's shares as types, and their numbers. Sequences whose length depends on a template's parameter do not
-// compile with nvcc and newer versions of GCC.
+// The tables of LaneShare as types, with index sequences over them. With nvcc and recent GCC, an index sequence whose
+// length depends on a template parameter does not compile.
 struct SharesOf16Bytes {
   static constexpr auto& of = kSharesOf16Bytes;
   using Numbers = std::make_index_sequence<std::size(of)>;
@@ -66,7 +66,7 @@ void with_layout(const RowPlan& plan, const F& f) {
   const auto by_warps = [&]<Team kTeam, int V, bool kPacked, int... kElements>() {
     ((plan.elements == kElements && (f.template operator()<HeldLayout<kTeam, V, kElements, kPacked>>(), true)) || ...);
   };
-  constexpr int kFewer = kNarrow || !kBackward ? 24 : 16;  // elements that a thread of a block may have instead of 32
+  constexpr int kFewer = kNarrow || !kBackward ? 24 : 16;  // the alternative to 32 elements per thread of a block
   if constexpr (sizeof(T) == 8) {
     by_lanes.template operator()<1>(SharesOfDoubles{}, SharesOfDoubles::Numbers{});
   } else if (plan.team == Team::warp) {
@@ -96,7 +96,7 @@ void with_layout(const RowPlan& plan, const F& f) {
   }
 }
 
-/// The names of launches, for records and profiles.
+/// The kernels' names, for launch records and profiles.
 struct LaunchNames {
   const char* held;
   const char* held_cluster;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What differs between softmax, log_softmax and the weights of attention.
+// The arithmetic in which softmax, log_softmax and the masked softmax of attention differ.
 
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,7 @@ using held::Team;
 enum class Kind {
   softmax,
   log_softmax,
-  masked,  // softmax of x · scale, in which rows may end early; zeros follow, and are all of a row without a finite x
+  masked,  // softmax(x · scale) over the first columns of a row; the other results, and rows of −∞, are 0
 };
 
 template <class T, Kind kKind>
@@ -25,18 +25,18 @@ struct SoftmaxRule {
   using Power = NaturalPower<T>;
   static constexpr bool kLog = kKind == Kind::log_softmax;
   static constexpr bool kMasked = kKind == Kind::masked;
-  // Powers of held elements are computed as 2^(x · log₂e − shift), by one instruction less.
+  // Whether powers of elements in registers are computed as 2^(x · log₂e − shift), which saves an instruction.
   static constexpr bool kScaled = sizeof(T) == 2 && !kLog;
   using HeldPower = std::conditional_t<kScaled, BinaryPower, Power>;
-  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // that a thread of the forward needs
+  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // registers that a thread needs in addition in forward
 
-  // Of masked rows only.
+  // For masked rows only.
   S scale = 1;
   bool causal = false;
-  std::int64_t queries = 1;  // rows of a matrix
-  std::int64_t offset = 0;   // row i of a matrix ends after column i + offset
+  std::int64_t queries = 1;  // rows of each head's matrix of scores
+  std::int64_t offset = 0;   // if causal, row i of a matrix ends after column i + offset
 
-  /// Columns of a row that count.
+  /// The number of columns of a row that are not masked.
   __device__ std::int64_t seen(std::int64_t row, std::int64_t columns) const {
     if constexpr (kMasked) {
       return causal ? max(std::int64_t{0}, min(row % queries + 1 + offset, columns)) : columns;
@@ -44,7 +44,7 @@ struct SoftmaxRule {
       return columns;
     }
   }
-  /// Of those that a block has.
+  /// The number of columns of a block's part of a row that are not masked.
   template <Team kTeam>
   __device__ int seen(const Place<kTeam>& at, std::int64_t columns) const {
     if constexpr (kMasked) {
@@ -54,7 +54,7 @@ struct SoftmaxRule {
       return at.columns;
     }
   }
-  /// x as it counts for the row.
+  /// The element whose softmax is computed: x, for masked rows scaled, and −∞ outside of the row.
   __device__ S counted(S x, bool inside) const {
     if constexpr (kMasked) {
       return inside ? x * scale : -std::numeric_limits<S>::infinity();
@@ -64,11 +64,12 @@ struct SoftmaxRule {
   }
   __device__ static S seen_or_zero(S x, bool inside) { return !kMasked || inside ? x : S{0}; }
 
-  /// What the elements' powers are relative to, from the largest of them.
+  /// What is subtracted from the exponents, computed from the row's largest element.
   __device__ static S shift(S largest) {
     return kScaled ? larger(largest * kLog2E<S>, std::numeric_limits<S>::lowest()) : largest;
   }
-  /// The power of a held element that counts(); of two shifts' difference, HeldPower.
+  /// The power of an element in registers, which counted() has returned. The power of the difference of two shifts is
+  /// HeldPower.
   __device__ static S power(S counted, S shift) {
     if constexpr (kScaled) {
       return HeldPower{}(fma(counted, kLog2E<S>, -shift));
@@ -77,7 +78,7 @@ struct SoftmaxRule {
     }
   }
 
-  /// What makes the result of all elements once the row is known.
+  /// What each power is multiplied by or, for log_softmax, what is subtracted from each x − largest.
   __device__ S factor(S sum) const {
     if constexpr (kLog) {
       return math::log(sum);
@@ -90,7 +91,7 @@ struct SoftmaxRule {
     return kLog ? distance - factor : Power{}(distance)*factor;
   }
 
-  /// The same of a held element.
+  /// The same for an element in registers.
   __device__ S held_result(S x, S shift, S factor) const {
     const S value = counted(x, true);
     return kLog ? value - shift - factor : power(value, shift) * factor;

@@ -1,13 +1,13 @@
 #pragma once
 
-// Softmax of rows that a block, or a cluster of blocks, keeps in shared memory: long ones, and those that are not
-// aligned.
+// Softmax of rows that a thread block, or a cluster of blocks, keeps in shared memory: long rows, and those that are
+// not aligned. A block
 //
-//     1. a block copies its slab of a row,
-//     2. finds its largest element, by units of 16 bytes,
-//     3. adds up powers, by words that begin with the row and not with a unit: the order of the sum is not to depend on
-//        where the row lies; all blocks of the row join what they have found,
-//     4. computes the results by units again, and writes them to memory.
+//     1. copies its slab of the row to shared memory,
+//     2. finds the slab's largest element, reading aligned units of 16 bytes,
+//     3. adds up powers, reading pairs of elements that are counted from the row's beginning, so that the order of the
+//        sum does not depend on the row's alignment; then all blocks of the row combine their maxima and sums,
+//     4. computes the results, again by units of 16 bytes, and writes them to global memory.
 
 #include <limits>
 
@@ -20,11 +20,11 @@ using held::RowPlan;
 using held::StagedPiece;
 using rows::Pack;
 
-constexpr int kStagedThreads = held::kMostTeamThreads;  // at most
+constexpr int kStagedThreads = held::kMostTeamThreads;  // the most threads of a block
 template <class T>
-constexpr int kStagedBlocks = sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
+constexpr int kStagedBlocks = sizeof(T) == 8 ? 1 : 3;  // per multiprocessor
 
-/// The elements of a word as the type of their sums.
+/// The elements of a RowWords pair, converted to the type of their sums.
 template <class T>
 struct WordValues {
   Accumulate<T> at[kInWord<T>];
@@ -36,8 +36,9 @@ __device__ WordValues<T> unpacked(const Pack<T, kInWord<T>>& word) {
   return values;
 }
 
-/// Calls f(values of each row…) for the words of rows of so many columns that are a thread's and, if there is an odd
-/// element at the end, single(c) in one thread. The rows' images begin at the same distance from a word.
+/// Reads one or more rows of `columns` columns in shared memory by pairs (RowWords). Calls f(values of each row…) for
+/// each of the thread's pairs and, if the number of columns is odd, single(c) for the last column c in one thread. The
+/// rows must have the same offset from a multiple of 4 bytes.
 template <class T, class F, class Single, class... Row>
 __device__ void for_words(int columns, const F& f, const Single& single, const Row*... row) {
   const int whole = columns / kInWord<T> * kInWord<T>;
@@ -59,7 +60,7 @@ __device__ void for_words(int columns, const F& f, const Single& single, const R
   }
 }
 
-/// The largest element of an image, in all threads of the block.
+/// The largest element of a slab in shared memory, in all threads of the block.
 template <class T, class Rule>
 __device__ Accumulate<T> largest_in_block(const StagedPiece<T>& piece, const Rule& rule) {
   using S = Accumulate<T>;

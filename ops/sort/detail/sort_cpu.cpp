@@ -13,7 +13,7 @@ struct Entry {
   std::uint64_t key;
   std::int64_t index;
 
-  // By index, too: equal elements keep their order.
+  // Comparing the indices of equal keys, too, makes the sort stable.
   bool operator<(const Entry& other) const { return key != other.key ? key < other.key : index < other.index; }
 };
 
@@ -31,7 +31,7 @@ void argsort(Cpu, const Argsort& args) {
         for (std::int64_t i = 0; i < n; ++i) {
           row[static_cast<std::size_t>(i)] = {sort_key(x[r * n + i], args.descending), i};
         }
-        // Selecting first is faster than partial_sort's heap.
+        // Selecting the first k and then sorting them is faster than partial_sort, which uses a heap.
         if (k < n) {
           std::nth_element(row.begin(), row.begin() + k, row.end());
         }

@@ -14,10 +14,11 @@ namespace mica::kernels {
 
 namespace {
 
-// All rows are sorted together, by stable radix sorts of 64-bit keys with the elements' positions:
+// All rows are sorted together, by stable radix sorts of 64-bit keys; the elements' positions are the values:
 //
-//   up to 32 bits:  key = row · 2^bits | sort_key(x)     one sort, by the bits that are in use
-//   64 bits:        key = sort_key(x), then key = row    two sorts: the second keeps the order of the first in each row
+//   elements of up to 32 bits:  key = row · 2^bits | sort_key(x)     one sort, by the bits that are in use
+//   elements of 64 bits:        key = sort_key(x), then key = row    two sorts; the second one keeps the order that the
+//                                                                    first one made within each row
 
 constexpr int kThreads = 256;
 
@@ -45,7 +46,7 @@ __global__ void sort_rows_kernel(const std::uint32_t* positions, std::uint64_t* 
   }
 }
 
-// indices[r, j] = the place in row r of its element number j
+// indices[r, j] = the position in row r of the row's j-th element in sorted order.
 __global__ void sort_indices_kernel(const std::uint32_t* positions, std::int64_t* indices, std::uint32_t count,
                                     std::uint32_t n, std::uint32_t k) {
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {

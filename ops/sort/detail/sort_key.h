@@ -1,7 +1,7 @@
 #pragma once
 
-// The order of all dtypes as one of unsigned integers, so that both devices sort alike and CUB's radix sort is compiled
-// once.
+// Maps elements of any dtype to unsigned integers with the same order. So both devices sort alike, and CUB's radix sort
+// is compiled only once.
 
 #include <bit>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mica::kernels {
 
-/// The bits of T that sort_key() uses, from the lowest.
+/// How many bits, from the lowest on, sort_key() uses for elements of type T.
 template <class T>
 inline constexpr int kSortKeyBits = 8 * static_cast<int>(sizeof(T));
 
@@ -24,7 +24,8 @@ using UnsignedOf = std::conditional_t<
 
 }  // namespace detail
 
-/// sort_key(a) < sort_key(b) if a comes before b. A float's bits order its magnitude; its sign inverts that order.
+/// sort_key(a) < sort_key(b) if a comes before b. The bits of floats, as integers, are in the order of their magnitude;
+/// for negative floats, the order is reversed.
 template <class T>
 MICA_HOST_DEVICE std::uint64_t sort_key(T value, bool descending) {
   using Bits = detail::UnsignedOf<sizeof(T)>;

@@ -7,9 +7,9 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
-// The kernels for all GPUs and all strides: one with tensor cores for 16-bit floats, and one without for other dtypes.
-// On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight times as
-// fast; large matrices that it cannot read are copied first.
+// The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,
+// without. On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight
+// times as fast; large matrices that it cannot read are copied to an aligned layout first.
 
 namespace mica::kernels {
 
@@ -17,7 +17,7 @@ namespace tiles {
 
 namespace {
 
-constexpr int kGroup = 8;  // rows of tiles
+constexpr int kGroup = 8;  // rows of tiles in a group (TileOrder)
 
 /// Sizes of a product, whose output is divided into tiles, one per block.
 struct Product {
@@ -36,13 +36,13 @@ Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns)
           .depth = args.a.size(1)};
 }
 
-// With tensor cores.
+// The kernel with tensor cores.
 
 constexpr int kTile = 128;  // rows and columns of the output
-constexpr int kPiece = 32;  // of K, between two barriers
-constexpr int kStages = 3;  // pieces being loaded or multiplied
+constexpr int kPiece = 32;  // elements of K that are multiplied between two barriers
+constexpr int kStages = 3;  // pieces in shared memory, being loaded or multiplied
 constexpr int kPack = 8;    // 16-bit elements in 16 bytes
-// Each warp has a part of the tile, made of products of 16 by 8 by 16.
+// Each warp computes a part of the tile, by mma instructions of size 16 x 8 x 16.
 constexpr int kWarpsDown = 2;
 constexpr int kWarpsAcross = 2;
 constexpr int kWarpRows = kTile / kWarpsDown;
@@ -58,7 +58,7 @@ struct Source {
   std::int64_t length;
   std::int64_t leading;
   std::int64_t step;
-  bool packs;  // packs of 16 bytes are aligned and contiguous
+  bool packs;  // whether lines are contiguous and can be read in aligned packs of 16 bytes
 
   Source(const Tensor& x, const Matrix& m)
       : data(reinterpret_cast<const Bits*>(x.raw_data())),
@@ -69,8 +69,9 @@ struct Source {
         packs(m.step == 1 && m.leading % kPack == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {}
 };
 
-/// A piece of an operand in shared memory: lines along K of length `kPiece`, or along the rows of A or columns of B of
-/// length `kTile`. Lines are padded by 16 bytes, so that a column of 8 lines is in different banks.
+/// A piece of an operand in shared memory. Its lines run along K and have length kPiece, or run along the rows of A
+/// (the columns of B) and have length kTile. Lines are padded by 16 bytes, so that the same position of 8 consecutive
+/// lines is in different banks.
 template <Lines kLines>
 struct Piece {
   static constexpr int kCount = kLines == Lines::depth ? kTile : kPiece;
@@ -79,7 +80,8 @@ struct Piece {
 
   Bits data[kCount * kPitch];
 
-  /// Starts loading the piece at row (of A) or column (of B) `row` and at `k`; zeros outside. Called by all threads.
+  /// Starts loading the piece that begins at row (of A) or column (of B) `row`, and at `k` along K. Elements outside of
+  /// the matrix become zeros. Called by all threads.
   __device__ void load(const Source& x, std::int64_t row, std::int64_t k) {
     const std::int64_t first_line = kLines == Lines::depth ? row : k;
     const std::int64_t first = kLines == Lines::depth ? k : row;
@@ -103,7 +105,8 @@ struct Piece {
     }
   }
 
-  /// Loads four 8 by 8 matrices of (rows, K) at `row` and `k`: the next along K is number 1 or, with rows first, 2.
+  /// Loads four 8 x 8 matrices, 16 rows and 16 elements of K, from `row` and `k` on (ldmatrix). Matrix 0 comes first;
+  /// its neighbor along K is matrix 1 or, with kRowsFirst, matrix 2.
   template <bool kRowsFirst>
   __device__ void matrices(std::uint32_t (&pairs)[4], int row, int k) const {
     const int lane = threadIdx.x % 32;
@@ -124,7 +127,7 @@ struct Stage {
   Piece<kB> b;
 };
 
-/// One block per tile of y.
+/// Each thread block computes one tile of y.
 template <class T, Lines kA, Lines kB>
 __global__ void __launch_bounds__(kThreads, 2)
     tiled_matmul_mma_kernel(const Source a, const Source b, T* y, const Product product, float slope) {
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       stage.a.load(a, row, std::int64_t{piece} * kPiece);
       stage.b.load(b, column, std::int64_t{piece} * kPiece);
     }
-    cuda::commit_copies();  // one group per piece, even if it is empty
+    cuda::commit_copies();  // one group per piece, even if empty, so that the groups can be counted
   };
   for (int piece = 0; piece < kStages - 1; ++piece) {
     load(piece);
@@ -221,11 +224,11 @@ void multiply_mma(const TiledMatmulArgs& args) {
   });
 }
 
-// Without tensor cores: a simple version.
+// The kernel without tensor cores, kept simple.
 
 constexpr int kPlainTile = 128;
 constexpr int kPlainPiece = 16;
-constexpr int kEach = 8;  // rows and columns per thread, 16 apart
+constexpr int kEach = 8;  // rows and columns per thread, with a distance of 16
 constexpr int kSide = kPlainTile / kEach;
 constexpr int kPlainThreads = kSide * kSide;
 
@@ -242,7 +245,7 @@ struct Strided {
 template <class T>
 __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
-  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded by one: columns are in different banks
+  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded, so that the elements of a column are in different banks
   __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
   const TileOrder::Place place = product.order.place(blockIdx.x);
   const std::int64_t row = std::int64_t{place.row} * kPlainTile;
@@ -260,7 +263,7 @@ __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
       b_piece[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
     }
     __syncthreads();
-#pragma unroll 2  // more unrolling would exceed the registers of two resident blocks
+#pragma unroll 2  // with more, two blocks per multiprocessor would not have enough registers
     for (int depth = 0; depth < kPlainPiece; ++depth) {
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
@@ -291,7 +294,8 @@ void multiply_fma(const TiledMatmulArgs& args) {
            args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
 }
 
-/// Whether a product is so large, and uses each element so often, that copying its matrices pays off.
+/// Whether a product is so large, and uses each element so often, that copying its operands to an aligned layout saves
+/// time.
 bool is_worth_copies(const TiledMatmulArgs& args) {
   const double m = static_cast<double>(args.y.size(0));
   const double n = static_cast<double>(args.y.size(1));
@@ -299,7 +303,8 @@ bool is_worth_copies(const TiledMatmulArgs& args) {
   return m * n * k >= 1 << 26 && m * n * k >= 64 * (m * n + m * k + k * n);
 }
 
-/// A matrix like x for the sm90 kernel: row- or column-major like x, with rows or columns aligned to 16 bytes.
+/// A new matrix of x's shape for the sm90 kernel: row- or column-major like x, with rows or columns aligned to 16
+/// bytes.
 Tensor aligned_like(const Tensor& x) {
   const Matrix m = matrix_of(x);
   const std::int64_t leading = (m.length + kPack - 1) / kPack * kPack;

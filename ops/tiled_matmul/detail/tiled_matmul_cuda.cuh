@@ -14,12 +14,12 @@ namespace mica::kernels::tiles {
 
 using cuda::Lines;
 
-/// An operand, as lines of consecutive elements: its rows or, if those are strided, its columns. If neither are
-/// consecutive, rows with a stride of `step`.
+/// The memory layout of an operand, as a set of lines of contiguous elements: its rows or, if these are not contiguous,
+/// its columns. If neither are, the lines are its rows, with a stride of `step`.
 struct Matrix {
   bool lines_are_rows;
   std::int64_t lines;
-  std::int64_t length;   // of a line
+  std::int64_t length;   // elements of a line
   std::int64_t leading;  // elements from one line to the next
   std::int64_t step;     // elements from one element of a line to the next
 };
@@ -47,7 +47,8 @@ inline Matrix matrix_of(const Tensor& x) {
           .step = column_step};
 }
 
-/// Calls f.operator()<kA, kB>() with the direction of the lines of a and b: K, or the rows of a and the columns of b.
+/// Calls f.operator()<kA, kB>() with the directions of the lines of a and b: along K, or along the rows of a and the
+/// columns of b.
 template <class F>
 void on_lines(const Matrix& a, const Matrix& b, const F& f) {
   if (a.lines_are_rows) {
@@ -59,11 +60,12 @@ void on_lines(const Matrix& a, const Matrix& b, const F& f) {
   }
 }
 
-/// The number of parts of that size, the last of which may be smaller.
+/// size / part, rounded up: the number of parts, the last of which may be smaller.
 inline int parts_of(std::int64_t size, std::int64_t part) { return static_cast<int>((size + part - 1) / part); }
 
-/// The processing order of the output tiles: column after column of a group of a few rows, then the next group.
-/// Concurrent tiles then form an approximate square with few operands: see README.md.
+/// The order in which the output's tiles are processed: within a group of a few rows of tiles, column after column;
+/// then the next group. The tiles that are processed at the same time then form about a square, and so read few
+/// different rows of a and columns of b, which stay in the L2 cache: see README.md.
 struct TileOrder {
   int rows;     // of tiles
   int columns;  // of tiles
@@ -94,7 +96,8 @@ __device__ T leaky(T z, T slope) {
 /// Whether the kernel for compute capability 9.0 can read or write x.
 bool fits_sm90(const Tensor& x);
 
-/// Runs that kernel. Requires 16-bit floats, device_has_wgmma() and fits_sm90() matrices.
+/// Runs the kernel for compute capability 9.0. Requires 16-bit floats, device_has_wgmma(), and fits_sm90() for all
+/// matrices.
 void multiply_sm90(const TiledMatmulArgs& args);
 
 }  // namespace mica::kernels::tiles

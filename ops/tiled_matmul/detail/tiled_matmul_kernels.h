@@ -6,7 +6,7 @@
 
 namespace mica::kernels {
 
-/// y = f(a · b), of one floating dtype; M, N and K are not 0.
+/// y = f(a · b). All tensors have the same floating dtype; M, N and K are not 0.
 struct TiledMatmulArgs {
   Tensor a;               // (M, K), any strides
   Tensor b;               // (K, N), any strides
