@@ -1,6 +1,6 @@
 #pragma once
 
-// Data parallel training: each rank computes the gradients of its part of the batch.
+// Data parallel training: each rank computes the gradients for its part of the batch.
 
 #include <cstdint>
 #include <memory>
@@ -18,16 +18,16 @@ struct DataParallelOptions {
   /// float32: sums float16 and bfloat16 gradients in float32 and rounds the mean once, instead of after each addition.
   /// Moves twice the bytes.
   std::optional<DType> reduce_dtype{};
-  /// wait() calls check() after every so many steps; 0: never.
+  /// wait() calls check() every this many steps; 0: never.
   std::int64_t check_every = 1000;
-  /// To find a rank that diverges: wait() throws an Error that names the rank and the parameter if a gradient is not
-  /// finite before the mean, which would spread it to all ranks. On a GPU, the host then waits for each gradient. Not
-  /// for a GradScaler, which expects infinities.
+  /// For finding a rank that diverges: wait() throws an Error that names the rank and the parameter if a gradient is
+  /// not finite. It checks before averaging, which would spread the fault to all ranks. On a GPU, the host waits for
+  /// each gradient. Do not combine with a GradScaler, which expects infinities.
   bool check_gradients = false;
 };
 
-/// Makes the gradients of a module the means over the ranks of a group. If the loss is a mean over the rank's part of
-/// the batch, and the parts have the same size, these are the gradients of the whole batch.
+/// Averages the gradients of a module over the ranks of a group. If the loss is a mean over the rank's part of the
+/// batch, and the parts have the same size, the averages are the gradients for the whole batch.
 ///
 ///     dist::DataParallel parallel(model, dist::world());
 ///     optim::AdamW optimizer(model.parameters());
@@ -38,23 +38,23 @@ struct DataParallelOptions {
 ///       optimizer.zero_grad();
 ///     }
 ///
-/// The constructor writes the parameters and buffers of rank 0 to all ranks. The gradients are in buckets of fixed
-/// order, the reverse order of registration: backward reaches them in about this order. Backward starts the reduction
-/// of a bucket as soon as its gradients and the buckets before it are complete, so that communication and computation
-/// overlap. A bucket with a parameter that got no gradient is started by wait(), and so are those after it: freeze what
-/// is not trained (requires_grad_(false)) before constructing this.
+/// The constructor copies the parameters and buffers of rank 0 to all ranks. Gradients are grouped into buckets in a
+/// fixed order, the reverse order of registration, in which backward roughly produces them. Backward starts the
+/// reduction of a bucket as soon as its gradients and the buckets before it are complete, so that communication and
+/// computation overlap. If a parameter got no gradient, only wait() starts its bucket and those after it: so freeze
+/// parameters that are not trained (requires_grad_(false)) before constructing this.
 ///
 /// Between backward and wait(), gradients whose reduction has started are undefined tensors; then all gradients of a
-/// bucket are views of one buffer. Post-accumulate hooks that the program registers on the parameters must come first
-/// to see gradients, which are those of this rank.
+/// bucket are views of one buffer. Register post-accumulate hooks on the parameters before constructing this; they see
+/// this rank's gradients. Hooks registered later may find the gradient removed.
 ///
-/// With a group of one, nothing happens. With several, the means have the same bits on each rank and in each run with
-/// the same layout of ranks. All ranks must call the constructor, wait() and check() together. Not for a backward on
-/// two threads at once, nor one that a CUDA graph captures. Construct it when the module has all its parameters, with
-/// their final dtype and device. The module may be moved or destroyed.
+/// With a group of one, it does nothing. With several ranks, the means have the same bits on each rank and in each run
+/// with the same layout of ranks. All ranks must call the constructor, wait() and check() together. Does not support
+/// backward on two threads at once or in a captured CUDA graph. Construct it when the module has all its parameters,
+/// with their final dtype and device. The module may be moved or destroyed.
 ///
-/// While a DataParallel of several ranks exists, a backward that throws may have changed gradients. If the program goes
-/// on, the rank must call wait(), as the others do, and drop the gradients.
+/// While a DataParallel of several ranks exists, a backward that throws may have changed gradients. If the program
+/// continues, the rank must still call wait(), as the others do, and discard the gradients.
 class DataParallel {
  public:
   /// Throws an Error that names the rank and the parameter if the ranks disagree on names, shapes or dtypes, or on the
@@ -73,8 +73,8 @@ class DataParallel {
 
   struct State;
   class [[nodiscard]] Accumulating;
-  /// Until the end of scope, backward only adds to the gradients of this rank. For all but the last of the backward
-  /// passes of a step:
+  /// Until the end of scope, backward only adds to the gradients of this rank. Use it for all backward passes of a step
+  /// except the last:
   ///
   ///     for (int i = 0; i < passes; ++i) {
   ///       const auto guard = parallel.accumulate(i + 1 < passes);
@@ -82,14 +82,15 @@ class DataParallel {
   ///     }
   ///     parallel.wait();
   ///
-  /// Without it, a parameter that a second backward reaches before wait() is an Error.
+  /// Without it, a second backward that reaches the same parameter before wait() is an Error.
   Accumulating accumulate(bool on = true) const;
 
-  /// Throws an Error that names the rank unless all ranks pass the same step, and the rank and the parameter unless all
-  /// have the same bits in all parameters. Compares hashes, which are computed on the parameters' device; waits for it.
+  /// Checks that all ranks pass the same step and have the same bits in all parameters. Otherwise throws an Error that
+  /// names the rank, and the parameter that differs. Compares hashes, which are computed on the parameters' device;
+  /// waits for the device.
   void check(std::int64_t step) const;
 
-  /// The number of buckets, and of those whose reduction has started since the last wait(); 0 with a group of one.
+  /// The number of buckets, and how many of their reductions have started since the last wait(); 0 with a group of one.
   int buckets() const;
   int started() const;
 
@@ -106,7 +107,7 @@ class [[nodiscard]] DataParallel::Accumulating {
   Accumulating& operator=(const Accumulating&) = delete;
 
  private:
-  std::shared_ptr<State> state_;  // null: it does nothing
+  std::shared_ptr<State> state_;  // null: does nothing
 };
 
 }  // namespace mica::dist

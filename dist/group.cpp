@@ -56,7 +56,7 @@ void check_written(const char* op, const Tensor& x) {
         op, x.shape());
 }
 
-// Of collectives with a tensor for all ranks (`whole`) and one for each (`part`).
+// Checks the tensors of collectives with a tensor for all ranks (`whole`) and one for a single rank (`part`).
 void check_parts(const char* op, const Tensor& whole, const Tensor& part, int size) {
   check(whole.dtype() == part.dtype() && whole.device() == part.device() && whole.numel() == size * part.numel(),
         "{}: expected tensors of one dtype and device, one with {} times the elements of the other, as there are {} "
@@ -78,18 +78,18 @@ Collectives& engine(const char* op, const GroupState& group, const Tensor& x) {
   return *found;
 }
 
-// Of tensors that may have different shapes.
+// The tensors may have different shapes.
 void copy_elements(const Tensor& from, const Tensor& into) {
   if (from.raw_data() != into.raw_data()) {
     copy_into(into, as_strided(from, into.shape(), into.strides(), from.handle()->offset));
   }
 }
 
-// The collective, known to the other ranks while it runs.
+// Runs a collective and records it in the journal, so that the other ranks can detect failures.
 template <class Start>
 Work start_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
   const ProfileRange range(op);
-  check_not_capturing(op);  // the ranks do not watch what a graph replays
+  check_not_capturing(op);  // collectives in a replay would not be in the journal
   if (group.control == nullptr) {
     return Work(start());
   }
@@ -115,7 +115,8 @@ Call call_of(CallKind kind, const Tensor& x, Reduction reduction = Reduction::su
           .count = x.numel()};
 }
 
-// The same on all ranks that pass this color, and different from other groups' (by splitmix64).
+// The id of a group from split(): the same on all ranks that pass this color, and different from other groups' ids. A
+// hash by splitmix64.
 std::uint64_t id_of_part(std::uint64_t parent, std::uint64_t number, int color) {
   std::uint64_t h = parent;
   for (const std::uint64_t part : {number, static_cast<std::uint64_t>(color)}) {
@@ -129,7 +130,7 @@ std::uint64_t id_of_part(std::uint64_t parent, std::uint64_t number, int color) 
 
 [[maybe_unused]] Bytes bytes_of(const Tensor& x) { return {x.raw_data(), x.raw_data() + x.bytes()}; }
 
-// Without MPI: tensors on the CPU travel over the control connections.
+// Without MPI: tensors on the CPU are sent over the control connections.
 std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& control,
                                            const std::shared_ptr<Journal>& journal) {
   auto state = std::make_shared<GroupState>();
@@ -195,7 +196,7 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& contr
   return state;
 }
 
-// Rank 0 says over MPI where it listens.
+// Rank 0 sends its address to the others over MPI.
 std::shared_ptr<Control> control_over(detail::MpiCollectives& mpi, bool one_machine) {
   const detail::ControlOptions options = detail::control_options_from_environment();
   constexpr std::int64_t size = 16384;
@@ -250,11 +251,11 @@ std::shared_ptr<Control> control_over(detail::MpiCollectives& mpi, bool one_mach
 
 #endif
 
-// What has to be said to the other ranks before this process ends. Never destroyed.
+// The state needed to tell the other ranks when this process ends. Never destroyed.
 struct Running {
   std::shared_ptr<Control> control;
   bool over_mpi = false;
-  pid_t process = 0;  // children that it forks say nothing
+  pid_t process = 0;  // so that forked children report nothing
   std::terminate_handler terminate = nullptr;
 };
 
@@ -273,7 +274,7 @@ void at_exit(int status, void* /*unused*/) {
   if (status != 0) {
     own->control->report_failure(fmt::format("its program ended with exit status {}", status));
     if (own->over_mpi || std::getenv("TORCHELASTIC_RUN_ID") != nullptr) {
-      // mpirun and torchrun end the other ranks once this one has ended. They, too, have something to say.
+      // mpirun and torchrun kill the other ranks once this one has ended. Give them time to report, too.
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
   } else {
@@ -308,7 +309,7 @@ void at_terminate() {
 }
 
 #if MICA_WITH_CUDA
-// Where collectives were aborted, GPUs compute with wrong values.
+// After an aborted collective, GPUs compute with wrong values.
 void check_copied() {
   if (const Running* const own = own_running()) {
     own->control->check("copy from a GPU");
@@ -371,7 +372,7 @@ World find_world() {
 }
 
 const World& the_world() {
-  static const World& world = *new World(find_world());  // its end is at_exit()
+  static const World& world = *new World(find_world());  // at_exit() shuts it down
   return world;
 }
 

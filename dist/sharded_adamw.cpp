@@ -27,7 +27,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multi
 // Parameters begin at a multiple of this many elements: 256 bytes, as new tensors do, for the fast kernels.
 std::int64_t alignment(DType dtype) { return 256 / static_cast<std::int64_t>(size_of(dtype)); }
 
-// FNV-1a, to compare what ranks were given.
+// FNV-1a, to compare the arguments of the ranks.
 class Hash {
  public:
   Hash& add(std::string_view text) {
@@ -45,7 +45,7 @@ class Hash {
   std::uint64_t value_ = 0xCBF29CE484222325u;
 };
 
-// Throws on all ranks if one of them has an error: there its own, elsewhere one that names the rank.
+// Throws on all ranks if one of them has an error: that rank throws its own error, the others one that names the rank.
 void check_no_rank_failed(const std::vector<std::uint8_t>& failed, const std::exception_ptr& error, const char* what) {
   if (error) {
     std::rethrow_exception(error);
@@ -65,7 +65,7 @@ std::vector<std::uint8_t> first_of(const std::vector<std::vector<T>>& rows) {
   return result;
 }
 
-// Count elements of contiguous memory, from number `first` of x on, as an axis.
+// `count` elements of contiguous x, from element `first` on, as a tensor with one axis.
 Tensor range_of(const Tensor& x, std::int64_t first, std::int64_t count) {
   return as_strided(x, {count}, {1}, x.handle()->offset + (count > 0 ? first : 0));
 }
@@ -74,7 +74,7 @@ Tensor view_at(const Tensor& flat, std::int64_t offset, const Shape& shape) {
   return as_strided(flat, shape, contiguous_strides(shape), numel_of(shape) > 0 ? offset : 0);
 }
 
-// The same memory in a storage of its own: with another version, and without waiting for what is on its way to x.
+// The memory of x in a separate storage, which has its own version and does not wait for transfers into x.
 Tensor alias_of(const Tensor& x) {
   struct Alias {
     explicit Alias(const std::shared_ptr<Storage>& of) : owner(of), storage(of->data(), of->bytes(), of->device()) {}
@@ -98,7 +98,7 @@ bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
 
 }  // namespace
 
-/// AdamW of one rank's elements, by the norm of all ranks' gradients.
+/// The AdamW of this rank's elements. Clips by the norm of all ranks' gradients.
 class ShardedAdamW::Share : public optim::AdamW {
  public:
   Share(const std::vector<optim::AdamW::Group>& groups, const dist::Group& group)
@@ -120,8 +120,8 @@ class ShardedAdamW::Share : public optim::AdamW {
 
 struct ShardedAdamW::Parameter {
   Tensor tensor;
-  std::int64_t offset = 0;  // of its first element in the bucket
-  std::int64_t first = 0;   // number of this rank's first element in it
+  std::int64_t offset = 0;  // in the bucket
+  std::int64_t first = 0;   // index of this rank's first element in the parameter
   Tensor leaf{};            // this rank's elements, on one axis
   std::size_t bucket = 0;
   bool arrived = false;  // with overlap: backward has completed its gradient since the last step
@@ -136,15 +136,15 @@ struct ShardedAdamW::Bucket {
   std::int64_t used = 0;  // elements before padding to equal parts
   std::int64_t part = 0;  // elements of one rank
   Tensor flat{};          // (ranks · part)
-  // The same memory with a version of its own, which only the share's steps raise. They compare master weights with
-  // weights that others have written; gathered weights need no comparison.
+  // The same memory with a separate version, which only the share's steps raise. After other writes to a parameter, a
+  // step compares it with the master weights; gathering the weights must not cause such a comparison.
   Tensor stepped{};
-  Tensor gathered{};          // the same memory again: the gather itself asks for elements that are on their way
-  std::uint32_t version = 0;  // of `flat` after it was gathered
-  // Of a step:
+  Tensor gathered{};          // the same memory again: the gather itself must not wait for the pending transfer
+  std::uint32_t version = 0;  // of `flat`, after the gather
+  // For the current step:
   std::size_t missing = 0;    // with overlap: parameters whose gradients have not arrived
-  std::int64_t complete = 0;  // number of buckets whose gradients all arrived before
-  Tensor reduced{};           // (part) mean gradients; undefined until the reduction is started
+  std::int64_t complete = 0;  // how many buckets were complete before this one
+  Tensor reduced{};           // (part) mean gradients; undefined until the reduction starts
   Work work{};
 
   bool has(const std::vector<bool>& some) const {
@@ -162,14 +162,14 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
       overlap_(sharding.overlap && group.size() > 1),
       check_gradients_(sharding.check_gradients),
       overlap_gather_(sharding.overlap_gather) {
-  const autograd::InferenceMode ordinary(false);  // the weights outlive one around this
+  const autograd::InferenceMode ordinary(false);  // weights must not be inference tensors
   const autograd::NoGrad guard;
   std::exception_ptr error;
   try {
     check(sharding.bucket_bytes > 0, "{}: expected bucket_bytes > 0, got {}", kName, sharding.bucket_bytes);
     check(!reduce_dtype_ || *reduce_dtype_ == float32 || *reduce_dtype_ == float64,
           "{}: expected reduce_dtype to be float32 or float64, got {}", kName, reduce_dtype_.value_or(float32));
-    share_ = std::make_unique<Share>(groups, group_);  // of one rank, or only to validate
+    share_ = std::make_unique<Share>(groups, group_);  // for one rank; otherwise only to validate
     if (group_.size() > 1) {
       const Tensors all = share_->parameters();
       for (const Tensor& x : all) {
@@ -215,9 +215,9 @@ ShardedAdamW::~ShardedAdamW() {
     hook.remove();
   }
   try {
-    wait();  // otherwise weights that nobody uses any more would be kept
+    wait();  // otherwise pending transfers would keep weights alive that are no longer used
   } catch (const Error&) {
-    // A rank has failed. Whoever uses a weight gets this error.
+    // A rank has failed. Any later use of a weight throws this error.
   }
 }
 
@@ -268,7 +268,7 @@ void ShardedAdamW::make_buckets(const Tensors& parameters, std::int64_t bucket_b
   }
 }
 
-// Moves the parameters into the bucket, with the values of rank 0, and makes the leaves.
+// Moves the parameters into the bucket, with the values of rank 0, and creates the leaves.
 void ShardedAdamW::fill(Bucket& bucket) {
   const std::int64_t own = group_.rank() * bucket.part;
   bucket.flat = zeros({group_.size() * bucket.part}, bucket.dtype, bucket.device);
@@ -303,7 +303,7 @@ void ShardedAdamW::look_for_fault(std::size_t i) const {
   }
 }
 
-// Of this rank alone.
+// The checks that need no other rank.
 void ShardedAdamW::check_step(const optim::StepOptions& options) const {
   check_not_capturing(kName);
   check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", kName,
@@ -361,7 +361,7 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
   return result;
 }
 
-// Backward has added to the gradient of parameter i.
+// Called when backward has accumulated the gradient of parameter i.
 void ShardedAdamW::arrived(std::size_t i) {
   Parameter& parameter = parameters_[i];
   Bucket& bucket = buckets_[parameter.bucket];
@@ -377,7 +377,7 @@ void ShardedAdamW::arrived(std::size_t i) {
   if (--bucket.missing == 0) {
     bucket.complete = complete_++;
   }
-  // In order, so that all ranks start the same reductions in the same order, whatever order gradients arrive in.
+  // In a fixed order, so that all ranks start the same reductions, in whatever order gradients arrive.
   while (started_ < order_.size() && buckets_[order_[started_]].missing == 0) {
     start_reduction(buckets_[order_[started_]]);
     ++started_;
@@ -387,7 +387,7 @@ void ShardedAdamW::arrived(std::size_t i) {
 void ShardedAdamW::start_reduction(Bucket& bucket) {
   const autograd::NoGrad guard;
   const DType dtype = is_16_bit(bucket.dtype) ? reduce_dtype_.value_or(bucket.dtype) : bucket.dtype;
-  const Tensor gradients = empty(bucket.flat.shape(), dtype, bucket.device);  // nobody reads the padding
+  const Tensor gradients = empty(bucket.flat.shape(), dtype, bucket.device);  // its padding is never read
   Tensors copies, grads;
   for (const std::size_t i : bucket.parameters) {
     Parameter& parameter = parameters_[i];
@@ -411,7 +411,7 @@ void ShardedAdamW::start_reduction(Bucket& bucket) {
   }
 }
 
-// The rest of a reduction that was started; nothing if there is none.
+// Completes a reduction that was started; does nothing if none was.
 void ShardedAdamW::finish_reduction(Bucket& bucket) const {
   if (bucket.reduced.defined()) {
     bucket.work.wait();
@@ -420,8 +420,8 @@ void ShardedAdamW::finish_reduction(Bucket& bucket) const {
   }
 }
 
-// Reduces the buckets that were not started and have a parameter that is wanted, and finishes all. At any time, two are
-// on their way: one is copied while another travels.
+// Reduces the buckets that were not started and contain a wanted parameter, and completes all reductions. Two buckets
+// are in progress at any time: one is copied while the other is communicated.
 void ShardedAdamW::reduce_gradients(const std::vector<bool>& wanted) {
   for (; started_ < order_.size(); ++started_) {
     if (buckets_[order_[started_]].has(wanted)) {
@@ -450,8 +450,8 @@ void ShardedAdamW::set_share_gradients(const std::vector<bool>& has_gradient) {
   }
 }
 
-// Backward reaches parameters in another order than that of the groups. All ranks reduce buckets in the order in which
-// rank 0's first backward completed them, those that it did not complete last.
+// Backward does not complete gradients in the order of the groups. So all ranks reduce buckets in the order in which
+// rank 0's first backward completed them; buckets that it did not complete come last.
 void ShardedAdamW::learn_order() {
   if (learned_order_) {
     return;
@@ -468,7 +468,7 @@ void ShardedAdamW::learn_order() {
                    [&](std::size_t a, std::size_t b) { return complete[a] < complete[b]; });
 }
 
-// Frees the reduced gradients, and begins to count those that arrive for the next step.
+// Frees the reduced gradients, and resets the counts of arrived gradients for the next step.
 void ShardedAdamW::forget_gradients() {
   fault_.clear();
   share_->zero_grad();
@@ -485,7 +485,7 @@ void ShardedAdamW::forget_gradients() {
   complete_ = 0;
 }
 
-// From the bucket that was reduced last, about the order in which the next forward uses them.
+// Starts with the bucket that was reduced last: roughly the order in which the next forward uses the weights.
 void ShardedAdamW::gather_weights(const std::vector<bool>& has_gradient) {
   std::vector<Work> works;
   for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
@@ -521,10 +521,10 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
     return share_->step(options);
   }
   const autograd::NoGrad guard;
-  wait();  // for weights that were not used since the last step
+  wait();  // for transfers of weights that were not used since the last step
   std::vector<bool> has_gradient;
   if (overlap_) {
-    // Backward has started some, and ranks do not know which of the others were started elsewhere.
+    // Backward has started some reductions, and each rank must start those that others have started.
     reduce_gradients(std::vector<bool>(parameters_.size(), true));
     has_gradient = agree_on_step(options);
     learn_order();
@@ -549,7 +549,7 @@ void ShardedAdamW::zero_grad() {
   const bool arrived =
       std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.arrived; });
   if (arrived || started_ > 0) {
-    reduce_gradients(std::vector<bool>(parameters_.size(), true));  // others may have started more
+    reduce_gradients(std::vector<bool>(parameters_.size(), true));  // other ranks may have started more
     forget_gradients();
   }
   for (const Tensor& x : parameters()) {
@@ -636,7 +636,7 @@ StateDict ShardedAdamW::state_dict(std::optional<int> only_rank) const {
   return result;
 }
 
-// The same states of this rank's elements. What is wrong otherwise is left to AdamW.
+// The states of this rank's elements. AdamW reports any other error in `state`.
 StateDict ShardedAdamW::share_of(const StateDict& state) const {
   StateDict result = state;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -662,7 +662,7 @@ void ShardedAdamW::load_state_dict(const StateDict& state) {
     return;
   }
   const autograd::NoGrad guard;
-  wait();  // its share of the weights is read, and lies in memory that is being gathered
+  wait();  // this rank's share of the weights is read, and the gather may still be writing that memory
   const StateDict before = share_->state_dict();
   std::exception_ptr error;
   Hash steps;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Conversations as the models that were trained on them expect them.
+// Formats conversations as text for chat models.
 
 #include <cstdint>
 #include <span>
@@ -18,24 +18,26 @@ struct ChatMessage {
 };
 
 struct ChatOptions {
-  bool add_generation_prompt = true;  ///< ends with the beginning of an answer
-  bool thinking = true;               ///< false: asks Qwen 3 for an answer without thoughts
+  bool add_generation_prompt = true;  ///< end with the beginning of an answer
+  bool thinking = true;               ///< false: ask Qwen 3 to answer without thinking
   std::string date = "26 Jul 2024";  ///< in the system message of Llama 3.1 and later; this is their templates' default
 };
 
-/// One of the formats that mica knows, by the Jinja template of a tokenizer: templates are recognized, not executed.
+/// One of the chat formats that mica knows, chosen by a tokenizer's Jinja template: templates are recognized, not
+/// executed.
 ///
 /// - Llama 3: "<|start_header_id|>user<|end_header_id|>\n\n…<|eot_id|>", from 3.1 on with dates in the system message.
 /// - ChatML, as Qwen 2 to 3 and SmolLM use it: "<|im_start|>user\n…<|im_end|>\n", with the template's system message if
-///   there is no other. Qwen 3's thoughts are left out of earlier answers.
+///   the conversation has none. Qwen 3's thoughts are removed from earlier answers.
 class ChatFormat {
  public:
-  /// Throws an Error if the template is empty or another one.
+  /// Throws an Error if the template is empty or unknown.
   explicit ChatFormat(std::string_view jinja);
 
   /// The conversation as text. Throws an Error for other roles.
   std::string text(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
-  /// Its tokens. Special tokens in the contents of messages are text, so that nobody who writes a message can end it.
+  /// The tokens of text(). Special tokens in the contents of messages are encoded as plain text, so that a message
+  /// cannot end itself or start another.
   std::vector<std::int64_t> encode(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                    const ChatOptions& options = {}) const;
   /// The token that ends an answer.
@@ -51,14 +53,14 @@ class ChatFormat {
   std::vector<Part> parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
   std::vector<Part> llama3_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
   std::vector<Part> chatml_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
-  /// The content of an answer, with its thoughts where Qwen 3's template keeps them.
+  /// The content of an answer, including its thoughts where Qwen 3's template keeps them.
   static std::string answer(std::span<const ChatMessage> messages, std::size_t index);
   std::int64_t special(const Tokenizer& tokenizer, const std::string& token) const;
 
   Family family_ = Family::chatml;
   bool has_dates_ = false;      // Llama 3.1 and later
   bool has_thoughts_ = false;   // Qwen 3
-  bool always_thinks_ = false;  // its models that only think
+  bool always_thinks_ = false;  // Qwen 3's models that always think
   std::string default_system_;  // of ChatML
 };
 

@@ -14,7 +14,7 @@ namespace mica::io {
 
 namespace {
 
-// Batches on their way to a GPU beside the one that is being used.
+// The number of batches that are copied to a GPU ahead of the one that is being used.
 constexpr std::int64_t kSentAhead = 2;
 
 const DataLoaderOptions& checked(const Dataset& data, const DataLoaderOptions& options) {
@@ -38,9 +38,9 @@ const DataLoaderOptions& checked(const Dataset& data, const DataLoaderOptions& o
 
 }  // namespace
 
-/// Batches are numbered from 0, the first one. Batch i is made in slot i modulo the number of slots:
+/// Batches are numbered from 0. Batch i is prepared in slot i modulo the number of slots:
 ///
-///     released ≤ i < released + slots   a worker may make it (and each number is made by one worker)
+///     released ≤ i < released + slots   a worker may prepare it (each batch is prepared by one worker)
 ///     taken ≤ i < released              only on a GPU: its copy to the device was started
 ///     i < taken                         next() has returned it
 class DataLoader::Queue {
@@ -70,7 +70,7 @@ class DataLoader::Queue {
       try {
         slot.sent.wait();  // before its memory is freed
       } catch (const Error&) {
-        // The GPU has failed; whoever uses it next will be told.
+        // The GPU has failed; its next use will report the error.
       }
     }
   }
@@ -97,7 +97,7 @@ class DataLoader::Queue {
 
  private:
   struct Slot {
-    Tensors batch;             // on a GPU in page-locked memory, which stays
+    Tensors batch;             // for a GPU in page-locked memory, which is kept
     AsyncCopy sent;            // the last copy from it
     std::exception_ptr error;  // instead of the batch
     bool ready = false;
@@ -111,7 +111,7 @@ class DataLoader::Queue {
     return slots_[static_cast<std::size_t>(number % static_cast<std::int64_t>(slots_.size()))];
   }
 
-  // Of a row of the whole batch.
+  // The position of a row of the whole batch.
   DataPosition position_of(std::int64_t number, std::int64_t row) const {
     const std::int64_t samples = options_.start.index + number * options_.batch + row;
     return {options_.start.epoch + samples / size_, samples % size_};
@@ -141,7 +141,7 @@ class DataLoader::Queue {
     }
   }
 
-  // Makes the batch or keeps the error.
+  // Prepares the batch, or stores the error.
   void fill(std::int64_t number) {
     Slot& slot = slot_of(number);
     try {
@@ -173,7 +173,7 @@ class DataLoader::Queue {
     return slot_of(number).ready && slot_of(number).error == nullptr;
   }
 
-  // Until the batch is made; throws its error.
+  // Waits until the batch is ready; throws its error, if any.
   void wait_for(std::int64_t number) {
     Slot& slot = slot_of(number);
     if (workers_.empty() && !slot.ready) {
@@ -199,7 +199,7 @@ class DataLoader::Queue {
     release();
   }
 
-  // Leaves the slot of batch `released_` to a later batch.
+  // Frees the slot of batch `released_` for a later batch.
   void release() {
     const std::lock_guard lock(mutex_);
     slot_of(released_).ready = false;
@@ -227,11 +227,11 @@ class DataLoader::Queue {
 
   std::mutex mutex_;
   std::condition_variable may_make_, is_made_;
-  std::vector<Slot> slots_;  // who may use one follows from the numbers; `ready` is guarded
+  std::vector<Slot> slots_;  // the numbers above determine who may use a slot; `ready` is guarded by the mutex
   std::int64_t next_to_make_ = 0, released_ = 0;
   bool stops_ = false;
 
-  // Only for the thread that calls next().
+  // Used only by the thread that calls next().
   std::int64_t taken_ = 0;
   std::deque<Sent> sent_;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Batches of training data, made by worker threads ahead of the training.
+// Batches of training data, prepared in advance by worker threads.
 
 #include <cstdint>
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace mica::io {
 
-/// A place in the data: `index` samples of epoch `epoch`, in that epoch's order, have been used.
+/// A position in the data: `index` samples of epoch `epoch`, in that epoch's order, have been used.
 struct DataPosition {
   std::int64_t epoch = 0;
   std::int64_t index = 0;
@@ -37,8 +37,8 @@ class Sample {
   std::int64_t row_;
 };
 
-/// Samples by number: what a DataLoader makes batches of. A sample has one or more fields; a batch has a tensor for
-/// each. A data set of images with labels:
+/// A data set: samples that can be read by index. A sample has one or more fields; a batch has a tensor for each field.
+/// A data set of images with labels:
 ///
 ///     struct Digits : io::Dataset {
 ///       std::int64_t size() const override { return 60000; }
@@ -58,38 +58,38 @@ class Dataset {
 
   virtual ~Dataset() = default;
 
-  virtual std::int64_t size() const = 0;
-  virtual std::vector<Field> fields() const = 0;
-  /// Writes every element of sample `index`, which must depend on index and epoch alone. Called by several threads at a
-  /// time. The loader passes an exception on.
+  virtual std::int64_t size() const = 0;          ///< the number of samples
+  virtual std::vector<Field> fields() const = 0;  ///< the same for all samples
+  /// Writes every element of sample `index`, as a function of index and epoch alone. Called by several threads at a
+  /// time. Exceptions are rethrown by DataLoader::next().
   virtual void read(std::int64_t index, std::int64_t epoch, const Sample& to) const = 0;
 };
 
 struct DataLoaderOptions {
-  std::int64_t batch = 1;  ///< samples per batch: of all ranks together
-  bool shuffle = true;     ///< another order in each epoch, which takes no memory: see Permutation
+  std::int64_t batch = 1;  ///< samples per batch, all ranks together
+  bool shuffle = true;     ///< a different order in each epoch, at no cost in memory: see Permutation
   std::uint64_t seed = 0;  ///< of the orders
-  /// Threads that make batches ahead, at most two more than there are threads. With 0, next() makes them. The batches
-  /// do not depend on it.
+  /// Threads that prepare batches, at most workers + 2 batches ahead. With 0, next() prepares each batch. The batches
+  /// do not depend on this number.
   int workers = 1;
   Device device = Device::cpu();  ///< of the batches
   DataPosition start{};           ///< where the first batch begins
-  /// Of several processes that train together: which one this is, and how many there are. Rank r gets the rows
-  /// [r, r + 1) · batch / ranks of each batch, so the batches of all ranks together are those of one rank.
+  /// For training with several processes: the index of this one, and their number. Rank r gets the rows [r, r + 1) ·
+  /// batch / ranks of each batch, so the parts of all ranks make up the batch that a single process would get.
   int rank = 0;
   int ranks = 1;
 };
 
-/// Endless batches of a data set, epoch after epoch. A batch may have the last samples of an epoch and the first ones
-/// of the next. The batches depend on the data, the seed and the start alone.
+/// Endless batches of a data set, epoch after epoch. A batch may combine the last samples of an epoch with the first
+/// ones of the next. The batches depend only on the data, `batch`, `shuffle`, `seed` and `start`.
 ///
-/// With several ranks, each reads only its own rows. A position counts the samples of all ranks, so it means the same
-/// to any number of them:
+/// With several ranks, each reads only its own rows. A position counts the samples of all ranks, so it is valid for any
+/// number of ranks:
 ///
 ///     io::DataLoader loader(data, {.batch = 32, .rank = group.rank(), .ranks = group.size()});
 ///
-/// On a GPU, batches are copied from page-locked memory on a stream of their own while earlier steps run: the one after
-/// next is on its way.
+/// For a GPU, batches are copied from page-locked memory on a separate stream, two batches ahead, while earlier steps
+/// run.
 ///
 ///     io::DataLoader loader(data, {.batch = 32, .device = Device::cuda()});
 ///     while (loader.position().epoch < 3) {
@@ -105,11 +105,11 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// This rank's part of the next batch: a tensor (batch / ranks, field's shape…) for each field, which belongs to the
-  /// caller. Throws what the data set threw when it read one of the samples, then again at each call.
+  /// This rank's part of the next batch: for each field, a new tensor (batch / ranks, field's shape…). If the data set
+  /// threw while reading one of the samples, rethrows that exception, at this and every later call.
   Tensors next();
 
-  /// Where the next batch begins, of all ranks. A loader that starts there goes on with the same batches.
+  /// Where the next batch begins, counting all ranks. A loader that starts there continues with the same batches.
   DataPosition position() const;
 
  private:

@@ -35,7 +35,7 @@ void make_folder(const std::filesystem::path& path, const char* what) {
 }
 
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
-  // Without O_NONBLOCK, opening a FIFO waits for a writer.
+  // Without O_NONBLOCK, opening a FIFO would wait for a writer.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   check(descriptor_ >= 0, "load: cannot open {}: {}", path.string(), error_text(errno));
   struct stat status {};

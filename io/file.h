@@ -11,17 +11,17 @@
 
 namespace mica::io {
 
-/// What the system says about error `number`, an errno.
+/// The system's description of the error `number`, a value of errno.
 std::string error_text(int number);
 
-/// Whether there is anything at `path`, be it something that cannot be read, such as a link to nothing or to itself:
-/// opening it says what is wrong. Does not throw.
+/// Whether anything exists at `path`, including what cannot be opened, such as a dangling link: opening it will report
+/// the problem. Does not throw.
 bool is_there(const std::filesystem::path& path);
 
-/// Makes the folder and those above it, if there is none. Throws an Error that starts with `what`.
+/// Creates the folder, and its parents, if they do not exist. Throws an Error that starts with `what`.
 void make_folder(const std::filesystem::path& path, const char* what);
 
-/// A regular file open for reading.
+/// A regular file that is open for reading. Errors name the file.
 class InputFile {
  public:
   explicit InputFile(const std::filesystem::path& path);
@@ -61,7 +61,7 @@ class MappedFile {
 };
 
 /// A temporary file in the folder of `path` that replaces it on commit(), after everything is flushed to disk. Without
-/// commit() it is removed.
+/// commit() it is removed. Errors start with "save: " and name `path`.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -69,7 +69,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  void write(const void* data, std::uint64_t bytes);
+  void write(const void* data, std::uint64_t bytes);  ///< appends
   void commit();
 
  private:
@@ -81,8 +81,8 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// Removes the temporary files that AtomicFile left in `folder` because its process was killed: those for files whose
-/// names fit. Only for files that no other process is writing.
+/// Removes temporary files that an AtomicFile left in `folder` because its process was killed: those of files whose
+/// name satisfies `fits`. No other process may be writing such a file.
 void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string& name)>& fits);
 
 }  // namespace mica::io

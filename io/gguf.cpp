@@ -28,7 +28,7 @@ constexpr std::int64_t kChunkElements = std::int64_t{1} << 18;
 constexpr const char* kQuantizationKey = "general.quantization_version";
 constexpr std::uint32_t kQuantizationVersion = 2;
 
-// The dtype of a type that is not quantized, and the other way round.
+// Convert between dtypes and the types that are not quantized.
 DType dtype_of(GgufType type) {
   switch (type) {
     case GgufType::f16: return float16;

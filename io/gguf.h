@@ -29,62 +29,64 @@ using GgufValue =
 using GgufMetadata = std::map<std::string, GgufValue>;
 
 struct GgufSaveOptions {
-  /// Stores floating tensors of two axes or more so. Those with rows of no multiple of 32 elements keep their dtype if
-  /// this is q8_0 or q4_0. Without it, all keep their dtypes.
+  /// The type in which floating tensors with two or more axes are stored; by default, they keep their dtypes. For q8_0
+  /// and q4_0, tensors whose rows are not a multiple of 32 elements keep their dtype.
   std::optional<GgufType> matrices{};
-  /// The same for floating tensors of at most one axis; not q8_0 or q4_0. llama.cpp expects f32 for norms and biases.
+  /// Like `matrices`, for floating tensors with at most one axis; not q8_0 or q4_0. llama.cpp expects f32 for norms and
+  /// biases.
   std::optional<GgufType> vectors{};
 };
 
 /// Writes tensors as a GGUF file of version 3: float32, float16, bfloat16, float64, int32 and int64, on any device and
-/// with any strides; at least one element, at most four axes, names of at most 63 bytes, as ggml reads them. Quantized
-/// blocks have the same bits as ggml's own. "general.quantization_version" is added if there are any.
+/// with any strides. As ggml requires, each has at least one element, at most four axes and a name of at most 63 bytes.
+/// Quantized blocks have the same bits as ggml's own. "general.quantization_version" is added if there are any.
 ///
-/// An existing file is replaced only after the new one is completely on disk. Throws an Error that names the file, also
-/// for elements that are not finite or too large for the scale of their block.
+/// An existing file is replaced only after the new one is completely on disk. Throws an Error that names the file,
+/// including for elements to be quantized that are not finite or too large for the scale of their block.
 void save_gguf(const std::filesystem::path& path, const StateDict& tensors, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {});
 
 struct GgufLoadOptions {
   Device device = Device::cpu();
-  DType dequantized = float32;  ///< the dtype of tensors that are stored as q8_0 or q4_0
-  /// On the CPU, the other tensors are the mapped file itself, read when they are first used: see load_mapped() in
-  /// safetensors.h for what this means for the file.
+  DType dequantized = float32;  ///< the dtype to which q8_0 and q4_0 tensors are converted
+  /// On the CPU, the other tensors refer to the mapped file, which is read when they are first used: see load_mapped()
+  /// in safetensors.h for what this means for the file.
   bool mapped = false;
 };
 
 /// Reads all tensors of a GGUF file of version 2 or 3, under the file's names and with its dtypes. Throws an Error that
-/// names the file and the problem, also for types other than GgufType's. The whole header is validated against the file
+/// names the file and the problem, such as a type that GgufType lacks. The whole header is validated against the file
 /// before memory is allocated for tensors.
 StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options = {});
 
 /// Reads the metadata only. Validates as load_gguf does.
 GgufMetadata load_gguf_metadata(const std::filesystem::path& path);
 
-/// Whether a file's metadata have a tokenizer, supported or not.
+/// Whether a file's metadata contain a tokenizer, supported or not.
 bool has_gguf_tokenizer(const GgufMetadata& metadata);
 
-/// The tokenizer in a file's metadata: byte-level byte-pair encoding ("gpt2" as tokenizer.ggml.model) whose words
-/// (tokenizer.ggml.pre) are those of GPT-2 ("gpt-2"), SmolLM ("smollm"), Llama 3 ("llama-bpe", "smaug-bpe") or Qwen 2
-/// to 3
-/// ("qwen2", "deepseek-r1-qwen"), or have one of several names that llama.cpp takes for the same. Throws an Error that
-/// starts with `what` and names the key, also for what is not supported, such as SentencePiece ("llama").
+/// The tokenizer in a file's metadata: byte-level byte-pair encoding ("gpt2" as tokenizer.ggml.model) with the word
+/// splitting (tokenizer.ggml.pre) of GPT-2 ("gpt-2"), SmolLM ("smollm"), Llama 3 ("llama-bpe", "smaug-bpe") or Qwen
+/// 2 to 3 ("qwen2", "deepseek-r1-qwen"), or a name that llama.cpp treats as one of these. Throws an Error that
+/// starts with `what` and names the key, including for tokenizers that are not supported, such as SentencePiece
+/// ("llama").
 ///
-/// It gives llama.cpp's tokens, but for texts that are not in Unicode's normalization form C: of "qwen2", mica brings
-/// them into it as Qwen's own tokenizers do, and llama.cpp does not.
+/// It gives llama.cpp's tokens, except with "qwen2" for texts that are not in Unicode normalization form C: mica
+/// normalizes them, as Qwen's own tokenizers do; llama.cpp does not.
 Tokenizer gguf_tokenizer(const GgufMetadata& metadata, const std::string& what);
 
-/// The tokens that end a text by a file's metadata, sorted: its eos, eot and eom tokens, and control tokens with the
-/// usual names of such, "<|endoftext|>", "<|im_end|>", "<|eot_id|>" and others. Nothing without a tokenizer; it need
-/// not be a supported one.
+/// The tokens that end a text, according to a file's metadata, sorted: its eos, eot and eom tokens, and control tokens
+/// with names such as "<|endoftext|>", "<|im_end|>" and "<|eot_id|>". Empty if the file has no tokenizer; the tokenizer
+/// need not be supported.
 std::vector<std::int64_t> gguf_end_tokens(const GgufMetadata& metadata);
 
-/// A tokenizer as gguf_tokenizer() reads it, for a model with `vocabulary` tokens: llama.cpp wants as many, so the
-/// missing ones are there without text ("[PAD7]", unused). Throws an Error for what GGUF cannot say: pieces of words, a
-/// space added before a text, tokens around a text other than bos and eos, added tokens that take spaces.
+/// A tokenizer as metadata, which gguf_tokenizer() can read, for a model with `vocabulary` tokens: since llama.cpp
+/// requires that many, missing ones are added as unused tokens ("[PAD7]"). Throws an Error for what GGUF cannot
+/// express: WordPiece, a space added before a text, tokens around a text other than bos and eos, added tokens that
+/// absorb adjacent spaces.
 GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary);
 
-/// How each tensor is stored.
+/// The type of each tensor in a file, by name. Reads and validates the header only.
 std::map<std::string, GgufType> load_gguf_types(const std::filesystem::path& path);
 
 }  // namespace mica::io

@@ -7,7 +7,7 @@
 namespace mica::io {
 
 /// Draws the graph that computed `output` into a file: ops, modules, shapes, and the bytes each op saves for backward
-/// (see autograd::to_dot). Call it before backward, which frees them.
+/// (see autograd::to_dot). Call it before backward, which frees the saved tensors.
 ///
 ///     io::write_graph(loss, "graph.svg");
 ///

@@ -1,6 +1,6 @@
 #pragma once
 
-// Models in the folders of Hugging Face's transformers: config.json, and weights in safetensors files.
+// Models in the format of Hugging Face's transformers: a folder with config.json, and weights in safetensors files.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,71 +16,74 @@
 
 namespace mica::io {
 
-/// Replaces `from` by `to` once in the names of a file's tensors that contain it. "^" at the beginning of `from` and
-/// "$" at its end stand for the beginning and the end of a name: {"^backbone.", "model."}.
+/// Replaces the first `from` by `to` in the names of a file's tensors. "^" at the beginning of `from` and "$" at its
+/// end stand for the beginning and the end of a name: {"^backbone.", "model."}.
 struct Renaming {
   std::string from;
   std::string to;
 };
 
-/// What a load with strict = false has passed over, sorted.
+/// The differences that a load with strict = false has accepted; sorted names.
 struct LoadDifferences {
-  std::vector<std::string> missing;     ///< parameters that no file has: they start as in a new model
+  std::vector<std::string> missing;     ///< parameters that no file has: they are initialized as in a new model
   std::vector<std::string> unexpected;  ///< tensors that the model does not have
 };
 
 struct LoadOptions {
   Device device = Device::cpu();
-  std::optional<DType> dtype{};            ///< convert to it; without one, tensors keep the files' dtypes
-  bool strict = true;                      ///< refuse files that lack tensors of the model or have others
-  std::vector<Renaming> renamings{};       ///< applied in order to each name in the files, before names are looked at
+  std::optional<DType> dtype{};            ///< of the parameters; nullopt: tensors keep the files' dtypes
+  bool strict = true;                      ///< throw if tensors are missing in the files or unknown to the model
+  std::vector<Renaming> renamings{};       ///< applied in order to each name in the files, before it is matched
   LoadDifferences* differences = nullptr;  ///< filled if not null
 };
 
-/// Any of the models that a folder may have.
+/// Any of the supported models.
 using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
-/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2 and qwen3 an nn::Llama; bert
-/// an nn::Bert, without a pooler if the files have none. The model is in evaluation mode: call train() to train it.
+/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
+/// nn::Llama; bert an nn::Bert, without a pooler if the files have none. The model is in evaluation mode: call train()
+/// to train it.
 ///
-/// On the CPU and in the files' dtypes, parameters are the mapped files themselves, read when they are first used; see
-/// load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files store
-/// transposed, are copied. Otherwise each tensor is converted once, from the mapped file.
+/// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
+/// see load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files
+/// store transposed, are copied. On other devices or in other dtypes, each tensor is converted once, from the mapped
+/// file.
 ///
-/// Names may lack the prefix of the whole model ("transformer.", "model.") or have that of a larger one ("bert."). Old
-/// files' attention masks and rotary tables are passed over, and so is a head's weight that the configuration ties to
-/// the embedding.
+/// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). The attention
+/// masks and rotary tables of old files are ignored, and so is the weight of a head that the configuration ties to the
+/// embedding, if it has the embedding's bits.
 ///
-/// The path may also be a file that ends in .gguf, of llama.cpp, with an nn::Llama of the architecture llama, qwen2 or
-/// qwen3, or an nn::GPT of gpt2. All parameters get options.dtype, or else the dtype of the embedding (float32 if it is
+/// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gpt2
+/// an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32 if it is
 /// quantized).
 ///
-/// Throws an Error that names the file and what is wrong with it, or lists all tensors that are missing, unexpected or
-/// of another shape. Before memory is allocated for a model, its size by config.json is compared with the files'.
+/// Throws an Error that names the file and the problem, or lists all tensors that are missing, unexpected or of another
+/// shape. Before memory is allocated for a model, its size according to config.json is compared with the files' size.
 PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadOptions& options = {});
 
-/// The same for a known class, load_pretrained<nn::Llama>(folder). Throws if the folder has another.
+/// The same for a known class: load_pretrained<nn::Llama>(folder). Throws if the folder has a model of another class.
 template <class Model>
 Model load_pretrained(const std::filesystem::path& folder, const LoadOptions& options = {});
 
-/// The configuration alone.
+/// Reads config.json only.
 PretrainedConfig load_pretrained_config(const std::filesystem::path& folder);
 
 /// All tensors of a folder's safetensors files under the files' names, mapped.
 StateDict load_pretrained_tensors(const std::filesystem::path& folder);
 
 struct SaveOptions {
-  /// Files are at most this large, as far as single tensors allow; several get an index.
+  /// Maximum size of a file, unless a single tensor is larger. Several files get an index.
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;
-  /// A folder whose config.json's other entries, such as the ids of special tokens, are kept.
+  /// A folder whose config.json provides the entries that mica does not write itself, such as the ids of special
+  /// tokens. Throws an Error if they would change what the model computes.
   std::filesystem::path like{};
 };
 
-/// Writes config.json and the weights as transformers' from_pretrained() and load_pretrained() read them, and creates
-/// the folder if needed. Each file is replaced only when it is complete, config.json last; then the weights of an
-/// earlier save in other files (one, or the shards of its index) are removed. A model may be saved to the folder that
-/// it was loaded from.
+/// Writes config.json and the weights so that transformers' from_pretrained() and load_pretrained() can read them.
+/// Creates the folder if needed. Each file is replaced only when its new contents are complete, config.json last; then
+/// other weight files of an earlier save (model.safetensors, or the shards in its index) are removed. A model may be
+/// saved to the folder that it was loaded from.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});
@@ -88,9 +91,9 @@ void save_pretrained(const PretrainedModel& model, const std::filesystem::path& 
                      const SaveOptions& options = {});
 
 /// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
-/// and replaces entries with the same keys. Without a tokenizer in it, llama.cpp takes numbers of tokens alone. Throws
-/// an Error for what llama.cpp does not have: dynamic scaling of rotary embeddings, a GPT without biases or with exact
-/// GELU.
+/// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
+/// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings, layers without rotary
+/// embeddings, a GPT without biases or with exact GELU.
 void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const GgufMetadata& metadata = {},

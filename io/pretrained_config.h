@@ -1,7 +1,7 @@
 #pragma once
 
-// The JSON files of a model saved by Hugging Face's transformers: config.json, from and to the configurations of nn's
-// models, and the index of shards.
+// The JSON files of a model saved by Hugging Face's transformers: conversion between config.json and the configurations
+// of nn's models, and the index of shards.
 
 #include <map>
 #include <string>
@@ -17,19 +17,20 @@ namespace mica::io {
 /// A model that load_pretrained() can build.
 using PretrainedConfig = std::variant<nn::GPTConfig, nn::LlamaConfig, nn::BertConfig>;
 
-/// The configuration in a config.json with the model_type gpt2, llama, mistral, qwen2, qwen3 or bert. Entries that mica
-/// does not know are ignored, unless they change what the model computes: then, and if an entry is missing, of another
-/// type or out of range, throws an Error that starts with `what` and names the entry.
+/// The configuration in a config.json with the model_type gpt2, llama, mistral, qwen2, qwen3, smollm3 or bert. Entries
+/// that mica does not know are ignored. Throws an Error that starts with `what` and names the entry, if an entry asks
+/// for a computation that mica does not support, is missing, of the wrong type or out of range.
 PretrainedConfig pretrained_config(const JsonValue& json, const std::string& what);
 
 /// The entries of config.json for a configuration. Throws if transformers has no model of this kind, such as a GPT-2
 /// without biases.
 JsonValue::Object config_entries(const PretrainedConfig& config);
 
-/// The number of elements of the model's parameters, tied ones once.
+/// The number of elements of the model's parameters; tied parameters count once.
 std::int64_t parameter_count(const PretrainedConfig& config);
 
-/// The files of a model.safetensors.index.json by the names of their tensors. Throws an Error that starts with `what`.
+/// From the contents of a model.safetensors.index.json: the name of the file that holds each tensor. Throws an Error
+/// that starts with `what`.
 std::map<std::string, std::string> weight_map(const JsonValue& index, const std::string& what);
 
 }  // namespace mica::io

@@ -59,7 +59,7 @@ struct Entry {
   std::string name;
   DType dtype = DType::float32;
   Shape shape;
-  std::uint64_t begin = 0, end = 0;  // in the file's data
+  std::uint64_t begin = 0, end = 0;  // positions in the data section
 };
 
 struct Header {
@@ -72,7 +72,7 @@ struct Header {
 struct Field {
   std::optional<std::string> text;                    // of a string
   std::optional<std::vector<std::uint64_t>> numbers;  // of a list
-  bool only_numbers = true;                           // whether that list has nothing else
+  bool only_numbers = true;                           // whether the list contains only numbers
 };
 
 /// A name of the header, with its fields if it is an object.
@@ -81,7 +81,7 @@ struct Member {
   std::optional<std::map<std::string, Field>> fields{};
 };
 
-/// Builds the header from the parser's events, not as an nlohmann::json, whose destructor allocates and ends the
+/// Builds the header from the parser's events. An nlohmann::json would not do: its destructor allocates, and ends the
 /// program if memory runs out. Errors are passed to `refuse`, which throws.
 template <class Refuse>
 class HeaderEvents final : public nlohmann::json_sax<Json> {
@@ -108,7 +108,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
     } else {
       std::tie(field_, is_new) = members_.back().fields->try_emplace(name);
     }
-    if (!is_new) {  // which JSON allows
+    if (!is_new) {  // JSON itself allows duplicate names
       refuse_(fmt::format("the name \"{}\" appears twice", name));
     }
     return true;
@@ -307,7 +307,7 @@ std::string header_text(const std::filesystem::path& path, const std::vector<Sta
     fail("save: cannot write {}: a name or the metadata is not valid UTF-8", path.string());
   }
   text += "}";
-  // The data begin at a multiple of 8, so that readers can map the file into memory.
+  // The data begins at a multiple of 8, so that readers can map the file into memory.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   check(text.size() <= kLongestHeader, "save: cannot write {}: its header would have {} bytes, at most {} are allowed",
         path.string(), text.size(), kLongestHeader);

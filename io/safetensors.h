@@ -22,13 +22,13 @@ void save(const std::filesystem::path& path, const StateDict& tensors, const Met
 /// validated against the file before memory is allocated.
 StateDict load(const std::filesystem::path& path, Device device = Device::cpu());
 
-/// The same on the CPU without reading the data: the tensors' elements are the file's, mapped into memory, and are read
-/// from it when they are first used. Writing to a tensor changes a private copy of the page written to, never the file.
-/// While one of the tensors is alive, the file must not be truncated or written (save(), which replaces the file, is
-/// fine). A tensor whose data are not aligned for its dtype is copied. Validates as load does.
+/// Like load(), on the CPU, but without reading the data: the tensors refer to the file mapped into memory, and
+/// elements are read when they are first used. Writing to a tensor changes a private copy of the page written to, never
+/// the file. While one of the tensors is alive, the file must not be truncated or written (save(), which replaces the
+/// file, is fine). A tensor whose data is not aligned for its dtype is copied. Validates as load() does.
 StateDict load_mapped(const std::filesystem::path& path);
 
-/// Reads the metadata only. Validates the header as load does.
+/// Reads the metadata only. Validates the header as load() does.
 Metadata load_metadata(const std::filesystem::path& path);
 
 }  // namespace mica::io

@@ -20,7 +20,7 @@
 #include <mica/io/text.h>
 
 // A file is a sequence of records (TFRecord): the length of the data, 8 bytes; its checksum, 4; the data; its checksum,
-// 4; all little-endian. The data are messages `Event` in the wire format of protobuf. Sources:
+// 4; all little-endian. The data of each is a message `Event` in protobuf's wire format. Sources:
 // https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorboard/compat/proto/{event,summary,tensor}.proto.
 
 namespace mica::io {
@@ -52,7 +52,7 @@ std::uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-// Data may contain checksums of data, so TFRecord stores them rotated and shifted.
+// Data may itself contain checksums, so TFRecord stores them masked.
 std::uint32_t masked_crc(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xA282EAD8; }
 
 template <class T>
@@ -110,7 +110,7 @@ void check_utf8(const char* what, std::string_view text) {
   }
 }
 
-// The bounds of a HistogramProto's buckets are their right ends; the first one begins at `least`.
+// A HistogramProto stores the right end of each bucket; the first bucket begins at `least`.
 struct Histogram {
   double least = 0, greatest = 0, count = 0, sum = 0, sum_of_squares = 0;
   std::vector<double> bounds{0}, counts{0};
@@ -134,7 +134,7 @@ Histogram histogram_of(const T* values, std::int64_t n) {
   if (h.count == 0) {
     return {};
   }
-  // Halved, since the difference of two finite numbers may be infinite.
+  // Computed from halves, since the difference of two finite numbers may be infinite.
   const double half_width = h.greatest / 2 - h.least / 2;
   const int buckets = half_width > 0 ? kBuckets : 1;
   h.bounds.clear();
@@ -155,7 +155,7 @@ Histogram histogram_of(const T* values, std::int64_t n) {
 }
 
 Histogram histogram_of(const Tensor& values) {
-  // Integers of 64 bits lose digits that no picture shows.
+  // float64 drops digits of 64-bit integers, which a histogram does not show anyway.
   const DType dtype =
       values.dtype() == float16 || values.dtype() == bfloat16 || values.dtype() == float32 ? float32 : float64;
   const Tensor host = empty(values.shape(), dtype);
@@ -210,7 +210,7 @@ void EventWriter::text(std::string_view tag, std::string_view text, std::int64_t
   constexpr int kString = 7;  // DataType
   const Message shape = Message().message(2, Message().integer(1, 1));
   const Message tensor = Message().integer(1, kString).message(2, shape).text(8, text);
-  const Message metadata = Message().message(1, Message().text(1, "text"));  // the plugin that shows it
+  const Message metadata = Message().message(1, Message().text(1, "text"));  // the plugin that displays it
   write_value(Message().text(1, tag).message(8, tensor).message(9, metadata).bytes(), step);
 }
 
@@ -221,7 +221,7 @@ void EventWriter::histogram(std::string_view tag, const Tensor& values, std::int
   Message message;
   const std::array<double, 5> statistics{h.least, h.greatest, h.count, h.sum, h.sum_of_squares};
   for (std::size_t i = 0; i < statistics.size(); ++i) {
-    if (statistics[i] != 0) {  // the default
+    if (statistics[i] != 0) {  // 0 is the default and not written
       message.real(static_cast<int>(i) + 1, statistics[i]);
     }
   }
@@ -229,12 +229,12 @@ void EventWriter::histogram(std::string_view tag, const Tensor& values, std::int
   write_value(Message().text(1, tag).message(5, message).bytes(), step);
 }
 
-// An Event with a Summary of one Value.
+// Writes an Event with a Summary of one Value.
 void EventWriter::write_value(const std::string& value, std::int64_t step) {
   write_event(step, 5, Message().text(1, value).bytes());
 }
 
-// An Event with a SessionLog.
+// Writes an Event with a SessionLog.
 void EventWriter::write_session_start(std::int64_t step) {
   constexpr int kStart = 1;  // SessionStatus
   write_event(step, 7, Message().integer(1, kStart).bytes());
@@ -263,7 +263,7 @@ void EventWriter::write_record(const std::string& data) {
     }
     if (count < 0) {
       const int number = errno;
-      // Readers give up at a torn record, and would miss those that follow it.
+      // Readers stop at an incomplete record, and would miss those after it.
       [[maybe_unused]] const int cut = ::ftruncate(descriptor_, size_);
       fail("EventWriter: cannot write {}: {}", path_.string(), error_text(number));
     }

@@ -16,13 +16,13 @@ namespace mica::io {
 struct EventWriterOptions {
   /// The time of an event in seconds since 1970; the system's clock if empty.
   std::function<double()> clock{};
-  /// The first step of a run that goes on from a checkpoint: of what earlier files of the folder have at this step and
-  /// later ones, TensorBoard shows nothing. The run was stopped after its last checkpoint and takes those steps again.
+  /// The first step of a run that resumes from a checkpoint. TensorBoard then hides the events of earlier files in the
+  /// folder at this step and later: the run had gone on after its last checkpoint, and now repeats those steps.
   std::optional<std::int64_t> resumed_at{};
 };
 
-/// Writes the scalars, texts and histograms of one run to a new file in a folder. An event is on its way to the disk
-/// when the call returns, so TensorBoard sees it at once and a crash loses nothing.
+/// Writes the scalars, texts and histograms of one run to a new file in a folder. An event has been handed to the
+/// operating system when the call returns, so TensorBoard sees it at once and a crash of the program loses nothing.
 ///
 ///     io::EventWriter events("runs/first");
 ///     events.scalar("loss/train", loss.item(), step);
@@ -31,7 +31,7 @@ struct EventWriterOptions {
 /// Tags and texts are UTF-8; TensorBoard groups tags by what precedes a slash. Steps may be any number. If an event
 /// cannot be written completely, the file is cut back to the events before it, and an Error names the file.
 ///
-/// One thread at a time.
+/// May be used by one thread at a time.
 class EventWriter {
  public:
   /// Creates the folder if needed. Throws an Error that names the file.
@@ -42,9 +42,9 @@ class EventWriter {
 
   /// Stored as float32; NaN and infinities are shown as such.
   void scalar(std::string_view tag, double value, std::int64_t step);
-  /// Markdown.
+  /// `text` is Markdown.
   void text(std::string_view tag, std::string_view text, std::int64_t step);
-  /// The distribution of the finite elements of `values` in 30 equal intervals from the least to the greatest. Any
+  /// The distribution of the finite elements of `values`, in 30 equal intervals from the smallest to the largest. Any
   /// numeric dtype and device; waits for a GPU.
   void histogram(std::string_view tag, const Tensor& values, std::int64_t step);
 

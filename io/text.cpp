@@ -60,7 +60,8 @@ void for_each_character(std::string_view text, Visit&& visit, ProgressTask* prog
   report(text.size());
 }
 
-// Memory is allocated before anything is read, so that a batch that is too large throws OutOfMemory.
+// The inputs and targets of a batch. Allocates all memory before anything is read, so that a batch that is too large
+// throws OutOfMemory.
 struct Windows {
   Tensor inputs, targets;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Text for character-level language models: files, tokenization, and batches of windows.
+// Helpers for character-level language models: reading text files, tokenization, and batches of windows.
 
 #include <cstdint>
 #include <filesystem>

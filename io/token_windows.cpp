@@ -40,7 +40,7 @@ TokenWindows::TokenWindows(const TokenView& tokens, const TokenWindowsOptions& o
   check(context >= 1, "TokenWindows: expected a context of at least 1, got {}", context);
   check(tokens.size() > context, "TokenWindows: expected more tokens than the context of {}, got {}", context,
         tokens.size());
-  const std::int64_t places = tokens.size() - context;  // where a window may begin
+  const std::int64_t places = tokens.size() - context;  // number of positions at which a window may begin
   windows_ = std::max<std::int64_t>(1, places / context);
   offsets_ = std::min(context, places - (windows_ - 1) * context);
 }

@@ -12,36 +12,36 @@ namespace mica::io {
 
 struct TokenWindowsOptions {
   std::int64_t context = 1;  ///< tokens per window
-  std::uint64_t seed = 0;    ///< of the places where the sequence is cut
-  /// The token between documents. With it, a sample also has positions and documents.
+  std::uint64_t seed = 0;    ///< of the offsets at which the sequence is cut
+  /// The token between documents. If set, samples also have the fields positions and documents.
   std::optional<std::int64_t> separator{};
   /// Whether the separator is the first token of its document, as in llm.c's files, or the last one, as in nanoGPT's.
   bool separator_begins = true;
 };
 
-/// Finds the documents in `inputs`, a part of a token sequence: writes the position in the document and the number of
-/// the document of each token, both from 0. If the separator ends documents, the targets after it become −100. All four
-/// lists have the same length.
+/// Finds the documents in `inputs`, a part of a token sequence. Writes, for each token, its position in its document
+/// and the number of that document, both from 0. If the separator ends documents, the target of each separator becomes
+/// −100. All four lists have the same length.
 void mark_documents(std::span<const std::int64_t> inputs, std::int64_t separator, bool separator_begins,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions,
                     std::span<std::int64_t> documents);
 
-/// Windows of a token sequence, to train language models. In each epoch the sequence is cut into adjacent windows, each
-/// time from another offset: a short run covers as much of the sequence as possible, and a long one sees windows at
-/// every offset. The fields of a sample, each int64 (context):
+/// Windows of a token sequence, to train language models. In each epoch the sequence is cut into adjacent windows,
+/// starting at a different offset: a short run covers as much of the sequence as possible, and a long one sees windows
+/// at every offset. The fields of a sample, each int64 (context):
 ///
 /// - inputs: the window;
-/// - targets: the same one token further;
-/// - positions: with a separator, the place in the document, from 0. A document that began before the window begins
-///   again with it;
+/// - targets: the window shifted by one token;
+/// - positions: with a separator, the position in the document, from 0. A document that began before the window
+///   counts from the start of the window;
 /// - documents: with a separator, the number of the document in the window, from 0, for attention within documents:
 ///   see nn::PackedDocuments and document_mask().
 ///
-/// If the separator ends documents, what follows it is not to be predicted from it: that target is −100, which
-/// cross_entropy ignores.
+/// If the separator ends documents, the token after it belongs to another document and cannot be predicted from it:
+/// that target is −100, which cross_entropy ignores.
 class TokenWindows : public Dataset {
  public:
-  /// Throws an Error unless there are more tokens than the context length. Keeps the view, not a copy.
+  /// Throws an Error unless there are more tokens than `context`. Keeps the view, not a copy of the tokens.
   TokenWindows(const TokenView& tokens, const TokenWindowsOptions& options);
 
   std::int64_t size() const override { return windows_; }

@@ -23,10 +23,10 @@ namespace {
 constexpr std::uint64_t kLargestFile = std::uint64_t{64} << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 31;  // positions in words have 32 bits
 
-constexpr std::size_t kReportedText = std::size_t{1} << 20;  // takes long enough for reports of its own
+constexpr std::size_t kReportedText = std::size_t{1} << 20;  // bytes; worth a progress report
 constexpr std::size_t kNormalizedPiece = std::size_t{1} << 18;
 
-/// Reports the bytes of a text that are done, many at a time.
+/// Reports progress in bytes, but not after each word, which would be slow.
 class Meter {
  public:
   explicit Meter(ProgressTask* task) : task_(task) {}
@@ -38,7 +38,7 @@ class Meter {
       report();
     }
   }
-  /// At the end of the text, whose length normalization may have changed.
+  /// Reports the rest at the end of a text of `bytes` bytes, since normalization may have changed its length.
   void finish(std::size_t bytes) {
     done_ = static_cast<std::int64_t>(bytes);
     report();
@@ -69,14 +69,14 @@ struct Tokenizer::State {
   // `progress` may be null.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options,
                                    detail::BytePairScratch& scratch, ProgressTask* progress) const;
-  // Text as words are looked for in it; the text itself if `normalized` is not needed.
+  // The normalized text: stored in `normalized`, or `text` itself if it does not change.
   std::string_view normalized(std::string_view text, std::string& normalized) const;
   void encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,
                     std::vector<std::int64_t>& out) const;
   void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch, Meter& meter,
                    std::vector<std::int64_t>& out) const;
 
-  // Scratch memory that no thread uses at the moment.
+  // Takes scratch memory that no thread is using.
   std::unique_ptr<detail::BytePairScratch> borrow() const {
     const std::lock_guard lock(mutex);
     if (idle.empty()) {
@@ -93,7 +93,7 @@ struct Tokenizer::State {
 
   detail::Vocabulary vocabulary;
   detail::BytePairEncoder encoder;
-  std::optional<detail::WordPieceEncoder> word_piece;  // instead of it
+  std::optional<detail::WordPieceEncoder> word_piece;  // instead of byte-pair encoding
   bool is_nfc;
   std::optional<detail::BertNormalization> bert;
   detail::PreTokenizer pre_tokenizer;
@@ -170,7 +170,7 @@ std::string_view Tokenizer::State::normalized(std::string_view text, std::string
   if (!bert && !(is_nfc && detail::may_need_nfc(text))) {
     return text;
   }
-  // By pieces that begin with an ASCII character: no character before one changes with it.
+  // In pieces that begin with an ASCII character, across which characters never combine.
   std::optional<ProgressTask> progress;
   if (text.size() >= kReportedText) {
     progress.emplace("normalizing", static_cast<std::int64_t>(text.size()));
@@ -225,7 +225,7 @@ TokenizerDescription TokenizerParts::description(const Tokenizer& tokenizer) {
   result.pre_tokenizer = state.pre_tokenizer;
   for (const auto& [id, token] : state.added) {
     result.added_tokens.push_back(token);
-    result.added_tokens.back().content = state.vocabulary[id].text;  // before it was normalized
+    result.added_tokens.back().content = state.vocabulary[id].text;  // the content before normalization
   }
   result.before = state.before;
   result.after = state.after;
@@ -312,7 +312,7 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
       }
       state_->give_back(std::move(scratch));
     } catch (...) {
-      next = texts.size();  // the others stop
+      next = texts.size();  // makes the other threads stop
       const std::lock_guard lock(mutex);
       error = std::current_exception();
     }

@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kHeaderNumbers = 256;
 constexpr std::size_t kHeaderBytes = kHeaderNumbers * sizeof(std::int32_t);
 
-// llm.c's formats. Read as uint16, each magic number starts with a token that GPT-2 does not have.
+// llm.c's formats. Read as uint16, each magic number starts with a number that is not a token of GPT-2, so plain files
+// cannot be mistaken for these.
 struct Format {
   std::int32_t magic;
   std::int32_t version;
@@ -48,7 +49,7 @@ TokenView tokens_of(const MappedFile& file) {
   }
   check(bytes.size() >= kHeaderBytes, "token file {}: expected a header of {} bytes, got a file of {}", path,
         kHeaderBytes, bytes.size());
-  std::array<std::int32_t, 3> header{};  // magic, version, tokens
+  std::array<std::int32_t, 3> header{};  // magic, version, number of tokens
   std::memcpy(header.data(), bytes.data(), sizeof(header));
   check(header[1] == format->version, "token file {}: expected version {}, got {}", path, format->version, header[1]);
   const std::uint64_t rest = bytes.size() - kHeaderBytes;

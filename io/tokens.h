@@ -1,6 +1,6 @@
 #pragma once
 
-// Sequences of tokens for language models, in memory or in files that may exceed it.
+// Sequences of tokens for language models, in memory or in files, which may be larger than memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ class TokenView {
   /// Tokens begin … end − 1. Throws Error unless 0 ≤ begin ≤ end ≤ size().
   TokenView part(std::int64_t begin, std::int64_t end) const;
 
-  /// The same tokens, checked: read() throws Error for tokens not below `vocab`, since a GPU could not report them.
+  /// A view of the same tokens whose read() throws Error for a token ≥ `vocab`, since a kernel could not report it.
   TokenView below(std::int64_t vocab) const;
 
   /// Copies tokens begin, begin + 1, … until `to` is full. Throws Error if there are too few.

@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The metadata's names. Those of settings have a prefix.
+// Names in the metadata. The names of settings have a prefix.
 constexpr const char* kFormat = "format";
 constexpr const char* kStep = "step";
 constexpr const char* kSeed = "random.seed";
@@ -42,7 +42,7 @@ constexpr std::string_view kSetting = "setting.";
 
 constexpr const char* kThisFormat = "mica training checkpoint 1";
 
-/// A checksum against accidents: four running products over the bytes, eight at a time.
+/// A checksum against accidental damage: four running products over the bytes, eight at a time.
 class Checksum {
  public:
   void add(std::span<const std::byte> bytes) {
@@ -50,19 +50,19 @@ class Checksum {
     for (; bytes.size() - at >= sizeof(lanes_); at += sizeof(lanes_)) {
       add_block(bytes.data() + at);
     }
-    // The rest, filled up with zeros, and the length, which tells such zeros from those of the data.
+    // The rest, padded with zeros, and the length, which distinguishes padding from zeros in the data.
     std::array<std::byte, sizeof(lanes_)> last{};
     std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end(), last.begin());
     add_block(last.data());
     add_word(lanes_[0], bytes.size());
   }
   void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
-  /// A tensor on the CPU, contiguous.
+  /// Adds a contiguous tensor on the CPU.
   void add(std::string_view name, const Tensor& tensor) {
     add(fmt::format("{} {} {}", name, tensor.dtype(), tensor.shape()));
     add({tensor.raw_data(), tensor.bytes()});
   }
-  /// All metadata but the checksum itself.
+  /// Adds all metadata except the checksum itself.
   void add(const Metadata& metadata) {
     for (const auto& [name, value] : metadata) {
       if (name != kChecksum) {
@@ -82,7 +82,7 @@ class Checksum {
 
  private:
   static void add_word(std::uint64_t& lane, std::uint64_t word) {
-    lane = (lane ^ word) * 0x9E3779B97F4A7C15;  // odd, so that no word is lost
+    lane = (lane ^ word) * 0x9E3779B97F4A7C15;  // the factor is odd, so no bit of the word is lost
     lane ^= lane >> 32;
   }
   void add_block(const std::byte* block) {
@@ -96,7 +96,7 @@ class Checksum {
   std::array<std::uint64_t, 4> lanes_{1, 2, 3, 4};
 };
 
-/// Of tensors on the CPU, which are contiguous, and of the metadata but the checksum itself.
+/// The checksum of contiguous tensors on the CPU, and of the metadata without the checksum itself.
 std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
   Checksum sum;
   std::int64_t bytes = 0;
@@ -128,8 +128,8 @@ Metadata metadata_of(const TrainingCheckpoint& checkpoint) {
   return metadata;
 }
 
-/// The tensors of all parts by their names in the file. A tensor that a part has under several names (tied weights) is
-/// there under the first.
+/// The tensors of all parts by their names in the file. A tensor that has several names in a part (tied weights) is
+/// stored under the first.
 StateDict tensors_of(const TrainingCheckpoint& checkpoint) {
   StateDict tensors;
   for (const auto& [part, state] : checkpoint.parts) {
@@ -148,7 +148,7 @@ StateDict tensors_of(const TrainingCheckpoint& checkpoint) {
   return tensors;
 }
 
-/// `tensors` are on the CPU and contiguous.
+/// Writes the file. `tensors` are on the CPU and contiguous.
 void write(const fs::path& path, const StateDict& tensors, Metadata metadata) {
   metadata[kChecksum] = checksum_of(tensors, metadata);
   save(path, tensors, metadata);
@@ -201,7 +201,7 @@ class MetadataReader {
     return found->second;
   }
 
-  // A whole number that is not negative.
+  // Parses an integer that is not negative.
   template <class T>
   T number(const char* name) const {
     const std::string& digits = text(name);
@@ -245,8 +245,8 @@ std::vector<std::int64_t> steps_in(const fs::path& folder) {
   return steps;
 }
 
-/// Removes the complete checkpoints before the newest `keep`, of which `newest` is one. Torn files stay, and do not
-/// count: they may be all that is left of something.
+/// Removes complete checkpoints except the newest `keep`, one of which is `newest`. Incomplete files are kept, and do
+/// not count: they may be all that is left of a run.
 void remove_old(const fs::path& folder, std::int64_t newest, int keep) {
   int kept = 1;
   for (const std::int64_t step : steps_in(folder)) {
@@ -271,12 +271,12 @@ void remove_old(const fs::path& folder, std::int64_t newest, int keep) {
   }
 }
 
-/// Copies of tensors in host memory, which is kept for the next ones.
+/// Copies of tensors in host memory. The memory is reused by the next snapshot.
 class Snapshot {
  public:
-  /// Copies `tensors`, which may be changed after the return. On GPUs, the copies are only complete after wait().
+  /// Copies `tensors`, which may be changed after the return. Copies from GPUs are complete only after wait().
   void take(const StateDict& tensors) {
-    std::map<int, std::pair<Tensors, Tensors>> by_gpu;  // the copies, and what they are copied from
+    std::map<int, std::pair<Tensors, Tensors>> by_gpu;  // destinations and sources
     StateDict copies;
     std::map<std::string, Device> devices;
     for (const auto& [name, tensor] : tensors) {
@@ -300,7 +300,7 @@ class Snapshot {
     }
   }
 
-  /// Any thread may wait.
+  /// Waits for the copies. May be called on any thread.
   void wait() {
     for (const AsyncCopy& copy : pending_) {
       copy.wait();
@@ -311,7 +311,7 @@ class Snapshot {
   const StateDict& tensors() const { return tensors_; }
 
  private:
-  // The memory of the last copy of this name if it fits.
+  // The memory of the last copy of this name, if it fits; otherwise new memory.
   Tensor memory_for(const std::string& name, const Tensor& tensor) const {
     const auto last = tensors_.find(name);
     const auto device = devices_.find(name);
@@ -321,7 +321,7 @@ class Snapshot {
   }
 
   StateDict tensors_;
-  std::map<std::string, Device> devices_;  // that a name's tensor was copied from
+  std::map<std::string, Device> devices_;  // from which the tensor of each name was copied
   std::map<int, CopyStream> streams_;
   std::vector<AsyncCopy> pending_;
 };
@@ -412,7 +412,7 @@ class CheckpointFolder::Writer {
     Metadata metadata = metadata_of(checkpoint);
     const StateDict tensors = tensors_of(checkpoint);
     wait();
-    snapshot_.take(tensors);  // the thread does not read it now
+    snapshot_.take(tensors);  // the thread is idle, so it does not read the snapshot
     {
       const std::lock_guard lock(mutex_);
       step_ = checkpoint.step;
@@ -438,7 +438,7 @@ class CheckpointFolder::Writer {
     return std::exchange(error_, {});
   }
 
-  /// Of the last write; empty if it did not fail.
+  /// The error of the last write; empty if it succeeded.
   std::string failure() const {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -464,7 +464,7 @@ class CheckpointFolder::Writer {
     }
   }
 
-  // What went wrong; empty if nothing did.
+  // Returns the error message; empty on success.
   std::string write_snapshot() {
     try {
       snapshot_.wait();
@@ -481,9 +481,9 @@ class CheckpointFolder::Writer {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool writes_ = false;  // while it is true, what follows belongs to the thread
+  bool writes_ = false;  // while true, the members below belong to the thread
   bool stops_ = false;
-  std::string error_;    // of the last write that failed, until someone takes it
+  std::string error_;    // of the last failed write, until take_error()
   std::string failure_;  // of the last write
 
   std::int64_t step_ = 0;
@@ -495,12 +495,12 @@ class CheckpointFolder::Writer {
 
 CheckpointFolder::CheckpointFolder(const fs::path& path, Options options) : path_(path) {
   check(options.keep >= 1, "checkpoints: expected to keep at least 1, got {}", options.keep);
-  std::error_code ignored;  // opening it says what is wrong
+  std::error_code ignored;  // ignored: opening the folder reports the problem
   fs::create_directories(path, ignored);
   lock_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   check(lock_ >= 0, "checkpoints: cannot open the folder {}: {}", path.string(), error_text(errno));
   try {
-    // Some network file systems have no locks. There, unfinished files may be those of a run on another machine.
+    // Some network file systems do not support locks. Unfinished files there may belong to a run on another machine.
     const bool locked = ::flock(lock_, LOCK_EX | LOCK_NB) == 0;
     check(locked || errno != EWOULDBLOCK, "checkpoints: another process is using the folder {}", path.string());
     if (locked) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Checkpoints of training runs, from which a stopped run goes on with the same bits as one that was never stopped.
+// Checkpoints of training runs. A run that resumes from one computes the same bits as a run that was never stopped.
 
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +17,7 @@
 
 namespace mica::io {
 
-/// What a run needs between two steps to go on exactly: the states of its parts and its place in the data.
+/// What a run needs to resume exactly, between two steps: the states of its parts and its position in the data.
 ///
 ///     io::TrainingCheckpoint now{.step = step, .random = rng_state(), .data = loader.position(), .settings = {…}};
 ///     now.parts["model"] = model.state_dict();
@@ -27,30 +27,30 @@ namespace mica::io {
 /// A schedule that is a function of the step needs only its settings.
 struct TrainingCheckpoint {
   std::int64_t step = 0;                     ///< steps taken
-  std::map<std::string, StateDict> parts{};  ///< by a name without a dot
+  std::map<std::string, StateDict> parts{};  ///< by name; names contain no dot
   PhiloxKey random{};                        ///< rng_state()
   DataPosition data{};                       ///< DataLoader::position()
-  Metadata settings{};                       ///< what must be the same for the same bits
+  Metadata settings{};                       ///< must be the same when the run resumes
 
-  /// The state of a part; empty if it is not there, as that of an optimizer before its first step.
+  /// The state of a part; empty if there is none, such as that of an optimizer before its first step.
   const StateDict& part(const std::string& name) const;
 };
 
 /// Writes a checkpoint as one safetensors file: the tensors as PART.NAME, the rest as text in the metadata, with a
-/// checksum of everything. As save() does: an existing file is replaced once the new one is on disk.
+/// checksum of everything. As with save(), an existing file is replaced once the new one is on disk.
 void save_training_checkpoint(const std::filesystem::path& path, const TrainingCheckpoint& checkpoint);
 
-/// Reads a checkpoint, onto the CPU. Throws an Error that names the file and what is wrong with it: torn, damaged, not
-/// a checkpoint, another version.
+/// Reads a checkpoint, onto the CPU. Throws an Error that names the file and the problem: incomplete, damaged, not a
+/// checkpoint, another version.
 TrainingCheckpoint load_training_checkpoint(const std::filesystem::path& path);
 
 /// A checksum of the names, dtypes, shapes and elements of tensors, and of `about`: 16 hexadecimal digits, the same on
-/// every device. For what a run depends on but its checkpoints do not have, such as frozen weights: as one of the
-/// settings, it lets check_settings() refuse others. It protects against mistakes, not against forgery. Every element
-/// is read once; tensors that are not on the CPU, or not contiguous, are copied one at a time.
+/// every device. For data that a run depends on but its checkpoints do not contain, such as frozen weights: stored in
+/// the settings, it lets check_settings() detect that they have changed. It protects against mistakes, not against
+/// forgery. Every element is read once; tensors that are not on the CPU, or not contiguous, are copied one at a time.
 std::string fingerprint(const StateDict& tensors, const Metadata& about = {});
 
-/// Throws an Error that lists each setting which differs, is missing or is new.
+/// Throws an Error that lists each setting that differs, is missing or is new.
 void check_settings(const Metadata& saved, const Metadata& current);
 
 /// A folder with the checkpoints of one run, checkpoint-STEP.safetensors, written in the background.
@@ -63,47 +63,47 @@ void check_settings(const Metadata& saved, const Metadata& current);
 ///     }
 ///     folder.finish();
 ///
-/// Whatever ends the process and whenever, the folder has the checkpoints that were complete: a file gets its name only
-/// after its contents are on disk, and older ones are removed after that. A process that opens the folder removes
-/// unfinished files of earlier ones.
+/// However the process ends, no complete checkpoint is lost: a file gets its name only after its contents are on disk,
+/// and older ones are removed after that. A process that opens the folder removes unfinished files of earlier
+/// processes.
 class CheckpointFolder {
  public:
   struct Options {
     int keep = 2;  ///< the newest complete checkpoints; older ones are removed. At least 1
   };
 
-  /// Makes the folder if there is none and locks it until it is destroyed. Throws an Error if `path` is something
-  /// else, or if another process uses it.
+  /// Creates the folder if needed and locks it for the lifetime of this object. Throws an Error if `path` is not a
+  /// folder or another process has locked it.
   CheckpointFolder(const std::filesystem::path& path, Options options);
-  /// Waits for the write that is going on.
+  /// Waits for a write in progress.
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
   const std::filesystem::path& path() const;
 
-  /// Whether there are files with the name of a checkpoint, of whatever contents.
+  /// Whether there are files with the name of a checkpoint, complete or not.
   bool has_files() const;
 
-  /// The newest complete checkpoint, if there is one. Passes a message to `skipped` for each newer file that is torn or
-  /// damaged.
+  /// The newest complete checkpoint, if there is one. Passes a message to `skipped` for each newer file that is
+  /// incomplete or damaged.
   std::optional<TrainingCheckpoint> newest(const std::function<void(std::string_view)>& skipped) const;
 
-  /// Takes a snapshot of the tensors in host memory and returns; a thread writes it and then removes the checkpoints
-  /// before the `keep` newest. The tensors may be changed at once: on a GPU, the snapshot is copied in the order of the
-  /// current stream to page-locked memory, which stays allocated for the next one, and the host does not wait for it.
-  /// An earlier write that is not finished is waited for. Throws an Error if the snapshot does not fit in memory.
+  /// Takes a snapshot of the tensors in host memory and returns; a thread writes it and then removes all but the `keep`
+  /// newest checkpoints. The tensors may be changed at once: from a GPU, the snapshot is copied in the order of the
+  /// current stream to page-locked memory, which is kept for the next snapshot, and the host does not wait. Waits for
+  /// an earlier write in progress. Throws an Error if the snapshot does not fit in memory.
   void save(const TrainingCheckpoint& checkpoint);
 
-  /// Whether a write is going on: save() would wait.
+  /// Whether a write is in progress, so that save() would wait.
   bool is_writing() const;
 
-  /// The message of the last write that failed since the last call; empty if none did. A failed write leaves all
+  /// The error message of the last failed write since the last call; empty if none failed. A failed write leaves all
   /// checkpoints as they were.
   std::string take_error();
 
-  /// Waits for the write that is going on, and throws an Error if it failed or, with none going on, if the last one
-  /// did: then the last checkpoint is not in the folder.
+  /// Waits for a write in progress. Throws an Error if the last write failed, so that the last checkpoint is not in the
+  /// folder.
   void finish();
 
  private:

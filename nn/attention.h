@@ -10,7 +10,7 @@ namespace mica::nn {
 struct MultiheadAttentionOptions {
   std::int64_t heads = 1;  ///< must divide width
   double dropout = 0;      ///< of the attention weights and of the result
-  bool causal = true;      ///< position t sees positions up to t only
+  bool causal = true;      ///< position t attends to positions 0 … t only
   bool bias = true;
 };
 
@@ -18,15 +18,15 @@ struct MultiheadAttentionOptions {
 ///
 ///     y = dropout(c_proj(self_attention(c_attn(x), heads)))
 ///
-/// Its parameters are named as GPT-2's: c_attn.weight (3 · width, width) computes queries, keys and values together.
+/// Parameters have GPT-2's names: c_attn.weight (3 · width, width) computes queries, keys and values together.
 class MultiheadAttention : public Module {
  public:
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
   /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
-  /// With `cached`, x goes on behind the positions in the cache, and attention sees these as well. With `mask`, it sees
-  /// only what AttentionOptions::mask lets it; not together with `cached`.
+  /// With `cached`, the positions of x follow those in the cache, and attend to these as well. `mask`: see
+  /// AttentionOptions::mask; not together with `cached`.
   Tensor branch(const Tensor& x, const CachedLayer& cached = {}, const Tensor& mask = {}) const;
 
   MultiheadAttentionOptions options;

@@ -14,7 +14,7 @@ namespace mica::nn {
 template <std::derived_from<Module> M, class... In>
 requires std::is_invocable_v<const M&, const In&...>
 auto checkpoint(const M& module, const In&... inputs) {
-  const Scope scope(module);  // draws the checkpoint in the module's frame
+  const Scope scope(module);  // so that graph pictures draw the checkpoint in the module's frame
   return autograd::checkpoint(
       [module = ModuleReference<M>(module)](const In&... again) { return module.get()(again...); }, inputs...);
 }

@@ -8,7 +8,7 @@ namespace mica::nn {
 /// mode, returns x. See mica::dropout.
 class Dropout : public Module {
  public:
-  explicit Dropout(double p = 0.5);
+  explicit Dropout(double p = 0.5);  ///< throws unless 0 ≤ p < 1
 
   Tensor operator()(const Tensor& x) const;
 

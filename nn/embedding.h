@@ -7,7 +7,7 @@ namespace mica::nn {
 
 /// Row indices[i] of `weight` for each integer of `indices` (…), as (…, width): see mica::embedding.
 ///
-/// weight (count, width) starts normal with mean 0 and standard deviation 1, as PyTorch's does.
+/// weight (count, width) is initialized from a normal distribution with mean 0 and standard deviation 1, as in PyTorch.
 class Embedding : public Module {
  public:
   Embedding(std::int64_t count, std::int64_t width);

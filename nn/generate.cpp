@@ -32,9 +32,9 @@ namespace {
 using Tokens = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
-constexpr std::int64_t kReserved = 8192;                    // new positions at first, if there may be more
+constexpr std::int64_t kReserved = 8192;                    // new positions to reserve memory for at first
 
-// In evaluation mode until the end of scope.
+// Puts a model into evaluation mode until the end of scope.
 class EvalGuard {
  public:
   explicit EvalGuard(Module& module) : module_(module), was_training_(module.is_training()) { module_.eval(); }
@@ -47,7 +47,7 @@ class EvalGuard {
   bool was_training_;
 };
 
-// How the two models differ here.
+// The differences between the two models.
 std::int64_t context_of(const GPT& gpt) { return gpt.config.context; }
 std::int64_t context_of(const Llama&) { return INT64_MAX; }
 const Tensor& embedding_of(const GPT& gpt) { return gpt.wte.weight; }
@@ -59,7 +59,7 @@ bool replace_by_next_token(const Llama& llama, const Tensor& token, KeyValueCach
   return llama.replace_by_next_token(token, cache, on_host);
 }
 
-// The texts of a batch, and what is needed to go on with them.
+// The texts of a batch, and the state needed to continue them.
 template <class Model>
 class Batch {
  public:
@@ -79,12 +79,12 @@ class Batch {
     }
   }
 
-  /// Computes one more token of each text, without waiting for it.
+  /// Launches the computation of one more token of each text, without waiting for it.
   void step() {
     const std::int64_t length = cache_ ? cache_->length() : 0;
     if (!goes_on()) {
       graph_ = {};
-      // Reading the text again is a part of each token.
+      // Each token reads the whole text again: do not report that as a task.
       std::optional<ProgressObserver> none;
       if (cache_) {
         none.emplace(nullptr);
@@ -101,19 +101,19 @@ class Batch {
       reader_.start(next_);
     }
   }
-  /// Waits for the tokens of the oldest step that it has not returned.
+  /// The tokens of the oldest step that were not returned yet; waits for them.
   Tokens next() { return reader_.finish(); }
 
   void append(std::size_t text, std::int64_t token) { texts_[text].push_back(token); }
 
-  /// Whether the next step needs no text on the host.
+  /// Whether the next step can start before the host has read the last tokens.
   bool goes_on() const { return cache_ && cache_->length() < context_of(model_); }
   bool runs_ahead() const { return device_.is_cuda() && goes_on(); }
 
  private:
   std::int64_t batch() const { return static_cast<std::int64_t>(texts_.size()); }
 
-  // From the beginning, with as many of the last tokens as the context has.
+  // Computes the text from its start, or its last tokens if it exceeds the context.
   void start() {
     is_on_host_ = false;
     cache_.emplace(model_.new_cache(batch(), window_));
@@ -153,7 +153,7 @@ class Batch {
     copy_into(next_, tokens);
   }
 
-  // The first step runs without a graph, which creates library handles and loads kernels.
+  // The first step runs without a graph: it creates library handles and loads kernels.
   void replay() {
     if (!cache_->has_room()) {
       graph_ = {};
@@ -166,7 +166,7 @@ class Batch {
       try {
         graph_ = cuda::capture([this] { go_on(); }, device_);
       } catch (const Error&) {
-        // Nothing has run. What is wrong, if not the capture, is reported by the step itself.
+        // Nothing has run yet. If more than the capture is at fault, the step itself reports it.
         graph_allowed_ = false;
         return go_on();
       }
@@ -195,10 +195,10 @@ class Batch {
   bool is_warm_ = false;
   Tensor next_;  // (B)
   HostReader reader_;
-  bool is_on_host_ = false;  // the last step has put its token into a slot of the reader
+  bool is_on_host_ = false;  // the last step has written its token to a slot of the reader
   std::optional<KeyValueCache> cache_;
-  Tensor vocabulary_;  // if there is a repetition penalty: all tokens,
-  Tensor seen_;        // and those of each text, (B, vocab) bool
+  Tensor vocabulary_;  // with a repetition penalty: all tokens,
+  Tensor seen_;        // and which of them each text contains, (B, vocab) bool
   cuda::Graph graph_;  // of go_on()
 };
 
@@ -228,7 +228,7 @@ std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompt
   std::vector<bool> ended(prompts.size());
   std::int64_t started = 0;
   for (std::int64_t i = 0; i < options.count && std::find(ended.begin(), ended.end(), false) != ended.end(); ++i) {
-    // This step, and the one after it before the host waits for this one's tokens.
+    // Launch this step, and also the next one before the host waits for this one's tokens.
     while (started <= std::min(i + 1, options.count - 1) && (started == i || batch.runs_ahead())) {
       batch.step();
       ++started;
@@ -236,7 +236,7 @@ std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompt
     const Tokens tokens = batch.next();
     for (std::size_t text = 0; text < tokens.size(); ++text) {
       const std::int64_t token = tokens[text];
-      // A text that has ended goes on as padding for the others.
+      // A text that has ended continues as padding, for the sake of the others.
       batch.append(text, std::max<std::int64_t>(token, 0));
       if (ended[text]) {
         continue;
@@ -272,8 +272,8 @@ Tensor extended(Model& model, const Tensor& tokens, std::int64_t count, const Sa
   return from_data(joined, {tokens.size(0), length + count}, tokens.device());
 }
 
-// The sum of each row of probabilities, whose running sums are `sums`, over its most likely tokens: all tokens before
-// which less than `top_p` of the whole lies.
+// For each row, the total probability of the tokens that top_p keeps: those before which the running sum is less than
+// `top_p` of the whole. `sums` are the running sums of sorted probabilities.
 Tensor kept_sum(const Tensor& sums, double top_p) {
   const std::int64_t n = sums.size(1);
   const Tensor before = pad(slice(sums, 1, 0, n - 1), 1, 1, 0);
@@ -332,7 +332,7 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
   if (takes_largest()) {
     tokens = argmax(scores, 1, true);
   } else {
-    // The candidates: all tokens in their order or, if only some may be drawn, the most likely ones first.
+    // The candidates: all tokens in order of their number or, with top_k or top_p, by descending probability.
     Tensor order;
     if ((options_.top_k > 0 && options_.top_k < vocab) || options_.top_p < 1) {
       const auto [values, indices] = topk(scores, options_.top_k == 0 ? vocab : std::min(options_.top_k, vocab));
@@ -342,7 +342,7 @@ Tensor Sampler::draw(const Tensor& logits, const Tensor& seen) {
     const Tensor sums = cumsum(exp((scores - largest) / options_.temperature), 1);
     const std::int64_t n = sums.size(1);
     const Tensor total = options_.top_p < 1 ? kept_sum(sums, options_.top_p) : slice(sums, 1, n - 1, n);
-    // The first candidate up to which the sum is at least that part of the total.
+    // Draw the first candidate at which the running sum reaches a random fraction of the total.
     const Tensor target = draw_uniforms(rows, logits.device()) * total;
     tokens = minimum(sum(lt(sums, target), {1}, true), static_cast<double>(n - 1));
     if (order.defined()) {

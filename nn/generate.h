@@ -13,27 +13,26 @@ namespace mica::nn {
 struct SamplingOptions {
   double temperature = 1;  ///< divides the logits; 0 takes the most likely token
   std::int64_t top_k = 0;  ///< draw among the k most likely tokens; 0: among all
-  double top_p = 1;  ///< draw among the most likely tokens whose probabilities, without the last one's, are below it
-  double repetition_penalty =
-      1;                   ///< of tokens that are in the text: positive logits are divided by it, others multiplied
-  std::uint64_t seed = 0;  ///< of the sampler's own random numbers
+  double top_p = 1;        ///< draw among the fewest most likely tokens whose probabilities add up to at least this
+  double repetition_penalty = 1;  ///< for tokens already in the text: divides positive logits, multiplies others
+  std::uint64_t seed = 0;         ///< of the sampler's own random numbers
 };
 
-/// Draws tokens from logits, in float64 and on their device: the repetition penalty (Keskar et al., 2019,
-/// arXiv:1909.05858) first, then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in
-/// transformers. The same options and logits give the same tokens on any device, but where a random number meets the
-/// border between two tokens in the last of its 53 bits. draw() can be captured into a CUDA graph after a first call;
-/// each replay draws with new random numbers.
+/// Draws tokens from logits, in float64 and on their device: applies the repetition penalty (Keskar et al., 2019,
+/// arXiv:1909.05858), then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in transformers.
+/// The same options and logits give the same tokens on any device, except if a random number differs from the boundary
+/// between two tokens by only a rounding error. draw() can be captured into a CUDA graph after a first call; each
+/// replay draws with new random numbers.
 class Sampler {
  public:
   /// Throws unless temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and repetition_penalty > 0.
   explicit Sampler(SamplingOptions options);
 
   /// One token for each row of logits (B, vocab): (B) int64, without waiting for the device. −1 where a logit is NaN or
-  /// +∞, or all are −∞. `seen`, (B, vocab) bool, has the tokens that the repetition penalty is for; without it there is
-  /// none.
+  /// +∞, or all are −∞. `seen`, (B, vocab) bool, marks the tokens that the repetition penalty applies to; undefined: no
+  /// penalty.
   Tensor draw(const Tensor& logits, const Tensor& seen = {});
-  /// The same on the host. Throws instead of −1.
+  /// draw(), copied to the host. Throws instead of returning −1.
   std::vector<std::int64_t> operator()(const Tensor& logits, const Tensor& seen = {});
 
   const SamplingOptions& options() const { return options_; }
@@ -49,27 +48,29 @@ class Sampler {
 };
 
 struct GenerateOptions {
-  std::int64_t count = 128;  ///< at most so many new tokens for each prompt
+  std::int64_t count = 128;  ///< maximum number of new tokens for each prompt
   SamplingOptions sampling{};
-  std::vector<std::int64_t> stop_tokens{};  ///< a text ends with the first of them
-  /// Called for each new token as soon as it is there, with the number of its prompt. False ends that text.
+  std::vector<std::int64_t> stop_tokens{};  ///< a text ends after the first of these
+  /// Called for each new token as soon as it is known, with the index of its prompt. Returning false ends that text.
   std::function<bool(std::size_t prompt, std::int64_t token)> on_token{};
-  /// Of the KeyValueCache, whose memory it bounds; 0: none.
+  /// KeyValueCache::Config::window, which bounds the cache's memory; 0: no window.
   std::int64_t window = 0;
-  /// On CUDA: launch each step as a CUDA graph where that is possible (KeyValueCache::can_decode()). The same tokens.
+  /// On CUDA: launch each step as a CUDA graph where possible (KeyValueCache::can_decode()). The tokens are the same.
   bool cuda_graph = true;
 };
 
-/// Continues all prompts in one batch. Returns each one's new tokens, with the stop token if there was one. Prompts may
-/// have different lengths, at least 1. A prompt's tokens depend on its place in the batch, which selects its random
-/// numbers, but, up to rounding, not on the other prompts.
+/// Continues all prompts in one batch. Returns the new tokens of each, including the stop token if there was one.
+/// Prompts may have different lengths, at least 1. The new tokens depend on the prompt's index in the batch, which
+/// selects its random numbers, but, up to rounding, not on the other prompts. The exception is a model with dynamic or
+/// longrope scaling: as in transformers, the longest text of the batch determines the frequencies of all
+/// (RotaryEmbedding).
 ///
-/// On CUDA, a step runs while the host still reads the tokens of the step before. So one step may be computed that a
-/// stop token makes useless.
+/// On CUDA, a step runs while the host still reads the tokens of the previous step. So after a stop token, one more
+/// step may be computed in vain.
 ///
-/// Each position is computed once (KeyValueCache). A text longer than a GPT's context keeps only its last tokens, which
-/// are then computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty prompt, for a
-/// token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits are not finite.
+/// Each position is computed once (KeyValueCache). Once a text exceeds a GPT's context, only its last tokens are used,
+/// and all of them are computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty
+/// prompt, for a token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits are not finite.
 std::vector<std::vector<std::int64_t>> generate(GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
 std::vector<std::vector<std::int64_t>> generate(Llama& llama, const std::vector<std::vector<std::int64_t>>& prompts,

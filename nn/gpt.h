@@ -19,7 +19,7 @@ struct GPTConfig {
   double dropout = 0;
   bool bias = true;  ///< of the linear layers and the norms
   GeluApproximation gelu = GeluApproximation::tanh;
-  bool checkpoint = false;  ///< keep only the input of each block and compute the rest again in backward: the same
+  bool checkpoint = false;  ///< save only the input of each block and recompute the rest in backward: the same
                             ///< bits, more time, less memory (see nn::checkpoint); may be changed at any time
   double norm_eps = 1e-5;
 };
@@ -31,27 +31,27 @@ GPTConfig gpt2_config(std::string_view size);
 /// A decoder-only transformer (Radford et al., 2019): token and position embeddings, pre-norm blocks, a last norm,
 /// and a head that shares its weight with the token embedding.
 ///
-/// Starts as GPT-2 does: weights normal with standard deviation 0.02, the last weights of residual branches (c_proj)
-/// with 0.02 / √(2 · layers), biases 0, norms 1 and 0. Parameters are named as GPT-2's: wte.weight, wpe.weight,
+/// Initialized as GPT-2: weights normal with standard deviation 0.02, the last weights of residual branches (c_proj)
+/// with 0.02 / √(2 · layers), biases 0, the norms' weights 1. Parameters have GPT-2's names: wte.weight, wpe.weight,
 /// h.0.ln_1.weight, h.0.attn.c_attn.weight, …, ln_f.weight; state_dict() also has lm_head.weight, which is wte.weight.
 class GPT : public Module {
  public:
-  explicit GPT(const GPTConfig& config);
+  explicit GPT(const GPTConfig& config);  ///< throws unless the sizes fit together
 
   /// Tokens (B, T), int64 or int32, T at most the context, to logits (B, T, vocab).
   Tensor operator()(const Tensor& tokens) const;
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
-  /// In training mode, the gradient overwrites the logits (in_place), except in float16, where it would
-  /// underflow.
-  /// With `packed`, documents do not see each other, and each has its own positions.
+  /// In training mode, forward overwrites the logits with their gradient (in_place), except in float16, where
+  /// it would underflow. With `packed`, documents do not attend to each other, and each has its own
+  /// positions.
   Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
-  /// The logits of the token after the last one only, (B, vocab).
+  /// The logits for the token after the last one only: (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;
 
-  /// An empty cache for `batch` sequences, of the embedding's dtype and device.
+  /// An empty cache for `batch` sequences, of the embedding's dtype and device. `window`: see KeyValueCache::Config.
   KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
-  /// The same for tokens (B, T) that go on behind those in the cache, which then has them, too. All together are at
-  /// most the context.
+  /// Logits of tokens (B, T) that follow those in the cache; they are appended to it. Together they must not exceed the
+  /// context.
   Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
   Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
 

@@ -7,21 +7,21 @@
 
 namespace mica::nn::init {
 
-// Fill a tensor in place, without history. The random ones draw on the CPU in float32 (float64 for float64), so that
-// the same seed gives the same parameters on every device. Each returns the tensor that it filled.
+// These functions fill a tensor in place, without history, and return it. Random numbers are drawn on the CPU in
+// float32 (float64 for float64 tensors), so that the same seed gives the same parameters on every device.
 
-/// Uniform in [low, high).
+/// Uniform in [low, high). Throws unless low ≤ high.
 Tensor uniform_(const Tensor& x, double low, double high);
-/// Normal.
+/// Normal, with this mean and standard deviation. Throws unless std ≥ 0.
 Tensor normal_(const Tensor& x, double mean = 0, double std = 1);
 /// Sets every element to `value`.
 Tensor constant_(const Tensor& x, double value);
 
-/// While one exists, uniform_ and normal_ report to the thread's ProgressObserver, all as one task, "initializing the
-/// model": for new models so large that their random numbers take seconds. An inner one replaces an outer one.
+/// While it exists, uniform_ and normal_ report their progress to the thread's ProgressObserver as one task,
+/// "initializing the model". For models whose random numbers take seconds. An inner Progress replaces an outer one.
 class Progress {
  public:
-  /// `elements`: how many are to be filled; an element filled twice counts twice.
+  /// `elements`: the number to be filled; an element filled twice counts twice.
   explicit Progress(std::int64_t elements);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -32,7 +32,7 @@ class Progress {
   ProgressTask* before_;
 };
 
-/// While one exists, the functions above write nothing on this thread: for modules whose parameters are all loaded
+/// While it exists, the functions above write nothing on this thread. For modules whose parameters are all loaded
 /// next.
 class Skip {
  public:

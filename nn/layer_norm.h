@@ -8,13 +8,13 @@ namespace mica::nn {
 
 struct LayerNormOptions {
   double eps = 1e-5;
-  bool elementwise_affine = true;  ///< weight, and bias unless that is off
+  bool elementwise_affine = true;  ///< with a weight, and with a bias unless `bias` is false
   bool bias = true;
 };
 
 /// Layer normalization over the last axes of x, which must be `normalized_shape`: see mica::layer_norm.
 ///
-/// weight starts at 1, bias at 0.
+/// The weight is initialized to 1, the bias to 0. Throws for an empty shape or eps < 0.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const Shape& normalized_shape, LayerNormOptions options = {});
@@ -23,7 +23,7 @@ class LayerNorm : public Module {
   Tensor operator()(const Tensor& x) const;
   /// residual + x and the norm of that sum, in one pass: see mica::add_layer_norm.
   AddLayerNormResult operator()(const Tensor& x, const Tensor& residual) const;
-  /// The same for residual + dropout(x + x_bias), where an undefined x_bias is 0.
+  /// Like above, for residual + dropout(x + x_bias); an undefined x_bias counts as 0.
   AddLayerNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
                                 const Tensor& x_bias = {}) const;
 

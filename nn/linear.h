@@ -13,7 +13,7 @@ struct LinearOptions {
   bool bias = true;
 };
 
-/// Of a low-rank adapter: see Linear::add_lora().
+/// Options of a low-rank adapter: see Linear::add_lora().
 struct LoraOptions {
   std::int64_t rank = 8;
   double alpha = 16;   ///< the update is scaled by alpha / rank
@@ -25,13 +25,13 @@ void check_lora_options(const LoraOptions& options);
 
 /// y = x · weightᵀ + bias, for x (…, in): see mica::linear.
 ///
-/// weight (out, in) and bias (out) start uniform in ±1/√in, as PyTorch's do.
+/// weight (out, in) and bias (out) are initialized uniformly in ±1/√in, as in PyTorch. Throws unless in, out ≥ 1.
 ///
 /// With an adapter (Hu et al., 2021, arXiv:2106.09685; for all layers of a model see nn/lora.h):
 ///
 ///     y = x · weightᵀ + bias + alpha / rank · dropout(x) · lora_aᵀ · lora_bᵀ
 ///
-/// The weight may be quantized, also below an adapter (Dettmers et al., 2023, arXiv:2305.14314).
+/// The weight may be quantized, with or without an adapter (QLoRA: Dettmers et al., 2023, arXiv:2305.14314).
 class Linear : public Module {
  public:
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
@@ -42,22 +42,22 @@ class Linear : public Module {
 
   /// Applies `activation`, fused where possible: fc(x, Activation::relu).
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
-  /// The result without bias, for callers that add it with something else.
+  /// The result without the bias, for callers that fuse its addition with another op.
   Tensor product(const Tensor& x) const;
 
-  /// Registers the parameters lora_a (rank, in), which starts uniform in ±1/√in, and lora_b (out, rank), which starts
-  /// as 0, so that the function is the same at first. Both have the weight's dtype and device; of a quantized weight,
-  /// the scale's or else float32. Throws if there is an adapter.
+  /// Registers the parameters lora_a (rank, in), initialized uniformly in ±1/√in, and lora_b (out, rank), initialized
+  /// to 0, so that the outputs do not change at first. Both have the weight's device and dtype; if it is quantized, the
+  /// dtype of its scale, or float32 if it has none. Throws if there already is an adapter.
   void add_lora(const LoraOptions& options);
   /// Adds the adapter's product to the weight and removes the adapter. Throws if there is none.
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
   const LoraOptions& lora_options() const { return lora_options_; }
 
-  /// Replaces the weight by one of few bits, quantized along `in`: the parameter "weight" by the buffers "packed",
-  /// "scale" and "zero". Products are then those of mica::quantized_matmul; activations and the bias are added after
-  /// their rounding. Scales and zeros get the weight's dtype, whatever options.dtype is. A module that shared the
-  /// weight keeps it. Throws, changing nothing, if the weight is quantized already, and as mica::quantize does.
+  /// Quantizes the weight along `in`: the parameter "weight" is replaced by the buffers "packed", "scale" and "zero".
+  /// Products are then computed by mica::quantized_matmul; the bias and the activation are applied after its result is
+  /// rounded. Scales and zeros get the weight's dtype, whatever options.dtype is. A module that shared the weight keeps
+  /// it. Throws, changing nothing, if the weight is quantized already, and for the errors of mica::quantize.
   void quantize(QuantizeOptions options);
   bool is_quantized() const { return quantized.packed.defined(); }
 
@@ -73,7 +73,7 @@ class Linear : public Module {
   QuantizedWeight quantized;  // (in, out), without tensors unless quantized
 
  protected:
-  /// What operator() computes.
+  /// The computation of operator(), without a Scope.
   Tensor forward(const Tensor& x, Activation activation) const;
 
  private:

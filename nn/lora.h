@@ -11,11 +11,11 @@ namespace mica::nn {
 // Low-rank adaptation of a model's linear layers (Hu et al., 2021, arXiv:2106.09685): see Linear::add_lora().
 // io/adapter.h saves and loads adapters as Hugging Face's PEFT does.
 
-/// A linear layer with an adapter from the beginning, whose weight and bias are frozen. add_lora() gives the layers of
-/// an existing model the same adapters without replacing them, so both are Linear::add_lora().
+/// A linear layer that is constructed with an adapter, and whose weight and bias are frozen. To adapt the layers of an
+/// existing model, use add_lora() below, which does not replace them. Both call Linear::add_lora().
 class LoRALinear : public Linear {
  public:
-  /// The weight and the bias start as Linear's; load_state_dict() replaces them.
+  /// The weight and the bias are initialized as in Linear; load_state_dict() replaces them.
   LoRALinear(std::int64_t in, std::int64_t out, const LoraOptions& lora = {}, LinearOptions options = {});
   /// Uses the weight, quantized or not, and the bias of `linear`, and freezes them.
   explicit LoRALinear(const Linear& linear, const LoraOptions& lora = {});
@@ -32,9 +32,9 @@ class LoRALinear : public Linear {
 std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns,
                                   const LoraOptions& options = {});
 
-/// Adds the adapters' products to the weights and removes the adapters: the same function, as fast as without. The
-/// parameters stay frozen. Throws, changing nothing, if an adapted layer's weight is quantized or shared with another
-/// module, as that of a head that is tied to an embedding is.
+/// Adds the adapters' products to the weights and removes the adapters: the model computes the same function, without
+/// their cost. The parameters stay frozen. Throws, changing nothing, if an adapted layer's weight is quantized or
+/// shared with another module (such as the weight of a head that is tied to an embedding).
 void merge_lora(Module& model);
 
 /// A linear layer with an adapter, and its name in the model.

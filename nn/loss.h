@@ -7,7 +7,7 @@ namespace mica::nn {
 
 /// The classification loss of logits (…, V), as a module that stores the options: see mica::cross_entropy.
 ///
-/// Class weights, if given, are a buffer: they are moved and saved with the module.
+/// Class weights, if given, are registered as a buffer, so they are moved and saved with the module.
 class CrossEntropyLoss : public Module {
  public:
   explicit CrossEntropyLoss(const CrossEntropyOptions& options = {});

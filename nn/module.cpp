@@ -28,7 +28,7 @@ namespace {
 
 using detail::ModuleState;
 
-// Calls f(state, prefix) for a module and all below it, parents first.
+// Calls f(state, prefix) for a module and all modules below it, parents first.
 template <class F>
 void visit(ModuleState& state, const std::string& prefix, const F& f) {
   f(state, prefix);
@@ -66,7 +66,7 @@ NamedTensors unique(ModuleState& root, NamedTensors ModuleState::*list) {
   return result;
 }
 
-// All names of all tensors.
+// All parameters and buffers, under each of their names.
 NamedTensors entries_of(ModuleState& root) {
   NamedTensors result;
   visit(root, "", [&](const ModuleState& state, const std::string& prefix) {
@@ -199,7 +199,7 @@ void Module::add_child(const std::string& name, const Module& module, const std:
 }
 
 const std::shared_ptr<autograd::ModuleName>& Module::name(const std::type_info& type) const {
-  state().name->type.store(&type, std::memory_order_relaxed);  // the only source for an outermost module
+  state().name->type.store(&type, std::memory_order_relaxed);  // an outermost module has no parent that could set it
   return state().name;
 }
 

@@ -17,16 +17,16 @@ namespace mica::nn {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 namespace detail {
-struct ModuleState;  // a module's registry, shared by the module, also after a move, and its parent
+struct ModuleState;  // a module's registry, shared by the module (even after a move) and its parent
 }
 
 class Module;
 
-/// A module in another one: see Module::named_modules().
+/// A module and its name: see Module::named_modules().
 struct NamedModule {
   std::string name;
   Module* module;
-  const std::type_info* type;  ///< of the module; null for an outermost one that has not been called yet
+  const std::type_info* type;  ///< the module's class; null for an outermost module that has not been called yet
 };
 
 /// The base class of everything that has parameters. A module is a struct whose members register themselves as they are
@@ -57,7 +57,7 @@ class Module {
   Module& operator=(Module&&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Sets training mode here and in all modules below: it turns dropout on. New modules are in training mode.
+  /// Turns training mode, and with it dropout, on or off here and in all modules below. New modules are training.
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const;
@@ -88,7 +88,7 @@ class Module {
   ///
   /// With `assign`, nothing is copied: parameters and buffers refer to the elements of the values afterwards, with
   /// their dtype and device, and lose their gradients. Only a value that is not contiguous is copied. An integer value
-  /// of a floating tensor is an error, too.
+  /// for a floating tensor is also an error.
   void load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
 
   /// Removes the gradients of all parameters.
@@ -121,7 +121,7 @@ class Module {
   std::shared_ptr<detail::ModuleState> state_;
 };
 
-/// Refers to a module, also after it was moved, without owning it.
+/// A reference to a module that stays valid when the module is moved. Does not own it.
 template <std::derived_from<Module> M>
 class ModuleReference {
  public:
@@ -133,7 +133,7 @@ class ModuleReference {
   std::weak_ptr<detail::ModuleState> state_;
 };
 
-/// Ops on this thread belong to `module` until the end of scope. Put it on the first line of operator():
+/// Attributes the ops of this thread to `module` until the end of scope. Put it on the first line of operator():
 ///
 ///     Tensor operator()(const Tensor& x) const {
 ///       const nn::Scope scope(*this);

@@ -8,12 +8,12 @@ namespace mica::nn {
 
 struct RMSNormOptions {
   double eps = 1e-6;
-  bool elementwise_affine = true;  ///< weight
+  bool elementwise_affine = true;  ///< with a weight
 };
 
 /// Root mean square normalization over the last axes of x, which must be `normalized_shape`: see mica::rms_norm.
 ///
-/// weight starts at 1.
+/// The weight is initialized to 1. Throws for an empty shape or eps < 0.
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(const Shape& normalized_shape, RMSNormOptions options = {});
@@ -22,7 +22,7 @@ class RMSNorm : public Module {
   Tensor operator()(const Tensor& x) const;
   /// residual + x and the norm of that sum, in one pass: see mica::add_rms_norm.
   AddRMSNormResult operator()(const Tensor& x, const Tensor& residual) const;
-  /// The same for residual + dropout(x + x_bias), where an undefined x_bias is 0.
+  /// Like above, for residual + dropout(x + x_bias); an undefined x_bias counts as 0.
   AddRMSNormResult operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
                               const Tensor& x_bias = {}) const;
 

@@ -21,7 +21,7 @@ std::string grouped(std::int64_t number) {
   return digits;
 }
 
-// In powers of 1000, as disks and models are sold.
+// In powers of 1000, as usual for the sizes of disks and models.
 std::string size_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 6> kUnits{"B", "kB", "MB", "GB", "TB", "PB"};
   if (bytes < 1000) {
@@ -36,7 +36,7 @@ std::string size_text(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
-// Characters, of which UTF-8 may take several bytes: names may be in any language.
+// The number of characters, since one may take several bytes of UTF-8.
 std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -45,7 +45,7 @@ std::size_t width_of(const std::string& text) {
 constexpr std::size_t kColumns = 5;
 using Row = std::array<std::string, kColumns>;
 
-// The last two columns are numbers, to the right.
+// The last two columns are numbers and right-aligned.
 std::string table_of(const std::vector<Row>& rows) {
   std::array<std::size_t, kColumns> widths{};
   for (const Row& row : rows) {

@@ -37,7 +37,7 @@ Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
     const Tensor y = c_proj.product(c_fc(x, activation));
     return last_bias.defined() ? y + last_bias : y;
   }
-  // Both layers in one op: its backward goes through gelu in the product with c_proj's weight.
+  // Both layers in one op: its backward fuses gelu's backward with the product with c_proj's weight.
   return mica::mlp(x, c_fc.weight, c_fc.bias, c_proj.weight, last_bias, activation);
 }
 

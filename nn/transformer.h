@@ -9,7 +9,8 @@
 
 namespace mica::nn {
 
-/// The feed-forward part of a block: c_proj(gelu(c_fc(x))), with an inner width of 4 · width.
+/// The feed-forward part of a block, x (…, width) to (…, width): c_proj(gelu(c_fc(x))), with an inner width of 4 ·
+/// width.
 class Mlp : public Module {
  public:
   struct Options {
@@ -42,8 +43,9 @@ struct TransformerBlockOptions {
   double norm_eps = 1e-5;
 };
 
-/// The stream between two blocks: a residual and a branch, that of mlp. The norm that follows adds the branch's bias,
-/// applies dropout, adds the residual and normalizes the sum, in one pass; its backward has the gradient of that bias.
+/// The data between two blocks: a residual and a branch, the output of mlp without its bias. The next norm adds the
+/// bias, applies dropout, adds the residual and normalizes the sum, in one pass; its backward computes the bias's
+/// gradient.
 using ResidualAndBranch = std::array<Tensor, 2>;
 
 /// One pre-norm block of a transformer, x (B, T, width) to (B, T, width):
@@ -57,13 +59,13 @@ class TransformerBlock : public Module {
   TransformerBlock(std::int64_t width, TransformerBlockOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The same for x = residual + dropout(branch + branch_bias), where an undefined branch or bias is 0 and the dropout
-  /// is that of mlp. The result is again such a pair, whose branch lacks mlp.c_proj.bias: the next module adds it,
-  /// applies dropout and adds the residual.
-  /// With `cached`, attention sees the positions in the cache as well.
+  /// The same for x = residual + dropout(branch + branch_bias), where an undefined branch or bias counts as 0 and
+  /// the dropout is that of mlp. Returns such a pair for the next module, which adds mlp.c_proj.bias to its
+  /// branch, applies dropout and adds the residual. With `cached`, the positions in the cache are attended to as
+  /// well.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {},
                                const CachedLayer& cached = {}) const;
-  /// The same, and attention sees only what `mask` lets it: see AttentionOptions::mask. It may be undefined.
+  /// The same with AttentionOptions::mask, which may be undefined.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
                                const Tensor& mask) const;
 
@@ -73,7 +75,7 @@ class TransformerBlock : public Module {
   Mlp mlp;
 
  private:
-  /// The stream after attention, and its norm.
+  /// The sum after attention, and its norm.
   AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
                                const CachedLayer& cached = {}, const Tensor& mask = {}) const;
 };

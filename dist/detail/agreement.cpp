@@ -45,7 +45,7 @@ std::uint64_t mixed(std::uint64_t h) {
   return h ^ (h >> 31);
 }
 
-// `count` words of x's memory from a byte on, which must be aligned to them.
+// `count` words of x's memory as a tensor, starting at byte `byte`, which must be aligned for `dtype`.
 Tensor words_of(const Tensor& x, DType dtype, std::size_t byte, std::int64_t count) {
   auto impl = std::make_shared<mica::detail::TensorImpl>(*x.handle());
   impl->shape = {count};
@@ -61,11 +61,11 @@ Tensor words_of(const Tensor& x, DType dtype, std::size_t byte, std::int64_t cou
   return Tensor(std::move(impl));
 }
 
-// Hashes of tensors' elements: the same for equal bits only, but for one pair in about 2^63. Computed where the tensors
-// are: sums of their words, each multiplied by a random odd number, modulo 2^64.
+// Hashes of tensors' elements. Different bits give the same hash with a probability of about 2^-63. Computed on the
+// tensors' device, as sums of their words, each multiplied by a random odd number, modulo 2^64.
 Integers checksums(const nn::NamedTensors& tensors) {
   const autograd::NoGrad guard;
-  constexpr std::int64_t chunk = 1 << 20;  // words, which bounds the memory for the products
+  constexpr std::int64_t chunk = 1 << 20;  // words; bounds the memory for the products
   std::map<int, Tensor> weights_of;        // by number of the GPU
   const auto weights_on = [&](Device device) {
     Tensor& weights = weights_of[device.is_cuda() ? device.index : -1];
@@ -99,7 +99,7 @@ Integers checksums(const nn::NamedTensors& tensors) {
       add(uint8, whole, static_cast<std::int64_t>(x.bytes() - whole));
     }
   }
-  // Read after all were started, so that the host waits for a GPU once.
+  // Read only after all were launched, so that the host waits for a GPU once.
   Integers hashes;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     std::uint64_t hash = tensors[i].second.bytes();
@@ -116,7 +116,7 @@ struct Outlier {
   int other;  // one of the majority
 };
 
-// A rank whose value number i is not that of most ranks; rank −1 if all are equal.
+// A rank whose value number i differs from that of the majority; rank −1 if all are equal.
 Outlier find_outlier(const std::vector<Integers>& ranks, std::size_t i) {
   const auto votes = [&](std::size_t rank) {
     return std::count_if(ranks.begin(), ranks.end(), [&](const Integers& other) { return other[i] == ranks[rank][i]; });

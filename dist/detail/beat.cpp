@@ -14,7 +14,7 @@ void append(Writer& writer, const Call& call) {
       .value(call.count);
 }
 
-// What arrives is shown to the user and indexes names, so it must be one of the values.
+// A received value is used as an index into names, so it must be one of the enumerators.
 template <class T>
 T enumerator(Reader& reader, T last) {
   const auto value = reader.value<std::uint8_t>();

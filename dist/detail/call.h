@@ -10,14 +10,14 @@ namespace mica::dist::detail {
 
 enum class CallKind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, split, exchange };
 
-/// What ranks must agree on in a collective.
+/// The arguments of a collective on which all ranks must agree.
 struct Call {
   CallKind kind = CallKind::barrier;
-  DType dtype = float32;                 ///< of collectives with tensors, as what follows
-  Reduction reduction = Reduction::sum;  ///< of those that reduce
+  DType dtype = float32;                 ///< this and the members below: only for collectives with tensors
+  Reduction reduction = Reduction::sum;  ///< of reducing collectives
   bool on_gpu = false;
   std::int32_t root = 0;   ///< of a broadcast
-  std::int64_t count = 0;  ///< elements: of the part, where there is a whole and a part
+  std::int64_t count = 0;  ///< number of elements; of a rank's part for reduce_scatter and all_gather
 
   bool operator==(const Call&) const = default;
 };

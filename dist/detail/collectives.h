@@ -12,12 +12,12 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;  ///< see Work::wait()
-  /// Whether this rank's part is done, on any thread; true if that is not known. A transfer that goes on too long is
-  /// reported.
+  /// Whether this rank's part is done; true if that is not known. Transfers that take too long are reported. May be
+  /// called on any thread.
   virtual bool ended() const { return true; }
 };
 
-/// Collectives among the ranks of a group, for tensors on one kind of device. Arguments were validated by Group.
+/// Collectives among the ranks of a group, for tensors on one kind of device. Group has validated the arguments.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -30,15 +30,15 @@ class Collectives {
 class Control;
 class Journal;
 
-/// What the handles of one group share.
+/// The state shared by all handles of a group.
 struct GroupState {
   int rank = 0;
   int size = 1;
   std::shared_ptr<Control> control{};   ///< null for a group of one that is not part of a larger one
-  std::shared_ptr<Journal> journal{};   ///< null where control is
-  std::shared_ptr<Collectives> cpu{};   ///< null: there is no engine for tensors on the CPU
-  std::shared_ptr<Collectives> cuda{};  ///< null: there is none for tensors on a GPU
-  std::function<void()> barrier{};      ///< null for a group of one, as split
+  std::shared_ptr<Journal> journal{};   ///< null if `control` is
+  std::shared_ptr<Collectives> cpu{};   ///< null: no collectives for tensors on the CPU
+  std::shared_ptr<Collectives> cuda{};  ///< null: none for tensors on a GPU
+  std::function<void()> barrier{};      ///< this and `split`: null for a group of one
   std::function<std::shared_ptr<const GroupState>(int color, int key)> split{};
 };
 

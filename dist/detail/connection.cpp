@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t header = sizeof(std::uint32_t) + 1;
 
-// Close on exec, so that programs that this one starts do not hold connections open.
+// Close on exec, so that child processes do not keep connections open.
 void make_quiet(int socket) {
   (void)fcntl(socket, F_SETFD, FD_CLOEXEC);
   (void)fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
@@ -123,7 +123,7 @@ std::vector<std::string> own_addresses() {
       if (family != AF_INET && family != AF_INET6) {
         continue;
       }
-      // Link-local addresses mean something on their own interface only.
+      // Link-local addresses are valid on their own interface only.
       if (family == AF_INET6 &&
           IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr)) {
         continue;
@@ -164,7 +164,7 @@ void Connection::flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      break;  // receive() finds the end, after what came before it
+      break;  // receive() detects the end, after it has read the data sent before
     }
   }
   out_.clear();
@@ -177,7 +177,7 @@ void Connection::receive() {
     const ssize_t count = recv(socket_.number(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (count > 0) {
       in_.insert(in_.end(), buffer.data(), buffer.data() + count);
-      // More than one message may be there; this bounds memory.
+      // There may be several messages; this bounds memory.
       if (in_.size() - read_ > limit_ + buffer.size()) {
         return;
       }
@@ -234,7 +234,7 @@ std::unique_ptr<Connection> connect_to(const std::vector<Address>& to, Clock::ti
         continue;
       }
       make_quiet(socket.number());
-      // An address that does not answer must not use up the time of the others.
+      // An address that does not answer must not use up the time for the others.
       const Clock::time_point soon = std::min(deadline, Clock::now() + std::chrono::seconds(3));
       if (connect(socket.number(), entry->ai_addr, entry->ai_addrlen) != 0) {
         int error = 0;

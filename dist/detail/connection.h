@@ -19,7 +19,7 @@ namespace mica::dist::detail {
 using Bytes = std::vector<std::byte>;
 using Clock = std::chrono::steady_clock;
 
-/// Appends values to bytes. All ranks have the byte order of this machine.
+/// Serializes values. Assumes that all ranks have the same byte order.
 class Writer {
  public:
   template <class T>
@@ -42,7 +42,7 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads them again. Throws an Error where they end too early.
+/// Reads values that a Writer has written, in the same order. Throws an Error if the bytes end too early.
 class Reader {
  public:
   explicit Reader(const Bytes& bytes) : bytes_(bytes) {}
@@ -74,7 +74,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-/// A file descriptor.
+/// Owns a file descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int number = -1) : number_(number) {}
@@ -91,17 +91,17 @@ class Descriptor {
   int number_;
 };
 
-/// Where a process listens. `host` is a name or an address.
+/// Where a process listens. `host` is a name or an IP address.
 struct Address {
   std::string host;
   int port = 0;
 };
 
-/// Listens on a TCP port, on this machine's loopback interface or on all. Port 0: any that is free. Empty if the port
-/// is in use. Throws an Error if it fails otherwise.
+/// Listens on a TCP port, on the loopback interface or on all interfaces. Port 0: any free port. Returns nullopt if the
+/// port is in use; throws an Error for other failures.
 std::optional<Descriptor> listen_on(int port, bool loopback_only);
 int port_of(const Descriptor& listener);
-/// A connection that waits to be accepted, if there is one.
+/// Accepts a pending connection, if there is one.
 std::optional<Descriptor> accept_from(const Descriptor& listener);
 
 /// The addresses of this machine's interfaces that are up; the loopback interface comes last.
@@ -113,7 +113,7 @@ struct Message {
   Bytes payload{};
 };
 
-/// Messages over a TCP connection. Nothing here blocks.
+/// Messages over a TCP connection. No function blocks.
 class Connection {
  public:
   /// A message that is longer than `limit` bytes closes the connection.
@@ -122,19 +122,19 @@ class Connection {
   int descriptor() const { return socket_.number(); }
   void set_limit(std::size_t limit) { limit_ = limit; }
 
-  /// Sends the message when flush() is called and the other side reads.
+  /// Queues the message; flush() sends it.
   void send(std::uint8_t type, const Bytes& payload);
   void flush();
   bool flushed() const { return sent_ == out_.size(); }
 
-  /// Reads what has come.
+  /// Reads the data that has arrived.
   void receive();
-  /// The next complete message.
+  /// The next complete message, if there is one.
   std::optional<Message> next();
 
-  /// Whether the other side has closed the connection, or it broke. Messages from before may still be there.
+  /// Whether the connection was closed by the other side or broke. next() may still return earlier messages.
   bool closed() const { return closed_; }
-  /// Says that nothing more will be sent.
+  /// Closes the sending direction: nothing more will be sent.
   void finish();
 
  private:
@@ -147,12 +147,12 @@ class Connection {
   std::size_t sent_ = 0;  // of out_
 };
 
-/// Connects to each of the addresses of `to` in turn, and returns the first connection to which `accepted` agrees. It
-/// may wait until the time given to it. Empty: there is none now.
+/// Connects to each address of `to` in turn, and returns the first connection for which `accepted` returns true, or
+/// null. `accepted` may wait until the time that is passed to it.
 std::unique_ptr<Connection> connect_to(const std::vector<Address>& to, Clock::time_point deadline,
                                        const std::function<bool(Connection&, Clock::time_point)>& accepted);
 
-/// Waits until the connection can be read or closes. Whether that happened before the deadline.
+/// Waits until the connection can be read or closes. Returns false at the deadline.
 bool wait_to_read(const Connection& connection, Clock::time_point deadline);
 
 }  // namespace mica::dist::detail

@@ -57,7 +57,7 @@ void Control::start() {
 
 void Control::wake() {
   const char byte = 0;
-  (void)!write(wake_write_.number(), &byte, 1);  // a full pipe wakes, too
+  (void)!write(wake_write_.number(), &byte, 1);  // if the pipe is full, the thread wakes up anyway
 }
 
 void Control::post(Type type, Bytes payload) {
@@ -125,7 +125,7 @@ void Control::forget_exchange(const Journal& group, std::uint64_t number) {
   results_.erase(Key(group.id(), number));
 }
 
-// With a lock on mutex_.
+// Requires a lock on mutex_.
 void Control::keep_result(const Key& key, std::vector<Bytes> parts) {
   if (awaited_.erase(key) > 0) {
     results_[key] = std::move(parts);
@@ -161,8 +161,8 @@ void Control::on_verdict_apart(std::function<void()> f) {
   call_apart(std::move(f));
 }
 
-// With a lock on mutex_. Nobody waits for the thread at the process's end, so this object must then still exist: dist
-// never destroys the one that watches over the world.
+// Requires a lock on mutex_. The thread is detached and may still run when the process ends, so this object must live
+// until then: `dist` never destroys the Control of the world.
 void Control::call_apart(std::function<void()> f) {
   ++calls_;
   std::thread([this, f = std::move(f)] {
@@ -185,7 +185,7 @@ void Control::report_failure(const std::string& reason) {
   leaving_ = true;
   failure_ = reason.empty() ? "no reason given" : shortened(reason);
   wake();
-  // Rank 0 has said it when it has told the others.
+  // On rank 0, the failure is reported once the verdict was sent to the others.
   changed_.wait_for(lock, std::chrono::seconds(1), [this] { return (rank_ > 0 && left_) || failed() || ended_; });
 }
 
@@ -237,7 +237,7 @@ void Control::cut() {
   wake();
 }
 
-// ---- The thread.
+// ---- Functions of the thread.
 
 void Control::loop() {
   try {
@@ -259,7 +259,7 @@ void Control::converse() {
     wait_for_news(next_report);
     const double time = now();
     if (time - last > std::max(2.0, 3 * beat)) {
-      // This process was stopped, and what the others sent meanwhile is still unread.
+      // This process was suspended, and messages that the others sent meanwhile are still unread.
       hub_heard_ = time;
       if (judge_) {
         judge_->forgive(time);
@@ -343,7 +343,7 @@ void Control::converse() {
   journals_.clear();
 }
 
-// Until there is something to read, to write or to do, or the time has come.
+// Waits until there is something to read, to write or to do, or until the given time.
 void Control::wait_for_news(double until) {
   std::vector<pollfd> waiting{{.fd = wake_read_.number(), .events = POLLIN, .revents = 0}};
   for (const std::unique_ptr<Connection>& connection : connections_) {
@@ -360,7 +360,7 @@ void Control::wait_for_news(double until) {
   }
 }
 
-// What this rank does.
+// Sends this rank's reports.
 void Control::report(double seconds) {
   std::vector<std::shared_ptr<Journal>> opened;
   std::string task;
@@ -406,13 +406,13 @@ void Control::take_outgoing() {
     }
     outgoing.swap(outgoing_);
   }
-  report(std::exchange(unreported_, 0.0));  // rank 0 must know the groups first, and what came before a trouble
+  report(std::exchange(unreported_, 0.0));  // rank 0 must first know the groups, and the state before the trouble
   for (const Outgoing& message : outgoing) {
     say(message.type, message.payload);
   }
 }
 
-// To rank 0.
+// Sends a message to rank 0; on rank 0 itself, handles it directly.
 void Control::say(Type type, const Bytes& payload) {
   if (rank_ == 0) {
     handle(0, {.type = static_cast<std::uint8_t>(type), .payload = payload});
@@ -541,7 +541,7 @@ void Control::add_to_exchange(int rank, Reader& reader) {
   }
 }
 
-// The first verdict stands.
+// Sets the verdict and calls the functions that wait for one. Later verdicts are ignored.
 void Control::pronounce(const std::string& verdict) {
   std::vector<std::function<void()>> calls;
   {
@@ -566,8 +566,8 @@ void Control::pronounce(const std::string& verdict) {
   changed_.notify_all();
 }
 
-// A socket that is closed while something unread is in it may lose what it has sent. So each side says that it has
-// finished, and reads until the other one has.
+// Closing a socket that still has unread data may discard data it has sent. So each side shuts down its sending
+// direction, and reads until the other side has done so, too.
 void Control::linger(double seconds) {
   const double end = now() + seconds;
   std::vector<bool> finished(connections_.size(), false);

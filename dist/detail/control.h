@@ -19,27 +19,27 @@
 
 namespace mica::dist::detail {
 
-/// Distinguishes the processes of a run from whatever else connects to rank 0.
+/// Identifies the processes of a run, so that rank 0 can refuse other connections.
 using Token = std::array<std::byte, 16>;
 
 struct ControlOptions {
   Judge::Options judge{};
-  double start = 25;  ///< seconds within which all ranks must have come
+  double start = 25;  ///< seconds within which all ranks must connect
 };
 
 /// MICA_DIST_TIMEOUT, MICA_DIST_HEARTBEAT_TIMEOUT and MICA_DIST_START_TIMEOUT, in seconds. Throws an Error that names a
 /// variable with an impossible value.
 ControlOptions control_options_from_environment();
 
-/// The connections between the processes of a run that say how they fare: TCP, in a star around rank 0, by a thread of
-/// each process. Each rank reports once a second what it does; rank 0 judges, and tells all ranks what has happened to
-/// one of them. Small messages that ranks need before they have other connections travel here, too.
+/// Detects failed ranks, over TCP connections from rank 0 to all others that a thread of each process serves. Each rank
+/// reports its state once a second; rank 0 decides whether a rank has failed, and sends that verdict to all. Also
+/// carries small messages that ranks need before they have other connections.
 class Control {
  public:
-  /// Rank 0's: waits until the other ranks have connected to `listener`. Throws an Error that names those that do not
-  /// come in time. Whatever else connects is turned away.
+  /// For rank 0: waits until the other ranks have connected to `listener`. Throws an Error that names those that do not
+  /// connect in time. Refuses connections from outside the run.
   Control(Descriptor listener, int size, const Token& token, const ControlOptions& options);
-  /// Another rank's: connects to rank 0, which listens at one of these addresses.
+  /// For the other ranks: connects to rank 0, which listens at one of these addresses.
   Control(const std::vector<Address>& hub, int rank, int size, const Token& token, const ControlOptions& options);
   /// Ends the thread. See close().
   ~Control();
@@ -49,24 +49,25 @@ class Control {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// A group to which this rank belongs; `members` are ranks in the world. Its id must be the same on all of them.
+  /// Opens a group to which this rank belongs; `members` are ranks in the world. All members must pass the same id.
   std::shared_ptr<Journal> open(std::uint64_t id, std::vector<int> members);
 
-  /// A collective of the group: the bytes of each member, in the order of the group. At most 16 KiB each. Throws an
-  /// Error if a rank has failed. `kind` is barrier, split or exchange; `number` gets the number of the collective.
+  /// A collective that sends each member's bytes (at most 16 KiB) to all members, and returns them in the order of the
+  /// group. Throws an Error if a rank has failed. `kind` is barrier, split or exchange; *number receives the number of
+  /// the collective.
   std::vector<Bytes> exchange(Journal& group, const Bytes& mine, CallKind kind = CallKind::exchange,
                               std::uint64_t* number = nullptr);
 
-  // The same in parts, for collectives that others note in the journal. Numbers must differ within the group, and be
-  // the same on all members.
+  // The steps of exchange(), for callers that write to the journal themselves. A number must be unique within the
+  // group and the same on all members.
 
   /// Sends this rank's bytes.
   void start_exchange(const Journal& group, std::uint64_t number, const Bytes& mine);
-  /// Waits for those of all members. Throws an Error that starts with `op` if a rank has failed.
+  /// Waits for the bytes of all members. Throws an Error that starts with `op` if a rank has failed.
   std::vector<Bytes> finish_exchange(const Journal& group, std::uint64_t number, const char* op);
-  /// Whether finish_exchange() need not wait, or has been called.
+  /// Whether finish_exchange() would return at once, or has been called.
   bool has_exchanged(const Journal& group, std::uint64_t number);
-  /// Nobody will call finish_exchange().
+  /// Discards the result: finish_exchange() will not be called.
   void forget_exchange(const Journal& group, std::uint64_t number);
 
   /// Throws an Error that starts with `op` if a rank has failed.
@@ -76,29 +77,30 @@ class Control {
     }
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// What has happened. Only after failed().
+  /// What has happened. Valid only if failed().
   const std::string& verdict() const { return verdict_; }
   [[noreturn]] void throw_verdict(const char* op) const;
-  /// Calls f once when a rank has failed, on the thread of this object; at once if one has.
+  /// Calls f once when a rank fails, on the thread of this object; at once if one has failed already.
   void on_verdict(std::function<void()> f);
-  /// … on a thread of its own, since f may take long. throw_verdict() waits up to 5 s for the end of both.
+  /// Like on_verdict(), but on a separate thread, since f may take long. throw_verdict() waits up to 5 s for all of
+  /// these functions to return.
   void on_verdict_apart(std::function<void()> f);
 
-  /// A collective has failed here, perhaps since another rank did. The verdict follows.
+  /// Reports that a collective has failed here, perhaps because another rank failed. Rank 0 then decides on a verdict.
   void report_trouble(const std::string& reason);
-  /// This process ends because of `reason`. Waits up to a second until that was said.
+  /// Reports that this process ends because of `reason`. Waits up to a second until the report was sent.
   void report_failure(const std::string& reason);
-  /// This process ends; it takes part in no more collectives.
+  /// Reports that this process ends normally and takes part in no more collectives.
   void leave();
-  /// Ends the thread. Rank 0 goes on until all others have left, or one has failed.
+  /// Ends the thread. On rank 0, first waits until all others have left, or one has failed.
   void close();
 
-  /// While a task has begun and not ended, others wait for this rank as long as it takes.
+  /// Between begin_task() and end_task(), the others wait for this rank without a timeout.
   void begin_task(const std::string& name);
   void end_task();
   void set_collective_timeout(double seconds);
 
-  /// For tests: cuts the connection, as a broken link does.
+  /// For tests: cuts the connection, as a broken network link would.
   void cut();
 
   static constexpr std::size_t largest_exchange = 16384;
@@ -133,7 +135,7 @@ class Control {
     connection.send(static_cast<std::uint8_t>(type), payload);
   }
 
-  // How the connections come about: control_start.cpp.
+  // Establishing the connections: control_start.cpp.
   class Gathering;
   void gather(Descriptor listener, const Token& token);
   void reach(const std::vector<Address>& hub, const Token& token);
@@ -167,25 +169,25 @@ class Control {
   std::atomic<bool> failed_{false};
   std::string verdict_;  // written before failed_ is set
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below, up to failure_
   mutable std::condition_variable changed_;
   std::vector<std::shared_ptr<Journal>> new_journals_;
   std::vector<Outgoing> outgoing_;
   std::map<Key, std::vector<Bytes>> results_;
-  std::set<Key> awaited_;  // exchanges that have been started, and whose results have not come
-  int calls_ = 0;          // what on_verdict() and on_verdict_apart() were given, while it runs
+  std::set<Key> awaited_;  // exchanges that were started and have no result yet
+  int calls_ = 0;          // functions of on_verdict() and on_verdict_apart() that are running
   std::vector<std::function<void()>> on_verdict_, apart_calls_;
   std::vector<std::string> tasks_;
   bool leaving_ = false, left_ = false, closing_ = false, ended_ = false, cut_ = false;
-  std::string failure_;  // why this process leaves; empty: it has ended
+  std::string failure_;  // why this process leaves; empty: it ends normally
 
-  // Of the thread.
-  std::vector<std::unique_ptr<Connection>> connections_;  // by rank: of rank 0 all others, of others rank 0
+  // Used by the thread only.
+  std::vector<std::unique_ptr<Connection>> connections_;  // by rank; on rank 0 to all others, elsewhere to rank 0
   std::vector<std::shared_ptr<Journal>> journals_;
   double unreported_ = 0;  // seconds since the last report
   double hub_heard_ = 0;
   bool all_left_ = false;
-  std::unique_ptr<Judge> judge_;  // of rank 0
+  std::unique_ptr<Judge> judge_;  // on rank 0 only
   std::map<Key, std::map<int, Bytes>> exchanges_;
 };
 

@@ -1,4 +1,4 @@
-// How the ranks find rank 0 at the start, and rank 0 its ranks.
+// Establishes the connections of a run: rank 0 accepts, the others connect.
 
 #include <poll.h>
 #include <unistd.h>
@@ -16,12 +16,12 @@ namespace mica::dist::detail {
 
 namespace {
 
-constexpr std::uint64_t magic = 0x31306163696d00ffU;  // not the beginning of any text
-constexpr std::size_t largest_hello = 1024;           // bytes, before a peer has shown the token
+constexpr std::uint64_t magic = 0x31306163696d00ffU;  // no text begins with these bytes
+constexpr std::size_t largest_hello = 1024;           // bytes; limit before a peer has shown the token
 constexpr std::size_t largest_report = 1 << 20;
 constexpr std::size_t largest_answer = 1 << 26;
 constexpr std::size_t most_strangers = 64;
-constexpr std::chrono::seconds patience(5);  // with a stranger that says nothing
+constexpr std::chrono::seconds patience(5);  // with a peer that sends nothing
 
 double seconds_from_environment(const char* variable, double otherwise, bool zero_allowed) {
   const char* const value = std::getenv(variable);
@@ -68,7 +68,7 @@ ControlOptions control_options_from_environment() {
   return options;
 }
 
-// Rank 0 accepts the others.
+// On rank 0: accepts the other ranks.
 class Control::Gathering {
  public:
   Gathering(Control& control, Descriptor listener, const Token& token)
@@ -82,7 +82,7 @@ class Control::Gathering {
     peers().resize(control.size_);
   }
 
-  /// Returns the ranks' labels once all have come.
+  /// Returns the ranks' labels once all have connected.
   std::vector<std::string> run() {
     while (!missing().empty()) {
       wait_for_news();
@@ -100,7 +100,7 @@ class Control::Gathering {
   }
 
  private:
-  /// Someone who has connected, and has not yet shown that he belongs to the run.
+  /// A peer that has connected, but has not yet shown that it belongs to the run.
   struct Stranger {
     std::unique_ptr<Connection> connection;
     Clock::time_point deadline;
@@ -160,7 +160,7 @@ class Control::Gathering {
     }
   }
 
-  /// To the ranks that wait for the others.
+  /// Tells the connected ranks, which wait for the others, that rank 0 is alive.
   void show_life() {
     if (control_.now() >= next_sign_of_life_) {
       next_sign_of_life_ = control_.now() + control_.options_.judge.beat;
@@ -177,7 +177,7 @@ class Control::Gathering {
     }
   }
 
-  /// A rank whose connection ended may come again.
+  /// Notices lost connections. Such a rank may connect again.
   void notice_lost() {
     for (int rank = 1; rank < control_.size_; ++rank) {
       if (peers()[rank]) {
@@ -202,7 +202,7 @@ class Control::Gathering {
     try {
       admit(*message, std::move(stranger.connection));
     } catch (const Error&) {
-      // Not one of ours.
+      // The peer does not belong to this run.
     }
   }
 
@@ -237,9 +237,9 @@ class Control::Gathering {
   Token token_;
   Clock::time_point deadline_;
   std::vector<std::string> labels_;
-  std::vector<std::optional<double>> gone_;  // since when a rank that had come is gone
+  std::vector<std::optional<double>> gone_;  // when the connection to a rank was lost
   std::vector<Stranger> strangers_;
-  std::string refused_;  // why the last rank was
+  std::string refused_;  // why the last rank was refused
   double next_sign_of_life_ = 0;
 };
 
@@ -248,7 +248,7 @@ void Control::gather(Descriptor listener, const Token& token) {
   judge_ = std::make_unique<Judge>(std::move(labels), options_.judge, now());
 }
 
-// Another rank connects to rank 0.
+// On the other ranks: connects to rank 0.
 void Control::reach(const std::vector<Address>& hub, const Token& token) {
   const Clock::time_point deadline = epoch_ + seconds(options_.start);
   const Bytes greeting = hello(token, rank_, size_, own_label());
@@ -291,7 +291,7 @@ void Control::reach(const std::vector<Address>& hub, const Token& token) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   connection->set_limit(largest_answer);
-  // Until the others have come, or rank 0 has given them up.
+  // Until the others have connected, or rank 0 has given up waiting.
   for (;;) {
     mica::check(wait_to_read(*connection, Clock::now() + seconds(options_.judge.silence)),
                 "world: rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost",

@@ -14,7 +14,7 @@ namespace mica::dist::detail {
 
 namespace {
 
-// Of one message. A multiple of all elements' sizes.
+// The largest part of a tensor in one message, in bytes. A multiple of all element sizes.
 constexpr std::size_t largest_piece = std::size_t{256} << 10;
 
 template <class T>
@@ -30,7 +30,7 @@ T combined(T a, T b, Reduction reduction) {
   return static_cast<T>(x + y);
 }
 
-// The ranks' elements, in `parts`, as one.
+// Reduces the elements of all ranks, in `parts`, into `into`.
 void reduce(DType dtype, Reduction reduction, const std::vector<Bytes>& parts, std::byte* into) {
   on_dtype(NumericTypes{}, dtype == boolean ? uint8 : dtype, "all_reduce", [&]<class T>() {
     using A = Accumulate<T>;
@@ -53,12 +53,14 @@ void reduce(DType dtype, Reduction reduction, const std::vector<Bytes>& parts, s
   });
 }
 
-/// Pieces on their way, and what to do with them when all ranks' have come.
+/// A tensor that is being exchanged in pieces, and a function that processes each piece when it has arrived from all
+/// ranks.
 class Exchange final : public Transfer {
  public:
   using Take = std::function<void(std::size_t offset, std::vector<Bytes>& parts)>;
 
-  /// Sends `bytes` of `data`, or nothing of as many if `data` is null. The pieces have the numbers from `first` on.
+  /// Sends `bytes` bytes of `data`, in pieces numbered from `first`. If `data` is null, this rank takes part in as many
+  /// pieces, but sends empty ones.
   Exchange(const char* name, std::shared_ptr<Control> control, std::shared_ptr<Journal> group, std::uint64_t first,
            const std::byte* data, std::size_t bytes, Take take)
       : name_(name),
@@ -91,13 +93,13 @@ class Exchange final : public Transfer {
         take_(taken_ * largest_piece, parts);
       } catch (const Error& error) {
         control_->report_trouble(fmt::format("{}: {}", name_, error.what()));
-        (void)control_->finish_exchange(*group_, UINT64_MAX, name_);  // throws the verdict
+        (void)control_->finish_exchange(*group_, UINT64_MAX, name_);  // always throws: the verdict
       }
     }
     take_ = {};  // frees the tensors
   }
 
-  // Each piece needs all ranks' parts, and they come in order.
+  // Pieces complete in order, so the last one tells.
   bool ended() const override { return control_->has_exchanged(*group_, first_ + count_ - 1); }
 
  private:
@@ -105,7 +107,7 @@ class Exchange final : public Transfer {
   std::shared_ptr<Control> control_;
   std::shared_ptr<Journal> group_;
   const std::uint64_t first_, count_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::uint64_t taken_ = 0;
   Take take_;
 };
@@ -123,7 +125,7 @@ class Host final : public Collectives {
   }
 
   std::shared_ptr<Transfer> reduce_scatter(const Tensor& from, const Tensor& into, Reduction reduction) override {
-    // Of each piece, what this rank gets.
+    // The intersection of each piece with this rank's part.
     const std::size_t begin = static_cast<std::size_t>(rank_) * into.bytes(), end = begin + into.bytes();
     return start("reduce_scatter", from.raw_data(), from.bytes(), [=](std::size_t offset, std::vector<Bytes>& parts) {
       check_sizes(parts, parts[0].size());
@@ -158,7 +160,7 @@ class Host final : public Collectives {
   }
 
  private:
-  // A rank that calls another collective is named a little later.
+  // If a rank called a different collective, the verdict that follows names it.
   static void check_sizes(const std::vector<Bytes>& parts, std::size_t size) {
     for (const Bytes& part : parts) {
       mica::check(part.size() == size, "the ranks called collectives of different sizes");
@@ -176,7 +178,7 @@ class Host final : public Collectives {
   std::shared_ptr<Journal> group_;
   int rank_;
   std::mutex mutex_;
-  std::uint64_t next_ = std::uint64_t{1} << 63;  // other exchanges have the numbers of their collectives
+  std::uint64_t next_ = std::uint64_t{1} << 63;  // smaller numbers belong to collectives
 };
 
 }  // namespace

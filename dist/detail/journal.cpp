@@ -16,7 +16,7 @@ std::uint64_t Journal::begin(const Call& call) {
 void Journal::attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer) {
   const std::lock_guard lock(mutex_);
   if (started_ - number > capacity) {
-    return;  // its entry is another's now
+    return;  // its entry was reused for a later collective
   }
   Entry& of = entry(number);
   of.state = transfer != nullptr ? State::running : State::ended;

@@ -10,7 +10,7 @@
 
 namespace mica::dist::detail {
 
-/// The collectives of a group that this rank has started. Costs a collective some tens of nanoseconds.
+/// Records the collectives of a group that this rank has started. Adds some tens of nanoseconds to each.
 class Journal {
  public:
   /// `members` are the ranks in the world, in the order of the group.
@@ -19,15 +19,15 @@ class Journal {
   std::uint64_t id() const { return id_; }
   const std::vector<int>& members() const { return members_; }
 
-  /// A collective begins. Returns its number.
+  /// Records that a collective begins. Returns its number.
   std::uint64_t begin(const Call& call);
-  /// It was started as `transfer`; null: it has ended.
+  /// Records the transfer of a collective that was started; null: it has ended already.
   void attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer);
 
-  /// The report. `seconds` have passed since the last one.
+  /// The next report. `seconds` have passed since the last one.
   Beat beat(double seconds);
 
-  /// Calls that are remembered until the next report.
+  /// The number of calls that are remembered until the next report.
   static constexpr std::size_t capacity = Beat::most_calls;
 
  private:
@@ -42,16 +42,16 @@ class Journal {
 
   const std::uint64_t id_;
   const std::vector<int> members_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<Entry> ring_;
   std::uint64_t started_ = 0;
   std::uint64_t reported_ = 0;
-  std::uint64_t oldest_ = 0;  // those before have ended
+  std::uint64_t oldest_ = 0;  // all collectives before this number have ended
   bool pending_ = false;      // whether oldest_ had been started at the last report
   double age_ = 0;            // for how long it has been the oldest
 };
 
-/// A collective that returns when it has ended.
+/// Records a blocking collective for as long as it exists.
 class Entered {
  public:
   Entered(Journal& journal, const Call& call) : journal_(journal), number_(journal.begin(call)) {}

@@ -88,7 +88,7 @@ void Judge::beat(int rank, const Beat& beat, double now) {
     if (slot.variants.empty() || slot.number < number) {
       slot = {.number = number, .variants = {}};
     } else if (slot.number > number) {
-      continue;  // forgotten
+      continue;  // no longer remembered
     }
     const auto same = std::find_if(slot.variants.begin(), slot.variants.end(),
                                    [&](const Variant& variant) { return variant.call == beat.calls[i]; });
@@ -151,7 +151,7 @@ std::vector<int> Judge::missing(const Group& group, std::uint64_t number) const 
   return result;
 }
 
-// A fault of the same ranks and kind is known already.
+// Adds a fault, unless one of the same kind and ranks is already known.
 void Judge::add(Kind kind, double certain, std::vector<int> ranks, std::string text) {
   for (const Fault& fault : faults_) {
     if (fault.kind == kind && fault.ranks == ranks) {
@@ -163,14 +163,14 @@ void Judge::add(Kind kind, double certain, std::vector<int> ranks, std::string t
 
 void Judge::find_divergence(std::uint64_t id, const Group& group, const Slot& slot, double now) {
   if (diverged_ && *diverged_ != std::pair(id, slot.number)) {
-    return;  // what follows the first difference differs, too
+    return;  // after the first difference, later calls differ as a consequence
   }
   diverged_ = {id, slot.number};
   std::vector<const Variant*> variants;
   for (const Variant& variant : slot.variants) {
     variants.push_back(&variant);
   }
-  // Those that are alone come first.
+  // Variants with the fewest ranks come first.
   std::stable_sort(variants.begin(), variants.end(),
                    [](const Variant* a, const Variant* b) { return a->ranks.size() < b->ranks.size(); });
   std::string text;
@@ -195,7 +195,7 @@ void Judge::find_divergence(std::uint64_t id, const Group& group, const Slot& sl
 void Judge::find_silent(double now) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& state = ranks_[rank];
-    // One that has left reports until MPI has ended, for which the others wait.
+    // A rank that has left still reports until MPI has ended, and the others wait for that.
     if (!state.closed && now - state.heard > options_.silence) {
       add(Kind::silent, now + 0.2, {static_cast<int>(rank)},
           fmt::format("{} has not been heard of for {:g} s: it hangs, or has lost its link",
@@ -225,7 +225,7 @@ void Judge::find_late(double now) {
   if (options_.collective <= 0) {
     return;
   }
-  // A rank that waits itself is late because of another one.
+  // A rank that is itself waiting is late because of another rank.
   std::set<int> waiting, late;
   for (const auto& [id, group] : groups_) {
     for (const auto& [rank, state] : group.states) {
@@ -245,10 +245,11 @@ void Judge::find_late(double now) {
   std::set<int> guilty;
   std::set_difference(late.begin(), late.end(), waiting.begin(), waiting.end(), std::inserter(guilty, guilty.begin()));
   const bool circle = guilty.empty() && !busy;
-  // Of a chain of groups, the collective that only the guilty miss comes first: it describes the fault.
+  // Ranks may wait for each other through several groups. First look for a collective for which all missing ranks are
+  // at fault: it describes the fault best.
   for (const bool direct : {true, false}) {
     for (const auto& [id, group] : groups_) {
-      // Those that wait longest in one collective of the group.
+      // The collective of the group in which ranks have waited longest.
       std::optional<Beat::Pending> first;
       for (const auto& [rank, state] : group.states) {
         if (state.pending && state.pending->seconds >= options_.collective &&

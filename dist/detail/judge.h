@@ -10,50 +10,51 @@
 
 namespace mica::dist::detail {
 
-/// Decides on rank 0, from what the ranks report, whether one of them has failed, and which. All times are seconds on
-/// one clock. A pure function of the calls made to it.
+/// Decides on rank 0, from the ranks' reports, whether one of them has failed, and which. All times are in seconds, on
+/// one clock. Its decisions depend only on the calls made to it, not on a clock of its own.
 class Judge {
  public:
   struct Options {
-    double beat = 1;         ///< between two reports of a rank
-    double silence = 10;     ///< a rank not heard of for that long hangs or has lost its link
-    double collective = 20;  ///< a rank that others wait for longer in a collective hangs; 0: never
+    double beat = 1;         ///< time between two reports of a rank
+    double silence = 10;     ///< a rank that sends nothing for this long hangs or has lost its connection
+    double collective = 20;  ///< a rank for which others wait longer than this in a collective hangs; 0: no limit
   };
 
-  /// `labels` names process and machine of each rank.
+  /// `labels` gives the process and machine of each rank.
   Judge(std::vector<std::string> labels, const Options& options, double now);
 
   void set_collective_timeout(double seconds) { options_.collective = seconds; }
 
-  // What rank reports. Each also says that it lives.
+  // The reports of `rank`. Each also shows that it is alive.
 
-  /// It lives, and has used so much processor time. While it has a `task`, others wait for it as long as it takes.
+  /// It is alive, and has used this much processor time. While it has a `task`, others wait for it without a timeout.
   void alive(int rank, double processor_time, std::string task, double now);
-  /// It belongs to a group. Throws an Error if the members are not ranks, or differ from what another rank has said.
+  /// It belongs to a group. Throws an Error if the members are not ranks, or differ from those that another rank has
+  /// reported.
   void join(int rank, std::uint64_t group, const std::vector<int>& members, double now);
-  /// It uses the group no more.
+  /// It no longer uses the group.
   void drop(int rank, std::uint64_t group, double now);
-  /// Throws an Error for a group that it did not join.
+  /// Its heartbeat about one group. Throws an Error for a group that it did not join.
   void beat(int rank, const Beat& beat, double now);
-  /// Its program ends without a fault, or with one that `reason` describes.
+  /// Its program ends, normally or with the failure that `reason` describes.
   void leave(int rank, bool failed, const std::string& reason, double now);
   /// A collective failed there, perhaps because of another rank.
   void trouble(int rank, const std::string& reason, double now);
-  /// Its connection has closed. `reason` says more if it was closed for what the rank sent.
+  /// Its connection was closed. `reason` is set if that was because of invalid data from the rank.
   void closed(int rank, const std::string& reason, double now);
 
-  /// This process was stopped for a while: nobody could be heard.
+  /// This process itself was suspended for a while, so silence of the others until now does not count.
   void forgive(double now);
 
-  /// What has happened, once it is certain. From then on, the same.
+  /// What has happened, once it is certain; nullopt before. Does not change afterwards.
   const std::optional<std::string>& verdict(double now);
 
   /// Whether all ranks but 0 have left or closed their connection.
   bool all_left() const;
-  /// Members of a group that some rank has joined; null: there is none.
+  /// The members of a group; null if no rank has joined it.
   const std::vector<int>* members(std::uint64_t group) const;
 
-  /// Calls that are remembered of a group.
+  /// The number of calls of a group that are remembered.
   static constexpr std::size_t remembered = Journal::capacity;
 
  private:
@@ -86,16 +87,16 @@ class Judge {
   struct Group {
     std::vector<int> members{};
     std::map<int, Member> states{};  // of each member
-    int users = 0;                   // who have joined and not dropped it
+    int users = 0;                   // ranks that have joined and not dropped it
     std::vector<Slot> slots = std::vector<Slot>(remembered);
   };
 
-  // The gravest first: of several faults at a time, it is the cause of the others.
+  // In order of priority: of several faults at the same time, the first kind is the cause of the others.
   enum class Kind { died, failed, diverged, left, silent, late, trouble };
 
   struct Fault {
     Kind kind;
-    double certain;  // when other reports that could explain it better have come
+    double certain;  // the time by which reports that would explain it better have arrived
     std::vector<int> ranks;
     std::string text;
   };

@@ -1,5 +1,5 @@
-// Collectives over MPI. One thread of the process makes all calls of MPI, so it may be initialized without support for
-// threads, and collectives advance while the program computes.
+// Collectives over MPI. One thread of the process makes all MPI calls, so MPI may be initialized without thread
+// support, and collectives make progress while the program computes.
 
 #include <mpi.h>
 #include <sched.h>
@@ -35,11 +35,11 @@ void check_mpi(int status, const char* call) {
   }
 }
 
-/// A call of MPI and its end.
+/// A nonblocking MPI operation.
 class Operation : public Transfer {
  public:
-  /// start() returns a request, or MPI_REQUEST_NULL if all is done. finish() is called when it has ended. Both run on
-  /// MPI's thread. `name` is a literal. With a limit, wait() throws so many seconds after it was called.
+  /// start() returns a request, or MPI_REQUEST_NULL if the operation is complete already. finish() is called after
+  /// completion. Both run on MPI's thread. `name` is a literal. With a limit, wait() throws after that many seconds.
   Operation(const char* name, std::function<MPI_Request()> start, std::function<void()> finish,
             std::optional<double> limit)
       : name_(name), start_(std::move(start)), finish_(std::move(finish)), limit_(limit) {}
@@ -62,10 +62,10 @@ class Operation : public Transfer {
 
   bool ended() const override { return done_; }
 
-  /// Ends it with an Error. MPI may still use its tensors, so the caller must keep it alive.
+  /// Ends the operation with an Error. MPI may still use its tensors, so the caller must keep this object alive.
   void fail(const std::string& reason) { done(std::make_exception_ptr(Error(fmt::format("{}: {}", name_, reason)))); }
 
-  // The rest is for MPI's thread.
+  // The functions below run on MPI's thread.
 
   MPI_Request start() { return start_(); }
 
@@ -102,8 +102,8 @@ class Operation : public Transfer {
   std::exception_ptr error_;
 };
 
-/// The thread that calls MPI. It may be blocked there for ever when another rank has failed, so nobody waits for its
-/// end, and this object is never destroyed.
+/// The thread that calls MPI. It may block there forever when another rank has failed, so it is not joined, and this
+/// object is never destroyed.
 class MpiThread {
  public:
   static MpiThread& get() {
@@ -111,7 +111,7 @@ class MpiThread {
     return thread;
   }
 
-  /// Starts the operation after those given before.
+  /// Queues an operation.
   std::shared_ptr<Operation> run(const char* name, std::function<MPI_Request()> start,
                                  std::function<void()> finish = {}) {
     const std::lock_guard lock(mutex_);
@@ -126,13 +126,13 @@ class MpiThread {
     return operation;
   }
 
-  /// Until the ranks watch each other.
+  /// Sets a timeout for waits, until report_failures() is called.
   void limit_waits(double seconds) {
     const std::lock_guard lock(mutex_);
     limit_ = seconds;
   }
 
-  /// The ranks watch each other from now on.
+  /// From now on, failures are reported to other ranks and waits have no timeout.
   void report_failures(std::function<void(const std::string&)> report) {
     const std::lock_guard lock(mutex_);
     report_ = std::move(report);
@@ -184,12 +184,12 @@ class MpiThread {
     }
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
     owns_mpi_ = true;
-    // Open MPI reports errors of collectives that were started to this communicator, whatever theirs is.
+    // Open MPI reports errors of nonblocking collectives to this communicator, whichever one they use.
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
 
   void loop() {
-    std::vector<MPI_Request> requests;  // of unfinished_, as far as they were started
+    std::vector<MPI_Request> requests;  // of the operations in unfinished_ that were started
     std::vector<int> ended;
     std::vector<MPI_Status> statuses;
     int idle = 0;
@@ -210,7 +210,7 @@ class MpiThread {
         }
         known = unfinished_.size();
       }
-      // Only this thread removes operations, but others append some.
+      // Other threads append operations; only this one removes them.
       while (requests.size() < known) {
         const std::shared_ptr<Operation> operation = unfinished(requests.size());
         MPI_Request request = MPI_REQUEST_NULL;
@@ -274,7 +274,7 @@ class MpiThread {
     return unfinished_[i];
   }
 
-  // Removes operation i. One that failed waits for abort(), which knows what has happened.
+  // Ends and removes operation i. A failed one stays until abort(), which gets the reason.
   void end(std::size_t i, const std::exception_ptr& error) {
     std::function<void(const std::string&)> report;
     std::shared_ptr<Operation> operation;
@@ -284,7 +284,7 @@ class MpiThread {
       if (error && report_) {
         report = report_;
         if (aborted_) {
-          return;  // has been told
+          return;  // was reported already
         }
         failed_.push_back(operation);
       }
@@ -300,7 +300,7 @@ class MpiThread {
     }
   }
 
-  // Messages on one machine take microseconds; on cores that several ranks share, waiting must leave them to others.
+  // Messages on one machine take microseconds, so poll at first; later sleep, since several ranks may share a core.
   static void pause(int idle) {
     if (idle > 200) {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -310,9 +310,9 @@ class MpiThread {
   }
 
   bool owns_mpi_ = false;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<Operation>> unfinished_;  // null: to be removed
+  std::vector<std::shared_ptr<Operation>> unfinished_;  // null: about to be removed
   std::vector<std::shared_ptr<Operation>> failed_;
   std::function<void(const std::string&)> report_;
   std::optional<std::string> aborted_;
@@ -340,7 +340,7 @@ struct Greatest {
   float operator()(float a, float b) const { return a < b ? b : a; }
 };
 
-/// Types and functions of MPI, which has none for 16-bit floats. Made on MPI's thread at first use.
+/// MPI datatypes and reduction operators for 16-bit floats, which MPI lacks. Created on MPI's thread at first use.
 struct Types16 {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_Op sum = MPI_OP_NULL, min = MPI_OP_NULL, max = MPI_OP_NULL;
@@ -399,7 +399,7 @@ void divide(const Tensor& x, int divisor) {
 
 class Mpi final : public MpiCollectives {
  public:
-  /// Takes the communicator over. Call it on MPI's thread.
+  /// Takes ownership of the communicator. Call it on MPI's thread.
   explicit Mpi(MPI_Comm communicator) : communicator_(communicator) {
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
@@ -421,7 +421,7 @@ class Mpi final : public MpiCollectives {
   const std::vector<int>& members() const override { return members_; }
 
   Local local() const override {
-    // The operation may outlive this call, if another rank fails.
+    // On the heap, since the operation outlives this call if another rank fails.
     auto result = std::make_shared<Local>();
     MpiThread::get()
         .run("world",
@@ -454,7 +454,7 @@ class Mpi final : public MpiCollectives {
 
   std::shared_ptr<Transfer> reduce_scatter(const Tensor& from, const Tensor& into, Reduction reduction) override {
     const int count = count_of("reduce_scatter", into);
-    // MPI wants buffers that do not overlap.
+    // MPI requires buffers that do not overlap.
     const bool in_place = from.raw_data() <= into.raw_data() && into.raw_data() < from.raw_data() + from.bytes();
     const Tensor result = in_place ? empty(into.shape(), into.dtype()) : into;
     return MpiThread::get().run(

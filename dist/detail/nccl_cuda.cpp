@@ -1,4 +1,4 @@
-// Collectives over NCCL, on a stream of their own.
+// Collectives over NCCL, on a separate stream.
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -68,7 +68,7 @@ class Event {
   }
   bool has_passed() const {
     const cudaError_t status = cudaEventQuery(event_);
-    (void)cudaGetLastError();  // otherwise the next check of a launch would report that it has not passed
+    (void)cudaGetLastError();  // clears cudaErrorNotReady, which the next check of a launch would report
     return status != cudaErrorNotReady;
   }
 
@@ -76,8 +76,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// The tensors of a collective. Their memory may be used again once the last handle is gone, so handles stay until NCCL
-/// has read or written it.
+/// The tensors of a collective. Their memory may be reused once the last handle is gone, so these handles stay until
+/// NCCL has read or written it.
 class Held {
  public:
   Held(Tensors tensors, cudaStream_t after) : tensors_(std::move(tensors)), after_(after) {}
@@ -85,8 +85,8 @@ class Held {
   void end(cudaStream_t stream) const { end_.record(stream); }
   bool has_ended() const { return end_.has_passed(); }
 
-  /// The current stream waits for the end. If it is the one after whose work the collective was queued, what it frees
-  /// from then on is freed after the collective, whose tensors are like those of its own kernels. Otherwise a host that
+  /// Makes the current stream wait for the end. If the collective was queued after the work of this stream, the tensors
+  /// can be released now: their memory is freed in stream order, hence after the collective. Otherwise, a host that
   /// runs ahead of the GPU would keep the memory of many steps.
   void hold_up_current_stream() {
     const cudaStream_t stream = cuda::current_stream();
@@ -105,21 +105,22 @@ class Held {
   Event end_;
 };
 
-/// What NCCL has of a group, and its end. Known to the thread that aborts it, so never destroyed before the process
-/// ends: ncclCommDestroy would need all ranks together, and whoever holds no group may still have collectives to abort.
+/// A group's NCCL communicator, and its abort. The thread that aborts it may use it at any time, so it is never
+/// destroyed before the process ends: ncclCommDestroy would need all ranks together, and collectives to be aborted may
+/// outlive the last Group.
 class Communicator {
  public:
   explicit Communicator(Device device) : device_(device) {}
 
   Device device() const { return device_; }
 
-  /// Called once, perhaps after abort().
+  /// Sets the communicator, once. abort() may have been called before.
   void set(ncclComm_t handle) {
     const std::lock_guard lock(mutex_);
     handle_ = handle;
   }
 
-  /// NCCL's name for the communicator, and the right to call it, one thread at a time. Null after abort().
+  /// Exclusive use of the communicator, for one thread at a time. Null after abort().
   class Use {
    public:
     explicit Use(Communicator& of) : lock_(of.calls_), handle_(of.handle()) {}
@@ -130,11 +131,12 @@ class Communicator {
     ncclComm_t handle_;
   };
 
-  /// Ends what runs on the GPU, and what other threads wait for in NCCL. On a thread of its own: NCCL frees memory, for
-  /// which CUDA waits until all kernels of this GPU have ended, also those of other communicators.
+  /// Ends collectives that run on the GPU, and NCCL calls in which other threads wait. Call it on a separate thread:
+  /// NCCL frees memory, for which CUDA waits until all kernels of this GPU have ended, including those of other
+  /// communicators.
   void abort() {
-    // A call that is under way returns soon, or waits for other ranks, or for the kernels before it. Then only the
-    // abort ends it, which is the best that can be done.
+    // A call in progress usually returns soon. If it waits for other ranks or earlier kernels, only the abort can end
+    // it, so go on without the lock.
     std::unique_lock calls(calls_, std::defer_lock);
     (void)calls.try_lock_for(std::chrono::seconds(1));
     ncclComm_t handle = nullptr;
@@ -147,7 +149,7 @@ class Communicator {
     }
   }
 
-  /// What NCCL found wrong since; empty if nothing. On any thread.
+  /// The asynchronous error that NCCL has reported; empty if none. May be called on any thread.
   std::string error() {
     const std::lock_guard lock(mutex_);
     ncclResult_t status = ncclSuccess;
@@ -166,7 +168,7 @@ class Communicator {
 
   const Device device_;
   std::timed_mutex calls_;
-  std::mutex mutex_;  // of handle_
+  std::mutex mutex_;  // guards handle_
   ncclComm_t handle_ = nullptr;
 };
 
@@ -184,7 +186,7 @@ class Queued final : public Transfer {
     held_->hold_up_current_stream();
   }
 
-  // On the thread of Control, which has no other use for a current device.
+  // Called on Control's thread, which does not use the current device otherwise.
   bool ended() const override {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
@@ -250,7 +252,7 @@ class Nccl final : public Collectives {
     }
   }
 
-  /// Queues a call of NCCL after the current stream's work.
+  /// Queues an NCCL call after the current stream's work.
   template <class Call>
   std::shared_ptr<Transfer> run(const char* name, const Tensors& tensors, const Call& call) {
     check_not_capturing(name);
@@ -271,7 +273,7 @@ class Nccl final : public Collectives {
       }
     }
     if (status != ncclSuccess) {
-      check_ranks(name);  // it was aborted, or fails because of another rank
+      check_ranks(name);  // throws if the communicator was aborted or another rank has failed
       fail("{}: NCCL failed: {} ({})", name, ncclGetErrorString(status.value_or(ncclInvalidUsage)), detail);
     }
     auto held = std::make_shared<Held>(tensors, cuda::current_stream());
@@ -280,7 +282,7 @@ class Nccl final : public Collectives {
     return std::make_shared<Queued>(name, communicator_, control_, std::move(held));
   }
 
-  // At the first collective.
+  // Creates the communicator, at the first collective.
   void connect(const char* name, Device device) {
     if (communicator_ != nullptr) {
       mica::check(device == communicator_->device(),
@@ -296,8 +298,8 @@ class Nccl final : public Collectives {
     std::memcpy(bytes.raw_data(), &id, sizeof id);
     broadcast_bytes_(bytes);
     std::memcpy(&id, bytes.raw_data(), sizeof id);
-    // Before the blocks of kernels that are already queued, as the multiprocessors become free. NCCL needs few of them,
-    // and would otherwise start after all that backward has queued meanwhile.
+    // High priority: NCCL's blocks run before those of kernels that are already queued, as soon as multiprocessors
+    // become free. NCCL needs few of them, and would otherwise start after everything that backward has queued.
     if (stream_ == nullptr) {
       int least = 0, greatest = 0;
       cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -312,8 +314,8 @@ class Nccl final : public Collectives {
     communicator_ = std::move(communicator);
   }
 
-  // All ranks meet in NCCL, on a thread of its own: if one does not come, this one must throw, and the thread waits
-  // until the process ends.
+  // Initializes the communicator, which all ranks do together, on a separate thread: if a rank does not take part, this
+  // one must throw, while the thread is stuck until the process ends.
   void meet(Communicator& communicator, Device device, const ncclUniqueId& id) {
     struct Meeting {
       std::mutex mutex;
@@ -355,7 +357,7 @@ class Nccl final : public Collectives {
   int size_;
   std::shared_ptr<Control> control_;
   std::function<void(const Tensor&)> broadcast_bytes_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::shared_ptr<Communicator> communicator_;
   cudaStream_t stream_ = nullptr;
   std::deque<std::shared_ptr<const Held>> running_;

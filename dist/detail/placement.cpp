@@ -24,7 +24,7 @@ std::optional<int> number(const char* variable) {
   return result;
 }
 
-/// The variables in which a launcher says where a process is.
+/// The environment variables that a launcher sets in each process.
 struct Launcher {
   const char* name;
   const char* rank;

@@ -4,7 +4,7 @@
 
 namespace mica::dist::detail {
 
-/// This process among those of its run, as the launcher's variables say.
+/// The position of this process in its run, according to the launcher's environment variables.
 struct Placement {
   int rank = 0;
   int size = 1;

@@ -52,7 +52,7 @@ std::string first_host(std::string_view list) {
     check(stop != std::string_view::npos && close != std::string_view::npos,
           "world: cannot read Slurm's list of nodes \"{}\"", list);
     host += list.substr(end + 1, stop - end - 1);
-    host += list.substr(close + 1, list.find(',', close + 1) - close - 1);  // what follows the number
+    host += list.substr(close + 1, list.find(',', close + 1) - close - 1);  // the part after the brackets
   }
   check(!host.empty(), "world: cannot read Slurm's list of nodes \"{}\"", list);
   return host;
@@ -68,14 +68,14 @@ Meeting meeting_from_environment(const Placement& placement) {
   std::string host = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
   const std::string job = variable("SLURM_JOB_ID"), step = variable("SLURM_STEP_ID");
   const char* port_variable = "MASTER_PORT";
-  // torchrun itself listens at MASTER_PORT then, and its store must not get messages that are not for it.
+  // torchrun itself then listens at MASTER_PORT, and its store must not get messages from us.
   bool first_is_taken = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (host.empty() && placement.launcher == "Slurm") {
     std::string nodes = variable("SLURM_STEP_NODELIST");
     host = first_host(nodes.empty() ? variable("SLURM_JOB_NODELIST") : nodes);
   }
   if (port.empty() && placement.launcher == "Slurm") {
-    // The same on all nodes, and rarely that of another job.
+    // The same port on all nodes, and rarely that of another job.
     port = std::to_string(20000 + hash(job + "." + step, 0) % 12000);
     first_is_taken = false;
   }

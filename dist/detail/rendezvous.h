@@ -9,11 +9,11 @@
 
 namespace mica::dist::detail {
 
-/// Where the processes of a run meet, if no MPI tells them.
+/// How the processes of a run find each other without MPI.
 struct Meeting {
   std::vector<Address> addresses{};  ///< rank 0 listens at the first whose port is free
   bool loopback_only = false;
-  Token token{};  ///< differs between runs that may meet by accident; it is no secret
+  Token token{};  ///< tells runs apart that might connect to each other by accident; not a secret
 };
 
 /// From MASTER_ADDR and MASTER_PORT or, under Slurm without these, from the nodes and the number of the job. Throws an
@@ -26,10 +26,10 @@ Descriptor listen_at(const std::vector<Address>& addresses, bool loopback_only);
 /// The first of a list of hosts in Slurm's notation: "gpu[07-12,15],login" gives "gpu07".
 std::string first_host(std::string_view list);
 
-/// The ports that are tried, from MICA_DIST_PORT; only 0, which means any, if it is not set.
+/// The ports to try, from MICA_DIST_PORT; if it is not set, only 0, which means any port.
 std::vector<int> ports_from_environment();
 
-/// Not to be guessed.
+/// A token that cannot be guessed.
 Token random_token();
 
 }  // namespace mica::dist::detail

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tokens that are found in a text before it is cut into words: special ones, and those that were added to a vocabulary.
+// Tokens that are found in a text before it is split into words: special tokens, and those added to a vocabulary.
 
 #include <algorithm>
 #include <bitset>
@@ -16,21 +16,22 @@ namespace mica::io::detail {
 struct AddedToken {
   std::int64_t id = 0;
   std::string content;
-  bool single_word = false;  ///< only where no word character is next to it
-  bool strip_left = false;   ///< takes the spaces before it
-  bool strip_right = false;  ///< takes the spaces after it
-  bool normalized = true;    ///< is looked for in the normalized text
-  bool special = false;      ///< ends a text, begins a turn …
+  bool single_word = false;  ///< matches only where no word character is next to it
+  bool strip_left = false;   ///< absorbs the spaces before it
+  bool strip_right = false;  ///< absorbs the spaces after it
+  bool normalized = true;    ///< is searched for in the normalized text
+  bool special = false;      ///< a control token: ends a text, begins a turn …
 };
 
-/// Finds added tokens: from left to right, of several that begin at one place the longest, as the package `tokenizers`.
+/// Finds added tokens as the package `tokenizers` does: from left to right, the longest of several at the same
+/// position.
 class AddedTokenFinder {
  public:
   AddedTokenFinder() = default;
   explicit AddedTokenFinder(std::vector<AddedToken> tokens);
 
-  /// Calls on_text(part) and on_token(id) for the parts of valid UTF-8 in their order. Without `special`, special
-  /// tokens are text.
+  /// Calls on_text(part) and on_token(id) for the parts of `text`, valid UTF-8, in order. Without `special`, special
+  /// tokens are treated as text.
   template <class OnText, class OnToken>
   void split(std::string_view text, bool special, const OnText& on_text, const OnToken& on_token) const {
     std::size_t done = 0;
@@ -43,7 +44,7 @@ class AddedTokenFinder {
       if ((match.token->special && !special) || !is_allowed(text, match.begin, at, *match.token)) {
         continue;
       }
-      // Spaces that the token before this one took are taken.
+      // Spaces that the previous token absorbed are not available.
       const std::size_t begin =
           match.token->strip_left ? std::max(spaces_before(text, match.begin), done) : match.begin;
       if (done < begin) {
@@ -72,7 +73,7 @@ class AddedTokenFinder {
   static std::size_t spaces_after(std::string_view text, std::size_t at);
 
   std::vector<AddedToken> tokens_;  // sorted by content
-  std::bitset<1 << 16> begins_;     // which first two bytes a token may have; of a single byte's token, any second one
+  std::bitset<1 << 16> begins_;     // the first two bytes of any token; for a token of one byte, with any second byte
 };
 
 }  // namespace mica::io::detail

@@ -9,8 +9,8 @@
 
 namespace mica::io::detail {
 
-/// The characters that GPT-2's files have for bytes: those of Latin-1 that are visible stand for themselves, the others
-/// are moved to U+0100 and above.
+/// The characters that stand for bytes in GPT-2's files: visible characters of Latin-1 stand for themselves, other
+/// bytes are mapped to U+0100 and above.
 class ByteAlphabet {
  public:
   ByteAlphabet() {
@@ -22,7 +22,7 @@ class ByteAlphabet {
     }
   }
 
-  /// The bytes of a token, which is valid UTF-8; nothing if it has another character.
+  /// The bytes of a token, which must be valid UTF-8; nullopt if it contains a character outside this alphabet.
   std::optional<std::string> bytes(std::string_view token) const {
     std::string result;
     for (std::size_t at = 0; at < token.size();) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
 
-// Eight bytes at a time, by multiplication.
+// A multiplicative hash, eight bytes at a time.
 std::uint64_t word_hash(std::string_view word) {
   std::uint64_t hash = word.size();
   const char* at = word.data();
@@ -33,7 +33,7 @@ std::uint64_t word_hash(std::string_view word) {
 }  // namespace
 
 Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
-  // An id allocates the memory of those below it.
+  // An id makes the table as long as the id, so it must not be huge.
   const std::int64_t most = 2 * static_cast<std::int64_t>(entries.size()) + 65536;
   std::int64_t size = 0;
   for (const Entry& entry : entries) {
@@ -166,7 +166,7 @@ void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch
     check(token >= 0, "encode: the vocabulary has no token for the byte 0x{:02X}", byte);
     scratch.tokens_.push_back(static_cast<std::uint32_t>(token));
   }
-  // ranks_[i]: of the merge of tokens i and i + 1
+  // ranks_[i]: the rank of the merge of tokens i and i + 1
   scratch.ranks_.clear();
   for (std::size_t i = 0; i + 1 < word.size(); ++i) {
     const auto left = static_cast<unsigned char>(word[i]), right = static_cast<unsigned char>(word[i + 1]);
@@ -201,7 +201,7 @@ void BytePairEncoder::merge_short(BytePairScratch& scratch) const {
   }
 }
 
-// A heap of merges over a linked list. A merge whose tokens have changed since it was found is passed over.
+// A heap of merges over a linked list. A merge whose tokens have changed since it was found is skipped.
 void BytePairEncoder::merge_long(BytePairScratch& scratch) const {
   using Candidate = BytePairScratch::Candidate;
   std::vector<std::uint32_t>& tokens = scratch.tokens_;
@@ -254,7 +254,7 @@ void BytePairEncoder::merge_long(BytePairScratch& scratch) const {
   for (std::uint32_t at = 0; at != kNone; at = symbols[at].next) {
     tokens.push_back(symbols[at].token);
   }
-  // A huge word's memory is not kept.
+  // Do not keep the memory of a huge word.
   if (count > 1 << 16) {
     symbols = {};
     heap = {};

@@ -17,14 +17,14 @@ class Vocabulary {
   struct Entry {
     std::int64_t id;
     std::string text;       ///< as the file has it
-    bool is_bytes = false;  ///< whether encoding may make it of bytes: not an added token
-    std::string bytes{};    ///< what it stands for
+    bool is_bytes = false;  ///< whether encoding can produce it from bytes; false for added tokens
+    std::string bytes{};    ///< the bytes it stands for
   };
   Vocabulary() = default;
   Vocabulary(Vocabulary&&) = default;
   Vocabulary& operator=(Vocabulary&&) = default;
-  /// Throws an Error that starts with `what` for negative or duplicate ids, and for ids that are far above the number
-  /// of tokens.
+  /// Throws an Error that starts with `what` for negative or duplicate ids, and for ids far above the number of
+  /// tokens.
   Vocabulary(std::vector<Entry> entries, const std::string& what);
 
   /// The largest id plus one.
@@ -45,16 +45,16 @@ class Vocabulary {
     return found == index.end() ? -1 : found->second;
   }
 
-  std::vector<Entry> entries_;  // −1 as the id of those that do not exist
+  std::vector<Entry> entries_;  // id −1 where there is no token
   Index by_text_, by_bytes_;    // refer to entries_
 };
 
-/// A pair of tokens that becomes one. The one that was learned first is made first.
+/// A pair of tokens that is merged into one. Merges are applied in the order in which they were learned.
 struct Merge {
   std::uint32_t left, right, result;
 };
 
-/// What encoding remembers and works in. One thread uses it at a time.
+/// A cache and working memory of encoding. For one thread at a time.
 class BytePairScratch {
  public:
   BytePairScratch();
@@ -62,7 +62,7 @@ class BytePairScratch {
  private:
   friend class BytePairEncoder;
 
-  /// A short word and its tokens. A new word replaces the one that was in its place.
+  /// A short word and its tokens. A new word replaces the one with the same hash.
   struct CachedWord {
     static constexpr std::size_t kMostBytes = 26, kMostTokens = 9;
     char bytes[kMostBytes];
@@ -94,12 +94,12 @@ class BytePairScratch {
 class BytePairEncoder {
  public:
   BytePairEncoder() = default;
-  /// `vocabulary` is copied from and not kept. With `ignore_merges`, a word that is a token is that token, even if
-  /// merges would not make it. Throws an Error that starts with `what` for a pair that is there twice.
+  /// `vocabulary` need not outlive the constructor. With `ignore_merges`, a word that is a token is encoded as that
+  /// token, even if merges would not produce it. Throws an Error that starts with `what` for a duplicate pair.
   BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
                   const std::string& what);
 
-  /// The merges in their order, which was that of the constructor.
+  /// The merges, in the order passed to the constructor.
   std::vector<Merge> merges() const;
   bool ignores_merges() const { return ignore_merges_; }
 
@@ -123,14 +123,14 @@ class BytePairEncoder {
     return slot == nullptr ? kNoRank : slot->rank;
   }
 
-  // Tokens of a word into scratch.tokens_.
+  // Write the tokens of a word to scratch.tokens_.
   void merge_word(std::string_view word, BytePairScratch& scratch) const;
   void merge_short(BytePairScratch& scratch) const;
   void merge_long(BytePairScratch& scratch) const;
 
   std::array<std::int64_t, 256> byte_tokens_{};
   std::vector<PairSlot> pairs_;            // a hash table with open addressing
-  std::vector<std::uint32_t> byte_ranks_;  // of the merge of two bytes' tokens: the table that fits into a cache
+  std::vector<std::uint32_t> byte_ranks_;  // ranks of merges of two bytes' tokens: a small, cached table
   int shift_ = 63;
   bool ignore_merges_ = false;
 };

@@ -17,14 +17,14 @@ float scale_of(const std::byte* block) {
   return scale;
 }
 
-// False if the scale does not fit.
+// Returns false if the scale does not fit in float16.
 bool put_scale(float scale, std::byte* block) {
   const Half rounded(scale);
   std::memcpy(block, &rounded, sizeof(rounded));
   return std::isfinite(static_cast<float>(rounded));
 }
 
-// The element of the largest magnitude, the first of several; NaN if there is one.
+// The element of largest magnitude (the first of several), or NaN if there is a NaN.
 float largest(const float* x) {
   float result = 0;
   for (std::size_t i = 0; i < kElements; ++i) {
@@ -44,10 +44,10 @@ bool quantize_q8(std::span<const float> x, std::byte* blocks) {
     if (!put_scale(scale, blocks)) {
       return false;
     }
-    // Elements are divided by the scale before it is rounded.
+    // As in ggml, elements are divided by the scale before it is rounded to float16.
     const float inverse = scale == 0 ? 0 : 1 / scale;
     for (std::size_t i = 0; i < kElements; ++i) {
-      // Rounds away from zero. A denormal scale's inverse is infinite, as in ggml.
+      // std::round rounds ties away from zero, and the inverse of a subnormal scale is infinite, both as in ggml.
       const float q = std::round(x[i] * inverse);
       blocks[2 + i] =
           static_cast<std::byte>(static_cast<std::int8_t>(std::isnan(q) ? 0 : std::clamp(q, -127.F, 127.F)));
@@ -58,7 +58,7 @@ bool quantize_q8(std::span<const float> x, std::byte* blocks) {
 
 bool quantize_q4(std::span<const float> x, std::byte* blocks) {
   for (; !x.empty(); x = x.subspan(kElements), blocks += kQ4Bytes) {
-    // The largest element becomes 0, which is −8: that side has one step more.
+    // The largest element becomes q = 0, which stands for −8: the negative side has one more step.
     const float scale = largest(x.data()) / -8;
     if (!put_scale(scale, blocks)) {
       return false;

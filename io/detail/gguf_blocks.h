@@ -14,7 +14,8 @@ namespace mica::io::detail {
 inline constexpr std::int64_t kBlockElements = 32;
 inline constexpr std::int64_t kQ8Bytes = 34, kQ4Bytes = 18;
 
-/// Sizes are multiples of a block's. False if a scale is not finite: elements that are not, or too large for float16.
+/// Sizes are multiples of a block's. The quantizing functions return false if a scale is not finite: an element is not
+/// finite, or too large for float16.
 bool quantize_q8(std::span<const float> x, std::byte* blocks);
 bool quantize_q4(std::span<const float> x, std::byte* blocks);
 

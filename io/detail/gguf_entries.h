@@ -18,7 +18,7 @@ class GgufEntries {
   const std::string& what() const { return what_; }
   bool has(const std::string& key) const { return metadata_.contains(key); }
 
-  /// The value of type T; null if there is none. Throws if it has another type: `kind` says what is expected.
+  /// The value, of type T; null if there is none. Throws if it has another type; `kind` describes the expected one.
   template <class T>
   const T* find(const std::string& key, const char* kind) const {
     const auto at = metadata_.find(key);
@@ -30,9 +30,9 @@ class GgufEntries {
     return value;
   }
   const std::string& text(const std::string& key) const { return *needed(key, find<std::string>(key, "a text")); }
-  /// Of any integer type.
+  /// A value of any integer type.
   std::optional<std::int64_t> integer(const std::string& key) const;
-  /// Of any numeric type. float32 numbers become the shortest decimal that rounds to them, which is what was written:
+  /// A value of any numeric type. A float32 becomes the shortest decimal that rounds to it, since that was meant:
   /// 1e-5.
   std::optional<double> number(const std::string& key) const;
 

@@ -26,7 +26,7 @@ constexpr std::uint64_t kLongestHeader = std::uint64_t{256} << 20;
 constexpr std::uint32_t kListCode = 9;
 constexpr const char* kAlignmentKey = "general.alignment";
 
-/// The number of a type of metadata in the file.
+/// The file's number for the metadata type T.
 template <class T>
 constexpr std::uint32_t code_of() {
   if constexpr (std::is_same_v<T, std::uint8_t>) {
@@ -89,7 +89,7 @@ std::uint64_t aligned(std::uint64_t position, std::uint64_t alignment) {
   return (position + alignment - 1) / alignment * alignment;
 }
 
-/// Reads the header from its beginning, through a small buffer. Nothing is allocated that the file does not have.
+/// Reads the header sequentially, through a small buffer. Never allocates more than the file's size warrants.
 class HeaderReader {
  public:
   explicit HeaderReader(const InputFile& file) : file_(file), end_(std::min(file.size(), kLongestHeader)) {}
@@ -174,7 +174,7 @@ class HeaderReader {
 
   template <class T>
   std::vector<T> list(std::uint64_t count) {
-    // The least that an element needs: a text has its length.
+    // The minimum size of an element: a string has at least its 8-byte length.
     require_left(std::is_same_v<T, std::string> ? 8 : sizeof(T), count);
     std::vector<T> values;
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -225,12 +225,12 @@ class HeaderReader {
     require(row % block_of(result.type).elements == 0, "the rows of the tensor {} are no multiple of {} elements",
             in_quotes(result.name), block_of(result.type).elements);
     result.bytes = gguf_bytes(result.type, elements);
-    result.begin = number<std::uint64_t>();  // of the data
+    result.begin = number<std::uint64_t>();  // relative to the start of the data
     std::reverse(result.shape.begin(), result.shape.end());
     return result;
   }
 
-  // Data follow each other without gaps and overlaps but those of the alignment, as ggml requires.
+  // As ggml requires, tensors follow each other without overlaps, and without gaps other than padding for alignment.
   void place(GgufHeader& header) const {
     std::uint64_t alignment = kGgufAlignment;
     if (const auto found = header.metadata.find(kAlignmentKey); found != header.metadata.end()) {
@@ -307,7 +307,7 @@ std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTens
   for (GgufTensor& tensor : tensors) {
     put(out, tensor.name);
     put(out, static_cast<std::uint32_t>(tensor.shape.size()));
-    for (std::size_t i = tensor.shape.size(); i-- > 0;) {  // the axis without strides comes first
+    for (std::size_t i = tensor.shape.size(); i-- > 0;) {  // GGUF lists the innermost axis first
       put(out, static_cast<std::uint64_t>(tensor.shape[i]));
     }
     put(out, static_cast<std::uint32_t>(tensor.type));

@@ -13,7 +13,7 @@
 
 namespace mica::io::detail {
 
-/// Whether the name of a file says that it is one.
+/// Whether a file is a GGUF file, judging by its name.
 inline bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
 
 struct GgufTensor {
@@ -28,7 +28,7 @@ struct GgufHeader {
   std::vector<GgufTensor> tensors;  // in the order of their data
 };
 
-/// Reads and checks everything but the data. Throws an Error that names the file.
+/// Reads and validates everything but the data. Throws an Error that names the file.
 GgufHeader read_gguf_header(const InputFile& file);
 
 /// The tensors of a file with this header: see load_gguf().
@@ -41,7 +41,7 @@ std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTens
 std::uint64_t gguf_bytes(GgufType type, std::uint64_t elements);
 bool is_quantized(GgufType type);
 
-/// The data of each tensor begin at a multiple of this, if the file does not say another number.
+/// The data of each tensor begins at a multiple of this, unless the file specifies another alignment.
 inline constexpr std::uint64_t kGgufAlignment = 32;
 inline constexpr std::size_t kMostGgufAxes = 4;
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Language models in GGUF files: llama.cpp's names of metadata and tensors, from and to those of Hugging Face.
+// Language models in GGUF files: conversion between llama.cpp's names of metadata and tensors and those of Hugging
+// Face.
 
 #include <filesystem>
 #include <optional>
@@ -13,13 +14,13 @@
 
 namespace mica::io::detail {
 
-/// The configuration by the metadata. Throws an Error that starts with `what`.
+/// The configuration, from the metadata. Throws an Error that starts with `what`.
 PretrainedConfig load_gguf_config(const std::filesystem::path& path, const std::string& what);
 
 struct GgufModel {
   PretrainedConfig config;
-  StateDict tensors;  // as in a folder of Hugging Face; mapped where they are stored in their dtypes
-  DType dtype;        // of the embedding: norms are float32 in most files
+  StateDict tensors;  // with Hugging Face's names; mapped unless they are quantized
+  DType dtype;        // of the embedding; in most files, norms are float32 regardless
 };
 
 /// Tensors that are stored as q8_0 or q4_0 get the dtype `dequantized`.
@@ -29,15 +30,15 @@ struct GgufParameter {
   std::string name;
   Tensor tensor;
 };
-/// A tensor of a Hugging Face folder as it is in a GGUF file.
+/// Converts the name and layout of a Hugging Face tensor to those of GGUF.
 GgufParameter gguf_parameter(const nn::LlamaConfig& config, const std::string& name, const Tensor& tensor);
 GgufParameter gguf_parameter(const nn::GPTConfig& config, const std::string& name, const Tensor& tensor);
 
-/// What llama.cpp needs of the configuration, without the tokenizer. Throws if it has no such model.
+/// The configuration as llama.cpp's metadata, without the tokenizer. Throws if llama.cpp does not support such a model.
 GgufMetadata gguf_metadata(const nn::LlamaConfig& config);
 GgufMetadata gguf_metadata(const nn::GPTConfig& config);
 
-/// Llama 3's scaling as a tensor; nothing for the others.
+/// Llama 3's rotary scaling as a tensor of divisors; nullopt for other scalings.
 std::optional<GgufParameter> gguf_frequency_divisors(const nn::LlamaConfig& config);
 
 }  // namespace mica::io::detail

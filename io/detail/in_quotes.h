@@ -7,7 +7,7 @@
 
 namespace mica::io::detail {
 
-/// Text from a file for an error: in quotation marks, only its beginning if it is long.
+/// Quotes text from a file for an error message: in quotation marks, and shortened if it is long.
 inline std::string in_quotes(std::string_view text) {
   constexpr std::size_t most = 60;
   const bool is_long = text.size() > most;

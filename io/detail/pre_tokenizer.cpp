@@ -4,7 +4,7 @@ namespace mica::io::detail {
 
 namespace {
 
-/// Looks at the characters of a text from its beginning.
+/// Inspects the characters of a text, given their byte positions.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -25,7 +25,7 @@ class Scanner {
     return {c.code, c.length, kinds_.kind(c.code)};
   }
 
-  // The end of the characters from `position` that `belongs` accepts.
+  // The end of the run of characters from `position` on that `belongs` accepts.
   template <class Belongs>
   std::size_t end_of_run(std::size_t position, const Belongs& belongs) const {
     for (Seen c = at(position); c.length > 0 && belongs(c); c = at(position)) {
@@ -55,12 +55,12 @@ class Scanner {
       case 'v': return letter(2) == 'e' ? 3 : 0;
       case 'l': return letter(2) == 'l' ? 3 : 0;
       default:
-        // The long s is another case of s.
+        // The long s (U+017F) matches s if case is ignored.
         return ignore_case && text_.substr(1).starts_with("\u017F") ? 3 : 0;
     }
   }
 
-  // \s+(?!\S)|\s+ where spaces end at `end`: the last space is left to the word after them, if there are others.
+  // \s+(?!\S)|\s+ for spaces that end at `end`: leaves the last of several spaces to the word that follows.
   std::size_t spaces_before_word(std::size_t end) const {
     if (end == text_.size()) {
       return end;

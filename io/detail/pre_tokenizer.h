@@ -1,6 +1,6 @@
 #pragma once
 
-// Cuts a text into the pieces that byte-pair encoding then looks at one by one.
+// Splits a text into the pieces that byte-pair encoding then encodes separately.
 
 #include <string>
 #include <string_view>
@@ -10,26 +10,26 @@
 
 namespace mica::io::detail {
 
-/// The regular expressions of known tokenizers. Scanned by hand: several times as fast as a library for regular
-/// expressions, and with the same version of Unicode everywhere.
+/// The regular expressions of known tokenizers. They are matched by hand-written code: several times as fast as a
+/// library for regular expressions, and with the same version of Unicode everywhere.
 enum class Pattern {
   gpt2,    ///< GPT-2, SmolLM
   llama3,  ///< numbers of at most three digits
   qwen,    ///< single digits, otherwise as llama3
 };
 
-/// The regular expression as tokenizer.json has it.
+/// The regular expression as written in tokenizer.json.
 std::string_view regular_expression(Pattern pattern);
 
-/// The length of the match at the beginning of a text, at least 1. Every text consists of matches alone.
+/// The length in bytes of the match at the beginning of a text, at least 1. There always is one.
 std::size_t match_length(Pattern pattern, std::string_view text);
 
-/// One step, which cuts each piece that it is given.
+/// One step, which splits each piece of the previous step.
 struct PreTokenizerStep {
   enum class Kind {
     pattern,       ///< the matches of a pattern
-    digits,        ///< each number (\p{N}) by itself
-    digit_runs,    ///< runs of numbers
+    digits,        ///< each numeric character (\p{N}) is a piece
+    digit_runs,    ///< each run of numeric characters is a piece
     leading_space  ///< adds a space to a piece that does not begin with one
   };
   Kind kind = Kind::pattern;
@@ -54,7 +54,7 @@ void pre_tokenize(const PreTokenizer& steps, std::string_view text, const Sink& 
       text.remove_prefix(length);
     }
   };
-  // Characters at the beginning that are numbers, or that are none.
+  // The length of the leading run of numeric characters or, if !numbers, of other characters.
   const auto run_length = [](std::string_view rest, bool numbers) {
     const CharacterKinds& kinds = CharacterKinds::get();
     std::size_t at = 0;

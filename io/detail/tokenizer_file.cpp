@@ -14,7 +14,7 @@ namespace mica::io::detail {
 
 namespace {
 
-/// Access to the members of JSON objects with errors that name the place.
+/// Reads members of JSON objects, with errors that name the member.
 class Reader {
  public:
   explicit Reader(const std::string& what) : what_(what) {}
@@ -73,14 +73,14 @@ AddedToken added_token(const Reader& read, const JsonValue& json, std::int64_t i
 /// Collects the vocabulary: the model's tokens, then the added ones.
 class VocabularyBuilder {
  public:
-  // Without `of_bytes`, tokens are their own text.
+  // With `of_bytes`, tokens are written in GPT-2's byte alphabet; otherwise as plain text.
   VocabularyBuilder(const Reader& read, const JsonValue::Object& vocabulary, bool of_bytes = true) : read_(read) {
     entries_.reserve(vocabulary.size());
     for (const auto& [text, id] : vocabulary) {
       const auto* const number = id.as<std::int64_t>();
       read_.require(number != nullptr, "the id of the token {} is not a whole number", in_quotes(text));
       const std::optional<std::string> bytes = of_bytes ? alphabet_.bytes(text) : text;
-      // A token with other characters cannot be made of bytes; it is its own text.
+      // A token with characters outside the alphabet cannot result from bytes; it stands for its own text.
       entries_.push_back({.id = *number, .text = text, .is_bytes = bytes.has_value(), .bytes = bytes.value_or(text)});
     }
     model_ = &vocabulary;
@@ -145,7 +145,7 @@ void check_model(const Reader& read, const JsonValue& model) {
                "byte_fallback is not supported, only byte-level byte-pair encoding");
 }
 
-// The steps of a Sequence, or the one that is there.
+// Visits the steps of a Sequence, or the single step.
 template <class Visit>
 void for_each_part(const Reader& read, const JsonValue& json, const char* list, Visit&& visit) {
   if (read.text(json, "type") == "Sequence") {
@@ -187,7 +187,7 @@ void read_word_piece(const Reader& read, const JsonValue& json, const JsonValue&
   const std::int64_t id = out.vocabulary.id_of_text(unknown);
   read.require(id >= 0, "the vocabulary lacks the unknown token {}", in_quotes(unknown));
   const std::string& prefix = read.text(model, "continuing_subword_prefix");
-  constexpr std::int64_t longest = 4096;  // time is quadratic in it
+  constexpr std::int64_t longest = 4096;  // the encoder takes quadratic time
   const std::int64_t most = Reader::member(model, "max_input_chars_per_word") == nullptr
                                 ? 100
                                 : read.number(model, "max_input_chars_per_word");
@@ -262,7 +262,7 @@ class FrameReader {
 
   void operator()(const JsonValue& processor, const std::string& type) {
     if (type == "ByteLevel") {
-      return;  // changes offsets alone
+      return;  // changes offsets only
     }
     read_.require(out_.before.empty() && out_.after.empty(), "more than one post-processor adds tokens");
     if (type == "TemplateProcessing") {
@@ -425,7 +425,7 @@ TokenizerSettings tokenizer_settings(const JsonValue& json, const std::string& w
     if (const auto* const text = chat->as<std::string>()) {
       result.chat_template = *text;
     } else {
-      // A list of named ones.
+      // A list of named templates.
       for (const JsonValue& named : read.list(json, "chat_template")) {
         if (read.text(named, "name") == "default") {
           result.chat_template = read.text(named, "template");

@@ -21,7 +21,7 @@ struct Decomposition {
   char32_t character, first, second;
   bool composes;
 };
-/// Characters first, first + step, … last, whose lower case is `difference` further.
+/// Characters first, first + step, … last; the lower case of each is `difference` higher.
 struct LowerCase {
   char32_t first, last, step;
   std::int32_t difference;
@@ -37,9 +37,10 @@ constexpr Range kSpaces[] = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},  
 constexpr char32_t kLeadBase = 0x1100, kVowelBase = 0x1161, kTailBase = 0x11A7, kSyllableBase = 0xAC00;
 constexpr char32_t kLeads = 19, kVowels = 21, kTails = 28, kSyllables = kLeads * kVowels * kTails;
 
-// What a lead byte asks of the next one, by table 3-7 of the standard; of a third and fourth byte, 80…BF.
+// The length of a character and the valid range of its second byte, by its lead byte (table 3-7 of the Unicode
+// Standard). Third and fourth bytes are 80…BF.
 struct Lead {
-  int length;  // 0: no character begins so
+  int length;  // 0: no character begins with this byte
   unsigned char lowest, highest;
 };
 Lead lead_of(unsigned char byte) {
@@ -58,7 +59,7 @@ Lead lead_of(unsigned char byte) {
 }
 
 struct Sequence {
-  std::size_t length;  // of the longest beginning of a character; at least 1
+  std::size_t length;  // of the longest valid prefix of a character; at least 1
   bool is_complete;
 };
 Sequence sequence_at(std::string_view text, std::size_t at) {
@@ -108,11 +109,11 @@ class Normalizer {
     }
     decompose(found->second->first, out);  // at most four levels deep
     if (found->second->second != 0) {
-      out += found->second->second;  // is not decomposed further
+      out += found->second->second;  // never decomposes further
     }
   }
 
-  // The character that is equal to the two, or 0.
+  // The character that is canonically equivalent to the two, or 0.
   char32_t composed(char32_t first, char32_t second) const {
     if (first >= kLeadBase && first < kLeadBase + kLeads && second >= kVowelBase && second < kVowelBase + kVowels) {
       return kSyllableBase + ((first - kLeadBase) * kVowels + (second - kVowelBase)) * kTails;
@@ -125,7 +126,7 @@ class Normalizer {
     return found == compositions_.end() ? 0 : found->second;
   }
 
-  // Normalizes characters that no character before or after them can change.
+  // Normalizes a run of characters. No character before or after it may interact with them.
   std::u32string operator()(std::u32string_view characters) const { return compose(decomposed(characters)); }
 
   std::u32string decomposed(std::u32string_view characters) const {
@@ -153,11 +154,12 @@ class Normalizer {
 
   static std::uint64_t pair(char32_t first, char32_t second) { return std::uint64_t{first} << 32 | second; }
 
-  // A character is composed with the last one of order 0 before it, unless one between them has no lower order.
+  // Composes each character with the last starter (a character of combining class 0) before it, unless a character
+  // between them has the same or a higher class.
   std::u32string compose(const std::u32string& text) const {
     std::u32string out;
     std::size_t starter = std::u32string::npos;
-    std::uint8_t last = 0;  // the order of the character before, if it was not composed
+    std::uint8_t last = 0;  // combining class of the last character that was not composed
     for (const char32_t c : text) {
       const std::uint8_t own = order(c);
       if (starter != std::u32string::npos && (starter + 1 == out.size() || last < own)) {
@@ -329,7 +331,7 @@ std::string nfc(std::string_view text) {
   const Normalizer& normalize = Normalizer::get();
   std::string out;
   out.reserve(text.size());
-  std::size_t copied = 0, stable = 0;  // the end of what `out` has, and the last character that does not change alone
+  std::size_t copied = 0, stable = 0;  // end of the text copied to `out`, and start of the last stable character
   for (std::size_t at = 0; at < text.size();) {
     Character c = character_at(text.data() + at);
     if (!kinds.may_change(c.code)) {
@@ -337,7 +339,8 @@ std::string nfc(std::string_view text) {
       at += c.length;
       continue;
     }
-    // A part is a character that does not change alone, with those after it that may.
+    // A part is a stable character, which can change only together with others, and the characters after it that may
+    // change.
     const std::size_t begin = std::max(copied, stable);
     out += text.substr(copied, begin - copied);
     std::u32string part;

@@ -1,6 +1,6 @@
 #pragma once
 
-// UTF-8, the classes of characters that tokenizers ask for, and normalization form C.
+// UTF-8, the character classes that tokenizers need, and normalization forms C and D.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace mica::io::detail {
 /// The length of the valid UTF-8 at the beginning of the text, in bytes.
 std::size_t valid_utf8_length(std::string_view text);
 
-/// The text with U+FFFD in place of each invalid sequence: of the longest beginning of a character that is there, or
-/// of one byte (Unicode 16, section 3.9, "U+FFFD substitution of maximal subparts"), as Python's errors="replace".
+/// The text with each invalid sequence replaced by U+FFFD, as with Python's errors="replace". A sequence is the longest
+/// valid prefix of a character, or one byte (Unicode 16, section 3.9, "U+FFFD substitution of maximal subparts").
 std::string repaired_utf8(std::string_view text);
 
-/// The length of the text without the character that its last bytes begin but do not complete.
+/// The length of the text without an incomplete character at its end.
 std::size_t complete_utf8_length(std::string_view text);
 
 void append_utf8(std::string& text, char32_t character);
@@ -42,7 +42,7 @@ inline Character character_at(const char* at) {
   return {(first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
 }
 
-/// The beginning of the character that ends before text[end], in valid UTF-8; end > 0.
+/// The index at which the character before text[end] begins, in valid UTF-8; end > 0.
 inline std::size_t character_before(std::string_view text, std::size_t end) {
   do {
     --end;
@@ -52,7 +52,7 @@ inline std::size_t character_before(std::string_view text, std::size_t end) {
 
 enum class Kind : std::uint8_t { other, letter, number, space };
 
-/// What regular expressions call \p{L}, \p{N} and \s; Unicode 16.
+/// The classes \p{L}, \p{N}, \s and \w of regular expressions; Unicode 16.
 class CharacterKinds {
  public:
   static const CharacterKinds& get();
@@ -60,7 +60,7 @@ class CharacterKinds {
   Kind kind(char32_t character) const { return static_cast<Kind>(flags_[character] & 3); }
   /// \w
   bool is_word(char32_t character) const { return (flags_[character] & kWord) != 0; }
-  /// False for a character that is the same in form C, whatever is next to it.
+  /// False if normalization to form C never changes the character, whatever is next to it.
   bool may_change(char32_t character) const { return (flags_[character] & kMayChange) != 0; }
 
  private:
@@ -70,14 +70,14 @@ class CharacterKinds {
   std::uint8_t flags_[0x110000] = {};
 };
 
-/// What BERT's normalization asks of characters; Unicode 8.
+/// The character classes of BERT's normalization; Unicode 8.
 class BertCharacters {
  public:
   static const BertCharacters& get();
 
-  /// Control characters and others that are removed; not tabs and newlines.
+  /// Control and other characters that are removed; false for tabs and newlines.
   bool is_control(char32_t character) const { return (flags_[character] & kControl) != 0; }
-  /// A word of its own.
+  /// Forms a word of its own.
   bool is_punctuation(char32_t character) const { return (flags_[character] & kPunctuation) != 0; }
   /// An accent or another mark without width.
   bool is_mark(char32_t character) const { return (flags_[character] & kMark) != 0; }
@@ -93,7 +93,7 @@ class BertCharacters {
 /// Normalization form D of Unicode 9.
 std::u32string nfd(std::u32string_view characters);
 
-/// Whether valid UTF-8 may differ from its normalization form C. False for most texts.
+/// Whether valid UTF-8 may differ from its normalization form C. A fast test, false for most texts.
 bool may_need_nfc(std::string_view text);
 
 /// Valid UTF-8 in normalization form C of Unicode 9 (Unicode Standard Annex 15).

@@ -9,7 +9,7 @@ namespace mica::io::detail {
 
 namespace {
 
-// By BERT's own definition: blocks of ideographs, and not those of Japanese and Korean.
+// By BERT's own definition: the blocks of ideographs, without those of Japanese and Korean scripts.
 bool is_chinese(char32_t c) {
   constexpr std::array<std::pair<char32_t, char32_t>, 7> blocks{{{0x3400, 0x4DBF},
                                                                  {0x4E00, 0x9FFF},
@@ -54,7 +54,7 @@ std::string bert_normalized(std::string_view text, const BertNormalization& opti
   std::string out;
   out.reserve(text.size());
   for (const char32_t c : prepared) {
-    if (options.lower_case && c == 0x130) {  // the only one with a lower case of two characters
+    if (options.lower_case && c == 0x130) {  // the only character whose lower case has two characters
       out += "i\u0307";
     } else {
       append_utf8(out, options.lower_case ? characters.lower_case(c) : c);
@@ -104,7 +104,7 @@ void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabular
     for (; end > begin; end = character_before(word, end)) {
       piece.assign(prefix_, 0, begin > 0 ? prefix_.size() : 0);
       piece.append(word.substr(begin, end - begin));
-      token = vocabulary.id_of_bytes(piece);  // not an added token
+      token = vocabulary.id_of_bytes(piece);  // finds no added tokens
       if (token >= 0) {
         break;
       }

@@ -1,6 +1,6 @@
 #pragma once
 
-// BERT's tokenizer (Devlin et al., 2018, arXiv:1810.04805): normalization, words, and pieces of words.
+// BERT's tokenizer (Devlin et al., 2018, arXiv:1810.04805): normalization, splitting into words, and WordPiece.
 
 #include <cstdint>
 #include <string>
@@ -12,20 +12,20 @@
 namespace mica::io::detail {
 
 struct BertNormalization {
-  bool clean_text = true;        ///< removes control characters; all spaces become ' '
-  bool separate_chinese = true;  ///< Chinese characters are words
+  bool clean_text = true;        ///< remove control characters, and replace all white space by ' '
+  bool separate_chinese = true;  ///< make each Chinese character a word
   bool strip_accents = true;
   bool lower_case = true;
 };
 
-/// Valid UTF-8, normalized.
+/// Normalizes a text, which must be valid UTF-8.
 std::string bert_normalized(std::string_view text, const BertNormalization& options);
 
-/// The words of valid UTF-8: between spaces, and with punctuation as words of a character.
+/// Splits valid UTF-8 into words: at spaces, and around punctuation characters, each of which is a word.
 std::vector<std::string_view> bert_words(std::string_view text);
 
-/// Cuts a word into the longest pieces that are tokens, from left to right. Pieces that do not begin the word have a
-/// prefix in the vocabulary.
+/// Splits a word into the longest pieces that are tokens, from left to right. In the vocabulary, pieces that do not
+/// begin a word have a prefix.
 class WordPieceEncoder {
  public:
   WordPieceEncoder() = default;
@@ -35,7 +35,7 @@ class WordPieceEncoder {
   /// Appends the tokens of one word, or the unknown token alone.
   void encode(std::string_view word, const Vocabulary& vocabulary, std::vector<std::int64_t>& out) const;
 
-  /// What the decoder writes for a token: with a space before it, or without its prefix.
+  /// The text of a token in decoded text: with a space before it, or without its prefix.
   std::string decoded(std::string_view token, bool is_first) const;
 
   bool cleans_up = true;  ///< the decoder removes spaces before punctuation and contractions

@@ -3,7 +3,7 @@
 namespace mica::nn::detail {
 
 bool matches(std::string_view name, std::string_view pattern) {
-  // After a mismatch the last * takes one more character; earlier ones never need to.
+  // After a mismatch the last * matches one more character; earlier ones never need to.
   std::size_t n = 0, p = 0;
   std::size_t star = std::string_view::npos, after_star = 0;
   while (n < name.size()) {

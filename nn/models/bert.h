@@ -15,19 +15,20 @@ namespace mica::nn {
 struct BertConfig {
   std::int64_t vocab = 30522;  ///< tokens are 0 … vocab − 1
   std::int64_t context = 512;  ///< the longest sequence
-  std::int64_t types = 2;      ///< of tokens: of the first and the second sentence
+  std::int64_t types = 2;      ///< number of token types: first and second sentence
   std::int64_t layers = 6;
   std::int64_t heads = 12;  ///< must divide width
   std::int64_t width = 384;
   std::int64_t hidden = 1536;  ///< inner width of the feed-forward part
   double norm_eps = 1e-12;
-  double dropout = 0;            ///< of the embeddings and of what each layer adds
+  double dropout = 0;            ///< of the embeddings and of each residual branch
   double attention_dropout = 0;  ///< of the attention weights
   Activation activation = Activation::gelu;
-  bool pooler = true;  ///< with weights for pooled()
+  bool pooler = true;  ///< whether there are weights for pooled()
 };
 
-/// Self-attention's queries, keys and values. Names are those of Hugging Face's files: attention.self.query.weight.
+/// Self-attention, x (B, T, width) to (B, T, width), without the output projection. Names are those of Hugging Face's
+/// files: attention.self.query.weight.
 class BertSelfAttention : public Module {
  public:
   explicit BertSelfAttention(const BertConfig& config);
@@ -39,7 +40,7 @@ class BertSelfAttention : public Module {
   Linear query, key, value;
 };
 
-/// The end of a branch: LayerNorm(residual + dropout(dense(x))).
+/// The end of a branch: LayerNorm(residual + dropout(dense(x))), from x (B, T, in) and residual (B, T, width).
 class BertOutput : public Module {
  public:
   BertOutput(std::int64_t in, const BertConfig& config);
@@ -60,7 +61,7 @@ class BertAttention : public Module {
   BertOutput output;
 };
 
-/// One post-norm layer.
+/// One post-norm layer, x (B, T, width) to (B, T, width).
 class BertLayer : public Module {
  public:
   explicit BertLayer(const BertConfig& config);
@@ -83,12 +84,12 @@ class BertLayer : public Module {
 /// A bidirectional encoder (Devlin et al., 2018, arXiv:1810.04805): word, position and type embeddings, post-norm
 /// layers, and a pooler.
 ///
-/// Starts with weights that are normal with standard deviation 0.02, biases 0 and norms 1 and 0. Parameters are named
+/// Initialized with normal weights of standard deviation 0.02; biases are 0, the norms' weights 1. Parameters are named
 /// as in Hugging Face's BertModel: embeddings.word_embeddings.weight, encoder.layer.0.attention.self.query.weight, …,
 /// pooler.dense.weight. See io/pretrained.h for reading and writing these.
 class Bert : public Module {
  public:
-  explicit Bert(const BertConfig& config);
+  explicit Bert(const BertConfig& config);  ///< throws unless the sizes fit together
 
   /// Tokens (B, T), int64 or int32, T at most the context, to features (B, T, width). `visible` (B, T), bool or
   /// integers: false or 0 for padding, which no token attends to; undefined: all are visible. `types` (B, T), integers
@@ -124,8 +125,8 @@ class Bert : public Module {
   std::optional<Pooler> pooler;
 };
 
-/// The mean of features (B, T, width) over the visible tokens, (B, width): the sentence embedding of MiniLM and its
-/// like, before they divide it by its norm. `visible` (B, T) as above; a row without visible tokens gives 0.
+/// The mean of features (B, T, width) over the visible tokens, (B, width): the sentence embedding of MiniLM and similar
+/// models, before normalization. `visible` (B, T): see Bert; a row without visible tokens gives 0.
 Tensor mean_pooled(const Tensor& features, const Tensor& visible = {});
 
 }  // namespace mica::nn
