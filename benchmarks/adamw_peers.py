@@ -19,7 +19,7 @@ def shapes(layers, width):
 
 
 def torch_rows(args):
-    """The child process: one line of JSON per op, like bench_adamw."""
+    """In the child process: prints one line of JSON per op, like bench_adamw."""
     import torch
 
     torch.manual_seed(1)

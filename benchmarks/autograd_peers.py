@@ -1,4 +1,4 @@
-"""Host overhead of autograd, mica and PyTorch: the ops of bench_autograd, on 64 floats.
+"""Compares the host overhead of autograd in mica and PyTorch: the ops of bench_autograd, on 64 floats.
 
     python3 benchmarks/autograd_peers.py --program build/bin/bench_autograd
 
@@ -16,7 +16,7 @@ CALLS = 200
 
 
 def torch_rows(args):
-    """The child process: one line of JSON per op, like bench_autograd."""
+    """In the child process: prints one line of JSON per op, like bench_autograd."""
     import torch
     torch.set_num_threads(1)
 

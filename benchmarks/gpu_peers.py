@@ -13,12 +13,12 @@ import torch
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
-# Of the C functions' arguments.
+# Types of the C functions' arguments.
 POINTER, INT64, INT, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
 
 
 class Library:
-    """`functions` maps names to argument types, without the last argument, the stream."""
+    """`functions` maps names to argument types, without the stream, which is the last argument."""
 
     def __init__(self, path, functions):
         self.lib = ctypes.CDLL(path)
@@ -90,7 +90,7 @@ def parse_arguments(doc, add_options):
 
 
 def main(doc, name, add_options, functions, rows, describe):
-    """Writes the rows of rows(args, library, clock) to NAME.jsonl, and describe(row) to the screen. Exits with 1 if any
+    """Writes the rows of rows(args, library, clock) to NAME.jsonl and prints describe(row). Exits with 1 if any
     result of mica is wrong."""
     args = parse_arguments(doc, add_options)
     wrong = 0

@@ -1,11 +1,11 @@
-"""LayerNorm on the CPU, mica and PyTorch: float32, the same shapes and threads.
+"""Compares LayerNorm on the CPU in mica and PyTorch: float32, with the same shapes and threads.
 
     python3 benchmarks/layer_norm_cpu_peers.py --program build/bin/bench_layer_norm
 
 The programs alternate, --rounds times each, so that other load affects all of them; the result is the minimum of the
 rounds' medians. Each PyTorch run is a separate process, once with default settings, and once with malloc configured to
-keep freed memory ("torch, memory kept"): otherwise large results are new pages in every call, which may cost more than
-the op. PyTorch's results are allocated in each call, mica's once. Needs a CPU build of PyTorch.
+keep freed memory ("torch, memory kept"): otherwise large results get new pages in every call, which may take longer
+than the op. PyTorch's results are allocated in each call, mica's once. Needs a CPU build of PyTorch.
 """
 
 import json
@@ -18,7 +18,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def torch_rows(args):
-    """The child process: one line of JSON per op and shape."""
+    """In the child process: prints one line of JSON per op and shape."""
     import torch
     torch.set_num_threads(args.threads)
 

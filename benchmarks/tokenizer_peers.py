@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Compares mica's tokenizers with the package `tokenizers`, token for token, and their speed.
+"""Compares the tokens and the speed of mica's tokenizers with those of the package `tokenizers`.
 
     pip install tokenizers
     cmake -B build -DMICA_BENCHMARKS=ON && cmake --build build --target bench_tokenizer
     python benchmarks/tokenizer_peers.py [--megabytes 100] [--work /tmp/tokenizers] [--results FILE]
 
-Tokenizers are trained here, on texts of this machine: message catalogs of programs in all their languages (*.mo), C
-headers, Python, HTML and text files. The corpus mixes these with random characters of all of Unicode, emoji, combining
-marks, spaces of all kinds, long runs, added tokens, and invalid bytes, of which the package gets
-bytes.decode(errors="replace").
+It trains tokenizers on texts of this machine: message catalogs of programs in all their languages (*.mo), C headers,
+Python, HTML and text files. The corpus mixes these with random Unicode characters, emoji, combining marks, all kinds of
+spaces, long runs, added tokens, and invalid bytes. The package gets invalid bytes as bytes.decode(errors="replace").
 """
 
 import argparse
@@ -90,7 +89,7 @@ def random_character():
 
 
 def random_texts(size):
-    """Random characters, words and added tokens between each other."""
+    """A random mix of characters, words and added tokens."""
     words = ["'s", "'S", "'\u017f", "'LL", "'Re", "don't", " 1234567", "12", "٣٤٥٦", "  ", "\n\n", " \r\n ", "a", "the", "...",
              "e\u0301", "e\u0301a", "éa", "\u1e9b\u0323", "한국", "漢字", "ไทย", "x" * 300, " " * 500, "\n" * 200, "=" * 700, "7" * 100]
     words += [token.content for token in ADDED]
@@ -104,7 +103,7 @@ def random_texts(size):
 
 
 def damaged(texts):
-    """With bytes changed, removed and added."""
+    """The texts with bytes changed, removed and inserted."""
     for text in texts:
         data = bytearray(text)
         for _ in range(1 + len(data) // 50):
@@ -215,7 +214,8 @@ def compare(name, documents, folder, program, work):
                     print(f"{name}: document {first + i}, token {at}: {[package.id_to_token(t) for t in got[at:at + 4]]}, "
                           f"expected {[package.id_to_token(t) for t in ids[at:at + 4]]} "
                           f"after {package.decode(ids[max(0, at - 5):at])!r}", file=sys.stderr)
-            # The package decodes an added token in GPT-2's alphabet of bytes: "ö" as one byte, which is no text.
+            # The package decodes an added token by GPT-2's mapping of characters to bytes: "ö" becomes one byte, which
+            # is not UTF-8.
             wrong_texts += next(own_texts).decode() != texts[i] and not as_letters.intersection(ids)
     size = sum(map(len, documents))
     lines.append(f"{name}: {len(documents)} documents, {size / 1e6:.1f} MB, {count} tokens; documents that differ: "

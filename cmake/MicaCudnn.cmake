@@ -1,4 +1,4 @@
-# Decides whether attention by cuDNN is built: sets MICA_WITH_CUDNN to 1 or 0 and makes the target mica_cudnn. cuDNN has
+# Decides whether attention by cuDNN is built: sets MICA_WITH_CUDNN to 1 or 0 and creates the target mica_cudnn. cuDNN has
 # no CMake package, so header and library are searched in the toolkit's folders and under CUDNN_ROOT; the PyPI wheels
 # (nvidia-cudnn-cu13) have the same two folders.
 

@@ -1,8 +1,8 @@
-# Dependencies of the library: from the system if new enough, else fetched at a pinned version.
+# Dependencies of the library: those of the system if new enough, otherwise fetched at a pinned version.
 
 include(FetchContent)
 
-# fmt: error messages; part of the interface.
+# fmt: error messages; part of the public interface.
 find_package(fmt 8 QUIET)
 if(NOT fmt_FOUND)
   set(FMT_INSTALL ${MICA_INSTALL})
@@ -12,7 +12,7 @@ if(NOT fmt_FOUND)
   FetchContent_MakeAvailable(fmt)
 endif()
 
-# Eigen: headers only, inside *_cpu.cpp.
+# Eigen: headers only, used in *_cpu.cpp.
 find_package(Eigen3 3.4 QUIET NO_MODULE)
 if(TARGET Eigen3::Eigen)
   get_target_property(MICA_EIGEN_INCLUDE Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
@@ -24,7 +24,7 @@ else()
   set(MICA_EIGEN_INCLUDE "${eigen_SOURCE_DIR}")
 endif()
 
-# JSON for Modern C++: headers only, inside io/ and the examples.
+# JSON for Modern C++: headers only, used in io/ and the examples.
 find_package(nlohmann_json 3.10 QUIET)
 if(TARGET nlohmann_json::nlohmann_json)
   get_target_property(MICA_JSON_INCLUDE nlohmann_json::nlohmann_json INTERFACE_INCLUDE_DIRECTORIES)
@@ -36,7 +36,7 @@ else()
   set(MICA_JSON_INCLUDE "${json_SOURCE_DIR}/include")
 endif()
 
-# CLI11: headers only, the options of examples and benchmarks.
+# CLI11: headers only, command-line options of examples and benchmarks.
 if(MICA_EXAMPLES OR MICA_BENCHMARKS)
   find_package(CLI11 2.1 QUIET)
   if(TARGET CLI11::CLI11)
@@ -53,8 +53,8 @@ endif()
 find_package(OpenMP QUIET COMPONENTS CXX)
 find_package(Threads REQUIRED)
 
-# libbacktrace: lines and local functions in the errors of anomaly mode. It comes with g++, so the compiler finds it;
-# without it, names come from the dynamic linker.
+# libbacktrace: line numbers and local functions in the errors of anomaly mode. It comes with g++, so the compiler finds
+# it; without it, the dynamic linker provides function names.
 include(CheckCXXSourceCompiles)
 set(CMAKE_REQUIRED_LIBRARIES backtrace)
 check_cxx_source_compiles(

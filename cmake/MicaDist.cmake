@@ -1,4 +1,4 @@
-# Decides which groups of processes are built: sets MICA_WITH_MPI and MICA_WITH_NCCL to 1 or 0. NCCL has no CMake package,
+# Decides whether MPI and NCCL are used: sets MICA_WITH_MPI and MICA_WITH_NCCL to 1 or 0. NCCL has no CMake package,
 # so header and library are searched in the toolkit's folders and under NCCL_ROOT.
 
 set(MICA_WITH_MPI 0)

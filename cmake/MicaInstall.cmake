@@ -1,4 +1,4 @@
-# cmake --install: the library, its headers in the layout of the tree, and what find_package(mica) reads.
+# cmake --install: the library, its headers in the layout of the source tree, and the files for find_package(mica).
 
 include(CMakePackageConfigHelpers)
 

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The length of a chain of ops that overflows the stack of code that follows it by recursion. With
-/// AddressSanitizer every op is slower, so the chain is shorter; other builds are the ones that test its depth.
+/// How many ops in a chain overflow the stack if code follows the chain by recursion. With AddressSanitizer every op is
+/// slower, so the chain is too short for that; other builds test it.
 #ifdef MICA_ADDRESS_SANITIZER
 inline constexpr int kLongChain = 30'000;
 #else
@@ -10,9 +10,9 @@ inline constexpr int kLongChain = 1'000'000;
 
 namespace mica::testing_support {
 
-/// With AddressSanitizer, chooses one in `cases` of a test's cases, since long tests take five times as long there. In
-/// other builds it chooses all. `cases` should have no factor in common with the number of cases of an inner loop: then
-/// each of these comes up.
+/// With AddressSanitizer, where tests take five times as long, chooses every `cases`-th case of a test. In other
+/// builds, chooses all. `cases` should have no factor in common with the number of cases of an inner loop, so that each
+/// of these gets its turn.
 class OneIn {
  public:
   explicit OneIn([[maybe_unused]] int cases) {
@@ -21,7 +21,7 @@ class OneIn {
 #endif
   }
 
-  /// Whether the next case is left out.
+  /// Whether to skip the next case.
   bool skips() { return count_++ % cases_ != 0; }
 
  private:

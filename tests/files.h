@@ -9,7 +9,7 @@
 
 namespace mica::testing_support {
 
-/// A new folder, which is removed with everything in it when the object is. Tests that run side by side do not meet.
+/// A new folder with a unique name, so that tests may run in parallel. The destructor removes it with everything in it.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {

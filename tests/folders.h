@@ -5,8 +5,8 @@
 
 namespace mica::testing_support {
 
-/// The folder `built`, a path compiled in by the build, or the value of the environment variable `name` if set, for a
-/// build tree that was moved to another machine.
+/// The value of the environment variable `name` or, if it is not set, `built`, a path that was compiled in. The
+/// variable is for build trees that were moved to another machine.
 inline std::string folder_from(const char* name, const char* built) {
   const char* moved = std::getenv(name);
   return moved != nullptr ? moved : built;

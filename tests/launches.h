@@ -1,6 +1,6 @@
 #pragma once
 
-// Checks of the kernels launched by a test: a case meant for one kernel proves nothing if another one ran.
+// Checks which kernels a test launched, since a case that is meant for one kernel proves nothing if another one ran.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline bool gpu_has_wgmma() {
 #endif
 }
 
-/// Expects each of `names` among the launches on `device`. On the CPU it checks nothing.
+/// Expects that each of `names` was launched on `device`. On the CPU, checks nothing.
 inline void expect_launched(const cuda::LaunchRecord& record, Device device, std::initializer_list<const char*> names,
                             const std::string& what = "") {
   for (const char* name : names) {

@@ -6,10 +6,9 @@
 #include <mica/core/parallel.h>
 
 #if defined(MICA_ADDRESS_SANITIZER)
-// Tests request more memory than available, and expect mica's error instead of the sanitizer's. Leaks are
-// failures.
+// Tests that request more memory than there is expect mica's error, not the sanitizer's. Leaks are failures.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:detect_leaks=1"; }
-// Of the threads of LLVM's OpenMP, which never end.
+// Ignores leaks of the threads of LLVM's OpenMP, which never end.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libomp.so"; }
 #endif
 #if defined(MICA_THREAD_SANITIZER)
@@ -17,7 +16,7 @@ extern "C" const char* __tsan_default_options() { return "allocator_may_return_n
 #endif
 
 int main(int argc, char** argv) {
-  setenv("MICA_POISON", "1", 0);  // unwritten memory is NaN; MICA_POISON=0 disables this
+  setenv("MICA_POISON", "1", 0);  // fills uninitialized memory with NaN; MICA_POISON=0 disables this
 #if defined(MICA_THREAD_SANITIZER)
   mica::set_num_threads(1);  // ThreadSanitizer does not understand libgomp's synchronization
 #endif

@@ -1,7 +1,7 @@
 #pragma once
 
-// Comparison relative to the size of the results. A fixed atol accepts anything if results are small: a gradient of
-// softmax over 3,000 elements is 1e-4, and zeros pass for it at an atol of 1e-2. Here every tolerance is relative.
+// Comparisons relative to the size of the results. A fixed atol would accept anything if results are small: the
+// gradient of a softmax over 3,000 elements is about 1e-4, so that zeros would pass with an atol of 1e-2.
 
 #include <gtest/gtest.h>
 
@@ -41,16 +41,15 @@ inline std::vector<double> row_sizes(const std::vector<double>& values, std::int
   return sizes;
 }
 
-/// Expects |got − expected| ≤ tolerance · scale, with one scale for each run of `columns` elements. A result of 16 bits
-/// may also differ by its own rounding: half an epsilon of itself, and slightly more for a near tie. NaN equals
-/// nothing.
+/// Expects |got − expected| ≤ tolerance · scale, with one scale for each run of `columns` elements. A 16-bit result may
+/// also differ by its own rounding: half an epsilon of itself, and slightly more for a near tie. NaN always fails.
 ///
 /// The scale is the size of a result's terms, because rounding errors are proportional to that, not to the remainder
 /// after cancellation. Without cancellation, it is the size of the row.
 inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, const std::vector<double>& scales,
                               std::int64_t columns, double tolerance, const std::string& what) {
   const double rounding = size_of(got.dtype()) == 2 ? 0.51 * epsilon_of(got.dtype()) : 0;
-  const double smallest = got.dtype() == float16 ? 0x1p-14 : 0;  // below it the spacing stays
+  const double smallest = got.dtype() == float16 ? 0x1p-14 : 0;  // for smaller numbers, the spacing is constant
   const std::vector<double> values = to_vector<double>(got);
   ASSERT_EQ(values.size(), expected.size()) << what;
   ASSERT_EQ(values.size(), scales.size() * columns) << what;
@@ -65,7 +64,8 @@ inline void expect_rows_close(const Tensor& got, const std::vector<double>& expe
   }
 }
 
-/// The same for sums without cancellation: within `tolerance` of the element and of its row's root mean square.
+/// The same for sums without cancellation, where the scale is the row's root mean square; the tolerance is also
+/// relative to the element itself.
 inline void expect_rows_close(const Tensor& got, const std::vector<double>& expected, std::int64_t columns,
                               double tolerance, const std::string& what) {
   std::vector<double> scales(expected.size());
@@ -76,7 +76,7 @@ inline void expect_rows_close(const Tensor& got, const std::vector<double>& expe
   expect_rows_close(got, expected, scales, 1, tolerance, what);
 }
 
-/// Expects the same elements to the last bit, the sign of 0 included. Any NaN equals any other.
+/// Expects the same bits in all elements, including the sign of 0. Any NaN equals any other NaN.
 inline void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what = "") {
   ASSERT_EQ(a.defined(), b.defined()) << what;
   if (!a.defined()) {

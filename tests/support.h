@@ -11,7 +11,7 @@
 
 namespace mica::testing_support {
 
-/// The devices of a test's cases: the CPU, and the first GPU if there is one.
+/// The devices that tests run on: the CPU, and the first GPU if there is one.
 inline std::vector<Device> test_devices() {
   std::vector<Device> devices{Device::cpu()};
   if (cuda_available()) {
@@ -20,10 +20,11 @@ inline std::vector<Device> test_devices() {
   return devices;
 }
 
-/// A float64 tensor without axes.
+/// A float64 tensor without axes, with the given value.
 inline Tensor scalar(double value) { return full({}, value, float64); }
 
-/// Expects |got − expected| ≤ atol + rtol · |expected| for each element; NaN only on both sides.
+/// Expects |got − expected| ≤ atol + rtol · |expected| for each element. NaN must be, and may only be, where `expected`
+/// is NaN.
 inline void expect_close(const Tensor& got, const std::vector<double>& expected, double rtol, double atol,
                          const std::string& what = "") {
   const std::vector<double> values = to_vector<double>(got);

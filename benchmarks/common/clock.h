@@ -5,7 +5,7 @@
 namespace benchmarks {
 
 /// The mean clock of a GPU's multiprocessors over an interval: cycle counts divided by time, both read on the device.
-/// Marks are queued on the current stream and take a few microseconds there.
+/// start() and stop() queue marks on the current stream, which take a few microseconds.
 class ClockMeter {
  public:
   explicit ClockMeter(mica::Device device);

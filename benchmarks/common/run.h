@@ -26,7 +26,7 @@ class KernelTimes {
   /// Times the copy.
   KernelTimes(Report& report, const Case& c, int repeats, const mica::Tensor& to, const mica::Tensor& from);
 
-  /// Times `work`, whose minimum memory traffic is that of `tensors` such tensors, and adds it to the report.
+  /// Times `work` and adds it to the report. Its minimum memory traffic is that of `tensors` tensors of this size.
   void add(const std::string& op, int tensors, const Work& work);
 
  private:

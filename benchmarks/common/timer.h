@@ -26,7 +26,7 @@ class Timeline {
  public:
   virtual ~Timeline() = default;
   virtual void mark() = 0;
-  /// The marks in milliseconds since the first, which are then forgotten. Waits for the last.
+  /// Waits for the last mark, returns the times of all marks in milliseconds since the first, and clears them.
   virtual std::vector<double> take_ms() = 0;
 };
 std::unique_ptr<Timeline> timeline(mica::Cpu);

@@ -25,7 +25,7 @@ void save(const mica::nn::GPT& gpt, const mica::io::CharTokenizer& tokenizer, co
 /// Throws Error if the file is damaged or was not written by save.
 CharacterModel load_character_model(const std::filesystem::path& path, mica::Device device);
 
-/// Continues `prompt` by options.count characters and passes each, as UTF-8, to `write` once it is sampled. An empty
-/// prompt starts a new line. `options` are without on_token.
+/// Continues `prompt` by options.count characters and passes each, as UTF-8, to `write` when it is sampled. An empty
+/// prompt starts a new line. `options` must not have on_token.
 void write_text(CharacterModel& model, std::string_view prompt, mica::nn::GenerateOptions options,
                 const std::function<void(std::string_view)>& write);

@@ -11,28 +11,28 @@
 struct CheckpointOptions {
   std::string folder;      // empty: none
   std::int64_t every = 0;  // steps
-  int keep = 2;            // newest checkpoints
-  bool resume = false;     // go on from the newest checkpoint
+  int keep = 2;            // number of newest checkpoints to keep
+  bool resume = false;     // continue from the newest checkpoint
 };
 
-/// The checkpoints of a program's run: --checkpoint, --checkpoint-every, --keep and --resume. Without a folder, it does
-/// nothing. Of a group of ranks, all call it, and rank 0 reads and writes.
+/// The checkpoints of a program's run: --checkpoint, --checkpoint-every, --keep and --resume. Does nothing without a
+/// folder. All ranks must call its functions; rank 0 reads and writes.
 class RunCheckpoints {
  public:
-  /// `settings` are those that determine the run's bits. Throws if the folder has checkpoints and --resume is not
+  /// `settings` are all settings on which the results depend. Throws if the folder has checkpoints and --resume is not
   /// given.
   RunCheckpoints(const char* program, const CheckpointOptions& options, mica::io::Metadata settings,
                  const mica::dist::Group& group = {});
 
-  /// Passes the newest checkpoint to `restore`, on each rank, if there is one; returns whether there is. Throws if its
-  /// settings differ.
+  /// If there is a checkpoint, passes the newest one to `restore` on each rank; returns whether there is one. Throws if
+  /// its settings differ.
   bool resume(const std::function<void(const mica::io::TrainingCheckpoint&)>& restore);
 
   bool on() const { return !path_.empty(); }
   /// Whether to call save() after step `number`. If the last checkpoint is still being written then, it is postponed.
-  /// Rank 0 knows; on others this is false.
+  /// Only rank 0 decides; on other ranks this is false.
   bool is_due(std::int64_t number);
-  /// Starts to write a checkpoint. Adds the settings.
+  /// Starts to write a checkpoint with the settings.
   void save(mica::io::TrainingCheckpoint checkpoint);
   /// Waits for the last checkpoint. Throws if it could not be written.
   void finish();
@@ -41,7 +41,7 @@ class RunCheckpoints {
   const char* program_;
   mica::dist::Group group_;
   std::string path_;
-  std::optional<mica::io::CheckpointFolder> folder_;  // of rank 0
+  std::optional<mica::io::CheckpointFolder> folder_;  // on rank 0 only
   mica::io::Metadata settings_;
   std::int64_t every_;
   bool due_ = false;

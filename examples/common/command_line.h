@@ -15,11 +15,11 @@ class Option;
 /// A program's command line. A wrapper of CLI11, which takes seconds to compile: only command_line.cpp includes it.
 class CommandLine {
  public:
-  /// `name` is the program's.
+  /// `name`: the program's name.
   CommandLine(const std::string& description, const std::string& name);
   ~CommandLine();
 
-  /// What is expected of an option. NaN is not in any range.
+  /// Constraints on an option's value. NaN is not in any range.
   class Option {
    public:
     Option& at_least(double low);
@@ -27,7 +27,7 @@ class CommandLine {
     Option& positive();
     Option& one_of(const std::vector<std::string>& values);
     Option& required();
-    /// --help shows the variable's present value.
+    /// Shows the variable's current value in --help as the default.
     Option& show_default();
 
    private:

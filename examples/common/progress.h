@@ -14,14 +14,14 @@ struct Speed {
 /// Shows the training progress on stdout: a bar that is redrawn on a terminal, occasional plain lines otherwise.
 class Progress {
  public:
-  /// `done` of the steps were taken by an earlier run.
+  /// `done`: the number of steps taken by an earlier run.
   explicit Progress(std::int64_t steps, std::int64_t done = 0);
   /// Ends the bar's line.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// True if `step` should be shown; other steps cost nothing.
+  /// Whether `step` should be shown; other steps cost nothing.
   bool wants(std::int64_t step) const;
   void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed);
 

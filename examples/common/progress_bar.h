@@ -8,12 +8,12 @@
 /// "1:02:03" or "2:03".
 std::string duration(double seconds);
 
-/// A line that replaces the terminal's present one: a bar of which `part`, in [0, 1], is filled, and a text; the text
-/// alone, cut, if there is no room.
+/// A line that replaces the terminal's current one: a bar filled to `part`, in [0, 1], and a text. If there is no room
+/// for the bar, the text alone, cut off at the terminal's width.
 std::string redrawn_line(double part, std::string text);
 
-/// While it lives, shows on stderr what the library takes more than two seconds for: a bar on a terminal, which is
-/// removed at the end, and otherwise a line every ten seconds.
+/// During its lifetime, shows the progress of library tasks that take more than two seconds on stderr: on a terminal as
+/// a bar, which is removed at the end, otherwise as a line every ten seconds.
 class ProgressBar {
  public:
   ProgressBar();
@@ -24,7 +24,7 @@ class ProgressBar {
   void show(const mica::ProgressReport& report);
 
   bool terminal_;
-  bool drawn_ = false;             // there is a bar on the terminal
-  Clock::time_point next_line_{};  // where there is no terminal
+  bool drawn_ = false;             // whether there is a bar on the terminal
+  Clock::time_point next_line_{};  // without a terminal
   mica::ProgressObserver observer_;
 };

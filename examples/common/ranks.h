@@ -9,36 +9,37 @@
 #include <mica/core/rng.h>
 #include <mica/dist/group.h>
 
-// Programs of several ranks (mpirun -n 4 program …), which look like one program from outside: rank 0 writes the files
-// and the messages. Everything here does nothing, or no more than is asked for, in a program that was started alone.
+// Helpers for programs that may run as several ranks (mpirun -n 4 program …) but behave like a single one: rank 0
+// writes all files and messages. In a program that was started as a single process, these functions communicate
+// nothing.
 
-/// Finds the ranks; CommandLine::run() calls it first. From then on, what other ranks than 0 write to stdout is
-/// discarded, and their errors name them.
+/// Connects to the other ranks; CommandLine::run() calls it first. Afterwards, output of ranks other than 0 to stdout
+/// is discarded, and their error messages name the rank.
 void join_ranks();
 
-/// Throws UsageError in a program of several ranks, which `program` does not support.
+/// Throws UsageError if there are several ranks, which `program` does not support.
 void refuse_ranks(const char* program);
 
 /// Calls f on rank 0 only. If it throws there, that exception ends all ranks: the others throw StoppedByRank0.
 void on_rank_0(const mica::dist::Group& group, const std::function<void()>& f);
 
-/// For each of the conditions, whether it is true on any rank.
+/// For each condition, whether it is true on any rank.
 std::vector<bool> true_on_any(const mica::dist::Group& group, const std::vector<bool>& conditions);
 
 /// The ranks on which the condition is true.
 std::vector<int> ranks_where(const mica::dist::Group& group, bool condition);
 
-/// Rank 0's text, on each rank.
+/// Returns rank 0's text on every rank.
 std::string broadcast(const mica::dist::Group& group, std::string text);
 
-/// The ranks of one machine share its cores, unless OMP_NUM_THREADS says what each uses. All ranks must call it.
+/// Divides the cores of each machine among its ranks, unless OMP_NUM_THREADS is set. All ranks must call it.
 void share_cores(const mica::dist::Group& group);
 
-/// The place in a random stream of the rank's own that belongs to this one of rank 0, which it is for rank 0. Dropout
-/// then differs among the ranks.
+/// Maps rank 0's random state to that of this rank's own stream, so that dropout differs among the ranks. Returns rank
+/// 0's state on rank 0.
 mica::PhiloxKey random_stream_of(int rank, mica::PhiloxKey key);
 
-/// Starts `count` ranks of the same command, one for each GPU of this machine, waits for them, and ends the program
-/// with the status of the first that fails. Returns in a process that is one of so many ranks. Throws if there are not
-/// as many GPUs.
+/// Starts the same command as `count` ranks, one per GPU of this machine, waits for them, and exits with the status of
+/// the first rank that fails. In a process that already is one of `count` ranks, it just returns. Throws if there are
+/// fewer GPUs.
 void start_ranks_on_gpus(int count, char** argv);

@@ -8,7 +8,7 @@ namespace custom {
 ///
 ///   y = silu(gate) · up,   silu(g) = g · sigmoid(g)
 ///
-/// gate and up are of one shape, floating dtype and device; any strides, any size. The result is row-major and
+/// gate and up have the same shape, floating dtype and device, and any strides and size. The result is row-major and
 /// differentiable any number of times. Throws mica::Error if shapes, dtypes or devices differ.
 ///
 /// Shazeer: GLU Variants Improve Transformer (2020), arXiv:2002.05202.

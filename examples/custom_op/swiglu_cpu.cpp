@@ -11,7 +11,7 @@ void swiglu_forward(Cpu device, const Tensor& y, const Tensor& gate, const Tenso
            [&]<class T>() { elementwise<T, T, T>(device, SwigluValue{}, y, gate, up); });
 }
 
-// Two results in one pass, by a loop of its own to show one; elementwise() could write both, too.
+// Two results in one pass. elementwise() could also write both; this example shows a hand-written loop instead.
 void swiglu_backward(Cpu, const SwigluBackward& args) {
   on_dtype(FloatTypes{}, args.dy.dtype(), "swiglu", [&]<class T>() {
     const T *dy = args.dy.data<T>(), *gate = args.gate.data<T>(), *up = args.up.data<T>();

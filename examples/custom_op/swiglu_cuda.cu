@@ -11,7 +11,7 @@ void swiglu_forward(Cuda device, const Tensor& y, const Tensor& gate, const Tens
            [&]<class T>() { elementwise<T, T, T>(device, SwigluValue{}, y, gate, up); });
 }
 
-// Two results in one pass, by a kernel of its own to show one; elementwise() could write both, too.
+// Two results in one pass. elementwise() could also write both; this example shows a hand-written kernel instead.
 template <class T>
 __global__ void backward_kernel(std::int64_t n, const T* dy, const T* gate, const T* up, T* dgate, T* dup) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -6,7 +6,7 @@
 
 namespace custom {
 
-/// y = silu(gate) · up, any strides.
+/// y = silu(gate) · up, for any strides.
 void swiglu_forward(mica::Cpu, const mica::Tensor& y, const mica::Tensor& gate, const mica::Tensor& up);
 void swiglu_forward(mica::Cuda, const mica::Tensor& y, const mica::Tensor& gate, const mica::Tensor& up);
 

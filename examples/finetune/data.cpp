@@ -18,16 +18,16 @@ using namespace mica;
 namespace {
 
 constexpr std::int64_t kIgnored = -100;
-constexpr std::size_t kPiece = std::size_t{1} << 18;  // bytes that are tokenized between two reports
+constexpr std::size_t kPiece = std::size_t{1} << 18;  // bytes tokenized between two progress reports
 
-/// What a tokenizer puts before and behind a text.
+/// The tokens that a tokenizer adds before and after a text.
 struct Ends {
   std::vector<std::int64_t> before, behind;
 
   explicit Ends(const io::Tokenizer& tokenizer) {
     before = tokenizer.encode("");
     if (const auto end = tokenizer.eos_token()) {
-      // Some put it there by themselves.
+      // Some tokenizers add it themselves.
       if (!before.empty() && before.back() == *end) {
         before.pop_back();
       }
@@ -38,7 +38,7 @@ struct Ends {
 
 constexpr io::EncodeOptions kPlain{.add_special_tokens = false};
 
-/// Cuts a text where no tokenizer joins what is on both sides: behind a line break before something that is no space.
+/// Cuts a text where no tokenizer joins both sides: after a line break that is followed by a non-space character.
 std::vector<std::string> pieces_of(std::string_view text) {
   std::vector<std::string> pieces;
   while (!text.empty()) {
@@ -76,7 +76,7 @@ Examples examples_of_text(const std::string& text, const io::Tokenizer& tokenize
   return result;
 }
 
-/// Reads one line after the other.
+/// Reads a file line by line.
 class JsonLines {
  public:
   JsonLines(const io::Tokenizer& tokenizer, const DataOptions& options, std::string file)
@@ -134,7 +134,7 @@ class JsonLines {
     }
   }
 
-  /// The last message, with the token that ends it, is learned as the answer to the others.
+  /// The last message, with its end token, is trained as the answer to the others.
   void add_chat(const io::JsonValue& list) {
     std::vector<io::ChatMessage> messages;
     const auto* const entries = list.as<io::JsonValue::Array>();
@@ -158,7 +158,7 @@ class JsonLines {
     } catch (const Error& error) {
       fail("{}: {}", where(), error.what());
     }
-    // Formats may put a line break behind the token that ends a message.
+    // Formats may add a line break after the end token of a message.
     const auto end = std::find(example.tokens.rbegin(), example.tokens.rend(), chat_->end_token(tokenizer_));
     example.tokens.erase(end.base(), example.tokens.end());
     const auto [read, differing] =
@@ -210,13 +210,13 @@ TokenBatch batch_of(std::span<const Example* const> examples, bool pack, Device 
   for (const Example* const example : examples) {
     longest = std::max(longest, length_of(*example));
   }
-  // Where each example goes: into the first row that has room for it, the long ones first.
+  // First-fit decreasing: each example, longest first, goes into the first row with enough room.
   struct Place {
     const Example* example;
     std::int64_t row, column;
   };
   std::vector<Place> places;
-  std::vector<std::int64_t> used;  // of each row
+  std::vector<std::int64_t> used;  // tokens in each row
   std::vector<const Example*> order(examples.begin(), examples.end());
   if (pack) {
     std::stable_sort(order.begin(), order.end(),
@@ -241,7 +241,7 @@ TokenBatch batch_of(std::span<const Example* const> examples, bool pack, Device 
   for (const auto& [example, row, column] : places) {
     const std::int64_t begin = row * longest + column, length = length_of(*example);
     std::copy_n(example->tokens.begin(), length, inputs.data<std::int64_t>() + begin);
-    // Position first − 1 predicts the first token that is learned.
+    // Position first − 1 predicts the first trained token.
     std::copy(example->tokens.begin() + example->first, example->tokens.end(),
               targets.data<std::int64_t>() + begin + example->first - 1);
     std::iota(positions.data<std::int64_t>() + begin, positions.data<std::int64_t>() + begin + length, 0);

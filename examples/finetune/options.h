@@ -16,31 +16,31 @@ struct Options {
   std::string out = "adapter";       // folder
   std::vector<std::string> targets;  // patterns of layer names; empty: all linear layers but the head
   mica::nn::LoraOptions lora;
-  std::optional<std::int64_t> bits;  // of the frozen weights; none: not quantized
+  std::optional<std::int64_t> bits;  // bits of the frozen weights; none: not quantized
 
   std::optional<std::int64_t> steps;  // overrides epochs
   double epochs = 1;
   std::int64_t batch = 4;
   std::int64_t accumulate = 1;          // batches per step
-  std::optional<std::int64_t> context;  // tokens per sequence, at most
-  bool skip_long = false;               // leave out examples that are longer; otherwise an error
+  std::optional<std::int64_t> context;  // maximum number of tokens per sequence
+  bool skip_long = false;               // skip longer examples instead of throwing
   double lr = 2e-4;
   std::string schedule = "cosine";
   std::optional<std::int64_t> warmup;  // steps
   double weight_decay = 0;
   double clip = 1;
-  double validation = 0;                   // part of the examples
+  double validation = 0;                   // fraction of the examples
   std::optional<std::int64_t> eval_every;  // steps
 
   std::string dtype = "auto";
   std::string device = "auto";
-  int threads = 0;  // 0: as many as there are cores
+  int threads = 0;  // 0: one per core
   std::uint64_t seed = 1;
   bool pack = false;       // short examples share rows
   bool recompute = false;  // recompute the activations of each block in backward
 
   CheckpointOptions checkpoint;
-  std::optional<std::int64_t> checkpoint_every;  // steps; none: as validations
+  std::optional<std::int64_t> checkpoint_every;  // steps; none: at each validation
 
   std::string tensorboard;  // folder for an event file; empty: none
 };

@@ -20,7 +20,7 @@ std::optional<DType> reduce_dtype(const nn::GPT& model, const Options& options) 
   return options.reduce_float32 && dtype != float32 ? std::optional(float32) : std::nullopt;
 }
 
-/// Each rank has all states.
+/// Each rank has the whole optimizer state.
 class Replicated final : public GroupOptimizer {
  public:
   Replicated(nn::GPT& model, const Options& options, const dist::Group& group)
@@ -53,7 +53,7 @@ class Replicated final : public GroupOptimizer {
   optim::AdamW optimizer_;
 };
 
-/// Each rank has the states of its share of the weights.
+/// Each rank has the state for its share of the weights.
 class Sharded final : public GroupOptimizer {
  public:
   Sharded(nn::GPT& model, const Options& options, const dist::Group& group)

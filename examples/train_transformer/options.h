@@ -7,7 +7,7 @@
 /// A published or tested combination of settings.
 struct Recipe {
   std::int64_t steps;
-  std::int64_t batch;  // sequences, of all ranks together
+  std::int64_t batch;  // sequences, for all ranks together
   std::int64_t context;
   std::int64_t layers;
   std::int64_t heads;
@@ -30,18 +30,18 @@ struct Recipe {
 struct Options : Recipe {
   std::string preset;
   std::string data;       // a text, or tokens if its name ends in .bin; empty: the built-in text
-  std::string documents;  // what the separator does: none, begin or end
+  std::string documents;  // where the separator of documents is: none, begin or end
   std::string device;
-  int gpus;  // start as many ranks, each on a GPU of this machine; 0: do not
+  int gpus;  // number of GPUs of this machine, each with a rank of its own; 0: start no ranks
   std::string out;
-  bool zero;             // each rank keeps the optimizer's states of its share of the weights
+  bool zero;             // each rank keeps the optimizer's state for its share of the weights
   bool reduce_float32;   // sum 16-bit gradients of the ranks in float32
-  bool check_gradients;  // of several ranks, look for the first that is not finite
+  bool check_gradients;  // name the first rank whose gradient is not finite
   std::uint64_t seed;
-  int threads;                    // 0: as many as there are cores
+  int threads;                    // 0: one per core
   int workers;                    // threads that prepare batches
   double ema;                     // decay of the averages of the weights; 0: none
-  bool recompute;                 // the activations of each block in backward
+  bool recompute;                 // recompute the activations of each block in backward
   bool tf32;                      // use TF32 for float32 products on a GPU
   bool cuda_graph;                // replay steps from a CUDA graph
   bool profile;                   // profile some steps
@@ -49,8 +49,8 @@ struct Options : Recipe {
   std::string tensorboard;        // folder for an event file of TensorBoard; empty: none
   std::string checkpoint;         // folder for checkpoints; empty: none
   std::int64_t checkpoint_every;  // steps
-  int keep;                       // newest checkpoints
-  bool resume;                    // go on from the newest checkpoint
+  int keep;                       // how many of the newest checkpoints to keep
+  bool resume;                    // continue from the newest checkpoint
 };
 
 /// Whether these options train on a file of tokens, which has no characters.

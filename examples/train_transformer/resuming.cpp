@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* program = "train_transformer";
 
-// Of tokens spread over the data: all of a small text's.
+// A fingerprint of pieces spread over the data; of a small text, all tokens.
 std::string fingerprint(const io::TokenView& tokens) {
   constexpr std::int64_t pieces = 256, length = 4096;
   std::vector<std::int64_t> piece(static_cast<std::size_t>(std::min(length, tokens.size())));
@@ -53,7 +53,7 @@ io::Metadata settings_of(const Options& o, DType dtype, Device device, const io:
                         {"beta2", text(o.beta2)},
                         {"weight-decay", text(o.weight_decay)},
                         {"clip", text(o.clip)},
-                        {"eval-every", text(o.eval_every)},  // the best model is one of those
+                        {"eval-every", text(o.eval_every)},  // only validated models can be the best
                         {"seed", text(o.seed)},
                         {"dtype", text(dtype)},
                         {"tf32", text(o.tf32)},

@@ -19,8 +19,8 @@ class Checkpoints {
  public:
   Checkpoints(const Options& options, mica::io::Metadata settings, const mica::dist::Group& group);
 
-  /// With --resume: sets the trainer to the newest checkpoint and returns the best validation loss until then. Nothing
-  /// if there is none.
+  /// With --resume: restores the trainer from the newest checkpoint and returns the best validation loss until then.
+  /// Returns nothing if there is no checkpoint.
   std::optional<Best> resume(Trainer& trainer);
 
   bool on() const { return run_.on(); }
@@ -32,7 +32,7 @@ class Checkpoints {
   RunCheckpoints run_;
 };
 
-/// The settings on which the weights' bits depend; so does the number of ranks, but any number can go on. `dtype` and
-/// `device` are those chosen for "auto".
+/// The settings on which the weights' bits depend. The number of ranks is not among them, although bits depend on it,
+/// so that any number of ranks can resume. `dtype` and `device` are those chosen for "auto".
 mica::io::Metadata settings_of(const Options& options, mica::DType dtype, mica::Device device,
                                const mica::io::TokenView& tokens, std::int64_t vocab);

@@ -20,16 +20,16 @@ using namespace mica;
 
 namespace {
 
-// The last tenth of a small text in full, and a part of a large one's.
+// Validation uses the last tenth of the text: all of it for a small text, a part of it for a large one.
 constexpr std::int64_t validation_tokens = 1 << 17;
 
 // The maximum number of steps between reads of results from a GPU; on the CPU, results are available immediately.
 constexpr std::int64_t most_uncollected = 64;
 
-// Steps before the capture, in which the optimizer creates its states and libraries choose their kernels.
+// Steps before the capture, in which the optimizer creates its state and libraries choose their kernels.
 constexpr std::int64_t plain_steps = 3;
 
-// <|endoftext|>, in files of GPT-2 tokens.
+// <|endoftext|> in files of GPT-2 tokens.
 constexpr std::int64_t gpt2_separator = 50256;
 
 std::optional<std::int64_t> separator_of(const Options& options) {
@@ -237,7 +237,7 @@ std::vector<Step> Trainer::finished() {
     }
     steps.push_back({sum / static_cast<double>(accumulate_), rates_[i], row[accumulate_], {}});
   }
-  // All ranks have the same means, so all of them ask or none does.
+  // The mean losses are the same on all ranks, so either all of them call ranks_where() or none does.
   const auto bad = std::find_if(steps.begin(), steps.end(), [](const Step& step) { return !std::isfinite(step.loss); });
   if (bad != steps.end()) {
     const std::vector<double> of_this_rank = to_vector<double>(own);

@@ -27,7 +27,7 @@ struct Step {
   std::vector<int> diverged;  // if the loss is not finite: the ranks whose own loss is not
 };
 
-/// The use of the device's memory, in bytes.
+/// The device memory in use, in bytes.
 struct MemoryUse {
   std::size_t weights;
   std::size_t gradients;
@@ -40,34 +40,38 @@ struct MemoryUse {
 /// Trains a model: AdamW with decay of matrices only, warm-up and cosine schedule, clipped gradients.
 ///
 /// The ranks of a group train it together: each computes the gradients of its rows of a batch, and all take the same
-/// step with their mean. Each rank must call the same functions. Losses are those of all ranks.
+/// step with the mean gradients. All ranks must call the same functions. Losses are means over all ranks.
 ///
 /// A step never waits for a GPU. On a GPU, after a few ordinary steps, one step is captured as a CUDA graph and then
 /// replayed, with bit-identical results.
 class Trainer {
  public:
-  /// The model and the tokens must outlive the trainer. The model determines the device and the dtype of
-  /// training; its weights become those of rank 0.
+  /// The model and the tokens must outlive the trainer. Training uses the model's device and dtype. All ranks get the
+  /// weights of rank 0.
   Trainer(mica::nn::GPT& model, const mica::io::TokenView& training, const mica::io::TokenView& validation,
           const Options& options, const mica::dist::Group& group);
 
-  /// The state after the steps so far, without settings. Waits for them. Rank 0's is for any number of ranks.
+  /// Waits for the steps so far and returns the state after them, without settings. Rank 0's state can be restored by
+  /// any number of ranks.
   mica::io::TrainingCheckpoint checkpoint() const;
-  /// Goes on from rank 0's checkpoint of a run with the same settings. Call it before the first step.
+  /// Continues from rank 0's checkpoint of a run with the same settings. Call it before the first step.
   void resume(const mica::io::TrainingCheckpoint& checkpoint);
-  /// All steps, including those before the checkpoint.
+  /// The number of steps, including those before the checkpoint.
   std::int64_t steps_done() const { return steps_done_; }
 
   /// Starts a step on the next batch.
   void step();
-  /// Whether results must be collected before the next step: the device keeps those of a limited number of steps.
+  /// Whether results must be collected before the next step, since the device stores those of a limited number of
+  /// steps.
   bool full() const;
-  /// Waits for the steps started since the last call and returns them. Losses are those before each update.
+  /// Waits for the steps started since the last call and returns their results. A loss is that before the step's
+  /// update.
   std::vector<Step> finished();
   /// The mean loss over the validation windows.
   double validate();
 
-  /// With --ema, the model has the averages of its weights while such an object lives. No step may be taken meanwhile.
+  /// With --ema, the model has the averages of its weights during the lifetime of such an object. No step may be taken
+  /// meanwhile.
   class Averages {
    public:
     explicit Averages(Trainer& trainer) : trainer_(trainer) { exchange(); }
@@ -84,14 +88,14 @@ class Trainer {
     Trainer& trainer_;
   };
 
-  /// With false, the following steps do not use a CUDA graph.
+  /// If false, the following steps do not use a CUDA graph.
   void allow_graph(bool on) { graph_allowed_ = on && can_capture_; }
   /// Why the requested CUDA graph is not used; empty otherwise.
   const std::string& graph_error() const { return graph_error_; }
 
   std::int64_t tokens_per_step() const;
-  /// Floating-point operations of a step's products on all ranks, counted as in the PaLM paper: 6 per parameter and
-  /// token, plus those of attention.
+  /// Floating-point operations of a step's matrix products on all ranks, counted as in the PaLM paper: 6 per parameter
+  /// and token, plus those of attention.
   double flops_per_step() const;
   MemoryUse memory() const;
 
@@ -117,17 +121,18 @@ class Trainer {
   mica::io::TokenWindows windows_;
   mica::io::DataLoaderOptions loading_;
   std::optional<mica::io::DataLoader> loader_;
-  std::vector<mica::Tensors> validation_;  // this rank's part
+  std::vector<mica::Tensors> validation_;  // this rank's share
 
-  std::vector<mica::Tensors> batches_;  // of one step: TokenWindows' fields; on a GPU always at the same addresses
-  mica::Tensors losses_;                // of the last step's batches
+  std::vector<mica::Tensors>
+      batches_;           // of one step: the fields of TokenWindows; on a GPU always at the same addresses
+  mica::Tensors losses_;  // of the last step's batches
   mica::Tensor norm_;
   mica::Tensor results_;       // rows of losses and norm, on the device, of the steps not yet collected
   std::vector<double> rates_;  // their learning rates
   std::int64_t steps_done_ = 0;
-  std::int64_t first_step_ = 0;  // of this process
+  std::int64_t first_step_ = 0;  // taken by this process
 
-  bool can_capture_;  // several ranks cannot
+  bool can_capture_;  // false with several ranks
   bool graph_allowed_;
   std::string graph_error_;
   mica::cuda::Graph graph_;

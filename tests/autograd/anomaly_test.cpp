@@ -113,7 +113,7 @@ TEST(Anomaly, NamesTheOpAndWhoCalledIt) {
 #endif
 }
 
-// std::function's own, which the lambda is inlined into.
+// The function that calls the lambda belongs to std::function, and the lambda is inlined into it.
 TEST(Anomaly, FunctionsOfTheStandardLibraryAreOmitted) {
   autograd::CallSite site;
   const std::function<void()> find_site = [&] { site = autograd::CallSite::here(); };
@@ -179,7 +179,7 @@ TEST(Anomaly, ChecksGradAndSecondDerivatives) {
   const DetectAnomaly guard;
   const Tensor x = zeros({1}, float64).requires_grad_();
   expect_error([&] { autograd::grad({faulty(x, kNaN)}, {x}); }, "Faulty: its backward made NaN");
-  const Tensor y = pow(x, 1.5);  // whose first derivative at 0 is 0 and whose second is infinite
+  const Tensor y = pow(x, 1.5);  // at 0, its first derivative is 0 and its second infinite
   const Tensors first = autograd::grad({y}, {x}, {}, {.create_graph = true});
   EXPECT_EQ(first[0].item(), 0);
   expect_error([&] { autograd::grad(first, {x}); }, "its backward made Inf");

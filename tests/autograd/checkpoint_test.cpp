@@ -30,8 +30,8 @@ auto maybe_checkpoint(bool on, const F& f, const Tensor& x) {
   return on ? checkpoint(f, x) : f(x);
 }
 
-// The loss, the gradients of all leaves, and the next random number after forward and after backward, without and with
-// checkpoint: expects the same bits.
+// Expects the same bits without and with checkpoint: of the loss, of the gradients of all leaves, and of the next
+// random number after forward and after backward.
 template <class Loss>
 void expect_same_bits(const Loss& loss_with, const Tensors& leaves) {
   Values results[2];

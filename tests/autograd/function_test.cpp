@@ -361,7 +361,7 @@ TEST(Autograd, OutputsWithoutGradient) {
   EXPECT_EQ(x.grad().item(), 1);
 }
 
-// (x) → (x, 2x): both differentiable, and a gradient may reach only one.
+// (x) → (x, 2x): both are differentiable, but a gradient may reach only one of them.
 struct Pair {
   bool materialize;
   std::array<Tensor, 2> forward(Context& ctx, const Tensor& x) const {

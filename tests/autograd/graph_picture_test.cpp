@@ -30,7 +30,7 @@ namespace {
 struct Drawn {
   std::string frames;  // enclosing frames, outermost first: "block > block.mlp"
   std::string id;      // "n3", or "n3 -> n4"
-  std::string label;   // as it is written
+  std::string label;   // as written in the file
 };
 
 std::string label_in(const std::string& line) {
@@ -45,7 +45,7 @@ std::string label_in(const std::string& line) {
   return line.substr(from + 7, to - from - 7);
 }
 
-// The labels of the frames, and all boxes and arrows. Checks that frames open and close as they should.
+// Returns the labels of the frames, and all boxes and arrows. Checks that frames open and close correctly.
 std::vector<Drawn> parse(const std::string& dot) {
   std::vector<Drawn> drawn;
   std::vector<std::string> frames;
@@ -111,10 +111,10 @@ TEST(GraphPicture, ATransformerBlock) {
   const Tensor x = randn({2, 16, 64}).requires_grad_();
   const std::string dot = to_dot(model.block(x));
   const auto drawn = parse(dot);
-  // Whole picture: no leaf counts. ln_1 keeps mean and rstd of 32 rows (384 B); c_attn its input, 2·16·64·4 B = 8 KiB;
-  // attention the 24 KiB that c_attn made, its result, 8 KiB, which is what c_proj keeps too, and the logarithms of its
-  // rows' sums, 2·4·16·4 B = 512 B; ln_2 the sum of the residual and the branch and as much as ln_1; the MLP its input,
-  // 8 KiB, and the arguments and results of gelu, 32 KiB each.
+  // The whole picture; leaves do not count. ln_1 saves mean and rstd of 32 rows (384 B). c_attn saves its input,
+  // 2·16·64·4 B = 8 KiB. Attention saves the 24 KiB that c_attn computed, its result of 8 KiB, which c_proj also saves,
+  // and the logsumexp of its rows, 2·4·16·4 B = 512 B. ln_2 saves the sum of residual and branch, and as much as ln_1.
+  // The MLP saves its input, 8 KiB, and the inputs and outputs of gelu, 32 KiB each.
   EXPECT_TRUE(contains(dot, "label=\"7 ops, saving 121.2 KiB for backward; 13 leaves of 203.2 KiB\"")) << dot;
   const std::string block = "block", attn = "block > block.attn", mlp = "block > block.mlp";
   for (const auto& [frames, label] : std::vector<std::pair<std::string, std::string>>{

@@ -34,7 +34,7 @@ TEST(Hooks, RunInOrderUntilRemoved) {
   EXPECT_EQ(triple_backward(x), 7);
   first.remove();
   EXPECT_EQ(triple_backward(x), 4);
-  first.remove();  // again: nothing happens
+  first.remove();  // a second call has no effect
   second.remove();
   EXPECT_EQ(triple_backward(x), 3);
   EXPECT_EQ(calls, (std::vector<int>{1, 2, 2}));
@@ -63,7 +63,7 @@ TEST(Hooks, HandlesOutliveTensorAndGraph) {
     y.backward();
     EXPECT_EQ(*calls, 3);
   }
-  EXPECT_TRUE(captured.expired());  // the handles keep neither graph nor hooks
+  EXPECT_TRUE(captured.expired());  // handles keep neither the graph nor the hooks alive
   EXPECT_NO_THROW(of_leaf.remove());
   EXPECT_NO_THROW(of_result.remove());
   EXPECT_NO_THROW(of_node.remove());
@@ -277,7 +277,7 @@ TEST(Hooks, EmptyFunctionsAreRefused) {
   expect_error([&] { y.grad_fn()->register_output_hook(1, same); },
                "MulNumber: register_output_hook: there is no output 1");
   expect_error([&] { y.grad_fn()->register_output_hook(-1, same); }, "there is no output -1");
-  y.backward(ones({2}));  // nothing of it was kept
+  y.backward(ones({2}));  // the failed registrations left nothing behind
   expect_close(x.grad(), {2, 2}, 0, 0);
 }
 

@@ -9,7 +9,7 @@ import torch
 
 
 class Skip(Exception):
-    """The reason why a sample is not a case."""
+    """Raised, with the reason, if a sample cannot be a case."""
 
 
 @dataclasses.dataclass
@@ -20,7 +20,7 @@ class Call:
 
 
 def arguments(args, kwargs, *names):
-    """The arguments by name, as Python would bind them."""
+    """The arguments by name, bound as Python would bind them."""
     if len(args) > len(names):
         raise Skip("more arguments than mica's function has")
     values = dict(zip(names, args)) | kwargs

@@ -1,6 +1,6 @@
 #pragma once
 
-// The mica call of each fixture.
+// The call of mica that corresponds to each fixture of PyTorch.
 
 #include <functional>
 
@@ -11,7 +11,7 @@ namespace mica::conformance {
 
 using Call = std::function<Tensors(const Case&, const Tensors&, Device)>;
 
-/// A function of tensors alone.
+/// Calls a function whose arguments are all tensors.
 template <class F>
 Call plain(F f) {
   return [f](const Case&, const Tensors& x, Device) -> Tensors {
@@ -25,7 +25,7 @@ Call plain(F f) {
   };
 }
 
-/// A function of two operands, of which one may be a number.
+/// Calls a function of two operands, one of which may be a number.
 template <class F>
 Call binary(F f) {
   return [f](const Case& c, const Tensors& x, Device) -> Tensors {
@@ -41,7 +41,7 @@ Call binary(F f) {
   };
 }
 
-/// A function of one tensor and the attributes.
+/// Calls a function of one tensor and of the attributes.
 template <class F>
 Call with(F f) {
   return [f](const Case& c, const Tensors& x, Device) -> Tensors { return {f(x.at(0), c.attributes)}; };
@@ -76,7 +76,7 @@ inline Reduction reduction_of(const Json& attributes) {
   return name == "none" ? Reduction::none : name == "sum" ? Reduction::sum : Reduction::mean;
 }
 
-/// A loss of predictions and targets of one shape.
+/// Calls a loss of predictions and targets that have the same shape.
 template <class F>
 Call loss(F f) {
   return [f](const Case& c, const Tensors& x, Device) -> Tensors {
@@ -84,7 +84,7 @@ Call loss(F f) {
   };
 }
 
-/// PyTorch's classes are not along the last axis.
+/// Moves the axis of classes to the end; in PyTorch it is another one.
 inline Tensor with_classes_last(const Tensor& x, int class_axis) {
   Dims order;
   for (int i = 0; i < x.dim(); ++i) {
@@ -107,7 +107,7 @@ inline Tensors call_cross_entropy(const Case& c, const Tensors& x, Device) {
   const Tensor& target = x.at(1);
   const Tensor loss = cross_entropy(with_classes_last(x.at(0), classes),
                                     is_floating(target.dtype()) ? with_classes_last(target, classes) : target, options);
-  return {loss.to(x.at(0).dtype())};  // for 16-bit logits PyTorch's loss is rounded
+  return {loss.to(x.at(0).dtype())};  // for 16-bit logits, PyTorch rounds the loss to 16 bits
 }
 
 inline Tensors call_nll_loss(const Case& c, const Tensors& x, Device) {

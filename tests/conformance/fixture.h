@@ -16,7 +16,7 @@ namespace mica::conformance {
 
 using Json = nlohmann::json;
 
-/// Attributes of a call, as written by fixture.py.
+/// A number from the attributes of a call, which fixture.py wrote.
 inline double number(const Json& value) {
   if (value.is_boolean()) {
     return value.get<bool>() ? 1 : 0;
@@ -39,9 +39,9 @@ struct Case {
   std::string sample;           // the name of PyTorch's sample
   Json about;                   // the fixture's description of the case
   Json attributes;              // the arguments that are not tensors
-  std::string raises;           // PyTorch's error; mica must throw one, too
-  std::string refused;          // the reason why mica throws although PyTorch does not
-  std::set<int> needs_grad;     // inputs with a gradient in PyTorch
+  std::string raises;           // PyTorch's error, if the call is invalid; mica must throw an error, too
+  std::string refused;          // why mica throws although PyTorch does not, if so
+  std::set<int> needs_grad;     // the inputs that have a gradient in PyTorch
   Tensors inputs{}, outputs{};  // on the CPU
   Tensors dys{}, grads{};       // one per output and input; undefined if PyTorch has none
   bool has(const char* attribute) const { return attributes.contains(attribute); }
@@ -89,7 +89,7 @@ inline Fixture load_fixture(const std::filesystem::path& path) {
   return fixture;
 }
 
-/// The fixtures' files by name, without those whose names start with `optim_` or, if `optim`, only those.
+/// The files of fixtures, by name. If `optim`, only those whose names start with `optim_`, else all others.
 inline std::map<std::string, std::filesystem::path> fixture_paths(bool optim) {
   std::map<std::string, std::filesystem::path> paths;
   for (const auto& file :

@@ -123,7 +123,7 @@ def add_case(fixture, name, op, spec, sample):
     differentiable = [y for y in outputs if y.requires_grad]
     dys, grads = [None] * len(outputs), []
     if requires and differentiable:
-        # Of few bits, so that they take little room and every dtype holds them.
+        # Rounded to few bits, so that they take little space and every dtype can represent them.
         dys = [torch.randn(y.shape).to(torch.bfloat16) if y.requires_grad else None for y in outputs]
         grads = torch.autograd.grad(differentiable, [call.tensors[i] for i in requires],
                                     [dy.to(y.dtype) for dy, y in zip(dys, outputs) if dy is not None],

@@ -8,7 +8,8 @@ using testing_support::test_devices;
 
 namespace {
 
-/// The same elements with gaps between them, filled with NaN if the dtype has it, at an offset in the storage.
+/// A view with x's elements that has gaps between them and an offset in its storage. The gaps are NaN if the dtype has
+/// it.
 Tensor with_gaps(const Tensor& x) {
   Shape shape = x.shape();
   shape.push_back(2);
@@ -34,7 +35,7 @@ void expect_same(const Tensor& got, const Tensor& expected, const std::string& w
   testing_support::expect_close(got, expected, close, close, what);
 }
 
-/// The inputs of the call, each a separate leaf.
+/// The inputs of the call, as new leaves.
 Tensors inputs_of(const Case& c, Device device, bool gaps) {
   Tensors inputs;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
@@ -82,7 +83,7 @@ void expect_result(const Case& c, const Call& call, Device device, bool gaps) {
 
 void expect_throws(const Case& c, const Call& call, Device device) {
   if (device.is_cuda() && c.raises.find("out of bounds") != std::string::npos) {
-    return;  // mica does not wait for the GPU to look at the indices
+    return;  // on a GPU, mica does not wait for indices to be checked
   }
   try {
     call(c, inputs_of(c, device, false), device);
@@ -108,7 +109,7 @@ TEST_P(Conformance, AgreesWithPyTorch) {
           continue;
         }
         expect_result(c, call->second, device, false);
-        if (GetParam() != "view") {  // view throws if it would have to copy
+        if (GetParam() != "view") {  // view() throws if it would have to copy
           SCOPED_TRACE("with gaps");
           expect_result(c, call->second, device, true);
         }

@@ -11,7 +11,7 @@ namespace {
 
 double tolerance(DType dtype) { return dtype == float64 ? 1e-11 : 1e-5; }
 
-/// A leaf on a device.
+/// A leaf with the elements of `value` on a device.
 Tensor parameter(const Tensor& value, Device device) {
   const Tensor x = value.to(device);
   return (x.is_same(value) ? x + 0 : x).detach().requires_grad_();
@@ -42,8 +42,8 @@ optim::AdamOptions adam_options(const Json& a) {
           .weight_decay = a.value("weight_decay", standard.weight_decay)};
 }
 
-/// Steps as in the fixture: the parameters are its inputs; dys and outputs are their gradients and their values, step
-/// after step.
+/// Repeats the steps of a fixture. Its inputs are the parameters; its dys are their gradients, and its outputs their
+/// values, for one step after the other.
 template <class Optimizer>
 void expect_steps(const Case& c, Optimizer& optimizer, const Tensors& parameters) {
   const std::size_t count = parameters.size();

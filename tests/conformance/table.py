@@ -22,22 +22,22 @@ class Spec:
     call: str  # the name in the test's table, and the fixture's
     opinfo: str
     adapt: Callable
-    dtypes: tuple = FLOATS  # that mica takes, the main one first; in the others of PyTorch's it throws
+    dtypes: tuple = FLOATS  # those that mica supports, the main one first; in PyTorch's others, mica throws
     variant: str = ""
-    in_place: str = ""  # the name of the method, if the call is one that writes into its first tensor
-    limit: int = 250  # elements of a sample's inputs
-    few: int = 2  # samples for each dtype beside the main one
-    function: Callable = None  # what is called with the samples, if not the OpInfo's own
-    more: Callable = None  # gives samples for a dtype which PyTorch's lack
+    in_place: str = ""  # the name of PyTorch's method, if the call writes into its first tensor
+    limit: int = 250  # the most elements of a sample's inputs
+    few: int = 2  # the number of samples for each dtype except the main one
+    function: Callable = None  # called with the samples instead of the OpInfo's own function
+    more: Callable = None  # returns additional samples for a dtype
 
 
 def clamp(x, min_val=-1.0, max_val=1.0):
-    """clamp for samples of hardtanh, whose bounds are numbers; the two differ in the gradient of NaN."""
+    """clamp for samples of hardtanh, whose bounds are numbers; hardtanh itself has another gradient of NaN."""
     return torch.clamp(x, min_val, max_val)
 
 
 def rounded_once(function):
-    """The function in float32 for 16-bit floats: PyTorch rounds each step to 16 bits, mica the result."""
+    """Computes in float32 for 16-bit floats, as mica does; PyTorch would round each step to 16 bits."""
     def wide(x):
         return x.float() if torch.is_tensor(x) and x.is_floating_point() and x.dtype.itemsize == 2 else x
 
@@ -48,7 +48,7 @@ def rounded_once(function):
 
 
 def grouped_and_masked(dtype):
-    """Attention with grouped queries and masks: PyTorch's samples have one mask, and groups of one head only."""
+    """Samples of attention with grouped queries and with masks, since PyTorch's have one mask only, and no groups."""
     visible = torch.tensor([[1, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], dtype=torch.bool)
     padding = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], dtype=torch.bool).reshape(2, 1, 1, 5)
 
@@ -65,7 +65,7 @@ def grouped_and_masked(dtype):
 
 
 def distinct(dtype):
-    """Tensors for topk without equal elements, whose order PyTorch does not define: its 16-bit samples have some."""
+    """Samples for topk without equal elements, whose order PyTorch does not define; its own 16-bit samples have some."""
     def sample(*args):
         return SampleInput(torch.randperm(60).reshape(3, 4, 5).to(dtype).requires_grad_(), args=args)
 
@@ -73,7 +73,7 @@ def distinct(dtype):
 
 
 def indices_of_some_axes(dtype):
-    """Small samples for one_hot: of PyTorch's, those with several axes are large."""
+    """Small samples for one_hot; PyTorch's samples with several axes are large."""
     def sample(classes, *shape):
         return SampleInput(torch.randint(classes, shape, dtype=dtype), args=(classes,))
 
@@ -84,7 +84,7 @@ def reflected(call, opinfo, dtypes):
     return Spec(call, opinfo, to.swapped, dtypes, limit=64)
 
 
-# What moves elements about does not ask for their dtype.
+# Ops that only move elements support all dtypes, and need few samples of each.
 Moved = functools.partial(Spec, dtypes=ALL, few=1, limit=130)
 
 SPECS = [

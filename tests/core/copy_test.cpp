@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kDtypes[] = {float64, float32, float16, bfloat16, int64, int32, uint8, boolean};
 
-// Layouts of one shape: row-major, off by one element, axes exchanged with gaps, and (as a source) stretched.
+// Layouts of one shape: row-major, shifted by one element, transposed with gaps, and (as a source) broadcast.
 Tensor laid_out(int layout, const Shape& shape, DType dtype, Device device) {
   const std::int64_t n = numel_of(shape);
   switch (layout) {

@@ -1,4 +1,4 @@
-// Layout, ownership and refusals of the structs. tests/dlpack has the proof with PyTorch and NumPy.
+// The structs' layout and ownership, and errors. tests/dlpack exchanges tensors with PyTorch and NumPy.
 
 #include <gtest/gtest.h>
 #include <tests/support.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::array kDtypes{float64, float32, float16, bfloat16, int64, int32, uint8, boolean};
 
-/// Another library's tensor: twelve floats, of which the struct describes a part.
+/// Another library's tensor: twelve floats, part of which the struct describes.
 struct Foreign {
   std::array<float, 12> elements{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
   std::array<std::int64_t, 9> shape{2, 3};

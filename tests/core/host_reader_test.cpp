@@ -40,7 +40,7 @@ TEST(HostReader, Slots) {
   HostReader reader(Device::cuda(), 2);
   const Tensor x = from_data<std::int64_t>({1, 2}, {2}, Device::cuda());
   for (int i = 0; i < 3; ++i) {
-    // In any order beside copies.
+    // Slots and copies can be mixed in any order.
     reader.start(x);
     reader.slots()[0] = 5;
     reader.slots()[1] = 6 + i;

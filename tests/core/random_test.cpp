@@ -48,7 +48,7 @@ TEST(Random, PhiloxKnownAnswers) {
   }
 }
 
-// Moments of a sample of n, within 5 standard deviations of theirs.
+// Expects the moments of a sample to be within 5 standard deviations of the expected ones.
 void expect_moments(const std::vector<double>& x, double mean, double variance, double fourth) {
   const auto n = static_cast<double>(x.size());
   double sum = 0;
@@ -157,7 +157,8 @@ TEST(Random, Errors) {
   expect_error([] { randint(0, 257, {2}, uint8); }, "randint: expected low < high within uint8");
 }
 
-// The 64 bits of an element are two words of its own of a Philox block, the second above the first.
+// The 64 bits of an element are two words of a Philox block, which no other element uses; the second word is the upper
+// half.
 TEST(Random, IntegersUseAllTheirBits) {
   for (const Device device : test_devices()) {
     const std::vector<std::int64_t> values = to_vector<std::int64_t>(randint(0, INT64_MAX, {4000}, int64, device));

@@ -22,15 +22,15 @@
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
-// ShardingOptions::overlap_gather, among ranks that are threads. Nothing travels until it is waited for, so what is
-// read too early is wrong in each run.
+// ShardingOptions::overlap_gather, with threads as ranks. Transfers run only when they are waited for, so elements that
+// are read too early are wrong in every run.
 
 namespace mica::dist {
 namespace {
 
 using testing_support::expect_error;
 
-/// A collective. What a rank sends is copied when it comes.
+/// One collective. Each rank's data is copied when the rank calls it.
 struct Meeting {
   std::vector<Tensor> sent;
   int missing = 0;
@@ -78,7 +78,7 @@ class Hub {
   bool failed_ = false;
 };
 
-/// Is done when it is waited for.
+/// A transfer that runs only when it is waited for.
 class Late final : public detail::Transfer {
  public:
   Late(Hub& hub, std::shared_ptr<Meeting> meeting, std::function<void(const std::vector<Tensor>&)> receive)
@@ -260,7 +260,7 @@ TEST(LateGather, WeightsTravelWhileTheLayersBeforeThemCompute) {
   }
 }
 
-// Several steps with accumulation, and with another number of ranks: the bits of gathers that step() waits for.
+// Several steps with accumulation, with different numbers of ranks: the same bits as when step() waits for the gathers.
 TEST(LateGather, HasTheSameBits) {
   for (const int ranks : {2, 3}) {
     for (const DType dtype : {float32, bfloat16}) {

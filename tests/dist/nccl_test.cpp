@@ -1,5 +1,5 @@
-// NCCL among one rank, on the first GPU: that each collective is called with the right type, function and size, in the
-// order of the stream. tests/ranks/ has the tests of several.
+// NCCL with one rank, on the first GPU: checks that each collective is called with the right type, function and size,
+// in the order of the stream. tests/ranks/ tests several ranks.
 
 #include <mica/core/device.h>
 
@@ -74,7 +74,8 @@ TEST_F(NcclOfOneRank, EachCollectiveDtypeAndReduction) {
   EXPECT_EQ(exchanged, 1) << "the first collective connects";
 }
 
-// Between kernels of the current stream, without the host; also tensors that nobody holds any more.
+// Collectives run between kernels of the current stream without waiting on the host, even if their tensors have no
+// other owner.
 TEST_F(NcclOfOneRank, IsOrderedWithTheCurrentStream) {
   const std::int64_t count = 1 << 22;
   const Tensor into = empty({count}, float32, Device::cuda());

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves that mica and PyTorch, and mica and NumPy, share tensors in both directions without a copy.
+"""Checks that mica and PyTorch, and mica and NumPy, share tensors in both directions without a copy.
 
     cmake --build build --target mica_dlpack
     python3 tests/dlpack/check_dlpack.py build/lib/libmica_dlpack.so
@@ -49,7 +49,7 @@ for name, result, types in [
 python = ctypes.pythonapi
 python.PyCapsule_New.restype = ctypes.py_object
 python.PyCapsule_New.argtypes = [POINTER, ctypes.c_char_p, POINTER]
-# In a destructor, the capsule has no references any more, so it is passed by address.
+# A destructor must not create new references to the capsule, so it is passed by address.
 python.PyCapsule_IsValid.restype = ctypes.c_int
 python.PyCapsule_IsValid.argtypes = [POINTER, ctypes.c_char_p]
 python.PyCapsule_GetPointer.restype = POINTER
@@ -91,10 +91,10 @@ class MicaTensor:
 
     @staticmethod
     def take(other, versioned, read_only=False):
-        """A mica tensor of an object with __dlpack__."""
+        """A mica tensor that shares memory with an object that has __dlpack__."""
         stream = {"stream": 1} if other.__dlpack_device__()[0] == 2 else {}  # mica's stream here: the default one
         capsule = other.__dlpack__(**stream, **({"max_version": (1, 0)} if versioned else {}))
-        # A producer that knows no versions ignores max_version.
+        # A producer that does not know versions ignores max_version.
         versioned = int(python.PyCapsule_IsValid(id(capsule), NAMES[1]))
         managed = python.PyCapsule_GetPointer(id(capsule), NAMES[versioned])
         result = MicaTensor(mica.mica_from_dlpack(managed, versioned, int(read_only)))
@@ -119,7 +119,7 @@ class MicaTensor:
 
 
 class OldProtocol:
-    """The same tensor for a receiver from before version 1."""
+    """The same tensor for consumers that support only DLPack before version 1."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -237,7 +237,7 @@ def with_numpy():
 
 
 def on_another_stream():
-    """torch works on a stream of its own, while mica's work on the default stream is still running."""
+    """torch works on a separate stream, while mica's work on the default stream is still running."""
     for _ in range(20):
         x = MicaTensor.count((1 << 24,), "float32", 0)
         stream = torch.cuda.Stream()
@@ -250,7 +250,7 @@ def on_another_stream():
 
 
 def stress(device):
-    """Capsules that nobody takes over, and many round trips: nothing leaks, and nothing is freed twice."""
+    """Capsules that are never consumed, and many round trips: nothing leaks, and nothing is freed twice."""
 
     def resident():
         if device >= 0:

@@ -38,7 +38,8 @@ extern "C" {
 const char* mica_error() { return error.c_str(); }
 int mica_cuda_devices() { return cuda_device_count(); }
 
-/// 0, 1, 2, … of a shape; `dtype` is the number of a mica::DType. device −1: the CPU.
+/// A tensor of the given shape with elements 0, 1, 2, …. `dtype` is the number of a mica::DType; `device` is the number
+/// of a GPU, or −1 for the CPU.
 void* mica_count(const std::int64_t* shape, int axes, int dtype, int device) {
   return guarded(
       [&]() -> void* {
@@ -52,7 +53,7 @@ void* mica_count(const std::int64_t* shape, int axes, int dtype, int device) {
 void* mica_transpose(void* x, int a, int b) {
   return guarded([&]() -> void* { return new Tensor(transpose(tensor(x), a, b)); }, nullptr);
 }
-/// Elements 1, 3, 5, … of the last axis.
+/// A view of elements 1, 3, 5, … along the last axis.
 void* mica_odd(void* x) {
   return guarded([&]() -> void* { return new Tensor(slice(tensor(x), tensor(x).dim() - 1, 1, tensor(x).size(-1), 2)); },
                  nullptr);
@@ -96,7 +97,7 @@ void* mica_from_dlpack(void* managed, int versioned, int read_only) {
 int mica_dlpack_wait(void* x, std::intptr_t stream) {
   return guarded([&] { return dlpack_wait(tensor(x).device(), stream), 0; }, -1);
 }
-/// What a capsule that nobody took over has to do.
+/// Frees the tensor of a capsule that no consumer took over, as its destructor must.
 void mica_release(void* managed, int versioned) {
   if (versioned != 0) {
     auto* const self = static_cast<DLManagedTensorVersioned*>(managed);

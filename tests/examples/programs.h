@@ -18,8 +18,8 @@ struct Outcome {
   std::string err;
 };
 
-/// Runs `programs`/`command` in `folder`, by a shell, for at most a minute. `command` is a program's name and its
-/// options.
+/// Runs a program in the folder `programs`, by a shell, for at most a minute. `command` is the program's name and its
+/// options; the working directory is `folder`.
 inline Outcome run_program(const std::filesystem::path& folder, const std::filesystem::path& programs,
                            const std::string& command) {
   const std::string line =
@@ -28,7 +28,7 @@ inline Outcome run_program(const std::filesystem::path& folder, const std::files
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
 }
 
-/// Expects the status, and one line on stderr with `text`.
+/// Expects the exit status, and one line on stderr that contains `text`.
 inline void expect_refused(const Outcome& outcome, const std::string& command, int status, const std::string& text) {
   EXPECT_EQ(outcome.status, status) << command << "\n" << outcome.err;
   EXPECT_NE(outcome.err.find(text), std::string::npos) << command << "\n" << outcome.err;

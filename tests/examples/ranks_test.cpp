@@ -1,4 +1,4 @@
-// Runs train_transformer as several ranks on this machine, and compares with what one process does.
+// Runs train_transformer with several ranks on this machine, and compares the results with those of one process.
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -43,10 +43,10 @@ class Ranks : public testing::Test {
     }
   }
 
-  /// Runs `command`, a program in build/bin and its options, as so many ranks.
+  /// Runs `command`, a program in build/bin and its options, with `ranks` ranks.
   Outcome run(int ranks, const std::string& command) const {
     const std::string number = std::to_string(ranks);
-    // After an error, mpirun would wait for two seconds.
+    // By default, mpirun waits for two seconds after an error.
     const std::string line = "cd '" + folder.string() +
                              "' && OMPI_MCA_odls_base_sigkill_timeout=0 timeout 60 '" MICA_SCRIPTS "/ranks' " + number +
                              " '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
@@ -77,7 +77,7 @@ class Ranks : public testing::Test {
     return lines;
   }
 
-  /// Expects what two runs of the same steps have, up to rounding.
+  /// Expects that two runs of the same steps have the same metrics, up to rounding.
   void expect_close(const std::string& a, const std::string& b, double bound) const {
     const auto first = metrics(a), second = metrics(b);
     ASSERT_EQ(first.size(), 12u);
@@ -155,7 +155,7 @@ TEST_F(Ranks, GiveTheSameBitsEachTime) {
 }
 
 TEST_F(Ranks, ResumeWithTheSameBitsAndOnAnotherNumberOfRanks) {
-  // The state after step 6 of a run that goes on to step 12.
+  // Saves the state after step 6 of a run of 12 steps.
   const std::string saving = " --checkpoint-every 6 --keep 2 --resume --checkpoint ";
   const auto cut = [&](const std::string& from, const std::string& to) {
     fs::create_directories(folder / to);
@@ -169,7 +169,8 @@ TEST_F(Ranks, ResumeWithTheSameBitsAndOnAnotherNumberOfRanks) {
   EXPECT_EQ(metrics("whole"), metrics("same"));
   EXPECT_TRUE(same_file(checkpoint_of("whole.saved", 12), checkpoint_of("same.saved", 12)));
 
-  // Without dropout, any number of ranks goes on with the next sample and the same gradients, up to rounding.
+  // Without dropout, any number of ranks can resume: they continue with the next sample, and have the same gradients up
+  // to rounding.
   train(4, "--out four" + saving + "four.saved");
   for (const int ranks : {1, 2, 3}) {
     const std::string out = "from_four_" + std::to_string(ranks);
@@ -217,13 +218,13 @@ TEST_F(Ranks, ReportErrorsOnce) {
   refuses("train_transformer --widht 3 --out run", 2, "--widht");
   refuses("generate --model run", 2, "generate runs as one process, but was started as 2 ranks");
   refuses("finetune --model run --data text.txt --out run", 2, "finetune runs as one process");
-  // What only rank 0 finds out.
+  // An error that only rank 0 detects.
   train(1, "--out one --checkpoint saved");
   refuses(training("--out run --checkpoint saved"), 1, "saved has checkpoints of another run");
   refuses(training("--lr 0.5 --out run --checkpoint saved --resume"), 1,
           "cannot resume from the checkpoint of step 12");
   refuses(training("--out text.txt/run"), 1, "cannot create the folder");
-  // What each finds out has its rank.
+  // Errors that each rank detects name the rank.
   const Outcome missing = run(2, "train_transformer --data missing.txt --out run");
   EXPECT_EQ(missing.status, 1);
   for (const std::string rank : {"", "rank 1: "}) {

@@ -1,4 +1,5 @@
-// Stops train_transformer at random moments, in every way, and compares the end with that of a run never stopped.
+// Stops train_transformer at random moments, in every possible way, resumes it, and compares the result with that of an
+// undisturbed run.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -101,14 +102,14 @@ class Resume : public testing::Test {
     return child;
   }
 
-  /// The exit status, or minus the signal.
+  /// Waits for a process to end. Returns its exit status, or minus the signal that ended it.
   static int wait_for(pid_t child) {
     int status = 0;
     EXPECT_EQ(::waitpid(child, &status, 0), child);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
-  /// Leaves `space` bytes.
+  /// Fills the disk so that `space` bytes are left.
   void fill_disk(std::uint64_t space) const {
     std::ofstream ballast(folder / "ballast", std::ios::binary);
     const std::string block(4096, 'x');
@@ -131,7 +132,7 @@ class Resume : public testing::Test {
     return paths;
   }
 
-  /// The metrics without the times.
+  /// The run's metrics, without times.
   std::string metrics(const std::string& out) const {
     return std::regex_replace(contents(folder / out / "metrics.jsonl"),
                               std::regex("\"(tokens_per_second|step_ms|peak_memory_bytes|share_of_peak)\":[^,}]*"), "");
@@ -144,9 +145,11 @@ class Resume : public testing::Test {
     for (const auto& entry : fs::directory_iterator(folder / out)) {
       EXPECT_NE(entry.path().extension(), ".tmp") << entry.path() << ": of a run that was killed";
     }
-    // The last checkpoint has the rest: master weights, optimizer, loss scale, random state, place in the data.
+    // The last checkpoints are compared, too: master weights, optimizer, loss scale, random state, position in the
+    // data.
     const std::vector<fs::path> left = checkpoints(out);
-    // There may be more than two: torn ones stay, and so do old ones if the run was killed before it removed them.
+    // There may be more than two, since incomplete ones stay, and so do old ones if the run was killed before it
+    // removed them.
     ASSERT_GE(left.size(), 2u);
     EXPECT_EQ(left.back().filename(), last) << log();
     EXPECT_TRUE(contents(left.back()) == contents(folder / (whole + ".checkpoints") / last));
@@ -161,11 +164,11 @@ class Resume : public testing::Test {
   const fs::path folder = own.path();
 };
 
-// MICA_KILLS sets how many times. MICA_SMALL_DISK is a folder on a disk of a few megabytes that the test may fill up.
-// scripts/kill_test sets both.
+// MICA_KILLS is the number of times that the run is stopped. MICA_SMALL_DISK is a folder on a disk of a few megabytes
+// that the test may fill up. scripts/kill_test sets both.
 TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
   const auto began = std::chrono::steady_clock::now();
-  // In turns: float16 has a loss scale, too.
+  // The dtypes take turns; float16 also has a loss scale.
   const std::vector<std::string> dtypes{"bfloat16", "float16"};
   for (const std::string& dtype : dtypes) {
     ASSERT_EQ(wait_for(start(dtype, "whole." + dtype)), 0) << log();
@@ -176,7 +179,7 @@ TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
 
   const char* const wanted = std::getenv("MICA_KILLS");
 #if defined(MICA_ADDRESS_SANITIZER)
-  constexpr int few = 5;  // each takes seconds
+  constexpr int few = 5;  // since each takes seconds
 #else
   constexpr int few = 12;
 #endif
@@ -211,7 +214,7 @@ TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
       ASSERT_TRUE(status == 0 || status == -SIGKILL || is_full) << status << "\n" << log();
       done = status == 0;
       if (!done && chance(0.2)) {
-        // The newest checkpoint is torn: cut off, or with a part that never reached the disk.
+        // Damages the newest checkpoint: it is cut off, or a part of it never reached the disk.
         const std::vector<fs::path> all = checkpoints("run");
         if (!all.empty()) {
           ++torn;

@@ -1,5 +1,6 @@
-// The first line as a tokenizer.json, or as the vocabulary, merges and options of one, and the rest as text for it.
-// Decoded tokens are the text, as far as it is valid UTF-8 in the tokenizer's normalization form.
+// The first line of the input is a tokenizer.json, or describes the vocabulary, merges and options of one; the rest is
+// text for the tokenizer. Decoding the tokens must give the text, after invalid UTF-8 was repaired and the text was
+// normalized as the tokenizer does.
 
 #include <algorithm>
 #include <string>
@@ -17,7 +18,7 @@ using namespace mica;
 
 namespace {
 
-// A tokenizer of all bytes, with merges as the input asks for them.
+// A tokenizer.json whose vocabulary has all bytes, and merges that the input chooses.
 std::string description(std::string_view recipe) {
   using io::JsonValue;
   JsonValue::Object vocabulary;
@@ -65,7 +66,7 @@ std::string description(std::string_view recipe) {
 
 void use(const io::Tokenizer& tokenizer, std::string_view text) {
   const std::vector<std::int64_t> tokens = tokenizer.encode(text);
-  fuzz::expect(tokenizer.encode(text) == tokens);  // from the cache of words
+  fuzz::expect(tokenizer.encode(text) == tokens);  // the second call uses the cache of words
   const std::string decoded = tokenizer.decode(tokens, {.skip_special_tokens = false});
   fuzz::expect(io::detail::valid_utf8_length(decoded) == decoded.size());
   io::StreamDecoder stream(tokenizer, {.skip_special_tokens = false});
@@ -86,7 +87,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view recipe = input.substr(0, end);
   const std::string_view text = input.substr(std::min(end + 1, input.size()));
 
-  // Form C is reached at once.
+  // Normalizing to form C a second time changes nothing.
   const std::string repaired = io::detail::repaired_utf8(text), normalized = io::detail::nfc(repaired);
   fuzz::expect(io::detail::nfc(normalized) == normalized);
   fuzz::expect(io::detail::may_need_nfc(repaired) || normalized == repaired);

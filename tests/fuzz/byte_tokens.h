@@ -9,7 +9,7 @@
 
 namespace mica::fuzz {
 
-/// The token of each byte, in GPT-2's letters: the tokens 0 … 255 of a vocabulary.
+/// Tokens 0 to 255 of a vocabulary, one for each byte, spelled as in GPT-2.
 inline std::vector<std::string> byte_tokens() {
   std::vector<std::string> tokens;
   for (int byte = 0, moved = 256; byte < 256; ++byte) {
@@ -21,7 +21,7 @@ inline std::vector<std::string> byte_tokens() {
   return tokens;
 }
 
-/// A tokenizer of bytes with special tokens of the numbers 256, 257, … and, if it is not empty, a chat template.
+/// A tokenizer of bytes with special tokens 256, 257, …, and with the chat template if that is not empty.
 inline io::Tokenizer byte_tokenizer(const std::vector<std::string>& special, const std::string& chat_template) {
   using io::JsonValue;
   JsonValue::Object vocabulary;

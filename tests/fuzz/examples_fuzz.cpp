@@ -1,5 +1,5 @@
-// Any bytes as the data of finetune, lines of JSON or a text: examples within the context, and batches that have what
-// is to be learned, or an Error.
+// Reads any bytes as data for finetune, as lines of JSON or as a text. There must be an Error, or examples that fit
+// into the context and batches with tokens to learn.
 
 #include <algorithm>
 

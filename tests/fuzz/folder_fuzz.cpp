@@ -1,5 +1,5 @@
-// The first line as config.json or adapter_config.json, the rest as safetensors: a model that runs, an adapter of a
-// small one, or an Error.
+// The first line of the input is config.json or adapter_config.json, the rest a safetensors file. There must be a model
+// that runs, an adapter of a small model, or an Error.
 
 #include <string_view>
 #include <variant>
@@ -14,8 +14,8 @@ using namespace mica;
 
 namespace {
 
-// A hostile configuration may ask for more memory or time than an input of 4 KiB is worth: that is for the operating
-// system to refuse. Models that large are not run.
+// A hostile configuration may request a huge model. Refusing the memory is up to the operating system; models with more
+// elements than this are not run, since that takes too long.
 constexpr std::int64_t kLargest = 1 << 16;
 
 void run(const nn::Bert& model) { (void)model(zeros({1, 1}, int64), ones({1, 1}, int64)); }

@@ -1,5 +1,5 @@
-// Any bytes as a GGUF file: loaded, or refused by an Error. What was loaded is saved and loaded as the same. So is its
-// tokenizer.
+// Reads any bytes as a GGUF file: it must load or throw an Error. What was loaded must be the same after it was saved
+// and loaded again, and so must its tokenizer.
 
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ void check_tokenizer(const io::GgufMetadata& metadata) {
   std::vector<std::int64_t> tokens;
   try {
     tokens = tokenizer->encode(text);
-  } catch (const Error&) {  // a byte without a token
+  } catch (const Error&) {  // the text has a byte for which there is no token
   }
   for (std::int64_t token = 0; token < std::min<std::int64_t>(tokenizer->vocabulary_size(), 1000); ++token) {
     (void)tokenizer->token_bytes(token);
@@ -47,7 +47,7 @@ void check_tokenizer(const io::GgufMetadata& metadata) {
   io::GgufMetadata written;
   try {
     written = io::gguf_metadata(*tokenizer, tokenizer->vocabulary_size());
-  } catch (const Error&) {  // an added token that needs flags, tokens with spaces
+  } catch (const Error&) {  // added tokens with flags, or tokens with spaces, cannot be saved
     return;
   }
   const io::Tokenizer again = io::gguf_tokenizer(written, "written");
@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::expect(tensor.defined() && tensor.is_contiguous());
       bytes += tensor.bytes();
     }
-    fuzz::expect(bytes <= 8 * size);  // 4.5 bits become 32
+    fuzz::expect(bytes <= 8 * size);  // 4.5 bits per element become 32
   } catch (const Error&) {
     return 0;
   }
@@ -90,7 +90,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     metadata.erase("general.alignment");
     io::save_gguf(saved, tensors, metadata);
   } catch (const Error&) {
-    return 0;  // names and shapes that ggml does not read
+    return 0;  // names and shapes that ggml does not support cannot be saved
   }
   const StateDict again = io::load_gguf(saved);
   fuzz::expect(again.size() == tensors.size());

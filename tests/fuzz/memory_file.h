@@ -15,7 +15,7 @@
 
 namespace mica::fuzz {
 
-/// Bytes as a file in memory that can be opened by its path.
+/// A file in memory that has the given bytes and can be opened by its path.
 class MemoryFile {
  public:
   MemoryFile(const std::uint8_t* data, std::size_t size) : descriptor_(::memfd_create("input", MFD_CLOEXEC)) {
@@ -37,7 +37,7 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// A folder for files whose names matter, removed at the end.
+/// A temporary folder, for files whose names matter. The destructor removes it.
 class Folder {
  public:
   explicit Folder(const std::string& name)
@@ -61,7 +61,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-/// Takes the first line off `input`.
+/// Removes the first line from `input` and returns it.
 inline std::string_view take_line(std::string_view& input) {
   const std::string_view line = input.substr(0, input.find('\n'));
   input.remove_prefix(std::min(line.size() + 1, input.size()));

@@ -1,5 +1,5 @@
-// The first line as vocab.json, or a vocabulary of bytes and pairs of the first letters if it is empty; the second
-// one as tokenizer_config.json; the rest as merges.txt, and as text for the tokenizer.
+// The first line of the input is vocab.json; if it is empty, the vocabulary has all bytes, and pairs of the first
+// letters. The second line is tokenizer_config.json. The rest is merges.txt, and also the text for the tokenizer.
 
 #include <string>
 #include <string_view>

@@ -1,4 +1,4 @@
-// Any bytes as a model of train_transformer: loaded and run, or refused by an Error.
+// Reads any bytes as a model that train_transformer saved: it must load and run, or throw an Error.
 
 #include "examples/common/character_model.h"
 #include "tests/fuzz/memory_file.h"

@@ -1,4 +1,4 @@
-// Stubs of what core and io use of autograd and ops, for programs that link without them.
+// Stubs of the functions of autograd and ops that core and io use, for programs that are linked without these.
 
 #include <mica/core/finite.h>
 #include <mica/core/tensor.h>

@@ -1,4 +1,4 @@
-// Any bytes as the config.json and the index of a model: read, or refused by an Error.
+// Reads any bytes as the config.json and as the index of a model: they must be read, or throw an Error.
 
 #include <string_view>
 
@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   io::JsonValue json;
   try {
     json = io::parse_json({reinterpret_cast<const char*>(data), size}, "input");
-    // What was written is read as the same.
+    // Writing and reading gives the same value.
     const std::string text = io::to_json(json);
     fuzz::expect(io::to_json(io::parse_json(text, "text")) == text);
   } catch (const Error&) {
@@ -25,8 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   try {
     const io::PretrainedConfig config = io::pretrained_config(json, "input");
-    fuzz::expect(io::parameter_count(config) > 0);  // no overflow
-    // The configuration of the entries that are written for it is the same.
+    fuzz::expect(io::parameter_count(config) > 0);  // does not overflow
+    // The entries that are written for a configuration are read as the same configuration.
     const io::JsonValue again{io::config_entries(config)};
     fuzz::expect(io::parameter_count(io::pretrained_config(again, "again")) == io::parameter_count(config));
   } catch (const Error&) {

@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file, and as a training checkpoint: loaded, or refused by an Error.
+// Reads any bytes as a safetensors file and as a training checkpoint: they must load, or throw an Error.
 
 #include <cstring>
 
@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::expect(tensor.defined() && tensor.is_contiguous());
       bytes += tensor.bytes();
     }
-    fuzz::expect(bytes <= size);  // tensors hold no more than the file
+    fuzz::expect(bytes <= size);  // tensors are not larger than the file
     (void)io::load_metadata(file.path());
     const StateDict mapped = io::load_mapped(file.path());
     fuzz::expect(mapped.size() == tensors.size());

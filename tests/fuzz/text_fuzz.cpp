@@ -1,5 +1,5 @@
-// Any bytes as UTF-8 text: decoded and encoded to the same bytes, or refused by an Error. Refused input must be invalid
-// by table 3-7 of the Unicode standard, which is implemented here.
+// Reads any bytes as UTF-8 text: decoding and encoding must give the same bytes, or throw an Error. In that case the
+// input must be invalid by table 3-7 of the Unicode standard, which is implemented here.
 
 #include <string>
 #include <string_view>
@@ -13,7 +13,7 @@ namespace {
 
 bool between(std::uint8_t byte, std::uint8_t first, std::uint8_t last) { return byte >= first && byte <= last; }
 
-// The length of the character that begins at `at`, or 0.
+// The length of the valid character that begins at `at`, or 0 if there is none.
 std::size_t character_length(const std::uint8_t* at, std::size_t left) {
   const auto more = [&](std::size_t i) { return i < left && between(at[i], 0x80, 0xBF); };
   const auto second = [&](std::uint8_t first, std::uint8_t last) { return left > 1 && between(at[1], first, last); };
@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   fuzz::expect(accepted == is_utf8(data, size));
 
-  // The same bytes as code points, most of which are invalid.
+  // Also interprets the bytes as code points, most of which are invalid.
   std::u32string points;
   for (std::size_t i = 0; i + 4 <= size; i += 4) {
     points.push_back(static_cast<char32_t>(data[i]) << 24 | static_cast<char32_t>(data[i + 1]) << 16 |

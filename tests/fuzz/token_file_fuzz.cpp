@@ -1,4 +1,4 @@
-// Any bytes as a file of tokens: all of them are read, or it is refused by an Error.
+// Reads any bytes as a token file: all tokens must be read, or there must be an Error.
 
 #include <vector>
 

@@ -1,4 +1,5 @@
-// A tokenizer of any alphabet, on any text and any tokens. The alphabet ends at the first line feed.
+// Runs a tokenizer of single characters with any alphabet on any text and any tokens. The first line of the input is
+// the alphabet.
 
 #include <cstring>
 #include <string_view>

@@ -7,19 +7,20 @@
     python tests/gguf/compare_llama_cpp.py /tmp/saved [--program build/bin/bench_tokenizer] [--megabytes 1]
         [--vocabularies FOLDER] [--results FILE]
 
-The test writes small random models with each type of tensor and a tokenizer, beside what mica computes with the file:
-logits of a prompt, and the 24 most likely tokens after it, in float32. An error is the norm of the difference, relative
-to the norm of the logits. llama.cpp rounds the activations before a product to the type of the weights (F16, BF16) or to
-8 bits (Q8_0, Q4_0), and mica does not: hence the tolerances. So each model is compared a second time ("values"), with
-what mica reads from the file stored as F32: there, both compute in float32. llama.cpp looks GPT-2's GELU up in a table of
-float16. Its keys and values are float32 here.
+The test writes small random models with each type of tensor and a tokenizer, and beside each file what mica computes with
+it in float32: the logits of a prompt, and the 24 tokens that follow it greedily. An error is the norm of the difference,
+relative to the norm of the logits. Before a product, llama.cpp rounds the activations to the type of the weights (F16,
+BF16) or to 8 bits (Q8_0, Q4_0); mica does not. Hence the tolerances. So each model is compared a second time ("values"):
+the weights that mica reads from the file are stored as F32, and both compute in float32. llama.cpp computes GPT-2's GELU
+by a table of float16. Its keys and values are float32 here.
 
-The generated tokens must be the same where both compute in float32. Elsewhere, where llama.cpp would have chosen another
-token than mica, its logits of the two must be closer than three times the largest difference of the prompt's logits.
+If both compute in float32, the generated tokens must be the same. Otherwise, where llama.cpp would have chosen another
+token than mica, its logits of these two tokens must differ by less than three times the largest difference between the
+prompt's logits.
 
---vocabularies: GGUF files of real tokenizers (models/ggml-vocab-*.gguf of llama.cpp's source). Those that mica does not
-support are listed. Texts are in form C, and of the characters that this Python's Unicode has: llama.cpp's tables are older
-than mica's, which are those of Unicode 16.
+--vocabularies: a folder with GGUF files of real tokenizers (models/ggml-vocab-*.gguf of llama.cpp's source). Those that
+mica does not support are listed. Texts are in normalization form C and contain only characters that this Python's Unicode
+version has, since llama.cpp's tables are older than mica's, which are those of Unicode 16.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def compare_model(path):
     expected = np.array(own["logits"]).reshape(logits.shape)
     error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     largest = np.abs(logits - expected).max()
-    # Behind mica's own tokens, llama.cpp's next one; both go on alike as long as these are the same.
+    # After each prefix of mica's tokens, the token that llama.cpp would choose next must be mica's next token.
     same = sum(int(np.argmax(at)) == token for at, token in zip(after, generated, strict=True))
     gap = max(at.max() - at[token] for at, token in zip(after, generated, strict=True))
     computes_alike = kind == "f32" or kind.endswith("_values")
@@ -73,7 +74,7 @@ def compare_model(path):
 
 
 def tokenize(model, text):
-    """llama.cpp's tokens; the package's own function goes through a buffer that is too small for long texts."""
+    """llama.cpp's tokens. The package's own function uses a buffer that is too small for long texts."""
     buffer = (llama_cpp.llama_token * (len(text) + 8))()
     count = llama_cpp.llama_tokenize(model._model.vocab, text, len(text), buffer, len(buffer), True, True)
     return list(buffer[:count])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fixtures/ with the package `gguf` of llama.cpp. The tests compare mica's files with these, byte for byte.
+"""Writes fixtures/ with llama.cpp's package `gguf`. The tests compare mica's files with these, byte for byte.
 
     pip install gguf==0.19.0
     python tests/gguf/make_fixtures.py
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent / "fixtures"
 
 def write(name, tensors, metadata=()):
     """Tensors as (array, type) by name."""
-    writer = GGUFWriter(HERE / name, "mica")  # adds general.architecture, which is the first in the alphabet
+    writer = GGUFWriter(HERE / name, "mica")  # adds general.architecture, which is first in alphabetical order
     for key, value, kind, item in metadata:
         writer.add_key_value(key, value, kind, item)
     for tensor_name in sorted(tensors):
@@ -32,7 +32,7 @@ def matrices():
     random = np.random.default_rng(1)
     x = random.standard_normal((6, 64)).astype(np.float32)
     x[0, :32] = 0
-    x[1] = np.arange(64) - 32  # halves, which round away from zero
+    x[1] = np.arange(64) - 32  # ties, which round away from zero
     x[2] = np.where(np.arange(64) % 2, 1, -1)  # two elements of the largest magnitude
     x[3] *= 1e-7  # a scale that float16 cannot hold exactly
     x[4] *= 1e4

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes small random models of transformers to fixtures/models/, as llama.cpp's conversion does, with PyTorch's logits.
+"""Writes small random models of transformers to fixtures/models/ as llama.cpp's conversion would, with PyTorch's logits.
 
     pip install gguf==0.19.0 transformers torch
     python tests/gguf/make_models.py
 
 Names of tensors are those of the package `gguf`; the order of the rows of q and k is that of convert_hf_to_gguf.py. The
-metadata "test.tokens" and "test.logits" have an input and the result.
+metadata "test.tokens" and "test.logits" are an input and its logits.
 """
 
 import math
@@ -24,7 +24,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 
 def permute(weights, heads):
-    """From halves of each head to neighbouring pairs."""
+    """Reorders the rows of each head from halves to neighboring pairs."""
     return weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -44,7 +44,7 @@ def write(name, config, kind=None):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
-            if kind is not None:  # what the file can hold
+            if kind is not None:  # round to values that the file can represent
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(parameter.numpy(), kind), kind)
                                                  if parameter.dim() == 2 else parameter.numpy()))
         tokens = torch.randint(0, config.vocab_size, (1, 9))

@@ -5,8 +5,8 @@ llama.cpp's tokens of some texts.
     pip install gguf==0.19.0 llama-cpp-python==0.3.36
     python tests/gguf/make_tokenizers.py
 
-The metadata "test.texts" are the texts, in Unicode's form C; "test.counts" the numbers of their tokens; "test.tokens" all
-of these.
+The metadata "test.texts" are the texts, in Unicode normalization form C; "test.counts" are their numbers of tokens;
+"test.tokens" are the tokens of all texts, concatenated.
 """
 
 import json

@@ -110,7 +110,7 @@ TEST(GPT, LossIsTheCrossEntropyOfItsLogits) {
   }
 }
 
-// Packed into one row, documents have the loss and the gradients that they have alone.
+// Documents packed into one row have the same loss and gradients as each document alone.
 TEST(GPT, PackedDocumentsDoNotSeeEachOther) {
   for (const Device device : test_devices()) {
     for (const bool checkpoint : {false, true}) {

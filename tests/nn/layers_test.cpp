@@ -211,7 +211,6 @@ TEST(Layers, SmallestAndLargestSizes) {
   expect_error([] { nn::Mlp(INT64_MAX / 4, {}); }, "shape: [9223372036854775804, 2305843009213693951] has too many");
 }
 
-// Overwriting a saved tensor must be detected.
 TEST(Init, ReportsProgress) {
   std::vector<std::int64_t> done, totals;
   const ProgressObserver observer([&](const ProgressReport& report) {
@@ -222,7 +221,7 @@ TEST(Init, ReportsProgress) {
     }
   });
   const auto make = [] { nn::Linear(8, 5, {.bias = false}); };
-  make();  // one of many small modules: nobody asked
+  make();  // no reports without Progress
   EXPECT_TRUE(done.empty());
   {
     const nn::init::Progress progress(100);
@@ -242,6 +241,7 @@ TEST(Init, ReportsProgress) {
   EXPECT_EQ(totals, (std::vector<std::int64_t>{7, 100}));
 }
 
+// Overwriting a saved tensor must be detected.
 TEST(Init, CountsAsAWrite) {
   for (const auto& fill : std::vector<std::function<void(const Tensor&)>>{
            [](const Tensor& x) { nn::init::constant_(x, 2); }, [](const Tensor& x) { nn::init::normal_(x); },

@@ -263,7 +263,7 @@ TEST(Module, LoadsViewsOfItsOwnTensors) {
     expect_close(net.b, {1, 4, 7, 2, 5, 8, 3, 6, 9}, 0, 0);
     expect_close(net.mean, {2, 5, 8}, 0, 0);
 
-    // Shifted by one element, which a forward copy would smear.
+    // Shifted by one element: copying front to back would read elements that were overwritten.
     const Tensor line = arange(0, 10, 1, float32, device);
     net.a.set_data(as_strided(line, {3, 3}, {3, 1}, 1));
     state = net.state_dict();
@@ -320,7 +320,7 @@ TEST(Module, AssignsInsteadOfCopying) {
   state["first.weight"] = zeros({3});
   expect_error([&] { pair.load_state_dict(state, true, true); }, "load_state_dict: missing: scale");
   StateDict integers = pair.state_dict();
-  const auto replaced = integers.rbegin();  // by the time it is reached, the others would be assigned
+  const auto replaced = integers.rbegin();  // the last one, so the others would already be assigned when it fails
   const std::string last = replaced->first;
   replaced->second = replaced->second.to(int64);
   for (auto& [name, tensor] : integers) {

@@ -117,8 +117,8 @@ TEST(TransformerBlock, AddsTheBranchOfTheBlockBefore) {
       const auto [sum, unbiased] = block(residual, branch, bias);
       const Tensor last = unbiased + bias;
       const Tensor expected = block(residual + (branch + bias));
-      // The norms differ by rounding, and the branches after them, of 0.3 at most, by less than the spacing of the
-      // sums, which are rounded twice; a bias that is added later costs one more rounding of a branch.
+      // The norms differ by rounding. The branches after them are at most 0.3, so they differ by less than the spacing
+      // of the sums, which are rounded twice. Adding a bias later rounds a branch once more.
       const double eps = epsilon_of(dtype);
       expect_close(sum + last, expected, 2 * eps, eps / 2);
     }

@@ -71,7 +71,7 @@ Results run(const Inputs& in, AddLayerNormOptions options) {
       in);
 }
 
-// The same by three ops in float64, the sum being that which `sum` was rounded to.
+// The same by three ops in float64. The norm gets `sum`, which was rounded, as its input.
 Results reference(const Inputs& in, AddLayerNormOptions options, const Tensor& sum) {
   const auto exact = [](const Tensor& t) { return t.defined() ? t.to(Device::cpu(), float64) : t; };
   return run_with(
@@ -90,15 +90,15 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
   const DType dtype = in.x.dtype();
   const double eps = epsilon_of(dtype);
   const double atol = dtype == float64 ? 1e-12 : 1e-5;
-  // What dropout leaves may be rounded before it is added.
-  // The sum with the bias of x too, by kernels of other ops.
+  // The result of dropout may be rounded before it is added. If there is an x_bias, other ops' kernels may be used,
+  // which also round x + x_bias.
   const double by_steps = in.x_bias.defined() ? 2 : 1;
   expect_close(got.sum, to_vector<double>(expected.sum), 2 * eps, by_steps * 4 * eps, what + ", sum");
   expect_close(got.y, to_vector<double>(expected.y), 2 * eps, atol, what + ", y");
-  // dresidual = dsum + dnorm and dx = factor · dresidual. In 16 bits dnorm is rounded before it is added, which may
-  // leave little of either, and the sum before it is multiplied: half an epsilon of each.
+  // dresidual = dsum + dnorm and dx = factor · dresidual. In 16 bits, dnorm is rounded before it is added (and the two
+  // may cancel), and the sum is rounded before it is multiplied: half an epsilon of each.
   const double half = size_of(dtype) == 2 ? eps / 2 : 0;
-  const double rounded = dtype == float64 ? 1e-12 : 1e-5;  // of what is computed in one go
+  const double rounded = dtype == float64 ? 1e-12 : 1e-5;  // the relative error of one kernel's arithmetic
   const std::int64_t columns = in.x.size(-1);
   const std::vector<double> dsum =
       in.dsum.defined() ? to_vector<double>(in.dsum) : std::vector<double>(static_cast<std::size_t>(in.x.numel()), 0.0);
@@ -108,7 +108,7 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
     const std::vector<double> sizes = row_sizes(values, columns);
     std::vector<double> limits(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const double dnorm = std::abs(values[i]) + factor * std::abs(dsum[i]);  // at most
+      const double dnorm = std::abs(values[i]) + factor * std::abs(dsum[i]);  // an upper bound of factor · |dnorm|
       limits[i] =
           half * (dnorm + std::abs(values[i])) + rounded * (sizes[i / columns] + factor * dsum_sizes[i / columns]);
     }
@@ -126,7 +126,7 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
   expect_row(got.dweight, expected.dweight, ", dweight");
   expect_row(got.dbias, expected.dbias, ", dbias");
   if (in.x_bias.defined()) {
-    // Sums of dx, which may have been rounded, whose limits are those above.
+    // Sums over dx, which may have been rounded, so that the errors above add up.
     const std::vector<double> dx = to_vector<double>(expected.dx);
     std::vector<double> limits(static_cast<std::size_t>(columns));
     for (std::size_t i = 0; i < dx.size(); ++i) {
@@ -136,7 +136,7 @@ void expect_matches(const Inputs& in, AddLayerNormOptions options, const std::st
   }
 }
 
-// One test for each pair of dtypes, so that they can run side by side.
+// One test for each pair of dtypes, so that they can run in parallel.
 class AddLayerNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
 INSTANTIATE_TEST_SUITE_P(All, AddLayerNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
 
@@ -150,7 +150,7 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
     }
     const cuda::LaunchRecord record;
     for (const std::int64_t columns : lengths) {
-      // Blocks that stay have several rows each, if there are many.
+      // With many rows, each block of a persistent kernel has several.
       for (const std::int64_t rows : {1, 19, device.is_cuda() && columns <= 4100 ? 1151 : 20}) {
         for (const double p : {0.0, 0.3}) {
           const NormCase c{dtype, weight_dtype, rows, columns};
@@ -169,7 +169,7 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
       }
     }
     if (dtype == float64) {
-      continue;  // by the kernels of three ops
+      continue;  // falls back to three ops
     }
     expect_launched(record, device,
                     {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>"});
@@ -218,7 +218,7 @@ TEST(AddLayerNorm, OneResultMayBeUnused) {
   }
 }
 
-// Only the bias of x, with a kernel for all at once and without.
+// Only x_bias requires a gradient, both where a single kernel computes everything and where several do.
 TEST(AddLayerNorm, OnlyTheGradientOfTheBiasOfX) {
   for (const Device device : test_devices()) {
     for (const double p : {0.0, 0.4}) {

@@ -25,7 +25,7 @@ struct Inputs {
   Tensor x, residual, weight, x_bias, dsum, dy;
 };
 
-// sum, y, and the gradients of the first four inputs.
+// The results sum and y, and the gradients of the first four inputs.
 using Results = Tensors;
 
 Inputs random_inputs(const NormCase& c, Device device) {
@@ -57,7 +57,7 @@ Results run(const Inputs& in, double p) {
       in);
 }
 
-// By three ops in float64, on the sum as it was rounded.
+// The same by three ops in float64. The norm gets `sum`, which was rounded, as its input.
 Results reference(const Inputs& in, double p, const Tensor& sum) {
   const auto exact = [](const Tensor& t) { return t.to(Device::cpu(), float64); };
   return run_with(
@@ -69,7 +69,7 @@ Results reference(const Inputs& in, double p, const Tensor& sum) {
       {exact(in.x), exact(in.residual), exact(in.weight), exact(in.x_bias), exact(in.dsum), exact(in.dy)});
 }
 
-// The error of all elements together, relative to `expected`.
+// The norm of the difference, relative to that of `expected`.
 double relative_error(const Tensor& got, const Tensor& expected) {
   const std::vector<double> a = to_vector<double>(got);
   const std::vector<double> b = to_vector<double>(expected);
@@ -106,7 +106,7 @@ TEST_P(AddRMSNormTypes, MatchThreeOps) {
           for (std::size_t i = 0; i < got.size(); ++i) {
             EXPECT_EQ(got[i].shape(), expected[i].shape());
             if (columns == 1 && names[i] == std::string("dweight")) {
-              continue;  // one number, of which little may be left
+              continue;  // a single number, which may have cancelled almost completely
             }
             EXPECT_LE(relative_error(got[i], expected[i]), 2 * eps)
                 << fmt::format("{} on {}, p {}, {}", c.name(), device, p, names[i]);

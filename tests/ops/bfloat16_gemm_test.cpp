@@ -19,7 +19,7 @@ using gemm::Bfloat16Unit;
 
 namespace {
 
-/// Selects one of the CPU's units for a test.
+/// Runs a test with one of the CPU's instruction sets for bfloat16.
 class OnEachUnit : public ::testing::TestWithParam<Bfloat16Unit> {
  protected:
   void SetUp() override {
@@ -31,7 +31,7 @@ class OnEachUnit : public ::testing::TestWithParam<Bfloat16Unit> {
   void TearDown() override { gemm::limit_bfloat16_unit(Bfloat16Unit::amx); }
 };
 
-/// A matrix of small integers, whose products and sums are exact, in some layout.
+/// A matrix of small integers, whose products and sums are exact, in a given layout.
 struct Operand {
   std::vector<BFloat16> data;
   gemm::Matrix<BFloat16> matrix;
@@ -41,7 +41,7 @@ struct Operand {
     for (BFloat16& x : data) {
       x = BFloat16(static_cast<float>(static_cast<int>(random() % 9) - 4));
     }
-    // Odd addresses, so that nothing is aligned by chance.
+    // Begins at the second element, so that nothing is aligned by chance.
     matrix = {data.data() + 1, transposed ? 1 : columns + gap, transposed ? rows + gap : 1};
   }
   double at(std::int64_t i, std::int64_t j) const { return matrix.data[i * matrix.row + j * matrix.column]; }
@@ -131,7 +131,7 @@ TEST_P(OnEachUnit, ThreadsDoNotChangeTheBits) {
     const Tensor b = randn({300, columns}, DType::bfloat16);
     set_num_threads(1);
     const std::vector<double> one = to_vector<double>(matmul(a, b));
-    for (const int several : {3, 7}) {  // with 7, 1100 columns are too few for groups of them
+    for (const int several : {3, 7}) {  // for 7 threads, 1100 columns are too few to be divided into groups
       set_num_threads(several);
       EXPECT_EQ(to_vector<double>(matmul(a, b)), one) << columns << " columns, " << several << " threads";
     }

@@ -9,7 +9,7 @@
 using mica::testing_support::contents;
 namespace fs = std::filesystem;
 
-// docs/ops.md has every function that a header of ops/ declares, and no other.
+// docs/ops.md lists every function that a public header of ops/ declares, and no others.
 TEST(Documentation, ListsAllOps) {
   const fs::path source = MICA_SOURCE;
   if (!fs::exists(source / "docs/ops.md")) {

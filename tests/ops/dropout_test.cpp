@@ -14,7 +14,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-/// Expects a share p of y's elements to be 0, within five standard deviations.
+/// Expects that a fraction p of y's elements is 0, within five standard deviations.
 void expect_share_of_zeros(const Tensor& y, double p) {
   const std::vector<double> values = to_vector<double>(y);
   const double n = static_cast<double>(values.size());
@@ -30,7 +30,7 @@ TEST(Dropout, KeepsTheExpectedShareAndScalesIt) {
       const double scale = 1 / (1 - std::round(p * 65536) / 65536);
       const std::vector<double> y = to_vector<double>(dropout(ones({n}, float64, device), p));
       double kept = 0;
-      double together = 0;  // neighbors both kept
+      double together = 0;  // pairs of neighbors that are both kept
       for (std::int64_t i = 0; i < n; ++i) {
         ASSERT_TRUE(y[i] == 0 || y[i] == scale) << y[i];
         kept += y[i] != 0;
@@ -43,14 +43,15 @@ TEST(Dropout, KeepsTheExpectedShareAndScalesIt) {
   }
 }
 
-// Of eight elements that share random bits, each is dropped as often as the others, whatever happens to these.
+// Eight elements share the bits of a Philox block. Each must be dropped with probability p, independently of the
+// others.
 TEST(Dropout, ElementsOfAGroupAreIndependent) {
   for (const Device device : test_devices()) {
     for (const double p : {0.25, 0.6}) {
       manual_seed(14);
       const std::int64_t groups = 20'000;
       const std::vector<double> y = to_vector<double>(dropout(ones({groups * 8}, float32, device), p));
-      double kept[8][8] = {};  // groups in which both elements are
+      double kept[8][8] = {};  // the number of groups in which elements i and j are both kept
       for (std::int64_t group = 0; group < groups; ++group) {
         for (int i = 0; i < 8; ++i) {
           for (int j = 0; j < 8; ++j) {
@@ -69,7 +70,7 @@ TEST(Dropout, ElementsOfAGroupAreIndependent) {
   }
 }
 
-// A probability below 2⁻¹⁶ counts as that, and one close to 1 leaves some elements.
+// A probability below 2⁻¹⁶ is rounded up to 2⁻¹⁶; one close to 1 still keeps some elements.
 TEST(Dropout, SmallestAndLargestProbability) {
   for (const Device device : test_devices()) {
     manual_seed(15);
@@ -140,7 +141,7 @@ TEST(Dropout, ZeroesNonFiniteValues) {
           ASSERT_TRUE(value == 0 || !std::isfinite(value));
         }
         expect_share_of_zeros(y, 0.5);
-        // Where y is 0, so is dx, for any dy.
+        // dx is 0 where y is 0, even if dy is NaN or infinite.
         y.backward(full({1000}, special, dtype, device));
         const std::vector<double> g = to_vector<double>(x.grad());
         const std::vector<double> values = to_vector<double>(y);
@@ -168,7 +169,7 @@ TEST(Dropout, Errors) {
   expect_error([] { dropout(ones({2}, int64), 0.5); }, "dropout: expected a floating dtype, got int64");
 }
 
-// However many elements are left over by packets, each is kept and scaled, or 0.
+// For any number of elements, also if the last packet is incomplete: each is kept and scaled, or 0.
 TEST(Dropout, EachElementOfAnyNumber) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16}) {

@@ -38,7 +38,7 @@ TEST(Embedding, Gradcheck) {
 }
 
 TEST(Embedding, GradientSumsInFloat32) {
-  // 3000 ones: a float16 sum would stop at 2048.
+  // A sum of 3000 ones in float16 would stop at 2048.
   for (const Device device : test_devices()) {
     const Tensor weight = zeros({2, 1}, float16, device).requires_grad_();
     const Tensor y = embedding(weight, zeros({3000}, int64, device));
@@ -47,7 +47,8 @@ TEST(Embedding, GradientSumsInFloat32) {
   }
 }
 
-// Rows used never, once and thousands of times, in any order, some out of range: whole numbers, so sums are exact.
+// Rows are used never, once or thousands of times, in any order; some indices are out of range. Gradients are whole
+// numbers, so that sums are exact.
 TEST(Embedding, GradientOfManyUses) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, bfloat16}) {
@@ -82,7 +83,7 @@ TEST(Embedding, GradientOfManyUses) {
   }
 }
 
-// Runs of so many segments that the kernel looks for their end in several steps, or in just one.
+// All indices are equal, so that a run has many segments. The kernel searches for its end in one step or in several.
 TEST(Embedding, GradientOfARowThatAllUse) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, bfloat16}) {
@@ -102,7 +103,7 @@ TEST(Embedding, GradientOfARowThatAllUse) {
               expected[static_cast<std::size_t>(indices[row] * width) + column] += d[i];
             }
             SCOPED_TRACE(fmt::format("{} {} segments of width {} on {}", dtype, segments, width, device));
-            expect_close(weight.grad(), expected, epsilon_of(dtype), 0);  // sums beyond 256 are rounded once
+            expect_close(weight.grad(), expected, epsilon_of(dtype), 0);  // rounded once, if the sum exceeds 256
           }
         }
       }
@@ -139,7 +140,8 @@ TEST(Embedding, IndexOutOfRangeOnCudaIsNan) {
   expect_close(weight.grad(), {0, 0, 1, 1, 0, 0}, 0, 0);
 }
 
-// A weight shared with the head: the look-up adds to the existing gradient, and other rows are unchanged.
+// If the weight is shared with the model's head, the look-up adds to the existing gradient, and other rows do not
+// change.
 TEST(Embedding, AddsToTheGradientOfATiedWeight) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, bfloat16}) {
@@ -157,7 +159,7 @@ TEST(Embedding, AddsToTheGradientOfATiedWeight) {
         sum(embedding(weight, indices) * by_row).backward();
         expect_close(got, to_vector<double>(weight.grad() + direct), 0, 0);  // whole numbers: exact in any order
 
-        // A stored first contribution must not change.
+        // A first contribution that a hook has stored must not change.
         weight.set_grad({});
         Tensor kept;
         const Tensor used = weight * direct;

@@ -1,5 +1,4 @@
-// mica's tensor-core kernels for attention, called directly. attention_test.cpp tests them through the public
-// function.
+// Tests the flash attention kernels directly. attention_fused_test.cpp tests them through the public function.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -24,7 +23,7 @@ using namespace mica::testing_support;
 
 namespace {
 
-// Calls f(Cuda{}). Without CUDA, the functions that f calls do not exist.
+// Calls f(Cuda{}). Does not compile the call in a build without CUDA, where the functions that f calls do not exist.
 template <class F>
 void on_gpu(F f) {
   on_device(Device::cuda(), [&]<class Where>(Where where) {
@@ -35,10 +34,10 @@ void on_gpu(F f) {
 }
 
 enum class Layout {
-  dense,   // each tensor contiguous
+  dense,   // each tensor is contiguous
   packed,  // q, k, v as slices of (B, T, (H + 2 Hkv) · D), out and dout as (B, T, H, D); T = S
-  apart,   // (B, T, H, D) with 8 elements between two rows
-  shared,  // like dense, but k and v have one head with a stride of 0, which tensor maps cannot express
+  apart,   // (B, T, H, D) with a gap of 8 elements after each row
+  shared,  // like dense, but k and v repeat one head by a stride of 0, which tensor maps do not support
 };
 
 struct Case {
@@ -80,7 +79,7 @@ Slice slice_of(const Case& c, std::int64_t heads, std::int64_t rows) {
 }
 
 struct Triple {
-  Tensor buffer[3];  // the same one three times if packed
+  Tensor buffer[3];  // of q, k and v; if packed, all three are the same buffer
   Tensor q, k, v;
 };
 
@@ -103,7 +102,7 @@ Triple triple_of(const Case& c) {
   return {{q.buffer, k.buffer, v.buffer}, q.view, k.view, v.view};
 }
 
-// Expects elements outside of the views to be unchanged.
+// Expects that elements outside of the views are unchanged.
 void expect_untouched(const Tensor& buffer, const std::vector<Tensor>& views, const std::string& what) {
   const Tensor marks = full(buffer.shape(), 0, buffer.dtype(), buffer.device());
   for (const Tensor& view : views) {
@@ -119,8 +118,8 @@ void expect_untouched(const Tensor& buffer, const std::vector<Tensor>& views, co
   }
 }
 
-// Results by the definition in float64, each with the sum of its absolute terms, to which rounding errors are
-// proportional.
+// Results by the definition in float64, and for each the sum of its terms' absolute values, to which rounding errors
+// are proportional.
 struct Values {
   std::vector<double> exact, sizes;
   explicit Values(std::int64_t count) : exact(count), sizes(count) {}
@@ -135,7 +134,7 @@ struct Reference {
   std::vector<double> lse;
 };
 
-// The factors of the weights, by the kernel for the CPU.
+// What dropout multiplies each weight by, according to the CPU kernel.
 std::vector<double> dropout_factors(const Case& c) {
   const Tensor weights = ones({c.batches, c.heads, c.queries, c.keys}, float64), factors = empty_like(weights);
   if (c.dropout_p == 0) {
@@ -301,7 +300,7 @@ constexpr Layout kLayouts[] = {Layout::dense, Layout::packed, Layout::apart, Lay
 
 class FlashAttentionSizes : public testing::TestWithParam<std::int64_t> {};  // queries
 
-// All other parameters alternate.
+// For each number of queries, all combinations of keys and causal masks. The other parameters alternate.
 TEST_P(FlashAttentionSizes, MatchTheDefinition) {
   if (!cuda_available()) {
     GTEST_SKIP() << "no GPU";
@@ -310,7 +309,7 @@ TEST_P(FlashAttentionSizes, MatchTheDefinition) {
   const std::int64_t queries = GetParam();
   std::size_t turn = static_cast<std::size_t>(queries);
   for (const std::int64_t keys : kSizes) {
-    // No mask; first query and first key aligned; last ones aligned; some queries without visible keys.
+    // No causal mask; first query and first key aligned; last ones aligned; some queries that see no key.
     for (const std::int64_t offset : {keys, std::int64_t{0}, keys - queries, -queries / 2}) {
       const Layout layout = kLayouts[turn % 4];
       expect_matches({.dtype = turn % 3 == 0 ? float16 : bfloat16,
@@ -334,7 +333,7 @@ TEST_P(FlashAttentionSizes, MatchTheDefinition) {
 
 INSTANTIATE_TEST_SUITE_P(All, FlashAttentionSizes, testing::ValuesIn(kSizes));
 
-// Each head size with each kernel, more tiles than there are multiprocessors, packed tensors.
+// Each head size with each kernel, with packed tensors and more tiles than multiprocessors.
 TEST(FlashAttention, EveryHeadSize) {
   if (!cuda_available()) {
     GTEST_SKIP() << "no GPU";

@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kRoot2OverPi = 0.79788456080286536;
 
-// An op in its two forms, and its activation in float64 by PyTorch's formulas.
+// The two overloads of an op, and its activation in float64 by PyTorch's formulas.
 struct Op {
   std::string name;
   std::function<Tensor(const Tensor&, const Tensor&)> of_two;
@@ -65,7 +65,7 @@ struct Results {
 };
 
 Inputs random_inputs(const Shape& shape, DType dtype, Device device) {
-  // Three deviations reach where the activations bend.
+  // A standard deviation of three covers the range where the activations are curved.
   return {.gate = (randn(shape, float64, device) * 3).to(dtype),
           .up = randn(shape, dtype, device),
           .dy = randn(shape, dtype, device)};
@@ -90,7 +90,7 @@ Results run_halves(const Op& op, const Inputs& in, Tensor (*layout)(const Tensor
           .dup = contiguous(slice(x.grad(), -1, n, 2 * n))};
 }
 
-// Relative error of the arithmetic.
+// The relative error of the arithmetic.
 double tolerance(DType dtype) { return dtype == float64 ? 1e-14 : dtype == float32 ? 2e-6 : 2e-5; }
 
 void expect_matches(const Results& got, const Op& op, const Inputs& in, const std::string& what) {
@@ -105,7 +105,8 @@ void expect_matches(const Results& got, const Op& op, const Inputs& in, const st
     y.push_back(value * u[i]);
     dgate.push_back(dy[i] * u[i] * slope);
     dup.push_back(dy[i] * value);
-    // Very small values of the exponential are as accurate as its argument, which has fewer digits.
+    // Very small values of the exponential are less accurate: their relative error is the absolute error of the
+    // argument.
     const double value_scale = std::max(std::abs(value), 1e-3);
     y_scale.push_back(std::abs(u[i]) * value_scale);
     dgate_scale.push_back(std::abs(dy[i] * u[i]) * std::max(std::abs(slope), 0.2));
@@ -159,7 +160,8 @@ TEST(Gated, AnyLayout) {
         for (const Shape& shape : {Shape{6, 40}, Shape{1, 4097}, Shape{33, 21}}) {
           const Inputs in = random_inputs(shape, dtype, device);
           for (const auto layout : {with_gaps, off_by_one}) {
-            // Each alone and then all, since a kernel might check one pointer's alignment only.
+            // Changes the layout of one tensor at a time, then of all, since a kernel might check only one pointer's
+            // alignment.
             for (int which = 0; which < 4; ++which) {
               const auto laid_out = [&](int i, const Tensor& x) { return which == i || which == 3 ? layout(x) : x; };
               const Inputs moved{.gate = laid_out(0, in.gate), .up = laid_out(1, in.up), .dy = laid_out(2, in.dy)};
@@ -170,7 +172,7 @@ TEST(Gated, AnyLayout) {
         }
       }
     }
-    // One number's gradient for all, as the gradient of a sum is.
+    // dy is a single number expanded to the shape, as the gradient of a sum is.
     Inputs in = random_inputs({6, 40}, float32, device);
     in.dy = broadcast_view(randn({1}, float32, device), {6, 40});
     expect_matches(run(ops()[0], in), ops()[0], in, "broadcast dy");
@@ -227,7 +229,7 @@ TEST(Gated, ExtremeValues) {
             expect_close(t, expected, rtol, atol, what + ", " + name);
           };
           if (std::isinf(up)) {
-            // Whether infinity is multiplied by 0 or by a tiny number depends on the type.
+            // Whether infinity is multiplied by 0 or by a tiny number depends on the dtype.
             const std::vector<double> got_y = to_vector<double>(got.y);
             for (std::size_t i = 0; i < y.size(); ++i) {
               y[i] = std::abs(op.value(x[i])) < 1e-30 ? got_y[i] : y[i];
@@ -257,7 +259,7 @@ TEST(Gated, Gradcheck) {
         EXPECT_TRUE(autograd::gradcheck(op.of_halves, {x}));
         EXPECT_TRUE(autograd::gradgradcheck(op.of_halves, {x}));
       }
-      // Only one of the two first gradients is differentiated.
+      // Differentiates only one of the two first gradients.
       const Tensor gate = randn({7}, float64, device);
       const Tensor up = randn({7}, float64, device);
       EXPECT_TRUE(autograd::gradgradcheck([&](const Tensor& g) { return op.of_two(g, up); }, {gate}));
@@ -316,7 +318,7 @@ TEST(Gated, SameBitsInEveryRun) {
   }
 }
 
-// Two forms, more elements than 32 bits count, in packs and one by one.
+// Both overloads with more elements than 32 bits can count, in packs and one by one.
 TEST(Gated, MoreElementsThan32BitsCount) {
   if (!cuda_available()) {
     GTEST_SKIP() << "needs a GPU";

@@ -39,7 +39,7 @@ TEST(Gather, AllDtypes) {
       EXPECT_EQ(gather(x, 1, columns).dtype(), dtype);
       EXPECT_EQ(gather(x, 1, empty({2, 0}, int64, device)).shape(), (Shape{2, 0}));
     }
-    // Shorter than x along another axis, longer along its own.
+    // The index is shorter than x along another axis, and longer along the indexed one.
     const Tensor x = reshape(arange(24, int64, device), {2, 3, 4}).to(float32);
     const Tensor index = indices({0, 2, 1, 1, 2, 0, 0, 1}, {1, 4, 2}, device);
     expect_close(gather(x, 1, index), Values{0, 9, 4, 5, 8, 1, 0, 5}, 0, 0);
@@ -87,7 +87,7 @@ TEST(ScatterAdd, AllDtypes) {
   }
 }
 
-// Compared with sums in the order of the positions, in float64: whole numbers, so that they are exact.
+// The result is compared with sums in float64. Elements are whole numbers, so that sums are exact.
 TEST(ScatterAdd, ManyEqualIndices) {
   manual_seed(1);
   for (const Device device : test_devices()) {
@@ -136,7 +136,7 @@ TEST(IndexSelect, AllDtypes) {
       EXPECT_EQ(index_select(x, 1, empty({0}, int64, device)).shape(), (Shape{2, 0, 2}));
     }
     EXPECT_EQ(index_select(empty({3, 0}, float32, device), 0, indices({1, 1}, {2}, device)).shape(), (Shape{2, 0}));
-    // Rows of more than 16 bytes, which CUDA moves in packs.
+    // Rows of more than 16 bytes, which the CUDA kernel copies in packs.
     const Tensor wide = reshape(arange(5 * 64, int64, device), {5, 64}).to(bfloat16);
     const Tensor y = index_select(wide, 0, indices({4, 0, 4}, {3}, device));
     expect_close(select(y, 0, 0), select(wide, 0, 4), 0, 0);
@@ -205,7 +205,7 @@ TEST(Index, Gradients) {
   }
 }
 
-// The sums of equal indices have one order, whatever the device does at the same time.
+// Elements with equal indices are always added in the same order.
 TEST(Index, SameBitsEachTime) {
   manual_seed(4);
   for (const Device device : test_devices()) {

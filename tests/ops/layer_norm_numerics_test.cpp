@@ -1,4 +1,4 @@
-// Numerically difficult values, and results that must not depend on other rows or on the run.
+// Tests numerically difficult values, and that results do not depend on other rows or on the run.
 
 #include "layer_norm_reference.h"
 
@@ -28,7 +28,7 @@ TEST(LayerNormNumerics, RowsFarFromZero) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
         if (columns < 64) {
-          continue;  // too few to have a variance of about 1
+          continue;  // too few columns for a variance of about 1
         }
         const NormCase c{dtype, weight_dtype, 7, columns};
         Inputs in = random_inputs(c, device);
@@ -37,7 +37,7 @@ TEST(LayerNormNumerics, RowsFarFromZero) {
         expect_matches(run(in), reference(in), c);
         in.x = affine(x, 0.01, 100);
         expect_matches(run(in), reference(in), c);
-        const Needs no_dx{.x = false};  // which other kernels compute
+        const Needs no_dx{.x = false};  // without dx, other kernels are used
         in.x = affine(x, 0.5, 2000);
         expect_sums_match(run(in, no_dx), reference(in), c);
       }
@@ -45,7 +45,7 @@ TEST(LayerNormNumerics, RowsFarFromZero) {
   }
 }
 
-// Kernels add up squares relative to a shift, which they take from the row's first elements.
+// Kernels sum the squares of x minus a shift, which they compute from the row's first elements.
 TEST(LayerNormNumerics, FirstElementFarFromTheOthers) {
   manual_seed(16);
   for (const Device device : test_devices()) {
@@ -56,8 +56,8 @@ TEST(LayerNormNumerics, FirstElementFarFromTheOthers) {
           std::vector<double> x = to_vector<double>(affine(in.x, 1, offset));
           x[0] = 500;
           in.x = with_values(x, in.x);
-          // Of one row, dweight is dy · x̂, which has more digits than y. In the first column it is off by as much as
-          // rstd.
+          // For a single row, dweight is dy · x̂, which is rounded to more digits than y. In the first column, its
+          // relative error is that of rstd.
           const double got = to_vector<double>(run(in).dweight)[0];
           const double expected = reference(in).dweight[0];
           EXPECT_NEAR(got / expected, 1, 5e-6)
@@ -123,7 +123,7 @@ TEST(LayerNormNumerics, EpsIsAddedUnderTheRoot) {
       for (const std::int64_t columns : some_columns(device)) {
         for (const double eps : {0.0, 1e-12, 0.5, 100.0}) {
           if (columns < 7 && eps == 0) {
-            continue;  // 0 / 0
+            continue;  // it would be 0 / 0
           }
           const NormCase c{dtype, dtype, 4, columns};
           const Inputs in = random_inputs(c, device);
@@ -134,11 +134,11 @@ TEST(LayerNormNumerics, EpsIsAddedUnderTheRoot) {
   }
 }
 
-// Squares of these overflow in the dtype of sums; the op shrinks such rows by a power of 2 first.
+// Values whose squares overflow in the dtype of sums. The op scales such rows by a power of 2 first.
 struct Huge {
   DType dtype;
   std::vector<double> sizes;
-  double top;  // near the end of the range
+  double top;  // near the largest finite number
 };
 
 const std::vector<Huge> kHuge = {{float32, {1e19, 1e30, 3e37}, 3.4e38},
@@ -162,14 +162,14 @@ TEST(LayerNormNumerics, HugeValuesDoNotOverflow) {
           }
           in.x = with_values(x, in.x);
           const Results got = run(in);
-          // dx is about 1/size: where that is subnormal it has few digits left, so only y and the sums are compared.
+          // dx is about 1 / size, which may be subnormal and then has few digits. So only y and the sums are compared.
           expect_matches({.y = got.y, .dx = {}, .dweight = got.dweight, .dbias = got.dbias}, reference(in), c);
           expect_finite(got.dx, fmt::format("dx of {}, {}", size, c.name()));
         }
-        // The top of the range, where even a difference of two elements overflows.
+        // Values so large that even the difference of two overflows.
         std::vector<double> top(columns);
         std::vector<double> expected(columns);
-        const double mean = columns % 2 == 0 ? 0 : 1.0 / static_cast<double>(columns);  // in units of the top
+        const double mean = columns % 2 == 0 ? 0 : 1.0 / static_cast<double>(columns);  // in units of `top`
         for (std::int64_t i = 0; i < columns; ++i) {
           const double sign = i % 2 == 0 ? 1 : -1;
           top[i] = sign * huge.top;
@@ -191,7 +191,8 @@ TEST(LayerNormNumerics, NonFiniteValuesStayInTheirRow) {
         const NormCase c{dtype, weight_dtype, 5, columns};
         const Inputs clean = random_inputs(c, device);
         const Results expected = run(clean);
-        // At the ends too: kernels shift a row by its first elements, and its last ones may be fewer than others read.
+        // Bad values at the ends, too: kernels compute the shift from the first elements, and read the last ones in an
+        // incomplete pack.
         const std::vector<std::pair<double, std::int64_t>> bad_values = {
             {NAN, 0}, {INFINITY, 0}, {NAN, columns / 2}, {INFINITY, columns / 2}, {-INFINITY, columns - 1}};
         for (const auto& [bad, at] : bad_values) {
@@ -219,13 +220,13 @@ TEST(LayerNormNumerics, RowsDoNotDependOnHowManyThereAre) {
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
-        // On a GPU, more than it works on at a time.
+        // On a GPU, more rows than it processes at a time.
         const std::int64_t rows = columns <= (device.is_cuda() ? 4005 : 256) ? 1151
                                   : device.is_cuda() && columns <= 50'000    ? 300
                                                                              : 70;
         const Inputs in = random_inputs({dtype, weight_dtype, rows, columns}, device);
         const Results all = run(in);
-        // dx of 16 bits that packs do not fit is added up in one way in small matrices, in another in large ones.
+        // If packs do not fit 16-bit rows, the sums of dx have one order in small matrices and another in large ones.
         const bool two_ways = device.is_cuda() && size_of(dtype) == 2 && columns % 8 != 0;
         for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 2}, {rows - 33, 33}}) {
           const Results some = run(part_of(in, begin, count));
@@ -253,7 +254,7 @@ TEST(LayerNormNumerics, RowsDoNotDependOnWhatTheL2CacheHolds) {
   for (const auto& [dtype, weight_dtype] : kNormTypes) {
     for (const std::int64_t columns : {768, 1536, 2048, 4096}) {
       const std::int64_t rows =
-          (48 << 20) / (columns * static_cast<std::int64_t>(size_of(dtype)));  // a few are read otherwise
+          (48 << 20) / (columns * static_cast<std::int64_t>(size_of(dtype)));  // few rows use another kernel
       const Inputs in = random_inputs({dtype, weight_dtype, rows, columns}, Device::cuda());
       const Results all = run(in);
       const Results some = run(part_of(in, 5, 300));

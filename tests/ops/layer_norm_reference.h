@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared code of layer_norm's tests: running it, its formulas in float64, and tolerances.
+// Code shared by the tests of layer_norm: running it, its formulas in float64, and tolerances.
 
 #include "../support.h"
 #include "norm_grid.h"
@@ -35,12 +35,12 @@ inline Inputs random_inputs(const NormCase& c, Device device) {
           .dy = randn({c.rows, c.columns}, c.dtype, device)};
 }
 
-/// The same parameters, with rows [begin, begin + count) alone.
+/// The same inputs, but only rows [begin, begin + count).
 inline Inputs part_of(const Inputs& in, std::int64_t begin, std::int64_t count) {
   return {.x = rows_of(in.x, begin, count), .weight = in.weight, .bias = in.bias, .dy = rows_of(in.dy, begin, count)};
 }
 
-/// Forward and backward, with every needed input a fresh leaf on the same elements.
+/// Runs forward and backward. Each input whose gradient is needed becomes a new leaf that shares its elements.
 inline Results run(const Inputs& in, Needs needs = {}, double eps = kEps) {
   const auto leaf = [](const Tensor& x, bool needed) {
     return x.defined() ? x.detach().requires_grad_(needed) : Tensor{};
@@ -57,15 +57,15 @@ inline Results run(const Inputs& in, Needs needs = {}, double eps = kEps) {
   return {.y = y.detach(), .dx = grad(x), .dweight = grad(weight), .dbias = grad(bias)};
 }
 
-/// The formulas as they stand, and the size of what is added up in each result: rounding errors are proportional to
-/// that, not to what is left when it cancels.
+/// The results by the formulas, and the size of each result's terms: rounding errors are proportional to that, not to
+/// what remains after cancellation.
 struct Reference {
   std::vector<double> y, dx, dweight, dbias;
-  std::vector<double> y_scale, dx_scale;           // by row
-  std::vector<double> dweight_scale, dbias_scale;  // by column
+  std::vector<double> y_scale, dx_scale;           // one per row
+  std::vector<double> dweight_scale, dbias_scale;  // one per column
 };
 
-/// In float64, with sums in `Sum`.
+/// Computes the reference in float64, with sums of type `Sum`.
 template <class Sum>
 Reference reference_with(const Inputs& in, double eps) {
   const std::vector<double> x = to_vector<double>(in.x);
@@ -76,7 +76,7 @@ Reference reference_with(const Inputs& in, double eps) {
   const std::vector<double> w = in.weight.defined() ? to_vector<double>(in.weight) : std::vector<double>(columns, 1);
   const std::vector<double> b = in.bias.defined() ? to_vector<double>(in.bias) : std::vector<double>(columns, 0);
   const std::int64_t rows = in.x.numel() / columns;
-  constexpr std::int64_t kGrain = 1 << 16;  // elements
+  constexpr std::int64_t kGrain = 1 << 16;  // elements per thread
 
   Reference r;
   r.y.resize(x.size());
@@ -99,8 +99,8 @@ Reference reference_with(const Inputs& in, double eps) {
         squares += (x[i] - mean) * (x[i] - mean);
       }
       const double rstd = 1 / std::sqrt(squares / columns + eps);
-      // Where x has 16 bits, the mean is kept to half an epsilon of itself, and that much every x̂ of its row may be off
-      // in backward. Otherwise backward makes up for that.
+      // For 16-bit x, the saved mean has a relative error of up to half an epsilon, which shifts every x̂ of its row in
+      // backward. For other dtypes, backward corrects for that.
       x_hat_error[row] = size_of(in.x.dtype()) == 2 ? static_cast<double>(std::abs(mean)) * rstd / 8 : 0;
       Sum g_sum = 0;
       Sum gx_sum = 0;
@@ -151,16 +151,16 @@ Reference reference_with(const Inputs& in, double eps) {
 }
 
 inline Reference reference(const Inputs& in, double eps = kEps) {
-  // Of what float64 computes, float64 sums would be no judge.
+  // The reference for float64 must be more accurate than float64.
   return in.x.dtype() == float64 ? reference_with<long double>(in, eps) : reference_with<double>(in, eps);
 }
 
-/// Results may be off by arithmetic in the dtype of sums: about four roundings an element, and the error of rstd and of
-/// the two means, which grows slowly with the length because sums are made of many short ones. 12 epsilons hold with
-/// room to spare, and anything kept in 16 bits on the way breaks them.
+/// The error of arithmetic in the dtype of sums: about four roundings per element, and the errors of rstd and of the
+/// two means, which grow slowly with the length, since sums consist of many short ones. 12 epsilons leave room to
+/// spare; rounding any intermediate result to 16 bits would exceed them.
 inline double tolerance(const NormCase& c) { return 12 * epsilon_of(accumulate_dtype(c.dtype)); }
 
-/// dweight and dbias, where they are defined.
+/// Compares dweight and dbias with the reference, if they are defined.
 inline void expect_sums_match(const Results& got, const Reference& r, const NormCase& c) {
   if (got.dweight.defined()) {
     ASSERT_EQ(got.dweight.dtype(), c.weight_dtype);
@@ -172,7 +172,7 @@ inline void expect_sums_match(const Results& got, const Reference& r, const Norm
   }
 }
 
-/// y, and each gradient that is defined.
+/// Compares y, and each gradient that is defined, with the reference.
 inline void expect_matches(const Results& got, const Reference& r, const NormCase& c) {
   ASSERT_EQ(got.y.dtype(), c.dtype);
   expect_rows_close(got.y, r.y, r.y_scale, c.columns, tolerance(c), "y, " + c.name());

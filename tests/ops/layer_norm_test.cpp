@@ -8,7 +8,7 @@ using namespace mica::layer_norm_testing;
 
 namespace {
 
-// One test for each pair of dtypes, so that they can run side by side.
+// One test for each pair of dtypes, so that they can run in parallel.
 class LayerNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
 INSTANTIATE_TEST_SUITE_P(All, LayerNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
 
@@ -26,8 +26,8 @@ TEST_P(LayerNormTypes, MatchReference) {
   }
 }
 
-// Each kernel on no more than it takes to use its memory again. The other tests are too long for compute-sanitizer's
-// racecheck; with this one alone it takes minutes:
+// Runs each kernel on just enough rows that it reuses its shared memory. The other tests are too long for
+// compute-sanitizer's racecheck; for this test alone, it takes minutes:
 //   MICA_POOL=0 compute-sanitizer --tool racecheck build/cuda/bin/mica_tests --gtest_filter=LayerNorm.EachKernel
 TEST(LayerNorm, EachKernel) {
   manual_seed(16);
@@ -55,7 +55,7 @@ TEST(LayerNorm, EachKernel) {
       const Reference expected = reference(in);
       expect_matches(run(in), expected, c);
       expect_matches(run(in, {.x = false}), expected, c);
-      if (c.dtype == float32) {  // squares that overflow, in every other row
+      if (c.dtype == float32) {  // in every other row, squares overflow
         std::vector<double> x = to_vector<double>(in.x);
         for (std::size_t i = 0; i < x.size(); ++i) {
           x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
@@ -105,7 +105,7 @@ TEST(LayerNorm, GradientsNotNeededAreNotComputedAndChangeNoOther) {
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
-        // Whether dweight and dbias alone take partial sums on a GPU depends on how many rows there are.
+        // On a GPU, it depends on the number of rows whether dweight and dbias alone are computed by partial sums.
         const std::int64_t few = columns <= 16'384 ? 19 : 5;
         const std::int64_t many = device.is_cuda() && columns <= 16'384 ? 521 : few;
         for (std::int64_t rows = few; rows <= many; rows += 502) {
@@ -117,7 +117,7 @@ TEST(LayerNorm, GradientsNotNeededAreNotComputedAndChangeNoOther) {
           for (int mask = 0; mask < 7; ++mask) {
             const Needs needs{.x = (mask & 1) != 0, .weight = (mask & 2) != 0, .bias = (mask & 4) != 0};
             const Results some = run(in, needs);
-            // Without dx the sums over rows may be added up in another order on a GPU.
+            // Without dx, a GPU may sum over rows in another order.
             const bool same_sums = needs.x || device.is_cpu();
             expect_same({.y = all.y,
                          .dx = needs.x ? all.dx : Tensor{},
@@ -151,7 +151,7 @@ TEST(LayerNorm, SeveralAxesAreOneRow) {
     EXPECT_EQ(got.dweight.shape(), (Shape{4, 5}));
     expect_matches(got, reference(in), {float32, float32, 6, 20});
 
-    if (device.is_cuda()) {  // more rows than a grid's y axis has blocks
+    if (device.is_cuda()) {  // more rows than a grid can have blocks along y
       const Inputs many{.x = randn({100'000, 8, 16}, float32, device),
                         .weight = randn({8, 16}, float32, device),
                         .bias = randn({8, 16}, float32, device),
@@ -173,7 +173,8 @@ TEST(LayerNorm, AnyLayout) {
         const Inputs in = random_inputs(c, device);
         const Reference expected = reference(in);
         for (const auto layout : {with_gaps, off_by_one}) {
-          // Each alone and then all, since a kernel may look at one pointer's alignment and trust the others.
+          // Changes the layout of one tensor at a time, then of all, since a kernel might check only one pointer's
+          // alignment.
           for (int which = 0; which < 5; ++which) {
             const auto laid_out = [&](int i, const Tensor& x) { return which == i || which == 4 ? layout(x) : x; };
             const Inputs moved{.x = laid_out(0, in.x),
@@ -185,7 +186,7 @@ TEST(LayerNorm, AnyLayout) {
         }
       }
     }
-    // One row's gradient for all rows, as the gradient of a sum over rows is.
+    // dy is one row expanded to all rows, as the gradient of a sum over rows is.
     Inputs in = random_inputs({float32, float32, 6, 40}, device);
     in.dy = broadcast_view(randn({40}, float32, device), {6, 40});
     expect_matches(run(in), reference(in), {float32, float32, 6, 40});
@@ -280,7 +281,7 @@ TEST(LayerNorm, MoreElementsThan32BitsCount) {
       expect_same_bits(some.y, rows_of(all.y, begin, 9), "y");
       expect_same_bits(some.dx, rows_of(all.dx, begin, 9), "dx");
     }
-    // The sums over rows, from those over two halves; each element of them is about √rows.
+    // The sums over all rows must equal those over two halves; each of their elements is about √rows.
     const Results low = run(part_of(in, 0, rows / 2), {.x = false});
     const Results high = run(part_of(in, rows / 2, rows - rows / 2), {.x = false});
     const auto halves = [](const Tensor& a, const Tensor& b) {
@@ -299,7 +300,7 @@ TEST(LayerNorm, MoreElementsThan32BitsCount) {
   }
 }
 
-// Rows of a pattern whose sums are exact in float32 however long they are: x alternates, and dy is orthogonal to it.
+// Rows longer than 31 bits can count. Sums are exact in float32: x alternates, and dy is orthogonal to it.
 TEST(LayerNorm, RowsLongerThan31BitsCount) {
   if (!cuda_available()) {
     GTEST_SKIP() << "needs a GPU";

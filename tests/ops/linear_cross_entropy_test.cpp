@@ -50,14 +50,14 @@ TEST(LinearCrossEntropy, MatchesLinearAndCrossEntropy) {
                                             .weight = (rand({classes}, float32) + 0.5).to(dtype).to(device),
                                             .label_smoothing = 0.1,
                                             .softcap = 10};
-          // Scaled as float16 needs it: the gradients of a mean would be below its smallest normal number.
+          // float16 needs a loss scale, since the gradients of a mean would be below its smallest normal number.
           const double loss_scale = dtype == float16 ? 128 : 1;
           const Shape rows = reduction == Reduction::none ? Shape{5, 27} : Shape{};
           const Tensor dloss = randn(rows, accumulate_dtype(dtype), device) * loss_scale;
           const Result pair =
               run([&](const Tensor& a, const Tensor& w) { return cross_entropy(linear(a, w), labels, options); }, x,
                   weight, dloss);
-          // One chunk; several, the last one shorter; one for each row.
+          // A single chunk; several chunks with a shorter last one; one chunk per row.
           for (const std::int64_t chunk :
                {std::int64_t{1} << 29, classes * 100 * std::int64_t(size_of(dtype)), std::int64_t{1}}) {
             const Result chunked = run(
@@ -74,8 +74,8 @@ TEST(LinearCrossEntropy, MatchesLinearAndCrossEntropy) {
   }
 }
 
-// Most gradients of a mean are below 2⁻¹⁴, float16's smallest normal number, and have few digits there. A loss scale
-// has to reach them before they are rounded.
+// Most gradients of a mean are below 2⁻¹⁴, float16's smallest normal number, where few digits remain. A loss scale must
+// be applied before they are rounded.
 TEST(LinearCrossEntropy, LossScaleReachesTheSmallGradientsOfFloat16) {
   for (const Device device : test_devices()) {
     const Tensor x = randn({600, 8}, float16, device), weight = randn({1037, 8}, float16, device) * 0.25;
@@ -88,7 +88,8 @@ TEST(LinearCrossEntropy, LossScaleReachesTheSmallGradientsOfFloat16) {
     };
     for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
       const Result got = gradients(float16, reduction), exact = gradients(float64, reduction);
-      // Logits and their gradients are rounded, each by up to 2⁻¹¹: in sums of hundreds of terms, a few times that.
+      // Logits and their gradients are rounded, with relative errors of up to 2⁻¹¹. In sums of hundreds of terms, that
+      // makes a few times as much.
       expect_rows_close(got.dx, to_vector<double>(exact.dx), 8, 0x1p-7, "dx");
       expect_rows_close(got.dweight, to_vector<double>(exact.dweight), 8, 0x1p-7, "dweight");
     }

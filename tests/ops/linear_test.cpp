@@ -26,7 +26,7 @@ struct Function {
   const char* name;
   double (*value)(double);
   double (*slope)(double);
-  double bend = 0;  // at least |z f''(z)|: how far the slope is off, in rounding errors of z
+  double bend = 0;  // an upper bound of |z f''(z)|, the error of the slope in units of z's relative error
 };
 
 double cdf(double z) { return 0.5 * (1 + std::erf(z * M_SQRT1_2)); }
@@ -48,14 +48,15 @@ const Function kFunctions[] = {
      0.34},
 };
 
-// y, dx, dweight and dbias by their definitions, for x (rows, in). And how large the terms of each gradient's sum are:
-// the root of their squares' sum, to which the errors of terms that were rounded one by one are in proportion.
+// y, dx, dweight and dbias by their definitions, for x (rows, in). And for each gradient, the size of its sum's terms:
+// the root of the sum of their squares. If terms are rounded independently, the error of the sum is proportional to
+// that.
 struct Reference {
   std::vector<double> y, dx, dweight, dbias;
   std::vector<double> dx_size, dweight_size, dbias_size;
 };
 
-// Gradients at the sums that are smaller than `least` count as large as that.
+// Gradients of the layer's sums z that are smaller than `least` count as `least` in these sizes.
 Reference reference(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dy,
                     const Function& f = kNone, double least = 0) {
   const std::int64_t out = weight.size(0), in = weight.size(1), rows = dy.numel() / out;
@@ -134,7 +135,7 @@ TEST(Linear, Gradients) {
         EXPECT_TRUE(autograd::gradcheck(without, {x, weight}));
         EXPECT_TRUE(autograd::gradgradcheck(with_bias, {x, weight, bias}));
         EXPECT_TRUE(autograd::gradgradcheck(without, {x, weight}));
-        // Each alone, as constants are not kept.
+        // With a single input that requires a gradient, since tensors that only other gradients need are not saved.
         EXPECT_TRUE(
             autograd::gradgradcheck([&](const Tensor& a) { return linear(a, weight, bias, f.activation); }, {x}));
         EXPECT_TRUE(
@@ -146,12 +147,13 @@ TEST(Linear, Gradients) {
   }
 }
 
-// Numbers of few bits, so that sums of their products are exact in every dtype and 0 is among them.
+// Random numbers with few bits, some of them 0, so that sums of their products are exact in every dtype.
 Tensor coarse(const Shape& shape, DType dtype, Device device) {
   return (randint(-16, 17, shape, int64, device).to(float64) * 0.125).to(dtype);
 }
 
-// Close relative to each value and to the largest; if all are small, relative to the terms of their sums.
+// Expects values within `tolerance`, relative to each value and to the largest or, if all are small, to the sums'
+// terms.
 void expect_near(const Tensor& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
   double largest = 1;
   for (const double value : expected) {
@@ -160,7 +162,7 @@ void expect_near(const Tensor& got, const std::vector<double>& expected, double 
   expect_close(got, expected, tolerance, tolerance * largest, what);
 }
 
-// Within `tolerance` of each value and of the size of its terms.
+// Expects sums within `tolerance`, relative to each value and to the size of its terms.
 void expect_sums(const Tensor& got, const std::vector<double>& expected, const std::vector<double>& sizes,
                  double tolerance, const std::string& what) {
   std::vector<double> limits(expected.size());
@@ -170,8 +172,8 @@ void expect_sums(const Tensor& got, const std::vector<double>& expected, const s
   expect_rows_close(got, expected, limits, 1, 1, what);
 }
 
-// In 16 bits the sums z and the gradient at them are rounded: by up to half an epsilon each, and so by 0.4 of that as
-// the root of a mean square. Twice epsilon is five times the two together.
+// In 16 bits, the sums z and their gradient are rounded, each with a relative error of up to half an epsilon; the root
+// mean square is 0.4 of that. Two epsilons are five times the error of both together.
 double tolerance(DType dtype) { return dtype == float64 ? 1e-13 : dtype == float32 ? 1e-5 : 2 * epsilon_of(dtype); }
 
 TEST(LinearActivation, MatchesDefinition) {
@@ -190,7 +192,7 @@ TEST(LinearActivation, MatchesDefinition) {
               continue;
             }
             const Tensor bias = with_bias ? coarse({out}, dtype, device) : Tensor{};
-            // Near 0 float16 has steps of 2⁻²⁴, half of which is `tolerance` of this.
+            // Near 0, the spacing of float16 is 2⁻²⁴. For values of this size, half of that is `tolerance`.
             const double least = dtype == float16 ? 0x1p-25 / tolerance(dtype) : 0;
             const Reference expected = reference(x, weight, bias, dy, f, least);
             for (const bool odd_layout : {false, true}) {
@@ -208,7 +210,7 @@ TEST(LinearActivation, MatchesDefinition) {
               if (with_bias) {
                 expect_sums(b.grad(), expected.dbias, expected.dbias_size, tolerance(dtype), what + " dbias");
               }
-              // Without gradients it may use another kernel.
+              // Without gradients, another kernel may be used.
               const Tensor alone = linear(a.detach(), w.detach(), with_bias ? b.detach() : b, f.activation);
               expect_near(alone, expected.y, tolerance(dtype) / 2, what + " y alone");
             }
@@ -219,7 +221,7 @@ TEST(LinearActivation, MatchesDefinition) {
   }
 }
 
-// The sums before the bias need one bit more than 16-bit floats have.
+// The product needs one bit more than 16-bit floats have, so that rounding it before adding the bias would show.
 TEST(LinearActivation, BiasIsAPartOfTheSum) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
@@ -279,7 +281,7 @@ TEST(LinearActivation, SpecialValues) {
   const double kInfinity = INFINITY;
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      // Rows of sums NaN, ∞, −∞, 0, in tiles of kernels' own size.
+      // Rows whose sums are NaN, ∞, −∞ or 0, of sizes that the fused kernels support.
       const Tensor x = zeros({64, 64}, dtype, device), weight = zeros({64, 64}, dtype, device);
       fill_data(slice(select(x, 1, 0), 0, 0, 1), NAN);
       fill_data(slice(select(x, 1, 0), 0, 1, 2), kInfinity);
@@ -338,7 +340,7 @@ TEST(LinearActivation, Empty) {
       EXPECT_EQ(none.grad().shape(), none.shape());
       expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
       expect_close(bias.grad(), std::vector<double>(3, 0.0), 0, 0);
-      // Nothing to sum: only the activation of the bias remains.
+      // If `in` is 0, y is the activation of the bias.
       const Tensor half = full({3}, -0.5, float32, device).requires_grad_();
       const Tensor left = linear(empty({2, 0}, float32, device), empty({3, 0}, float32, device), half, f.activation);
       expect_close(left, std::vector<double>(6, f.value(-0.5)), 1e-6, 0, f.name);
@@ -355,7 +357,7 @@ TEST(Linear, KeepsOnlyWhatGradientsNeed) {
     const Tensor a = x.detach().requires_grad_();
     const Tensor w = clone(weight);
     const Tensor y = linear(a, w, bias, f.activation);
-    fill_(a.detach(), 0);  // only dweight is made of x
+    fill_(a.detach(), 0);  // only dweight depends on x
     y.backward(dy);
     const Tensor b = clone(weight).requires_grad_();
     const Tensor other = linear(x, b, bias, f.activation);
@@ -395,7 +397,7 @@ TEST(Linear, Empty) {
     EXPECT_EQ(x.grad().shape(), x.shape());
     expect_close(weight.grad(), std::vector<double>(12, 0.0), 0, 0);
     expect_close(bias.grad(), std::vector<double>(3, 0.0), 0, 0);
-    // Nothing to sum: only the bias remains.
+    // If `in` is 0, y is the bias.
     const Tensor only_bias = linear(empty({2, 0}, float32, device), empty({3, 0}, float32, device), bias);
     expect_close(only_bias, std::vector<double>(6, 1.0), 0, 0);
   }
@@ -449,18 +451,18 @@ TEST(Linear, AddsToTheGradientOfEarlierPasses) {
       EXPECT_TRUE(weight.grad().is_same(seen));
       expect_close(weight.grad(), to_vector<double>(both), 0, 0);
 
-      // grad() does not change it.
+      // autograd::grad() does not change weight.grad().
       const Tensor y = linear(x[0], weight, bias);
       expect_close(autograd::grad({y}, {weight}, {dy[0]})[0], to_vector<double>(d[0]), 0, 0);
       expect_close(weight.grad(), to_vector<double>(both), 0, 0);
 
-      // Twice in one pass, on top of a pass before.
+      // The weight is used twice in one pass, after an earlier pass.
       weight.set_grad({});
       backward(0);
       (sum(linear(x[0], weight, bias) * dy[0]) + sum(linear(x[1], weight, bias) * dy[1])).backward();
       expect_close(weight.grad(), to_vector<double>(both + d[0]), 0, 0);
 
-      // A hook sees the contribution of this pass.
+      // A hook gets the contribution of this pass only.
       weight.set_grad({});
       backward(0);
       Tensor hooked;

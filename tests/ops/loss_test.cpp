@@ -124,7 +124,7 @@ TEST(Loss, ExtremeValues) {
       expect_close(losses, Values{0, 1000, 1000, 0, tail}, 1e-2, 1e-14);
       losses.backward(ones_like(losses));
       expect_close(x.grad(), Values{0, -1, 1, 0, 0}, 0, 1e-12);
-      // 0 log 0 is 0.
+      // 0 · log 0 counts as 0.
       expect_close(kl_div(from_data({-1.0, -kInfinity}).to(device, dtype), from_data({0.0, 0.5}).to(device, dtype),
                           false, Reduction::none),
                    Values{0, kInfinity}, 0, 0);
@@ -187,12 +187,12 @@ TEST(NllLoss, IsItsDefinition) {
     expect_close(nll_loss(x, targets, {.weight = weight}), Values{total / weights}, 1e-14, 0);
     expect_close(nll_loss(x.to(bfloat16), targets, {.weight = weight.to(bfloat16)}), Values{total / weights}, 2e-2, 0);
     EXPECT_EQ(nll_loss(x.to(float16), targets).dtype(), float16);
-    // As cross_entropy computes it from logits.
+    // The same as cross_entropy() computes from logits.
     expect_close(nll_loss(x, targets, {.weight = weight}), cross_entropy(x, targets, {.weight = weight}), 1e-12, 0);
     const auto f = [&](const Tensor& logits) { return nll_loss(log_softmax(logits, -1), targets, {.weight = weight}); };
     EXPECT_TRUE(autograd::gradcheck(f, {x}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
-    // What has no weight contributes nothing, even from −∞.
+    // A class of weight 0 contributes nothing, even if x is −∞.
     const Tensor none = from_data({-std::numeric_limits<double>::infinity(), 0.0}, {1, 2}, device);
     expect_close(nll_loss(none, zeros({1}, int64, device),
                           {.weight = from_data({0.0, 1.0}, device), .reduction = Reduction::sum}),

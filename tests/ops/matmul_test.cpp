@@ -35,7 +35,7 @@ struct Reference {
   std::vector<double> values, magnitudes;
 };
 
-// (B, M, K) · (B, K, N) by the definition; an operand with B = 1 serves all.
+// (B, M, K) · (B, K, N) by the definition. An operand with B = 1 is broadcast.
 Reference reference(const Tensor& a, const Tensor& b) {
   const std::int64_t batch = std::max(a.size(0), b.size(0));
   const std::int64_t m = a.size(1), n = b.size(2), depth = a.size(2);
@@ -63,7 +63,7 @@ void expect_product(const Tensor& y, const Tensor& a, const Tensor& b, const std
   const std::vector<double> got = to_vector<double>(y);
   ASSERT_EQ(got.size(), expected.values.size()) << what;
   for (std::size_t i = 0; i < got.size(); ++i) {
-    // One rounding of the result, and float32 sums of the terms.
+    // The result is rounded once, and its terms are summed in float32.
     const double allowed = tolerance(y.dtype()) * std::abs(expected.values[i]) +
                            (y.dtype() == float64 ? 1e-14 : 2e-6) * expected.magnitudes[i] + 1e-30;
     ASSERT_LE(std::abs(got[i] - expected.values[i]), allowed) << what << ": element " << i << " is " << got[i];
@@ -151,7 +151,7 @@ TEST(Matmul, LargerThanAPackedBlock) {
 TEST(Matmul, SixteenBitSumsAreRoundedOnce) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
-      // Each single term would vanish against the first.
+      // In 16 bits, each later term would be lost when it is added to the first.
       const Tensor a = ones({1, 2049}, dtype, device);
       const Tensor b = full({2049, 1}, 1.0 / 2048, dtype, device);
       fill_data(slice(b, 0, 0, 1), 8);
@@ -171,7 +171,7 @@ TEST(Matmul, Batched) {
       const Tensor nested = matmul(reshape(a, {2, 3, 10, 7}), reshape(b, {2, 3, 7, 9}));
       EXPECT_EQ(nested.shape(), (Shape{2, 3, 10, 9}));
       expect_product(nested, a, b, what + ", two leading axes");
-      // The heads of attention: (B, T, H, D) seen as (B, H, T, D).
+      // A layout as of attention's heads: (B, T, H, D) in memory, viewed as (B, H, T, D).
       const Tensor heads = transpose(contiguous(transpose(reshape(a, {2, 3, 10, 7}), 1, 2)), 1, 2);
       expect_product(matmul(heads, reshape(b, {2, 3, 7, 9})), a, b, what + ", heads");
     }
@@ -188,7 +188,7 @@ TEST(Matmul, BroadcastsLeadingAxes) {
     const Tensor one = slice(a, 0, 0, 1);
     expect_product(matmul(one, c), one, c, "a of one");
     expect_product(matmul(select(one, 0, 0), c), one, c, "a without leading axes");
-    // Both stretch: (2, 1, M, K) · (3, K, N).
+    // Both operands are broadcast: (2, 1, M, K) · (3, K, N).
     const Tensor left = randn({2, 1, 4, 5}, float64, device);
     const Tensor right = randn({3, 5, 2}, float64, device);
     const Tensor y = matmul(left, right);
@@ -272,7 +272,7 @@ TEST(Matmul, GradientsOfOneOperand) {
   const Tensor a = randn({3, 4}), b = randn({4, 5});
   a.requires_grad_();
   const Tensor y = matmul(a, b);
-  fill_(a.detach(), 0);  // only b's gradient is made of a, so a was not kept
+  fill_(a.detach(), 0);  // only b's gradient depends on a, so that a was not saved
   y.backward(ones({3, 5}));
   expect_product(a.grad(), ones({1, 3, 5}), unsqueeze(transpose(b, 0, 1), 0), "da");
   EXPECT_FALSE(b.grad().defined());
@@ -286,7 +286,7 @@ TEST(Matmul, SecondDerivatives) {
   }
 }
 
-// TF32 keeps 10 bits of each factor, on CUDA.
+// On CUDA, TF32 rounds each factor to 10 mantissa bits, but only if it is selected.
 TEST(Matmul, Tf32OnlyIfAskedFor) {
   struct Restore {
     ~Restore() { set_float32_matmul_precision(MatmulPrecision::float32); }
@@ -327,11 +327,11 @@ TEST(Matmul, TransposedViewsAreNotCopied) {
   const Tensor heads = transpose(randn({2, 6, 3, 4}), 1, 2);
   EXPECT_TRUE(kernels::readable(heads).is_same(heads));
   EXPECT_EQ(kernels::matrix_layout(heads).leading, 12);
-  // Neither rows nor columns of consecutive elements.
+  // Neither rows nor columns are contiguous.
   const Tensor scattered = slice(x, 2, 0, 7, 2);
   EXPECT_FALSE(kernels::matrix_layout(scattered).readable);
   expect_product(matmul(scattered, ones({4, 2})), contiguous(scattered), ones({1, 4, 2}), "scattered");
-  // One row stretched over many.
+  // One row, broadcast to several.
   const Tensor stretched = expand(randn({1, 4}), {3, 4});
   expect_product(matmul(stretched, ones({4, 2})), reshape(stretched, {1, 3, 4}), ones({1, 4, 2}), "stretched");
 }
@@ -359,7 +359,7 @@ TEST(Matmul, RowsDoNotDependOnEachOther) {
     const Tensor a = randn({45, 600}, dtype), b = randn({600, 70}, dtype);
     const Tensor all = matmul(a, b);
     EXPECT_TRUE(same_bits(matmul(slice(a, 0, 20, 40), b), slice(all, 0, 20, 40)));
-    // Few rows have kernels of their own, for each of b's layouts.
+    // Few rows have their own kernels, one for each layout of b.
     for (const Tensor& w : {b, stored_transposed(b)}) {
       const Tensor few = matmul(slice(a, 0, 0, gemm::kFewRows), w);
       for (const std::int64_t rows : {1, 2, 3, 5, 7}) {
@@ -417,7 +417,7 @@ TEST(Matmul, Errors) {
   }
 }
 
-// With MatmulTuning::timed until the end of scope.
+// Sets MatmulTuning::timed until the end of the scope.
 struct Timed {
   Timed() { set_matmul_tuning(MatmulTuning::timed); }
   ~Timed() { set_matmul_tuning(MatmulTuning::heuristic); }
@@ -459,7 +459,7 @@ TEST(MatmulTuning, AnAlgorithmAgreesUpToRounding) {
   };
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  // The norm of the expected result is 5, so that 0.05 may be missing.
+  // The norm of the expected result is 5, so that differences of up to 0.05 are accepted.
   EXPECT_TRUE(agree({3, -4}, {3, -4}));
   EXPECT_TRUE(agree({3, -4}, {3.03F, -4.03F}));
   EXPECT_FALSE(agree({3, -4}, {3.04F, -4.04F}));
@@ -467,7 +467,7 @@ TEST(MatmulTuning, AnAlgorithmAgreesUpToRounding) {
   EXPECT_FALSE(agree({3, -4}, {0, 0}));
   EXPECT_TRUE(agree({0, 0}, {0, 0}));
   EXPECT_FALSE(agree({0, 0}, {0, 1e-6F}));
-  // What is not finite has to be at the same places, and hides nothing else.
+  // NaN and infinities must be at the same positions, and do not hide other differences.
   EXPECT_FALSE(agree({3, -4}, {3, kNan}));
   EXPECT_FALSE(agree({3, kNan}, {3, -4}));
   EXPECT_FALSE(agree({3, -4}, {3, -kInf}));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Layouts of matrices for products, and their comparison.
+// Memory layouts of matrices for the tests of products, and comparisons of matrices.
 
 #include <cmath>
 #include <cstring>
@@ -11,10 +11,10 @@
 
 namespace mica::testing_support {
 
-// A view of the same values with the last two axes swapped in memory.
+// A view with x's elements whose last two axes are swapped in memory.
 inline Tensor stored_transposed(const Tensor& x) { return transpose(contiguous(transpose(x, -1, -2)), -1, -2); }
 
-// A view that starts one element into its memory and has gaps between rows.
+// A view with x's elements that begins at the second element of its memory and has gaps between rows.
 inline Tensor padded(const Tensor& x) {
   Shape shape = x.shape();
   shape.back() += 3;

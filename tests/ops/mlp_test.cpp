@@ -25,7 +25,7 @@ Tensor by_two_layers(const Tensor& x, const Tensor& w1, const Tensor& b1, const 
   return linear(linear(x, w1, b1, f), w2, b2);
 }
 
-// x, weight1, bias1, weight2, bias2 of a layer 4 times as wide inside.
+// Random x, weight1, bias1, weight2 and bias2, where `hidden` is 4 times `in`.
 Tensors random_layer(std::int64_t rows, std::int64_t width, DType dtype, Device device) {
   const auto random = [&](const Shape& shape, double scale) {
     return (randn(shape, float64, device) * scale).to(dtype);
@@ -37,7 +37,7 @@ Tensors random_layer(std::int64_t rows, std::int64_t width, DType dtype, Device 
 
 using Function = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, Activation);
 
-// y and the gradients of all inputs that are defined.
+// Computes y and the gradients of all inputs that are defined.
 Tensors run(Function function, const Tensors& inputs, Activation f, const Tensor& dy) {
   Tensors leaves;
   for (const Tensor& input : inputs) {
@@ -87,9 +87,10 @@ TEST(Mlp, IsTwoLinearLayers) {
             const Tensors exact = run(by_two_layers, wide_inputs, f, dy.to(float64));
             ASSERT_EQ(got.size(), exact.size());
             for (std::size_t i = 0; i < got.size(); ++i) {
-              // About as far from the truth as the pair, which rounds elsewhere. But cuBLAS adds up the gradient of
-              // bias1 from rounded terms, in parts that it rounds again: four roundings to the pair's two, √2 times as
-              // far. Of two distances over 96 values each, a quarter more is chance.
+              // The error must be about that of two linear() calls, which round at other places. But cuBLAS sums the
+              // gradient of bias1 from rounded terms, in parts that it rounds again: four roundings instead of two,
+              // which makes the error √2 times as large. Between two errors over 96 values each, a quarter more is
+              // chance.
               const bool by_cublas =
                   i == 3 && biases && device.is_cuda() && size_of(dtype) == 2 && f == Activation::gelu_tanh;
               EXPECT_LE(distance(got[i], exact[i]), (by_cublas ? 1.77 : 1.1) * distance(pair[i], exact[i]) + 1e-14)
@@ -115,7 +116,7 @@ TEST(Mlp, Gradients) {
       EXPECT_TRUE(autograd::gradcheck(without, {inputs[0], inputs[1], inputs[3]}));
       EXPECT_TRUE(autograd::gradgradcheck(with_biases, inputs));
       EXPECT_TRUE(autograd::gradgradcheck(without, {inputs[0], inputs[1], inputs[3]}));
-      // Each alone: constants are not saved.
+      // With a single input that requires a gradient, since tensors that only other gradients need are not saved.
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto of_one = [&](const Tensor& a) {
           Tensors all = inputs;
@@ -134,7 +135,7 @@ TEST(Mlp, OnlyTheGradientsAskedFor) {
       const Tensors inputs = random_layer(5, 8, float32, device);
       const Tensor dy = randn(inputs[0].shape(), float32, device);
       const Tensors all = run(mlp, inputs, f, dy);
-      // |f(z)| ≤ |z| and |f'| ≤ 1.13, so that without f the sums of absolute values are as large, nearly.
+      // Since |f(z)| ≤ |z| and |f'| ≤ 1.13, the sums of absolute values without f are an upper bound, nearly.
       Tensors magnitudes;
       for (const Tensor& input : inputs) {
         magnitudes.push_back(abs(input).to(float64));
@@ -148,8 +149,9 @@ TEST(Mlp, OnlyTheGradientsAskedFor) {
           EXPECT_TRUE(same_bits(some[i].grad(), all[i + 1])) << i;
           continue;
         }
-        // cuBLAS uses another kernel if z or a bias gradient is not required. Both have rounding errors: about √n · ε/2
-        // of the terms' absolute sum, n being the number of terms on the longest way, 8 + 32 + 8.
+        // cuBLAS uses another kernel if z or a bias gradient is not required. Both have rounding errors of about √n ·
+        // ε/2 times the sum of the terms' absolute values, where n = 8 + 32 + 8 is the largest number of terms in a
+        // chain.
         expect_rows_close(some[i].grad(), to_vector<double>(all[i + 1]), to_vector<double>(terms[i + 1]), 1,
                           7 * epsilon_of(float32), fmt::format("input {}", i));
       }
@@ -173,7 +175,7 @@ TEST(Mlp, RunsAreIdentical) {
   }
 }
 
-// Sizes that are no multiples of a tile, and fewer and more pieces of K than there are stages.
+// Sizes that are not multiples of a tile, with fewer and more pieces of K than there are stages.
 TEST(Mlp, EpilogueKernelMatchesReference) {
   if (!gpu_has_wgmma()) {
     GTEST_SKIP() << "needs a GPU of compute capability 9.0";
@@ -209,7 +211,7 @@ TEST(Mlp, EpilogueKernelMatchesReference) {
         ASSERT_EQ(got.size(), exact.size());
         for (std::size_t i = 0; i < got.size(); ++i) {
           EXPECT_TRUE(same_bits(got[i], again[i])) << "result " << i;
-          // Each result, h and dz are rounded once; sums of many rounded terms are off by less than one.
+          // Each result, h and dz are rounded once. Sums of many rounded terms have less than one such error.
           EXPECT_LE(distance(got[i], exact[i]), 1.5 * epsilon_of(dtype) / 2) << "result " << i;
         }
       }
@@ -217,7 +219,7 @@ TEST(Mlp, EpilogueKernelMatchesReference) {
   }
 }
 
-// That kernel stores f′(z). What needs z computes it again.
+// The kernel with an epilogue stores f′(z). Second derivatives, which need z, compute it again.
 TEST(Mlp, SecondDerivativesOfEpilogueKernel) {
   if (!gpu_has_wgmma()) {
     GTEST_SKIP() << "needs a GPU of compute capability 9.0";
@@ -263,14 +265,14 @@ TEST(Mlp, SecondDerivativesOfEpilogueKernel) {
       const Tensors exact = run_twice(by_two_layers, wide, dy.to(float64), u.to(float64));
       ASSERT_EQ(got.size(), exact.size());
       for (std::size_t i = 0; i < got.size(); ++i) {
-        // A few roundings one after the other: of z, of dh, of f″(z) and of their products.
+        // Several roundings in a row: of z, of dh, of f″(z) and of their products.
         EXPECT_LE(distance(got[i], exact[i]), 3 * epsilon_of(dtype) / 2) << "result " << i;
       }
     }
   }
 }
 
-// The kernel cannot read this gradient, so a product and a pass multiply by f′(z).
+// The kernel with an epilogue cannot read an unaligned gradient. Then f′(z) is multiplied by a separate pass.
 TEST(Mlp, UnalignedGradientAfterEpilogueKernel) {
   if (!gpu_has_wgmma()) {
     GTEST_SKIP() << "needs a GPU of compute capability 9.0";

@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared code of the tests of normalizations: sizes, and difficult layouts.
+// Code shared by the tests of norms: sizes, and difficult memory layouts.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ struct NormCase {
   }
 };
 
-/// (dtype, weight dtype)
+/// Pairs of x's dtype and the weight's dtype.
 inline const std::vector<std::pair<DType, DType>> kNormTypes = {{float32, float32},   {float64, float64},
                                                                 {float16, float16},   {float16, float32},
                                                                 {bfloat16, bfloat16}, {bfloat16, float32}};
@@ -40,7 +40,7 @@ inline const std::vector<std::int64_t> kNormColumns = {
     129,    500,    513,    768,    1000,   1600,   2001,   2048,   4005,    8117,   8192,
     10'000, 12'288, 15'872, 16'384, 16'385, 32'768, 65'536, 66'679, 123'479, 262'144};
 
-/// 2^k − 1, 2^k and 2^k + 1 for k from 0 to `last`, in order and each once.
+/// 2^k − 1, 2^k and 2^k + 1 for k from 0 to `last`, sorted and without duplicates.
 inline std::vector<std::int64_t> around_powers_of_2(int last) {
   std::vector<std::int64_t> sizes;
   for (int k = 0; k <= last; ++k) {
@@ -53,20 +53,20 @@ inline std::vector<std::int64_t> around_powers_of_2(int last) {
   return sizes;
 }
 
-/// "float16_weights_float32", for the names of tests.
+/// A name such as "float16_weights_float32" for a test's pair of dtypes.
 inline std::string name_of_types(const testing::TestParamInfo<std::pair<DType, DType>>& info) {
   return fmt::format("{}_weights_{}", info.param.first, info.param.second);
 }
 
-/// The cases of one of kNormTypes. Each length is tested with few rows, and with more as long as that is quick. A GPU
-/// also gets more rows than it processes at a time, and rows longer than its multiprocessors can hold together.
+/// The cases for one pair of kNormTypes. Each length is tested with few rows and, if that is fast enough, with many. On
+/// a GPU, there are also more rows than it processes at a time, and rows that are too long to be held on the chip.
 inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DType>& types) {
   std::vector<NormCase> cases;
   const auto add = [&](std::int64_t rows, std::int64_t columns) {
     cases.push_back({types.first, types.second, rows, columns});
   };
   const std::int64_t most = device.is_cuda() ? 1 << 23 : 140'000;
-  // With AddressSanitizer, each size with one of the pairs.
+  // With AddressSanitizer, each size is tested with one pair of dtypes only.
   OneIn pairs(static_cast<int>(kNormTypes.size()));
   for (auto other = kNormTypes.begin(); *other != types; ++other) {
     pairs.skips();
@@ -107,8 +107,8 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
   return cases;
 }
 
-/// Row lengths that reach every kernel, for tests with fewer shapes than the grid; the longest only where that is
-/// fast.
+/// Row lengths for all kernels, for tests with fewer shapes than norm_grid(). The longest ones are only tested where
+/// that is fast.
 inline std::vector<std::int64_t> some_columns(Device device) {
   std::vector<std::int64_t> columns = {1, 7, 64, 100, 256, 500, 768, 1600, 4005, 9001};
   if (device.is_cuda()) {
@@ -118,7 +118,7 @@ inline std::vector<std::int64_t> some_columns(Device device) {
   return columns;
 }
 
-/// The same values, axes reversed in memory and a NaN after every element.
+/// A view with x's elements whose axes are reversed in memory, with a NaN after every element.
 inline Tensor with_gaps(const Tensor& x) {
   Strides strides = x.shape();
   std::int64_t step = 2;
@@ -132,7 +132,7 @@ inline Tensor with_gaps(const Tensor& x) {
   return result;
 }
 
-/// The same values, row-major, but one element past where an allocation begins, with NaN on both sides.
+/// A row-major view with x's elements that begins at the second element of an allocation, with NaN before and after it.
 inline Tensor off_by_one(const Tensor& x) {
   const Tensor base = full({x.numel() + 2}, NAN, x.dtype(), x.device());
   const Tensor result = as_strided(base, x.shape(), x.strides(), 1);
@@ -140,12 +140,12 @@ inline Tensor off_by_one(const Tensor& x) {
   return result;
 }
 
-/// Rows [begin, begin + count) of a row-major (M, N): a view without history.
+/// A view of rows [begin, begin + count) of a row-major (M, N), without history.
 inline Tensor rows_of(const Tensor& x, std::int64_t begin, std::int64_t count) {
   return as_strided(x, {count, x.size(1)}, x.strides(), x.handle()->offset + begin * x.size(1));
 }
 
-/// `values`, rounded to the dtype of `x`, on its device and in its shape.
+/// A tensor of x's shape, dtype and device with the elements `values`, rounded.
 inline Tensor with_values(const std::vector<double>& values, const Tensor& x) {
   const Tensor result = empty_like(x);
   copy_into(result, from_data(values, x.shape()));

@@ -62,7 +62,7 @@ TEST(PackBits, Errors) {
                "unpack_bits: expected a matrix of shape [2, N] for 9 rows of 4 bits, got [1, 2]");
 }
 
-// The scale of each weight.
+// For each weight, the scale of its group.
 Doubles scales_of(const QuantizedWeight& q) {
   const Doubles scale = to_vector<double>(q.scale);
   const std::int64_t size = q.group_size == kWholeColumn ? q.rows : q.group_size;
@@ -152,7 +152,7 @@ TEST(Quantize, KnownValues) {
   const QuantizedWeight asymmetric = quantize(weight, {.bits = 2});
   expect_close(asymmetric.scale, {1}, 0, 0);
   expect_close(asymmetric.zero, {1}, 0, 0);
-  expect_close(unpack_bits(asymmetric.packed, 2, 4), {0, 1, 2, 3}, 0, 0);  // 0.5 is a tie, which goes to the even 1.5
+  expect_close(unpack_bits(asymmetric.packed, 2, 4), {0, 1, 2, 3}, 0, 0);  // 0.5 is a tie and goes to the even integer
   expect_close(dequantize(asymmetric), {-1, 0, 1, 2}, 0, 0);
 
   const QuantizedWeight symmetric = quantize(weight, {.bits = 2, .scheme = QuantizationScheme::symmetric});

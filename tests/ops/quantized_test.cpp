@@ -50,7 +50,7 @@ struct Format {
   }
 };
 
-// A weight of random integers and factors, and its value in float64.
+// A weight with random integers, scales and zeros, and the matrix that it represents, in float64.
 struct Example {
   QuantizedWeight q;
   Doubles weight;
@@ -87,7 +87,7 @@ Example random_weight(const Format& f, Device device = Device::cpu()) {
   return example;
 }
 
-// The expected product, and the magnitude for its rounding errors.
+// The expected product, and the sizes of its terms, to which rounding errors are proportional.
 struct Expected {
   Doubles values;
   Doubles scales;
@@ -118,11 +118,11 @@ void scale_by(Expected& e, std::size_t i, double factor) {
   e.scales[i] *= std::abs(factor);
 }
 
-// On a GPU, gradients and products of more rows than this use weights rounded to x's dtype, and round again before the
-// rows' factors.
+// On a GPU, gradients, and products of more rows than this, use the weight rounded to x's dtype. They also round before
+// they multiply by the rows' factors.
 constexpr std::int64_t kFewRows = 16;
 
-// On a CPU with instructions for bfloat16, products of so many rows use weights rounded to it.
+// On a CPU with instructions for bfloat16, products of this many rows or more use the weight rounded to bfloat16.
 constexpr std::int64_t kTileRows = 32;
 
 bool rounds_weights(DType dtype, std::int64_t m, Device device) {
@@ -228,7 +228,7 @@ TEST(QuantizedMatmul, AnySizes) {
                        fmt::format("{}, 45 rows on {}, channels {}", format.text(), device, channels), device);
       }
     }
-    // More rows than a block processes at a time.
+    // More rows of the weight than a block processes at a time.
     const Format format{70, 45, 4, 32};
     expect_matches(random_weight(format, device), 519, float32, true, true, "many rows", device);
   }
@@ -264,7 +264,7 @@ TEST(QuantizedMatmul, LeadingAxesAndLayouts) {
       expect_same_bits(quantized_matmul(layout(x), q, {.rows = rows}), expected);
       expect_same_bits(dequantize(q), dequantize(example.q));
     }
-    // A vector, and one row of a larger product.
+    // The product of a vector equals one row of a larger product.
     const Tensor row = select(x, 0, 4);
     const Tensor of_row = quantized_matmul(row, example.q, {.rows = select(rows, 0, 4)});
     EXPECT_EQ(of_row.shape(), (Shape{33}));
@@ -294,7 +294,7 @@ TEST(QuantizedMatmul, IgnoresBitsPastTheLastRow) {
   manual_seed(12);
   for (const int bits : kBits) {
     for (const std::int64_t group_size : kGroupSizes) {
-      const std::int64_t rows = 161;  // one integer in the last word
+      const std::int64_t rows = 161;  // the last word has a single integer
       const QuantizedWeight q = random_weight({rows, 20, bits, group_size}).q;
       QuantizedWeight dirty = q;
       std::vector<std::int32_t> words = to_vector<std::int32_t>(q.packed);
@@ -355,7 +355,7 @@ TEST(QuantizedMatmul, Gradients) {
   }
 }
 
-// Sums over several blocks, whose order must not depend on timing.
+// Sums are computed by several blocks. Their order must not depend on timing.
 TEST(QuantizedMatmul, LongSumsRepeat) {
   manual_seed(13);
   for (const Device device : test_devices()) {
@@ -373,7 +373,7 @@ TEST(QuantizedMatmul, LongSumsRepeat) {
   }
 }
 
-// Like expect_matches, without the gradient, and by matrix products, for more rows.
+// Like expect_matches(), but without the gradient, and with a reference by matmul(), which is faster for many rows.
 void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtype, int channels,
                             const std::string& what) {
   const Device device = q.packed.device();
@@ -383,7 +383,7 @@ void expect_forward_matches(const QuantizedWeight& q, std::int64_t m, DType dtyp
   const Tensor rows = channels & 2 ? randn({m}, float32, device) : Tensor{};
   const cuda::LaunchRecord record;
   const Tensor y = quantized_matmul(x, q, {.columns = columns, .rows = rows});
-  // Tensor-core kernels need multiples of 32 rows and 8 columns.
+  // The kernels for tensor cores need multiples of 32 rows and 8 columns of the weight.
   const bool on_tensor_cores = gpu_has_clusters() && q.rows % 32 == 0 && n % 8 == 0;
   if (on_tensor_cores && m <= 16) {
     expect_launched(record, device, {"few_rows_tensor_kernel"}, what);
@@ -444,8 +444,7 @@ TEST_P(QuantizedMatmulKernels, EveryFormatAndSize) {
 INSTANTIATE_TEST_SUITE_P(All, QuantizedMatmulKernels,
                          testing::Combine(testing::ValuesIn(kBits), testing::ValuesIn(kGroupSizes)));
 
-// Long enough that a kernel reuses all of its shared memory many times, in several blocks whose order must not
-// matter.
+// Sizes for which a kernel reuses all of its shared memory many times, in several blocks, whose order must not matter.
 TEST(QuantizedMatmul, EveryKernelRepeats) {
   if (!cuda_available()) {
     GTEST_SKIP() << "no GPU";
@@ -552,7 +551,7 @@ TEST(QuantizedMatmul, Errors) {
                "expected a constant channels.rows, got one that requires a gradient");
   expect_error([&] { dequantize(good, int32); }, "dequantize: expected a floating dtype, got int32");
 
-  // Without recording, no gradient can be lost.
+  // While nothing is recorded, scales that require a gradient are accepted.
   const autograd::NoGrad guard;
   quantized_matmul(x, good, {.rows = ones({2}).requires_grad_()});
 }

@@ -34,7 +34,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
          (left.numel() == 0 || std::memcmp(left.raw_data(), right.raw_data(), left.bytes()) == 0);
 }
 
-// The elements that go into each result, in row-major order of the results.
+// For each result, in row-major order, the elements that it is computed from.
 std::vector<std::vector<double>> groups_of(const Tensor& x, const Dims& axes) {
   std::vector<bool> reduced(x.dim(), axes.empty());
   for (const std::int64_t axis : axes) {
@@ -80,7 +80,7 @@ double plain_sum(const std::vector<double>& v) {
 
 double plain_mean(const std::vector<double>& v) { return plain_sum(v) / static_cast<double>(v.size()); }
 
-// Shapes and axes for every layout that the kernels distinguish.
+// A shape and the axes to reduce, for each of the layouts that the kernels distinguish.
 struct Case {
   Shape shape;
   Dims axes;
@@ -122,7 +122,8 @@ std::string describe(const Case& c, Device device) {
   return to_string(c.shape) + " over " + to_string(c.axes) + " on " + to_string(device);
 }
 
-// The tensor itself, its axes turned around in memory, and every second element of a longer last axis, off by one.
+// x in several layouts: as it is; with its axes reversed in memory; and as every second element of a longer last axis,
+// with an offset of one.
 Tensors layouts(const Tensor& x) {
   Shape turned = x.shape();
   std::reverse(turned.begin(), turned.end());
@@ -153,7 +154,7 @@ TEST(Reduce, SumAndMeanMatchReference) {
         if (three.skips()) {
           continue;
         }
-        // The maximum root mean square of such a sum. Its rounding error depends on the width of the CPU's
+        // An upper bound of such a sum's root mean square. The rounding error depends on the width of the CPU's
         // vectors.
         const double size = std::sqrt(static_cast<double>(std::max<std::int64_t>(x.numel(), 1)));
         expect_close(sum(x, c.axes), reference(x, c.axes, plain_sum), 1e-6, 1e-6 * size, describe(c, device));
@@ -177,7 +178,7 @@ TEST(Reduce, SumOfOneElementAxesKeepsShapes) {
 TEST(Reduce, SumsOf16BitFloatsAreKeptInFloat32) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float16, bfloat16}) {
-      // In 16 bits the sum would stick at 2048 or 256; as a float16, Σ x overflows where the mean does not.
+      // A sum in 16 bits would stop at 2048 or 256. In float16, Σ x could overflow although the mean does not.
       EXPECT_EQ(sum(ones({8192}, dtype, device)).item(), 8192);
       EXPECT_EQ(mean(full({300, 4}, 512, dtype, device), {0}).to(float32).to(Device::cpu()).data<float>()[3], 512);
       const Tensor x = randn({60, 100}, dtype, device);
@@ -210,7 +211,8 @@ TEST(Reduce, SumIsAccurate) {
   }
 }
 
-// Runs that have gaps between them are reduced several at a time. Sums of these small integers are exact in any order.
+// The elements of a result are short runs with gaps between them, and several runs are reduced at a time. Sums of small
+// integers are exact in any order.
 TEST(Reduce, ShortStridedRuns) {
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes{{1, 3},   {2, 40},  {63, 3},   {64, 100},
                                                                  {65, 40}, {130, 1}, {1000, 3}, {22'000, 3}};
@@ -281,7 +283,7 @@ double plain_logsumexp(const std::vector<double>& v) {
 }
 
 TEST(Reduce, VarMatchesReference) {
-  OneIn three(3);  // each layout with one of the corrections
+  OneIn three(3);  // tests each layout with one of the corrections
   for (const Device device : test_devices()) {
     for (const Case& c : kCases) {
       for (const int correction : {0, 1, 3}) {
@@ -443,7 +445,7 @@ TEST(Reduce, LogSumExpOfExtremeValues) {
     const std::vector<double> g = to_vector<double>(x.grad());
     EXPECT_EQ(std::vector<double>(g.begin(), g.begin() + 2), (std::vector<double>{0, 0}));
     for (int i = 2; i < 6; ++i) {
-      EXPECT_NEAR(g[i], 0.5, 5e-4);  // y itself is rounded to 1e-3
+      EXPECT_NEAR(g[i], 0.5, 5e-4);  // y itself has a rounding error of 1e-3
     }
     EXPECT_EQ(g[8], 0);
     EXPECT_EQ(g[9], 1);
@@ -462,7 +464,7 @@ TEST(Reduce, ExtremesMatchReference) {
         if ((numel_of(c.shape) > 50'000 && dtype != float32) || three.skips()) {
           continue;
         }
-        // Few distinct values, so that ties are common.
+        // There are few distinct values, so that ties are common.
         const Tensor x = randint(0, 20, c.shape, int64, device).to(dtype);
         const std::vector<double> v = to_vector<double>(x);
         EXPECT_EQ(max(x).item(), *std::max_element(v.begin(), v.end()));
@@ -536,10 +538,10 @@ TEST(Reduce, GradientOfTies) {
   for (const Device device : test_devices()) {
     const Tensor x = from_data({3.f, 1.f, 3.f, 3.f}, {2, 2}, device).requires_grad_();
     max(x).backward(full({}, 6, float32, device));
-    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{2, 0, 2, 2}));  // shared
+    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{2, 0, 2, 2}));  // shared evenly
     x.set_grad({});
     max(x, 1).values.backward(from_data({5.f, 7.f}, device));
-    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{5, 0, 7, 0}));  // the first
+    EXPECT_EQ(to_vector<float>(x.grad()), (std::vector<float>{5, 0, 7, 0}));  // goes to the first
     EXPECT_FALSE(max(x, 1).indices.requires_grad());
     EXPECT_FALSE(argmax(x, 1).requires_grad());
   }
@@ -560,7 +562,7 @@ TEST(Reduce, GradientsOf16BitFloats) {
         f(x).backward(dy);
         f(wide).backward(dy.to(float64));
         EXPECT_EQ(x.grad().dtype(), dtype);
-        // logsumexp computes its weights from a rounded result.
+        // The backward of logsumexp computes its weights from the rounded result.
         expect_rows_close(x.grad(), to_vector<double>(wide.grad()), 50, 3 * epsilon_of(dtype), to_string(device));
       }
     }
@@ -665,7 +667,7 @@ TEST(Prod, Values) {
     expect_close(prod(empty({0, 2}, float32, device), {0}), std::vector<double>{1, 1}, 0, 0);
     EXPECT_EQ(prod(empty({0, 2}, float32, device), {1}).shape(), (Shape{0}));
     EXPECT_EQ(prod(full({}, 7, float32, device)).item(), 7);
-    // In float32: as float16, the first four already overflow.
+    // The product is computed in float32; in float16, that of the first elements would overflow.
     expect_close(prod(from_data({300.0F, 300.0F, 300.0F, 0.0001F, 0.001F}, device).to(float16)),
                  std::vector<double>{to_vector<double>(from_data({2.7F}).to(float16))[0]}, 2e-3, 0);
     const Tensor wide = randn({3, 4, 5, 2}, float64, device);
@@ -676,7 +678,7 @@ TEST(Prod, Values) {
 
 TEST(Prod, GradientsAtZeros) {
   for (const Device device : test_devices()) {
-    // Rows with no zero, one and two.
+    // Rows with no zero, one zero and two zeros.
     const Tensor x = from_data({1.5, -2.0, 3.0, 0.7, 2.0, 0.0, 3.0, -1.0, 0.0, 5.0, 0.0, 1.0}, {3, 4}, device);
     const auto f = [](const Tensor& t) { return prod(t, {1}); };
     EXPECT_TRUE(autograd::gradcheck(f, {x}));

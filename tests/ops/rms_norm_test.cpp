@@ -53,11 +53,11 @@ Results run(const Inputs& in, Needs needs = {}, double eps = kEps) {
   return {.y = y.detach(), .dx = x.grad(), .dweight = weight.defined() ? weight.grad() : Tensor{}};
 }
 
-// The formulas as they stand, and the size of what is added up in each result.
+// The results by the formulas, and the size of each result's terms, to which rounding errors are proportional.
 struct Reference {
   std::vector<double> y, dx, dweight;
-  std::vector<double> y_scale, dx_scale;  // by row
-  std::vector<double> dweight_scale;      // by column
+  std::vector<double> y_scale, dx_scale;  // one per row
+  std::vector<double> dweight_scale;      // one per column
 };
 
 Reference reference(const Inputs& in, double eps = kEps) {
@@ -99,7 +99,7 @@ Reference reference(const Inputs& in, double eps = kEps) {
       const std::int64_t i = first + c;
       r.dx[i] = rstd * (dy[i] * w[c] - x[i] * rstd * mean);
     }
-    // The sum's terms may cancel; it is as exact as the largest of them.
+    // The terms of the sum may cancel. Its error is proportional to the largest of them.
     r.dx_scale[row] = rstd * (g_scale + x_hat_scale * std::max(std::abs(mean), g_scale / 4));
   }
   r.dweight.assign(dweight.begin(), dweight.end());
@@ -127,7 +127,7 @@ void expect_same(const Results& a, const Results& b, const std::string& what) {
   expect_same_bits(a.dweight, b.dweight, what + ": dweight");
 }
 
-// One test for each pair of dtypes, so that they can run side by side.
+// One test for each pair of dtypes, so that they can run in parallel.
 class RMSNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
 INSTANTIATE_TEST_SUITE_P(All, RMSNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
 
@@ -148,7 +148,7 @@ TEST_P(RMSNormTypes, MatchReference) {
   }
 }
 
-// Each kernel on no more than it takes to use its memory again, which is quick enough for compute-sanitizer:
+// Runs each kernel on just enough rows that it reuses its shared memory, which is fast enough for compute-sanitizer:
 //   MICA_POOL=0 compute-sanitizer --tool racecheck build/cuda/bin/mica_tests --gtest_filter=RMSNorm.EachKernel
 TEST(RMSNorm, EachKernel) {
   manual_seed(2);
@@ -201,7 +201,7 @@ TEST(RMSNorm, WeightIsOptionalAndGradientsNotNeededChangeNoOther) {
         const Results weight_only = run(in, {.x = false});
         EXPECT_FALSE(x_only.dweight.defined());
         EXPECT_FALSE(weight_only.dx.defined());
-        // Without dx the sums over rows may be added up in another order on a GPU.
+        // Without dx, a GPU may sum over rows in another order.
         const bool same_sums = device.is_cpu();
         expect_same({all.y, all.dx, same_sums ? all.dweight : Tensor{}},
                     {x_only.y, x_only.dx, same_sums ? weight_only.dweight : Tensor{}}, c.name());
@@ -236,7 +236,8 @@ TEST(RMSNorm, AnyLayout) {
         const Inputs in = random_inputs(c, device);
         const Reference expected = reference(in);
         for (const auto layout : {with_gaps, off_by_one}) {
-          // Each alone and then all, since a kernel may look at one pointer's alignment and trust the others.
+          // Changes the layout of one tensor at a time, then of all, since a kernel might check only one pointer's
+          // alignment.
           for (int which = 0; which < 4; ++which) {
             const auto laid_out = [&](int i, const Tensor& x) { return which == i || which == 3 ? layout(x) : x; };
             expect_matches(run({laid_out(0, in.x), laid_out(1, in.weight), laid_out(2, in.dy)}), expected, c);
@@ -323,7 +324,7 @@ TEST(RMSNorm, SameBitsInEveryRun) {
           expect_same(run(in), once, c.name());
         }
         set_num_threads(threads);
-        // A row does not depend on those beside it.
+        // A row does not depend on other rows.
         const Results some = run({rows_of(in.x, 5, 3), in.weight, rows_of(in.dy, 5, 3)});
         expect_same_bits(some.y, rows_of(once.y, 5, 3), c.name());
         expect_same_bits(some.dx, rows_of(once.dx, 5, 3), c.name());

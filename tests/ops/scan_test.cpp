@@ -18,7 +18,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Along the last axis, in float64.
+// The cumulative sum along the last axis, in float64.
 Values reference(const Tensor& x) {
   Values y = to_vector<double>(x);
   const auto n = static_cast<std::size_t>(x.size(-1));
@@ -37,7 +37,7 @@ TEST(Cumsum, AllDtypesAndLengths) {
       for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
         SCOPED_TRACE(fmt::format("{} {} {}", device, dtype, shape));
         const bool is_wide = dtype == float64 || dtype == float32;
-        // Whole numbers whose sums are exact in float32; 16-bit sums are rounded once.
+        // Small whole numbers, whose sums are exact in float32. Results in 16 bits are rounded once.
         const Tensor x = randint(0, dtype == boolean ? 2 : 3, shape).to(dtype).to(device);
         const Tensor y = cumsum(x, 1);
         EXPECT_EQ(y.dtype(), is_floating(dtype) ? dtype : int64);
@@ -46,7 +46,7 @@ TEST(Cumsum, AllDtypesAndLengths) {
                      0);
         if (is_wide) {
           const Tensor z = randn(shape, dtype, device);
-          const double rounding = dtype == float64 ? 0x1p-52 : 0x1p-23;  // of each of up to n additions
+          const double rounding = dtype == float64 ? 0x1p-52 : 0x1p-23;  // per addition; there are up to n
           expect_close(cumsum(z, -1), reference(z), 1e-6, rounding * static_cast<double>(shape[1]));
         }
       }
@@ -91,7 +91,7 @@ TEST(Cumsum, Gradients) {
       EXPECT_TRUE(autograd::gradcheck(f, {x}));
       EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
     }
-    // The gradient of the sum of all running sums counts how many there are from each element on.
+    // The gradient of the sum of all cumulative sums is, for each element, the number of sums that include it.
     const Tensor ones_of = ones({1, 20000}, float32, device).requires_grad_();
     sum(cumsum(ones_of, 1)).backward();
     expect_close(ones_of.grad(), reshape(20000 - arange(20000, float32), {1, 20000}), 0, 0);

@@ -1,4 +1,4 @@
-// The choice of a kernel for a row, which needs no GPU.
+// Tests which kernel plan_softmax() chooses for a row. No GPU is needed.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using held::Team;
 
 namespace {
 
-constexpr int kSharedMemory = 227 << 10;  // bytes that a block can have
+constexpr int kSharedMemory = 227 << 10;  // the most bytes per block
 
 RowPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16, bool clusters = true) {
   return plan_softmax({.columns = columns,

@@ -59,7 +59,7 @@ std::vector<double> reference(const Tensor& x, int axis, bool log) {
   return y;
 }
 
-/// A gradient, and the size of its terms, to which rounding errors are proportional.
+/// A gradient, and the size of each element's terms, to which rounding errors are proportional.
 struct Gradient {
   std::vector<double> values, scales;
 };
@@ -68,7 +68,7 @@ Gradient reference_backward(const Tensor& x, const Tensor& dy, int axis, bool lo
   const std::vector<double> p = reference(x, axis, false);
   const std::vector<double> g = to_vector<double>(dy);
   Gradient dx{std::vector<double>(g.size()), std::vector<double>(g.size())};
-  const double smallest = x.dtype() == float16 ? 0x1p-14 : 0;  // below it the rounding of p is no longer relative
+  const double smallest = x.dtype() == float16 ? 0x1p-14 : 0;  // for smaller p, the spacing of float16 is constant
   for_lines(x.shape(), axis, [&](std::int64_t first, std::int64_t step, std::int64_t n) {
     double sum = 0, size = 0;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -80,8 +80,8 @@ Gradient reference_backward(const Tensor& x, const Tensor& dy, int axis, bool lo
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t at = first + i * step;
       dx.values[at] = log ? g[at] - p[at] * sum : p[at] * (g[at] - sum);
-      // log_softmax has p from its rounded logarithm. For softmax, rounding p[at] by u adds u · p[at] · (g[at] − sum),
-      // and rounding all of p at most u · size to the sum.
+      // For log_softmax, p is computed from its rounded logarithm. For softmax, a relative rounding error u of p[at]
+      // adds u · p[at] · (g[at] − sum), and rounding all of p adds at most u · size to the sum.
       dx.scales[at] = log ? std::abs(g[at]) + p[at] * (1 - std::log(p[at])) * size
                           : std::max(p[at], smallest) * (std::abs(g[at] - sum) + size);
     }
@@ -95,13 +95,13 @@ void expect_forward(const Tensor& y, const Tensor& x, int axis, bool log, const 
   for (std::size_t i = 0; i < scales.size(); ++i) {
     scales[i] = std::abs(expected[i]) + (log ? 1 : 0);
   }
-  // In 16 bits, the remaining error besides rounding is that of a fast exp.
+  // In 16 bits, there is the error of a fast exp in addition to the rounding of the result.
   expect_rows_close(y, expected, scales, 1, y.dtype() == float64 ? 1e-13 : y.dtype() == float32 ? 1e-5 : 1e-4, what);
 }
 
 void expect_backward(const Tensor& dx, const Tensor& x, const Tensor& dy, int axis, bool log, const std::string& what) {
   const Gradient expected = reference_backward(x, dy, axis, log);
-  // In 16 bits, y is rounded before it is used, and a fast exp adds its error.
+  // In 16 bits, y is rounded before backward uses it, and there is the error of a fast exp.
   const double tolerance = dx.dtype() == float64   ? 1e-12
                            : dx.dtype() == float32 ? 1e-5
                                                    : 0.6 * epsilon_of(dx.dtype()) + 1e-4;
@@ -147,8 +147,8 @@ TEST(Softmax, MatchesReference) {
   }
 }
 
-/// The kernel that a row gets whose x and gradients of y begin `offset` elements after a unit of 16 bytes, unlike
-/// results.
+/// The kernel that is chosen for a row of n elements, if x and dy begin `offset` elements after a multiple of 16 bytes,
+/// unlike the results.
 std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool backward) {
   const int size = static_cast<int>(size_of(dtype));
   const held::RowPlan plan = plan_softmax({.columns = n,
@@ -165,8 +165,8 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
   }
 }
 
-// Each length is the longest or the shortest of a kernel, but for 24501, which takes nearly the 48 KiB of shared memory
-// that a kernel has without asking. The rows are not a whole number of blocks.
+// Each length is the longest or the shortest for a kernel, except 24501, which needs nearly the 48 KiB of shared memory
+// that a kernel has by default. The number of rows is not a multiple of a block's rows.
 TEST(Softmax, EachKernel) {
   OneIn three(3);
   for (const Device device : test_devices()) {
@@ -177,7 +177,7 @@ TEST(Softmax, EachKernel) {
             6772, 8200, 12'288, 12'296, 16'384, 16'391, 16'392, 24'501, 40'001, 100'000, 300'001}) {
         const std::int64_t rows = n < 1000 ? 37 : n < 20'000 ? 3 : 2;
         if (device.is_cpu() && n > 20'000) {
-          continue;  // nothing differs there
+          continue;  // the CPU has a single kernel
         }
         const Tensor memory = randn({rows * n + 1}, dtype).to(device);
         const Tensor gradients = random_gradient({rows * n + 1}, dtype, device);
@@ -315,7 +315,7 @@ TEST(Softmax, RowDoesNotDependOnItsNeighbors) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, bfloat16}) {
       for (const std::int64_t n : {5, 33, 1000, 5001, 40'001}) {
-        // Where a row lies does not matter either: of odd rows, each begins at another distance from a unit of 16
+        // A row's address does not matter, either: rows of odd length begin at different offsets from a multiple of 16
         // bytes.
         const Tensor row = randn({1, n}, dtype, device);
         const Tensor gradient = randn({1, n}, dtype, device);

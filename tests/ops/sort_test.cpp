@@ -25,7 +25,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 const std::vector<DType> kAll{float64, float32, float16, bfloat16, int64, int32, uint8, boolean};
 
-// The order of one row, by the standard library's stable sort.
+// The indices of one row in sorted order, by the standard library's stable sort.
 std::vector<std::int64_t> order_of(const double* row, std::int64_t n, bool descending) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(n));
   std::iota(order.begin(), order.end(), 0);

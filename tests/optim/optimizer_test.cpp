@@ -403,7 +403,7 @@ TEST(Optimizer, RefusesStepsThatAreNotWholeNumbers) {
   refused(from_data<std::int64_t>({(std::int64_t{1} << 53) + 1}, Shape{}), "9007199254740993");
   EXPECT_TRUE(optimizer.state_dict().empty());
 
-  optimizer.load_state_dict(with_step(full({}, 3, float32)));  // as PyTorch keeps it
+  optimizer.load_state_dict(with_step(full({}, 3, float32)));  // PyTorch stores the step as float32
   x.set_grad(ones({2}));
   optimizer.step();
   EXPECT_EQ(optimizer.state_dict().at("state.0.step").item(), 4);

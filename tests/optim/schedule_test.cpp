@@ -39,7 +39,7 @@ TEST(CosineSchedule, LargestStepCounts) {
 
 TEST(CosineSchedule, Defaults) {
   const optim::CosineSchedule schedule;
-  EXPECT_EQ(schedule.lr(0), 1e-3);  // no warm-up, and the fall ends with the first step
+  EXPECT_EQ(schedule.lr(0), 1e-3);  // no warm-up, and the decay ends with the first step
   EXPECT_EQ(schedule.lr(1), 0);
 }
 
@@ -60,7 +60,7 @@ TEST(OneCycleSchedule, RisesAndFalls) {
   EXPECT_DOUBLE_EQ(schedule.lr(4), 1);
   EXPECT_DOUBLE_EQ(schedule.lr(9), 0.05);
   EXPECT_DOUBLE_EQ(schedule.lr(1000), 0.05);
-  // The top is the first step; one step has no rise.
+  // The peak is at step 0: a single step leaves no room for a rise.
   EXPECT_DOUBLE_EQ((optim::OneCycleSchedule{.peak = 1, .total = 4, .rise = 0.25}.lr(0)), 1);
   EXPECT_DOUBLE_EQ((optim::OneCycleSchedule{.peak = 1, .total = 1, .rise = 1, .start_factor = 2}.lr(0)), 0.5 / 1e4);
   expect_error([] { optim::OneCycleSchedule{.total = 0}.lr(0); }, "expected at least 1 step");

@@ -185,7 +185,7 @@ TEST(GradScaler, SkipsOverflowsAndRecovers) {
   }
 }
 
-// One optimizer's overflow skips its own step only, and both see the next scale.
+// An overflow skips only the step of the optimizer that has it; both use the next scale.
 TEST(GradScaler, TwoOptimizers) {
   for (const Device device : test_devices()) {
     const Tensor x = ones({2}, float32, device).requires_grad_();

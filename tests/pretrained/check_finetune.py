@@ -62,7 +62,7 @@ def check(name, config, folder, options):
     model = PeftModel.from_pretrained(base, folder / f"{name}.adapter").eval()
     python_after = validation_loss(model, tokenizer, lines[4::5])
     print(f"{name} {' '.join(options)}: loss {before:.4f} to {after:.4f}; PEFT: {python_before:.4f} to {python_after:.4f}")
-    # On quantized weights, the adapter belongs to slightly other ones than PEFT's.
+    # With quantized weights, the adapter was trained on a base model that differs slightly from PEFT's.
     tolerance = 0.2 if options else 2e-4
     return abs(before - python_before) < tolerance and abs(after - python_after) < tolerance and after < before - 1
 

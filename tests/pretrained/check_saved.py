@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that transformers loads what mica saved, and computes the same. See README.md.
+"""Checks that transformers loads models that mica saved, and computes the same results. See README.md.
 
     python3 tests/pretrained/check_saved.py FOLDER
 """
@@ -18,7 +18,7 @@ from make_fixtures import FOLDER, outputs_of
 
 
 def computed(folder, name):
-    """What transformers computes with a folder's model, and what it says about loading it."""
+    """The results of transformers with a folder's model, and its complaints when loading it."""
     kind = AutoModel if name.startswith("bert") else AutoModelForCausalLM
     extra = {"add_pooling_layer": False} if name == "bert_no_pooler" else {}
     model, about = kind.from_pretrained(folder, output_loading_info=True, attn_implementation="eager", **extra)
@@ -32,7 +32,7 @@ def main():
     for folder in folders:
         name = folder.parent.name
         results, names = computed(folder, name)
-        # On this machine: the bits of the fixtures are another one's.
+        # Computed again, since the fixtures' results have the bits of another machine.
         original, _ = computed(FOLDER / name, name)
         error = max((value - original[key]).abs().max() for key, value in results.items())
         failed += error > 0 or len(names) > 0

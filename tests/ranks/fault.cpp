@@ -1,7 +1,7 @@
-// A rank of a run that is disturbed: mica_rank_fault HOW VICTIM MILLISECONDS FOLDER. All ranks call collectives in a
-// loop, until something happens to rank VICTIM some time after the start. The others write the Error that they get, and
-// the seconds since then, to FOLDER/RANK. scripts/rank_fault_test starts it and judges. With MICA_FAULT_CUDA=1, each
-// rank has a GPU, where the tensors are.
+// A rank of a run with a fault: mica_rank_fault HOW VICTIM MILLISECONDS FOLDER. All ranks call collectives in a loop,
+// until fault HOW happens to rank VICTIM, MILLISECONDS after the start. The other ranks write the Error that they get,
+// and the seconds since the fault, to FOLDER/RANK. scripts/rank_fault_test starts this program and checks the results.
+// With MICA_FAULT_CUDA=1, each rank has its tensors on a GPU.
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -32,7 +32,8 @@ using mica::Tensor;
 namespace dist = mica::dist;
 using Clock = std::chrono::steady_clock;
 
-// Closes what rank 0 listens for at MICA_DIST_PORT and the ports after it, which leaves MPI's connections.
+// Shuts down this rank's sockets whose own or remote port is MICA_DIST_PORT or one of the 15 ports after it. MPI's
+// connections are not affected.
 void cut_link() {
   const int first = std::atoi(std::getenv("MICA_DIST_PORT"));
   for (int descriptor = 3; descriptor < 1024; ++descriptor) {
@@ -47,7 +48,7 @@ void cut_link() {
   }
 }
 
-// What the timer does at any moment, and what the loop does where it stands.
+// Faults that the timer causes at any moment. The loop causes the others between two collectives.
 bool hurt_at_once(const std::string& how) {
   if (how == "kill") {
     (void)kill(getpid(), SIGKILL);
@@ -108,7 +109,7 @@ int main(int argc, char** argv) {
   const auto moment = std::chrono::milliseconds(std::atoi(argv[3]));
   const dist::Group world = dist::world();
   const dist::Group half = world.split(world.rank() % 2);
-  // Until that has been noticed, results may be wrong.
+  // With these faults, results may be wrong until the fault is detected.
   const bool diverges = how == "other" || how == "size" || how == "dtype";
   const bool is_victim = world.rank() == victim;
   { std::ofstream(fmt::format("{}/process_{}", folder, world.rank())) << getpid() << "\n"; }
@@ -127,7 +128,7 @@ int main(int argc, char** argv) {
       }
       world.all_reduce(x, dist::Reduction::mean);
       work.wait();
-      // What a GPU computes with a collective that was aborted must not be seen.
+      // Results that a GPU computed with an aborted collective must not be visible.
       for (const float value : mica::to_vector<float>(x)) {
         if (value != 1 && !diverges) {
           std::fprintf(stderr, "rank %d: the mean of ones is %g\n", world.rank(), value);
@@ -138,7 +139,7 @@ int main(int argc, char** argv) {
     }
   };
   for (const dist::Group& group : {world, half}) {
-    group.all_reduce(mica::full({1}, 1.0, mica::float32, device));  // connects GPUs
+    group.all_reduce(mica::full({1}, 1.0, mica::float32, device));  // connects the GPUs before the timer starts
   }
   mica::synchronize(device);
   world.barrier();
@@ -151,7 +152,7 @@ int main(int argc, char** argv) {
       }
     }).detach();
     if (how == "throw") {
-      loop();  // nobody catches it
+      loop();  // the exception is not caught
     }
   }
   try {

@@ -21,7 +21,7 @@ Tensor unwritten(const Shape& shape, DType dtype = float32) { return empty(shape
 
 std::vector<double> values(const Tensor& x) { return to_vector<double>(x.to(float64)); }
 
-// i % 20 + rank: sums over ten ranks fit into uint8 and are exact in bfloat16.
+// Elements i % 20 + rank, whose sums over up to ten ranks fit into uint8 and are exact in bfloat16.
 Tensor numbered(std::int64_t count, DType dtype, const Group& group) {
   std::vector<double> data;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -153,7 +153,7 @@ TEST(GroupOfRanks, Split) {
   const Tensor x = filled({4}, group.rank());
   half.all_reduce(x, Reduction::min);
   EXPECT_EQ(values(x), std::vector<double>(4, group.rank() % 2));
-  // Groups do not wait for each other, whatever the order in which ranks use them.
+  // Groups do not wait for each other: ranks may use them in different orders.
   const Group other = group.split(0);
   const Tensor a = filled({4}, 1.0), b = filled({4}, 1.0);
   Work first, second;

@@ -1,6 +1,6 @@
-// Runs the tests that several ranks take part in: scripts/ranks 4 mica_rank_tests. A test runs on all ranks at the same
-// time, and passes if it does on each. Rank 0 prints. With --cuda before other options, the tensors are on GPUs, one
-// for each rank.
+// Runs the tests that need several ranks: scripts/ranks 4 mica_rank_tests. A test runs on all ranks at the same time,
+// and passes if it passes on each. Only rank 0 prints. With --cuda before other options, each rank has its tensors on a
+// GPU.
 
 #include <gtest/gtest.h>
 
@@ -51,8 +51,8 @@ class Agreement : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setenv("MICA_POISON", "1", 0);          // unwritten memory is NaN
-  setenv("MICA_DIST_TIMEOUT", "300", 0);  // on cores that other programs use, ranks may be late
+  setenv("MICA_POISON", "1", 0);          // fills uninitialized memory with NaN
+  setenv("MICA_DIST_TIMEOUT", "300", 0);  // long, since ranks may be late on a busy machine
   testing::InitGoogleTest(&argc, argv);
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());

@@ -5,7 +5,7 @@
 
 namespace mica::dist {
 
-/// Where the tests' tensors are: the CPU, or this rank's GPU.
+/// The device of the tests' tensors: the CPU, or this rank's GPU.
 inline Device& rank_device() {
   static Device device;
   return device;

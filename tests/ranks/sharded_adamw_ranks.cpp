@@ -26,7 +26,8 @@ using testing_support::expect_error;
 
 std::vector<double> values(const Tensor& x) { return to_vector<double>(x); }
 
-// Odd sizes, below the number of ranks and above a bucket, in three dtypes; the same values on each rank.
+// Parameters of odd sizes in three dtypes, some smaller than the number of ranks and some larger than a bucket. The
+// values depend on the seed alone.
 Tensors some_parameters(std::uint64_t seed = 1) {
   manual_seed(seed);
   Tensors result;
@@ -48,8 +49,8 @@ Tensors copies_of(const Tensors& parameters) {
   return result;
 }
 
-// The part of rank r in the mean gradient of parameter i: whole numbers, so that each order of summation gives the
-// same. Of at most 4 ranks, the sum is at most 128, and even the bfloat16 sum is exact.
+// What rank `rank` contributes to the mean gradient of parameter i: whole numbers, so that any order of summation gives
+// the same. For up to 4 ranks, the sum is at most 128, and exact even in bfloat16.
 Tensor part_of(const Tensor& x, std::size_t i, int rank, int step) {
   std::vector<double> data;
   for (std::int64_t k = 0; k < x.numel(); ++k) {
@@ -71,7 +72,7 @@ void set_gradients(
   }
 }
 
-// … by a backward pass.
+// The same by a backward pass.
 void run_backward(
     const Tensors& parameters, int step, const Group& group,
     const std::function<bool(std::size_t, int)>& has = [](std::size_t, int) { return true; }) {
@@ -87,7 +88,7 @@ void run_backward(
   loss.backward();
 }
 
-// … and the mean itself.
+// Sets the gradients to the mean itself.
 void set_means(
     const Tensors& parameters, int step, int ranks,
     const std::function<bool(std::size_t, int)>& has = [](std::size_t, int) { return true; }) {
@@ -128,7 +129,8 @@ constexpr ShardingOptions kSharding{.bucket_bytes = 4096};
 TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
   const Group group = world();
   const int last = group.size() - 1;
-  // Parameter 2 never has a gradient, 5 on one rank only, 6 at odd steps, 13 at the third step on another rank.
+  // Parameter 2 never has a gradient, 5 has one on one rank only, 6 in odd steps, and 13 in the third step on another
+  // rank.
   const auto has_at = [&](int step) {
     return [=](std::size_t i, int rank) {
       return i != 2 && (i != 5 || rank == last) && (i != 6 || step % 2 == 1) &&
@@ -141,7 +143,7 @@ TEST(ShardedAdamWOfRanks, IsAdamWOfTheMeanGradients) {
                                                       {25.0, true, false},
                                                       {25.0, true, true},
                                                       {std::numeric_limits<double>::infinity(), true, true}}) {
-    const Tensors parameters = some_parameters(1 + static_cast<std::uint64_t>(group.rank()));  // rank 0's are used
+    const Tensors parameters = some_parameters(1 + static_cast<std::uint64_t>(group.rank()));  // become those of rank 0
     const Tensors expected = some_parameters(1);
     ShardedAdamW sharded(
         optim::AdamW::decay_matrices(parameters, kOptions), group,
@@ -207,7 +209,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   EXPECT_EQ(count_gradients(), several ? 0 : parameters.size()) << "sent";
   step_both(0);
 
-  // Accumulated: twice the gradients of half the size.
+  // Accumulates gradients of half the size twice.
   for (int pass = 0; pass < 2; ++pass) {
     const auto guard = sharded.accumulate(pass == 0);
     Tensor loss;
@@ -221,7 +223,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   }
   step_both(1);
 
-  // A parameter in the middle that gets no gradient on one rank holds back what comes before it.
+  // If a parameter in the middle gets no gradient on one rank, the reductions of those before it wait.
   const std::size_t middle = 12;
   const int last = group.size() - 1;
   const auto has = [&](std::size_t i, int rank) { return i != middle || rank != last; };
@@ -237,7 +239,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   adamw.step({.max_grad_norm = 20});
   expect_same(parameters, expected, "step 2");
 
-  // Gradients that are dropped when ranks have started different numbers of reductions.
+  // Gradients are dropped while ranks have started different numbers of reductions.
   sharded.zero_grad();
   run_backward(parameters, 7, group, has);
   sharded.zero_grad();
@@ -257,7 +259,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   }
   expect_same(sharded.state_dict(), adamw.state_dict());
 
-  // Hooks go with the optimizer.
+  // Destroying the optimizer removes its hooks.
   {
     const Tensors others = some_parameters();
     { ShardedAdamW gone(others, kOptions, group, {.overlap = true}); }
@@ -266,7 +268,7 @@ TEST(ShardedAdamWOfRanks, ReducesDuringBackward) {
   }
 }
 
-// The last layer's gradients are on their way before backward has reached the first layer.
+// The reduction of the last layer's gradients starts before backward has reached the first layer.
 TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
   const Group group = world();
   manual_seed(6);
@@ -280,8 +282,8 @@ TEST(ShardedAdamWOfRanks, SendsBeforeBackwardHasEnded) {
   for (const Tensor& x : second.parameters()) {
     parameters.push_back(x);
   }
-  // The first layer's bias is behind the last layer's weight, and so backward completes buckets in another order. The
-  // optimizer knows it after the first step.
+  // The first layer's bias follows the last layer's weight in the list, so that backward completes buckets in another
+  // order. The optimizer learns that order in the first step.
   ShardedAdamW optimizer(optim::AdamW::decay_matrices(parameters, kOptions), group,
                          {.bucket_bytes = 1, .overlap = true});
   for (int step = 0; step < 3; ++step) {
@@ -308,7 +310,7 @@ TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
   const auto gradient_of = [](int rank) {
     std::vector<float> data;
     for (int k = 0; k < 1000; ++k) {
-      // Has 7 bits, but sums of two ranks' have more than the 8 of bfloat16.
+      // Each number has 7 bits, but the sum of two ranks' numbers has more than the 8 bits of bfloat16.
       data.push_back(std::ldexp(static_cast<float>((k * 37 + rank * 101) % 255 - 127), 2 * rank - 8));
     }
     return from_data(data, {1000}, rank_device());
@@ -317,7 +319,7 @@ TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
   for (int rank = 0; rank < n; ++rank) {
     const std::vector<float> part = to_vector<float>(gradient_of(rank));
     for (std::size_t k = 0; k < mean.size(); ++k) {
-      mean[k] += part[k];  // exact
+      mean[k] += part[k];  // exact in float32
     }
   }
   for (float& value : mean) {
@@ -338,7 +340,7 @@ TEST(ShardedAdamWOfRanks, SumsIn16BitsOrInFloat32) {
   EXPECT_EQ(weights_with({.reduce_dtype = float32}), expected);
   EXPECT_EQ(weights_with({.reduce_dtype = float64}), expected);
   if (n >= 3) {
-    EXPECT_NE(weights_with({}), expected);  // rounded more than once
+    EXPECT_NE(weights_with({}), expected);  // here, sums are rounded more than once
   }
 }
 
@@ -353,7 +355,7 @@ TEST(ShardedAdamWOfRanks, InfinityOnOneRankSkipsTheStepOnAll) {
     set_means(expected, step, group.size());
     const bool overflows = step % 4 == 1;
     if (overflows) {
-      // In another parameter and on another rank each time. The infinity is in one element.
+      // One element is infinite, in another parameter and on another rank in each step.
       const std::size_t i = static_cast<std::size_t>(step) % parameters.size();
       const auto spoil = [&](const Tensor& x) {
         const Tensor grad = x.grad();
@@ -420,7 +422,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
       adamw.step({.max_grad_norm = 30});
     }
   };
-  // The same mean gradients in a group of any size: each rank has the mean.
+  // Each rank has the mean as its gradient, so that the mean is the same in a group of any size.
   const auto train = [](ShardedAdamW& optimizer, int from, int to) {
     for (int step = from; step < to; ++step) {
       set_means(optimizer.parameters(), step, 1, [](std::size_t i, int) { return i != 4; });
@@ -435,7 +437,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
   expect_same(state, adamw.state_dict());
   EXPECT_FALSE(state.contains("state.4.step"));
 
-  // Only one rank gets a copy.
+  // The states are gathered on one rank only.
   const int last = group.size() - 1;
   const StateDict at_last = all.state_dict(last);
   if (group.rank() == last) {
@@ -444,7 +446,8 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
     EXPECT_TRUE(at_last.empty() || group.size() == 1);
   }
 
-  // The ranks go on in groups of each size, with buckets of other sizes, as do optim::AdamW and the group of all.
+  // The ranks continue in groups of every size, with buckets of other sizes. The results must be those of optim::AdamW
+  // and of the group of all ranks.
   train_expected(5, 9);
   for (int size = 1; size <= group.size(); ++size) {
     const Group part = group.split(group.rank() < size ? 0 : 1);
@@ -465,7 +468,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
   }
   expect_same(alone, expected, "optim::AdamW");
 
-  // optim::AdamW's states, into an optimizer that has stepped. States that are missing are reset.
+  // Loads optim::AdamW's states into an optimizer that has stepped before. Missing states are reset.
   {
     const autograd::NoGrad guard;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -485,7 +488,7 @@ TEST(ShardedAdamWOfRanks, CheckpointsOfAnyNumberOfRanks) {
   expect_same(all.state_dict(), adamw.state_dict());
 }
 
-// Master weights follow a program that writes weights, and keep what rounding hides otherwise.
+// If the program writes to parameters, master weights follow; otherwise they keep the digits that rounding hides.
 TEST(ShardedAdamWOfRanks, FollowsWritesToParameters) {
   const Group group = world();
   const Tensors parameters = some_parameters(), expected = some_parameters();
@@ -535,7 +538,7 @@ TEST(ShardedAdamWOfRanks, KeepsItsShareOfTheStates) {
     const Tensor total = from_data<std::int64_t>({own}, {1});
     group.all_reduce(total);
     EXPECT_EQ(to_vector<std::int64_t>(total)[0], elements * bytes) << "as AdamW, and not more";
-    // The first ranks have whole parts, apart from the gaps between parameters.
+    // The first ranks have complete parts, except for the gaps between parameters.
     if (group.rank() == 0 && n > 1) {
       EXPECT_EQ(own, part * bytes);
     }
@@ -559,7 +562,7 @@ TEST(ShardedAdamWOfRanks, TrainsAModelAsAdamWDoesOnTheWholeBatch) {
     parameters.push_back(x);
   }
   const Tensor x = here(randn({rows, 7}, float64)), y = here(randn({rows, 2}, float64));
-  // The mean over rows [from, to), in two passes.
+  // Computes the gradients of the mean over rows [from, to), in two passes.
   const auto backward = [&](std::int64_t from, std::int64_t to) {
     for (const auto& [begin, end] : {std::pair{from, (from + to) / 2}, {(from + to) / 2, to}}) {
       if (begin < end) {
@@ -646,7 +649,7 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
   EXPECT_EQ(twice.handle()->offset, 0);
   EXPECT_EQ(twice.handle()->storage->bytes(), 8u) << "nothing has changed";
 
-  // Nothing of what follows changes weights or states.
+  // None of the following changes weights or states.
   const Tensors parameters = some_parameters(), expected = some_parameters();
   ShardedAdamW sharded(parameters, kOptions, group, kSharding);
   optim::AdamW adamw(expected, kOptions);

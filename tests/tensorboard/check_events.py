@@ -29,7 +29,7 @@ with tempfile.TemporaryDirectory() as folder:
     metrics = [json.loads(line) for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
 
     (path,) = (folder / "runs").iterdir()
-    # What the web page gets: it turns scalars and histograms into tensors of its second version.
+    # The loader that the web page uses. It converts scalars and histograms to tensors, as in TensorBoard's second version.
     events = list(EventFileLoader(str(path)).Load())
     assert events[0].file_version == "brain.Event:2"
     assert all(a.wall_time <= b.wall_time for a, b in zip(events, events[1:]))
@@ -40,7 +40,7 @@ with tempfile.TemporaryDirectory() as folder:
                 shapes.add(tuple(d.size for d in value.tensor.tensor_shape.dim))
     assert shapes and all(len(s) == 2 and s[1] == 3 for s in shapes), shapes
 
-    # The legacy loader leaves the values as they are in the file.
+    # The legacy loader returns values as they are in the file.
     legacy = list(LegacyEventFileLoader(str(path)).Load())
     assert len(legacy) == len(events)
     accumulator = EventAccumulator(str(path), size_guidance=SIZE_GUIDANCE)

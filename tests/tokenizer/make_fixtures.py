@@ -105,7 +105,7 @@ def main():
     make("roberta", [byte_level(add_prefix_space=True)], post_processor=lambda t: processors.RobertaProcessing(
         ("<|im_end|>", t.token_to_id("<|im_end|>")), ("<|begin_of_text|>", t.token_to_id("<|begin_of_text|>"))))
 
-    # GPT-2's own two files, which give the same tokens.
+    # GPT-2's original two files, which give the same tokens.
     folder = HERE / "fixtures" / "two_files"
     folder.mkdir()
     model = description["model"]
