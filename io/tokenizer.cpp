@@ -11,6 +11,7 @@
 #include <mica/core/progress.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/detail/word_cache.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf.h>
 #include <mica/io/text.h>
@@ -56,6 +57,12 @@ class Meter {
   std::int64_t done_ = 0, reported_ = 0;
 };
 
+/// A thread's memory while it encodes.
+struct Scratch {
+  detail::WordCache words;
+  detail::BytePairScratch pairs;
+};
+
 }  // namespace
 
 struct Tokenizer::State {
@@ -67,26 +74,25 @@ struct Tokenizer::State {
   }
 
   // `progress` may be null.
-  std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options,
-                                   detail::BytePairScratch& scratch, ProgressTask* progress) const;
+  std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options, Scratch& scratch,
+                                   ProgressTask* progress) const;
   // The normalized text: stored in `normalized`, or `text` itself if it does not change.
   std::string_view normalized(std::string_view text, std::string& normalized) const;
-  void encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,
-                    std::vector<std::int64_t>& out) const;
-  void encode_part(std::string_view part, const EncodeOptions& options, detail::BytePairScratch& scratch, Meter& meter,
+  void encode_words(std::string_view text, Scratch& scratch, Meter& meter, std::vector<std::int64_t>& out) const;
+  void encode_part(std::string_view part, const EncodeOptions& options, Scratch& scratch, Meter& meter,
                    std::vector<std::int64_t>& out) const;
 
   // Takes scratch memory that no thread is using.
-  std::unique_ptr<detail::BytePairScratch> borrow() const {
+  std::unique_ptr<Scratch> borrow() const {
     const std::lock_guard lock(mutex);
     if (idle.empty()) {
-      return std::make_unique<detail::BytePairScratch>();
+      return std::make_unique<Scratch>();
     }
     auto scratch = std::move(idle.back());
     idle.pop_back();
     return scratch;
   }
-  void give_back(std::unique_ptr<detail::BytePairScratch> scratch) const {
+  void give_back(std::unique_ptr<Scratch> scratch) const {
     const std::lock_guard lock(mutex);
     idle.push_back(std::move(scratch));
   }
@@ -103,7 +109,7 @@ struct Tokenizer::State {
   detail::TokenizerSettings settings;
 
   mutable std::mutex mutex;
-  mutable std::vector<std::unique_ptr<detail::BytePairScratch>> idle;
+  mutable std::vector<std::unique_ptr<Scratch>> idle;
 };
 
 Tokenizer::State::State(detail::TokenizerDescription description, detail::TokenizerSettings own_settings,
@@ -131,7 +137,7 @@ Tokenizer::State::State(detail::TokenizerDescription description, detail::Tokeni
 }
 
 std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const EncodeOptions& options,
-                                                   detail::BytePairScratch& scratch, ProgressTask* progress) const {
+                                                   Scratch& scratch, ProgressTask* progress) const {
   check(text.size() <= kLongestText, "encode: the text has {} bytes, expected at most {}", text.size(), kLongestText);
   Meter meter(progress);
   const std::size_t bytes = text.size();
@@ -156,8 +162,7 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
   return out;
 }
 
-void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options,
-                                   detail::BytePairScratch& scratch, Meter& meter,
+void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options, Scratch& scratch, Meter& meter,
                                    std::vector<std::int64_t>& out) const {
   std::string changed;
   in_normalized_text.split(
@@ -191,19 +196,15 @@ std::string_view Tokenizer::State::normalized(std::string_view text, std::string
   return normalized;
 }
 
-void Tokenizer::State::encode_words(std::string_view text, detail::BytePairScratch& scratch, Meter& meter,
+void Tokenizer::State::encode_words(std::string_view text, Scratch& scratch, Meter& meter,
                                     std::vector<std::int64_t>& out) const {
-  if (word_piece) {
-    for (const std::string_view word : detail::bert_words(text)) {
-      word_piece->encode(word, vocabulary, out);
-      meter.add(word.size());
-    }
-    return;
-  }
-  detail::pre_tokenize(pre_tokenizer, text, [&](std::string_view word) {
-    encoder.encode(word, vocabulary, scratch, out);
+  const auto encode = [&](std::string_view word) {
+    scratch.words.append(word, out, [&] {
+      word_piece ? word_piece->encode(word, vocabulary, out) : encoder.encode(word, vocabulary, scratch.pairs, out);
+    });
     meter.add(word.size());
-  });
+  };
+  word_piece ? detail::bert_words(text, encode) : detail::pre_tokenize(pre_tokenizer, text, encode);
 }
 
 namespace detail {

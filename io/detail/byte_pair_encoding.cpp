@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <functional>
 
 #include <mica/core/check.h>
@@ -12,23 +11,6 @@ namespace mica::io::detail {
 namespace {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
-
-// A multiplicative hash, eight bytes at a time.
-std::uint64_t word_hash(std::string_view word) {
-  std::uint64_t hash = word.size();
-  const char* at = word.data();
-  std::size_t left = word.size();
-  while (left > 0) {
-    std::uint64_t eight = 0;
-    const std::size_t count = std::min<std::size_t>(left, 8);
-    std::memcpy(&eight, at, count);
-    hash = (hash ^ eight) * 0x9E3779B97F4A7C15U;
-    hash ^= hash >> 32;
-    at += count;
-    left -= count;
-  }
-  return hash * 0x9E3779B97F4A7C15U;
-}
 
 }  // namespace
 
@@ -54,6 +36,7 @@ Vocabulary::Vocabulary(std::vector<Entry> entries, const std::string& what) {
             in_quotes(entry.text));
       if (entry.is_bytes) {
         by_bytes_.emplace(entry.bytes, entry.id);
+        most_bytes_ = std::max(most_bytes_, entry.bytes.size());
       }
     }
   }
@@ -68,8 +51,6 @@ std::vector<Vocabulary::Entry> Vocabulary::entries() const {
   }
   return result;
 }
-
-BytePairScratch::BytePairScratch() : cache_(std::size_t{1} << kCacheBits) {}
 
 BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
                                  const std::string& what)
@@ -133,29 +114,13 @@ const BytePairEncoder::PairSlot* BytePairEncoder::find(std::uint32_t left, std::
 
 void BytePairEncoder::encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
                              std::vector<std::int64_t>& out) const {
-  using CachedWord = BytePairScratch::CachedWord;
-  CachedWord* cached = nullptr;
-  if (word.size() <= CachedWord::kMostBytes) {
-    cached = &scratch.cache_[word_hash(word) >> (64 - BytePairScratch::kCacheBits)];
-    if (cached->byte_count == word.size() && std::memcmp(cached->bytes, word.data(), word.size()) == 0) {
-      out.insert(out.end(), cached->tokens, cached->tokens + cached->token_count);
-      return;
-    }
-  }
-  std::vector<std::uint32_t>& tokens = scratch.tokens_;
   const std::int64_t whole = ignore_merges_ ? vocabulary.id_of_bytes(word) : -1;
   if (whole >= 0) {
-    tokens.assign(1, static_cast<std::uint32_t>(whole));
-  } else {
-    merge_word(word, scratch);
+    out.push_back(whole);
+    return;
   }
-  out.insert(out.end(), tokens.begin(), tokens.end());
-  if (cached != nullptr && tokens.size() <= CachedWord::kMostTokens) {
-    std::copy(word.begin(), word.end(), cached->bytes);
-    cached->byte_count = static_cast<std::uint8_t>(word.size());
-    cached->token_count = static_cast<std::uint8_t>(tokens.size());
-    std::copy(tokens.begin(), tokens.end(), cached->tokens);
-  }
+  merge_word(word, scratch);
+  out.insert(out.end(), scratch.tokens_.begin(), scratch.tokens_.end());
 }
 
 void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch) const {

@@ -37,6 +37,8 @@ class Vocabulary {
   std::int64_t id_of_text(std::string_view text) const { return find(by_text_, text); }
   /// The id of the token that stands for these bytes, or −1.
   std::int64_t id_of_bytes(std::string_view bytes) const { return find(by_bytes_, bytes); }
+  /// The most bytes that a token stands for, among those that id_of_bytes() finds.
+  std::size_t most_bytes() const { return most_bytes_; }
 
  private:
   using Index = std::unordered_map<std::string_view, std::int64_t>;
@@ -47,6 +49,7 @@ class Vocabulary {
 
   std::vector<Entry> entries_;  // id −1 where there is no token
   Index by_text_, by_bytes_;    // refer to entries_
+  std::size_t most_bytes_ = 0;
 };
 
 /// A pair of tokens that is merged into one. Merges are applied in the order in which they were learned.
@@ -54,23 +57,9 @@ struct Merge {
   std::uint32_t left, right, result;
 };
 
-/// A cache and working memory of encoding. For one thread at a time.
+/// Working memory of encoding. For one thread at a time.
 class BytePairScratch {
- public:
-  BytePairScratch();
-
- private:
   friend class BytePairEncoder;
-
-  /// A short word and its tokens. A new word replaces the one with the same hash.
-  struct CachedWord {
-    static constexpr std::size_t kMostBytes = 26, kMostTokens = 9;
-    char bytes[kMostBytes];
-    std::uint8_t byte_count = 0, token_count = 0;
-    std::uint32_t tokens[kMostTokens];
-  };
-  static_assert(sizeof(CachedWord) == 64);
-  static constexpr int kCacheBits = 15;  // 2 MiB
 
   /// Tokens of a long word as a linked list.
   struct Symbol {
@@ -85,7 +74,6 @@ class BytePairScratch {
     }
   };
 
-  std::vector<CachedWord> cache_;
   std::vector<std::uint32_t> tokens_, ranks_;
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;

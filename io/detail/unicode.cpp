@@ -276,11 +276,13 @@ CharacterKinds::CharacterKinds() {
   set_flags(flags_, kSpaces, static_cast<std::uint8_t>(Kind::space));
   set_flags(flags_, kOtherWords, kWord);
   for (const CombiningRange& range : kCombining) {
-    set_flags(flags_, {{{range.first, range.last}}}, kMayChange);
+    set_flags(flags_, {{{range.first, range.last}}}, kMayChange | kMayDecompose);
   }
   for (const Decomposition& each : kDecompositions) {
     flags_[each.composes ? each.second : each.character] |= kMayChange;
+    flags_[each.character] |= kMayDecompose;
   }
+  set_flags(flags_, {{{kSyllableBase, kSyllableBase + kSyllables - 1}}}, kMayDecompose);
   set_flags(flags_, {{{kVowelBase, kVowelBase + kVowels - 1}, {kTailBase + 1, kTailBase + kTails - 1}}}, kMayChange);
 }
 

@@ -62,11 +62,13 @@ class CharacterKinds {
   bool is_word(char32_t character) const { return (flags_[character] & kWord) != 0; }
   /// False if normalization to form C never changes the character, whatever is next to it.
   bool may_change(char32_t character) const { return (flags_[character] & kMayChange) != 0; }
+  /// The same for form D.
+  bool may_decompose(char32_t character) const { return (flags_[character] & kMayDecompose) != 0; }
 
  private:
   CharacterKinds();
 
-  static constexpr std::uint8_t kWord = 4, kMayChange = 8;
+  static constexpr std::uint8_t kWord = 4, kMayChange = 8, kMayDecompose = 16;
   std::uint8_t flags_[0x110000] = {};
 };
 

@@ -2,7 +2,6 @@
 #include <array>
 #include <utility>
 
-#include <mica/io/detail/unicode.h>
 #include <mica/io/detail/word_piece.h>
 
 namespace mica::io::detail {
@@ -31,61 +30,55 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 }  // namespace
 
 std::string bert_normalized(std::string_view text, const BertNormalization& options) {
+  const CharacterKinds& kinds = CharacterKinds::get();
   const BertCharacters& characters = BertCharacters::get();
-  std::u32string prepared;
+  std::string out;
+  out.reserve(text.size());
+  const auto put = [&](char32_t c) {
+    if (options.strip_accents && characters.is_mark(c)) {
+      return;
+    }
+    if (options.lower_case && c == 0x130) {  // the only character whose lower case has two characters
+      out += "i\u0307";
+    } else {
+      append_utf8(out, options.lower_case ? characters.lower_case(c) : c);
+    }
+  };
+  std::u32string changing;  // consecutive characters that form D may change
+  const auto put_changing = [&] {
+    for (const char32_t c : nfd(changing)) {
+      put(c);
+    }
+    changing.clear();
+  };
+  const auto add = [&](char32_t c) {
+    if (options.strip_accents && kinds.may_decompose(c)) {
+      changing += c;
+      return;
+    }
+    if (!changing.empty()) {
+      put_changing();
+    }
+    put(c);
+  };
   for (std::size_t at = 0; at < text.size();) {
     const Character c = character_at(text.data() + at);
     at += c.length;
     if (options.clean_text && characters.is_control(c.code)) {
       continue;
     }
-    if (options.clean_text && CharacterKinds::get().kind(c.code) == Kind::space) {
-      prepared += U' ';
+    if (options.clean_text && kinds.kind(c.code) == Kind::space) {
+      add(U' ');
     } else if (options.separate_chinese && is_chinese(c.code)) {
-      prepared += {U' ', c.code, U' '};
+      add(U' ');
+      add(c.code);
+      add(U' ');
     } else {
-      prepared += c.code;
+      add(c.code);
     }
   }
-  if (options.strip_accents) {
-    prepared = nfd(prepared);
-    std::erase_if(prepared, [&](char32_t c) { return characters.is_mark(c); });
-  }
-  std::string out;
-  out.reserve(text.size());
-  for (const char32_t c : prepared) {
-    if (options.lower_case && c == 0x130) {  // the only character whose lower case has two characters
-      out += "i\u0307";
-    } else {
-      append_utf8(out, options.lower_case ? characters.lower_case(c) : c);
-    }
-  }
+  put_changing();
   return out;
-}
-
-std::vector<std::string_view> bert_words(std::string_view text) {
-  std::vector<std::string_view> words;
-  std::size_t begin = 0;
-  const auto flush = [&](std::size_t end) {
-    if (begin < end) {
-      words.push_back(text.substr(begin, end - begin));
-    }
-  };
-  for (std::size_t at = 0; at < text.size();) {
-    const Character c = character_at(text.data() + at);
-    const bool is_space = CharacterKinds::get().kind(c.code) == Kind::space;
-    if (is_space || BertCharacters::get().is_punctuation(c.code)) {
-      flush(at);
-      begin = is_space ? at + c.length : at;
-      if (!is_space) {
-        flush(at + c.length);
-        begin = at + c.length;
-      }
-    }
-    at += c.length;
-  }
-  flush(text.size());
-  return words;
 }
 
 void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabulary,
@@ -100,7 +93,11 @@ void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabular
   std::string piece;
   for (std::size_t begin = 0; begin < word.size();) {
     std::int64_t token = -1;
-    std::size_t end = word.size();
+    // No longer piece is a token.
+    std::size_t end = std::min(word.size(), begin + vocabulary.most_bytes());
+    if (end < word.size()) {
+      end = character_before(word, end + 1);
+    }
     for (; end > begin; end = character_before(word, end)) {
       piece.assign(prefix_, 0, begin > 0 ? prefix_.size() : 0);
       piece.append(word.substr(begin, end - begin));

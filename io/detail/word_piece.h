@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <mica/io/detail/byte_pair_encoding.h>
+#include <mica/io/detail/unicode.h>
 
 namespace mica::io::detail {
 
@@ -21,8 +22,31 @@ struct BertNormalization {
 /// Normalizes a text, which must be valid UTF-8.
 std::string bert_normalized(std::string_view text, const BertNormalization& options);
 
-/// Splits valid UTF-8 into words: at spaces, and around punctuation characters, each of which is a word.
-std::vector<std::string_view> bert_words(std::string_view text);
+/// Calls on_word with each word of valid UTF-8. Spaces separate words, and each punctuation character is a word.
+template <class OnWord>
+void bert_words(std::string_view text, const OnWord& on_word) {
+  const CharacterKinds& kinds = CharacterKinds::get();
+  const BertCharacters& characters = BertCharacters::get();
+  std::size_t begin = 0;
+  const auto end_word = [&](std::size_t end) {
+    if (begin < end) {
+      on_word(text.substr(begin, end - begin));
+    }
+    begin = end;
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const Character c = character_at(text.data() + at);
+    if (kinds.kind(c.code) == Kind::space) {
+      end_word(at);
+      begin = at + c.length;
+    } else if (characters.is_punctuation(c.code)) {
+      end_word(at);
+      end_word(at + c.length);
+    }
+    at += c.length;
+  }
+  end_word(text.size());
+}
 
 /// Splits a word into the longest pieces that are tokens, from left to right. In the vocabulary, pieces that do not
 /// begin a word have a prefix.
