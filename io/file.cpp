@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <system_error>
@@ -18,7 +19,56 @@ namespace {
 // Below the size limit of a read or write call.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
+/// The mapped files. Signal handlers read the table, so it takes no lock and no memory for that.
+class Mappings {
+ public:
+  // With more files than places, mapped_path_at() does not find the others.
+  void add(std::span<const std::byte> bytes, const char* path) {
+    for (Place& place : places_) {
+      bool unused = false;
+      if (place.used.compare_exchange_strong(unused, true)) {
+        place.path = path;
+        place.end = bytes.data() + bytes.size();
+        place.begin = bytes.data();
+        return;
+      }
+    }
+  }
+  void remove(std::span<const std::byte> bytes) {
+    for (Place& place : places_) {
+      if (place.begin == bytes.data()) {
+        place.begin = nullptr;
+        place.used = false;
+        return;
+      }
+    }
+  }
+  const char* path_at(const std::byte* address) const {
+    for (const Place& place : places_) {
+      const std::byte* const begin = place.begin;
+      if (begin != nullptr && begin <= address && address < place.end) {
+        return place.path;
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  struct Place {
+    std::atomic<bool> used{false};
+    std::atomic<const std::byte*> begin{nullptr}, end{nullptr};
+    std::atomic<const char*> path{nullptr};
+  };
+  std::array<Place, 1024> places_{};
+};
+
+constinit Mappings mappings;
+
 }  // namespace
+
+const char* mapped_path_at(const void* address) noexcept {
+  return mappings.path_at(static_cast<const std::byte*>(address));
+}
 
 std::string error_text(int number) { return std::generic_category().message(number); }
 
@@ -71,11 +121,13 @@ MappedFile::MappedFile(const InputFile& file, bool writable) : path_(file.path()
     void* const data = ::mmap(nullptr, file.size(), access, kind, file.descriptor(), 0);
     check(data != MAP_FAILED, "load: cannot map {}: {}", path_.string(), error_text(errno));
     bytes_ = {static_cast<const std::byte*>(data), file.size()};
+    mappings.add(bytes_, path_.c_str());
   }
 }
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) {
+    mappings.remove(bytes_);
     ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   }
 }

@@ -42,7 +42,8 @@ class InputFile {
 };
 
 /// A regular file mapped into memory: pages are loaded when they are read. The file must not be truncated or written
-/// while it is mapped; it may be renamed, replaced or removed.
+/// while it is mapped; it may be renamed, replaced or removed. A read behind the end of a truncated file, or from a disk
+/// that fails, raises SIGBUS, which by default ends the process; see mapped_path_at().
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) : MappedFile(InputFile(path)) {}
@@ -59,6 +60,10 @@ class MappedFile {
   std::filesystem::path path_;
   std::span<const std::byte> bytes_;
 };
+
+/// The path of the MappedFile that contains an address, or null. May be called in a signal handler: a handler of SIGBUS
+/// can say which file cannot be read.
+const char* mapped_path_at(const void* address) noexcept;
 
 /// A temporary file in the folder of `path` that replaces it on commit(), after everything is flushed to disk. Without
 /// commit() it is removed. Errors start with "save: " and name `path`.

@@ -112,6 +112,7 @@ int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
   const auto refuse = [&](const std::string& message) {
     return rank_of_messages == 0 ? print_error(name.c_str(), message, 2) : 2;
   };
+  report_mapping_faults(name);
   try {
     join_ranks();
     app_->parse(argc, argv);

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include <mica/core/check.h>
 #include <mica/core/dispatch.h>
 #include <mica/dist/group.h>
+#include <mica/io/file.h>
 
 volatile std::sig_atomic_t interrupted = 0;
 int rank_of_messages = 0;
@@ -42,6 +44,33 @@ void catch_interrupts() {
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
   std::signal(SIGUSR1, interrupt);
+}
+
+namespace {
+
+std::string name_in_faults;
+
+void report_fault(int signal, siginfo_t* info, void*) {
+  const char* const path = mica::io::mapped_path_at(info->si_addr);
+  if (path == nullptr) {
+    std::signal(signal, SIG_DFL);  // the instruction that failed is repeated, and ends the process
+    return;
+  }
+  for (const char* const part : {name_in_faults.c_str(), ": cannot read ", path,
+                                 ": it was truncated while it was in use, or its disk failed\n"}) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, part, std::strlen(part));
+  }
+  _exit(1);
+}
+
+}  // namespace
+
+void report_mapping_faults(const std::string& program) {
+  name_in_faults = program;
+  struct sigaction action {};
+  action.sa_sigaction = report_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 mica::Device device_named(const std::string& name) {

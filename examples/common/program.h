@@ -40,6 +40,10 @@ extern volatile std::sig_atomic_t interrupted;
 /// kind terminates the program.
 void catch_interrupts();
 
+/// If a mapped file cannot be read, since it was truncated or its disk failed, ends the program with status 1 and an
+/// error that names the file.
+void report_mapping_faults(const std::string& program);
+
 /// "auto" (a GPU if there is one, else the CPU), "cpu" or "cuda". The GPU is the first one; if several ranks run on
 /// this machine, each gets its own. Throws if there is no such device.
 mica::Device device_named(const std::string& name);

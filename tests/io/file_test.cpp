@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 
+#include "examples/common/program.h"
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/io/file.h>
@@ -47,6 +50,36 @@ TEST_F(Files, FilesThatCannotBeOpenedExist) {
   expect_error([&] { io::InputFile{folder / "dangling"}; }, "No such file");
   expect_error([&] { io::InputFile{folder / "fifo"}; }, "not a regular file");
   EXPECT_EQ(io::InputFile(folder / "link").size(), 1u);
+}
+
+TEST_F(Files, TruncatedMappingsAreReported) {
+  std::ofstream(folder / "mapped") << std::string(100'000, 'x');
+  const fs::path path = folder / "mapped";
+  const std::byte* end = nullptr;
+  {
+    const io::MappedFile mapped(path);
+    end = mapped.bytes().data() + mapped.bytes().size();
+    EXPECT_EQ(io::mapped_path_at(mapped.bytes().data()), mapped.path().string());
+    EXPECT_EQ(io::mapped_path_at(end - 1), mapped.path().string());
+    EXPECT_EQ(io::mapped_path_at(&mapped), nullptr);
+    EXPECT_EXIT(
+        {
+          report_mapping_faults("test");
+          fs::resize_file(path, 10);
+          std::exit(static_cast<int>(mapped.bytes()[90'000]));
+        },
+        testing::ExitedWithCode(1),
+        "^test: cannot read " + path.string() + ": it was truncated while it was in use, or its disk failed\n$");
+    // Other faults end the process as without the handler.
+    EXPECT_EXIT(
+        {
+          report_mapping_faults("test");
+          std::raise(SIGBUS);
+          std::raise(SIGBUS);
+        },
+        testing::KilledBySignal(SIGBUS), "");
+  }
+  EXPECT_EQ(io::mapped_path_at(end - 1), nullptr);
 }
 
 TEST_F(Files, MakesFolders) {
