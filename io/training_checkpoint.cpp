@@ -7,6 +7,7 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -416,6 +417,7 @@ class CheckpointFolder::Writer {
     {
       const std::lock_guard lock(mutex_);
       step_ = checkpoint.step;
+      shown_ = {.task = fmt::format("writing the checkpoint of step {}", step_)};
       failure_.clear();
       metadata_ = std::move(metadata);
       writes_ = true;
@@ -428,9 +430,23 @@ class CheckpointFolder::Writer {
     return writes_;
   }
 
+  /// Reports the thread's progress as that of the calling thread.
   void wait() {
+    std::optional<ProgressTask> progress;
+    Shown last;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !writes_; });
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return !writes_; })) {
+      const Shown now = shown_;
+      lock.unlock();  // while an observer is called
+      if (!progress || now.task != last.task) {
+        progress.reset();
+        progress.emplace(now.task, now.total);
+        last.done = 0;
+      }
+      progress->advance(now.done - last.done);
+      last = now;
+      lock.lock();
+    }
   }
 
   std::string take_error() {
@@ -445,7 +461,17 @@ class CheckpointFolder::Writer {
   }
 
  private:
+  /// A report of the thread's progress.
+  struct Shown {
+    std::string task{};
+    std::int64_t done = 0, total = 1;
+  };
+
   void work() {
+    const ProgressObserver observer([this](const ProgressReport& report) {
+      const std::lock_guard lock(mutex_);
+      shown_ = {.task = report.task, .done = report.done, .total = report.total};
+    });
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return writes_ || stops_; });
@@ -481,10 +507,11 @@ class CheckpointFolder::Writer {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool writes_ = false;  // while true, the members below belong to the thread
+  bool writes_ = false;  // while true, the members after shown_ belong to the thread
   bool stops_ = false;
   std::string error_;    // of the last failed write, until take_error()
   std::string failure_;  // of the last write
+  Shown shown_;
 
   std::int64_t step_ = 0;
   Metadata metadata_;

@@ -56,7 +56,7 @@ void check_settings(const Metadata& saved, const Metadata& current);
 /// A folder with the checkpoints of one run, checkpoint-STEP.safetensors, written in the background.
 ///
 ///     io::CheckpointFolder folder("checkpoints", {.keep = 3});
-///     if (const auto saved = folder.newest(print)) { … }  // goes on from there
+///     if (const auto saved = folder.newest(print)) { … }  // resume from it
 ///     for (…) {
 ///       step();
 ///       if (due && !folder.is_writing()) folder.save(checkpoint());
@@ -92,7 +92,7 @@ class CheckpointFolder {
   /// Takes a snapshot of the tensors in host memory and returns; a thread writes it and then removes all but the `keep`
   /// newest checkpoints. The tensors may be changed at once: from a GPU, the snapshot is copied in the order of the
   /// current stream to page-locked memory, which is kept for the next snapshot, and the host does not wait. Waits for
-  /// an earlier write in progress. Throws an Error if the snapshot does not fit in memory.
+  /// an earlier write in progress, as finish() does. Throws an Error if the snapshot does not fit in memory.
   void save(const TrainingCheckpoint& checkpoint);
 
   /// Whether a write is in progress, so that save() would wait.
@@ -102,8 +102,8 @@ class CheckpointFolder {
   /// checkpoints as they were.
   std::string take_error();
 
-  /// Waits for a write in progress. Throws an Error if the last write failed, so that the last checkpoint is not in the
-  /// folder.
+  /// Waits for a write in progress, and reports its progress (core/progress.h). Throws an Error if the last write
+  /// failed, so that the last checkpoint is not in the folder.
   void finish();
 
  private:

@@ -13,12 +13,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
 #include <mica/core/cuda/graph.h>
+#include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/token_windows.h>
 #include <mica/io/training_checkpoint.h>
@@ -245,6 +247,26 @@ TEST_F(TrainingCheckpoints, KeepTheNewestCompleteOnes) {
   fs::rename(folder / name_of(5), folder / name_of(9));
   EXPECT_EQ(newest(checkpoints), 4);
   EXPECT_NE(skipped.at(0).find("is a checkpoint of step 5"), std::string::npos);
+}
+
+TEST_F(TrainingCheckpoints, ReportTheProgressOfAWriteThatIsWaitedFor) {
+  std::set<std::string> tasks;
+  bool finished = true;
+  const std::thread::id thread = std::this_thread::get_id();
+  const ProgressObserver observer([&](const ProgressReport& report) {
+    EXPECT_EQ(std::this_thread::get_id(), thread);
+    EXPECT_LE(report.done, report.total);
+    tasks.insert(report.task);
+    finished = report.finished;
+  });
+  io::CheckpointFolder checkpoints(folder, {.keep = 2});
+  checkpoints.save({.step = 1, .parts = {{"model", {{"x", ones({1 << 25})}}}}});  // 128 MiB
+  checkpoints.finish();
+  EXPECT_FALSE(tasks.empty());
+  EXPECT_TRUE(finished);
+  for (const std::string& task : tasks) {
+    EXPECT_NE(task.find("check"), std::string::npos) << task;  // of the checkpoint, or its checksum
+  }
 }
 
 TEST_F(TrainingCheckpoints, SkipEntriesThatAreNotCheckpoints) {
