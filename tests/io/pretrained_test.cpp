@@ -1,5 +1,6 @@
 #include <sys/stat.h>
 #include <tests/io/pretrained_folder.h>
+#include <tests/launches.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -474,6 +475,41 @@ TEST_F(Pretrained, StepsWithACacheGiveTheLogitsOfTransformers) {
         next = from_data(tokens, {rows, 1}, device);
       }
       EXPECT_GT(cache.length(), model.config.rotary.original_context);
+    }
+  }
+}
+
+// The same for a model whose sizes the decode kernels take: one text in one kernel, and several by a kernel for each
+// step of a layer.
+TEST_F(Pretrained, DecodeKernelsGiveTheLogitsOfTransformers) {
+  const autograd::NoGrad no_grad;
+  const StateDict expected = io::load(kFixtures / "llama_decoded" / "expected.safetensors");
+  const Tensor tokens = expected.at("tokens"), logits = expected.at("logits");
+  const std::int64_t prompt = tokens.size(1) - logits.size(1) + 1;
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, bfloat16}) {
+      const nn::Llama model = io::load_pretrained<nn::Llama>(kFixtures / "llama_decoded", {device, dtype});
+      for (const std::int64_t batch : {1, 3, 12}) {
+        SCOPED_TRACE(fmt::format("{}, {}, {} sequences", device, dtype, batch));
+        const Tensor texts = slice(tokens, 0, 0, batch).to(device);
+        nn::KeyValueCache cache = model.new_cache(batch);
+        Tensor got = model.next_token_logits(slice(texts, 1, 0, prompt), cache);
+        const cuda::LaunchRecord record;
+        for (std::int64_t step = 0;; ++step) {
+          const Tensor theirs = slice(select(logits, 1, step), 0, 0, batch);
+          EXPECT_LE(relative_error(got, theirs, 0), dtype == float32 ? 1e-4 : 2e-2) << "step " << step;
+          if (step + 1 == logits.size(1)) {
+            break;
+          }
+          got = model.next_token_logits(slice(texts, 1, prompt + step, prompt + step + 1), cache);
+        }
+        if (dtype == bfloat16 && gpu_has_wgmma()) {
+          expect_launched(record, device,
+                          {batch == 1  ? "decoder_step_kernel"
+                           : batch < 9 ? "decode_linear_kernel"
+                                       : "decode_linear_batch_kernel"});
+        }
+      }
     }
   }
 }

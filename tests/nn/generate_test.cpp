@@ -554,29 +554,48 @@ TEST(Generate, LongropeWritesTheSameTokensOnBothDevices) {
   EXPECT_EQ(nn::generate(llama, kPrompts, options), on_device);
 }
 
-TEST(Generate, StopTokensAndCallback) {
-  manual_seed(6);
-  nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
-  const nn::SamplingOptions sampling{.seed = 9};
-  const std::vector<Tokens> all = nn::generate(llama, kPrompts, {.count = 30, .sampling = sampling});
-  const Tokens stops{all[0][7], all[1][3]};
-  std::vector<Tokens> seen(3);
-  const std::vector<Tokens> stopped = nn::generate(llama, kPrompts,
-                                                   {.count = 30,
-                                                    .sampling = sampling,
-                                                    .stop_tokens = stops,
-                                                    .on_token = [&](std::size_t prompt, std::int64_t token) {
-                                                      seen[prompt].push_back(token);
-                                                      return prompt != 2 || seen[2].size() < 2;
-                                                    }});
-  EXPECT_EQ(seen, stopped);
-  for (std::size_t i = 0; i < 3; ++i) {
-    const auto stop = std::find_first_of(all[i].begin(), all[i].end(), stops.begin(), stops.end());
-    Tokens expected(all[i].begin(), stop == all[i].end() ? stop : stop + 1);
-    if (i == 2) {
-      expected.resize(std::min<std::size_t>(expected.size(), 2));
+// Texts end with a stop token, or when the callback returns false. On CUDA the next step is already running then.
+void expect_stops(nn::Llama& llama, const std::vector<Tokens>& prompts, const nn::SamplingOptions& sampling) {
+  const std::vector<Tokens> all = nn::generate(llama, prompts, {.count = 30, .sampling = sampling});
+  const std::size_t last = prompts.size() - 1;
+  const Tokens stops{all[0][7], all[last][3]};
+  for (const std::size_t most : {std::size_t{30}, std::size_t{2}}) {  // tokens of the last text
+    std::vector<Tokens> seen(prompts.size());
+    const std::vector<Tokens> stopped = nn::generate(llama, prompts,
+                                                     {.count = 30,
+                                                      .sampling = sampling,
+                                                      .stop_tokens = stops,
+                                                      .on_token = [&](std::size_t prompt, std::int64_t token) {
+                                                        seen[prompt].push_back(token);
+                                                        return prompt != last || seen[last].size() < most;
+                                                      }});
+    EXPECT_EQ(seen, stopped);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      const auto stop = std::find_first_of(all[i].begin(), all[i].end(), stops.begin(), stops.end());
+      Tokens expected(all[i].begin(), stop == all[i].end() ? stop : stop + 1);
+      if (i == last) {
+        expected.resize(std::min(expected.size(), most));
+      }
+      EXPECT_EQ(stopped[i], expected) << "text " << i << ", at most " << most;
     }
-    EXPECT_EQ(stopped[i], expected) << i;
+  }
+}
+
+TEST(Generate, StopTokensAndCallback) {
+  for (const Device device : test_devices()) {
+    SCOPED_TRACE(fmt::format("{}", device));
+    manual_seed(6);
+    nn::Llama llama = randomized(nn::Llama(llama_config()), float64, device);
+    expect_stops(llama, kPrompts, {.seed = 9});
+    nn::LlamaConfig config = wide_llama_config();
+    config.head_width = 64;
+    nn::Llama wide = randomized(nn::Llama(config), bfloat16, device);
+    for (const nn::SamplingOptions& sampling :
+         {nn::SamplingOptions{.seed = 9}, nn::SamplingOptions{.temperature = 0, .repetition_penalty = 3}}) {
+      expect_stops(wide, kPrompts, sampling);
+      expect_stops(wide, {kPrompts[0]}, sampling);
+    }
+    expect_stops(wide, {kPrompts[0]}, {.temperature = 0});  // one kernel for each step
   }
 }
 

@@ -131,12 +131,34 @@ def make(name, kind, config, shard):
             extra.unlink()
 
 
+def make_decoded():
+    """A model in bfloat16 with sizes for which mica has decode kernels, and the logits after each of its last tokens.
+
+    They are computed in float32, with the weights rounded to bfloat16.
+    """
+    sequences, length, last = 12, 28, 17
+    torch.manual_seed(64)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=192, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
+                                         num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+                                         tie_word_embeddings=True, rope_parameters=PLAIN)).eval()
+    randomize(model)
+    folder = FOLDER / "llama_decoded"
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+    tokens = torch.randint(0, 192, (sequences, length))
+    with torch.no_grad():
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        logits = model(tokens).logits[:, -last:].contiguous()
+    save_file({"tokens": tokens, "logits": logits}, folder / "expected.safetensors")
+
+
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     torch.set_num_threads(1)
     for name, (kind, config, shard) in MODELS.items():
         config._attn_implementation = "eager"
         make(name, kind, config, shard)
+    make_decoded()
     about = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     (FOLDER / "versions.json").write_text(json.dumps(about) + "\n")
 
