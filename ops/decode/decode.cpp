@@ -161,8 +161,8 @@ void check_step(const char* name, const DecodeAttention& a, std::int64_t steps,
   check(has_kernel(a.keys.dtype(), a.width(), a.keys.device()), "{}: there is no kernel for keys {} of {} on {}", name,
         a.keys.shape(), a.keys.dtype(), a.keys.device());
   const std::int64_t batch = a.keys.size(0);
-  check(a.heads >= 1 && a.heads % a.key_heads() == 0, "{}: expected a multiple of {} heads, got {}", name,
-        a.key_heads(), a.heads);
+  check(a.key_heads() >= 1 && a.heads >= 1 && a.heads % a.key_heads() == 0,
+        "{}: expected a multiple of {} heads, got {}", name, a.key_heads(), a.heads);
   const Shape expected{batch * steps, (a.heads + 2 * a.key_heads()) * a.width()};
   check(a.qkv.shape() == expected && a.qkv.dtype() == a.keys.dtype() && a.qkv.device() == a.keys.device() &&
             a.qkv.is_contiguous(),
@@ -214,8 +214,9 @@ Shape checked_shape(const Tensor& x, const std::vector<DecodeWeight>& weights, c
   check(!options.residual.defined() || (options.residual.shape() == shape && options.residual.dtype() == x.dtype() &&
                                         options.residual.device() == x.device()),
         "decode_linear: expected a residual of {} and shape {} on {}", x.dtype(), shape, x.device());
-  check(!options.norm_weight.defined() || options.norm_weight.shape() == Shape{x.size(1)},
-        "decode_linear: expected norm_weight of shape [{}]", x.size(1));
+  check(!options.norm_weight.defined() ||
+            (options.norm_weight.shape() == Shape{x.size(1)} && options.norm_weight.device() == x.device()),
+        "decode_linear: expected norm_weight of shape [{}] on {}", x.size(1), x.device());
   return shape;
 }
 

@@ -30,6 +30,9 @@ bool takes(const DecodeWeight& w, const DecodeWeight& first, const Tensor& like)
   if (!is_defined(w)) {
     return false;
   }
+  if (w.quantized.packed.defined()) {
+    check_weight("decoder_step", w.quantized);
+  }
   const Tensor& data = w.matrix.defined() ? w.matrix : w.quantized.packed;
   return data.device() == like.device() && (!w.matrix.defined() || w.matrix.dtype() == like.dtype()) &&
          (!w.bias.defined() || is_vector(w.bias, w.out(), like)) && kernels::kernel_takes(w, first, like.dtype());
@@ -99,7 +102,8 @@ bool has_decoder_step(const DecoderStep& s) {
   }
   const Tensor& keys = s.layers[0].keys;
   if (!keys.defined() || keys.dim() != 4 || keys.size(0) != 1 || (keys.size(3) != 64 && keys.size(3) != 128) ||
-      s.heads < 1 || s.heads % keys.size(1) != 0 || !is_defined(s.layers[0].q) || !is_defined(s.layers[0].gate) ||
+      keys.size(1) < 1 || s.heads < 1 || s.heads % keys.size(1) != 0 || !is_defined(s.layers[0].q) ||
+      !is_defined(s.layers[0].gate) ||
       !(s.frequencies.empty() || static_cast<std::int64_t>(s.frequencies.size()) == keys.size(3) / 2)) {
     return false;
   }

@@ -184,8 +184,8 @@ class RowsAhead {
   __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
 
  private:
-  // An Index of 32 bits is used for few, long rows, where registers are scarce. There, offsets are computed from the
-  // row by a multiplication instead of being kept.
+  // A 32-bit Index is used for few, long rows, where registers are scarce. Packs and single elements then compute their
+  // offset from the row number. Pairs keep it in from_ and add row_elements_ per row.
   static constexpr bool kFewRows = sizeof(Index) == 4;
   __device__ Index rows() const { return static_cast<Index>(a_.rows); }
   __device__ Index columns() const { return static_cast<Index>(a_.columns); }
@@ -245,7 +245,7 @@ class RowsAhead {
   int left_;  // columns of the slab from the first lane's first column on
   Index step_;
   Index row_;              // the next one to be copied
-  unsigned row_elements_;  // from a row to the thread's next one, for few rows
+  unsigned row_elements_;  // elements from a row to the thread's next one; only for pairs with a 32-bit Index
   int first_;              // the thread's first column
   std::int64_t from_;      // the index of the next element to be copied, by the thread or (kUnits) by the first lane
   std::conditional_t<kUnits, UnitStreams, PackStream> stream_;

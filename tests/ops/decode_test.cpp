@@ -236,6 +236,14 @@ TEST(DecodeLinear, Errors) {
   expect_error([&] { decode_linear(x, {{.matrix = w}}, {.swiglu = true}); }, "swiglu takes two weights");
   expect_error([&] { decode_linear(x, {{.matrix = w}}, {.residual = ones({2, 2})}); }, "expected a residual");
   expect_error([&] { decode_linear(x, {{.matrix = w}}, {.norm_weight = ones({2})}); }, "norm_weight of shape [8]");
+  if (cuda_available()) {
+    const auto there = [](const Tensor& on_cpu) { return on_cpu.to(bfloat16).to(Device::cuda()); };
+    const Tensor rows = there(ones({4, 128})), matrix = there(ones({64, 128}));
+    expect_error([&] { decode_linear(rows, {{.matrix = matrix}}, {.norm_weight = ones({128}).to(bfloat16)}); },
+                 "norm_weight of shape [128] on cuda");
+    const Tensor none = there(ones({1, 0, 4, 64}));
+    expect_error([&] { decode_attention({.keys = none, .values = none}); }, "expected a multiple of 0 heads");
+  }
   expect_error(
       [&] {
         decode_attention({.keys = ones({1, 1, 1, 32}), .values = ones({1, 1, 1, 32})});

@@ -113,8 +113,8 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
     }
   };
   Ring ring{.stages = a.stages};
-  // Stages that are still to be used for the first time; none of these copies waits. 0: x comes next. -1: x is on its
-  // way. One number for both, which takes fewer registers.
+  // The number of stages that are still unused: a copy into such a stage need not wait for it to be empty. At 0, x is
+  // loaded next; -1 means that this has been done. One variable instead of two saves a register.
   int early = a.stages;
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
     const Place<kSwiglu> place(a.operands, tile);

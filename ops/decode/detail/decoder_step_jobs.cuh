@@ -146,10 +146,10 @@ struct Job {
         segments((product.depth + kSegment - 1) / kSegment) {}
 };
 
-/// The stages in shared memory. A wait names the parity of a barrier's phase. If a warp is held up until the barrier is
-/// two phases further, it waits for a parity that comes back only with the next phase, maybe never. So a warp waits
-/// only for stages that it copies to itself: nobody else can move those on. Where two warps copy in turn, each stage
-/// always belongs to the same one.
+/// The stages in shared memory. A wait on a barrier tells phases apart only by their parity. A warp that comes so late
+/// that the barrier has completed one more phase would block until the next one, perhaps forever. So a copying warp
+/// waits only for stages that it fills itself, since these cannot advance without it. If two warps copy in turn, each
+/// stage always belongs to the same warp.
 struct Ring : cuda::VariableRing {
   char* memory;
   std::uint64_t* full;

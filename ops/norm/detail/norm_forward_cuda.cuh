@@ -136,7 +136,8 @@ class KeptParameters {
       : cut_weight_(load_from(weight, 1, first, whole, is_cut, weights_)),
         cut_bias_(load_from(bias, 0, first, whole, is_cut, biases_)) {}
 
-  /// Puts the element of a cut pair in its place, for which it waits: to follow other loads and precede at().
+  /// Inserts the single element of a cut pair, which the constructor loads, into its pack. This waits for that load, so
+  /// call it after other loads have been issued, and before at().
   __device__ void place_cut(int whole, bool is_cut) {
     if (V == 2 && is_cut) {
 #pragma unroll

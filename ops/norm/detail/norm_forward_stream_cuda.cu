@@ -249,8 +249,8 @@ class StreamedForward {
     return static_cast<float>(shift);
   }
 
-  // Differences of pack number i of a chunk from `shift`. Zeros if it is absent, as it is where it was copied to, or as
-  // the shift.
+  // x minus `shift`, for pack number i of a chunk. For an absent pack this is 0: shared memory has zeros there and
+  // nothing is subtracted or, for pairs, it has the shift itself.
   __device__ void look(const Chunk& chunk, int i, bool present, float shift, float (&x)[V]) const {
     Ahead::values(chunk.of[0], i % kChunk, x);
     if constexpr (N::kCentered) {
