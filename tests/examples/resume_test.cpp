@@ -43,11 +43,12 @@ class Resume : public testing::Test {
   /// Starts a run of 40 steps that writes its results to OUT and its checkpoints to OUT.checkpoints. With `disk_bytes`,
   /// files cannot grow beyond it, as on a full disk.
   pid_t start(const std::string& dtype, const std::string& out, rlim_t disk_bytes = RLIM_INFINITY) const {
+    const char* const device = std::getenv("MICA_KILL_DEVICE");
     std::vector<std::string> words{program.string(),
                                    "--data",
                                    "text.txt",
                                    "--device",
-                                   "cpu",
+                                   device != nullptr ? device : "cpu",
                                    "--dtype",
                                    dtype,
                                    "--batch",
@@ -164,8 +165,9 @@ class Resume : public testing::Test {
   const fs::path folder = own.path();
 };
 
-// MICA_KILLS is the number of times that the run is stopped. MICA_SMALL_DISK is a folder on a disk of a few megabytes
-// that the test may fill up. scripts/kill_test sets both.
+// MICA_KILLS is the number of times that the run is stopped, and MICA_KILL_DEVICE the device, by default the CPU.
+// MICA_SMALL_DISK is a folder on a disk of a few megabytes that the test may fill up. scripts/kill_test sets the first
+// and the last.
 TEST_F(Resume, EndsWithTheSameBitsHoweverItIsStopped) {
   const auto began = std::chrono::steady_clock::now();
   // The dtypes take turns; float16 also has a loss scale.
