@@ -13,6 +13,7 @@
 
 #include <mica/core/check.h>
 #include <mica/core/creation.h>
+#include <mica/core/progress.h>
 #include <mica/io/detail/gguf_entries.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
@@ -350,12 +351,19 @@ GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, 
     check_tied_head(tensors, what);
     tensors.erase(kHead);
   }
+  std::int64_t total = 0;
+  for (const auto& [file_name, tensor] : tensors) {
+    total += static_cast<std::int64_t>(tensor.bytes());
+  }
+  // Reordering rows reads them from the file.
+  ProgressTask progress("converting " + path.filename().string(), total);
   for (const auto& [file_name, tensor] : tensors) {
     if (file_name == kEmbedding) {
       model.dtype = tensor.dtype();
     }
     const auto [name, value] = hugging_face_parameter(model.config, architecture, file_name, tensor);
     check(model.tensors.emplace(name, value).second, "{}: two tensors have the name \"{}\" in the model", what, name);
+    progress.advance(static_cast<std::int64_t>(tensor.bytes()));
   }
   return model;
 }
