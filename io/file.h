@@ -42,8 +42,8 @@ class InputFile {
 };
 
 /// A regular file mapped into memory: pages are loaded when they are read. The file must not be truncated or written
-/// while it is mapped; it may be renamed, replaced or removed. A read behind the end of a truncated file, or from a disk
-/// that fails, raises SIGBUS, which by default ends the process; see mapped_path_at().
+/// while it is mapped; it may be renamed, replaced or removed. A read behind the end of a truncated file, or from a
+/// disk that fails, raises SIGBUS, which by default ends the process; see mapped_path_at().
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) : MappedFile(InputFile(path)) {}
