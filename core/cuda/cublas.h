@@ -14,10 +14,9 @@ void check(cublasStatus_t status, const char* what, std::source_location where =
 void check_launch(cublasStatus_t status, const char* what,
                   std::source_location where = std::source_location::current());
 
-/// This thread's cuBLAS handle for the current device and stream, created at the first call. It has a workspace
-/// of its own, so that cuBLAS's choice for a shape never depends on the amount of free memory, and results are
-/// bit-identical from run to run. float32 products use TF32 only if a call requests it, and partial sums are not
-/// rounded to 16 bits.
+/// This thread's cuBLAS handle for the current device and stream, created at the first call. It has a workspace of its
+/// own, so that cuBLAS's choice for a shape never depends on the amount of free memory, and results are bit-identical
+/// from run to run. float32 products use TF32 only if a call requests it, and partial sums are not rounded to 16 bits.
 cublasHandle_t cublas_handle();
 
 /// The workspace of cublas_handle(), for calls of cuBLASLt on the current stream.

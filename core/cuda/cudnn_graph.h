@@ -47,8 +47,7 @@ class CudnnDescriptor {
 /// The properties of the current device.
 CudnnDescriptor cudnn_device();
 
-/// A graph compiled for one device. Threads may run it concurrently, each with its own handle and
-/// workspace.
+/// A graph compiled for one device. Threads may run it concurrently, each with its own handle and workspace.
 class CudnnPlan {
  public:
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
@@ -57,8 +56,7 @@ class CudnnPlan {
   /// The number of the engine.
   std::int64_t engine() const { return engine_; }
 
-  /// Runs on the current stream. `data` has one device pointer for each tensor() of the graph, in
-  /// order.
+  /// Runs on the current stream. `data` has one device pointer for each tensor() of the graph, in order.
   void run(const std::vector<void*>& data, void* workspace) const;
 
  private:

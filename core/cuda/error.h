@@ -23,8 +23,8 @@ inline void check(cudaError_t status, const char* what, std::source_location whe
   }
 }
 
-/// Call it after every kernel launch: throws if the launch failed. With MICA_CUDA_SYNC=1 in the environment it
-/// also waits for the kernel, so that an error inside it is reported at its launch.
+/// Call it after every kernel launch: throws if the launch failed. With MICA_CUDA_SYNC=1 in the environment it also
+/// waits for the kernel, so that an error inside it is reported at its launch.
 void check_launch(const char* kernel, std::source_location where = std::source_location::current());
 
 }  // namespace mica::cuda

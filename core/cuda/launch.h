@@ -10,8 +10,8 @@
 
 namespace mica::cuda {
 
-/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…). Allows
-/// the kernel as much dynamic shared memory as requested, within the device's limit, and clusters of up to 16 blocks.
+/// A launch on the current stream: Launch(grid, block).cluster(4).run(kernel, "kernel", arguments…). Allows the kernel
+/// as much dynamic shared memory as requested, within the device's limit, and clusters of up to 16 blocks.
 class Launch {
  public:
   Launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0) {

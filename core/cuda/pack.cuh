@@ -33,7 +33,7 @@ __device__ void store_whole(void* to, const P& pack) {
                : "memory");
 }
 
-/// A load of data that is read only once; bypasses the L1 cache.
+/// Loads data that is read only once. Packs of 16 bytes bypass the L1 cache.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from) {
   if constexpr (sizeof(Pack<T, V>) == 16) {

@@ -35,7 +35,7 @@ __device__ inline std::uint64_t evict_normal() {
   return policy;
 }
 
-// Asynchronous copies from global to shared memory. They are awaited in groups, in order.
+// Asynchronous copies from global to shared memory. A thread waits for groups of them, in order.
 
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
 /// `present`. kLastInL2: the L2 cache policy is evict_last (16 bytes only).
@@ -93,13 +93,14 @@ __device__ inline void wait_copies(int pending) {
   }
 }
 
-// Barriers in shared memory: threads arrive without waiting, and wait for a phase, named by its parity, to complete.
+// Barriers in shared memory (mbarriers): threads arrive without waiting, and wait for a phase, identified by its
+// parity, to complete.
 
 __device__ inline void init_barrier(std::uint64_t* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/// Like wait(); also takes a barrier by its shared-memory address.
+/// Arrives at a barrier. Both arrive() and wait() also take the barrier as its shared-memory address.
 __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile(
       "{\n"
@@ -110,7 +111,8 @@ __device__ inline void arrive(std::uint32_t barrier) {
 }
 __device__ inline void arrive(std::uint64_t* barrier) { arrive(shared_address(barrier)); }
 
-/// Written in assembly: the compiler splits up the loop, and race checkers then do not recognize the wait.
+/// Waits until the phase with that parity is complete. The loop is written in assembly, since the compiler would split
+/// it up, and race checkers would then not recognize the wait.
 __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MICA_PTX_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
@@ -130,7 +132,7 @@ __device__ inline void wait(std::uint32_t barrier, unsigned parity) {
 }
 __device__ inline void wait(std::uint64_t* barrier, unsigned parity) { wait(shared_address(barrier), parity); }
 
-/// Like __syncthreads() for `threads` threads, whole warps, that use barrier `number`, 1 to 15.
+/// Like __syncthreads(), for the `threads` threads (whole warps) that use named barrier `number`, 1 to 15.
 __device__ inline void barrier_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -191,7 +193,7 @@ __device__ inline void arrive_in_cluster_relaxed() {
 }
 __device__ inline void wait_for_cluster() { MICA_PTX_90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-/// Like __syncthreads() for all blocks of the cluster, whose writes all of them then see.
+/// Like __syncthreads(), for all blocks of the cluster. Afterwards, all of them see each other's writes.
 __device__ inline void meet_in_cluster() {
   arrive_in_cluster();
   wait_for_cluster();
@@ -221,7 +223,7 @@ __device__ inline double load_from_block(const double* p, int rank) {
   return value;
 }
 
-/// Four adjacent values, aligned to 16 bytes.
+/// Four adjacent floats of block `rank`, from p on, which is aligned to 16 bytes.
 __device__ inline float4 load_four_from_block(const float* p, int rank) {
   float4 four = {};
   MICA_PTX_90("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -240,7 +242,7 @@ __device__ inline void arrive_in_block(std::uint64_t* barrier, int rank) {
 /// Makes barriers that were just initialized visible to the other blocks.
 __device__ inline void publish_barriers() { MICA_PTX_90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Arrives, and increases the bytes that the phase expects.
+/// Arrives, and increases the number of bytes that the phase expects by `bytes`.
 __device__ inline void arrive_expecting(std::uint64_t* barrier, int bytes) {
   MICA_PTX_90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
               : "memory");

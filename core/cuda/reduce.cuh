@@ -8,7 +8,7 @@ namespace mica::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffff;
 
-/// f over the values of kLanes neighboring lanes, in all of them.
+/// Combines the values of kLanes neighboring lanes by f. All of them get the result.
 template <int kLanes, class S, class F>
 __device__ S reduce_lanes(S value, const F& f) {
 #pragma unroll
@@ -18,7 +18,7 @@ __device__ S reduce_lanes(S value, const F& f) {
   return value;
 }
 
-/// The sum over kLanes neighboring lanes, in all of them.
+/// The sum over kLanes neighboring lanes. All of them get it.
 template <int kLanes, class S>
 __device__ S sum_lanes(S value) {
   return reduce_lanes<kLanes>(value, [](S a, S b) { return a + b; });

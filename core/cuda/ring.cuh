@@ -21,7 +21,7 @@ struct Ring {
   }
 };
 
-/// The same for a number of stages that is known only at run time.
+/// Like Ring, for a number of stages that is known only at run time.
 struct VariableRing {
   int stages;
   int stage = 0;

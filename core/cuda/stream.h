@@ -4,8 +4,7 @@
 
 namespace mica::cuda {
 
-/// This thread's stream on its current device: the default stream, unless set by a
-/// StreamGuard.
+/// This thread's stream on its current device: the default stream, unless a StreamGuard has set another one.
 cudaStream_t current_stream();
 
 /// Sends this thread's work to `stream` until the end of scope.

@@ -29,8 +29,8 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, int eleme
       : "memory");
 }
 
-/// The same to the same address in each block of the cluster whose bit in `blocks` is set; each block's own barrier
-/// counts.
+/// The same, but copies the tile to the same address in each block of the cluster whose bit in `blocks` is set. Each
+/// block's own barrier counts the bytes.
 __device__ inline void load_tile(void* shared, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
                                  std::uint16_t blocks) {
   MICA_PTX_90(
@@ -40,7 +40,8 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, int eleme
       : "memory");
 }
 
-/// From shared memory to the tile, except what is outside the matrix. Belongs to the thread's next group.
+/// Copies a tile from shared memory to the matrix, except for elements outside of it. The copy belongs to the thread's
+/// next group of stores.
 __device__ inline void store_tile(const CUtensorMap* map, int element, int line, const void* shared) {
   MICA_PTX_90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
               "r"(element), "r"(line), "r"(shared_address(shared))
@@ -63,7 +64,8 @@ __device__ inline void store_tile(const CUtensorMap* map, int element, int line,
               : "memory");
 }
 
-/// Copies `bytes` adjacent bytes, a multiple of 16, between addresses aligned to 16 bytes, counted by the barrier.
+/// Copies `bytes` adjacent bytes to shared memory; the barrier counts them. Both addresses and `bytes` are multiples of
+/// 16.
 __device__ inline void load_bytes(void* shared, const void* global, int bytes, std::uint64_t* barrier) {
   MICA_PTX_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                   shared_address(shared)),

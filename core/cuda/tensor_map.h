@@ -26,8 +26,8 @@ struct TensorMapArgs {
 bool fits_tensor_map(DType dtype, const void* data, std::int64_t lines, std::int64_t length, std::int64_t leading);
 
 /// A map for tiles in shared memory with the 128-byte swizzle: consecutive lines of 128 bytes, with 16-byte chunk c of
-/// line r at c ^ (r % 8). A column of 8 lines is thus in different banks. Tiles start at multiples of 1024 bytes.
-/// Elements outside the matrix read as zeros and are not written.
+/// line r at c ^ (r % 8). So the chunks of one column in 8 consecutive lines are in different banks. Tiles start at
+/// multiples of 1024 bytes. Elements outside the matrix read as zeros and are not written.
 CUtensorMap swizzled_tensor_map(const TensorMapArgs& args);
 
 /// A map for tiles in shared memory without a swizzle, at a multiple of 128 bytes; a line of a tile is a multiple of 16
@@ -46,7 +46,7 @@ struct HeadsMapArgs {
 
 bool fits_heads_map(const HeadsMapArgs& args);
 
-/// As swizzled_tensor_map(), for tiles of one head.
+/// Like swizzled_tensor_map(), for tiles of one head.
 CUtensorMap swizzled_heads_map(const HeadsMapArgs& args);
 
 }  // namespace mica::cuda

@@ -52,20 +52,22 @@ enum class Lines { depth, rows };
 
 namespace detail {
 
-// Start address and strides in units of 16 bytes; 1: the 128-byte swizzle.
+// The start address and the strides are in units of 16 bytes; bit 62 selects the 128-byte swizzle.
 __device__ inline std::uint64_t descriptor(std::uint32_t tile, std::uint64_t leading, std::uint64_t stride) {
   return (tile & 0x3FFFFu) >> 4 | leading / 16 << 16 | stride / 16 << 32 | std::uint64_t{1} << 62;
 }
 
 }  // namespace detail
 
-/// The first 16 of K = 64 of a tile whose lines hold the 64 values of one row, aligned to 1024 bytes.
+/// The descriptor of the first 16 of K = 64 of a tile whose lines hold the 64 values of one row. The tile is aligned to
+/// 1024 bytes.
 __device__ inline std::uint64_t depth_lines(std::uint32_t tile) {
   return detail::descriptor(tile, 16, 8 * 128);  // from 8 rows to the next 8; lines hold all of K
 }
 __device__ inline std::uint64_t depth_lines(const void* tile) { return depth_lines(shared_address(tile)); }
 
-/// The first 16 of K of a tile whose lines hold 64 rows for one k: kDepth lines, then those of the next 64 rows.
+/// The descriptor of the first 16 of K of a tile whose lines hold 64 rows for one k: kDepth lines, then those of the
+/// next 64 rows.
 template <int kDepth>
 __device__ std::uint64_t row_lines(const void* tile) {
   // From 64 rows to the next 64; from 8 k to the next 8.

@@ -9,8 +9,8 @@
 //
 // Threads access global memory 16 bytes at a time. The threads that share a row are called a team: some lanes of a
 // warp, a whole warp, a thread block, or a cluster of blocks. In a cluster, each block has a slab of the row's columns.
-// Rows are held if they fit into the team's registers; longer ones, and long ones that do not begin and end at
-// multiples of 16 bytes, are staged.
+// Rows are held if they fit into the team's registers. Longer rows are staged, and so are long rows that do not begin
+// and end at multiples of 16 bytes.
 //
 // Which thread has which columns, and the order of sums, depend on the row's length and on the alignment of pointers.
 
@@ -38,7 +38,7 @@ using rows::Pack;
 template <class Found>
 using NumberOf = decltype(Found::sum);
 
-/// The row, and the columns of it, that a block or a group of its threads works on.
+/// The row that a block or a group of its threads works on, and the columns of it that they have.
 template <Team kTeam>
 struct Place {
   std::int64_t row;
@@ -141,9 +141,9 @@ class HeldPacks {
 /// Combines the results of a team's warps through shared memory: each warp stores its own, then all read those of all
 /// warps. It can be used once, or any number of times with two buffers, which take turns.
 ///
-/// In a cluster, each warp sends its result into the shared memory of every block, whose barrier counts the arriving
-/// bytes. So blocks wait for these numbers only, and not until the others' writes to global memory are visible, as a
-/// cluster barrier would.
+/// In a cluster, each warp sends its result into the shared memory of every block, where an mbarrier counts the
+/// arriving bytes. So a block waits only for these numbers. A cluster barrier would also wait until the other blocks'
+/// writes to global memory are visible.
 template <class Found, Team kTeam, int kBuffers = 1>
 class Exchange {
   using Number = NumberOf<Found>;
@@ -160,8 +160,8 @@ class Exchange {
     std::uint64_t arrived[kBuffers];
   };
 
-  /// @param blocks  how many share a row.
-  /// Construct it before loads from global memory are issued: in a cluster, it would wait for them.
+  /// @param blocks  the number of blocks that share a row.
+  /// Construct it before loads from global memory are issued: in a cluster, the constructor would wait for them.
   __device__ explicit Exchange(Shared& shared, int blocks = 1)
       : shared_(shared), warps_(static_cast<int>(blockDim.x) / kWarp), blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
@@ -178,7 +178,8 @@ class Exchange {
     }
   }
 
-  /// The team's result from those of its threads, with the same bits in all threads. rank: the block's in its cluster.
+  /// The team's result from those of its threads, with the same bits in all threads. rank: that of the block in its
+  /// cluster.
   __device__ Found joined(const Found& mine, int rank) { return joined_warps(mine.over_lanes(kWarp), rank); }
 
   /// The same, for results that are already combined over a warp, or over the lanes that share a row.
@@ -292,7 +293,8 @@ class StagedPiece {
     for_steps<kAtOnce>(head_ + thread() * kUnit, head_ + units_ * kUnit,
                        static_cast<int>(blockDim.x * blockDim.y) * kUnit, f);
   }
-  /// Calls f(i) for the index i of the thread's edge element, if it has one: there are fewer of them than threads.
+  /// Calls f(i) for the index i of the thread's edge element, if it has one. There are fewer edge elements than
+  /// threads.
   template <class F>
   __device__ void for_edges(const F& f) const {
     const int e = thread();

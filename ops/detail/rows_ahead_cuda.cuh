@@ -62,7 +62,7 @@ class RowsAhead {
   template <bool kFull = false>
   __device__ void fetch(int place, int c) {
     const bool present = row_ < rows();
-    if (present || Shape::kLanes < kWarp) {  // copies zeros if only other rows of the warp exist
+    if (present || Shape::kLanes < kWarp) {  // a lane without a row copies zeros: its warp may have rows
       const std::int64_t from = Shape::kLanes == kWarp || present ? next_element() + c * kChunkColumns : 0;
       if constexpr (kUnits) {
         const int left = Shape::kLanes == kWarp || present ? left_ - c * kChunkColumns : 0;
@@ -244,7 +244,7 @@ class RowsAhead {
   int lane_offset_;
   int left_;  // columns of the slab from the first lane's first column on
   Index step_;
-  Index row_;              // the next one to be copied
+  Index row_;              // the next row to be copied
   unsigned row_elements_;  // elements from a row to the thread's next one; only for pairs with a 32-bit Index
   int first_;              // the thread's first column
   std::int64_t from_;      // the index of the next element to be copied, by the thread or (kUnits) by the first lane

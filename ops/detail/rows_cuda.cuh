@@ -1,6 +1,6 @@
 #pragma once
 
-// What all kernels that work on rows use: names from core/cuda, dispatch on element types, and grid sizes.
+// Shared by all kernels that work on rows: names from core/cuda, dispatch on element types, and grid sizes.
 
 #include <algorithm>
 #include <climits>

@@ -170,8 +170,8 @@ class WarpStream {
     }
   }
 
-  /// Overwrites the elements after the row's end with `value`: in the unit where its last `left` elements end. Call
-  /// __syncwarp() before and after.
+  /// Overwrites the elements after the row's end with `value`, as far as the row's last unit may extend. The row has
+  /// `left` elements from the chunk's beginning on. Call __syncwarp() before and after.
   __device__ void clear(int place, int phase, int left, T value = static_cast<T>(0.0f)) const {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
@@ -274,10 +274,10 @@ class WarpStream {
   std::uint32_t address_;
 };
 
-/// Exchanges two numbers per member of a team through shared memory: each member leaves its two, then all read those of
-/// all members. Members are the warps of a block or, in a cluster, its blocks, each of which first adds up its warps'
-/// numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the block's other warps.
-/// A warp may be a row ahead of others.
+/// Exchanges two numbers per member of a team through shared memory: each member leaves its two numbers, and all
+/// members read those of all others. Members are the warps of a block or, in a cluster, its blocks, each of which first
+/// adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the
+/// block's other warps. A warp may be a row ahead of others.
 template <Team kTeam>
 class Meeting {
  public:
@@ -300,8 +300,8 @@ class Meeting {
     __syncthreads();  // race checkers want barriers to be initialized before copies begin
   }
 
-  /// Call it after the constructor: waits until all blocks of the team have initialized their barriers, and until what
-  /// the own block has written to shared memory is visible.
+  /// Call it after the constructor. Waits until all blocks of the team have initialized their barriers, and until
+  /// everything that this block has written to shared memory is visible to its threads.
   __device__ void open() const {
     __syncthreads();
     if (kTeam == Team::cluster) {
@@ -349,15 +349,15 @@ class Meeting {
     constexpr int kLast = kLevels - 1;
     cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
     if (kTeam == Team::cluster) {
-      // Was completed earlier. Waiting for it nonetheless orders this warp after the other warps' reads, also in the
-      // view of race checkers.
+      // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
+      // warps, which race checkers recognize, too.
       cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
     }
     ++taken_;
     return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
   }
 
-  /// Call it before the kernel ends: no block may send to one that has exited.
+  /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
   __device__ void close() const {
     if (kTeam == Team::cluster) {
       cuda::arrive_in_cluster();

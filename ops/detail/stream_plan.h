@@ -11,14 +11,16 @@ namespace mica::kernels::rows {
 /// The threads that share a row: some or all lanes of a warp, a thread block, or the blocks of a cluster.
 enum class Team { warp, block, cluster };
 
-// Blocks of the grid: a fixed number instead of the chip's multiprocessors, so that results do not depend on the chip.
+// Blocks of the grid: a fixed number, and not the chip's number of multiprocessors, so that results do not depend on
+// the chip.
 constexpr int kStreamBlocks = 132;
 // The same for clusters of 3 to 8 blocks, and of 16: the most that run at once on an H200. The blocks of a cluster must
 // lie in one GPC, so that some multiprocessors remain unused.
 constexpr int kStreamClusterBlocks = 120;
 constexpr int kStreamLargestClusterBlocks = 112;
 constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
-// Slots of a Meeting, used in turn: warps may be up to two rows apart, and the next row has begun already.
+// Slots of a Meeting, which rows use cyclically. Several are needed, since warps may be up to two rows apart, and may
+// have begun the next row already.
 constexpr int kMeetings = 4;
 
 struct StreamPlan {

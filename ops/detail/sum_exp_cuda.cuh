@@ -96,7 +96,7 @@ struct SumExp {
     raise(top);
     sum += same.sum;
   }
-  /// Combines the largest elements first, so that each lane computes one power only. At each step of a shuffle, both
+  /// Combines the largest elements first, so that each lane computes only one power. At each step of a shuffle, both
   /// lanes add the same two numbers, so that all lanes get the same bits.
   __device__ SumExp over_lanes(int lanes) const {
     SumExp all = *this;

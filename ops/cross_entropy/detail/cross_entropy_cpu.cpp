@@ -114,7 +114,7 @@ class Rows {
   S weight(std::int64_t i) const { return weight_ != nullptr ? weight_[i] : S{1}; }
   /// The part of u that only the label's class has.
   S label_u(std::int64_t i) const { return sharp_ * weight(label(i)); }
-  /// u of class i, without that part. `given` is null unless the targets are probabilities.
+  /// u of class i, without label_u(). `given` is null unless the targets are probabilities.
   S u(const S* given, std::int64_t i) const {
     return weight(i) * (given != nullptr ? sharp_ * given[i] + even_ : even_);
   }

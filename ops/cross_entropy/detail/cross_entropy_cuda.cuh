@@ -122,7 +122,7 @@ struct Problem {
     }
   }
 
-  /// The factor with which 2^(unit() · y) = eᶻ.
+  /// The factor for which 2^(unit() · y) = eᶻ.
   __device__ S unit() const { return span * kLog2E<S>; }
   __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
 };
@@ -243,7 +243,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
   }
 
-  /// Adds several y that are not larger than the largest. share(j) is u of y number j.
+  /// Adds several y, none of which is larger than `largest`. share(j) is u of y number j.
   template <int N, class Share>
   __device__ void add(const S (&y)[N], const Share& share) {
     if (is_bounded()) {
@@ -322,9 +322,9 @@ struct Outcome {
   }
 };
 
-/// Computes the gradients of a row's logits: dx = (sum_scale · 2^(unit · (span · y − shift)) − share_scale · u) · h,
-/// where `hit` is also subtracted in the parentheses for the label's class. With a cap, the power is 2^(unit · y −
-/// shift).
+/// Computes the gradients of a row's logits: dx = sum_scale · 2^(unit · (span · y − shift)) − share_scale · u − hit,
+/// where `hit` is subtracted only for the label's class. With a cap, the power is 2^(unit · y − shift), and dx is
+/// multiplied by 1 − y².
 template <class T, Target kTarget, bool kCap>
 struct Gradient {
   using S = Accumulate<T>;

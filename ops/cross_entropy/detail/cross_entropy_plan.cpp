@@ -7,7 +7,7 @@ namespace mica::kernels {
 namespace {
 
 constexpr std::int64_t kShortestRow = 1025;      // classes
-constexpr std::int64_t kHalfShared = 110 << 10;  // bytes of a row per block with which two blocks are resident
+constexpr std::int64_t kHalfShared = 110 << 10;  // the most bytes of a row per block with which two blocks fit
 constexpr std::int64_t kMostShared = 220 << 10;
 constexpr int kMostCluster = 8;
 

@@ -8,11 +8,11 @@ namespace mica::kernels {
 
 struct CrossEntropyPlan {
   static constexpr int kMostThreads = 512;  // per block
-  static constexpr int kParts = 4;          // parts of a row, each of which is waited for separately
+  static constexpr int kParts = 4;          // parts of a row; a thread waits for each of them separately
 
   int cluster = 0;  // blocks that share a row; 0: rows of this length are read twice
   int threads = 0;  // per block
-  int slab = 0;     // the most packs of 16 bytes of a row that a block has
+  int slab = 0;     // packs of 16 bytes of a row that a block has, at most
   int part = 0;     // packs per thread and part, an even number
 
   int bytes() const { return slab * 16; }

@@ -34,7 +34,7 @@ struct LabelWeightOp {
   MICA_HOST_DEVICE Acc finish(Acc sum, Value) const { return sum; }
 };
 
-/// Σ losses / denominator; the shift is the denominator.
+/// Σ losses / denominator. The denominator is passed as the reduction's shift.
 template <class S>
 struct MeanLossOp {
   using Value = S;

@@ -176,7 +176,7 @@ class Streamer {
     return reinterpret_cast<const Packs&>(bits);
   }
 
-  /// Adds N of the thread's packs, from pack i on. With more at a time, sums are rescaled less often.
+  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
   template <int N>
   __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
                             FoundInRow& found) const {
@@ -283,7 +283,7 @@ class Streamer {
   Exchange exchange_;
 };
 
-/// The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
+/// At least 2 blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
 template <class T, Target kTarget, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(Plan::kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {

@@ -1,11 +1,11 @@
-// The step before a prompt's attention: queries and keys are normalized and rotated, keys and values appended to the
+// The step before a prompt's attention: normalizes and rotates queries and keys, and appends keys and values to the
 // cache.
 //
 //     a row of qkv     | q0 | q1 | q2 | q3 | ... | k0 | k1 | ... | v0 | v1 | ...
 //
-//     a thread         8 pairs of columns, j and j + D / 2, of a head
-//     a team           the D / 16 threads of a head, which sum its squares for the norm
-//     a block          kRows rows; it computes their sines and cosines while the previous kernel still runs
+//     a thread         has 8 pairs of columns, j and j + D / 2, of a head
+//     a team           the D / 16 threads of a head, which add up its squares for the norm
+//     a block          has kRows rows, and computes their sines and cosines while the previous kernel still runs
 //
 //     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, unchanged --> values (B, Hkv, C, D)
 
@@ -23,8 +23,8 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 8;  // pairs of a thread
-constexpr int kRows = 2;  // of a block
+constexpr int kPart = 8;  // pairs per thread
+constexpr int kRows = 2;  // rows per block
 constexpr int kMostWidth = 256;
 
 template <class T>
@@ -38,7 +38,7 @@ struct Arguments {
   T* values;
   std::int64_t rows;   // B · T
   std::int64_t steps;  // T
-  std::int64_t first;  // position
+  std::int64_t first;  // the first position
   std::int64_t capacity;
   int heads;
   int key_heads;
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
     const int item = min(first + static_cast<int>(threadIdx.x) / kTeam, kRows * heads - 1);
     const int r = item / heads;
     const int head = item % heads;
-    // Teams share a warp, so that no thread may leave the loop. Threads without a head or a row of their own repeat the
-    // last one.
+    // Several teams share a warp and its shuffles, so no thread may leave the loop early. A team without a head or row
+    // of its own repeats the last one.
     const std::int64_t row = min(first_row + r, a.rows - 1);
     const T* const from = a.qkv + (row * heads + head) * kWidth + first_pair;
     cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};

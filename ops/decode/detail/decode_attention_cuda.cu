@@ -1,14 +1,14 @@
-// The attention of one new position per sequence: queries and the key are normalized and rotated, key and value are
-// appended to the cache, and all keys before are read once.
+// The attention of one new position per sequence. Normalizes and rotates queries and the key, appends key and value to
+// the cache, and reads all cached keys and values once.
 //
 //     cluster of up to 8 blocks: one sequence, one key head and up to 4 of its query heads
 //
-//         keys      16 | 16 | 16 | 16 | ...     a warp's, in turns of all warps of block 0, block 1, ...
+//         keys      16 | 16 | 16 | 16 | ...     dealt out to the warps of block 0, block 1, ..., round-robin
 //                        |
 //         a warp has for each query head the largest score m, the sum l of 2^(score - m) and the weighted sum of
-//         values: an online softmax. 16-bit floats: products by tensor cores
+//         values: an online softmax. For 16-bit floats, tensor cores compute the products
 //                        |
-//         warps of a block, and the new key -> blocks of the cluster, each in a fixed order -> y
+//         sums of a block's warps and of the new key -> sums of the cluster's blocks, each in a fixed order -> y
 //
 // If the previous kernel does not write to the cache, the copies of the first keys and values to shared memory start
 // before that kernel has ended.
@@ -35,8 +35,8 @@ using cuda::kWarp;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kClusterBlocks = 8;
-constexpr int kMostBlocks = 264;  // of a grid whose clusters have several blocks: 2 a multiprocessor (measured)
-constexpr int kKeysOfOne = 128;   // up to so many keys, one block is faster than a cluster
+constexpr int kMostBlocks = 264;  // of a grid, at most, if clusters have several: 2 per multiprocessor (measured)
+constexpr int kKeysOfOne = 128;   // up to this many keys, one block is faster than a cluster
 constexpr int kMostWidth = 256;
 
 template <class T>
@@ -51,12 +51,12 @@ struct Arguments {
   T* y;
   int heads;
   int key_heads;
-  int parts;   // the query heads of a key head are split into so many
-  int blocks;  // of a cluster
+  int parts;   // parts that the query heads of a key head are split into
+  int blocks;  // per cluster
   bool settled;
   std::int64_t capacity;
   float eps;
-  float score_scale;  // times log2(e): scores are exponents of 2
+  float score_scale;  // includes the factor log2(e), since scores are exponents of 2
   bool rotates;
   double rotary_scale;
   float frequencies[kMostWidth / 2];
@@ -79,12 +79,13 @@ struct Rotation {
   }
 };
 
-// A head's row, normalized and rotated by a warp, each step rounded to T as the separate ops do: to(column, value).
+// A warp normalizes and rotates a head's row. Each step rounds to T, as the separate ops do. Passes the results to
+// to(column, value).
 template <class T, int kWidth, class F>
 __device__ void prepare(const Arguments<T>& a, const Rotation<kWidth>& rotation, const T* row, const T* norm,
                         const F& to) {
   constexpr int kHalf = kWidth / 2;
-  constexpr int kPairs = (kHalf + kWarp - 1) / kWarp;  // of a lane
+  constexpr int kPairs = (kHalf + kWarp - 1) / kWarp;  // per lane
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float left[kPairs];
   float right[kPairs];
@@ -131,15 +132,15 @@ struct Shared {
   alignas(16) T queries[kHeads][kWidth];
   alignas(16) T new_key[kWidth];
   T new_value[kWidth];
-  // Softmaxes of warps.
+  // The warps' softmaxes.
   float most[kWarps][kHeads];
   float sum[kWarps][kHeads];
   float values[kWarps][kHeads][kWidth];
   float new_score[kHeads];
-  std::uint64_t received;  // the other blocks' softmaxes
+  std::uint64_t received;  // barrier: the other blocks' softmaxes have arrived
 };
 
-/// The softmax of a block's keys, as it sends it to the first block of its cluster.
+/// The softmax of a block's keys, in the form in which the block sends it to the first block of its cluster.
 template <int kWidth>
 struct Sent {
   float values[kWidth];
@@ -154,25 +155,25 @@ struct Cached {
   const T* values;
   std::int64_t begin;
   std::int64_t length;
-  std::int64_t lap;  // a position in slot 0
+  std::int64_t lap;  // the last position up to `begin` that belongs in slot 0
   std::int64_t capacity;
 
   __device__ bool has(std::int64_t position) const { return position < length; }
-  /// Of a position's first column; of slot 0 if there is none.
+  /// The offset of a position's first column, or that of slot 0 if the position is not cached.
   __device__ std::int64_t offset(std::int64_t position) const {
     const std::int64_t ahead = position - lap;
     return has(position) ? (ahead < capacity ? ahead : ahead - capacity) * kWidth : 0;
   }
 };
 
-/// A warp's softmax of units of keys, by FMAs: a team of lanes has a key, 16 bytes a lane.
+/// A warp's softmax of units of kKeys keys, computed by FMAs. A team of lanes has a key, with 16 bytes per lane.
 template <class T, int kWidth, int kHeads>
 struct TeamSoftmax {
-  static constexpr int kPart = 16 / sizeof(T);  // columns of a lane
+  static constexpr int kPart = 16 / sizeof(T);  // columns per lane
   static constexpr int kTeam = kWidth / kPart;  // lanes
   static constexpr int kTeams = kWarp / kTeam;
   static_assert(kTeam <= kWarp);
-  static constexpr int kAtOnce = 4;  // keys of a team
+  static constexpr int kAtOnce = 4;  // keys per team
   static constexpr int kKeys = kTeams * kAtOnce;
   using Pack = cuda::Pack<T, kPart>;
 
@@ -254,7 +255,7 @@ struct TeamSoftmax {
     }
   }
 
-  /// Merges the teams.
+  /// Merges the teams' softmaxes.
   __device__ void finish(float (&most)[kHeads], float (&sum)[kHeads], float (&values)[kHeads][kWidth]) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -289,30 +290,31 @@ struct TeamSoftmax {
   }
 };
 
-/// The same by tensor cores. Lane 4 g + t holds the scores of query head g and of keys 2 t and 2 t + 1 of each 8 keys:
-/// the first product leaves them there, and the second one expects them there.
+/// The same, computed by tensor cores. Lane 4 g + t holds the scores of query head g with keys 2 t and 2 t + 1 of every
+/// 8 keys. The first product returns them in these lanes, and the second one needs them in the same lanes.
 ///
 ///     scores (heads, keys) = queries (heads, D) · keysᵀ          lane: head g, keys 2 t and 2 t + 1
 ///     sums (D, heads) += valuesᵀ (D, keys) · weights (keys, heads)          lane: columns g and g + 8, heads 2 t and
 ///                                                                                2 t + 1
 ///
-/// The terms of a score may be added in any order. So a lane takes 8 neighboring columns of each 32, of a key and of a
-/// query alike.
+/// The terms of a score may be added in any order. So a lane takes 8 adjacent columns of every 32, the same ones of a
+/// key and of a query.
 template <class T, int kWidth, int kHeads>
 struct TensorSoftmax {
   static constexpr int kKeys = 16;
-  static constexpr int kPacks = kWidth / 32;  // of 16 bytes, of a lane in a key
-  static constexpr int kTiles = kWidth / 16;  // of values' columns
-  static constexpr int kChunks = kWidth / 8;  // of 16 bytes in a row
+  static constexpr int kPacks = kWidth / 32;  // packs of 16 bytes of a key, per lane
+  static constexpr int kTiles = kWidth / 16;  // of 16 columns of values
+  static constexpr int kChunks = kWidth / 8;  // chunks of 16 bytes in a row
 
-  static constexpr int kUnrolled = kWidth <= 128 ? kChunks / 2 : 4;  // copies of values; with more, registers spill
+  // The number of copies of values that are unrolled. With more, registers spill.
+  static constexpr int kUnrolled = kWidth <= 128 ? kChunks / 2 : 4;
 
   struct Staged {
-    uint4 keys[2][kPacks][kWarp];  // a lane's own packs of the first and last 8 keys
+    uint4 keys[2][kPacks][kWarp];  // each lane's packs of the first and of the last 8 keys
     uint4 values[kKeys][kChunks];  // a row's chunks are swizzled
   };
 
-  std::uint32_t queries[kPacks][4];  // pairs of head g; 0 from kHeads on
+  std::uint32_t queries[kPacks][4];  // pairs of columns of head g; 0 if there is no head g
   float sums[kTiles][4] = {};        // weighted values
   float most = kLowest;              // of head g
   float sum = 0;                     // of head g, of this lane's keys
@@ -359,7 +361,7 @@ struct TensorSoftmax {
   }
 
   __device__ void add(const Staged& staged, int count) {
-    float scores[2][4] = {};  // of 8 keys; the last two of each are of heads that do not exist
+    float scores[2][4] = {};  // of 8 keys each; the last two of the four belong to heads that do not exist
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
@@ -407,7 +409,8 @@ struct TensorSoftmax {
       for (int i = 0; i < 4; ++i) {
         sums[tile][i] *= factors[i % 2];
       }
-      // Matrices: columns 0 to 7 of the first 8 keys, columns 8 to 15 of these, and the same of the last 8 keys.
+      // The four matrices are columns 0 to 7 and columns 8 to 15 of the first 8 keys, then the same columns of the last
+      // 8 keys.
       const int key = lane() / 16 * 8 + lane() % 8;
       const int chunk = 2 * tile + lane() / 8 % 2;
       std::uint32_t values[4];
@@ -440,7 +443,7 @@ template <class T, int kWidth, int kHeads>
 using WarpSoftmax =
     std::conditional_t<sizeof(T) == 2, TensorSoftmax<T, kWidth, kHeads>, TeamSoftmax<T, kWidth, kHeads>>;
 
-/// Units of a warp that are being copied at once. With more of them, fewer blocks would fit a multiprocessor.
+/// Units per warp that are in flight at once. With more, fewer blocks would fit on a multiprocessor.
 template <int kWidth>
 inline constexpr int kStages = kWidth <= 64 ? 2 : 1;
 
@@ -457,7 +460,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   const int part = static_cast<int>(blockIdx.y) % a.parts;
   const std::int64_t sequence = blockIdx.z;
   const int group = a.heads / a.key_heads;
-  const int first_head = part * kHeads;               // of the group
+  const int first_head = part * kHeads;               // within the group
   const int heads = min(kHeads, group - first_head);  // of this cluster
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -473,7 +476,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   const std::int64_t length = *a.length;
   const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
   const std::int64_t slot = length % a.capacity;
-  // The cached positions [begin, length).
+  // Attention sees the cached positions [begin, length).
   const std::int64_t begin = max(max(length - a.capacity + 1, std::int64_t{0}), padding);
   const int blocks = length - begin <= kKeysOfOne ? 1 : a.blocks;
   if (rank >= blocks) {
@@ -510,13 +513,13 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   }
   __syncthreads();
   if (clustered) {
-    cuda::arrive_in_cluster();  // others may send
+    cuda::arrive_in_cluster();  // from here on, other blocks may send to this one
   }
   if (a.settled) {
     cuda::wait_for_previous_kernel();
   }
 
-  // The new position: queries for all blocks, key and value for block 0.
+  // Prepares the new position: the queries in all blocks, key and value in block 0.
   const T* const row = a.qkv + sequence * (a.heads + 2 * a.key_heads) * kWidth;
   for (int item = warp; item < heads + (rank == 0 ? 2 : 0); item += kWarps) {
     if (item < heads) {
@@ -565,7 +568,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   }
   __syncthreads();
 
-  // Adds up the warps of the block; block 0 also adds the new key and the other blocks of the cluster.
+  // Adds up the softmaxes of the block's warps. Block 0 also adds the new key and the softmaxes of the cluster's other
+  // blocks.
   T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
   if (clustered) {
     rank == 0 ? cuda::wait(&shared.received, 0) : cuda::wait_for_cluster();

@@ -8,9 +8,9 @@ namespace mica::kernels {
 
 inline constexpr std::int64_t kMostDecodeRows = 32;
 inline constexpr int kMostDecodeWeights = 3;
-inline constexpr std::int64_t kFewRowsOfFourBits = 16;  // decode_linear_batch() and _wide() take more, of 4-bit weights
+inline constexpr std::int64_t kFewRowsOfFourBits = 16;  // the most rows of decode_linear() with 4-bit weights
 
-/// Where decode_linear_many() puts keys and values.
+/// Where decode_linear_many() stores keys and values, from position `first` on.
 struct DecodeAppendTo {
   Tensor keys{};  // (B, Hkv, C, D)
   Tensor values{};
@@ -19,31 +19,32 @@ struct DecodeAppendTo {
   std::int64_t steps = 0;
 };
 
-/// decode_linear() of checked, contiguous arguments that DecodePlan supports.
+/// decode_linear() of checked, contiguous arguments that the kernels support (few_rows_kernel() in decode.cpp).
 struct DecodeLinearArgs {
   const Tensor& x;
   const std::vector<DecodeWeight>& weights;
   const DecodeLinearOptions& options;
   const Tensor& y;          // out
-  DecodeAppendTo append{};  // of decode_linear_many(); if defined, y is the queries, (B · T, H · D)
+  DecodeAppendTo append{};  // for decode_linear_many(); if defined, y has the queries only, (B · T, H · D)
 };
 void decode_linear(Cuda, const DecodeLinearArgs& args);
 
 /// The same for 9 to 32 rows, on a GPU with wgmma.
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args);
 
-/// The same for weights of many outputs and up to 32 rows, which stay in shared memory.
+/// The same for weights of many outputs and up to 32 rows of x, which stay in shared memory.
 void decode_linear_wide(Cuda, const DecodeLinearArgs& args);
-/// Whether the device has it and x fits.
+/// Whether the device supports decode_linear_wide(), and x fits into shared memory.
 bool can_decode_linear_wide(Cuda, const Tensor& x);
 
-/// The same for any number of rows of contiguous x and floating weights of a 16-bit dtype, and no norm.
+/// The same for any number of rows. x is contiguous, weights are floating, both are of one 16-bit dtype, and there is
+/// no norm.
 void decode_linear_many(Cuda, const DecodeLinearArgs& args);
-/// Whether the device, sizes and alignment allow it.
+/// Whether the device supports decode_linear_many(), and the kernel supports the sizes and the alignment.
 bool can_decode_linear_many(Cuda, const Tensor& x, const std::vector<DecodeWeight>& weights,
                             const DecodeLinearOptions& options);
 
-/// y = rms_norm(x), all contiguous and of one 16-bit dtype, rows and weight aligned to 16 bytes.
+/// y = rms_norm(x). All tensors are contiguous and of one 16-bit dtype; rows and weight are aligned to 16 bytes.
 struct DecodeNormArgs {
   const Tensor& x;  // (M, in)
   const Tensor& weight;
@@ -52,13 +53,14 @@ struct DecodeNormArgs {
 };
 void decode_norm(Cuda, const DecodeNormArgs& args);
 
-/// Whether decode_linear_many() can append: heads of 64 columns without norms of their own, and no padding.
+/// Whether decode_linear_many() can append to the cache: for heads of 64 columns without norms of their own, no
+/// padding, and one sequence or a multiple of 64 positions.
 bool can_decode_linear_append(Cuda, const DecodeAppendTo& to, const DecodeAttention& a);
 
 struct DecodeRotationsArgs {
   const std::vector<float>& frequencies;
   double scale;
-  std::int64_t first;       // position
+  std::int64_t first;       // the first position
   const Tensor& rotations;  // out: (T, D / 2, 2) float32
 };
 void decode_rotations(Cuda, const DecodeRotationsArgs& args);
@@ -71,13 +73,13 @@ void decode_attention(Cuda, const DecodeAttentionArgs& args);
 
 struct DecodeAppendArgs {
   const DecodeAttention& problem;
-  std::int64_t first;     // position
+  std::int64_t first;     // the first position
   const Tensor& queries;  // out: (B, T, H, D)
 };
 void decode_append(Cuda, const DecodeAppendArgs& args);
 
-/// Of a quantized weight that the kernels take: a group has 64 · 2^group_shift terms. One for a whole column is larger
-/// than every depth.
+/// The group_shift of a quantized weight that the kernels support: a group has 64 · 2^group_shift terms. If a group is
+/// a whole column, this number of terms is larger than any depth.
 inline int group_shift(const QuantizedWeight& q) {
   constexpr int kWhole = 30;
   int shift = 0;
@@ -90,7 +92,7 @@ inline int group_shift(const QuantizedWeight& q) {
 /// Whether x is undefined, or contiguous and aligned to 16 bytes.
 bool is_aligned(const Tensor& x);
 
-/// Whether the kernels take a weight in a call whose first weight is `first`, for x of that dtype.
+/// Whether the kernels support weight w in a call whose first weight is `first`, for x of `dtype`.
 bool kernel_takes(const DecodeWeight& w, const DecodeWeight& first, DType dtype);
 
 struct DecoderStepArgs {
@@ -99,16 +101,16 @@ struct DecoderStepArgs {
 };
 void decoder_step(Cuda, const DecoderStepArgs& args);
 
-/// Whether the layers fit into the kernel's tables and shared memory, on the current device.
+/// Whether the layers fit into the kernel's tables and into shared memory, on the current device.
 bool fits_decoder_step(Cuda, const DecoderStep& step);
 
-inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words: StepState
-inline constexpr std::int64_t kMostAttentionParts = 8;  // of a head's keys
+inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words, for StepState
+inline constexpr std::int64_t kMostAttentionParts = 8;  // the most parts that a head's keys are split into
 
-inline constexpr std::int64_t kWordSpread = 4;  // words of elements have so much room: see place()
+inline constexpr std::int64_t kWordSpread = 4;  // words of elements take this many times their size: see place()
 
-/// The words of 32 bits in which the phases of a layer hand over results: one for two elements, or for a float of a
-/// part of attention. The scratch has two such lists, so that this is also a number of int64.
+/// The number of 32-bit words through which the phases of a layer exchange results. A word holds two elements, or one
+/// float of a part of attention. The scratch has two such lists of words, so this is also the number of int64 for both.
 inline std::int64_t decoder_step_words(std::int64_t width, std::int64_t hidden, std::int64_t heads,
                                        std::int64_t key_heads, std::int64_t head_width) {
   const std::int64_t elements = (2 * heads + 2 * key_heads) * head_width + 2 * width + hidden;

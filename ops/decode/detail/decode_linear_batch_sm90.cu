@@ -1,18 +1,19 @@
-// Products of 9 to 32 rows with one to three weights side by side, by wgmma. The weight is its first operand, 64
-// outputs at a time; the rows of x are its second. The time is that of reading the weights and of waiting, so the copy
-// engine starts to load them before the previous kernel has ended.
+// Products of 9 to 32 rows with one to three weights side by side, by wgmma. The weight is the first operand of wgmma,
+// 64 outputs at a time; the rows of x are the second. Most of the time is spent reading the weights and waiting, so the
+// copy engine starts to load weights before the previous kernel has ended.
 //
 //     block: 64 outputs (SwiGLU: 32 of gate and the same 32 of up) and a part of the terms
 //
 //         pieces of 64 terms:     | w 64 x 64, x 32 x 64 | w, x | w, x | ...      a ring of stages
 //         first, without waiting:   w                      w      w    ...
-//         then:                          x                     x      x
+//         after the wait:                x                     x      x
 //                                         |
-//         consumers: x times the norm's weight, in place, and the sums of squares; then the products, which run while
-//         the next piece is prepared
+//         consumers multiply x by the norm's weight, in place, and sum its squares; then they start the products, which
+//         run while the next piece is prepared
 //                                         |
-//         blocks of a cluster have the same outputs and other terms; each adds up some rows of all blocks' sums, in
-//         their order, divides by the root mean square, adds bias and residual, and writes them
+//         the blocks of a cluster have the same outputs, but different terms. Each block finishes some of the rows: it
+//         adds up the sums of all blocks in order, divides by the root mean square, adds bias and residual, and writes
+//         the result
 //
 // The number of blocks depends on the shape alone, and so does the order of sums.
 
@@ -32,33 +33,34 @@ namespace {
 
 constexpr int kThreads = kWarpgroup + kWarp;
 constexpr int kMostStages = 8;
-// Two blocks, or one and one of the kernel for many outputs, fit a multiprocessor.
+// With this many stages, two blocks fit on a multiprocessor, or one of them and one block of the kernel for many
+// outputs.
 template <class Weights>
 constexpr int kUsedStages = Weights::kIsPacked ? 8 : 6;
-constexpr int kMostBlocks = 8;  // of a cluster
+constexpr int kMostBlocks = 8;  // per cluster
 constexpr int kEnoughBlocks = 192;
 
 template <class Weights>
 struct Arguments {
   Operands<Weights> operands;
-  int pieces;  // of a block
-  int blocks;  // of a cluster
+  int pieces;  // per block
+  int blocks;  // per cluster
   int stages;
 };
 
 template <int kRows>
 struct Shared {
   float sums[kRows][kStride];   // of this block's terms; in column kOutputs, the row's squares
-  float parts[kRows][kStride];  // the same of all blocks of the cluster, one after the other, for this block's rows
+  float parts[kRows][kStride];  // the same from all blocks of the cluster, one after the other, for this block's rows
   alignas(16) unsigned char norm[kMostStages][kLineBytes];
   std::uint64_t full[kMostStages];
-  std::uint64_t x_full[kMostStages];  // of packed weights, which are converted before x is there
+  std::uint64_t x_full[kMostStages];  // for packed weights only, which are converted before x has arrived
   std::uint64_t empty[kMostStages];
   std::uint64_t received;
 };
 
-// A block's memory: its stages of the weight, of x and of scales, no more than it has pieces, so that more kernels'
-// blocks find room on a multiprocessor; then the rest.
+// The layout of a block's shared memory: stages of the weight, of x and of scales, then the rest. There are no more
+// stages than the block has pieces, so that blocks of other kernels also fit on the multiprocessor.
 template <class Weights, int kRows>
 struct Memory {
   static constexpr int kInputBytes = kRows * kLineBytes;
@@ -90,7 +92,7 @@ struct Share : Place<kSwiglu> {
   }
 };
 
-// One thread starts all copies.
+// Starts all copies. Runs in one thread.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, const Share<kSwiglu>& share) {
   constexpr int kInputBytes = kRows * kLineBytes;
@@ -131,10 +133,11 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
   }
 }
 
-// Multiplies a piece of x by the norm's weight. Adds the squares of a thread's rows, of which it has every 16th.
+// Multiplies a piece of x by the norm's weight, and adds the squares of x to `squares`. A thread has every 16th row.
 template <class T, int kRows>
 __device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 16]) {
-  // Of each line, a thread has the pack that the swizzle puts at one place; lines 16 apart have the same.
+  // A thread has one pack of each of its lines, at the same place in the line. Since the lines are 16 apart, the
+  // swizzle puts the same pack there.
   const int thread = static_cast<int>(threadIdx.x);
   const int pack = (thread % kPacks) ^ (thread / kPacks % kPacks);
 #pragma unroll
@@ -143,7 +146,7 @@ __device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 
   }
 }
 
-// Normalizes x of a piece that has arrived.
+// Multiplies x of a piece that has arrived by the norm's weight, if there is a norm.
 template <class T, int kRows, bool kNorm>
 __device__ void prepare(Shared<kRows>& s, unsigned char* x, const Ring& ring, float (&squares)[kRows / 16]) {
   if constexpr (kNorm) {
@@ -153,7 +156,7 @@ __device__ void prepare(Shared<kRows>& s, unsigned char* x, const Ring& ring, fl
   }
 }
 
-// The sums of floating weights.
+// Computes the sums for floating weights.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void multiply_floats(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, float (&sums)[kRows / 2],
                                 float (&squares)[kRows / 16]) {
@@ -175,7 +178,7 @@ __device__ void multiply_floats(const Memory<Weights, kRows>& m, const Arguments
   cuda::pin(sums);
 }
 
-// A first operand of ones.
+// A first operand whose elements are all 1.
 template <class T>
 struct Ones {
   static constexpr std::uint32_t kOne = std::is_same_v<T, Half> ? 0x3c003c00 : 0x3f803f80;
@@ -184,8 +187,8 @@ struct Ones {
   __device__ const Pairs& operator()(int) const { return pairs; }
 };
 
-// The sums of packed weights. A piece is converted while the one before is multiplied, and the first two while x is on
-// its way. Products with ones give the sums of x.
+// Computes the sums for packed weights. A piece is converted while the previous one is multiplied; the first two are
+// converted before x has arrived. Products with ones give the sums of x.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void multiply_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, float (&sums)[kRows / 2],
                                 float (&squares)[kRows / 16]) {
@@ -258,7 +261,7 @@ __device__ void multiply_packed(const Memory<Weights, kRows>& m, const Arguments
   }
 }
 
-// The sums of this block's terms, to shared memory.
+// Writes the sums of this block's terms to shared memory.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void consume(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   Shared<kRows>& s = m.rest();
@@ -292,7 +295,7 @@ __device__ int rows_of_block(const Arguments<Weights>& a) {
   return kRows / a.blocks;
 }
 
-// Sends the sums of each row to the block that writes it.
+// Sends the sums of each row to the block that writes the row.
 template <int kRows, bool kNorm, bool kSwiglu, class Weights>
 __device__ void send_sums(Shared<kRows>& s, const Arguments<Weights>& a, const Share<kSwiglu>& share) {
   constexpr int kFours = kOutputs / 4;
@@ -313,7 +316,7 @@ __device__ void send_sums(Shared<kRows>& s, const Arguments<Weights>& a, const S
   }
 }
 
-// The residual of a thread's first elements.
+// Loads the residual of the first kAhead elements that a thread writes.
 constexpr int kAhead = 2;
 template <int kRows, bool kSwiglu, class Weights>
 __device__ void load_residual(const Arguments<Weights>& a, const Share<kSwiglu>& share, float (&first)[kAhead]) {
@@ -331,7 +334,7 @@ __device__ void load_residual(const Arguments<Weights>& a, const Share<kSwiglu>&
   }
 }
 
-// Writes this block's share of the rows. kAlone: there are no other blocks.
+// Writes this block's share of the rows. kAlone: the cluster has no other blocks.
 template <int kRows, bool kNorm, bool kSwiglu, bool kAlone, class Weights>
 __device__ void write_out(const Shared<kRows>& s, const Arguments<Weights>& a, const Share<kSwiglu>& share,
                           const float (&first)[kAhead]) {
@@ -339,7 +342,7 @@ __device__ void write_out(const Shared<kRows>& s, const Arguments<Weights>& a, c
   constexpr int kColumns = pieces::kColumns<kSwiglu>;
   const int rows = rows_of_block<kRows>(a);
   const Part& part = a.operands.parts[share.part];
-  // Over the cluster's blocks, in their order.
+  // Adds up the sums of the cluster's blocks, in order.
   const auto sum_of = [&](int row, int column) {
     if constexpr (kAlone) {
       return s.sums[row][column];
@@ -396,7 +399,7 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
   cuda::allow_dependents();
   __syncthreads();
   if (!alone) {
-    cuda::arrive_in_cluster();  // others may send
+    cuda::arrive_in_cluster();  // from here on, other blocks may send to this one
   }
   if (threadIdx.x >= kWarpgroup) {
     if (threadIdx.x == kWarpgroup) {
@@ -408,7 +411,7 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
     }
     return;
   }
-  cuda::wait_for_previous_kernel();  // it may write the residual, or read what y's memory held
+  cuda::wait_for_previous_kernel();  // which may write the residual, or read the old contents of y's memory
   float first[kAhead];
   load_residual<kRows>(a, share, first);
   consume<Weights, kRows, kNorm, kSwiglu>(m, a);
@@ -424,7 +427,8 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
 #endif
 }
 
-// So many blocks share the terms of an output: as many as find a multiprocessor.
+// The number of blocks that share the terms of an output: as many as possible while the grid has at most kEnoughBlocks
+// blocks.
 int blocks_of_cluster(std::int64_t tiles, std::int64_t pieces, int rows) {
   int blocks = 1;
   while (2 * blocks <= std::min(kMostBlocks, rows) && pieces % (2 * blocks) == 0 &&

@@ -1,4 +1,4 @@
-// Products of up to 32 rows of x with weights, at the rate at which these are read:
+// Products of up to 32 rows of x with weights, at the speed at which the weights can be read:
 //
 //     y (M, N) = f(norm(x) · Wᵀ + bias) + residual          f: none, or SwiGLU of two weights
 //
@@ -10,12 +10,14 @@
 //         +-------+-------+-------+-------+-------+-------+--
 //             |       |
 //             v       v       registers -> tensor cores, with the same terms of x
-//          sums of each warp -> shared memory -> one warp adds them in order -> f, residual -> y
+//          sums of each warp -> shared memory -> a warp adds them in order -> f, residual -> y
 //
-// The weight is operand A of the tensor cores, so x is padded to 8 rows and not to 16. The terms of a product may be
-// added in any order: lane t of four takes 8 neighbors of a row of W by one load of 16 bytes, and the same 8 of x.
+// The weight is operand A of the tensor cores, so x is padded to 8 rows instead of 16. The terms of a product may be
+// added in any order. So lane t of four takes 8 adjacent terms of a row of W by one load of 16 bytes, and the same 8
+// terms of x.
 //
-// Weights do not depend on the kernel before. Each warp starts loading its first units, then waits for that kernel.
+// Weights do not depend on the previous kernel. So each warp starts to load its first units, and only then waits for
+// that kernel.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,15 +38,15 @@ namespace {
 
 using cuda::kWarp;
 
-constexpr int kOctet = 8;       // terms of a lane in a chunk
+constexpr int kOctet = 8;       // terms per lane in a chunk
 constexpr int kChunk = 32;      // terms: an octet of each of four lanes
-constexpr int kGroupRows = 8;   // of x, in one instruction
-constexpr int kMostWarps = 16;  // of a block
+constexpr int kGroupRows = 8;   // rows of x per tensor-core instruction
+constexpr int kMostWarps = 16;  // per block
 
 template <class T>
 struct Weight {
   const void* data;  // T (N, K), or words
-  const T* scale;    // (groups, N), of a quantized weight
+  const T* scale;    // (groups, N), for a quantized weight
   const T* zero;
   const T* bias;  // or null
   int outputs;
@@ -59,7 +61,7 @@ struct Arguments {
   bool swiglu;
   const T* x;         // (rows, depth)
   const T* norm;      // (depth) or null
-  const T* residual;  // as y, or null
+  const T* residual;  // of y's shape, or null
   T* y;
   int rows;
   int depth;
@@ -68,7 +70,7 @@ struct Arguments {
   float eps;
 };
 
-// Eight neighbors along K as four pairs, the operands of two products.
+// Eight adjacent terms as four pairs, which are operands of two tensor-core instructions.
 struct Octet {
   std::uint32_t pairs[4];
 };
@@ -79,11 +81,11 @@ __device__ Octet load_octet(const T* from) {
   return {{bits.x, bits.y, bits.z, bits.w}};
 }
 
-// Where a lane's part of a block's weights begins. Half h of the block's outputs belongs to weight[h].
+// Which outputs a block has: those of half h begin with output first[h] of weight[h].
 template <class T>
 struct Place {
   const Weight<T>* weight[2];
-  int first[2];  // output of each half
+  int first[2];  // the first output of each half
 
   __device__ Place(const Arguments<T>& a, int outputs, bool both) {
     const int block = static_cast<int>(blockIdx.x);
@@ -99,13 +101,13 @@ struct Place {
   }
 };
 
-// A weight of T. A unit has the terms of 8 outputs of each half.
+// Reads a weight of type T. A unit has 32 terms of 8 outputs of each half.
 template <class T>
 struct FloatUnits {
   static constexpr int kTerms = 32;
-  static constexpr int kOutputs = 8;  // of a half
+  static constexpr int kOutputs = 8;  // per half
   static constexpr int kTiles = 1;
-  // Units whose loads are under way at once: as many as fit the registers.
+  // Units that are in flight at once: as many as fit in registers.
   static constexpr int depth(int halves, int groups, bool norm) {
     return groups > 1 ? 2 : halves == 2 ? 3 : norm ? 4 : 8;
   }
@@ -151,8 +153,8 @@ struct FloatUnits {
   __device__ static int output(int tile, int g) { return g + 0 * tile; }
 };
 
-// A weight of 4 or 8 bits, whose words hold neighbors along K of one output. A unit has the terms of 16 outputs of each
-// half; lane (g, t) has outputs 2g and 2g + 1, one for each of two tiles. With the scale s and the zero z of a group:
+// Reads a weight of 4 or 8 bits. A word holds adjacent terms of one output. A unit has 64 terms of 16 outputs of each
+// half; lane (g, t) has outputs 2g and 2g + 1, one in each of two tiles. With the scale s and the zero z of a group:
 //
 //     sum += s · (Σ x·(q + b) − (z + b) · Σ x)          b: what the conversion to T adds to an integer
 template <class T, int kBits>
@@ -161,7 +163,7 @@ struct PackedUnits {
   static constexpr int kChunks = kTerms / kChunk;
   static constexpr int kOutputs = 16;
   static constexpr int kTiles = 2;
-  static constexpr int kWords = kBits / 4;  // of an octet
+  static constexpr int kWords = kBits / 4;  // per octet
   static constexpr int depth(int halves, int groups, bool norm) {
     return groups > 1 ? 1 : kBits == 4 && !norm && halves == 1 ? 4 : 2;
   }
@@ -210,7 +212,7 @@ struct PackedUnits {
     }
   }
 
-  // The pairs of x in the order in which packed_pair() returns integers: (0, 4), (1, 5), (2, 6), (3, 7).
+  // Rearranges x into the pairs in which packed_pair() returns integers: (0, 4), (1, 5), (2, 6), (3, 7).
   __device__ static Octet spread(const Octet& x) {
     return {{__byte_perm(x.pairs[0], x.pairs[2], 0x5410), __byte_perm(x.pairs[0], x.pairs[2], 0x7632),
              __byte_perm(x.pairs[1], x.pairs[3], 0x5410), __byte_perm(x.pairs[1], x.pairs[3], 0x7632)}};
@@ -280,11 +282,11 @@ struct PackedUnits {
   __device__ static int output(int tile, int g) { return 2 * g + tile; }
 };
 
-// The rows of x as the tensor cores take them: lane (g, t) has an octet of row g of each group of 8 rows.
+// Loads x in the layout of the tensor cores' operand B: lane (g, t) has an octet of row g of each group of 8 rows.
 template <class T, int kChunks, int kGroups>
 struct Input {
-  const T* row;  // of this lane, at its octet
-  int rows;      // from this lane's on
+  const T* row;  // this lane's first row, from its octet on
+  int rows;      // rows of x, from this lane's first one on
   int depth;
 
   __device__ Input(const Arguments<T>& a, int g, int t)
@@ -304,7 +306,7 @@ struct Input {
   }
 };
 
-// x times the norm's weight; adds the squares of x to `squares`.
+// Returns x times the norm's weight, and adds the squares of x to `squares`.
 template <class T>
 __device__ Octet weighted(const Octet& x, const Octet& weight, float& squares) {
   float values[kOctet];
@@ -320,7 +322,7 @@ __device__ Octet weighted(const Octet& x, const Octet& weight, float& squares) {
   return reinterpret_cast<const Octet&>(result);
 }
 
-// Writes a lane's four sums of a tile: of output g of each half, for rows 2t and 2t + 1 of the group.
+// Writes a lane's four sums of a tile: those of one output of each half, for rows 2t and 2t + 1 of the group.
 template <class T, int kHalves>
 struct Writer {
   const Arguments<T>& a;
@@ -471,7 +473,7 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   Writer<T, kHalves>{a, place}.write(total, group, Units::output(tile, g), t);
 }
 
-// How many outputs and how many warps a block has. It depends on the shape alone, and so does the order of sums.
+// How many outputs and how many warps a block has. The plan depends on the shape alone, and so does the order of sums.
 struct Plan {
   int halves;
   int warps;

@@ -4,9 +4,9 @@
 #include <mica/ops/view/view.h>
 
 // Products of many rows with up to three weights side by side, for prompts. A block computes one tile of y after the
-// other, as tiled_matmul's kernel does (its README explains the ring of stages, clusters and the swizzle). Here, b has
-// parts: a tile's columns are those of one weight or, for SwiGLU, half of them gate's and half of them up's, so that a
-// thread has both sums of an element.
+// other, as tiled_matmul's kernel does (its README explains the ring of stages, clusters and the swizzle). Here, b
+// consists of several weights. For SwiGLU, half of a tile's columns belong to gate and half to up, so that a thread has
+// both sums of an element.
 //
 //              q      k   v                    gate  up                     o
 //           +------+----+----+               +----+----+                +--------+
@@ -16,16 +16,17 @@
 //     |   | |  y   |    |    |        |   |  |  y: 64  |         |   |  |   y    |
 //     +---+ +------+----+----+        +---+  +---------+         +---+  +--------+
 //
-// The residual's tile is loaded to where y's will be, while the product runs. SwiGLU's epilogue is long, so the block's
-// two warpgroups take turns as in matmul's kernel with epilogues. Queries and keys of 64 columns are rotated in the
-// epilogue, since a thread has both columns of a pair, and keys and values are stored into the cache.
+// The residual's tile is loaded into the buffers of y's tile while the product runs. SwiGLU's epilogue is long, so the
+// block's two warpgroups have tiles of their own and alternate, as in matmul's kernel with epilogues. The epilogue can
+// also append to the cache if heads have 64 columns: then a thread has both columns of a pair, and the epilogue rotates
+// queries and keys and stores keys and values into the cache.
 
 namespace mica::kernels::tiles {
 
 namespace {
 
 constexpr int kConsumerRows = kTileRows / kConsumers;
-constexpr int kBuffers = 2;  // of y, 64 rows and columns each
+constexpr int kBuffers = 2;  // per warpgroup, of 64 rows and 64 columns of y each
 constexpr int kHeadWidth = 64;
 
 enum class Epilogue { plain, swiglu, residual, append };
@@ -41,7 +42,7 @@ struct Maps {
   CUtensorMap b[kMostDecodeWeights];
   CUtensorMap residual;
   CUtensorMap y;
-  CUtensorMap keys;  // of the cache's new slots: (B, Hkv, T, D)
+  CUtensorMap keys;  // the cache's new slots: (B, Hkv, T, D)
   CUtensorMap values;
 };
 
@@ -56,13 +57,14 @@ struct Problem {
   Part parts[kMostDecodeWeights];
   int part_count;
   int rows;
-  // Of attention: y has the heads' queries, keys and values. For each step, cosine and sine of each pair's angle.
+  // For Epilogue::append: y consists of the heads' queries, keys and values. `rotations` has the cosine and sine of
+  // each pair's angle, for each step.
   const float4* rotations;
   int heads;
   int key_heads;
   int steps;
 
-  /// The weight of a column of y.
+  /// The index of the weight that a column of y belongs to.
   __device__ int part_of(int column) const {
     int part = 0;
     while (part + 1 < part_count && column >= parts[part + 1].first_column) {
@@ -76,12 +78,13 @@ template <class P>
 struct Shared {
   unsigned char y[kConsumers][kBuffers][kChunkBytes];
   Stages<P> stages;
-  std::uint64_t loaded[kConsumers];  // the tile of the residual
-  std::uint64_t turn[kConsumers];    // the other warpgroup has issued all products of its tile
+  std::uint64_t loaded[kConsumers];  // barrier: the residual's tile has arrived
+  std::uint64_t turn[kConsumers];    // barrier: the other warpgroup has issued all products of its tile
 };
 
-/// The columns of one copy of b, which belong to one weight: half a tile is gate's and half up's; parts of a plain y
-/// are multiples of 128, so that a tile of 192 consists of halves of these.
+/// The columns of b that one copy loads. All of them must belong to the same weight. For SwiGLU, half of a tile belongs
+/// to gate and half to up. Otherwise, each weight begins at a multiple of 128 columns; so tiles of 192 columns are
+/// loaded 64 columns at a time.
 template <class P>
 inline constexpr int kBoxColumns = P::kColumns % 128 == 0 ? P::kColumns / 2 : 64;
 
@@ -94,7 +97,7 @@ __device__ float2 floats_of(std::uint32_t pair) {
   }
 }
 
-/// The biases of a column and the next.
+/// The biases of `column` and of the next one; 0 if there are none.
 template <class T>
 __device__ float2 biases_at(const Part& part, int column, int columns) {
   if (part.bias == nullptr || column >= columns) {
@@ -104,8 +107,8 @@ __device__ float2 biases_at(const Part& part, int column, int columns) {
       *reinterpret_cast<const std::uint32_t*>(static_cast<const T*>(part.bias) + column - part.first_column));
 }
 
-/// Loads all pieces of this block, each as soon as its stage is empty. The weights of the first ones do not wait for
-/// the previous kernel. Runs in one thread.
+/// Loads all pieces of this block, each as soon as its stage is empty. Only the weights of the first pieces are loaded
+/// before the previous kernel has ended. Runs in one thread.
 template <class P, Epilogue kEpilogue>
 __device__ void load_pieces(Stages<P>& stages, const Maps& maps, const Problem& problem) {
   static_assert(P::kCluster == 1);
@@ -114,7 +117,7 @@ __device__ void load_pieces(Stages<P>& stages, const Maps& maps, const Problem& 
     constexpr int kBox = kBoxColumns<P>;
     const int k = piece * kDepth;
 #pragma unroll
-    for (int column = 0; column < P::kColumns; column += kBox) {  // of the tile
+    for (int column = 0; column < P::kColumns; column += kBox) {  // within the tile
       unsigned char* const to = stages.b[stage] + column * kLineBytes;
       if constexpr (kEpilogue == Epilogue::swiglu) {
         constexpr int kHalf = P::kColumns / 2;
@@ -156,7 +159,7 @@ __device__ void load_pieces(Stages<P>& stages, const Maps& maps, const Problem& 
   }
 }
 
-/// Reports that this warpgroup has read a stage, which no other block writes to.
+/// Reports that this warpgroup has read a stage. There are no clusters, so only this block needs to know.
 template <class P>
 __device__ void release_in_block(Stages<P>& stages, int stage) {
   if (threadIdx.x % kWarpgroup == 0) {
@@ -164,7 +167,8 @@ __device__ void release_in_block(Stages<P>& stages, int stage) {
   }
 }
 
-/// A warpgroup's buffers of y. The copy engine writes a buffer to y, or the residual into it, in whole swizzled lines.
+/// A warpgroup's buffers of y. The copy engine copies a buffer to y, or the residual to a buffer, in whole swizzled
+/// lines.
 struct Buffers {
   unsigned char (&memory)[kBuffers][kChunkBytes];
   int consumer;
@@ -172,7 +176,7 @@ struct Buffers {
   __device__ int thread() const { return threadIdx.x % kWarpgroup; }
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ void sync() const { cuda::barrier_sync(1 + consumer, kWarpgroup); }
-  /// The address that this lane provides for columns 16 i to 16 i + 15.
+  /// The address that this lane passes to load_matrices() and store_matrices() for columns 16 i to 16 i + 15.
   __device__ unsigned char* place(int buffer, int i) const {
     const int line = thread() / 32 * 16 + lane() % 16;
     return memory[buffer] + line * kLineBytes + ((2 * i + lane() / 16) ^ (line % 8)) * 16;
@@ -196,7 +200,7 @@ __device__ void write_out(const float (&sums)[kColumns / 2], const Buffers& buff
     if constexpr (kEpilogue != Epilogue::residual) {
       next_buffer ^= 1;
       if (buffers.thread() == 0) {
-        cuda::wait_stores_read<kBuffers - 1>();  // of the previous contents
+        cuda::wait_stores_read<kBuffers - 1>();  // until the previous contents have been read
       }
       buffers.sync();
     }
@@ -235,8 +239,8 @@ __device__ void write_out(const float (&sums)[kColumns / 2], const Buffers& buff
   }
 }
 
-/// The angles' cosines and sines of a lane's rows, its first and the 8th after it: of its pairs in the left half of a
-/// head, two at a time.
+/// The cosines and sines that a lane needs for its two rows, which are 8 apart: those of its columns in the left half
+/// of a head, two columns per float4.
 struct Rotations {
   float4 pairs[2][4];
 
@@ -258,8 +262,8 @@ struct Nothing {
   __device__ void load(const Problem&, const Buffers&, int) {}
 };
 
-/// Rounds a warpgroup's 64 rows of kColumns columns: heads of 64 columns. Rotates queries and keys, and stores queries,
-/// keys and values where they belong.
+/// Rounds a warpgroup's 64 rows of kColumns columns, which are heads of 64 columns. Rotates queries and keys. Stores
+/// queries to y, and keys and values into the cache.
 template <class T, int kColumns>
 __device__ void write_heads(const float (&sums)[kColumns / 2], const Rotations& rotations, const Buffers& buffers,
                             int& next_buffer, const Maps& maps, const Problem& problem, int row, int column) {
@@ -272,11 +276,11 @@ __device__ void write_heads(const float (&sums)[kColumns / 2], const Rotations& 
     }
     const Part& part = problem.parts[problem.part_of(first)];
     const int head = first / kHeadWidth;
-    const int key_head = head - problem.heads;  // then values' heads
+    const int key_head = head - problem.heads;  // from key_heads on, the heads of the values
     const int buffer = next_buffer;
     next_buffer ^= 1;
     if (buffers.thread() == 0) {
-      cuda::wait_stores_read<kBuffers - 1>();  // of the previous contents
+      cuda::wait_stores_read<kBuffers - 1>();  // until the previous contents have been read
     }
     buffers.sync();
     std::uint32_t pairs[kChunk / 16][4];
@@ -322,10 +326,10 @@ __device__ void write_heads(const float (&sums)[kColumns / 2], const Rotations& 
   }
 }
 
-/// One thread starts to load the residual's tile to where y's will be.
+/// Starts to load the residual's tile into the buffers of y's tile. Runs in one thread.
 __device__ inline void load_residual(const Buffers& buffers, const Maps& maps, int row, int column,
                                      std::uint64_t* loaded) {
-  cuda::wait_stores_read<0>();  // of the previous tile
+  cuda::wait_stores_read<0>();  // until the previous tile has been read
   cuda::arrive_expecting(loaded, kBuffers * kChunkBytes);
 #pragma unroll
   for (int chunk = 0; chunk < kBuffers; ++chunk) {
@@ -348,11 +352,11 @@ __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& prob
     ring.skip(pieces);
   }
   int next_buffer = 0;
-  unsigned parity = 0;  // of barriers that complete once per tile
+  unsigned parity = 0;  // for barriers that complete once per tile
   for (int number = static_cast<int>(blockIdx.x) + (kTurns ? consumer * step : 0); number < problem.sizes.order.size();
        number += kTurns ? kConsumers * step : step, parity ^= 1) {
     const Corner corner = corner_of<P>(problem.sizes, number);
-    const int first_row = kTurns ? 0 : consumer * kConsumerRows;  // of the tile
+    const int first_row = kTurns ? 0 : consumer * kConsumerRows;  // within the tile
     const int row = corner.row + first_row;
     const int column = kEpilogue == Epilogue::swiglu ? corner.column / 2 : corner.column;
     if constexpr (kEpilogue == Epilogue::residual) {
@@ -364,7 +368,8 @@ __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& prob
     std::conditional_t<kEpilogue == Epilogue::append, Rotations, Nothing> rotations;
     rotations.load(problem, buffers, row);
     if constexpr (kTurns) {
-      cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));  // the first warpgroup starts
+      // Returns immediately for the first tile of the first warpgroup.
+      cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     }
     float sums[kHalves][P::kColumns / 2];
     const auto issued = [&] {
@@ -375,7 +380,7 @@ __device__ void consume(Shared<P>& shared, const Maps& maps, const Problem& prob
     multiply_tile<T, P, Lines::depth, Lines::depth>(sums, shared.stages, ring, pieces, first_row * kLineBytes, issued,
                                                     release_in_block<P>);
     if constexpr (kTurns) {
-      ring.skip(pieces);  // the other warpgroup's
+      ring.skip(pieces);  // the other warpgroup's pieces
     }
     if constexpr (kEpilogue == Epilogue::residual) {
       cuda::wait(&shared.loaded[consumer], parity);
@@ -421,13 +426,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
   } else {
     cuda::acquire_registers<232>();
-    cuda::wait_for_previous_kernel();  // it may write the residual, or read what y's memory held
+    cuda::wait_for_previous_kernel();  // which may write the residual, or read the old contents of y's memory
     consume<T, P, kEpilogue, kSharing>(shared, maps, problem);
   }
 #endif
 }
 
-/// The cache's slots of the new positions.
+/// The map of the cache's slots for the new positions.
 cuda::HeadsMapArgs map_of_slots(const DecodeAppendTo& to, const Tensor& list) {
   return {.dtype = list.dtype(),
           .data = slice(list, 2, to.first, to.first + to.steps).raw_data(),
@@ -488,8 +493,8 @@ std::int64_t tiles_of(const DecodeLinearArgs& args, std::int64_t columns) {
   return std::int64_t{parts_of(args.x.size(0), kTileRows)} * parts_of(out, columns);
 }
 
-/// Calls f.operator()<P>() with the tiles for which the multiprocessors take the least time, if that of a tile is its
-/// number of columns: the last round of tiles may be far from filling them.
+/// Calls f.operator()<P>() with the tile size that takes the least time, if the time of a tile is proportional to its
+/// columns. Sizes differ because the last round of tiles may use only few of the multiprocessors.
 template <class F>
 void on_plan(const DecodeLinearArgs& args, const F& f) {
   const auto time = [&](std::int64_t columns) {

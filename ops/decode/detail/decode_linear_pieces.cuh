@@ -1,8 +1,8 @@
 #pragma once
 
-// What the products of few rows by wgmma share. The weight is the first operand, 64 outputs at a time (SwiGLU: 32 of
-// gate and the same 32 of up); the rows of x are the second. A piece has 64 terms of both, x as lines of 128 bytes that
-// the copy engine swizzles.
+// Shared by the products of few rows by wgmma. The weight is the first operand, 64 outputs at a time (SwiGLU: 32 of
+// gate and the same 32 of up); the rows of x are the second. A piece has 64 terms of both. A row of x in a piece is a
+// line of 128 bytes, which the copy engine swizzles.
 
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ring.cuh>
@@ -16,7 +16,7 @@ namespace mica::kernels::pieces {
 
 inline constexpr int kPacks = 8;  // of 16 bytes in a line
 inline constexpr int kPackTerms = 8;
-inline constexpr int kStride = kOutputs + 4;  // of sums in shared memory, so that lanes use different banks
+inline constexpr int kStride = kOutputs + 4;  // from one row of sums in shared memory to the next; no bank conflicts
 
 struct Part {
   int first_column;
@@ -62,7 +62,7 @@ struct Place {
   }
 };
 
-/// Starts to copy a stage of the weights, whose first piece is `piece`. The barrier counts Weights::kCopiedBytes.
+/// Starts to copy a stage of the weights; its first piece is `piece`. The barrier counts Weights::kCopiedBytes bytes.
 template <bool kSwiglu, class Weights>
 __device__ void load_weights(unsigned char* to, unsigned char* scales, const Operands<Weights>& a,
                              const Place<kSwiglu>& place, int piece, std::uint64_t* full) {
@@ -86,7 +86,7 @@ __device__ void load_weights(unsigned char* to, unsigned char* scales, const Ope
   }
 }
 
-/// Multiplies a pack of x by the norm's weight, and adds its squares to `squares`. Returns the result.
+/// Multiplies a pack of x by the norm's weight, in place, and adds the squares of x to `squares`. Returns the product.
 template <class T>
 __device__ cuda::Pack<T, kPackTerms> scale_pack(T* at, const T* norm, float& squares) {
   float values[kPackTerms];
@@ -103,7 +103,7 @@ __device__ cuda::Pack<T, kPackTerms> scale_pack(T* at, const T* norm, float& squ
   return result;
 }
 
-/// A warpgroup starts to multiply a piece, as one group of products.
+/// Starts to multiply a piece, as one group of products. Called by a warpgroup.
 template <class T, int kRows>
 __device__ void multiply_piece(float (&sums)[kRows / 2], const unsigned char* w, const unsigned char* x,
                                bool keep_sums) {
@@ -119,8 +119,8 @@ __device__ void multiply_piece(float (&sums)[kRows / 2], const unsigned char* w,
   cuda::commit_products();
 }
 
-/// threadIdx.x. For packed weights, the compiler must compute what follows from it again here: it would keep it in
-/// registers, which the products need.
+/// threadIdx.x. For packed weights, this hides from the compiler that it was read before. Otherwise the compiler would
+/// keep values derived from it in registers, which the products need.
 template <class Weights>
 __device__ int thread_now() {
   int thread = static_cast<int>(threadIdx.x);
@@ -144,7 +144,7 @@ __device__ void store_sums(float (&to)[kRows][kStride], const float (&sums)[kRow
   }
 }
 
-/// Writes four floats to the same place of another block, whose *barrier counts their bytes when they have arrived.
+/// Writes four floats to p in block `rank`, whose *barrier counts their bytes when they have arrived.
 __device__ inline void send_four(float* p, const float4& four, int rank, std::uint64_t* barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                    cuda::address_in_block(p, rank)),
@@ -164,7 +164,7 @@ inline CUtensorMap map_of(const Tensor& matrix, int box_lines) {
                                     .box_length = kTerms});
 }
 
-/// The maps of a weight, at index `i`.
+/// Sets the maps of weight number i.
 template <class Weights, bool kSwiglu>
 void map_weight(Operands<Weights>& a, int i, const DecodeWeight& w) {
   if constexpr (Weights::kIsPacked) {
@@ -193,7 +193,7 @@ void map_weight(Operands<Weights>& a, int i, const DecodeWeight& w) {
   }
 }
 
-/// For x in tiles of kRows rows.
+/// The operands of a kernel that copies x in tiles of kRows rows.
 template <class Weights, int kRows, bool kSwiglu>
 Operands<Weights> operands_of(const DecodeLinearArgs& args) {
   const DecodeLinearOptions& options = args.options;
@@ -220,7 +220,7 @@ Operands<Weights> operands_of(const DecodeLinearArgs& args) {
   return a;
 }
 
-/// Calls f.operator()<Weights>() with the kind of weights, of kUnits pieces a stage if they are packed.
+/// Calls f.operator()<Weights>() with the kind of weights. Packed weights have kUnits pieces per stage.
 template <class T, int kUnits, class F>
 void on_weights(const DecodeWeight& first, const F& f) {
   if (first.matrix.defined()) {

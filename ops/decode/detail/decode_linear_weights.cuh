@@ -1,7 +1,7 @@
 #pragma once
 
 // The kinds of weights in the products of few rows by wgmma (decode_linear_batch_sm90.cu, decode_linear_wide_sm90.cu):
-// how the copy engine brings them to a stage of the ring, and what the tensor cores take of them.
+// how the copy engine loads them into a stage of the ring, and how they become operands of the tensor cores.
 
 #include <cstdint>
 #include <type_traits>
@@ -21,30 +21,31 @@ inline constexpr int kOutputs = 64;
 inline constexpr int kTerms = 64;
 inline constexpr int kLineBytes = 128;
 
-/// The columns of y that belong to 64 outputs.
+/// The columns of y that 64 outputs of the weights give.
 template <bool kSwiglu>
 inline constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
 
-/// Weights of T, which the tensor cores read where they are. A stage has one piece.
+/// Weights of type T, which the tensor cores read from the stage directly. A stage has one piece.
 template <class Element>
 struct FloatWeights {
   using T = Element;
   static constexpr bool kIsPacked = false;
-  static constexpr int kUnits = 1;      // pieces of a stage
-  static constexpr int kConsumers = 2;  // warpgroups of decode_linear_wide
+  static constexpr int kUnits = 1;      // pieces per stage
+  static constexpr int kConsumers = 2;  // warpgroups of decode_linear_wide() that multiply
   static constexpr bool kTakesFewRows = true;
   static constexpr int kStageBytes = kOutputs * kLineBytes;
   static constexpr int kScaleBytes = 0;
   static constexpr int kCopiedBytes = kStageBytes;
   struct Scales {};
 
-  /// Where row g + 8 i of warp w's first operand comes from.
+  /// The output that is row g + 8 i of the first operand of warp `warp`.
   __device__ static int output(int warp, int g, int i) { return warp * 16 + g + 8 * i; }
 };
 
-/// Weights of 4 or 8 bits, whose words hold neighbors along the depth. A stage has the words of one or two pieces as
-/// they are stored, 32 outputs in a line of 128 bytes: first those of the outputs 0 to 31, then the others. Beside it
-/// are the scales and zeros of its groups. With the scale s and the zero z of a piece,
+/// Weights of 4 or 8 bits. A word holds adjacent terms of one output. A stage has the words of one or two pieces in the
+/// order in which they are stored, 32 outputs in a line of 128 bytes: first the lines of outputs 0 to 31, then those of
+/// outputs 32 to 63. The scales and zeros of a stage are elsewhere in shared memory. With the scale s and the zero z of
+/// a piece,
 ///
 ///     sum += s · (Σ x · (q + b) − (z + b) · Σ x)        b: what the conversion to T adds to an integer
 template <class Element, int kBitsOf, int kUnitsOf>
@@ -53,15 +54,15 @@ struct PackedWeights {
   static constexpr bool kIsPacked = true;
   static constexpr int kBits = kBitsOf;
   static constexpr int kUnits = kUnitsOf;
-  static constexpr int kConsumers = 4;  // warpgroups of decode_linear_wide: the conversion needs more warps than copies
-  static constexpr bool kTakesFewRows = kBits > 4;  // up to 16: few_rows_kernel()
+  static constexpr int kConsumers = 4;  // warpgroups of decode_linear_wide(): more, since they convert integers
+  static constexpr bool kTakesFewRows = kBits > 4;  // up to 16 rows of 4 bits: few_rows_kernel() in decode.cpp
   static constexpr int kPieceLines = kTerms * kBits / 32;
   static constexpr int kLines = kUnits * kPieceLines;
   static constexpr int kHalfOutputs = kLineBytes / 4;
   static constexpr int kHalfBytes = kLines * kLineBytes;
   static constexpr int kStageBytes = 2 * kHalfBytes;
-  static constexpr int kFactorBytes = 256;              // of scales or zeros, of two pieces at most
-  static constexpr int kScaleBytes = 2 * kFactorBytes;  // of a stage
+  static constexpr int kFactorBytes = 256;              // of the scales, or the zeros, of up to two pieces
+  static constexpr int kScaleBytes = 2 * kFactorBytes;  // per stage
   static constexpr int kCopiedBytes = kStageBytes + 2 * kUnits * kOutputs * 2;
   static constexpr float kAdded = kPackedAdded<T, kBits>;
   static_assert(kUnits == 1 || kUnits == 2);
@@ -72,8 +73,8 @@ struct PackedWeights {
     int group_shift;  // a group has 2^group_shift pieces
   };
 
-  /// Each quarter of a warp reads 16 bytes of even or of odd places in a line, so that lanes of two neighboring lines
-  /// use different banks.
+  /// The output that is row g + 8 i of the first operand of warp `warp`. A warp reads either the even or the odd pieces
+  /// of 16 bytes in a line. With the swizzle, lanes that read adjacent lines therefore use different banks.
   __device__ static int output(int warp, int g, int i) {
     return warp / 2 * kHalfOutputs + g / 2 * 8 + warp % 2 * 4 + g % 2 * 2 + i;
   }
@@ -110,7 +111,8 @@ struct PackedWeights {
       }
     }
 
-    /// sums += the piece's products, of sums of the integers and of x_sum(j), x of the columns 8 j + 2 t and the next.
+    /// Adds a piece's products to `sums`. of_piece are its sums of the integers times x; x_sum(j) returns its sums of x
+    /// for rows 8 j + 2 t and 8 j + 2 t + 1 of x.
     template <int kSums, class F>
     __device__ void add(float (&sums)[kSums], const float (&of_piece)[kSums], const F& x_sum) const {
       float scale[2];
@@ -131,14 +133,14 @@ struct PackedWeights {
     }
   };
 
-  /// What a lane needs to read fragments. Lane (g, t) has terms 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16.
+  /// Reads a lane's fragments. Lane (g, t) has terms 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of every 16.
   template <bool kSwiglu>
   struct Reader {
     static constexpr int kLineTerms = 32 / kBits;
-    int words;        // offset in a stage, without the swizzle's lower bits
-    int place;        // the same, of 16 bytes in a line
-    int factors;      // offset in scales or zeros
-    unsigned select;  // of __byte_perm
+    int words;        // offset in a stage of the lane's first line, plus that in a 16-byte piece, in bytes
+    int place;        // the 16-byte piece of the line, swizzled for the first line
+    int factors;      // offset in the scales, or the zeros, in bytes
+    unsigned select;  // selector of __byte_perm
 
     __device__ explicit Reader(int thread) {
       const int warp = thread / kWarp;
@@ -158,7 +160,7 @@ struct PackedWeights {
       }
     }
 
-    /// The two integers of a word that are this lane's, plus kAdded, as T.
+    /// This lane's two integers of a word, plus kAdded, as T.
     __device__ std::uint32_t pair(std::uint32_t word) const {
       if constexpr (kBits == 4) {
         constexpr std::uint32_t kPower = std::is_same_v<T, Half> ? 0x64006400 : 0x43004300;
@@ -166,7 +168,7 @@ struct PackedWeights {
       } else if constexpr (std::is_same_v<T, Half>) {
         return __byte_perm(word, 0x64646464, select);
       } else {
-        // Through float32, in whose upper half the 8 bits of a bfloat16 are.
+        // Converts to float32 first. Its upper half is the bfloat16, exactly, since the integer has only 8 bits.
         const auto number = [&](unsigned selected) {
           return __float_as_uint(__uint_as_float(__byte_perm(word, 0x4b000000, selected)) - 8388608.0f);
         };
@@ -192,13 +194,13 @@ struct PackedWeights {
       const int at = factors + (group_shift == 0 ? unit : 0) * (kSwiglu ? kHalfOutputs : kOutputs) * 2;
       f.scales = *reinterpret_cast<const std::uint32_t*>(scales + at);
       f.zeros = *reinterpret_cast<const std::uint32_t*>(scales + kFactorBytes + at);
-      f.pin();  // here, while other products run, and not after the wait for them
+      f.pin();  // keeps the conversion here, where other products run; it must not move behind the wait for them
     }
   };
 };
 
-/// A warpgroup starts to multiply pairs_of(step), which is 16 terms of the first operand, by a piece of x. The group of
-/// products is not committed.
+/// Starts to multiply the first operand by a piece of x; pairs_of(step) returns 16 terms of the first operand. Called
+/// by a warpgroup. Does not commit the group of products.
 template <class T, int kRows, class F>
 __device__ void multiply_pairs(float (&sums)[kRows / 2], const F& pairs_of, const unsigned char* x) {
   std::uint64_t b = cuda::depth_lines(x);

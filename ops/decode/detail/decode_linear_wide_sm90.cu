@@ -1,17 +1,17 @@
 // Products of up to 32 rows with weights of many outputs, by wgmma: the head, and gate and up of a batch. All of x
 // stays in shared memory, normalized once, while pieces of the weights pass through a ring of stages.
 //
-//     block: 64 outputs (SwiGLU: 32 of gate and the same 32 of up) after another, all terms
+//     block: one tile of 64 outputs (SwiGLU: 32 of gate and the same 32 of up) after the other, with all terms
 //
-//         x, all pieces of 64 terms:       | x 32 x 64 | x | x | x | ...        times the norm's weight, in place
+//         x, all pieces of 64 terms:       | x 32 x 64 | x | x | x | ...    multiplied by the norm's weight, in place
 //
-//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...        loaded before the previous kernel ended
+//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...    the first before the previous kernel ends
 //                                               |        |
 //         two warpgroups                    even pieces  odd pieces
 //                                               |        |
 //                                          sums of each in shared memory --> y
 //
-// A stage has two pieces of a packed weight, and four warpgroups take turns at stages.
+// With a packed weight, a stage has two pieces, and stages are dealt out to four warpgroups round-robin.
 
 #include <algorithm>
 
@@ -32,22 +32,22 @@ constexpr int kConsumerThreads = Weights::kConsumers* kWarpgroup;
 template <class Weights>
 constexpr int kThreads = kConsumerThreads<Weights> + kWarp;
 constexpr int kMostStages = 16;
-constexpr int kUnits = 2;              // pieces of a packed weight's stage
+constexpr int kUnits = 2;              // pieces per stage of a packed weight
 constexpr int kMostInput = 128 << 10;  // bytes of x in shared memory
 
-// Bytes of the stages if a block has one tile: few, so that blocks of the previous and of the next kernel fit beside
-// it.
+// The most bytes of stages if a block has only one tile. It is small, so that blocks of the previous and of the next
+// kernel fit on the multiprocessor, too.
 template <class Weights>
 constexpr int kBytesOfOneTile = Weights::kIsPacked ? 40 << 10 : 48 << 10;
 
 template <class Weights>
 struct Arguments {
   Operands<Weights> operands;
-  int pieces;  // of the terms
+  int pieces;  // pieces that the terms are divided into
   int tiles;   // of 64 outputs
   int stages;
   int tiles_of_block;
-  int longer_blocks;  // the first so many have one tile more
+  int longer_blocks;  // this many blocks, the first ones, have one more tile
 };
 
 template <class Weights, int kRows>
@@ -60,7 +60,8 @@ struct Shared {
   std::uint64_t input_full;
 };
 
-/// A block's memory: the stages, x, the scales of the stages, the norm's weight, sums of x, and the rest.
+/// The layout of a block's shared memory: the stages, x, the scales of the stages, the norm's weight, sums of x, and
+/// the rest.
 template <class Weights, int kRows>
 struct Memory {
   static constexpr int kPieceBytes = kRows * kLineBytes;  // of x
@@ -68,7 +69,7 @@ struct Memory {
   unsigned char* x;
   unsigned char* scales;
   unsigned char* norm;
-  float* x_sums;  // of packed weights: [piece][row]
+  float* x_sums;  // for packed weights: [piece][row]
   Shared<Weights, kRows>* rest;
 
   __host__ __device__ static std::size_t norm_bytes(const Arguments<Weights>& a) {
@@ -91,13 +92,13 @@ struct Memory {
   }
 };
 
-/// The stages of a tile.
+/// The number of stages that a tile takes.
 template <class Weights>
 __host__ __device__ int stages_of_tile(const Arguments<Weights>& a) {
   return (a.pieces + Weights::kUnits - 1) / Weights::kUnits;
 }
 
-// One thread starts all copies.
+// Starts all copies. Runs in one thread.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
@@ -139,7 +140,8 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
   }
 }
 
-// Multiplies x by the norm's weight, and sums up the squares of its rows; for packed weights, also each piece.
+// Multiplies x by the norm's weight, and sums the squares of each row. For packed weights, also sums each row of each
+// piece.
 template <class Weights, int kRows, bool kNorm>
 __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   using T = typename Weights::T;
@@ -148,7 +150,7 @@ __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>&
   const int thread = static_cast<int>(threadIdx.x);
   const int at = thread % kOfPiece;
   const int row = at / kPacks;
-  const int pack = (at % kPacks) ^ (row % kPacks);  // that the swizzle puts there
+  const int pack = (at % kPacks) ^ (row % kPacks);  // the one that the swizzle puts there
   float squares = 0;
 #pragma unroll 4
   for (int piece = thread / kOfPiece; piece < a.pieces; piece += kGroups) {
@@ -235,7 +237,8 @@ __device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weight
   }
 }
 
-// Waits for x, and for the previous kernel: it may still read what y's memory held, or write the residual.
+// Waits for x, and for the previous kernel, which may still read the old contents of y's memory, or write the residual.
+// Then scales x.
 template <class Weights, int kRows, bool kNorm>
 __device__ void prepare_input(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   cuda::wait(&m.rest->input_full, 0);
@@ -247,7 +250,7 @@ __device__ void prepare_input(const Memory<Weights, kRows>& m, const Arguments<W
   }
 }
 
-// Writes the sums of a tile.
+// Adds up the sums of a tile, and writes its columns of y.
 template <int kRows, bool kNorm, bool kSwiglu, class Weights>
 __device__ void finish_tile(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, int tile,
                             const float (&sums)[kRows / 2]) {
@@ -255,7 +258,7 @@ __device__ void finish_tile(const Memory<Weights, kRows>& m, const Arguments<Wei
   store_sums<Weights, kRows>(s.sums[threadIdx.x / kWarpgroup], sums);
   cuda::barrier_sync(1, kConsumerThreads<Weights>);
   write_out<kRows, kNorm, kSwiglu>(s, a.operands, Place<kSwiglu>(a.operands, tile));
-  cuda::barrier_sync(1, kConsumerThreads<Weights>);  // all have read the sums
+  cuda::barrier_sync(1, kConsumerThreads<Weights>);  // all threads have read the sums
 }
 
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
@@ -295,8 +298,8 @@ __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<
   }
 }
 
-// A piece is converted while the one before is multiplied, and the first two while x is on its way. Stages take turns
-// throughout, so that each belongs to one warpgroup.
+// A piece is converted while the previous one is multiplied; the first two are converted before x has arrived. Stages
+// are dealt out round-robin over all tiles, so that each stage always belongs to the same warpgroup.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void consume_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   using T = typename Weights::T;
@@ -308,7 +311,8 @@ __device__ void consume_packed(const Memory<Weights, kRows>& m, const Arguments<
   const typename Weights::template Reader<kSwiglu> reader(static_cast<int>(threadIdx.x) % kWarpgroup);
   const int of_tile = stages_of_tile(a);
   const int tiles = a.tiles_of_block + (static_cast<int>(blockIdx.x) < a.longer_blocks ? 1 : 0);
-  int left = (tiles * of_tile - consumer + Weights::kConsumers - 1) / Weights::kConsumers;  // stages to be read
+  // The number of stages that this warpgroup has not read yet.
+  int left = (tiles * of_tile - consumer + Weights::kConsumers - 1) / Weights::kConsumers;
 
   float sums[kRows / 2];
   float of_piece[kRows / 2] = {};
@@ -351,13 +355,13 @@ __device__ void consume_packed(const Memory<Weights, kRows>& m, const Arguments<
   for (int i = 0; i < consumer; ++i) {
     ring.advance();
   }
-  bool ahead = left > 0;  // whether the second piece is loaded
+  bool ahead = left > 0;  // whether the stage's second piece is loaded
   if (ahead) {
     load_first();
     load_second();
   }
   prepare_input<Weights, kRows, kNorm>(m, a);
-  int stage = consumer;  // of the tile
+  int stage = consumer;  // within the tile
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
 #pragma unroll
     for (float& sum : sums) {

@@ -1,5 +1,6 @@
-// The RMS norm of a prompt's rows, launched dependently: a warp has a row. It keeps the row and reads the weight before
-// the previous kernel has ended, if registers hold them; else it reads the row twice, the second time from the cache.
+// The RMS norm of a prompt's rows, as a dependent launch. A warp has a row. If row and weight fit into registers, the
+// warp reads the weight before the previous kernel has ended, and the row once. Otherwise it reads the row twice, the
+// second time from the cache.
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
@@ -14,10 +15,10 @@ namespace {
 using cuda::kWarp;
 
 constexpr int kThreads = 256;
-constexpr int kRows = kThreads / kWarp;  // of a block
+constexpr int kRows = kThreads / kWarp;  // rows per block
 constexpr int kPack = 8;
 
-/// Rows of at most kHeld packs of a lane.
+/// For rows of at most kHeld packs per lane.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kThreads)
     decode_norm_held_kernel(const T* x, const T* weight, T* y, std::int64_t rows, int columns, float eps) {
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
 void decode_norm(Cuda, const DecodeNormArgs& args) {
   on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_norm", [&]<class T>() {
     const std::int64_t rows = args.x.size(0);
-    const std::int64_t packs = (args.x.size(1) + kWarp * kPack - 1) / (kWarp * kPack);  // of a lane
+    const std::int64_t packs = (args.x.size(1) + kWarp * kPack - 1) / (kWarp * kPack);  // per lane
     auto kernel = packs <= 4   ? decode_norm_held_kernel<T, 4>
                   : packs <= 8 ? decode_norm_held_kernel<T, 8>
                                : decode_norm_kernel<T>;

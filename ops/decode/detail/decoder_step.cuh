@@ -1,6 +1,6 @@
 #pragma once
 
-// What the parts of the decoder step's kernel share: its arguments, and the words by which blocks hand over results.
+// Shared by the parts of the decoder step's kernel: its arguments, and the words through which blocks exchange results.
 // See decoder_step_sm90.cu.
 
 #include <cstdint>
@@ -20,44 +20,45 @@ inline constexpr int kConsumers = kConsumerWarps * kWarp;
 inline constexpr int kFinishers = 2 * kWarp;
 inline constexpr int kCopiers = 2 * kWarp;
 inline constexpr int kThreads = kConsumers + kFinishers + kCopiers;
-// A launch gives each thread 168 registers, of which the consumers then get some of the others.
+// A launch gives each thread 168 registers. The other threads then release most of theirs, and the consumers acquire
+// these.
 inline constexpr int kConsumerRegisters = 216;
 inline constexpr int kOtherRegisters = 72;
 static_assert(kConsumers * kConsumerRegisters + (kThreads - kConsumers) * kOtherRegisters <= kThreads * 168);
 inline constexpr int kSegment = 1024;                     // the most terms of a stage
-inline constexpr int kSlice = kSegment / kConsumerWarps;  // of a warp
+inline constexpr int kSlice = kSegment / kConsumerWarps;  // terms of a segment per warp
 inline constexpr int kStageRows = 8;
-inline constexpr int kBatchGroups = 8;  // stages' rows whose sums are added at once
+inline constexpr int kBatchGroups = 8;  // groups of rows whose sums are added at once
 inline constexpr int kBatchRows = kBatchGroups * kStageRows;
 static_assert(kBatchRows == kFinishers);
-inline constexpr int kAhead = 4;  // groups of rows in registers
-// Stages that are being copied at once. In the layers they are few, since words that blocks hand over queue behind
-// them in the memory system. Nothing is handed over while the head's weights are copied.
+inline constexpr int kAhead = 4;  // groups of rows that a warp holds in registers
+// Stages that are in flight at once. In the layers there are few, since the words that blocks exchange queue behind
+// them in the memory system. While the head's weights are copied, no words are exchanged.
 inline constexpr int kOnTheWay = 2;
 inline constexpr int kOnTheWayOfHead = 6;
 inline constexpr int kSegmentsAtOnce = 4;
 inline constexpr int kOctet = 8;
 inline constexpr int kChunk = 32;  // terms: an octet of each of four lanes
 inline constexpr int kSliceChunks = kSlice / kChunk;
-inline constexpr int kGroupTerms = 64;  // the least that share a scale
+inline constexpr int kGroupTerms = 64;  // the fewest terms that share a scale
 inline constexpr int kSliceGroups = kSlice / kGroupTerms;
 inline constexpr int kQuad = 4;  // a lane's elements of a slice
 static_assert(kQuad * kWarp == kSlice);
 
 inline constexpr int kMostLayers = 64;
 inline constexpr int kMostSplits = kMostAttentionParts;
-inline constexpr int kFewSplits = 4;      // whose parts are read at once
-inline constexpr int kKeysOfSplit = 128;  // while there are no more than kFewSplits
+inline constexpr int kFewSplits = 4;      // parts that are read at once
+inline constexpr int kKeysOfSplit = 128;  // keys per split, as long as there are at most kFewSplits splits
 inline constexpr int kMostKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
-inline constexpr int kKeysAtOnce = 4;   // keys of a team that make a round
-inline constexpr int kRoundsAhead = 2;  // rounds that are loaded ahead
+inline constexpr int kKeysAtOnce = 4;   // keys per team in a round
+inline constexpr int kRoundsAhead = 2;  // rounds that are loaded in advance
 
-/// What one step leaves to the next. Starts with zeros.
+/// What a step leaves to the next one. All members are zero before the first step.
 struct StepState {
-  int ended;                   // how many steps have, mod 2
-  int arrived;                 // warps at the end of this step
-  unsigned long long largest;  // of the logits: see Candidate
+  int ended;                   // the number of steps that have ended, mod 2
+  int arrived;                 // warps that have reached the end of this step
+  unsigned long long largest;  // the largest logit so far: see Candidate
 };
 static_assert(sizeof(StepState) <= kDecoderStepState * sizeof(std::int64_t));
 
@@ -65,7 +66,7 @@ static_assert(sizeof(StepState) <= kDecoderStepState * sizeof(std::int64_t));
 template <class T>
 struct Weight {
   const void* data;  // T (outputs, depth), or words (depth / 8 or / 4, outputs)
-  const T* scale;    // (groups, outputs), of a quantized weight
+  const T* scale;    // (groups, outputs), for a quantized weight
   const T* zero;
   const T* bias;  // or null
   int outputs;
@@ -91,8 +92,8 @@ struct Arguments {
   int layer_count;
   Weight<T> head;
   const T* norm;
-  const T* x;                 // (width), or null:
-  const std::int64_t* token;  // of this row
+  const T* x;                 // (width); null: x is a row of the embedding
+  const std::int64_t* token;  // selects the row; null if x is given
   const T* embedding;         // (vocab, width)
   std::int64_t vocab;
   T* logits;
@@ -102,7 +103,7 @@ struct Arguments {
   bool adds_to_length;
   int capacity;
   StepState* state;
-  std::uint32_t* words;  // (2, layers, layer_words): of even and odd steps
+  std::uint32_t* words;  // (2, layers, layer_words): for even and for odd steps
   int layer_words;
   int width;
   int hidden;
@@ -110,24 +111,25 @@ struct Arguments {
   int key_heads;
   int head_width;
   int stages;
-  bool has_tails;   // a depth is no whole number of segments
+  bool has_tails;   // the depth of some product is not a multiple of kSegment
   int x_terms;      // the greatest depth, rounded up to segments
   int group_shift;  // a group of a quantized weight has 64 · 2^group_shift terms
   float eps;
-  float score_scale;  // times log2(e): scores are exponents of 2
+  float score_scale;  // includes the factor log2(e), since scores are exponents of 2
   bool rotates;
   float rotary_scale;
   float frequencies[kMostHeadWidth / 2];
 };
 
-/// Keeps the compiler from reading a parameter again at each use: constant memory is slow.
+/// Returns its argument, a kernel parameter. Keeps the compiler from reading it again at each use, since constant
+/// memory is slow.
 __device__ inline int in_register(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-/// Writes a word: two elements, or a float, with all bits inverted. A word of 0 has not been written yet: that would be
-/// the inverse of a NaN whose bits are all ones, which arithmetic does not return.
+/// Writes a word: two elements, or one float, with all bits inverted. A word that is 0 has not been written yet. A
+/// result never becomes 0, since that is the inverse of a NaN whose bits are all 1, which arithmetic does not return.
 __device__ inline void publish(std::uint32_t* to, std::uint32_t value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(~value) : "memory");
 }
@@ -137,8 +139,8 @@ __device__ inline void publish(std::uint32_t* to, float first, float second) {
                : "memory");
 }
 
-/// Where a word of a list is. 32 bytes of words are followed by 96 unused ones: all blocks read the same words again
-/// and again, and lines of 128 bytes belong to different parts of the L2 cache.
+/// The index of a word of a list. 32 bytes of words are followed by 96 unused bytes: all blocks poll the same words,
+/// and lines of 128 bytes are distributed over the slices of the L2 cache.
 __device__ inline int place(int word) {
   constexpr int kTogether = 8;
   return word / kTogether * (kTogether * static_cast<int>(kWordSpread)) + word % kTogether;
@@ -169,7 +171,8 @@ struct WordsOf {
   }
 };
 
-/// Reads neighboring words at from(i).
+/// Reads the adjacent words at from(i) once, for each i for which has[i]. The other words become ones, so that they
+/// count as complete.
 template <int kCount, int kWords, class F>
 __device__ void request(const F& from, const bool (&has)[kCount], WordsOf<kWords> (&words)[kCount]) {
 #pragma unroll
@@ -184,8 +187,8 @@ __device__ void request(const F& from, const bool (&has)[kCount], WordsOf<kWords
   }
 }
 
-/// The words as they were before they were inverted, once all are there; 0 for absent ones. All lanes of a warp wait
-/// for each other's.
+/// Polls until all words are complete, then inverts them: the result is what was published, or 0 for absent words. The
+/// lanes of a warp also wait for each other's words.
 template <int kCount, int kWords, class F>
 __device__ void await_requested(const F& from, WordsOf<kWords> (&words)[kCount]) {
   while (true) {
@@ -233,10 +236,10 @@ __device__ std::uint32_t pack_pair(float first, float second) {
   return reinterpret_cast<const std::uint32_t&>(pack);
 }
 
-/// A layer's words: what its phases hand over.
+/// A layer's words, through which its phases exchange results.
 struct Words {
-  std::uint32_t* parts;  // of attention, floats: (heads, splits, head_width)
-  std::uint32_t* stats;  // of the parts, floats: (heads, splits, 2), the greatest score and the sum of weights
+  std::uint32_t* parts;  // parts of attention, floats: (heads, splits, head_width)
+  std::uint32_t* stats;  // of these parts, floats: (heads, splits, 2), the largest score and the sum of weights
   std::uint32_t* qkv;
   std::uint32_t* attention;
   std::uint32_t* sum;  // after o_proj
@@ -255,11 +258,11 @@ struct Words {
     out = hidden + a.hidden / 2 * kWordSpread;
   }
 
-  /// Of the layer before.
+  /// The previous layer's `out`.
   __device__ const std::uint32_t* previous_out(int layer_words) const { return out - layer_words; }
 };
 
-/// Arrives when the copies that this thread has started by copy_async are done.
+/// Makes this thread arrive at the barrier when the copies that it has started by copy_async() are complete.
 __device__ inline void arrive_after_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(cuda::shared_address(barrier)) : "memory");
 }

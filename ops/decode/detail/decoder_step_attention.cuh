@@ -35,7 +35,7 @@ struct AttentionSums {
 /// The cached positions that the new one sees, and how they are split. The order of sums depends on `count` alone.
 struct Keys {
   int count;
-  int first_slot;  // of the cache, a ring
+  int first_slot;  // of the first cached position; the slots are a ring
   int new_slot;
   int splits;
 
@@ -46,7 +46,8 @@ struct Keys {
         new_slot(static_cast<int>(length % capacity)),
         splits(splits_of(count)) {}
 
-  /// A block reads its keys faster if they are few; up to kFewSplits parts are merged faster than more.
+  /// With more splits, a block has fewer keys and reads them faster. But more than kFewSplits parts take longer to
+  /// merge.
   __device__ static int splits_of(int count) {
     const int few = min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kFewSplits);
     return max(few, min((count + kMostKeysOfSplit - 1) / kMostKeysOfSplit, kMostSplits));
@@ -59,8 +60,8 @@ struct Part {
   int head;
   int split;
   int key_head;
-  bool has_new_key;  // besides the cached ones
-  bool appends;      // and stores it in the cache: one of the query heads of a key head does
+  bool has_new_key;  // the part also has the new position's key
+  bool appends;      // the block also stores that key and its value in the cache (once for each key head)
 
   Part() = default;
   template <class T>
@@ -73,12 +74,12 @@ struct Part {
   }
 };
 
-/// Attention of one query head to a part of the keys. A team of lanes holds a key, 8 columns a lane.
+/// Attention of one query head to a part of the keys. A team of lanes has a key, with 8 columns per lane.
 template <class T, int kWidth>
 struct Attention {
   static constexpr int kTeamLanes = kWidth / kOctet;
   static constexpr int kTeams = kWarp / kTeamLanes;
-  static constexpr int kColumns = kOctet / kTeams;  // a lane's, of a warp's result
+  static constexpr int kColumns = kOctet / kTeams;  // columns of a warp's result per lane
   using Pack = cuda::Pack<T, kOctet>;
 
   const Consumer<T>& c;
@@ -91,7 +92,7 @@ struct Attention {
   __device__ int team() const { return c.lane() / kTeamLanes; }
   __device__ int column() const { return c.lane() % kTeamLanes * kOctet; }
 
-  /// The sums over the lanes of a team, in all of them.
+  /// Sums each value over the lanes of a team. All of these lanes get the sums.
   template <int kCount>
   __device__ void sum_team(float (&values)[kCount]) const {
 #pragma unroll
@@ -103,7 +104,7 @@ struct Attention {
     }
   }
 
-  /// What a lane's columns of a row are multiplied by.
+  /// The factors for a lane's columns of a row: cosines, sines and the norm's weight.
   struct Factors {
     float4 cosines[2];
     float4 sines[2];
@@ -123,7 +124,7 @@ struct Attention {
     }
   };
 
-  /// A lane's columns of a row, normalized and rotated, each step rounded to T.
+  /// Normalizes and rotates a lane's columns of a row. Each step rounds to T.
   __device__ void prepare(const std::uint32_t* pairs, const Factors& f, float (&values)[kOctet]) const {
 #pragma unroll
     for (int i = 0; i < kOctet / 2; ++i) {
@@ -181,7 +182,7 @@ struct Attention {
 
   using Softmax = RunningSoftmax<kOctet>;
 
-  /// Adds keys, the first `count` of them, to the softmax.
+  /// Adds the first `count` keys and their values to the softmax.
   __device__ static void add_weighted(const KeysAndValues& from, int count, const float (&scores)[kKeysAtOnce],
                                       Softmax& softmax) {
     float most = softmax.most;
@@ -213,11 +214,11 @@ struct Attention {
     add_weighted(from, count, scores, softmax);
   }
 
-  /// A lane's softmax of its keys.
+  /// Computes the softmax of the team's keys, with the lane's columns of the values.
   __device__ Softmax attend(const Part& part) const {
     const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
     const int stride = keys.splits * kConsumerWarps * kTeams;
-    // The team's keys are every stride-th one.
+    // The team has every stride-th key.
     int at = (part.split * kConsumerWarps + c.warp()) * kTeams + team();
     int to_add = at < keys.count ? (keys.count - at + stride - 1) / stride : 0;
     const auto load = [&](KeysAndValues& to) {
@@ -238,12 +239,13 @@ struct Attention {
     KeysAndValues ahead[kRoundsAhead];
 #pragma unroll
     for (int i = 0; i < kRoundsAhead; ++i) {
-      load(ahead[i]);  // these do not depend on this step
+      load(ahead[i]);  // cached keys and values do not depend on this step
     }
-    // This division runs while the query has not come yet.
+    // in_register() makes this division run before the query arrives.
     const int rounds = in_register((keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce));
 
-    // Each team prepares the new query, except team 1 of the first warp: it prepares the new key, and takes the value.
+    // Each team prepares the new query. Only if the part has the new key, team 1 of the first warp prepares that key
+    // instead, and takes the new value.
     const bool is_first = part.has_new_key && c.warp() == 0;
     const bool has_key = is_first && team() == 1;
     const Factors factors(rotation, has_key ? l.k_norm : l.q_norm, column());
@@ -295,7 +297,8 @@ struct Attention {
     return softmax;
   }
 
-  /// Adds up the softmaxes of a warp's teams. A lane gets kColumns of the columns, from the returned one.
+  /// Merges the softmaxes of a warp's teams. Afterwards, a lane has kColumns columns of the result, from the returned
+  /// column on.
   __device__ int merge_teams(Softmax& mine) const {
     float most = mine.most;
 #pragma unroll
@@ -319,7 +322,8 @@ struct Attention {
     return first;
   }
 
-  /// A part of a head's keys, by the block: the result, or a part that the blocks merge which need it.
+  /// The block processes a part of a head's keys. If this is the only part, it writes the head's result. Otherwise it
+  /// writes the part, and the blocks that need the result merge the parts.
   __device__ void attend_in_block(const Part& part) const {
     const int splits = keys.splits;
     Softmax softmax = attend(part);
@@ -363,11 +367,11 @@ struct Attention {
     }
   }
 
-  /// The phase: all parts, of which `part` is the block's first.
+  /// The attention phase: processes all parts of the block; `part` is the first one.
   __device__ void run(Part part) const {
     while (part.head < c.a.heads) {
       attend_in_block(part);
-      c.synchronize();  // before `shared` is written again
+      c.synchronize();  // all threads have read `shared` before it is overwritten
       const int next = part.number + static_cast<int>(gridDim.x);
       if (next >= c.a.heads * keys.splits) {
         break;

@@ -11,12 +11,12 @@
 
 namespace mica::kernels::decoder {
 
-/// The step's x, in shared memory.
+/// The step's x. This object is in shared memory; x itself is in global memory.
 template <class T>
 struct StepInput {
-  const T* row;  // null: NaN
+  const T* row;  // null: all elements are NaN
 
-  /// By one thread.
+  /// Called by one thread.
   __device__ void find(const Arguments<T>& a) {
     row = a.x;
     if (a.x == nullptr) {
@@ -33,8 +33,9 @@ struct StepInput {
   __device__ float at(int term) const { return row != nullptr ? static_cast<float>(row[term]) : NAN; }
 };
 
-/// The largest of some scores and its token, of equal ones the smallest, as an integer: the most of the integers of
-/// parts is that of the whole, in any order. 0 is of no scores. A score that is NaN or +inf is more than all.
+/// The largest of some scores and its token (of equal scores, the smallest token), as one integer. The integer for
+/// several parts is the maximum of theirs, in any order. It is 0 if there are no scores, and larger than all others if
+/// a score is NaN or +inf.
 struct Candidate {
   static constexpr unsigned long long kInvalid = ~0ull;
   static constexpr std::uint32_t kMinusInfinity = ~0xff800000u;  // the key of -inf
@@ -54,7 +55,8 @@ struct Candidate {
   }
 };
 
-/// By both warps of finishers of all blocks, of which the last one ends the step: all blocks have read what it writes.
+/// Called by the two finisher warps of each block. The last warp to arrive ends the step; by then, all blocks have read
+/// what it overwrites.
 template <class T>
 __device__ void end_step(const Arguments<T>& a, Candidate largest) {
 #pragma unroll

@@ -9,26 +9,26 @@
 
 namespace mica::kernels::decoder {
 
-/// A phase that multiplies: out = f(norm(in) · Wᵀ + bias) + residual.
+/// A phase that computes a product: out = f(norm(in) · Wᵀ + bias) + residual.
 template <class T>
 struct Product {
   const Weight<T>* weights;  // one, or several side by side
   int depth;
-  int outputs;  // of f: half of the weights' with swiglu
+  int outputs;  // of the product; with swiglu, half of the weights' outputs
   bool swiglu;
   bool adds_residual;
-  bool is_spread;              // groups of rows are dealt out to the blocks in turn; else a block has neighboring rows
+  bool is_spread;              // groups of rows are dealt out to the blocks round-robin; else a block has adjacent rows
   const T* norm;               // or null
-  const std::uint32_t* in;     // null: the step's x; these are of an even step
+  const std::uint32_t* in;     // null: the step's x. The pointers to words are those of an even step
   std::uint32_t* out;          // null: the logits
-  const std::uint32_t* parts;  // or null: of in, if attention was split
+  const std::uint32_t* parts;  // the parts of `in` if attention is split; null if `in` is not from attention
   const std::uint32_t* stats;
 };
 
 inline constexpr int kLayerProducts = 4;
 
-/// The products in their order: four of each layer, then the head's. Layers and head are in shared memory: parameters
-/// of the kernel are in constant memory, whose cache is too small for them.
+/// Product number `number`: four of each layer in order, then the head's. `layers` and `head` are in shared memory,
+/// since kernel parameters are in constant memory, whose cache is too small for them.
 template <class T>
 __device__ Product<T> product(const Arguments<T>& a, const Layer<T>* layers, const Weight<T>* head, int number) {
   const int layer = number / kLayerProducts;
@@ -81,8 +81,8 @@ __device__ Product<T> product(const Arguments<T>& a, const Layer<T>* layers, con
   return p;
 }
 
-/// This block's outputs of a product, whole units, and the rows of weights for them. With swiglu, 8 rows of the gate
-/// and the same 8 of up alternate.
+/// This block's outputs of a product, in whole units, and the weight rows for them. With swiglu, 8 rows of gate
+/// alternate with the same 8 rows of up.
 template <class T>
 struct Share {
   int first;
@@ -131,7 +131,8 @@ struct Share {
   }
 };
 
-/// A block's part of a product. One warp prepares them, as the others have no time to.
+/// A block's part of a product. A copying warp prepares the jobs, since the consumers and finishers have no time for
+/// it.
 template <class T>
 struct Job {
   Product<T> product;
@@ -148,8 +149,8 @@ struct Job {
 
 /// The stages in shared memory. A wait on a barrier tells phases apart only by their parity. A warp that comes so late
 /// that the barrier has completed one more phase would block until the next one, perhaps forever. So a copying warp
-/// waits only for stages that it fills itself, since these cannot advance without it. If two warps copy in turn, each
-/// stage always belongs to the same warp.
+/// waits only for stages that it fills itself, since these cannot advance without it. If two warps copy alternately,
+/// each stage always belongs to the same warp.
 struct Ring : cuda::VariableRing {
   char* memory;
   std::uint64_t* full;

@@ -12,10 +12,11 @@
 
 namespace mica::kernels::decoder {
 
-/// The warps' sums of a batch of rows, which the finishers add. Two buffers, so that the consumers go on meanwhile.
+/// The warps' sums of a batch of rows, which the finishers add up. There are two buffers, so that the consumers can
+/// continue meanwhile.
 struct Sums {
   float rows[2][kConsumerWarps][kBatchRows];
-  alignas(16) float squares[2][kConsumerWarps];  // of a product's first batch
+  alignas(16) float squares[2][kConsumerWarps];  // only for a product's first batch
   __device__ static void meet(int buffer) {
     if (buffer == 0) {
       cuda::barrier_sync(2, kConsumers + kFinishers);
@@ -32,9 +33,9 @@ struct Consumer {
   Ring ring;
   const StepInput<T>& input;
   T* x;           // [segment][warp][slice]
-  float* x_sums;  // of groups
+  float* x_sums;  // sums of x over groups of kGroupTerms terms
   Sums& sums;
-  int step_words;     // to this step's words
+  int step_words;     // offset of this step's words
   const int& splits;  // of attention
   int buffer = 0;     // of sums
 
@@ -43,7 +44,7 @@ struct Consumer {
   __device__ int lane() const { return static_cast<int>(threadIdx.x) % kWarp; }
   __device__ static void synchronize() { cuda::barrier_sync(1, kConsumers); }
 
-  /// A lane's four elements of x, from term `at`, to shared memory.
+  /// Writes a lane's four elements of x, from term `at` on, to shared memory.
   template <class W>
   __device__ void store_x(int at, std::uint32_t first, std::uint32_t second) {
     const bool is_odd = lane() % 2 != 0;
@@ -51,7 +52,8 @@ struct Consumer {
       const float2 values = unpack_pair<T>(first);
       const float2 others = unpack_pair<T>(second);
       float sum = values.x + values.y + (others.x + others.y);
-      // The integers of an octet are converted in pairs (c, c + 4). Two lanes have it.
+      // The integers of an octet are converted in pairs (c, c + 4), so x needs the same pairs. Two lanes share an
+      // octet.
       const std::uint32_t other = __shfl_xor_sync(cuda::kAllLanes, is_odd ? first : second, 1);
       const std::uint32_t low = is_odd ? other : first;
       const std::uint32_t high = is_odd ? second : other;
@@ -70,8 +72,8 @@ struct Consumer {
     octet[is_odd ? 3 : 2] = second;
   }
 
-  /// The warp's slices of some segments of the product's input, weighted by the norm, to shared memory. Returns the
-  /// lane's part of the sum of squares.
+  /// Waits for the warp's slices of kSegments segments of the product's input, multiplies them by the norm's weight,
+  /// and writes them to shared memory. Returns the lane's part of the sum of squares.
   template <class W, int kSegments>
   __device__ float receive_segments(const Product<T>& p, int first_segment) {
     const int begin = first_segment * kSegment + warp() * kSlice + lane() * kQuad;
@@ -114,7 +116,7 @@ struct Consumer {
     return squares;
   }
 
-  /// The warp's slice of a segment of attention's result, of which blocks have computed parts.
+  /// The same for the warp's slice of one segment of attention's result, if attention was split. Merges the parts.
   template <class W, int kAtOnce>
   __device__ void receive_parts(const Product<T>& p, int segment) {
     const int at = segment * kSegment + warp() * kSlice + lane() * kQuad;
@@ -167,7 +169,7 @@ struct Consumer {
     store_x<W>(at, pack_pair<T>(total[0], total[1]), pack_pair<T>(total[2], total[3]));
   }
 
-  /// The same of all segments.
+  /// The same for all segments of the product's input.
   template <class W, bool kMayBeParts>
   __device__ float receive(const Product<T>& p, int segments) {
     constexpr int kAtOnce = kSegmentsAtOnce;
@@ -193,7 +195,7 @@ struct Consumer {
     return squares;
   }
 
-  /// Loads `count` groups of rows from stages of up to kStageGroups.
+  /// Loads `count` groups of rows from stages of up to kStageGroups groups, and releases the stages.
   template <class W, int kStageGroups, int kCount, class F>
   __device__ void take(typename W::Fragment (&fragments)[kCount], int count, const F& terms) {
     Ring at = ring;
@@ -227,8 +229,8 @@ struct Consumer {
     }
   }
 
-  /// The block's part of a product, in batches of rows, and these in rounds of groups, which the warp holds in
-  /// registers. A block without outputs has nothing to wait for.
+  /// Computes the block's part of a product: batches of rows, and in each batch, rounds of groups that the warp holds
+  /// in registers. A block without outputs waits for nothing.
   template <class W>
   __device__ void multiply(const Job<T>& job) {
     if (job.segments > 1) {
@@ -240,8 +242,8 @@ struct Consumer {
     }
   }
 
-  /// If x is one segment, a lane keeps its part of it. kExtra: groups beyond kAhead that the warp holds while it waits
-  /// for x.
+  /// For x of one segment, of which a lane keeps its part in registers. kExtra: the number of groups beyond kAhead that
+  /// the warp holds while it waits for x.
   template <class W, int kExtra>
   __device__ void multiply_segment(const Job<T>& job) {
     const Product<T>& p = job.product;
@@ -262,7 +264,7 @@ struct Consumer {
         for (int j = 0; j < kCount; ++j) {
           parts[j] = W::multiply(from[j], of_lane, of_groups);
         }
-        // The tensor cores' results take long. The sum over the lanes comes meanwhile.
+        // The tensor cores' results take long, so the sum over the lanes is computed meanwhile.
         const float of_warp = kCount > 1 ? cuda::sum_lanes<kWarp>(squares) : 0;
         if (lane() % 4 == 0) {
 #pragma unroll
@@ -274,8 +276,8 @@ struct Consumer {
           sums.squares[buffer][warp()] = of_warp;
         }
       };
-      // Groups from `group` on. The products of one group wait for each other, so that several groups take turns. Sums
-      // of groups that the batch does not have are written, too, but not read.
+      // Multiplies the groups from `group` on. Each product of a group waits for the group's previous one, so several
+      // groups are interleaved. Sums of groups that the batch does not have may also be written, but are not read.
       const auto put_some = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
         const int there = count - group;
         if (kCount > 1 && there > kCount / 2) {
@@ -341,7 +343,7 @@ struct Consumer {
 #pragma unroll 1
       for (int first = 0; first < steps; first += kAhead) {
         typename W::Fragment stages[kAhead];
-        int begins[kAhead];  // of the stages' slices
+        int begins[kAhead];  // the first terms of the stages' segments
         int at = segment;
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
@@ -380,7 +382,7 @@ struct Consumer {
   }
 };
 
-/// A thread that adds the warps' sums of one row of each batch, and hands over the outputs.
+/// A thread that adds up the warps' sums of one row of each batch, and writes the outputs.
 template <class T>
 struct Finisher {
   const Arguments<T>& a;
@@ -388,10 +390,10 @@ struct Finisher {
   int thread;
   int step_words;
   int buffer = 0;
-  float residual = 0;   // of this thread's row of o_proj and down_proj
-  Candidate largest{};  // of its logits
+  float residual = 0;   // for this thread's row of o_proj and down_proj
+  Candidate largest{};  // of this thread's logits
 
-  /// The step's x of that row.
+  /// Reads the residual of that row from the step's x.
   __device__ void read_residual(const StepInput<T>& input, const Share<T>& share) {
     if (thread < share.outputs) {
       residual = input.at(share.first + thread);

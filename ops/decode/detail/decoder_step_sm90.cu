@@ -6,7 +6,7 @@
 //     a block
 //
 //         weights of its outputs, of all phases and layers in order
-//              | 2 warps in turn, bulk copies (packed weights: both together, 16 bytes a thread), two stages at a time
+//              | 2 warps alternately, bulk copies (packed: both together, 16 bytes per thread), 2 stages in flight
 //              v
 //         ring of stages: 8 outputs, up to 1,024 terms of each (packed: 32 outputs)
 //              | 8 warps, each with 128 of a stage's terms: tensor cores. They also compute attention
@@ -16,13 +16,13 @@
 //              v
 //         words in global memory, which all blocks read in the next phase
 //
-// Addresses of weights do not depend on results, so the copies run through phases and layers, and the memory is busy
-// while a phase waits for the one before.
+// Addresses of weights do not depend on results. So the copies continue across phases and layers, and keep memory busy
+// while a phase waits for the previous one.
 //
-// There is no barrier between phases. A word of 32 bits has two elements, or a float, and is 0 until it is written: who
-// needs an element reads its word until it is not 0. Each phase of each layer has words of its own, once for even and
-// once for odd steps: a step clears the words of the next one. All blocks run at once (a cooperative launch), and a
-// phase only waits for phases before it, so every wait ends.
+// There is no barrier between phases. A word of 32 bits holds two elements, or one float, and is 0 until it is written;
+// a thread that needs an element polls its word until it is not 0. Each phase of each layer has its own words, one set
+// for even and one for odd steps; each step clears the words of the next one. All blocks run at the same time (a
+// cooperative launch), and a phase waits only for earlier phases, so every wait ends.
 
 #include <algorithm>
 #include <cmath>
@@ -46,7 +46,7 @@ struct Tables {
   Job<T>* jobs;
   std::uint64_t* ready;  // barriers of the layers
 
-  /// By a warp: a layer, and its jobs.
+  /// Copies a layer's description to shared memory, and prepares its jobs. Called by a warp.
   template <class W>
   __device__ void prepare(const Arguments<T>& a, int layer) const {
     constexpr int kWords = sizeof(Layer<T>) / sizeof(std::uint64_t);
@@ -70,7 +70,7 @@ struct Tables {
   }
 };
 
-/// By a warp of each block: clears a layer's words for the next step.
+/// Clears a layer's words for the next step. Called by one warp of each block.
 template <class T>
 __device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, int layer) {
   auto* const words = reinterpret_cast<uint4*>(of_next_step + layer * a.layer_words);
@@ -81,17 +81,17 @@ __device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, 
   }
 }
 
-/// What the step before has left, in shared memory.
+/// What a step starts with, as the previous step has left it. In shared memory.
 template <class T>
 struct Start {
   StepInput<T> input;
   Keys keys;
-  Part part;            // of attention, this block's first
-  int words;            // from a.words to this step's
-  std::uint64_t known;  // barrier, once these are
+  Part part;            // this block's first part of attention
+  int words;            // offset of this step's words from a.words
+  std::uint64_t known;  // barrier: the other members are set
 };
 
-/// From the words of even steps to those of odd ones.
+/// The distance from the words of even steps to those of odd steps.
 template <class T>
 __device__ int step_words(const Arguments<T>& a) {
   return a.layer_count * a.layer_words;
@@ -100,7 +100,7 @@ __device__ int step_words(const Arguments<T>& a) {
 template <class T, class W>
 __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Start<T>& start, Ring ring, int copier) {
   const int products = a.layer_count * kLayerProducts + 1;
-  int turn = copier / kWarp;  // of two warps
+  int turn = copier / kWarp;  // 0 if it is the turn of this copying warp, else 1
   if (copier < kWarp) {
     tables.template prepare<W>(a, 0);
   }
@@ -124,7 +124,7 @@ __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Sta
       for (int segment = 0; segment < job.segments; ++segment) {
         if (W::kIsPacked || turn == 0) {
           cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
-          const int before = ring.stage - on_the_way;  // this one has come; it is of the same warp
+          const int before = ring.stage - on_the_way;  // waits until this stage, which the same warp fills, has arrived
           cuda::wait(ring.full + (before < 0 ? before + ring.stages : before),
                      before < 0 ? ring.parity ^ 1 : ring.parity);
           W::copy(a, job, group, count, segment, copier, ring);
@@ -136,19 +136,20 @@ __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Sta
   }
 }
 
-/// The elements of x in shared memory for products of that depth: what receive() writes.
+/// The number of elements of x that receive() writes to shared memory, for products of `depth` terms.
 __host__ __device__ inline int x_terms(int depth) {
   const int at_once = depth <= kSegment ? kSegment : kSegmentsAtOnce * kSegment;
   return (depth + at_once - 1) / at_once * at_once;
 }
 
-/// The bytes of the table of jobs, which keep what follows it aligned.
+/// The bytes of the table of jobs, rounded up so that what follows the table is aligned.
 template <class T>
 __host__ __device__ int job_bytes(int products) {
   return (products * static_cast<int>(sizeof(Job<T>)) + 15) / 16 * 16;
 }
 
-/// Consumers and finishers meet: `start` is filled, and this block has read all that the end of a step changes.
+/// Consumers and finishers synchronize. Afterwards, `start` is filled, and this block has read everything that the end
+/// of a step changes.
 __device__ inline void meet_at_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
 
 template <class T, class W>
@@ -250,7 +251,7 @@ namespace {
 
 using namespace decoder;
 
-// f.operator()<T, W>() for the step's kinds of elements and of weights.
+// Calls f.operator()<T, W>() with the step's kinds of elements and of weights.
 template <class F>
 void with_kernel(const DecoderStep& s, const F& f) {
   on_dtype(Types<Half, BFloat16>{}, s.norm.dtype(), "decoder_step", [&]<class T>() {
@@ -265,8 +266,8 @@ void with_kernel(const DecoderStep& s, const F& f) {
   });
 }
 
-// A block's dynamic shared memory: the tables of layers and jobs, x, the sums of its groups, and as many stages with
-// their two barriers as fit. If warps copy in turn, each has stages of its own: see Ring.
+// The sizes of a block's dynamic shared memory. It holds the tables of layers and jobs, x, the sums of x's groups, and
+// as many stages as fit, with two barriers each. If two warps copy alternately, each has stages of its own (see Ring).
 struct SharedMemory {
   int x_terms;
   int stages;
@@ -387,7 +388,8 @@ bool fits_decoder_step(Cuda, const DecoderStep& s) {
   constexpr int kLeastStages = kAhead;
   bool fits = false;
   with_kernel(s, [&]<class T, class W>() {
-    // A block's outputs of o_proj and down_proj are added up at once.
+    // A block's outputs of o_proj and down_proj must fit into one batch, since a finisher thread keeps the residual of
+    // one row.
     const std::int64_t units = s.norm.numel() / W::kUnit;
     const std::int64_t blocks = cuda::multiprocessor_count();
     fits = cuda::device_has_wgmma() && s.layers.size() <= kMostLayers &&

@@ -1,7 +1,7 @@
 #pragma once
 
-// The decoder step's kinds of weights: how they are copied to stages, and what the tensor cores take of them. See
-// decoder_step_sm90.cu.
+// The decoder step's kinds of weights: how they are copied to stages, and how they become operands of the tensor cores.
+// See decoder_step_sm90.cu.
 
 #include <cstdint>
 
@@ -20,9 +20,10 @@ __device__ inline Octet load_octet(const void* from) {
   return {{bits.x, bits.y, bits.z, bits.w}};
 }
 
-/// A lane's part of a slice of x. A lane's octet of a row of weights, 4 pairs, makes one row of the tensor cores' first
-/// operand, rows g and g + 8, two of them: pairs 0 and 2 belong to row g, 1 and 3 to row g + 8. So even columns of the
-/// second operand are x at the former, odd ones at the latter; and the sums are results (g, 0) and (g + 8, 1). In
+/// A lane's part of a slice of x, for the second operand of the tensor cores. The first operand has 16 rows, but there
+/// are only 8 rows of weights. So each row of weights takes two rows of the operand: of the 4 pairs in a lane's octet,
+/// 0 and 2 are in row g, 1 and 3 in row g + 8. Even columns of the second operand have the elements of x that belong to
+/// pairs 0 and 2, odd columns those of pairs 1 and 3. The product is the sum of results (g, 0) and (g + 8, 1). In
 /// shared memory, the pairs of an octet of x are in the order 0, 2, 1, 3.
 struct LaneX {
   uint2 pairs[kSliceChunks];
@@ -36,20 +37,21 @@ struct LaneX {
   }
 };
 
-/// Weights of T. A stage has up to 1,024 terms of each of 8 rows.
+/// Weights of type T. A stage has up to 1,024 terms of each of 8 rows.
 template <class T>
 struct FloatWeights {
   static constexpr bool kIsPacked = false;
-  static constexpr int kUnit = 2;                                             // outputs: a word
-  static constexpr int kPitch = kSegment * static_cast<int>(sizeof(T)) + 64;  // bytes; lanes of two rows, other banks
+  static constexpr int kUnit = 2;                                             // outputs: those of a word
+  static constexpr int kPitch = kSegment * static_cast<int>(sizeof(T)) + 64;  // bytes per row; no bank conflicts
   static constexpr int kStageBytes = kStageRows * kPitch;
   static constexpr int kStageGroups = 1;
   static constexpr int kExtra = 0;
-  static constexpr int kCopiersInTurn = 2;  // warps
+  static constexpr int kCopiersInTurn = 2;  // warps that copy alternately
   static_assert(kOnTheWay % kCopiersInTurn == 0 && kOnTheWayOfHead % kCopiersInTurn == 0);
-  static constexpr int kArrivals = kStageRows;  // of a stage's copies
+  static constexpr int kArrivals = kStageRows;  // arrivals per stage: one for each row
 
-  /// By a warp. A bulk copy takes a warp some 50 cycles, so that two warps take turns.
+  /// Starts to copy a stage. Called by one warp. Issuing a bulk copy takes a warp about 50 cycles, so two warps
+  /// alternate.
   __device__ static void copy(const Arguments<T>&, const Job<T>& job, int group, int, int segment, int copier,
                               const Ring& ring) {
     const int lane = copier % kWarp;
@@ -72,7 +74,7 @@ struct FloatWeights {
     Octet chunks[kSliceChunks];
   };
 
-  /// Past the product's depth, x is 0, and the stage holds whatever it held before: finite numbers.
+  /// Past the product's depth, x is 0, and the stage still has its previous contents, which are finite numbers.
   __device__ static void load(Fragment& f, const char* stage, int, int warp, int lane, int) {
     const char* const from =
         stage + lane / 4 * kPitch + (warp * kSlice + lane % 4 * kOctet) * static_cast<int>(sizeof(T));
@@ -92,7 +94,7 @@ struct FloatWeights {
   }
 };
 
-/// Weights of 4 or 8 bits, whose words hold neighbors along the depth. With the scale s and the zero z of a group,
+/// Weights of 4 or 8 bits. A word holds adjacent terms of one output. With the scale s and the zero z of a group,
 ///
 ///     sum += s · (Σ x · (q + b) − (z + b) · Σ x)        b: what the conversion to T adds to an integer
 template <class T, int kBits>
@@ -104,19 +106,19 @@ struct PackedWeights {
   static constexpr int kCopiersInTurn = 1;
   static constexpr int kOctetWords = kBits / 4;
   static constexpr int kWordRows = kSegment / kOctet * kOctetWords;
-  static constexpr int kGroups = kSegment / kGroupTerms;  // of a segment, at least
+  static constexpr int kGroups = kSegment / kGroupTerms;  // of a segment, each with a scale and a zero in the stage
   static constexpr int kWordBytes = kWordRows * kStageRows * 4;
   static constexpr int kScaleBytes = kGroups * kStageRows * static_cast<int>(sizeof(T));
-  static constexpr int kPieceBytes = kWordBytes + 2 * kScaleBytes + 32;  // 8 rows' words, scales, zeros; other banks
+  // The words, scales and zeros of 8 outputs, padded against bank conflicts.
+  static constexpr int kPieceBytes = kWordBytes + 2 * kScaleBytes + 32;
   static constexpr int kStageBytes = kStageGroups * kPieceBytes;
   static constexpr int kArrivals = kCopiers;
   static constexpr float kAdded = kPackedAdded<T, kBits>;
 
-  /// By all copiers: `count` groups of rows.
+  /// Starts to copy `count` groups of rows to a stage. Called by all copying threads.
   __device__ static void copy(const Arguments<T>& a, const Job<T>& job, int group, int count, int segment, int copier,
                               const Ring& ring) {
-    // 16 bytes are 4 outputs of a row of words, or 8 of a row of scales. Threads that follow each other copy what
-    // follows each other.
+    // 16 bytes are 4 outputs of a row of words, or 8 of a row of scales. Adjacent threads copy adjacent bytes.
     const int columns = count == 1 ? 2 : 2 * kStageGroups;
     const int rows = kCopiers / columns;  // at once
     const int column = copier % columns;

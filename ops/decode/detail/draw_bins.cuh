@@ -1,14 +1,16 @@
 #pragma once
 
-// The scores of a row in bins, and the bin in which a sum over the largest scores is reached. See draw_cuda.cu.
+// Divides the scores of a row into bins, and finds the bin in which the sum over the largest scores reaches a target.
+// See draw_cuda.cu.
 
 #include <mica/ops/decode/detail/draw_row.cuh>
 
 namespace mica::kernels::draw {
 
-// How keys are divided into bins, of which bin 0 has the largest scores.
+// How keys are divided into bins. Bin 0 has the largest scores.
 struct Bins {
-  // The first bins: by the score's difference to the largest one. Others: keys from `first` on, 2^shift a bin.
+  // The first bins of a row divide scores by their difference from the largest one. All later bins divide the keys from
+  // `first` to `end` − 1, with 2^shift keys per bin.
   bool by_score = true;
   std::uint64_t first = 0;
   std::uint64_t end = std::uint64_t{1} << 32;
@@ -38,7 +40,7 @@ struct BinnedRow : Row<T> {
   }
   __device__ static bool contains(const Bins& bins, std::uint32_t key) { return key >= bins.first && key < bins.end; }
 
-  // Counts the cluster's keys and adds up their weights for each bin.
+  // Counts the cluster's keys in each bin, and adds up their weights.
   __device__ void fill(const Bins& bins) {
     Histogram& h = s.histogram;
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
@@ -49,7 +51,8 @@ struct BinnedRow : Row<T> {
       }
     }
     __syncthreads();
-    // The last bin may have most of the keys, which would wait for each other.
+    // The last bin may have most of the keys, and atomic additions to it would wait for each other. So each thread
+    // first adds up its own keys of this bin.
     int last_count = 0;
     unsigned last_digits[kDigits] = {};
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
@@ -66,7 +69,7 @@ struct BinnedRow : Row<T> {
       }
 #pragma unroll
       for (int digit = 0; digit < kDigits; ++digit) {
-        // The highest digit may be 2^15: the largest weight is 1.
+        // The highest digit may be 2^15, since the largest weight is 1.
         const Weight rest = units >> (kDigitBits * digit);
         const auto part = static_cast<unsigned>(digit + 1 < kDigits ? rest & ((1 << kDigitBits) - 1) : rest);
         if (bin == kBins - 1) {
@@ -113,9 +116,10 @@ struct BinnedRow : Row<T> {
     return count >= a.limit || sum_of(units) >= target;
   }
 
-  // The first bin with which the sum reaches the target or the count the limit, given those before the bins.
+  // Finds the first bin with which the sum reaches the target, or the count reaches the limit. `count` and `units` are
+  // the count and the sum of what precedes the bins.
   __device__ void find_bin(int count, Weight units, double target) {
-    // A thread has neighboring bins, of one block.
+    // A thread has adjacent bins, which one block has added up.
     constexpr int kEach = kBins / kThreads;
     const int first = static_cast<int>(threadIdx.x) * kEach;
     const int owner = first / kOwnBins;
@@ -155,11 +159,12 @@ struct BinnedRow : Row<T> {
     return static_cast<Weight>(high) << 32 | low;
   }
 
-  // The keys of a bin by score, as bins of their own: its ends by bisection.
+  // Divides a bin into smaller bins. If the bin is one of the first bins, its smallest and largest keys are found by
+  // bisection.
   __device__ Bins divide(const Bins& bins, int bin) const {
     Bins result{.by_score = false};
     if (bins.by_score) {
-      const auto first_key_up_to = [&](int last_bin) {  // the smallest key in a bin up to that
+      const auto first_key_up_to = [&](int last_bin) {  // the smallest key in the bins up to last_bin
         std::uint64_t low = key_of(-INFINITY);
         std::uint64_t high = std::uint64_t{1} << 32;
         while (low < high) {

@@ -1,5 +1,5 @@
-// Draws a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which holds a slice of it in
-// shared memory.
+// Draws a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which has a slice of it. For
+// top-k and top-p, the keys of the slice, integers in the order of its scores, are in shared memory.
 //
 //     largest score --> temperature 0: its token
 //          |
@@ -9,16 +9,16 @@
 //          |
 //          +--> top-k, top-p:    sums in the order of the scores, up to a part of the total:
 //
-//     bin 0    bin 1    bin 2 ...       of scores, from the largest on, with the number and the sum of its weights
+//     bin 0    bin 1    bin 2 ...       of scores, the largest first; each has the number and the sum of its weights
 //     |      |        |  *     |        the bin where the sum is reached
-//                     | .. * . |        its scores, sorted, and summed one by one
+//                     | .. * . |        the scores of this bin, sorted and summed one by one
 //
-// If everything up to that bin fits into a batch of kBatch scores, the batch starts with the largest score and usually
-// serves all sums of a row. If the bin itself is too large, it is divided into bins of its own, down to equal scores,
-// which have one weight and need no order but that of the tokens.
+// If all scores up to that bin fit into a batch of kBatch scores, the batch starts with the largest score and usually
+// serves all sums of a row. If the bin itself is too large, it is divided into smaller bins, if necessary down to equal
+// scores. These have the same weight, and need no order but that of the tokens.
 //
-// Counts are integers, and so are the weights of bins, in units of 2^-45: their sums do not depend on an order. Other
-// sums have an order that depends on the row alone.
+// Counts are integers, and so are the weights of bins, in units of 2^-45. So their sums do not depend on the order of
+// additions. Other sums have an order that depends on the row alone.
 
 #include <algorithm>
 #include <cmath>
@@ -62,13 +62,14 @@ __global__ void __launch_bounds__(kThreads) draw_tokens_kernel(const __grid_cons
   } else {
     row.draw_from_all(a.uniforms[row.row]);
   }
-  cuda::meet_in_cluster();  // others may still read this block's shared memory
+  cuda::meet_in_cluster();  // other blocks may still read this block's shared memory
 }
 
 constexpr int kPackBytes = 16;
-constexpr int kPacksAtOnce = 4;  // of a thread
+constexpr int kPacksAtOnce = 4;  // per thread
 
-/// The first token of the largest score of each row, or -1 for a row that is not finite. Rows are aligned to 16 bytes.
+/// Finds the first token of the largest score of each row; -1 if a score is NaN or +inf, or all are -inf. Rows are
+/// aligned to 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads) draw_largest_kernel(const T* logits, int columns, std::int64_t* tokens) {
   constexpr int kPack = kPackBytes / sizeof(T);
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) draw_largest_kernel(const T* logits,
     for (int i = 0; i < kPacksAtOnce; ++i) {
       float values[kPack];
       cuda::unpack(scores[i], values);
-      const int token = min(first + i * kStep, packs - 1) * kPack;  // the last pack more than once does no harm
+      const int token = min(first + i * kStep, packs - 1) * kPack;  // reading the last pack more than once does no harm
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
         valid = valid && values[j] < INFINITY;  // false for NaN
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) draw_largest_kernel(const T* logits,
       tokens[blockIdx.y] = any_invalid || best.score == -INFINITY ? -1 : best.token;
     }
   }
-  cuda::arrive_in_cluster_relaxed();  // others may still read this block's shared memory
+  cuda::arrive_in_cluster_relaxed();  // other blocks may still read this block's shared memory
   cuda::wait_for_cluster();
 }
 

@@ -11,7 +11,7 @@ inline constexpr std::int64_t kMostDrawColumns = std::int64_t{1} << 18;
 struct DrawTokens {
   const Tensor& logits;
   const DrawOptions& options;
-  const Tensor& uniforms;  // undefined if the largest is taken
+  const Tensor& uniforms;  // undefined: take the largest score
   const Tensor& seen;      // or undefined
   const Tensor& tokens;    // out
 };

@@ -1,12 +1,12 @@
 #pragma once
 
-// The scores of a row in their order, as far as draws need it: top-k and top-p. See draw_cuda.cu.
+// Sorts the scores of a row, as far as draws with top-k and top-p need it. See draw_cuda.cu.
 
 #include <mica/ops/decode/detail/draw_bins.cuh>
 
 namespace mica::kernels::draw {
 
-// Some scores in a row, of which block 0 has the entries unless they are equal.
+// Some scores that follow each other in the sorted order. Block 0 has their entries, unless all of them are equal.
 struct Batch {
   int count = 0;
   int before = 0;     // scores before it
@@ -36,7 +36,8 @@ struct RankedRow : BinnedRow<T> {
   using Base::sum_weights;
   using Base::weight;
 
-  // Finds the batch in which the running sum reaches the target. `has_first_bins`: those of all scores are filled.
+  // Finds the batch in which the running sum reaches the target. *has_first_bins tells whether the histogram has the
+  // first bins, those of all scores; updates it.
   __device__ Batch find_batch(double target, bool* has_first_bins) {
     Bins bins;
     int count = 0;
@@ -54,7 +55,7 @@ struct RankedRow : BinnedRow<T> {
         count = s.count_above;
         units = s.weight_above;
       }
-      cuda::meet_in_cluster();  // all have read what was found, and the bins
+      cuda::meet_in_cluster();  // all blocks have read the found bin, and the bins
       Batch batch{.count = in_bin, .before = count, .sum = sum_of(units)};
       if (from_largest) {
         batch.count = s.count_above + in_bin;
@@ -75,8 +76,8 @@ struct RankedRow : BinnedRow<T> {
     }
   }
 
-  // Collects the scores of a batch in block 0, in order, with the running sums of their weights. The other blocks'
-  // entries must stay until block 0 has got them.
+  // Collects the scores of a batch in block 0, sorted, with the running sums of their weights. The other blocks must
+  // not overwrite their entries until block 0 has read them.
   template <class F>
   __device__ void collect(const Batch& batch, const F& contained) {
     Sorted& sorted = s.sorted;
@@ -124,7 +125,7 @@ struct RankedRow : BinnedRow<T> {
     }
   }
 
-  // A bitonic sort of block 0's entries, of which the first `filled` need an order.
+  // Sorts the first `filled` of block 0's entries (bitonic sort).
   __device__ void sort(int filled) {
     int all = 2;
     while (all < filled) {
@@ -147,7 +148,8 @@ struct RankedRow : BinnedRow<T> {
     }
   }
 
-  // The n-th token, from 0, whose key is that of a batch of ties. By one warp of block 0; slow, and rare.
+  // The n-th token, counted from 0, that has this key. Called by one warp of block 0, for a batch of ties. This is
+  // slow, but rarely needed.
   __device__ int tie(std::uint32_t key, int n) const {
     const int lane = static_cast<int>(threadIdx.x);
     for (int first = 0; first < a.columns; first += kWarp) {
@@ -162,14 +164,15 @@ struct RankedRow : BinnedRow<T> {
     return a.columns - 1;
   }
 
-  // What is known of the order of the scores.
+  // What earlier walks have found out about the order of the scores.
   struct Known {
     bool has_first_bins = false;
     Batch batch;
   };
 
-  // Goes along the scores in their order, up to `limit` of them, until the running sum is at least `target`: the sum,
-  // and the token where it is reached, or the last. All threads of the cluster call it.
+  // Walks along the sorted scores, at most `limit` of them, until the running sum is at least `target`. Returns the
+  // sum; *token becomes the token where the target is reached, or else the last one. All threads of the cluster call
+  // it.
   __device__ double walk(double target, Known& known, int* token) {
     bool starts_known = known.batch.count > 0 && known.batch.before == 0 && !known.batch.ties;
     while (true) {
@@ -196,7 +199,8 @@ struct RankedRow : BinnedRow<T> {
   }
 
   __device__ void walk_entries(const Batch& batch, double target) {
-    // The first entry whose running sum is at least the target; running sums do not fall.
+    // Finds the first entry whose running sum is at least the target. Running sums do not decrease, so it counts those
+    // below the target.
     constexpr int kEach = kBatch / kThreads;
     const int count = min(batch.count, a.limit - batch.before);
     int below_target = 0;

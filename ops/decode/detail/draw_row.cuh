@@ -14,15 +14,15 @@ namespace mica::kernels::draw {
 
 using cuda::kWarp;
 
-constexpr int kBlocks = 8;  // of a cluster
+constexpr int kBlocks = 8;  // per cluster
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBatch = 1024;
 constexpr int kBins = 2048;
-constexpr int kOwnBins = kBins / kBlocks;  // a block adds up those of all blocks
-constexpr double kBinsOfUnit = 128;        // bins of a difference of scores of one temperature
+constexpr int kOwnBins = kBins / kBlocks;  // bins that a block adds up over all blocks
+constexpr double kBinsOfUnit = 128;        // bins per difference of scores of one temperature
 constexpr double kWeightUnits = std::int64_t{1} << 45;
-constexpr int kDigits = 3;  // of a weight, in a histogram: sums of 2^15 weights fit into 32 bits
+constexpr int kDigits = 3;  // digits of a weight in a histogram; the sum of a digit of 2^15 weights fits into 32 bits
 constexpr int kDigitBits = 15;
 
 using Weight = unsigned long long;  // in units of 1 / kWeightUnits
@@ -34,15 +34,15 @@ struct Arguments {
   const double* uniforms;  // null: take the largest
   std::int64_t* tokens;
   int columns;
-  int slice;  // columns of a block
+  int slice;  // columns per block
   double temperature;
   double penalty;
   double top_p;
   int limit;     // k, or all columns
-  bool ordered;  // by score
+  bool ordered;  // whether weights are summed in the order of the scores
 };
 
-// A score and its token. The larger score is first, then the smaller token.
+// A score and its token. Larger scores come first; of equal scores, smaller tokens.
 struct Entry {
   double score;
   int token;
@@ -52,21 +52,21 @@ struct Entry {
   }
 };
 
-// Keys are in the order of scores, but neighbors may have the same.
+// Keys have the order of the scores, but scores that differ little may have the same key.
 __device__ inline std::uint32_t key_of(double score) { return score_key(static_cast<float>(score)); }
 
-// The inverse, of a key's float32.
+// The inverse: the score as float32.
 __device__ inline float score_of(std::uint32_t key) {
   return __uint_as_float((key & 0x80000000) != 0 ? key & 0x7fffffff : ~key);
 }
 
 struct Histogram {
   int counts[kBins];
-  unsigned digits[kDigits][kBins];  // of the sums of weights
+  unsigned digits[kDigits][kBins];  // the digits of the sums of weights
 };
 
 struct Sorted {
-  Entry entries[kBatch];  // of the block; in block 0 of all blocks, in order
+  Entry entries[kBatch];  // the block's; in block 0, those of all blocks, sorted
   double running[kBatch];
 };
 
@@ -75,23 +75,24 @@ struct Shared {
   double warp_sums[kWarps];
   int warp_counts[kWarps];
   Weight warp_weights[kWarps];
-  Entry best;   // of the block, then of the row
-  double sum;   // of the block
+  Entry best;   // the best of the block, then of the row
+  double sum;   // sum of the weights of the block
   int invalid;  // a score is NaN or +inf
-  int count;    // of entries
+  int count;    // number of entries
   union {
     Histogram histogram;
     Sorted sorted;
   };
-  // Of all blocks, the bins from rank * kOwnBins on.
+  // The sums over all blocks, for the bins from rank * kOwnBins on.
   int bin_counts[kOwnBins];
   Weight bin_weights[kOwnBins];
-  // The bin that was looked for.
+  // The result of find_bin().
   int found_bin;
   int found_count;
   int count_above;
   Weight weight_above;
-  // What block 0 has found: the sum up to the token, or to the last one.
+  // The result of a walk, which block 0 has found: the sum up to the token where the target is reached, or up to the
+  // last one.
   double walk_sum;
   int walk_token;
   int walk_reached;
@@ -105,7 +106,7 @@ template <class T>
 struct Row {
   const Arguments<T>& a;
   Shared& s;
-  std::uint32_t* keys;  // of the slice, in shared memory
+  std::uint32_t* keys;  // the slice's, in shared memory; null: not needed
   int row;
   int rank;
   int begin;  // of the slice
@@ -122,7 +123,8 @@ struct Row {
   }
   __device__ double weight(double score) const { return exp((score - largest) / a.temperature); }
 
-  // Fills the keys and finds the row's first largest score. False if the row is not finite.
+  // Fills the keys, and finds the first of the row's largest scores. Returns false if a score is NaN or +inf, or all
+  // are -inf.
   __device__ bool find_largest() {
     Entry best{-INFINITY, std::numeric_limits<int>::max()};
     bool valid = true;
@@ -159,7 +161,7 @@ struct Row {
       best = other.before(best) ? other : best;
       row_valid = row_valid && cuda::load_from_block(&s.invalid, block) == 0;
     }
-    cuda::meet_in_cluster();  // all have read
+    cuda::meet_in_cluster();  // all blocks have read s.best and s.invalid
     if (threadIdx.x == 0) {
       s.best = best;
     }
@@ -178,7 +180,7 @@ struct Row {
     return mine;
   }
 
-  // The sum of `value` over the threads before this one; *total is the block's.
+  // Returns the sum of `value` over the threads before this one. *total becomes the sum over the block.
   template <class S>
   __device__ S sum_before(S value, S* of_warps, S* total) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -204,14 +206,15 @@ struct Row {
     return before + running - value;
   }
 
-  // A thread's neighboring columns of the slice.
+  // The thread's columns of the slice, which are adjacent: from *first to *last − 1.
   __device__ void own_columns(int* first, int* last) const {
     const int each = (size + kThreads - 1) / kThreads;
     *first = min(static_cast<int>(threadIdx.x) * each, size);
     *last = min(*first + each, size);
   }
 
-  // The sum of all weights; `before`: of the columns before this thread's.
+  // Returns the sum of all weights. *before becomes the sum over the columns before this thread's, *mine the sum over
+  // this thread's.
   __device__ double sum_weights(double* before, double* mine) {
     int first;
     int last;
@@ -242,7 +245,8 @@ struct Row {
     double mine;
     const double total = sum_weights(&before, &mine);
     const double target = uniform * total;
-    // The thread whose columns' sums reach the target: so many come before it.
+    // Finds the thread in whose columns the sum reaches the target: it counts the threads for which the sum stays
+    // below.
     const int below = __syncthreads_count(before + mine < target ? 1 : 0);
     if (threadIdx.x == 0) {
       s.count = below;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The softmax that a decoder's kernels of attention keep while they go through the keys.
+// The softmax that the decoder's attention kernels update as they process the keys.
 
 #include <mica/core/cuda/ptx.cuh>
 
@@ -8,7 +8,7 @@ namespace mica::kernels {
 
 inline constexpr float kLowest = -1e30f;  // below all scores; finite, so that kLowest - kLowest is 0 and not NaN
 
-/// One query head's softmax of the keys so far, and a lane's part of the weighted sum of values.
+/// One query head's softmax over the keys so far, with a lane's part of the weighted sum of values.
 template <int kPart>
 struct RunningSoftmax {
   float most = kLowest;

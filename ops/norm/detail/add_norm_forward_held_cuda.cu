@@ -2,7 +2,7 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Held rows of sums.
+/// Launches the kernel for held rows of sums.
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan) {
   on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const Addends<T> addends{.residual = args.residual.data<T>(),

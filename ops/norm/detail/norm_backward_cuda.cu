@@ -3,8 +3,8 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 
-// The backward of every norm on CUDA. Stage 1, of which plan_norm_backward() chooses the kernel, writes dx and G rows
-// of partial dweight and dbias; stage 2 adds those up:
+// The backward of all norms on CUDA. Stage 1 writes dx and G rows of partial sums of dweight and dbias;
+// plan_norm_backward() chooses its kernel. Stage 2 adds up the partial sums:
 //
 //     x, dy ──stage 1──▶ dx
 //                └──▶ partials (G, N) ──stage 2──▶ dweight, dbias
@@ -23,7 +23,7 @@ struct Stage2 {
   W* out;             // (N)
 };
 
-// The sum of every 16th partial row from row i on, in order.
+// Adds every 16th partial row, from row i on, in order.
 template <class S>
 __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns, int i) {
   S sum = 0;
@@ -34,7 +34,8 @@ __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns
   return sum;
 }
 
-// All of up to 2 · 16 rows, in the order of the above for each i in turn; loaded at once.
+// Adds all of up to 2 · 16 rows, which it loads at once. The order is that of adding the results of add_rows() for i
+// from 0 to 15.
 template <class S>
 __device__ S add_few_rows(const S* partials, int rows, std::int64_t columns) {
   S values[2 * kStage2Warps];
@@ -53,8 +54,9 @@ __device__ S add_few_rows(const S* partials, int rows, std::int64_t columns) {
   return total;
 }
 
-// out[c] = Σ partials[g][c], blockIdx.y = 0 for dweight, 1 for dbias and 2 for dx_bias. A warp has 32 columns. Few rows
-// it adds alone; else a block's warps share its columns, deal out the rows and fold in order, to the same bits.
+// out[c] = Σ partials[g][c], for dweight (blockIdx.y = 0), dbias (1) or dx_bias (2). kFew: a warp has 32 columns and
+// adds all their rows. Otherwise the warps of a block share 32 columns: each adds every 16th row, and the first warp
+// adds the sums of all warps in order. Both ways give the same bits.
 template <bool kFew, class S, class W, class T>
 __global__ void __launch_bounds__(kStage2Warps* kWarp)
     norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, const Stage2<S, T> dx_bias,
@@ -117,7 +119,8 @@ void add_partials(const NormBackward& args, const Tensor& partials) {
   }
   const std::int64_t partial_rows = partials.size(1);
   const int results = args.dx_bias.defined() ? 3 : args.dbias.defined() ? 2 : 1;
-  const bool few = partial_rows <= 2 * kStage2Warps && args.columns >= 32768;  // else too few warps are at work
+  // With fewer columns, too few warps would have work.
+  const bool few = partial_rows <= 2 * kStage2Warps && args.columns >= 32768;
   const std::int64_t block_columns = few ? kStage2Warps * kWarp : kWarp;
   cuda::Launch launch(dim3(grid_of((args.columns + block_columns - 1) / block_columns), results), kStage2Warps * kWarp);
   on_norm<8>(args, [&]<bool, class T, class W>() {

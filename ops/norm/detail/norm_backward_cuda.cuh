@@ -1,7 +1,7 @@
 #pragma once
 
-// What the CUDA kernels of a norm's backward share. T is the type of x, dy and dx, W that of the parameters, S that of
-// sums: float, or double for double.
+// Shared by the CUDA kernels of a norm's backward. T is the type of x, dy and dx, W that of weight and bias, and S that
+// of sums: float, or double if T is double.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace mica::kernels::norm_cuda {
 
 using namespace rows;
 
-/// What differs between the norms' gradients.
+/// The differences between the norms' backward kernels.
 template <bool kCentered_, GradientSource kSource_>
 struct NormBackwardPolicy {
   static constexpr bool kCentered = kCentered_;  // x̂ = (x − mean) · rstd, and there may be a bias; else x · rstd
   static constexpr GradientSource kSource = kSource_;
-  static constexpr bool kAdds = kSource != GradientSource::y;  // dsum to dx
+  static constexpr bool kAdds = kSource != GradientSource::y;  // adds dsum to dx
   static constexpr bool kDrops = kSource == GradientSource::y_and_dropped_sum;
-  static constexpr int kMatrices = kAdds ? 3 : 2;  // that are read: x, dy, dsum
+  static constexpr int kMatrices = kAdds ? 3 : 2;  // matrices that are read: x, dy and, if kAdds, dsum
 };
 
-/// What forward has found out about a row.
+/// What forward has computed for a row.
 template <class T, bool kCentered>
 struct Statistics {
   using S = Accumulate<T>;
@@ -46,7 +46,7 @@ struct Statistics {
   }
 };
 
-/// The kernels' arguments. Outputs may be null: not wanted.
+/// The kernels' arguments. Outputs that are not wanted are null.
 template <class T, class W>
 struct BackwardRows {
   using S = Accumulate<T>;
@@ -55,7 +55,7 @@ struct BackwardRows {
   const T* dy;
   const T* x;
   const W* weight;     // null: 1
-  const S* mean;       // not if x̂ is not centered
+  const S* mean;       // null if x̂ is not centered
   const S* mean_rest;  // null: 0
   const S* rstd;
   T* dx;          // (M, N)
@@ -64,14 +64,14 @@ struct BackwardRows {
   const T* dsum;  // (M, N)
   T* dx_dropped;  // (M, N)
   T* dx_bias;     // (N)
-  PhiloxKey key;  // of the dropout
+  PhiloxKey key;  // for dropout, like threshold and scale
   std::uint32_t threshold;
   float scale;
   S* dweights = nullptr;   // (G, N), partial sums
   S* dbiases = nullptr;    // (G, N)
   S* dx_biases = nullptr;  // (G, N)
 
-  /// Those that are read.
+  /// Matrix number i of those that are read.
   template <int i>
   __device__ const T* matrix() const {
     if constexpr (i == 0) {
@@ -83,7 +83,7 @@ struct BackwardRows {
     }
   }
 
-  /// Zeros for a row that is not `present`.
+  /// The statistics of a row; zeros if it is not `present`.
   template <bool kCentered>
   __device__ Statistics<T, kCentered> statistics(std::int64_t row, bool present = true) const {
     Statistics<T, kCentered> result{};
@@ -102,7 +102,7 @@ struct BackwardRows {
 
 // On the host.
 
-/// partials: those of allocate_partials(), or undefined.
+/// `partials` is the result of allocate_partials(), or undefined.
 template <class T, class W>
 BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
   using S = Accumulate<T>;
@@ -133,7 +133,7 @@ BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
           .dx_biases = partials_of(args.dx_bias)};
 }
 
-/// The tensor whose dtype is the parameters'.
+/// A tensor that has the parameters' dtype.
 inline const Tensor& parameter_of(const NormBackward& args) {
   return args.weight.defined()    ? args.weight
          : args.dweight.defined() ? args.dweight
@@ -141,7 +141,8 @@ inline const Tensor& parameter_of(const NormBackward& args) {
                                   : args.x;
 }
 
-/// Calls f.operator()<kCentered, T, W>(). There are kernels for elements of up to so many bytes.
+/// Calls f.operator()<kCentered, T, W>(). Throws Error for elements of more than kMostBytes bytes, for which there is
+/// no kernel.
 template <std::size_t kMostBytes, class F>
 void on_norm(const NormBackward& args, const F& f) {
   on_row_types(args.x.dtype(), parameter_of(args).dtype(), "norm", [&]<class T, class W>() {
@@ -153,20 +154,22 @@ void on_norm(const NormBackward& args, const F& f) {
   });
 }
 
-/// Memory for G rows of partials of each sum over rows that is wanted; undefined if none is.
+/// Allocates G rows of partial sums for each of dweight, dbias and dx_bias that is wanted. Undefined if none is wanted.
 Tensor allocate_partials(const NormBackward& args, std::int64_t partial_rows);
 
-/// Stage 2: dweight, dbias and dx_bias, those that are wanted, from the partials, if there are some.
+/// Stage 2: computes those of dweight, dbias and dx_bias that are wanted from their partial sums. Does nothing if
+/// `partials` is undefined.
 void add_partials(const NormBackward& args, const Tensor& partials);
 
-/// dweight and dbias, those that are wanted, without dx.
+/// Computes dweight and dbias, or the one of them that is wanted, without dx.
 void backward_parameters(const NormBackward& args);
 
-/// Stage 1 with rows that stream through shared memory: dx, and partials as planned. Of sums, too.
+/// Stage 1 for rows that stream through shared memory: computes dx and the partial sums. backward_streamed_sum() does
+/// so for the norm of a sum.
 void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
-/// Stage 1 with rows that do not: dx, and partials as planned; with rows of any length, dx alone.
+/// Stage 1 for rows that do not stream: computes dx and the partial sums; for looped rows, dx only.
 void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
 }  // namespace mica::kernels::norm_cuda

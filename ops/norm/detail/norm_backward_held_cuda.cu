@@ -5,25 +5,25 @@
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_staging_cuda.cuh>
 
-// Backward for rows that do not stream: short ones, those of small matrices of 16 bits that packs do not fit, float64,
-// and all on chips before compute capability 9.0.
+// Backward for rows that do not stream: short rows, unaligned 16-bit rows of small matrices, float64, and all rows on
+// GPUs before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
 //     x, dy ──▶ registers ──▶ Σ g, Σ g · x̂ ──exchange──▶ dx
 //                   └──▶ dweight, dbias of the thread's columns, for all rows of the block ──▶ a row of partials
 //
-// Longer ones are read twice for dx, piece by piece, and dweight and dbias have a kernel of their own.
+// Longer rows are read twice for dx, piece by piece, and a separate kernel computes dweight and dbias.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// Blocks that a multiprocessor has to have room for.
+// The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers.
 template <class L>
 constexpr int kHeldBlocks = L::kRows > 1 && L::kElements == 16 ? 3 : 1;
 
-// Rows in registers. Which rows a block takes is fixed; a thread meets the same columns in each.
+// Holds rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
   const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
   for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
     const std::int64_t row = first + threadIdx.x / L::kThreads;
-    const bool present = L::kRows == 1 || row < a.rows;  // else the thread only takes part in what warps do together
+    const bool present = L::kRows == 1 || row < a.rows;  // otherwise the thread only takes part in shuffles
     const std::int64_t columns = present ? a.columns : 0;
     const std::int64_t begin = row * a.columns;
     const auto statistics = a.template statistics<kCentered>(row, present);
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
   write_partials<kCentered, T, W, L, V>(a, column_sums, fold);
 }
 
-// The same for rows of single elements, with the same results: rows to come are on their way into shared memory, and dx
-// leaves through it, in the aligned units of 16 bytes in which they lie.
+// The same for unaligned rows, with the same results. The next rows are copied to shared memory while the current one
+// is processed, and dx is written through shared memory, both in aligned units of 16 bytes.
 template <bool kCentered, class T, class W, class L, int kBlocks>
 __global__ void __launch_bounds__(L::kBlock, kBlocks) norm_backward_staged_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(L::kBlock, kBlocks) norm_backward_staged_kerne
   write_partials<kCentered, T, W, L, 1>(a, column_sums, static_cast<S*>(nullptr));
 }
 
-// dx alone: each row by one block that reads it twice, piece by piece.
+// Computes dx only. A block processes a whole row, which it reads twice, piece by piece.
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, 1) norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
@@ -153,7 +153,8 @@ void with_layout(std::int64_t columns, const F& f) {
   check(done, "norm_backward: there is no layout for rows of {}", columns);
 }
 
-// Calls f.operator()<L, kBlocks>() with the layout that staged_layout() chooses, and its blocks on a multiprocessor.
+// Calls f.operator()<L, kBlocks>() with the layout that staged_layout() chooses, and its number of blocks per
+// multiprocessor.
 template <class F>
 void with_staged_layout(std::int64_t columns, const F& f) {
   const auto first_of = [&]<std::size_t... I>(std::index_sequence<I...>) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the threads have that hold rows in a norm's backward: their places, their elements, and the sums over the row
-// and over columns. V is the number of columns in a pack.
+// Parts of the kernels that hold rows in registers in a norm's backward: which columns a thread has, its elements, the
+// sums over a row, and the sums over rows. V is the number of columns in a pack.
 
 #include <cstdint>
 
@@ -9,7 +9,8 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// A block of kBlock threads works on kRows rows at once; kThreads share a row, each with kElements of it in registers.
+/// A block of kBlock threads processes kRows rows at once. kThreads threads share a row, and each holds kElements of
+/// its elements in registers.
 template <int kThreads_, int kBlock_, int kElements_>
 struct Layout {
   static constexpr int kThreads = kThreads_;
@@ -18,13 +19,13 @@ struct Layout {
   static constexpr int kRows = kBlock / kThreads;
   static constexpr int kColumns = kThreads * kElements;  // the longest row that fits
   static constexpr int kWarps = kBlock / kWarp;
-  static constexpr bool kOneWarp = kThreads <= kWarp;  // or a part of one shares a row: its lanes can sum it alone
+  static constexpr bool kOneWarp = kThreads <= kWarp;  // shuffles in a warp are enough to add up the sums of a row
   static constexpr int kLanes = kOneWarp ? kThreads : kWarp;
   static_assert(kOneWarp || kRows == 1);
 };
 
-/// f(i, column, inside) for each of the thread's packs: number i starts at `column`; `inside` says whether a row of
-/// `columns` reaches that far.
+/// Calls f(i, column, inside) for each of the thread's packs. Pack i begins at `column`; `inside` tells whether a row
+/// of `columns` columns has it.
 template <class L, int V, class F>
 __device__ void for_packs(std::int64_t columns, F f) {
   const int lane = threadIdx.x % L::kThreads;
@@ -36,7 +37,7 @@ __device__ void for_packs(std::int64_t columns, F f) {
   }
 }
 
-/// The thread's share of a row; zeros past its end.
+/// Loads the thread's packs of a row; those past its end are zeros.
 template <class L, int V, class T>
 __device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
   for_packs<L, V>(columns, [&](int i, int column, bool inside) {
@@ -54,7 +55,7 @@ struct Sums {
   S gx;  // Σ g · x̂
 };
 
-/// Where a row's threads add up their sums. Two buffers are used in turn, so that one barrier a row is enough.
+/// Adds up the sums of a row's threads. Two buffers are used alternately, so that one barrier per row is enough.
 template <bool kCentered, class S, class L>
 class RowMeans {
  public:
@@ -64,7 +65,7 @@ class RowMeans {
 
   __device__ explicit RowMeans(Shared& shared) : shared_(shared) {}
 
-  /// The sums over a row of so many columns, divided by its length, from those of its threads.
+  /// The means over a row of `columns` columns, from the sums of its threads.
   __device__ Sums<S> of(const Sums<S>& mine, std::int64_t columns) {
     Sums<S> row = sum<L::kLanes>(mine);
     if constexpr (!L::kOneWarp) {
@@ -80,7 +81,7 @@ class RowMeans {
     return {kCentered ? sum_lanes<kLanes>(of_lane.g) : S(0), sum_lanes<kLanes>(of_lane.gx)};
   }
 
-  // Leaves the warp's sums; returns those of warp number `lane`.
+  // Writes the warp's sums to shared memory, and returns those of warp number `lane`.
   __device__ Sums<S> swap(const Sums<S>& mine) {
     const int lane = threadIdx.x % kWarp;
     turn_ ^= 1;
@@ -95,7 +96,7 @@ class RowMeans {
   int turn_ = 0;
 };
 
-// What a thread's columns of all its rows add up to.
+// A thread's sums over its rows, for each of its columns.
 template <bool kCentered, class S, class L>
 struct ColumnSums {
   S dweight[L::kElements] = {};
@@ -114,7 +115,7 @@ struct NoColumnSums {
   __device__ void add(int, S, S) {}
 };
 
-// A thread's elements of a row, or of a piece of one: zeros where it has none.
+// A thread's elements of a row, or of a piece of one. Those past the row's end are zeros.
 template <bool kCentered, class T, class L, int V>
 struct Elements {
   using S = Accumulate<T>;
@@ -122,7 +123,7 @@ struct Elements {
   S x_hat[L::kElements];
   S g[L::kElements];
 
-  // Sets them, and adds them to the row's sums and to the columns'.
+  // Sets the elements, and adds them to the sums over the row (`sums`) and over rows (`columns`).
   template <class W, class Columns>
   __device__ void set(const Pack<T, V> (&xs)[kPacks], const Pack<T, V> (&dys)[kPacks],
                       const Pack<W, V> (&weights)[kPacks], const Statistics<T, kCentered>& statistics, Sums<S>& sums,
@@ -140,7 +141,7 @@ struct Elements {
     }
   }
 
-  // Of element number k; means are those of the row's sums.
+  // dx of element number k. `means` are the means over the row.
   __device__ S dx(int k, const Sums<S>& means, S rstd) const {
     const S centered = kCentered ? g[k] - means.g : g[k];
     return (centered - x_hat[k] * means.gx) * rstd;
@@ -156,7 +157,8 @@ struct Elements {
   }
 };
 
-// Writes the block's row of partials: the sum of its threads' `mine` over the rows they work on at once.
+// Writes the block's row of partial sums. Threads that share columns, but have different rows, first add up their sums
+// `mine`.
 template <class L, int V, class S>
 __device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kElements], S* shared) {
   S* const partial = partials + blockIdx.x * columns;
@@ -177,7 +179,7 @@ __device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kE
         mine[k] += __shfl_xor_sync(kAllLanes, mine[k], step);
       }
     }
-    __syncthreads();  // whoever read `shared` before is done
+    __syncthreads();  // no thread still reads the previous contents of `shared`
     if (threadIdx.x % kWarp < L::kThreads) {
       S* const own = shared + threadIdx.x / kWarp * L::kColumns;
       for_packs<L, V>(columns, [&](int i, int column, bool) {
@@ -211,7 +213,7 @@ __device__ void write_partials(const BackwardRows<T, W>& a, ColumnSums<kCentered
   }
 }
 
-// The weights of the thread's share of a row, from column `begin` on; zeros past its end.
+// Loads the weights of the thread's packs, in the `columns` columns from `begin` on; those past the end are zeros.
 template <class L, int V, class W>
 __device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t columns,
                              Pack<W, V> (&packs)[L::kElements / V]) {
@@ -223,8 +225,8 @@ __device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t c
   });
 }
 
-// The same for threads with few registers left: whether there are weights is asked once, so that no load waits for a
-// branch. Past the row's end they may be ones.
+// The same for threads with few registers left. It tests only once whether there are weights, so that no load waits for
+// a branch. Past the row's end, weights may be ones instead of zeros.
 template <class L, int V, class W>
 __device__ void load_weights_at_once(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
   const bool ones = weight == nullptr;

@@ -4,13 +4,14 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 
-// dweight and dbias without dx, for rows of any number and length. A block has a tile of columns and some of the rows;
-// blockDim.x lanes share a row:
+// dweight and dbias without dx, for any number of rows of any length. A block has a tile of columns and some of the
+// rows; blockDim.x lanes share a row:
 //
-//     x, dy ──▶ sums of the thread's columns ──lanes──▶ of a warp ──▶ of the block ──cluster──▶ dweight, dbias
+//     x, dy ──▶ a thread's sums of its columns ──shuffles──▶ a warp's sums ──shared memory──▶ a block's sums
+//           ──distributed shared memory──▶ a cluster's sums ──▶ dweight, dbias
 //
-// Each step adds in a fixed order. Where more blocks than a cluster has share a tile, the clusters' sums are partials,
-// which stage 2 adds up.
+// Each step adds in a fixed order. If several clusters share a tile, their sums are partial sums, which stage 2 adds
+// up.
 
 namespace mica::kernels::norm_cuda {
 
@@ -18,15 +19,16 @@ namespace {
 
 constexpr int kBlock = kParametersBlock;
 constexpr int kMostCluster = kParametersCluster;
-constexpr int kResident = 3;  // blocks on a multiprocessor: bounds the registers
+constexpr int kResident = 3;  // blocks per multiprocessor (__launch_bounds__), which limits the registers
 
-// Rows that a thread loads before it uses any.
+// Rows that a thread loads before it uses the first.
 template <class T, int V>
 constexpr int kUnroll = V > 1 && sizeof(T) == 4   ? 4
                         : V > 1 && sizeof(T) == 2 ? 3
                                                   : 2;
 
-// Packs of a row that a thread has: without 16-byte loads, enough that its lanes read long stretches all the same.
+// Packs of a row per thread. Without 16-byte loads, a thread has several, so that the lanes of a row still read long
+// contiguous pieces.
 template <class T, int V>
 constexpr int kPacks = V > 1 ? 1 : std::min<int>(16 / sizeof(T), 4);
 
@@ -36,7 +38,7 @@ class ParameterSums {
  public:
   using S = Accumulate<T>;
   static constexpr int P = kPacks<T, V>;
-  static constexpr int kMost = 2 * kWarp * P * V;  // sums of a tile: dweight's, then dbias's
+  static constexpr int kMost = 2 * kWarp * P * V;  // the most sums of a tile: dweight's, then dbias's
   struct Shared {
     __align__(16) S of_warps[kBlock / kWarp][kMost];
     S of_block[kMost];
@@ -71,7 +73,7 @@ class ParameterSums {
     }
   }
 
-  /// Adds up the threads of each warp, and leaves the sums in shared memory.
+  /// Adds up the sums of each warp's threads and writes them to shared memory.
   __device__ void add_lanes() {
 #pragma unroll 1
     for (int distance = lanes_; distance < kWarp; distance *= 2) {
@@ -97,7 +99,7 @@ class ParameterSums {
     __syncthreads();
   }
 
-  /// Adds up the warps, then the blocks of the cluster, and writes what comes out.
+  /// Adds up the sums of the warps, then those of the cluster's blocks, and writes the results.
   __device__ void add_warps_and_blocks() {
     const int sums = kCentered ? 2 * tile_ : tile_;
     if (cluster_ == 1) {
@@ -114,23 +116,23 @@ class ParameterSums {
     __syncthreads();
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
-    static_assert(kMost / 2 <= kBlock);  // a block's share has no more sums than it has threads
+    static_assert(kMost / 2 <= kBlock);  // a thread adds at most one sum over the blocks
     const int share = (sums + cluster_ - 1) / cluster_;
     const int k = cuda::cluster_rank() * share + thread();
     const bool own = thread() < share && k < sums;
     const S sum = own ? sum_of_blocks(k) : S(0);
     __syncthreads();
-    cuda::arrive_in_cluster();  // it has read what it needs
+    cuda::arrive_in_cluster();  // this thread has read the other blocks' sums
     if (own) {
       write(k, sum);
     }
-    cuda::wait_for_cluster();  // and ends when the others have
+    cuda::wait_for_cluster();  // a block must not exit while another one reads its shared memory
   }
 
  private:
   static constexpr int U = kUnroll<T, V>;
 
-  // The next U rows, all of which are there or only some.
+  // Adds the next U rows. kAll: all of them exist.
   template <bool kAll>
   __device__ void add_batch(std::int64_t& row, std::int64_t step, const T*& x_row, const T*& dy_row) {
     Pack<T, V> xs[U][P];
@@ -204,7 +206,7 @@ class ParameterSums {
     return sum;
   }
 
-  // Sum number k of the tile, over the rows of the cluster.
+  // Writes sum number k of the tile, over the cluster's rows.
   __device__ void write(int k, S sum) const {
     const bool bias = k >= tile_;
     const int column = bias ? k - tile_ : k;
@@ -229,11 +231,12 @@ class ParameterSums {
   const BackwardRows<T, W>& a_;
   const int cluster_;
   Shared& shared_;
-  const int lanes_;           // that share a row
+  const int lanes_;           // lanes that share a row
   const int tile_;            // columns
-  const std::int64_t begin_;  // the tile's first
-  const int inside_;          // columns of the tile that the row has
-  int columns_[P];            // of the thread; those past the row's end read its last ones: their sums go nowhere
+  const std::int64_t begin_;  // the tile's first column
+  const int inside_;          // columns of the tile that exist
+  // The thread's. Those past the row's end are replaced by the row's last columns, whose sums are then not written.
+  int columns_[P];
   S dweight_[P * V] = {};
   S dbias_[kCentered ? P * V : 1] = {};
 };

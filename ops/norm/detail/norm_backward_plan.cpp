@@ -8,10 +8,10 @@ namespace {
 
 using rows::StreamPlan;
 
-constexpr int kMostThreads = 512;  // of a block
+constexpr int kMostThreads = 512;  // per block
 
 struct StreamShape {
-  int packs = 0;  // a thread; 0: there is none
+  int packs = 0;  // per thread; 0: rows do not stream
   int depth = 0;
   int cluster = 1;
   int chunks = 1;
@@ -19,7 +19,8 @@ struct StreamShape {
   bool units = false;
 };
 
-// The fewest blocks whose threads, with so many elements each, have room for a row; 0: too many.
+// The smallest number of blocks whose threads, with `elements` elements each, can hold a row; 0 if even 16 blocks
+// cannot.
 int cluster_of(std::int64_t columns, int elements) {
   int cluster = 1;
   while (cluster <= 16 && columns > std::int64_t{cluster} * kMostThreads * elements) {
@@ -28,7 +29,7 @@ int cluster_of(std::int64_t columns, int elements) {
   return cluster <= 16 ? cluster : 0;
 }
 
-// Rows of 16 bits, read in packs of 8.
+// Rows of 16-bit elements, read in packs of 8.
 StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
   if (columns <= 12288) {
     return {.packs = columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3, .depth = 2};
@@ -37,7 +38,8 @@ StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
     return {.packs = 2, .depth = 4, .cluster = 2};
   }
   const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
-  const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;  // beside the weights
+  // Whether shared memory has room for 6 chunks beside the weights.
+  const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;
   return {.packs = cluster > 0 ? 4 : 0, .depth = has_room ? 6 : 5, .cluster = cluster, .chunks = 2};
 }
 
@@ -53,7 +55,7 @@ StreamShape shape_of_float32(std::int64_t columns) {
   return {.packs = cluster > 0 ? 8 : 0, .depth = 5, .cluster = cluster, .chunks = 4};
 }
 
-// Rows with a third matrix, dsum, beside x and dy.
+// Rows of three matrices: x, dy and dsum.
 StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
   if (columns <= 256) {
     return {.packs = pack == 8 ? 1 : 2, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
@@ -66,8 +68,9 @@ StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
   return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
 }
 
-// Whether a matrix of 16-bit rows that begin anywhere is too small for what streams pairs: its long code comes from
-// memory too, and costs a few microseconds where that takes longer than the matrix. Measured on an H200.
+// Whether a matrix of unaligned 16-bit rows is too small for the kernel that streams pairs. That kernel has much code,
+// and loading the code from memory takes a few microseconds, longer than the kernel saves for a small matrix. Measured
+// on an H200.
 bool is_small(std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kMillion = 1 << 20;
   const std::int64_t most = columns <= 128    ? 4 * kMillion  // elements
@@ -79,11 +82,11 @@ bool is_small(std::int64_t rows, std::int64_t columns) {
   return columns <= 64 || rows <= most / columns;
 }
 
-// Rows of 16 bits that begin anywhere, in pairs. Half a warp shares the shortest.
+// Unaligned rows of 16-bit elements, read in pairs. Half a warp shares a row if it is one of the shortest.
 StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
   const bool small = is_small(rows, columns);
   if (small && columns <= 8192) {
-    return {};  // registers hold them
+    return {};  // held or staged
   }
   if (columns <= 8192) {
     const bool few = columns > 256 && columns <= 384;
@@ -104,10 +107,10 @@ StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
   return {.packs = cluster > 0 ? 12 : 0, .depth = 6, .cluster = cluster, .chunks = 2, .units = true};
 }
 
-// Of float32, element by element.
+// Unaligned rows of float32, read element by element.
 StreamShape shape_of_float32_elements(std::int64_t columns) {
   if (columns <= 8192) {
-    return {.packs = columns <= 256 ? 0 : 16, .depth = 3, .units = true};  // registers hold the shortest
+    return {.packs = columns <= 256 ? 0 : 16, .depth = 3, .units = true};  // the shortest rows are held
   }
   if (columns <= 131072) {
     return {.packs = 16, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
@@ -125,12 +128,13 @@ StreamShape shape_of(const NormBackwardCase& c) {
     return c.size == 4 ? shape_of_float32_elements(c.columns) : shape_of_pairs(c.rows, c.columns);
   }
   if (c.columns <= 256) {
-    return {};  // registers hold them
+    return {};  // held
   }
   return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
 }
 
-// How `shape` divides rows, and what then lies in shared memory. packs = 0: there is no room.
+// How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared
+// memory.
 StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& shape) {
   StreamPlan p{.packs = shape.packs, .cluster = shape.cluster};
   if (shape.packs == 0) {
@@ -143,11 +147,12 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   }
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
-  const bool few_weights = shape.lanes < 32 || (pack == 1 && p.team() == rows::Team::warp);  // in registers
+  // Whether only few weights fit in registers.
+  const bool few_weights = shape.lanes < 32 || (pack == 1 && p.team() == rows::Team::warp);
   const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
   p.kept_bytes = weights_in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
-  const int gap = shape.units ? p.block() / shape.lanes * (16 / c.size) : 0;  // for rows that begin inside of a unit
+  const int gap = shape.units ? p.block() / shape.lanes * (16 / c.size) : 0;  // for rows that begin inside a unit
   const int chunk_bytes = (p.block() * chunk_elements + gap) * matrices * c.size;
   const int folds = std::max(1, p.block() / std::max(32, p.threads));  // rows of partials that a block adds up
   const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
@@ -158,8 +163,9 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   return p;
 }
 
-// Blocks, or clusters, that stream rows. Where each would have one or two of a length whose sums over rows cost as much
-// as the rows, half as many are faster.
+// The number of blocks, or clusters, that stream rows. If each of their groups would have only one or two rows, of 513
+// to 2048 columns, about half as many blocks are faster: writing and adding the partial sums takes as long as
+// processing the rows.
 std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
   constexpr std::int64_t kFew = 64;
   const std::int64_t teams = rows::stream_teams(stream, c.rows);
@@ -193,7 +199,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
     return {.kernel = NormBackwardKernel::looped, .pack = pack};
   }
   const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
-  // Enough blocks to keep a large chip busy, few enough that the partials stay small beside x.
+  // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x.
   const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * rows::kStreamBlocks : 512;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
   if (c.clusters && !c.packs && c.size == 2 && c.columns > 1024 && wanted > blocks) {
@@ -206,14 +212,14 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
 
 namespace {
 
-// Blocks in all, at most: an H200 has room for about so many clusters of them at a time. A number of its own, so that
-// results do not depend on the chip.
+// The most blocks of the grid: about as many as an H200 can run at a time if they form clusters. A constant, so that
+// results do not depend on the GPU.
 constexpr int kBlocks = 320;
 constexpr int kBlocksWithPartials = 192;
 constexpr int kNarrowTile = 128;  // bytes
-constexpr int kLeastRows = 2;     // of a thread
-constexpr int kLeastBatches = 4;  // of a thread
-constexpr int kManyBatches = 16;  // of a thread: partials pay
+constexpr int kLeastRows = 2;     // per thread
+constexpr int kLeastBatches = 4;  // per thread
+constexpr int kManyBatches = 16;  // per thread, from which on partial sums in memory pay off
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -226,13 +232,14 @@ ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int widt
   while (p.lanes < 32 && p.lanes * width < columns) {
     p.lanes *= 2;
   }
-  // Narrower tiles, where clusters would not make blocks enough and there are rows for more of them at a time.
+  // Makes tiles narrower if there would be too few blocks even with the largest clusters, and if there are enough rows
+  // for blocks that process twice as many rows at a time.
   while (ceil_div(columns, p.lanes * width) * kParametersCluster < kBlocks && p.lanes * width * size > kNarrowTile &&
          kParametersBlock / p.lanes * 2 <= rows) {
     p.lanes /= 2;
   }
   p.tiles = ceil_div(columns, p.lanes * width);
-  const std::int64_t thread_rows = rows * p.lanes / kParametersBlock;  // if a block had a tile alone
+  const std::int64_t thread_rows = rows * p.lanes / kParametersBlock;  // rows per thread if each tile had one block
   const std::int64_t most = std::min(kBlocks / p.tiles, thread_rows / kLeastRows);
   p.parts = static_cast<int>(std::clamp<std::int64_t>(most, 1, kParametersCluster));
   if (p.parts == kParametersCluster && thread_rows >= kParametersCluster * kManyBatches * unroll) {

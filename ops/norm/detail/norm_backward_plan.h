@@ -1,8 +1,8 @@
 #pragma once
 
-// Which CUDA kernels compute a norm's backward. Plans are functions of the shape, of the dtypes, of whether rows can be
-// read in packs of 16 bytes and of whether the chip has clusters, and of nothing else: results depend on no other
-// property of the chip, and not on the load.
+// Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, whether rows can be read
+// in packs of 16 bytes, and whether the GPU has clusters. So results do not depend on other properties of the GPU, or
+// on its load.
 
 #include <cstdint>
 #include <iterator>
@@ -11,15 +11,15 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Where the gradient of what was normalized comes from: from dy alone, or a sum's own gradient is added; and dropout
-/// may leave less of it in a second result.
+/// Where the gradient of the normalized matrix comes from: from y alone, or from y and from the sum itself, whose
+/// gradient (dsum) is added. With y_and_dropped_sum, there is a second result, to which dropout is applied.
 enum class GradientSource { y, y_and_sum, y_and_dropped_sum };
 
 enum class NormBackwardKernel {
   streamed,  // rows stream through shared memory
-  held,      // rows lie in the registers of their threads
-  staged,    // and come there through shared memory, in units of 16 bytes in which their elements lie
-  looped,    // rows are read twice for dx, and once more for dweight and dbias by the kernel for those alone
+  held,      // rows are held in registers
+  staged,    // the same, but rows are copied to the registers through shared memory, in aligned units of 16 bytes
+  looped,    // rows are read twice for dx, and a third time by the kernel for dweight and dbias
   none
 };
 
@@ -27,43 +27,46 @@ struct NormBackwardCase {
   std::int64_t rows;
   std::int64_t columns;
   int size;         // of an element of x, in bytes
-  int weight_size;  // of a parameter's
-  bool centered;    // there is a bias
+  int weight_size;  // of an element of weight and bias, in bytes
+  bool centered;    // a layer norm, which may have a bias
   bool packs;       // rows can be read in packs of 16 bytes
-  bool clusters;    // the chip has compute capability 9.0
+  bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
 };
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
-  std::int64_t partial_rows = 0;  // of dweight and dbias: G
-  int pack = 1;                   // columns that are read at once
-  bool units = false;             // rows begin anywhere, and are copied in the units of 16 bytes in which they lie
-  // Of rows that stream:
-  int lanes = 32;  // of a warp that share a row
-  int chunks = 1;  // of a row
-  int depth = 0;   // chunks in shared memory
+  std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
+  int pack = 1;                   // columns per load
+  bool units = false;             // rows begin at any address and are copied in aligned units of 16 bytes
+  // For streamed rows:
+  int lanes = 32;  // lanes of a warp that share a row
+  int chunks = 1;  // chunks that a row is cut into
+  int depth = 0;   // chunks that the shared memory holds
   rows::StreamPlan stream = {};
 };
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c);
 
-/// How many elements of a row, and of its sums, a thread can hold without spilling.
+/// The number of elements of a row, and of sums over rows, that a thread can hold without spilling registers.
 template <class S>
 constexpr int kMostHeld = 64 / static_cast<int>(sizeof(S));
 
-/// How a block of `block` threads holds rows: `threads` share one, with `elements` of it each.
+/// How a block of `block` threads holds rows in registers: `threads` threads share a row, and each holds `elements` of
+/// its elements.
 struct HeldLayout {
   int threads;
   int block;
   int elements;
 
-  constexpr int rows() const { return block / threads; }  // at once
+  constexpr int rows() const { return block / threads; }  // rows that the block holds at once
   bool operator==(const HeldLayout&) const = default;
 };
 
-/// By row length; `size` is that of an element in bytes. packs: of 16 bytes, of which fewer threads read several each
-/// of a short row. If there is a bias too, its sums take registers, and a layer norm's sums keep their order.
+/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes; then fewer
+/// threads share a short row, and each reads several packs. A layer norm (`centered`) also has sums for its bias, which
+/// take registers, so its threads hold fewer elements; the order of a row's sums is the same as with 32 threads per
+/// row.
 constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
   if (packs && !centered && columns > 64 && columns <= 256) {
@@ -79,13 +82,13 @@ constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, boo
                                  : HeldLayout{512, 512, most};
 }
 
-/// The same for rows that come through shared memory. A row gets the first layout that is long enough. The threads that
-/// share it are those of held_layout(), so that sums are the same.
+/// The same for staged rows. A row gets the first layout that is long enough. As many threads share it as in
+/// held_layout(), so that sums are the same.
 struct StagedLayout {
   HeldLayout held;
-  int blocks;  // that a multiprocessor has room for
+  int blocks;  // blocks that fit on a multiprocessor
 
-  constexpr int columns() const { return held.threads * held.elements; }  // at most
+  constexpr int columns() const { return held.threads * held.elements; }  // of the longest row that fits
 };
 inline constexpr StagedLayout kStagedLayouts[] = {{{256, 256, 8}, 3}, {{256, 256, 16}, 2}, {{512, 512, 16}, 1}};
 constexpr const StagedLayout& staged_layout(std::int64_t columns) {
@@ -96,20 +99,20 @@ constexpr const StagedLayout& staged_layout(std::int64_t columns) {
   return *layout;
 }
 
-/// How dweight and dbias alone are computed.
+/// How dweight and dbias are computed without dx.
 struct ParametersPlan {
-  int lanes;           // that share a row
-  std::int64_t tiles;  // of columns
+  int lanes;           // lanes that share a row
+  std::int64_t tiles;  // tiles that the columns are divided into
   int parts;           // blocks that share a tile
-  int cluster;         // of them, that add up their sums themselves
+  int cluster;         // blocks of these that form a cluster, which adds up their sums
 
   int partial_rows() const { return parts / cluster; }
 };
 
-constexpr int kParametersBlock = 256;  // threads
-constexpr int kParametersCluster = 8;  // blocks, at most
+constexpr int kParametersBlock = 256;  // threads per block
+constexpr int kParametersCluster = 8;  // the most blocks of a cluster
 
-/// For lanes that have `width` columns of `size` bytes each and load `unroll` rows at once.
+/// For lanes that have `width` columns of `size` bytes each, and load `unroll` rows at once.
 ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int width, int size, int unroll, bool clusters);
 
 }  // namespace mica::kernels::norm_cuda

@@ -1,14 +1,14 @@
 #pragma once
 
-// What a thread has of rows that stream, in a norm's backward, beside themselves: their statistics and the weights.
+// The statistics and the weights for streamed rows, in a norm's backward.
 
 #include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 
-/// A number or more of each of a team's rows, which its lanes fetch kLanes at a time: loads in each row would wait
-/// behind its copies.
+/// The statistics of a team's rows. kLanes lanes load those of the next kLanes rows together, one row per lane. Loads
+/// return in order, so a load in each row would wait behind the copies of x and dy.
 template <class T, class W, bool kCentered, int kLanes>
 class StatisticsAhead {
  public:
@@ -19,7 +19,7 @@ class StatisticsAhead {
     fetch();
   }
 
-  /// Those of the next row.
+  /// Returns the statistics of the next row.
   __device__ Row take() {
     const int i = taken_++ % kLanes;
     if (i == 0) {
@@ -41,26 +41,27 @@ class StatisticsAhead {
     if (ahead_ < a_.rows) {
       next_ = a_.template statistics<kCentered>(ahead_);
     } else if (kLanes < kWarp) {
-      next_ = {};  // other rows of the warp are there
+      next_ = {};  // zeros, as the warp's other rows may exist
     }
     ahead_ += kLanes * step_;
   }
 
   const BackwardRows<T, W>& a_;
   std::int64_t step_;
-  std::int64_t ahead_;  // the lane's next row
+  std::int64_t ahead_;  // the row whose statistics the lane loads next
   unsigned taken_ = 0;
   Row current_{};
   Row next_{};
 };
 
-/// The weights of a thread's packs: in registers or in shared memory, where others put some.
+/// The weights of a thread's packs, in registers or in shared memory. In shared memory, all threads of the block load
+/// them together.
 template <class W, class Shape, bool kInRegisters>
 class Weights {
  public:
   static constexpr int V = Shape::V;
 
-  /// `weight` may be null: 1.
+  /// If `weight` is null, all weights are 1.
   __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
       : slab_(reinterpret_cast<W*>(memory + p.kept_begin()) + at.first_pack * V) {
     if constexpr (kInRegisters) {
@@ -89,7 +90,7 @@ class Weights {
     }
   }
 
-  /// Those of pack number i; zeros if there is none.
+  /// The weights of pack number i; zeros if the thread does not have that pack.
   __device__ void at(int i, float (&w)[V]) const {
     if constexpr (kInRegisters) {
 #pragma unroll
@@ -102,7 +103,7 @@ class Weights {
   }
 
  private:
-  /// From a column of the slab on; zeros past its end.
+  /// Loads a pack of weights from column `column` of the slab on. With kUnits, weights past the slab's end are zeros.
   __device__ static Pack<W, V> load(const W* weight, const typename Shape::Place& at, int column) {
     if constexpr (!Shape::kUnits) {
       return load_or<V>(weight, at.begin + column, 1);

@@ -1,12 +1,12 @@
 #pragma once
 
-// Rows of single elements on their way through shared memory, for threads that hold rows in registers:
+// Copies unaligned rows through shared memory, for threads that hold rows in registers:
 //
 //     x, dy ──units of 16 bytes──▶ shared memory ──elements──▶ registers
 //     dx    ◀──units of 16 bytes── shared memory ◀──elements── registers
 //
-// A row may begin inside of a unit; it then begins as far inside of one in shared memory. A block, of a layout L,
-// copies its rows together.
+// A row may begin inside a unit. In shared memory it begins at the same offset inside a unit. L is the block's layout;
+// all threads of the block copy a row together.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// For the rows first, first + gridDim.x, … of a block.
+/// For a block's rows first, first + gridDim.x, ….
 template <class T, class W, class L>
 class RowStaging {
  public:
@@ -33,15 +33,15 @@ class RowStaging {
     }
   }
 
-  /// Waits for the next row, of which the thread may then load elements, and fetches another.
+  /// Waits until the next row may be loaded from shared memory, and starts copying a later one.
   __device__ void open(std::int64_t row) {
     cuda::wait_copies<kDepth - 2>();
     place_ = place_ + 1 == kDepth ? 0 : place_ + 1;
-    __syncthreads();  // the copies of all are there, and the place of the row before is free
+    __syncthreads();  // all threads' copies are complete, and the previous row's place is free
     fetch(row + (kDepth - 1) * gridDim.x, place_ == 0 ? kDepth - 1 : place_ - 1);
   }
 
-  /// The thread's elements of the open row; zeros past its end.
+  /// Loads the thread's elements of the open row; those past its end are zeros.
   __device__ void load(std::int64_t row, Pack<T, 1> (&xs)[L::kElements], Pack<T, 1> (&dys)[L::kElements]) const {
     const T* const x = &x_.at(place_, In::phase(a_.x + row * a_.columns), 0);
     const T* const dy = &dy_.at(place_, In::phase(a_.dy + row * a_.columns), 0);
@@ -56,7 +56,7 @@ class RowStaging {
     }
   }
 
-  /// Writes dx's row, of which value(k) is the thread's element number k.
+  /// Writes a row of dx. value(k) is the thread's element number k.
   template <class Value>
   __device__ void write(std::int64_t row, const Value& value) const {
     T* const to = a_.dx + row * a_.columns;
@@ -83,7 +83,7 @@ class RowStaging {
       x_.fetch_units(place, a_.x + begin, columns(), is_last);
       dy_.fetch_units(place, a_.dy + begin, columns(), is_last);
     }
-    cuda::commit_copies();  // also of nothing: they are counted
+    cuda::commit_copies();  // also without copies, since open() counts the commits
   }
 
   const BackwardRows<T, W>& a_;

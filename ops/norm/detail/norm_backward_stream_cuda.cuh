@@ -4,32 +4,34 @@
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_rows_cuda.cuh>
 
-// Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of row after row:
+// Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of all its rows, and
+// passes over each row twice:
 //
-//     x, dy ──copies──▶ chunks in shared memory ──first look──▶ Σ g, Σ g · x̂ ──meeting──▶ the row's sums
-//                          │                          └──▶ dweight, dbias of the thread's columns, in registers
-//                          └───────second look, with the row's sums──────▶ dx
+//     x, dy ──copies──▶ chunks in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──Meeting──▶ the row's sums
+//                          │                        └──▶ dweight, dbias of the thread's columns, in registers
+//                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// Where registers allow, x̂ and g = dy · weight stay in them from the first look to the second. A cluster, whose blocks
-// take long to meet, begins a row before it ends the one before.
+// If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
+// exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
 namespace mica::kernels::norm_cuda {
 
-constexpr int kMostThreads = 512;  // of a block
+constexpr int kMostThreads = 512;  // per block
 
-/// The sums of the first numbers of up to 16 members, in the lower 16 lanes, and of the second ones, in the upper.
+/// Adds up the numbers of a Meeting's up to 16 members. The lower 16 lanes get the sum of the first numbers, the upper
+/// ones that of the second numbers.
 struct SumMembers {
   __device__ float operator()(const float* numbers, int members) const {
     const int lane = threadIdx.x % kWarp;
     const int member = lane % (kWarp / 2);
-    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // without a branch
+    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // avoids a branch
     return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
   }
 };
 
-/// Stores what the kernel does not read. The compiler neither splits 16 bytes, as it would where branches meet before
-/// another store, nor keeps loads from passing it.
+/// Stores data that the kernel does not read. The compiler may move loads across this store. It does not split a store
+/// of 16 bytes, as it would split an ordinary one that follows a branch and precedes another store.
 template <class T, int V>
 __device__ void store_pack(T* to, const Pack<T, V>& pack) {
   if constexpr (sizeof(pack) == 16) {
@@ -41,7 +43,7 @@ __device__ void store_pack(T* to, const Pack<T, V>& pack) {
   }
 }
 
-/// A thread's part in the kernel.
+/// A thread's part of the kernel.
 template <class Policy, class T, class W, class Shape>
 class StreamedBackward {
  public:
@@ -64,7 +66,7 @@ class StreamedBackward {
 
   __device__ void run() {
     Row row = first_row();
-    // A warp goes on while any of its rows is there.
+    // A warp continues as long as one of its rows exists.
     const std::int64_t warp_first = kLanes < kWarp ? at_.warp_first : at_.first;
     int place = 0;
     if (kAhead && warp_first < a_.rows) {
@@ -108,17 +110,22 @@ class StreamedBackward {
   static constexpr Team kTeam = Shape::kTeam;
   static constexpr int kElements = P * V;
   static constexpr bool kCentered = Policy::kCentered;
-  static constexpr bool kAhead = kTeam == Team::cluster && D >= 2 * C;  // begins a row before it ends the one before
-  // x̂ and g stay in registers: there is room for so many.
+  // Whether pass 1 of a row precedes pass 2 of the previous row.
+  static constexpr bool kAhead = kTeam == Team::cluster && D >= 2 * C;
+  // If a thread has at most this many elements of a row, x̂ and g can stay in registers.
   static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
   static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
-  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;          // nothing is needed twice
-  static constexpr bool kFewWeights = kLanes < kWarp || (V == 1 && kTeam == Team::warp);  // in registers
+  // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
+  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;
+  // Only few weights fit in registers.
+  static constexpr bool kFewWeights = kLanes < kWarp || (V == 1 && kTeam == Team::warp);
   static constexpr bool kWeightsInRegisters = kElements <= (kFewWeights ? 8 : 16) && !Policy::kDrops;
-  static constexpr bool kShort = V == 2 && kTeam == Team::warp;  // g and its mean may nearly cancel
-  static constexpr bool kBranches = (!kWeightsInRegisters || Policy::kAdds) && !Shape::kUnits;  // between packs
+  // Rows are so short that g and its mean may nearly cancel.
+  static constexpr bool kShort = V == 2 && kTeam == Team::warp;
+  // Pass 1 skips absent packs by branches.
+  static constexpr bool kBranches = (!kWeightsInRegisters || Policy::kAdds) && !Shape::kUnits;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
-  static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the warp's rows
+  static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the sums of the warp's rows
   using RowStatistics = Statistics<T, kCentered>;
   using Ahead = RowsAhead<T, BackwardRows<T, W>, Policy::kMatrices, Shape>;
   using Chunk = typename Ahead::Chunk;
@@ -133,7 +140,7 @@ class StreamedBackward {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
   }
 
-  __device__ static int after(int place) {  // a row
+  __device__ static int after(int place) {  // the place of the next row
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       place = Ahead::next(place);
@@ -141,7 +148,7 @@ class StreamedBackward {
     return place;
   }
 
-  /// Reads pack i, which is in such a chunk, of a row: x̂, g and dy.
+  /// Reads pack i of a row from its chunk, and computes x̂ and g. Returns dy.
   __device__ void look(const Row& row, const Chunk& chunk, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
@@ -155,8 +162,9 @@ class StreamedBackward {
     }
   }
 
-  /// The first look at a row, of which `pending` younger chunks may still be under way: what it adds to dweight and
-  /// dbias, and its two sums, in the lower and in the upper half of the lanes; not centered, the second in both.
+  /// Pass 1 of a row: adds to dweight and dbias, and returns the row's sums over kLanes lanes. The lower half of these
+  /// lanes gets Σ g, the upper half Σ g · x̂; if not centered, all get Σ g · x̂. `pending` chunks after the row's first
+  /// one may still be in flight.
   __device__ float begin_row(const Row& row, int place, int pending) {
     float g_sum = 0;
     float gx_sum = 0;
@@ -166,8 +174,8 @@ class StreamedBackward {
       const Chunk chunk = ahead_.chunk(place, row.offset);
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-        // Absent packs are zeros, and so are their weights; but many packs without branches between them would fill the
-        // registers.
+        // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
+        // compiler from loading many packs at once, which would fill the registers.
         if (!kBranches || i < at_.packs) {
           float dy[V];
           look(row, chunk, i, dy);
@@ -175,7 +183,7 @@ class StreamedBackward {
           for (int j = 0; j < V; ++j) {
             const int k = held(i) + j;
             if constexpr (kCentered) {
-              g_sum = __fadd_rn(g_sum, g_[k]);  // which the compiler may not fuse with the product
+              g_sum = __fadd_rn(g_sum, g_[k]);  // keeps the compiler from fusing the product dy · w with the addition
             }
             gx_sum = fma(g_[k], x_hat_[k], gx_sum);
             dweight_[i * V + j] = fma(dy[j], x_hat_[k], dweight_[i * V + j]);
@@ -192,10 +200,10 @@ class StreamedBackward {
     return kCentered ? sum_pair_of_lanes<kLanes>(g_sum, gx_sum) : sum_lanes<kLanes>(gx_sum);
   }
 
-  /// The second look: dx, from the sums over the row.
+  /// Pass 2 of a row: computes dx from the sums over the row.
   __device__ void end_row(const Row& row, int place, float sums) {
     const float rstd = row.statistics.rstd;
-    // dx = g · rstd + x̂ · slope + offset; or (g + offset) · rstd + x̂ · slope
+    // dx = g · rstd + x̂ · slope + offset or, if kShort, (g + offset) · rstd + x̂ · slope
     const float minus_mean = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ : 0.0f;
     const float offset = kShort ? minus_mean : minus_mean * rstd;
     const float gx_sum = kCentered ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes) : sums;
@@ -255,7 +263,7 @@ class StreamedBackward {
     }
   }
 
-  /// Writes pack i of dx and, where there is one, of what dropout leaves of it.
+  /// Writes pack i of dx and, with dropout, of dx_dropped.
   __device__ void write_dx(const Row& row, int i, float (&values)[V]) {
     const std::int64_t element = row.offset + i * (kLanes * V);
     if (!Policy::kAdds || a_.dx != nullptr) {
@@ -273,14 +281,14 @@ class StreamedBackward {
     }
   }
 
-  /// The block's row of partials: the sums of its rows, added in order.
+  /// Writes the block's row of partial sums, which its threads add up in a fixed order.
   __device__ void write_partials() {
     float* const fold = reinterpret_cast<float*>(memory_ + p_.stream_begin());
     const int folds = kWarpFolds ? p_.block() / kWarp : p_.groups;
     const int sums = folds * p_.slab;
     cuda::wait_copies<0>();
     if (folds_in_memory()) {
-      __syncthreads();  // the memory is free
+      __syncthreads();  // no thread still uses the memory
     }
     fold_or_write(dweight_, a_.dweights, fold);
     if constexpr (kCentered) {
@@ -301,10 +309,10 @@ class StreamedBackward {
     }
   }
 
-  /// Writes the thread's sums to the block's row of partials or, if other threads have the same columns, to a row of
-  /// `fold`.
+  /// Writes the thread's sums to the block's row of partial sums or, if other threads have the same columns, to a row
+  /// of `fold`.
   __device__ void fold_or_write(float (&sums)[kElements], float* partials, float* fold) const {
-    constexpr int kPart = V < 4 ? 1 : 4;  // rows of words begin anywhere
+    constexpr int kPart = V < 4 ? 1 : 4;  // unaligned rows have unaligned rows of partial sums, too
     if (partials == nullptr) {
       return;
     }
@@ -356,7 +364,7 @@ class StreamedBackward {
     }
   }
 
-  /// Where the block's columns begin in its row of partials.
+  /// The index in the partial sums of the block's first column, in its row.
   __device__ std::int64_t first_partial() const {
     return (kTeam == Team::cluster ? blockIdx.x / p_.cluster : blockIdx.x) * a_.columns + at_.begin;
   }
@@ -364,7 +372,7 @@ class StreamedBackward {
   /// Whether several threads have the same columns.
   __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
 
-  /// Where x̂ and g of pack i begin.
+  /// The index of pack i in x_hat_ and g_.
   __device__ static constexpr int held(int i) { return kHeld ? i * V : 0; }
 
   const BackwardRows<T, W>& a_;
@@ -397,7 +405,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 template <class Policy, class T, class W, class F>
 void with_pack_shapes(const F& f) {
   constexpr bool kSums = Policy::kAdds;
-  constexpr int kOne = kSums ? 4 : 2;  // depth with one pack a thread
+  constexpr int kOne = kSums ? 4 : 2;  // depth with one pack per thread
   if constexpr (sizeof(T) == 2) {
     f(StreamShape<8, 1, Team::block, 32, 1, kOne>{});
     f(StreamShape<8, 2, Team::block, 32, 1, 2>{});
@@ -429,7 +437,7 @@ void with_pack_shapes(const F& f) {
   }
 }
 
-/// And of words.
+/// The same for shapes of 4-byte words.
 template <class T, class F>
 void with_word_shapes(const F& f) {
   if constexpr (sizeof(T) == 2) {
@@ -450,7 +458,7 @@ void with_word_shapes(const F& f) {
   }
 }
 
-/// Launches what the plan has chosen.
+/// Launches the kernel that the plan has chosen.
 template <class Policy, class T, class W>
 void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The arguments of a norm's public function, checked.
+// Checks of the arguments of the public norms.
 
 #include <cstdint>
 
@@ -18,14 +18,18 @@ struct RowNorm {
   double eps;
 };
 
-/// Throws Error in the name of `op` unless x is floating and of a shape that ends in normalized_shape, of at least one
-/// axis; weight and bias, if defined, are of normalized_shape, on x's device, of x's dtype or that of its sums, and of
-/// one dtype; eps ≥ 0.
+/// Returns how the rows of x are normalized. Throws an Error that names `op` unless
+/// - x is floating, and its shape ends in normalized_shape, which has at least one axis;
+/// - weight and bias, if defined, have the shape normalized_shape, are on x's device, and have the same dtype, which is
+///   that of x or of its sums;
+/// - eps ≥ 0.
 RowNorm check_norm(const char* op, bool centered, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                    const Tensor& bias, double eps);
 
-/// Throws Error in the name of `op` unless residual is like x, x_bias, if defined, of normalized_shape, on x's device
-/// and of its dtype, and p in [0, 1).
+/// Throws an Error that names `op` unless
+/// - residual has the shape, dtype and device of x;
+/// - x_bias, if defined, has the shape normalized_shape and the dtype and device of x;
+/// - p is in [0, 1).
 void check_addends(const char* op, const Tensor& x, const Tensor& residual, const Tensor& x_bias,
                    const Shape& normalized_shape, double p);
 

@@ -1,4 +1,4 @@
-// GCC 12 takes its own AVX-512 intrinsics for uses of uninitialized variables.
+// GCC 12 wrongly reports uses of uninitialized variables in its own AVX-512 intrinsics.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -16,7 +16,7 @@
 #include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_forward.h>
 
-// S is the type of sums: float, or double for double. kCentered: a layer norm; else, an RMS norm.
+// S is the type of sums: float, or double if x is double. kCentered: a layer norm; otherwise an RMS norm.
 
 namespace mica::kernels {
 
@@ -24,8 +24,8 @@ namespace {
 
 template <class S>
 struct Moments {
-  S shift;  // the first element; the mean is kept relative to it, so that a constant row has exactly 0
-  S mean;
+  S shift;     // the first element, or 0 if not centered
+  S mean;      // relative to the shift, so that it is exactly 0 for a row of equal elements
   S variance;  // or mean square
 };
 
@@ -94,7 +94,8 @@ void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end,
   }
 }
 
-// Backward of one row. Functions copy it, so that the compiler sees that no store changes it.
+// The arguments of backward for one row. Functions use a copy of them, so that the compiler sees that no store changes
+// them.
 template <bool kCentered_, class S>
 struct BackwardRow {
   static constexpr bool kCentered = kCentered_;
@@ -174,7 +175,7 @@ template <bool with_parameters, bool kCentered, class S>
   });
 }
 
-// Rows [begin, end); adds to dweight and, if centered, to dbias, unless null.
+// Computes the gradients of rows [begin, end). Adds to dweight and, if centered, to dbias, unless they are null.
 template <bool kCentered, class T, class S = Accumulate<T>>
 void backward_rows(const NormBackward& args, std::int64_t begin, std::int64_t end, const S* weight, S* dweight,
                    S* dbias) {
@@ -212,7 +213,7 @@ void backward_rows(const NormBackward& args, std::int64_t begin, std::int64_t en
   }
 }
 
-// Rows are cut into blocks with a dweight and a dbias each, which are added up in order.
+// Rows are divided into blocks. Each block has its own dweight and dbias, which are added up in order.
 template <bool kCentered, class T>
 void backward(const NormBackward& args) {
   using S = Accumulate<T>;

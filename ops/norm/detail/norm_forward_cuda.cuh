@@ -1,7 +1,7 @@
 #pragma once
 
-// What forward's CUDA kernels share. T is the type of x and y, W that of weight and bias, S that of sums: float, or
-// double for double. V is the number of columns in a pack, P that of packs of a row that a thread has.
+// Shared by forward's CUDA kernels. T is the type of x and y, W that of weight and bias, and S that of sums: float, or
+// double if T is double. V is the number of columns in a pack, and P is the number of packs of a row that a thread has.
 
 #include <cstdint>
 #include <type_traits>
@@ -14,10 +14,11 @@ namespace mica::kernels::norm_cuda {
 
 using namespace rows;
 
-// Where the rows come from: they are x's, or those of residual + x + x_bias, x dropped or not, which are written too.
+// What is normalized: x, or the sum residual + x + x_bias, with or without dropout of x + x_bias. Sums are also
+// written.
 enum class Source { x, sum, dropped_sum };
 
-// What is done with them: a norm and its source, as one template argument of the kernels.
+// The kind of norm and its source, as one template argument of the kernels.
 template <bool kCentered_, Source kSource_ = Source::x>
 struct Norm {
   static constexpr bool kCentered = kCentered_;
@@ -35,19 +36,20 @@ struct Forward {
   S eps;
   S in_row;  // 1 / columns
   T* y;
-  S* mean;  // null, with mean_rest: not wanted, or not centered
+  S* mean;  // null if not wanted or not centered; then mean_rest is null, too
   S* mean_rest;
-  S* rstd;                 // null, with mean: not wanted
-  bool inputs_last_in_l2;  // of what is in the L2 cache, others than x and residual are to go first
+  S* rstd;                 // null if not wanted; then mean is null, too
+  bool inputs_last_in_l2;  // whether x and residual are loaded with evict_last, so that results leave L2 first
 
-  /// Of those that are read and normalized, the only one.
+  /// The matrix that RowsAhead copies. Forward has only one.
   template <int>
   __device__ const T* matrix() const {
     return x;
   }
 };
 
-// What is added: of Source::sum and dropped_sum. Apart, so that the arguments of other kernels stay few.
+// The operands of sums, for Source::sum and Source::dropped_sum. They are a separate struct, so that kernels for x have
+// fewer arguments.
 template <class T>
 struct Addends {
   const T* residual;
@@ -61,7 +63,7 @@ struct NoAddends {};
 template <class N, class T>
 using AddendsOf = std::conditional_t<N::kSource == Source::x, NoAddends, Addends<T>>;
 
-/// So many rows from `begin` on.
+/// Returns the arguments for `rows` rows from row `begin` on.
 template <class T, class W>
 Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
   const auto advance = [&](auto*& matrix, std::int64_t by) { matrix = matrix == nullptr ? nullptr : matrix + by; };
@@ -74,29 +76,30 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
   return a;
 }
 
-// Moments of some elements relative to a shift that is near them. There are two ways to them:
+// Moments of some elements relative to a shift that is close to them. They are computed in one of two ways:
 //
-// In one pass, for 16-bit elements: a = Σ (x − shift), b = Σ (x − shift)². With the mean of the row's first pack as the
-// shift, b is at most 1 + N / V times what is left of it in the variance, so that float32 keeps far more than 16 bits
-// of it. In two passes, for others: a = the mean and b = Σ (x − mean)², combined by Chan's formula. A warp of a row
-// that streams takes the former to the latter.
+// - In one pass, for 16-bit elements: a = Σ (x − shift) and b = Σ (x − shift)². With the mean of the row's first pack
+//   as the shift, b is at most 1 + N / V times as large as Σ (x − mean)², which is the part of b that remains in the
+//   variance. So float32 keeps far more than 16 bits of that part.
+// - In two passes, for other elements: a is the mean of x − shift, and b = Σ (x − shift − a)². These are combined by
+//   Chan's formula. In streamed rows, each warp converts the moments of one pass to those of two passes.
 //
-// Norms that are not centered need Σ x² alone, b: their shift and their a are 0.
+// Norms that are not centered need only b = Σ x². Their shift and a are 0.
 template <class S>
 struct Moments {
   S a;
   S b;
 };
 
-// Whether moments are taken in one pass.
+// Whether moments are computed in one pass.
 template <class T, int V>
 constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
 
-// Elements at the beginning of a row that its shift comes from.
+// The number of elements at the beginning of a row whose mean is the row's shift.
 template <class T, int V>
 constexpr int kFirst = kOnePass<T, V> ? V : 1;
 
-// The shift of a row that begins with `first`: their mean.
+// The shift of a row whose first elements are `first`: the mean of these elements.
 template <class T, int V>
 __device__ Accumulate<T> shift_of(const Pack<T, V>& first) {
   using S = Accumulate<T>;
@@ -115,7 +118,8 @@ __device__ S reciprocal(S n) {
   return n > 0 ? S(1) / n : S(0);
 }
 
-// The moments of `count` elements in each of kLanes lanes together; all of them get them.
+// Combines the moments of kLanes lanes by Chan's formula. `count` is the lane's number of elements, and reciprocal_n is
+// 1 / their total number. All lanes get the result.
 template <int kLanes, class S>
 __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciprocal_n) {
   const S mean = sum_lanes<kLanes>(count * mine.a) * reciprocal_n;
@@ -123,16 +127,17 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
   return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
 }
 
-// weight and bias of a thread's P packs of V columns, kept in registers as they were read. A pack begins kStep columns
-// after the one before. The last pair may be cut. kAtOnce: no load is put off, as the compiler would do with some until
-// what was read before has come.
+// weight and bias of a thread's P packs of V columns, kept in registers in the dtype in which they are stored. A pack
+// begins kStep columns after the previous one. The last pair may be cut: only its first element is in the row. With
+// kAtOnce, all loads are issued immediately. Otherwise the compiler may delay some of them until earlier loads have
+// returned.
 template <class W, int V, int P, int kStep, bool kAtOnce = false>
 class KeptParameters {
  public:
-  /// weight and bias: of the row; null: 1, and 0. The thread has the first `whole` of its packs, the first one at
-  /// column `first`, and if is_cut, one element of the next.
+  /// weight and bias are those of the whole row; if they are null, their elements are 1 and 0. The thread has `whole`
+  /// complete packs, the first of which begins at column `first`. If is_cut, it also has one element of the next pack.
   __device__ KeptParameters(const W* weight, const W* bias, int first, int whole, bool is_cut)
-      // All loads before anything waits for one of them.
+      // Issues all loads before any instruction waits for one of them.
       : cut_weight_(load_from(weight, 1, first, whole, is_cut, weights_)),
         cut_bias_(load_from(bias, 0, first, whole, is_cut, biases_)) {}
 
@@ -148,8 +153,9 @@ class KeptParameters {
     }
   }
 
-  /// Those of pack number i, for row number `row`. The compiler must not know that they are the same for each row: it
-  /// would unpack pairs once, into twice as many registers.
+  /// Returns weight and bias of pack i. `row` is any number that changes from row to row. It hides from the compiler
+  /// that weight and bias are the same for each row. Otherwise the compiler would unpack pairs once, into twice as many
+  /// registers.
   template <class S>
   __device__ void at(int i, int row, S (&weight)[V], S (&bias)[V]) const {
     unpack_anew(weights_[i], row, weight);
@@ -157,7 +163,8 @@ class KeptParameters {
   }
 
  private:
-  // 16-bit elements as words: where branches meet, the compiler would take packs of them apart, and wait for each.
+  // 16-bit elements are kept as 32-bit words. After a branch, the compiler would split packs of 16-bit elements, and
+  // wait for the load of each pack.
   static constexpr bool kWords = sizeof(W) == 2;
   using Kept = std::conditional_t<kWords, Pack<unsigned, V / (kWords ? 2 : 1)>, Pack<W, V>>;
 
@@ -191,14 +198,14 @@ class KeptParameters {
     return pack;
   }
 
-  // Returns the one element of the cut pair, which is the last of the row.
+  // Loads packs of one parameter. Returns the single element of a cut pair, which is the last one of the row.
   __device__ static W load_from(const W* parameter, float absent, int first, int whole, bool is_cut, Kept (&packs)[P]) {
     W last = static_cast<W>(absent);
 #pragma unroll
     for (Kept& pack : packs) {
       pack = kept(last);
     }
-    if (parameter != nullptr) {  // asked once, so that no load waits for a branch
+    if (parameter != nullptr) {  // one test for all packs, so that no load waits for a branch
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         if (i < whole) {
@@ -226,7 +233,8 @@ class KeptParameters {
   W cut_bias_;
 };
 
-/// Of a row that was scaled before; `mean`, and `rounding`, what its rounding added to it, still are.
+/// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are
+/// those of the scaled row.
 template <class N, class T, class W, class S>
 __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rounding, S rstd, S scale) {
   if constexpr (N::kCentered) {
@@ -242,9 +250,10 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
   }
 }
 
-// The moments of a row whose squares overflow, or that is not finite, shrunk and relative to `shift`: from memory, by
-// kLanes lanes alone, to the same bits in each. Hardly any row is such, and it must not cost the others barriers or
-// registers. A lane has many elements, so that sums are double.
+// The moments of a row whose squares overflow, or that is not finite. The row is read from memory, multiplied by
+// kShrink, and taken relative to `shift`. kLanes lanes compute all of it by themselves, with the same bits in each
+// lane. Such rows are rare, and must not cost other rows barriers or registers. A lane has many elements, so its sums
+// are double.
 template <int kLanes, class T, class S>
 __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
   double mean = 0;
@@ -268,7 +277,7 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
 template <class T, class W>
 Forward<T, W> rows_of(const NormForward& args) {
   using S = Accumulate<T>;
-  constexpr std::size_t kKeptInL2 = 40 << 20;  // bytes of results that the L2 cache has room for
+  constexpr std::size_t kKeptInL2 = 40 << 20;  // bytes of results that stay in the L2 cache
   return {.rows = args.rows,
           .columns = args.columns,
           .x = args.x.data<T>(),
@@ -280,16 +289,17 @@ Forward<T, W> rows_of(const NormForward& args) {
           .mean = args.mean.data_or_null<S>(),
           .mean_rest = mean_rest_of<S>(args.mean),
           .rstd = args.rstd.data_or_null<S>(),
-          // What the next kernel reads of smaller results is better found there than the inputs.
+          // The next kernel finds smaller results in the cache, which is better than finding the inputs there.
           .inputs_last_in_l2 = args.y.bytes() * (args.sum.defined() ? 2 : 1) > kKeptInL2};
 }
 
-/// The dtype of weight and bias.
+/// The dtype of weight and bias; if both are undefined, that of x.
 inline DType parameter_type(const NormForward& args) {
   return (args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x).dtype();
 }
 
-/// Calls f.operator()<N>(rows) with the norm. There are kernels for elements of up to so many bytes.
+/// Calls f.operator()<N>(arguments) with N the kind of norm, of Source::x, and the arguments as a Forward<T, W>. Throws
+/// Error if elements of x have more than kMostBytes bytes, since there are no kernels for them.
 template <std::size_t kMostBytes, class F>
 void on_norm(const NormForward& args, const F& f) {
   on_row_types(args.x.dtype(), parameter_type(args), "norm", [&]<class T, class W>() {
@@ -302,10 +312,10 @@ void on_norm(const NormForward& args, const F& f) {
   });
 }
 
-/// The parameter, or a copy of it, of which pairs can be read at once.
+/// Returns `parameter` if it is aligned to pairs of elements, which kernels load at once; otherwise an aligned copy.
 Tensor at_pairs(const Tensor& parameter);
 
-/// The same with weight and bias of which pairs can be read at once.
+/// Like on_norm(), but weight and bias are aligned to pairs.
 template <std::size_t kMostBytes, class F>
 void on_norm_with_pairs(const NormForward& args, const F& f) {
   const Tensor weight = at_pairs(args.weight);
@@ -317,7 +327,7 @@ void on_norm_with_pairs(const NormForward& args, const F& f) {
   });
 }
 
-// The launchers, which carry out a plan.
+// The launchers. Each launches the kernel that `plan` describes.
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
 void forward_tiles(const NormForward& args, const NormForwardPlan& plan);

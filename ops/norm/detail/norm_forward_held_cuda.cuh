@@ -1,10 +1,10 @@
 #pragma once
 
-// Forward for rows that their threads hold in registers from the one time they are read until y is written:
+// Forward for rows that are read once, and then held in registers until y is written:
 //
 //   x (+ residual, x_bias) ──▶ packs in registers ──────────────────────▶ · rstd, weight, bias ──▶ y
 //                                │       │                                      ▲
-//                                ▼       └─▶ differences from a shift ──▶ moments: lanes, warps
+//                                ▼       └─▶ differences from a shift ──▶ moments over lanes, warps
 //                               sum
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// Σ (x − shift) of a thread and, if kSquares, Σ (x − shift)².
+// Σ (x − shift) over a thread's elements, if the norm is centered, and Σ (x − shift)², if kSquares.
 template <bool kSquares, class H, class S = typename H::S>
 __device__ Moments<S> sum_differences(const RowPacks<H>& row, const Place<H>& place) {
   Moments<S> sums{0, 0};
@@ -38,7 +38,7 @@ __device__ Moments<S> sum_differences(const RowPacks<H>& row, const Place<H>& pl
   return sums;
 }
 
-// Σ (x − shift − mean)² of a thread.
+// Σ (x − shift − mean)² over a thread's elements.
 template <class H, class S>
 __device__ S sum_squares(const RowPacks<H>& row, const Place<H>& place, S mean) {
   S sum = 0;
@@ -56,7 +56,8 @@ __device__ S sum_squares(const RowPacks<H>& row, const Place<H>& place, S mean) 
   return sum;
 }
 
-// The mean of a row's differences from its shift, and Σ (x − shift − mean)², shared by its threads.
+// Returns the mean of a row's differences from its shift, and Σ (x − shift − mean)², in all threads of the row. The
+// warps of a row exchange moments in `shared`.
 template <class H, class S = typename H::S>
 __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place,
                                    const Forward<typename H::T, typename H::W>& a, Moments<S>* shared) {
@@ -78,7 +79,7 @@ __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place
   }
 }
 
-// Writes y of a thread's single elements, of which it reads weight and bias of several at once.
+// Writes y of a thread's single elements. Loads weight and bias of several elements at once.
 template <bool kBoth, class H, class S>
 __device__ void write_elements(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
                                const Parameters<H>& parameters, typename H::T* y) {
@@ -134,21 +135,23 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
   }
 }
 
-// A thread's share of a row whose squares overflow, or that is not finite.
+// Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own row
+// is such a row, and not only the row of other lanes of its warp.
 template <class H, class T, class W>
 __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, int block,
                                      bool mine) {
   using S = typename H::S;
-  // Not known to be the same as before, so that nothing that follows from them is kept until here.
+  // Hides from the compiler that these values are the same as before. Otherwise it would keep what it has computed from
+  // them in registers until here.
   int lane = threadIdx.x;
   asm volatile("" : "+r"(lane), "+r"(block));
-  __syncwarp();  // for what other lanes have written of a sum
+  __syncwarp();  // this lane reads what other lanes have written of a sum
   const Place<H> place(p, a.rows, a.columns, lane, block);
   const T* const x_row = rows + (place.present ? place.row : 0) * a.columns;
   const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
   const Moments<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
   if (!mine) {
-    return;  // lanes of a row of its own
+    return;  // the lane was needed only for the shuffles
   }
   const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
@@ -166,7 +169,8 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   }
 }
 
-// A row that its team holds in registers. `moments` are shared. kBoth: weight and bias are known to be present.
+// Computes a row of `rows` (x, or the sums) that its team holds in registers. `moments` is in shared memory. kBoth:
+// weight and bias are known to be present.
 template <bool kBoth, class H, class T, class W, class S = typename H::S>
 __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, RowPacks<H>& row,
                               const Place<H>& place, const Parameters<H>& parameters, Moments<S>* moments, int block) {
@@ -181,7 +185,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
   if (kCentered && __any_sync(kAllLanes, overflow)) {
     normalize_shrunk_row<H>(a, rows, p, block, overflow);
     if (H::kLanes == kWarp) {
-      return;  // of one row, all lanes agree
+      return;  // all lanes have the same row
     }
   }
   if (place.present && !overflow) {
@@ -201,7 +205,8 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
   }
 }
 
-// The rows of a team: one or, if it stays, one after another, of which the next is on its way while the team is at one.
+// Computes one row per team or, if blocks are persistent, one row after another: a team loads its next row while it
+// computes the current one.
 template <class H, class N = typename H::N, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
@@ -210,7 +215,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   extern __shared__ __align__(16) unsigned char memory[];
   Place<H> place(p, a.rows, a.columns, threadIdx.x, blockIdx.x);
   if (!H::kStays && H::kTeam == RowTeam::warp && !place.present) {
-    return;  // lanes of less than a warp stay, to take part in what warps do together
+    return;  // if rows share a warp, its lanes without a row are needed for shuffles
   }
   const std::uint64_t policy = !H::kKeepsInL2 ? 0 : a.inputs_last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
   RowPacks<H> row;
@@ -247,17 +252,17 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 
 // On the host.
 
-// Blocks of a grid whose teams stay, of which `wanted` would have a row for each team.
+// The number of persistent blocks to launch. With `wanted` blocks, each team would have a single row.
 template <class H, class Kernel>
 unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, bool is_large,
                         unsigned wanted) {
   const int resident = H::kShares ? launch.resident(kernel)
                                   : H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
   const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
-  // More blocks make up for multiprocessors that are slower than others, but each reads the parameters.
+  // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
   const bool turns = is_large && !is_long && (H::kTeam != RowTeam::block || (H::kShares && H::P > 2));
   const unsigned most = resident * (turns ? 4 : 1);
-  if (H::kShares && is_long && wanted > most) {  // as many rows for each
+  if (H::kShares && is_long && wanted > most) {  // about the same number of rows for each block
     const unsigned rows = (wanted + most - 1) / most;
     return (wanted + rows - 1) / rows;
   }
@@ -281,7 +286,8 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   launch.grid(blocks).run(kernel, kName, a, addends, p);
 }
 
-// Launches what the plan has chosen, if it is the team kTeam of so many lanes, with one of these numbers of packs.
+// Launches the kernel that the plan has chosen, if its team is kTeam (of kLanes lanes, unless it is a block), and P
+// includes its number of packs. Returns whether it did.
 template <class N, class T, class W, int V, RowTeam kTeam, int kLanes, int... P>
 bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   const auto launch_packs = [&]<int kPacks>() {
@@ -309,7 +315,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
   return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
 }
 
-// Launches what the plan has chosen.
+// Launches the kernel that the plan has chosen.
 template <class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   constexpr bool kAdds = N::kSource != Source::x;

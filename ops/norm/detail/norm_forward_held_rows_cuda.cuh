@@ -1,6 +1,7 @@
 #pragma once
 
-// What a thread that holds rows has of them: its place, its packs, weight and bias; and where a row's threads meet.
+// The parts of the kernel for held rows: a thread's place in a row, its packs of the row, its weight and bias, and the
+// exchange of moments between the warps of a row.
 
 #include <algorithm>
 #include <type_traits>
@@ -12,14 +13,17 @@
 
 namespace mica::kernels::norm_cuda {
 
-// Blocks of a grid: one for each row, or for each of its teams; the same, but few enough that all have room at a time;
-// or as many as have room, whose teams have row after row.
+// The blocks of a grid:
+// - many: each team has one row;
+// - few: the same, and all blocks can run at once;
+// - stay: blocks are persistent, and each team has one row after another.
 enum class Blocks { many, few, stay };
 
-// Where weight and bias are when y is written.
+// Where weight and bias are read from when y is computed.
 enum class ParametersIn { memory, shared, registers };
 
-// What a kernel is compiled for. A thread has P packs of V columns; those of kLanes lanes lie one after another.
+// The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The packs
+// of kLanes neighboring lanes are adjacent.
 template <class N_, class T_, class W_, RowTeam kTeam_, int kLanes_, int V_, int P_, Blocks kBlocks_>
 struct HeldShape {
   using N = N_;
@@ -34,23 +38,25 @@ struct HeldShape {
   static constexpr bool kFew = kBlocks_ == Blocks::few;
   static constexpr bool kAdds = N::kSource != Source::x;
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
-  static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row that a thread holds
+  static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
 
-  // The parameters lie in shared memory: float ones of 16-bit rows. Then a block has several rows at once, also where
-  // more than a warp shares one.
+  // Whether the parameters are in shared memory: they are float32, x has 16 bits, and blocks are persistent. Then a
+  // block computes several rows at once, even if several warps share each row.
   static constexpr bool kShares = kStays && N::kCentered && sizeof(T) == 2 && sizeof(W) == 4;
 
-  // Few blocks leave registers to read them before the moments, while x is on its way.
+  // With few blocks, there are enough registers to load the parameters before the moments are known, while x is in
+  // flight.
   static constexpr ParametersIn kParameters = kShares ? ParametersIn::shared
                                               : kFew  ? ParametersIn::registers
                                                       : ParametersIn::memory;
 
-  // Threads of a block, at most.
+  // The most threads per block.
   static constexpr int kMostThreads = kTeam != RowTeam::block ? kForwardBlock / 2
                                       : kShares               ? kSharingBlock
                                                               : kForwardBlock;
 
-  // Blocks of so many that a multiprocessor has room for: as many as possible such that nothing is spilled.
+  // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
+  // without spilling registers.
   static constexpr int kLeastBlocks = [] {
     if (sizeof(T) == 8) {
       return 1;
@@ -76,8 +82,9 @@ struct HeldShape {
     return kBytes <= 16 ? 8 : kBytes <= 32 || (sizeof(T) == 4 && kBytes <= 64) ? 6 : 4;
   }();
 
-  // Whether x may be told to stay in the L2 cache longest. What is written then leaves it in the order in which it
-  // came, which suits memory. Rows on their way while others are written gain nothing.
+  // Whether x may be loaded with the L2 cache policy evict_last. Results then leave the cache in the order in which
+  // they were written, which DRAM writes faster. Persistent blocks load rows while they write others, and gain nothing
+  // from it unless the parameters are in shared memory.
   static constexpr bool kKeepsInL2 =
       sizeof(Pack<T, V>) == 16 && !kFew &&
       (kAdds || (kStays           ? kShares
@@ -85,13 +92,15 @@ struct HeldShape {
                                   : sizeof(T) == 4 && (P == 8 || (kTeam != RowTeam::block && P == 4))));
 };
 
-// Where the warps of a team meet: all of a block's or, if kSeveral, those that have one of its rows.
+// Exchanges moments between the warps of a team: all warps of the block or, if kSeveral, those that share one of its
+// rows.
 template <class S, bool kSeveral>
 class TeamMeeting {
  public:
   __device__ explicit TeamMeeting(Moments<S>* moments) : moments_(moments + (kSeveral ? threadIdx.y * warps() : 0)) {}
 
-  /// Leaves a warp's moments, a in its lower 16 lanes and b in the upper ones, and waits for those of the others.
+  /// Leaves a warp's moments, and waits for those of the other warps. `mine` is a in the lower 16 lanes and b in the
+  /// upper ones.
   __device__ void meet(S mine) const {
     const int lane = threadIdx.x % kWarp;
     if (lane % (kWarp / 2) == 0) {
@@ -105,7 +114,7 @@ class TeamMeeting {
     }
   }
 
-  /// The sums of both numbers.
+  /// Returns the sums of a and of b over the warps.
   __device__ Moments<S> sum() const {
     const int lane = threadIdx.x % kWarp;
     S sum = 0;
@@ -117,7 +126,7 @@ class TeamMeeting {
     return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, kWarp / 2)};
   }
 
-  /// The moments of all elements; `count` of them are those of warp number `lane`.
+  /// Combines the moments of all warps. `count` is the number of elements of the warp with the number of this lane.
   __device__ Moments<S> combine(S count, S reciprocal_n) const {
     const int lane = threadIdx.x % kWarp;
     const Moments<S> mine = lane < warps() ? moments_[lane] : Moments<S>{0, 0};
@@ -138,10 +147,10 @@ struct Place {
   static constexpr int P = H::P;
   static constexpr RowTeam kTeam = H::kTeam;
 
-  // A block's number is an int.
+  // An int is enough if the team is a block: the index of a block is an int.
   std::conditional_t<kTeam == RowTeam::block, int, std::int64_t> row;
-  bool present;  // else, blocks ask for nothing, and lanes have no columns
-  int first;     // column
+  bool present;  // if not, a block must skip the row, and lanes have no columns
+  int first;     // the thread's first column
   int columns;
 
   __device__ Place(const NormForwardPlan& p, std::int64_t rows, std::int64_t row_columns, int lane, int block)
@@ -158,7 +167,7 @@ struct Place {
     return V * max(0, min(P, packs));
   }
 
-  /// The moments of the row from those of the thread's elements: the same bits in each thread.
+  /// Combines the moments of all threads' elements into those of the row, with the same bits in each thread.
   __device__ Moments<S> combine(const Moments<S>& mine, S in_row, Moments<S>* moments) const {
     const S count = static_cast<S>(elements());
     if constexpr (kTeam != RowTeam::block) {
@@ -175,7 +184,7 @@ struct Place {
     }
   }
 
-  /// The sums of both numbers over the row; not kBoth: the first one need not be.
+  /// Returns the sums of both numbers over the row. If not kBoth, the first sum is not needed, and may be missing.
   template <bool kBoth>
   __device__ Moments<S> sum(const Moments<S>& mine, Moments<S>* moments) const {
     if constexpr (H::kLanes < kWarp) {
@@ -193,8 +202,9 @@ struct Place {
   }
 };
 
-// A thread's packs of a row, zeros where there are none, and the beginning of the row. What is used of an element is
-// its difference from a shift. Packs of 16 bits stay as they were read, which leaves registers to more threads.
+// A thread's packs of a row, with zeros in place of absent packs, and the first elements of the row, from which its
+// shift is computed. All computations use the differences of elements from the shift. 16-bit elements stay packed in
+// registers, so that more threads fit on a multiprocessor.
 template <class H>
 class RowPacks {
   using N = typename H::N;
@@ -211,7 +221,7 @@ class RowPacks {
     }
   }
 
-  /// Makes sums of the packs and writes them. `begin`: of the row.
+  /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place, std::uint64_t policy) {
     Packs residuals;
     load_packs<sizeof(Pack<T, V>) == 16>(a.residual + begin + place.first, place, policy, residuals);
@@ -246,7 +256,7 @@ class RowPacks {
     }
   }
 
-  /// The beginning of a row of sums: what the team's first thread has.
+  /// Gets the first elements of a row of sums from the team's first thread.
   __device__ void share_first() {
     using First = Pack<T, kFirst<T, V>>;
     const Pack<T, V>& mine = packs_.pack(0);
@@ -270,7 +280,8 @@ class RowPacks {
     first_.set(0, first);
   }
 
-  /// Makes a shift of the beginning of the row. To be called once.
+  /// Computes the shift from the first elements of the row. Call it once: packs in the type of sums are replaced by
+  /// their differences from the shift.
   __device__ S find_shift(const Place<H>& place) {
     if constexpr (!N::kCentered) {
       return 0;
@@ -291,7 +302,7 @@ class RowPacks {
     return shift_;
   }
 
-  /// The differences of pack number i from the shift; zeros if it is absent.
+  /// Returns the differences of pack i from the shift; zeros if the pack is absent.
   __device__ void differences(int i, const Place<H>& place, S (&values)[V]) const {
     unpack(packs_.pack(i), values);
     if constexpr (N::kCentered && !kInPlace) {
@@ -303,7 +314,8 @@ class RowPacks {
     }
   }
 
-  /// Changes nothing, in a way that the compiler cannot know: it would keep the differences it has found, and spill.
+  /// Makes the compiler believe that the packs may have changed. Otherwise it would keep the differences that it has
+  /// computed, and spill registers.
   __device__ void forget() { packs_.forget(); }
 
  private:
@@ -330,8 +342,9 @@ class RowPacks {
   S shift_;
 };
 
-// A load that stays one where branches meet after it, after which the compiler would split it; and that stays where it
-// is: the compiler took others out of loops over rows, and of the branch that asks whether there is such a column.
+// A load that remains one instruction: if branches join after an ordinary load, the compiler splits it. It also remains
+// in its place: the compiler moved ordinary loads out of loops over rows, and out of the branch that tests whether the
+// column exists.
 template <int V, class T>
 __device__ Pack<T, V> load_whole(const T* from) {
   Pack<T, V> pack;
@@ -349,8 +362,8 @@ __device__ Pack<T, V> load_whole(const T* from) {
   return pack;
 }
 
-// Has an array, but for what of its ends does not fill 16 bytes, on its way to the L2 cache. For one thread to call.
-// Nothing before compute capability 9.0.
+// Starts loading an array into the L2 cache, except for the elements at its ends that do not fill 16 bytes. Call it in
+// one thread. Does nothing before compute capability 9.0.
 template <class W>
 __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 #if __CUDA_ARCH__ >= 900
@@ -362,21 +375,23 @@ __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 #endif
 }
 
-// weight and bias of a thread's packs, a part of the columns at a time. Read again for each row: from global memory,
-// from which they come to the L1 cache or, where blocks stay, from shared memory.
+// weight and bias of a thread's packs, which at() reads again for each row, kPart columns at a time. This template
+// reads them from global memory, through the L1 cache; its specializations read them from shared memory or keep them in
+// registers.
 template <class H, ParametersIn kIn = H::kParameters>
 class Parameters {
   using N = typename H::N;
   using W = typename H::W;
 
  public:
-  static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;  // read at once, as registers allow
+  static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;                   // per read, limited by registers
   static constexpr int kPart = std::min(H::V, kBytes / static_cast<int>(sizeof(W)));  // columns
 
   __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
       : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
-      // For all blocks. Where y is written they are read pack after pack, each time from memory if they are not there.
+      // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for DRAM
+      // to deliver its parameters.
       prefetch_to_l2(weight, columns);
       prefetch_to_l2(bias, columns);
     }
@@ -386,7 +401,7 @@ class Parameters {
 
   __device__ bool both() const { return (weight_ != nullptr) && (!N::kCentered || bias_ != nullptr); }
 
-  /// Those of pack number i from its column `part` on. kBoth: neither is absent.
+  /// Returns weight and bias of pack i, kPart columns from its column `part` on. kBoth: they are known to be present.
   template <bool kBoth, class S>
   __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart]) const {
     const int column = i * H::kStep + part;
@@ -401,8 +416,8 @@ class Parameters {
   const W* bias_;
 };
 
-// In shared memory, 32 packs of V take V / kPart runs of 32 parts, so that lanes next to each other read parts next to
-// each other. A part has 16 bytes.
+// weight and bias in shared memory. They are divided into parts of 16 bytes. 32 packs of V columns become V / kPart
+// runs of 32 parts, one part of each pack, so that neighboring lanes read adjacent parts.
 template <class H>
 class Parameters<H, ParametersIn::shared> {
   using W = typename H::W;
@@ -437,7 +452,7 @@ class Parameters<H, ParametersIn::shared> {
  private:
   static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
 
-  // Where the part from `column` on lies.
+  // The index in shared memory of the part that begins at `column`.
   __device__ static int place(int column) {
     const int pack = column / V;
     return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
@@ -447,7 +462,7 @@ class Parameters<H, ParametersIn::shared> {
   const W* bias_;
 };
 
-// Of few blocks, which have one row each. Neither is absent.
+// weight and bias in registers, for few blocks, each team of which has one row. Both must be present.
 template <class H>
 class Parameters<H, ParametersIn::registers> {
   using W = typename H::W;
@@ -469,7 +484,7 @@ class Parameters<H, ParametersIn::registers> {
   }
 
  private:
-  // Known to be so, that no load waits for a branch.
+  // Tells the compiler that the parameter is present, so that no load waits for a branch.
   __device__ static const W* present(const W* parameter) {
     __builtin_assume(parameter != nullptr);
     return parameter;

@@ -2,7 +2,7 @@
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows of any length, each by one block, which reads it again for each of its passes:
+// Forward for rows of any length. One block computes a row, and reads it again in each pass:
 //
 //   x ──▶ mean ──▶ squares ──▶ y        centered
 //   x ──▶ squares ──▶ y                 not centered
@@ -11,7 +11,7 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// A block's row, as the differences of scale · x from a shift.
+// A block's row, which is read as the differences scale · x − shift.
 template <class T, class W, int V>
 class LoopedRow {
  public:
@@ -19,7 +19,7 @@ class LoopedRow {
 
   __device__ LoopedRow(const T* row, std::int64_t columns) : row_(row), columns_(columns) {}
 
-  /// Of norms that are centered: relative to the first element.
+  /// Sets the scale and, for centered norms, the shift: the scaled first element.
   __device__ void scale_by(S scale) {
     scale_ = scale;
     shift_ = static_cast<S>(row_[0]) * scale;
@@ -27,7 +27,7 @@ class LoopedRow {
   __device__ S scale() const { return scale_; }
   __device__ S shift() const { return shift_; }
 
-  /// f(column, differences) for each of the thread's packs.
+  /// Calls f(column, differences) for each of the thread's packs.
   template <class F>
   __device__ void for_packs(const F& f) const {
 #pragma unroll 4
@@ -42,7 +42,8 @@ class LoopedRow {
     }
   }
 
-  /// The sum of term(difference) over the row, to the same bits in each thread.
+  /// Returns the sum of term(difference) over the row, with the same bits in each thread. `warps` is shared memory for
+  /// the sum of each warp.
   template <class F>
   __device__ S sum_of(S* warps, const F& term) const {
     S sum = 0;
@@ -52,7 +53,7 @@ class LoopedRow {
         sum += term(x[j]);
       }
     });
-    __syncthreads();  // whoever read the last sum is done
+    __syncthreads();  // all threads have read the previous sum
     const S warp = sum_lanes<kWarp>(sum);
     if (threadIdx.x % kWarp == 0) {
       warps[threadIdx.x / kWarp] = warp;

@@ -9,14 +9,15 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kWarpTeams = 8;  // rows of a block whose warps have one each
+constexpr int kWarpTeams = 8;  // rows per block, if each warp has one
 
-/// Packs of a row that a thread holds, at most.
+/// The most packs of a row that a thread holds.
 int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
 
 std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// P packs a thread, and as many blocks a row as it then takes: the kernel for held rows has one.
+/// Plans held rows with `packs` packs per thread, and with as many blocks per row as that requires. The kernel for held
+/// rows supports only plans with one block per row.
 NormForwardPlan held(std::int64_t columns, int pack, int packs, int most_threads) {
   const std::int64_t warp_columns = std::int64_t{kWarpLanes} * pack * packs;
   const std::int64_t warps = divided(columns, warp_columns);
@@ -42,9 +43,9 @@ NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
           .slab = lanes * pack * packs};
 }
 
-/// Rows that stream: a thread has P packs of the part of a row that a block has.
+/// Plans streamed rows with `packs` packs per thread, which are of the slab that its block has.
 NormForwardPlan streamed(std::int64_t columns, int pack, int packs, int blocks) {
-  constexpr std::int64_t kUnit = 64;  // columns: parts are as long as possible alike
+  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it, and otherwise as equal as possible
   const std::int64_t slab = divided(columns, blocks * kUnit) * kUnit;
   const auto threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * pack * packs) * kWarpLanes);
   return {.kernel = NormForwardPlan::Kernel::stream,
@@ -59,7 +60,7 @@ NormForwardPlan streamed(std::int64_t columns, int pack, int packs, int blocks) 
           .slab = static_cast<int>(slab)};
 }
 
-/// The plan for long rows, which stream; else, looped.
+/// The plan for long rows, which are streamed. Returns the looped plan if a row is too short, or if there is no kernel.
 NormForwardPlan stream_plan(const NormShape& s, int pack) {
   const bool has_kernel = s.clusters && !s.adds && size_of(s.x) <= 4 && (pack > 1 || size_of(s.x) == 4);
   if (!has_kernel || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
@@ -69,11 +70,11 @@ NormForwardPlan stream_plan(const NormShape& s, int pack) {
     return streamed(s.columns, pack, 4, 2);
   }
   if (s.columns <= std::int64_t{kForwardBlock} * most_packs(pack) * pack) {
-    return {};  // a block holds them in registers
+    return {};  // a block can hold a row in registers
   }
   for (int blocks = 2; blocks <= 16; blocks *= 2) {
     const std::int64_t threads = std::int64_t{blocks} * kForwardBlock;
-    for (const int elements : {20, 24, 32}) {  // of a thread
+    for (const int elements : {20, 24, 32}) {  // per thread
       if ((pack == 1 || elements == 32) && s.columns <= threads * elements) {
         return streamed(s.columns, pack, elements / pack, blocks);
       }
@@ -82,7 +83,7 @@ NormForwardPlan stream_plan(const NormShape& s, int pack) {
   return {};
 }
 
-/// The plan for rows that are held; else, looped.
+/// The plan for rows that are held in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (s.adds && pack < 4) {
     return {};
@@ -96,7 +97,7 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (pack == 1 && s.columns <= 128) {
     return held(s.columns, pack, 4, kWarpLanes);
   }
-  // float32 rows that are not centered take fewer registers a pack.
+  // Float32 rows of RMS norms need fewer registers per pack.
   const bool more_packs = pack == 4 && !s.centered && !s.adds;
   const int warp_columns = pack == 8 || more_packs ? 1024 : 512;
   if (pack >= 4 && s.columns <= warp_columns) {
@@ -106,7 +107,8 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
     return held(s.columns, pack, 2, kForwardBlock);
   }
-  // Of so many packs a thread, the first number that leaves the fewest threads without one.
+  // Chooses the number of packs per thread, among these candidates, that leaves the fewest packs of the threads unused;
+  // the first one on a tie.
   const std::array<int, 4> numbers = pack == 8    ? std::array{4, 3, 3, 3}
                                      : more_packs ? std::array{8, 4, 4, 4}
                                      : pack == 4  ? std::array{4, 8, 8, 8}
@@ -115,7 +117,7 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   NormForwardPlan best;
   for (const int packs : numbers) {
     if (s.adds && packs > 4) {
-      continue;  // twice as many are on their way
+      continue;  // packs of x and of residual are in flight together, which doubles their number
     }
     const NormForwardPlan p = held(s.columns, pack, packs, kForwardBlock);
     if (p.blocks == 1 && (best.threads == 0 || p.threads * packs < best.threads * best.packs)) {
@@ -125,20 +127,20 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return best;
 }
 
-// Of rows that packs do not fit.
-constexpr std::int64_t kTileBytes = 4096;     // of a tile
-constexpr int kTileWarpsAtATime = 16;         // that a multiprocessor has room for
-constexpr std::int64_t kMostFloatTile = 256;  // columns of float32
-constexpr std::int64_t kMostTile = 512;       // of 16 bits
-constexpr std::int64_t kMostPairs = 262144;   // of 16 bits that stream
+// Limits for unaligned rows.
+constexpr std::int64_t kTileBytes = 4096;     // per tile, at most
+constexpr int kTileWarpsAtATime = 16;         // warps of the tiles kernel that fit on a multiprocessor
+constexpr std::int64_t kMostFloatTile = 256;  // columns of float32 rows in tiles
+constexpr std::int64_t kMostTile = 512;       // columns of 16-bit rows in tiles
+constexpr std::int64_t kMostPairs = 262144;   // columns of 16-bit rows that are streamed
 
-/// The plan for short rows, which come and go in tiles. A thread has pairs.
+/// The plan for short unaligned rows, which are copied in tiles. A thread reads them in pairs of elements.
 NormForwardPlan tiles_plan(const NormShape& s) {
   const bool shorter = s.columns <= 64;
-  const std::int64_t group = shorter ? 16 : 4;  // rows that a warp works on at a time
+  const std::int64_t group = shorter ? 16 : 4;  // rows that a warp computes in two steps, every other row in each
   const auto size = static_cast<std::int64_t>(size_of(s.x));
   const std::int64_t warps = std::int64_t{kTileWarpsAtATime} * s.multiprocessors;
-  const std::int64_t most = divided(s.rows, warps * group);  // so that all have some
+  const std::int64_t most = divided(s.rows, warps * group);  // with more, some warps would have no tile
   const std::int64_t groups = std::clamp<std::int64_t>(kTileBytes / (group * s.columns * size), 1, most);
   return {.kernel = NormForwardPlan::Kernel::tiles,
           .team = shorter ? RowTeam::lanes : RowTeam::warp,
@@ -147,12 +149,12 @@ NormForwardPlan tiles_plan(const NormShape& s) {
           .threads = kWarpLanes,
           .teams = kTileWarps,
           .tile_rows = static_cast<int>(group * groups),
-          // They may begin anywhere in a line of 128 bytes.
+          // A tile may begin anywhere in a 128-byte line.
           .tile_bytes = static_cast<int>(divided(group * groups * s.columns * size, 128) + 1) * 128};
 }
 
-/// The plan for longer ones, of 16 bits, that stream in units of 16 bytes. A thread has 12 or 16 pairs: fewer if a
-/// block then has no fewer rows at a time.
+/// The plan for longer unaligned 16-bit rows, which are streamed in units of 16 bytes. A thread has 12 pairs, unless a
+/// block computes more rows at once with 16 pairs per thread.
 NormForwardPlan pairs_plan(const NormShape& s) {
   const int blocks = s.columns <= 16384    ? 1
                      : s.columns <= 32768  ? 2
@@ -166,33 +168,35 @@ NormForwardPlan pairs_plan(const NormShape& s) {
   return p;
 }
 
-/// Whether blocks that stay have the parameters in shared memory: they are twice as many bytes as a row.
+/// Whether persistent blocks keep the parameters in shared memory, because weight and bias each have twice as many
+/// bytes as a row.
 bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_of(s.x); }
 
-/// Rows, at most, of a block that shares the parameters among them. Two blocks of half the threads do best where rows
-/// are short.
+/// The most rows that a block computes at once if they share the parameters in shared memory. For short rows, two
+/// blocks per multiprocessor, with half as many threads each, are fastest.
 int most_sharing(int threads) {
   const int block = threads <= 128 ? kSharingBlock / 2 : threads <= 256 ? 896 : kSharingBlock;
   return block / threads;
 }
 
-/// Whether all blocks have room at a time, and for the parameters in registers. Of no effect on the bits of a row.
+/// Whether all blocks can run at once with the parameters in registers. Does not affect the bits of the results.
 bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   const bool has_kernel = p.kernel == NormForwardPlan::Kernel::held && p.pack >= 4 && !s.adds && s.parameters;
-  if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // warps that share them have them early enough
+  if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // such warps have them early, in shared memory
     return false;
   }
-  // Each row reads them again: of more rows, that costs more than it hides.
+  // Each row loads the parameters again. With more rows, this costs more than it hides.
   return s.rows <= 2 * s.multiprocessors && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
 }
 
-/// Whether blocks, or warps, stay for row after row. Of no effect on the bits of a row.
+/// Whether blocks are persistent, so that their teams compute one row after another. Does not affect the bits of the
+/// results.
 bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
     return false;
   }
   if (shares(s)) {
-    return p.team != RowTeam::block || s.rows >= 4 * s.multiprocessors;  // a block reads them for some rows
+    return p.team != RowTeam::block || s.rows >= 4 * s.multiprocessors;  // each block loads them for several rows
   }
   const bool result_is_small = s.rows * s.columns * static_cast<std::int64_t>(size_of(s.x)) <= 40 << 20;
   return p.team == RowTeam::block && p.packs == 2 && s.parameters && (size_of(s.x) == 4 || result_is_small);
@@ -206,7 +210,7 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
     if (s.columns <= (size_of(s.x) == 2 ? kMostTile : kMostFloatTile)) {
       return tiles_plan(s);
     }
-    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // rows are int there
+    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // it uses int for rows
       return pairs_plan(s);
     }
   }

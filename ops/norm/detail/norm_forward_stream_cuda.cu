@@ -3,39 +3,43 @@
 #include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows that no block holds in registers, and for those of 16 bits that packs of 16 bytes do not fit. A
-// warp, a block or a cluster stays with row after row, each thread with the same columns of all of them:
+// Forward for rows that do not fit into a block's registers, and for unaligned 16-bit rows of more than 512 columns.
+// Blocks are persistent: a warp, a block or a cluster computes one row after another, and each thread has the same
+// columns of all its rows:
 //
-//   x ──copies, rows ahead──▶ shared memory ──first look──▶ moments of a warp ──meeting──▶ the row's moments
-//                                   │                                                          │
-//                                   └───────second look · rstd, weight, bias ◀─────────────────┘──▶ y
+//   x ──copied rows ahead──▶ shared memory ──first read──▶ moments of a warp ──Meeting──▶ the row's moments
+//                                  │                                                          │
+//                                  └──────second read · rstd, weight, bias ◀──────────────────┘──▶ y
 //
-// A cluster, whose blocks take long to meet, begins a row before it ends the one before. weight and bias of a thread's
-// columns stay in registers. Rows that packs do not fit come in units of 16 bytes all the same, and leave so, through
-// shared memory; in between, a thread has words of them: pairs of 16-bit elements, which stay in its registers from one
-// look to the other, or single ones of float32.
+// The blocks of a cluster take long to exchange their moments, so a cluster starts a row before it finishes the
+// previous one. weight and bias of a thread's columns stay in registers. Unaligned rows are also copied in units of 16
+// bytes, from and to global memory, through shared memory. A thread then has words of them: pairs of 16-bit elements,
+// or single float32 elements. Pairs stay in registers from the first read to the second, except in clusters, which read
+// them again.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// What the kernel is compiled for.
+// Properties of the kernel's template arguments.
 template <class T, class Shape>
 struct Streamed {
   static constexpr bool kMeets = Shape::kTeam != Team::warp;
   static constexpr bool kAhead = Shape::kTeam == Team::cluster;
   static constexpr bool kPairs = Shape::kUnits && Shape::V == 2;
-  static constexpr bool kSinglePass = sizeof(T) == 2;  // to the moments; else two
-  // Elements at the beginning of a row that its shift comes from.
+  static constexpr bool kSinglePass = sizeof(T) == 2;  // moments are computed in one pass; else in two
+  // The number of elements at the beginning of a row whose mean is the row's shift.
   static constexpr int kFirst = kPairs ? 1 : norm_cuda::kFirst<T, Shape::V>;
-  // Accumulators of a thread, for elements in turn: in many packs, one would be added to too often.
+  // The number of accumulators per thread, which elements use alternately. In packs, too many additions would go to a
+  // single one.
   static constexpr int kTurns = kPairs ? 1 : 2;
-  // Differences stay in registers from the mean to the squares: of packs, and of few words.
+  // Whether differences stay in registers from the sum for the mean to the sum of squares: always in packs and pairs,
+  // and in single words if a thread has few of them.
   static constexpr bool kKeep = Shape::V > 1 || Shape::P <= 20;
 };
 
-// The shifts of a team's rows, which a warp finds 32 at a time: loads in each row would wait behind its copies. Zeros,
-// of norms that are not centered.
+// The shifts of a team's rows. A warp loads them for 32 rows at a time, since a load for each row would wait behind the
+// copies of that row. For norms that are not centered, they are 0.
 template <bool kCentered, class T, int kFirst>
 class Shifts {
  public:
@@ -44,7 +48,7 @@ class Shifts {
     fetch();
   }
 
-  /// That of the next row.
+  /// Returns the shift of the next row.
   __device__ float take() {
     if constexpr (!kCentered) {
       return 0;
@@ -69,23 +73,23 @@ class Shifts {
   int rows_;
   int columns_;
   int step_;
-  int ahead_;  // the lane's next row
+  int ahead_;  // the next row whose first elements the lane loads
   unsigned taken_ = 0;
   float shift_ = 0;
   Pack<T, kFirst> next_ = {};
 };
 
-// How many of `columns` member number i has, where they are dealt out in slabs of so many.
+// The number of columns that member i has, if `columns` columns are divided into slabs of `slab` columns.
 __device__ inline int dealt(int columns, int slab, int i) { return max(0, min(slab, columns - i * slab)); }
 
-// The moments of up to 16 members together, which have a slab of so many columns each, to the same bits in each warp.
-// `numbers` are all a, then all b.
+// Combines the moments of up to 16 members, each of which has a slab of up to `slab` columns. Each warp gets the same
+// bits. `numbers` has a of all members, followed by b of all members.
 template <class N>
 __device__ Moments<float> combine_members(const float* numbers, int members, int columns, int slab,
                                           float reciprocal_n) {
   constexpr int kMost = kWarp / 2;
   const int i = static_cast<int>(threadIdx.x) % kMost;
-  const int member = min(i, members - 1);  // without a branch
+  const int member = min(i, members - 1);  // a valid index, so that no branch is needed
   const float squares = i < members ? numbers[members + member] : 0.0f;
   if constexpr (!N::kCentered) {
     return {0, sum_lanes<kMost>(squares)};
@@ -96,7 +100,7 @@ __device__ Moments<float> combine_members(const float* numbers, int members, int
   return {mean, sum_lanes<kMost>(fma(n * rest, rest, squares))};
 }
 
-// A thread's part in the kernel.
+// What one thread does in the kernel.
 template <class N, class T, class W, class Shape>
 class StreamedForward {
  public:
@@ -120,7 +124,7 @@ class StreamedForward {
 
   __device__ void run() {
     if constexpr (kPairs) {
-      normalize_rows<true>();  // pairs ignore kFull
+      normalize_rows<true>();  // absent pairs need no tests: they equal the shift, and are not written
     } else {
       __all_sync(kAllLanes, at_.packs == P) ? normalize_rows<true>() : normalize_rows<false>();
     }
@@ -146,9 +150,9 @@ class StreamedForward {
   struct Row {
     int number;
     float shift;
-    std::int64_t element;  // the warp's first
+    std::int64_t element;  // the index of the warp's first element
   };
-  // Of the thread's first element of it; of pairs, of the warp's.
+  // The index of the thread's first element of a row or, for pairs, of the warp's first element.
   __device__ std::int64_t offset(const Row& row) const {
     if constexpr (kPairs) {
       return row.element;
@@ -156,13 +160,13 @@ class StreamedForward {
     return std::int64_t{row.number} * static_cast<int>(a_.columns) + first_column_;
   }
 
-  // Whether the thread's last pair is cut.
+  // Whether the thread's last pair is cut: the row ends after its first element.
   __device__ bool cuts() const {
     return kPairs && at_.packs > 0 && at_.columns % 2 == 1 &&
            at_.first_pack + (at_.packs - 1) * kWarp == at_.columns / 2;
   }
 
-  // All rows. kFull: all threads of the warp have P packs.
+  // Computes all rows. kFull: all threads of the warp have P packs.
   template <bool kFull>
   __device__ void normalize_rows() {
     Row row{static_cast<int>(at_.first), 0,
@@ -194,14 +198,15 @@ class StreamedForward {
     }
   }
 
-  // Packs of the thread.
+  // The number of packs that the thread has.
   template <bool kFull>
   __device__ int packs() const {
     return kFull ? P : compare_again<Shape>(at_.packs);
   }
 
-  // The first look at a row, of which `pending` chunks younger than its first may still be under way: the moments of
-  // the warp's elements, left for the team. A row of a warp alone gets its shift.
+  // Reads a row for the first time. Returns the moments of the warp's elements, and leaves them for the other warps of
+  // the team. Up to `pending` chunks that follow the row's first one may still be in flight. If a warp does not share
+  // its row, this function sets row.shift.
   template <bool kFull>
   __device__ Moments<float> begin_row(Row& row, int place, int pending) {
     Moments<float> warp;
@@ -225,13 +230,14 @@ class StreamedForward {
     return warp;
   }
 
-  // Reads a row's pairs into registers. Returns a shift near the warp's part of the row, whatever one of its elements
-  // is: the mean of the first ones. What is absent is as the shift.
+  // Reads a row's pairs into registers. Returns the shift of the warp's part of the row: the mean of the part's first
+  // 32 elements, so that the shift is close to the part whatever the value of a single element. Absent elements are set
+  // to the shift.
   __device__ float read_pairs(const Row& row, int place) {
     T shift = static_cast<T>(0.0f);
     if constexpr (N::kCentered) {
       const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      const int i = lane < warp_columns_ ? lane : 0;  // where the warp has fewer, its first again
+      const int i = lane < warp_columns_ ? lane : 0;  // if the warp has fewer, its first one again
       const float first = static_cast<float>(ahead_.element(place, offset(row), i));
       shift = static_cast<T>(sum_lanes<kWarp>(first) * (1.0f / kWarp));
     }
@@ -249,8 +255,8 @@ class StreamedForward {
     return static_cast<float>(shift);
   }
 
-  // x minus `shift`, for pack number i of a chunk. For an absent pack this is 0: shared memory has zeros there and
-  // nothing is subtracted or, for pairs, it has the shift itself.
+  // The differences of pack i of a chunk from `shift`. For an absent pack they are 0: it consists of zeros, from which
+  // nothing is subtracted, or, if packs are pairs, of the shift itself.
   __device__ void look(const Chunk& chunk, int i, bool present, float shift, float (&x)[V]) const {
     Ahead::values(chunk.of[0], i % kChunk, x);
     if constexpr (N::kCentered) {
@@ -262,7 +268,7 @@ class StreamedForward {
     }
   }
 
-  // The moments of the warp's elements of a row, relative to `shift`.
+  // Computes the moments of the warp's elements of a row, relative to `shift`.
   template <bool kFull>
   __device__ Moments<float> moments_of(const Row& row, int place, float shift, int pending) {
     constexpr int kTurns = Kind::kTurns;
@@ -303,7 +309,7 @@ class StreamedForward {
     } else if constexpr (Kind::kSinglePass) {
       const float both = sum_pair(sum, total(squares));
       const float warp = __shfl_sync(kAllLanes, both, 0);
-      const float mean = warp * in_warp_;  // as those of two passes are from here on
+      const float mean = warp * in_warp_;  // from here on, moments have the form of two passes
       const float rest = fma(-warp, mean, __shfl_sync(kAllLanes, both, kWarp / 2));
       return {mean, rest < 0 ? 0.0f : rest};
     } else {
@@ -339,19 +345,19 @@ class StreamedForward {
     return kTurns == 2 ? sums[0] + sums[kTurns - 1] : sums[0];
   }
 
-  // The lower half of the warp has a, the upper one b.
+  // Returns a in the lower half of the warp, and b in the upper half. Norms that are not centered have only b.
   __device__ static float pair_of(const Moments<float>& m) {
     return N::kCentered && threadIdx.x % kWarp < kWarp / 2 ? m.a : m.b;
   }
 
-  // Waits for the moments of the row.
+  // Waits for the moments of all members of the team, and combines them into those of the row.
   __device__ Moments<float> take() {
     const int columns = kTeam == Team::cluster ? static_cast<int>(a_.columns) : at_.columns;
     const int slab = kTeam == Team::cluster ? p_.slab : kWarpColumns;
     return combine_members<N>(meeting_.take(), meeting_.members(), columns, slab, a_.in_row);
   }
 
-  // What makes y of x.
+  // The numbers by which normalized() computes y from x.
   struct Normalizer {
     float scale;
     float shift;
@@ -359,16 +365,16 @@ class StreamedForward {
     float rstd;
   };
 
-  // From the row's moments. Writes its statistics.
+  // Computes the Normalizer from the row's moments. Also writes the row's statistics.
   __device__ Normalizer normalizer_of(const Row& row, Moments<float> m) {
     float scale = 1;
     float shift = row.shift;
-    if (N::kCentered && __any_sync(kAllLanes, !isfinite(m.b))) {  // in all threads of the row alike, and hardly ever
+    if (N::kCentered && __any_sync(kAllLanes, !isfinite(m.b))) {  // rare, and the same in all threads of the row
       scale = kShrink<float>;
       shift *= scale;
       m = shrunk_moments<kWarp>(a_.x + row.number * a_.columns, a_.columns, shift, a_.in_row);
     }
-    // Which of the products are rounded is said here, not left to the compiler.
+    // fma and __fmul_rn determine which products are rounded, so that the compiler does not choose.
     const float eps = a_.eps * scale;
     const float variance =
         N::kCentered && !kPairs ? fma(eps, scale, __fmul_rn(m.b, a_.in_row)) : fma(m.b, a_.in_row, eps * scale);
@@ -379,7 +385,8 @@ class StreamedForward {
     return {scale, shift, -m.a * rstd, rstd};
   }
 
-  // The second look: y, from the moments of the row. Starts copying what comes next to its place.
+  // Reads a row for the second time: computes y from the row's moments, and writes it. Then starts copying later chunks
+  // to the places of the row's chunks.
   template <bool kFull>
   __device__ void end_row(const Row& row, int place, const Moments<float>& moments) {
     const Normalizer normalizer = normalizer_of(row, moments);
@@ -403,13 +410,13 @@ class StreamedForward {
       if constexpr (kInUnits) {
         ahead_.template write_units<!kPairs>(a_.y, place + c, c, offset(row), true, units);
       } else if constexpr (Shape::kUnits) {
-        __syncwarp();  // nobody reads what is copied over
+        __syncwarp();  // all lanes have read the chunk that the next copy overwrites
       }
       ahead_.template fetch<kFull>(place + c, c);
     }
   }
 
-  // y of the thread's pack number i.
+  // Returns y of the thread's pack i.
   __device__ Pack<T, V> normalized(int i, int place, const Normalizer& n) const {
     float values[V];
     float w[V];
@@ -428,16 +435,16 @@ class StreamedForward {
   const StreamPlan& p_;
   const typename Shape::Place at_;
   Meeting<kTeam> meeting_;
-  const int first_column_;                         // the thread's
-  KeptParameters<W, V, P, kWarp * V> parameters_;  // on their way before the rows
+  const int first_column_;                         // of the thread
+  KeptParameters<W, V, P, kWarp * V> parameters_;  // their loads are issued before the copies of rows
   Ahead ahead_;
   const int rows_;
   const int warp_columns_;
-  const float in_thread_;        // one over the thread's columns
-  const float in_warp_;          // one over its warp's
-  const unsigned row_elements_;  // elements from a row to the next
+  const float in_thread_;        // 1 / the thread's number of columns
+  const float in_warp_;          // 1 / the warp's number of columns
+  const unsigned row_elements_;  // elements from a row to the team's next one
   Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
-  Chunk chunk_;  // looked at last
+  Chunk chunk_;  // the chunk that was read last
 };
 
 template <class N, class T, class W, class Shape>
@@ -449,7 +456,7 @@ __global__ void __launch_bounds__(kForwardBlock, 1)
 
 // On the host.
 
-// Launches the kernel if it is what the plan has chosen.
+// Launches the kernel for Shape if the plan has chosen it. Returns whether it was launched.
 template <class N, class T, class W, class Shape>
 bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   StreamPlan p{
@@ -460,11 +467,11 @@ bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   p.stream_bytes = RowsAhead<T, Forward<T, W>, 1, Shape, int>::bytes(p.block());
   const std::int64_t most = p.cluster > 1 ? stream_teams(p, a.rows) : cuda::multiprocessor_count();
   launch_teams(norm_forward_stream_kernel<N, T, W, Shape>, "norm_forward_stream_kernel", p,
-               static_cast<unsigned>(std::min(most, a.rows)), a);  // few rows: one a block
+               static_cast<unsigned>(std::min(most, a.rows)), a);  // with few rows, no more teams than rows
   return true;
 }
 
-// Packs of 16 bytes, and words.
+// Shapes of rows in packs of 16 bytes, and of rows in words.
 template <int V, int P, int C, int D>
 using PackShape = StreamShape<V, P, Team::cluster, kWarp, C, D>;
 template <int V, int P, Team kTeam, int C, int D>

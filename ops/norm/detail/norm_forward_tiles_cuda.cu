@@ -5,23 +5,25 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for short rows that packs of 16 bytes do not fit. They come and go in such packs all the same, through shared
-// memory, as tiles: rows that lie next to each other.
+// Forward for short unaligned rows. They are still copied in packs of 16 bytes, through shared memory, in tiles of
+// adjacent rows:
 //
 //   x ──packs, tiles ahead──▶ tile ──pairs──▶ differences from a shift, in registers ──▶ moments: half warps
 //                                                          │                                      │
 //   y ◀──packs── tile ◀──pairs── · rstd, weight, bias ◀────┴──────────────────────────────────────┘
 //
-// A warp stays with tile after tile. weight and bias of a thread's columns stay in registers. Half a warp, or 4 lanes,
-// have a row; each thread does the work of two neighboring lanes of norm_forward_held_kernel, whose columns are pairs,
-// and adds up in the order of that kernel.
+// A warp computes one tile after another. weight and bias of a thread's columns stay in registers. Half a warp, or 4
+// lanes, share a row. In norm_forward_held_kernel, kLanes lanes would share it. Here kLanes / 2 threads do, and each
+// does the work of two neighboring lanes of that kernel, whose columns form pairs. Sums are added up in the order of
+// that kernel.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// The rows of a tile in shared memory, at the distance from a line of the L2 cache at which they lie in memory. A
-// thread always has the same packs of it, so that it may fetch those of a later tile once it has written its own.
+// The rows of a tile in shared memory. They have the same offset from a 128-byte line as in global memory. A thread
+// always copies the same packs of a tile, so it may fetch its packs of a later tile as soon as it has written its packs
+// of this one.
 template <class T>
 class Tile {
  public:
@@ -32,13 +34,14 @@ class Tile {
   __device__ Tile(unsigned char* memory, int thread, int threads)
       : packs_(reinterpret_cast<T*>(memory)), first_(thread * kPack), step_(threads * kPack) {}
 
-  /// The distance of an address from a line, in elements.
+  /// The offset of an address from the beginning of its 128-byte line, in elements.
   __device__ static int phase(const T* from) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kLine);
   }
 
-  /// Starts copying `count` elements. What precedes them in their first pack is read too, and what follows them in
-  /// their last one unless they end at `end`, where the matrix does.
+  /// Starts copying `count` elements. Copies whole packs, including the elements before `from` in the first pack, and
+  /// those after the last element in the last pack. If that pack would extend past `end`, where the matrix ends, its
+  /// elements are copied one by one.
   __device__ void fetch(const T* from, int count, const T* end) const {
     const int skipped = phase(from);
     from -= skipped;
@@ -55,8 +58,10 @@ class Tile {
     }
   }
 
-  /// Writes `count` elements that were copied from `from`. If `to` is as far from a pack as that, a thread writes its
-  /// own packs, or else single elements, also of others: returns whether it does so.
+  /// Writes `count` elements that were copied from `from`. If `to` and `from` have the same offset from a multiple of
+  /// 16 bytes, each thread writes the packs that it has copied itself, and write() returns true. Otherwise threads
+  /// write single elements, also those that other threads have copied, and write() returns false. Then the warp must
+  /// synchronize before the next fetch().
   __device__ bool write(T* to, const T* from, int count) const {
     const int skipped = phase(from);
     to -= skipped;
@@ -85,14 +90,14 @@ class Tile {
     return true;
   }
 
-  /// The first of the elements, which were copied from there.
+  /// A pointer to the first element of a tile that was copied from `from`.
   __device__ T* begin(const T* from) const { return packs_ + phase(from); }
 
  private:
-  /// The thread's first pack of those that do not end before `skipped` elements.
+  /// The index of the first of the thread's packs that does not lie entirely before element `skipped`.
   __device__ int first_pack(int skipped) const { return first_ + (first_ + kPack <= skipped ? step_ : 0); }
 
-  // Elements of less than a pack.
+  // Copies the elements of an incomplete pack one by one.
   __device__ static void copy(T* to, const T* from, int begin, int end) {
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
@@ -105,12 +110,12 @@ class Tile {
   int step_;
 };
 
-// Elements of a segment that the two lanes have whose work a thread does: those at first, first + kLanes, … and those
-// next to them.
+// A thread's elements of a row: those of two neighboring lanes of the kLanes lanes that would share the row. The first
+// lane has columns first, first + kLanes, …, and the second lane has the column after each of these.
 template <int kLanes>
 struct PairShare {
-  int first;     // column
-  int count[2];  // at most K each
+  int first;     // the first lane's first column
+  int count[2];  // of columns, in each lane; at most K
 
   __device__ PairShare(int first, int end, int most)
       : first(first), count{counted(first, end, most), counted(first + 1, end, most)} {}
@@ -123,7 +128,8 @@ struct PairShare {
   }
 };
 
-// Sums over the lanes of a segment, each thread having those of two: as sum_lanes<kLanes> of one in each lane.
+// The sum over kLanes lanes, where each thread has the values of two neighboring lanes. The order of the additions is
+// that of sum_lanes<kLanes> with one value per lane.
 template <int kLanes, class S>
 __device__ S sum_pairs(S even, S odd) {
   const bool upper = threadIdx.x % (kLanes / 2) >= kLanes / 4;
@@ -132,16 +138,16 @@ __device__ S sum_pairs(S even, S odd) {
   return mine + __shfl_xor_sync(kAllLanes, mine, kLanes / 4);
 }
 
-// A thread's pairs of a row: differences from a shift.
-// K pairs at most, of which the first kSure are there in each thread.
+// A thread's pairs of a row, as differences from a shift. A thread has up to K pairs, and each thread has the first
+// kSure of them.
 template <class N, class T, int K, int kSure, int kLanes>
 class RowPairs {
  public:
   using S = Accumulate<T>;
   using Share = PairShare<kLanes>;
 
-  /// Of the row that begins at `row` in shared memory, and of which `first` is the first element, if it is centered.
-  /// in_pairs: it begins at a pair, as all rows of the warp do.
+  /// Reads the row that begins at `row` in shared memory. `first` is its first element, which centered norms use as the
+  /// shift. in_pairs: the row begins at an address aligned to pairs, as do all rows that the warp has at this time.
   __device__ void load_from(const T* row, T first, const Share& share, bool in_pairs) {
     const T absent = N::kCentered ? first : T{};  // so that its difference is 0
     const T* const from = row + share.first;
@@ -183,8 +189,8 @@ class RowPairs {
 
   __device__ static S shift_of_row(T first) { return N::kCentered ? shift_of(Pack<T, 1>{first}) : S(0); }
 
-  /// The moments of the thread's elements of each of its two lanes.
-  /// reciprocals: one over the numbers that a lane may have of them.
+  /// Computes the moments of each of the thread's two lanes. reciprocals[n] is 1 / n, for each number n of elements
+  /// that a lane may have.
   __device__ void find_moments(const Share& share, const S* reciprocals, Moments<S> (&m)[2]) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -208,13 +214,14 @@ class RowPairs {
     }
   }
 
-  /// Writes y over the row of that number.
+  /// Writes y over the row in shared memory. `number` is the number of the row in the matrix.
   template <class Parameters>
   __device__ void write(T* row, int number, Share share, bool in_pairs, S mean, S rstd,
                         const Parameters& parameters) const {
     T* const to = row + share.first;
-    // Compared anew for each row: the compiler would keep more predicates than there are, as bits that it has to
-    // unpack.
+    // The counts are compared again for each row. Otherwise the compiler would keep the results of the comparisons.
+    // There are more of them than predicate registers, so it would keep them as bits of a register, and would have to
+    // extract these bits.
     asm volatile("" : "+r"(share.count[0]), "+r"(share.count[1]));
     if (in_pairs) {
 #pragma unroll
@@ -242,7 +249,7 @@ class RowPairs {
   }
 
  private:
-  // Pairs as a word: the compiler would take those of 16 bits apart and put them together again.
+  // A pair of 16-bit elements is kept as one word. The compiler would split a Pack of them, and put it together again.
   using Word = std::conditional_t<sizeof(T) == 2, unsigned, Pack<T, 2>>;
 
   __device__ static Word word_of(T even, T odd) {
@@ -270,7 +277,7 @@ class RowPairs {
   S values_[K][2];
 };
 
-// The moments of a segment, the same bits in each of its threads. reciprocal_n: one over its elements.
+// The moments of a row, with the same bits in each of its threads. reciprocal_n: 1 / the number of its elements.
 template <class N, int kLanes, class S>
 __device__ Moments<S> combine_pairs(const Moments<S> (&mine)[2], const PairShare<kLanes>& share, S reciprocal_n) {
   if constexpr (!N::kCentered) {
@@ -289,8 +296,8 @@ __device__ Moments<S> combine_pairs(const Moments<S> (&mine)[2], const PairShare
   }
 }
 
-// A row that is not finite, or whose squares overflow. x is read again from memory, and y written over the staged row,
-// by a warp.
+// Computes a row that is not finite, or whose squares overflow. The warp reads x again from global memory, and writes y
+// over the row in shared memory.
 template <class N, int kLanes, class T, class W>
 __device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* staged) {
   using S = Accumulate<T>;
@@ -310,11 +317,11 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T
   }
 }
 
-// The tiles of a warp: it fetches them, kDepth ahead, and writes them.
+// The tiles of a warp, of which shared memory holds kDepth: the current one, and later ones that are being fetched.
 template <class T, class W, int kDepth>
 class TileStream {
  public:
-  /// step: rows from a tile to the next.
+  /// step: rows from a tile to the next one of the warp.
   __device__ TileStream(const Forward<T, W>& a, const NormForwardPlan& p, const int& step, unsigned char* memory)
       : a_(a),
         p_(p),
@@ -331,13 +338,13 @@ class TileStream {
   __device__ int first_row() const { return row_; }
   __device__ int rows() const { return rows_from(row_); }
 
-  /// Waits for the thread's copies. Returns the tile's first element.
+  /// Waits for the thread's own copies of the current tile. Returns a pointer to the tile's first element.
   __device__ T* wait() const {
     cuda::wait_copies<kDepth - 1>();
     return at(place_).begin(a_.x + row_ * a_.columns);
   }
 
-  /// Writes the tile to y, and goes on to the next.
+  /// Writes the current tile to y, starts fetching a later tile to its place, and makes the next tile the current one.
   __device__ void write() {
     const std::int64_t begin = row_ * a_.columns;
     if (!at(place_).write(a_.y + begin, a_.x + begin, rows() * static_cast<int>(a_.columns))) {
@@ -359,7 +366,7 @@ class TileStream {
       at(place).fetch(a_.x + row * a_.columns, rows_from(row) * static_cast<int>(a_.columns),
                       a_.x + a_.rows * a_.columns);
     }
-    cuda::commit_copies();  // also of nothing: they are counted
+    cuda::commit_copies();  // also without copies, since wait_copies() counts the commits
   }
 
   const Forward<T, W>& a_;
@@ -370,7 +377,8 @@ class TileStream {
   int place_ = 0;
 };
 
-// A row of a tile, y over x. Returns whether it is not done, since its squares overflow or it is not finite.
+// Computes a row of a tile: replaces x by y. Returns true if it could not, since the row is not finite or its squares
+// overflow.
 template <class N, int K, int kSure, int kLanes, class T, class W, class Parameters>
 __device__ bool normalize_tile_row(const Forward<T, W>& a, T* staged, int row, bool present,
                                    const PairShare<kLanes>& share, const Parameters& parameters,
@@ -385,7 +393,7 @@ __device__ bool normalize_tile_row(const Forward<T, W>& a, T* staged, int row, b
   pairs.find_moments(share, reciprocal_counts, mine);
   const Moments<S> m = combine_pairs<N>(mine, share, a.in_row);
   const bool overflow = N::kCentered && !isfinite(m.b);
-  __syncwarp();  // all have read the shift
+  __syncwarp();  // all lanes have read the first element
   if (present && !overflow) {
     const S rstd = rsqrt(m.b * a.in_row + a.eps);
     if (threadIdx.x % (kLanes / 2) == 0) {
@@ -396,14 +404,15 @@ __device__ bool normalize_tile_row(const Forward<T, W>& a, T* staged, int row, b
   return overflow;
 }
 
-// K: pairs of a row that a thread has, at most; of these, the first kSure in each thread.
+// K is the most pairs of a row that a thread has. Each thread has the first kSure of them.
 template <class N, class T, class W, int K, int kSure, int kLanes>
 __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
     norm_forward_tiles_kernel(const Forward<T, W> a, const NormForwardPlan p, const int step) {
-  constexpr int kThreads = kLanes / 2;          // of a row
-  constexpr int kGroup = 2 * kWarp / kThreads;  // a warp takes rows two apart at a time: so they begin at pairs, or
-                                                // none does
-  __shared__ Accumulate<T> reciprocal_counts[K + 1];  // of a lane's elements: a table, as registers are scarce
+  constexpr int kThreads = kLanes / 2;  // that share a row
+  // A warp computes a group of rows in two steps: every other row, then the rows between them. So in each step, the
+  // distance between rows is an even number of elements, and either all of them begin at pairs or none does.
+  constexpr int kGroup = 2 * kWarp / kThreads;
+  __shared__ Accumulate<T> reciprocal_counts[K + 1];  // 1 / n for n elements of a lane: a table saves registers
   extern __shared__ __align__(16) unsigned char memory[];
   const int columns = static_cast<int>(a.columns);
   const auto share_of_thread = [&] {
@@ -412,7 +421,7 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
   const PairShare<kLanes> own = share_of_thread();
   KeptParameters<W, 2, K, kLanes> parameters(a.weight, N::kCentered ? a.bias : nullptr, own.first, own.count[1],
                                              own.count[0] > own.count[1]);
-  TileStream<T, W, kTileDepth> tiles(a, p, step, memory);  // after the parameters are on their way
+  TileStream<T, W, kTileDepth> tiles(a, p, step, memory);  // after the loads of the parameters were issued
   parameters.place_cut(own.count[1], own.count[0] > own.count[1]);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (thread <= K) {
@@ -431,7 +440,7 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
       const int r = i + group_row;
       const bool present = r < rows;
       T* const row = tile + (present ? r : 0) * columns;
-      const PairShare<kLanes> share = share_of_thread();  // anew: registers are scarce
+      const PairShare<kLanes> share = share_of_thread();  // computed again, since registers are scarce
       const bool undone =
           normalize_tile_row<N, K, kSure, kLanes>(a, row, first_row + r, present, share, parameters, reciprocal_counts);
       if constexpr (N::kCentered) {
@@ -453,11 +462,11 @@ template <class N, class T, class W, int K, int kSure, int kLanes>
 void launch(const Forward<T, W>& a, const NormForwardPlan& p) {
   const auto kernel = norm_forward_tiles_kernel<N, T, W, K, kSure, kLanes>;
   cuda::Launch launch(1, dim3(p.threads, p.teams), p.teams * kTileDepth * p.tile_bytes);
-  // More blocks than have room at a time make up for multiprocessors that are slower than others, but each of them
+  // More blocks than can run at once balance the load if some multiprocessors are slower than others, but each block
   // waits for its first rows and for the parameters.
   const std::int64_t most_blocks = std::int64_t{N::kCentered ? 1 : 8} * launch.resident(kernel);
-  const std::int64_t tile_rows = std::int64_t{p.tile_rows} * p.teams;  // of a block
-  constexpr std::int64_t kMostRows = INT_MAX / 2;                      // the kernel counts them in int
+  const std::int64_t tile_rows = std::int64_t{p.tile_rows} * p.teams;  // rows per block, in one tile of each warp
+  constexpr std::int64_t kMostRows = INT_MAX / 2;                      // the kernel counts rows in int
   for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
     const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
     const std::int64_t blocks = std::min((part.rows + tile_rows - 1) / tile_rows, most_blocks);

@@ -20,7 +20,7 @@ struct Statistics {
   Tensor rstd;
 };
 
-// Undefined where backward does not use them.
+// Allocates the statistics that backward needs. The others are undefined.
 Statistics statistics_of(const autograd::Context& ctx, const RowNorm& norm, const Tensor& x) {
   if (!ctx.needs_any_grad()) {
     return {};
@@ -30,7 +30,7 @@ Statistics statistics_of(const autograd::Context& ctx, const RowNorm& norm, cons
           .rstd = empty({norm.rows}, sums, x.device())};
 }
 
-// The kernel's arguments without a residual.
+// The kernel's arguments for a norm without a residual.
 kernels::NormForward arguments_of(const RowNorm& norm, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                   const Tensor& y, const Statistics& statistics) {
   return {.rows = norm.rows,
@@ -45,7 +45,7 @@ kernels::NormForward arguments_of(const RowNorm& norm, const Tensor& x, const Te
           .rstd = statistics.rstd};
 }
 
-// sum = residual + dropped(x + x_bias) by kernels of other ops.
+// Computes sum = residual + dropped(x + x_bias) by kernels of other ops.
 void add_in_steps(const kernels::NormForward& a) {
   const Tensor addend = a.x_bias.defined() || a.dropout.drops() ? empty_like(a.x) : a.x;
   const auto add = [](const Tensor& to, const Tensor& x, const Tensor& y) {
@@ -133,7 +133,7 @@ Tensors AddNorm::backward(autograd::Context& ctx, const Tensor& dsum, const Tens
       return gradients;
     }
   }
-  Tensors d(3);  // of the norm's argument and parameters
+  Tensors d(3);  // the gradients of sum (through the norm), weight and bias
   if (dy.defined()) {
     const NormGradient gradient{
         norm, {ctx.needs_grad(0) || ctx.needs_grad(1) || ctx.needs_grad(4), ctx.needs_grad(2), ctx.needs_grad(3)}};
@@ -154,7 +154,7 @@ Tensors AddNorm::backward_in_one_pass(const autograd::Context& ctx, const std::a
     return {};
   }
   const auto& [sum, weight, mean, rstd] = saved;
-  const bool other_dx = dropout.drops();  // than dresidual
+  const bool other_dx = dropout.drops();  // whether dx differs from dresidual
   const bool wants_dx = ctx.needs_grad(0) || ctx.needs_grad(4);
   const auto matrix = [&, &sum = sum](bool wanted) { return wanted ? empty_like(sum) : Tensor{}; };
   const auto row = [&](bool wanted, DType dtype) {

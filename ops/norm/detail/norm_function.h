@@ -1,6 +1,7 @@
 #pragma once
 
-// What the public norms record in the graph. Each derives a Function of its own, which names its nodes.
+// The differentiable Functions of the norms. Each public norm derives a Function of its own from one of them, so that
+// nodes of the graph have its name.
 
 #include <array>
 
@@ -20,7 +21,7 @@ struct Norm {
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const;
 };
 
-/// (x, residual, weight, bias, x_bias) → (sum, y): sum = residual + dropped(x + x_bias), of which y is the norm.
+/// (x, residual, weight, bias, x_bias) → (sum, y): sum = residual + dropped(x + x_bias), and y is the norm of sum.
 struct AddNorm {
   static constexpr bool composed = true;
   RowNorm norm;
@@ -31,12 +32,12 @@ struct AddNorm {
   Tensors backward(autograd::Context& ctx, const Tensor& dsum, const Tensor& dy) const;
 
  private:
-  // All gradients by one kernel, where there is one: else undefined.
+  // Computes all gradients by one kernel. Returns an empty list if there is no such kernel.
   Tensors backward_in_one_pass(const autograd::Context& ctx, const std::array<Tensor, 4>& saved, const Tensor& dsum,
                                const Tensor& dy) const;
 };
 
-/// Draws the elements to drop: none if not training.
+/// Draws the random key that determines which elements are dropped. Nothing is dropped if not training, or if p is 0.
 ElementDropout draw_dropout(double p, bool training);
 
 }  // namespace mica::norm

@@ -14,7 +14,8 @@ Tensor contiguous_or_absent(const Tensor& x) { return x.defined() ? contiguous_d
 
 namespace {
 
-// rstd, which is known, as a function of x (rows, columns): ∂rstd/∂x = −rstd² x̂ / columns. (rows, 1)
+// rstd as a function of x (rows, columns), of shape (rows, 1). Forward returns the known values; backward uses ∂rstd/∂x
+// = −rstd² x̂ / columns.
 struct RowScale {
   static constexpr bool composed = true;
   RowNorm norm;
@@ -71,8 +72,8 @@ Tensors NormGradient::forward(autograd::Context& ctx, const Tensor& dy, const Te
   return {dx, dweight, dbias};
 }
 
-// By recorded ops on matrices (rows, columns) of x's sums; only the results are rounded to the dtypes of dy, x and
-// weight.
+// Consists of recorded ops on matrices (rows, columns) in the dtype of x's sums. Only the results are rounded to the
+// dtypes of dy, x and weight.
 Tensors NormGradient::backward(autograd::Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c) const {
   const auto [dy, x, weight, mean, rstd] = ctx.saved<5>();
   if (x.numel() == 0) {
@@ -85,7 +86,7 @@ Tensors NormGradient::backward(autograd::Context& ctx, const Tensor& a, const Te
   const auto times_weight = [&, &weight = weight](const Tensor& t) {
     return weight.defined() ? t * row_of(weight) : t;
   };
-  RowNorm plain = norm;  // of such a matrix, without parameters
+  RowNorm plain = norm;  // for such matrices, without weight and bias
   plain.row_shape = {norm.columns};
   plain.weight_dtype = sums;
   const Tensor xs = matrix_of(x);

@@ -481,7 +481,7 @@ struct Split {
 };
 
 // The fastest split, according to a model with fixed costs per block and per cluster. It does not depend on the GPU, so
-// that sums do not, either.
+// sums do not depend on it, either.
 Split split_for(int strips, int steps, int most_warps, int warp_bytes) {
   constexpr int kMultiprocessors = 132;
   constexpr int kMaxBytes = 227 << 10;  // of shared memory, for all blocks of a multiprocessor; each takes 1 KB more

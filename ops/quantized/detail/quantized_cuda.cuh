@@ -53,8 +53,8 @@ struct Numbers {
   }
 };
 
-// Every mode is computed as (q − zero) · scale + offset, with zero = 0, scale = 1 or offset = 0 for what the mode
-// lacks, which is exact.
+// Every mode is computed as (q − zero) · scale + offset. What a mode lacks is zero = 0, scale = 1 or offset = 0, which
+// adds no rounding.
 template <class S>
 struct Grid {
   S zero;

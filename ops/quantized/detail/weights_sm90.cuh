@@ -14,8 +14,9 @@ namespace mica::kernels::quantized_cuda {
 
 inline constexpr int kColumnsEach = 2;  // adjacent columns per thread
 
-// Where the lowest bit of an integer is put in a float's fraction (kPosition), and what that adds to the integer
-// (kAdded): nothing for 8 bits and bfloat16, whose fraction has fewer than 8 bits, so that they need a conversion.
+// kPosition is where the lowest bit of an integer is put in a float's fraction, and kAdded is what this adds to the
+// integer. For 8 bits and bfloat16, whose fraction has fewer than 8 bits, integers are converted instead, which adds
+// nothing.
 template <int kBits>
 constexpr int kPosition = kBits == 2   ? 4
                           : kBits == 1 ? 6
@@ -81,8 +82,8 @@ __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>
   }
 }
 
-// The same conversion in T's arithmetic, two weights per instruction: (q − center) · scale + added, where q and center
-// include kAdded.
+// The same conversion in the arithmetic of T, with two weights per instruction: (q − center) · scale + added, where q
+// and center include kAdded.
 
 /// Arithmetic on two 16-bit floats in a register.
 template <class T>

@@ -24,7 +24,7 @@ using softmax_rows::SoftmaxRule;
 constexpr int kColumns = 32;
 constexpr int kColumnThreads = 8;
 
-/// The elements of a tensor (outer, n, inner) that a thread processes: every 8th of a column.
+/// The elements of a tensor (outer, n, inner) that a thread processes: every 8th element of a column.
 class Column {
  public:
   __device__ Column(std::int64_t block, std::int64_t tiles, std::int64_t n, std::int64_t inner) : inner_(inner) {
@@ -51,7 +51,7 @@ class Column {
 template <class Found>
 __device__ Found joined_column(const Found& mine) {
   __shared__ Found all[kColumnThreads][kColumns];
-  __syncthreads();  // until the previous column's results have been read
+  __syncthreads();  // the previous column's results have been read
   all[threadIdx.y][threadIdx.x] = mine;
   __syncthreads();
   Found found = all[0][threadIdx.x];

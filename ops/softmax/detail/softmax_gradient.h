@@ -1,6 +1,6 @@
 #pragma once
 
-// What other ops use of softmax.
+// The part of softmax that other ops use.
 
 #include <mica/core/tensor.h>
 

@@ -58,7 +58,8 @@ __device__ Pack<T, V> pack_of_one(T value) {
   return pack;
 }
 
-/// Loads a thread's packs of a row; `absent` past its end. policy: for the L2 cache.
+/// Loads a thread's packs of a row. Packs past its end are filled with `absent`. `policy` is the L2 cache policy of the
+/// loads.
 template <class L, class Packs, class T, class S>
 __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, std::uint64_t policy) {
   using P = Pack<T, L::V>;
@@ -84,7 +85,7 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, st
   }
 }
 
-/// The L2 cache policy of what is read.
+/// The L2 cache policy of loads.
 __device__ inline std::uint64_t policy_of(bool last_in_l2) {
   return last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
 }

@@ -13,8 +13,8 @@ using held::Exchange;
 constexpr int kLoopThreads = 512;
 constexpr int kAhead = 4;  // elements that a thread loads before it uses them
 
-/// Calls f(column, inside) for a thread's columns, in groups of kAhead, and then() after each group. `inside` is false
-/// past the end of the row.
+/// Calls f(i, column, inside) for a thread's columns, in groups of kAhead, and then() after each group. i is the index
+/// of the column in its group. `inside` is false past the end of the row.
 template <class F, class Then>
 __device__ void for_columns(std::int64_t columns, const F& f, const Then& then) {
   for (std::int64_t c = threadIdx.x; c < columns; c += kAhead * kLoopThreads) {

@@ -23,9 +23,9 @@ std::int64_t most_columns(const SoftmaxProblem& problem, int pack) {
   }
 }
 
-// Bytes of shared memory per block with which three, two or one blocks fit on a multiprocessor.
+// Bytes of shared memory per block with which three blocks, two blocks or one block fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
-// Bytes of each matrix per thread, unless the block then had more than the most threads.
+// Bytes of each matrix per thread, unless a block would then need more than kMostTeamThreads threads.
 constexpr int kStagedBytes = 256;
 constexpr int kStagedBytesBackward = 128;
 

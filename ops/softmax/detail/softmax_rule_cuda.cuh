@@ -28,7 +28,7 @@ struct SoftmaxRule {
   // Whether powers of elements in registers are computed as 2^(x · log₂e − shift), which saves an instruction.
   static constexpr bool kScaled = sizeof(T) == 2 && !kLog;
   using HeldPower = std::conditional_t<kScaled, BinaryPower, Power>;
-  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // registers that a thread needs in addition in forward
+  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // additional registers per thread in forward
 
   // For masked rows only.
   S scale = 1;
@@ -54,7 +54,7 @@ struct SoftmaxRule {
       return at.columns;
     }
   }
-  /// The element whose softmax is computed: x, for masked rows scaled, and −∞ outside of the row.
+  /// The value whose softmax is computed: x or, in masked rows, x · scale, and −∞ unless `inside`.
   __device__ S counted(S x, bool inside) const {
     if constexpr (kMasked) {
       return inside ? x * scale : -std::numeric_limits<S>::infinity();
@@ -64,12 +64,12 @@ struct SoftmaxRule {
   }
   __device__ static S seen_or_zero(S x, bool inside) { return !kMasked || inside ? x : S{0}; }
 
-  /// What is subtracted from the exponents, computed from the row's largest element.
+  /// The number that is subtracted from exponents, computed from the row's largest element.
   __device__ static S shift(S largest) {
     return kScaled ? larger(largest * kLog2E<S>, std::numeric_limits<S>::lowest()) : largest;
   }
-  /// The power of an element in registers, which counted() has returned. The power of the difference of two shifts is
-  /// HeldPower.
+  /// The power of an element in registers. `counted` is the result of counted(). HeldPower computes the power of the
+  /// difference of two shifts.
   __device__ static S power(S counted, S shift) {
     if constexpr (kScaled) {
       return HeldPower{}(fma(counted, kLog2E<S>, -shift));
@@ -78,7 +78,7 @@ struct SoftmaxRule {
     }
   }
 
-  /// What each power is multiplied by or, for log_softmax, what is subtracted from each x − largest.
+  /// The factor of each power or, for log_softmax, the number that is subtracted from each x − largest.
   __device__ S factor(S sum) const {
     if constexpr (kLog) {
       return math::log(sum);
