@@ -19,7 +19,7 @@ namespace {
 // Below the size limit of a read or write call.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
-/// The mapped files. Signal handlers read the table, so it takes no lock and no memory for that.
+/// The mapped files. Signal handlers read the table, so reading takes no lock.
 class Mappings {
  public:
   // With more files than places, mapped_path_at() does not find the others.

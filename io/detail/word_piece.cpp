@@ -93,7 +93,7 @@ void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabular
   std::string piece;
   for (std::size_t begin = 0; begin < word.size();) {
     std::int64_t token = -1;
-    // No longer piece is a token.
+    // Longer pieces cannot be tokens.
     std::size_t end = std::min(word.size(), begin + vocabulary.most_bytes());
     if (end < word.size()) {
       end = character_before(word, end + 1);
