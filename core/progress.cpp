@@ -30,6 +30,7 @@ ProgressTask::ProgressTask(std::string name, std::int64_t total)
     : name_(std::move(name)),
       total_(std::max<std::int64_t>(total, 1)),
       callback_(observer),
+      done_(total < 1 ? 1 : 0),
       start_(callback_ == nullptr ? Clock::time_point{} : Clock::now()),
       reported_(start_) {}
 

@@ -49,7 +49,7 @@ class ProgressObserver {
 ///     }
 class ProgressTask {
  public:
-  /// `name` is ProgressReport::task. A total below 1 counts as 1.
+  /// `name` is ProgressReport::task. With a total below 1 there is nothing to do, and reports say 1 of 1.
   ProgressTask(std::string name, std::int64_t total);
   /// Makes the last report.
   ~ProgressTask();
@@ -67,7 +67,7 @@ class ProgressTask {
   std::string name_;
   std::int64_t total_;
   const ProgressObserver::Callback* callback_;  // null without an observer
-  std::atomic<std::int64_t> done_{0};
+  std::atomic<std::int64_t> done_;
   Clock::time_point start_;
   std::mutex mutex_;  // guards the members below
   Clock::time_point reported_;

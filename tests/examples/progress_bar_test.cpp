@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <regex>
 #include <string>
 #include <thread>
 
@@ -15,6 +16,9 @@
 using namespace mica;
 
 namespace {
+
+// 0:02 left, or more on a busy machine.
+const std::string kShown = "sorting: 50 %, 0:[0-9]{2} left";
 
 /// Sends stderr to a descriptor during its lifetime.
 class Redirected {
@@ -37,7 +41,7 @@ void run_tasks() {
   {
     ProgressTask quick("quick", 2);
     std::this_thread::sleep_for(std::chrono::milliseconds(110));
-    quick.advance();
+    quick.advance(2);
   }
   ProgressTask task("sorting", 100);
   std::this_thread::sleep_for(std::chrono::milliseconds(2100));
@@ -61,7 +65,8 @@ TEST(ProgressBar, IsALineWithTheTimeLeftWithoutATerminal) {
     run_tasks();
   }
   close(pipe_ends[1]);
-  EXPECT_EQ(read_all(pipe_ends[0]), "sorting: 50 %, 0:02 left\n");
+  const std::string shown = read_all(pipe_ends[0]);
+  EXPECT_TRUE(std::regex_match(shown, std::regex(kShown + "\n"))) << shown;
   close(pipe_ends[0]);
 }
 
@@ -86,7 +91,7 @@ TEST(ProgressBar, IsDrawnOnATerminalAndRemovedAtTheEnd) {
   ASSERT_GT(count, 0);
   const std::string shown(buffer.data(), static_cast<std::size_t>(count));
   EXPECT_NE(shown.find("█"), std::string::npos) << shown;
-  EXPECT_NE(shown.find("sorting: 50 %, 0:02 left"), std::string::npos) << shown;
+  EXPECT_TRUE(std::regex_search(shown, std::regex(kShown))) << shown;
   EXPECT_EQ(shown.find("quick"), std::string::npos) << shown;
   EXPECT_TRUE(shown.ends_with("\r\x1b[K")) << shown;
   close(screen);

@@ -531,7 +531,7 @@ TEST_F(Pretrained, ReportsProgress) {
   io::load(folder_ / "x.safetensors");
   io::save_gguf(folder_ / "x.gguf", {{"weight", ones({2, 32})}});
   io::load_gguf(folder_ / "x.gguf");
-  io::save_gguf(folder_ / "llama.gguf", io::load_pretrained<nn::Llama>(kFixtures / "llama3"));
+  io::save_gguf(folder_ / "llama.gguf", io::load_pretrained<nn::Llama>(kFixtures / "smollm"));
   io::load_pretrained(folder_ / "llama.gguf");
   EXPECT_EQ(tasks, (std::set<std::string>{"loading the weights", "converting the model", "merging the adapters",
                                           "writing llama.gguf", "reading llama.gguf", "converting llama.gguf",
