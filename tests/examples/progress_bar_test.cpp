@@ -86,15 +86,12 @@ TEST(ProgressBar, IsDrawnOnATerminalAndRemovedAtTheEnd) {
     const Redirected stderr_to(screen);
     run_tasks();
   }
-  std::array<char, 4096> buffer{};
-  const ssize_t count = read(terminal, buffer.data(), buffer.size());
-  ASSERT_GT(count, 0);
-  const std::string shown(buffer.data(), static_cast<std::size_t>(count));
+  close(screen);  // so that reading ends with an error after all that was written
+  const std::string shown = read_all(terminal);
   EXPECT_NE(shown.find("█"), std::string::npos) << shown;
   EXPECT_TRUE(std::regex_search(shown, std::regex(kShown))) << shown;
   EXPECT_EQ(shown.find("quick"), std::string::npos) << shown;
   EXPECT_TRUE(shown.ends_with("\r\x1b[K")) << shown;
-  close(screen);
   close(terminal);
 }
 
