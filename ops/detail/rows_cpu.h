@@ -14,20 +14,11 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/half_cpu.h>
+#include <mica/core/pack_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/core/tensor.h>
 
 namespace mica::kernels {
-
-// A vector of kLanes<S> numbers. In arithmetic with a scalar, the scalar is used for each of them.
-template <class S>
-struct PackOf {
-  typedef S Type __attribute__((vector_size(64)));
-};
-template <class S>
-using Pack = typename PackOf<S>::Type;
-template <class S>
-constexpr std::int64_t kLanes = 64 / sizeof(S);
 
 // V is a pack or a single number.
 template <class V, class S>
@@ -52,19 +43,7 @@ V multiply_add(V a, S b, S c) {
     return a * b + c;
 #endif
   } else {
-    using Register = typename Eigen::internal::packet_traits<S>::type;
-    if constexpr (sizeof(Register) == sizeof(V)) {
-      return (V)Eigen::internal::pmadd((Register)a, Eigen::internal::pset1<Register>(b),
-                                       Eigen::internal::pset1<Register>(c));
-    } else {
-      Register parts[sizeof(V) / sizeof(Register)];
-      std::memcpy(parts, &a, sizeof(V));
-      for (Register& part : parts) {
-        part = Eigen::internal::pmadd(part, Eigen::internal::pset1<Register>(b), Eigen::internal::pset1<Register>(c));
-      }
-      std::memcpy(&a, parts, sizeof(V));
-      return a;
-    }
+    return mica::multiply_add(a, filled_pack(b), filled_pack(c));
   }
 }
 
@@ -90,11 +69,11 @@ template <class S, class Body>
 void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
   using V = Pack<S>;
   std::int64_t i = begin;
-  for (; i + kUnrolled * kLanes<S> <= end; i += kUnrolled * kLanes<S>) {
-    [&]<int... k>(std::integer_sequence<int, k...>) { (body.template operator()<V, k>(i + k * kLanes<S>), ...); }
+  for (; i + kUnrolled * kPackWidth<S> <= end; i += kUnrolled * kPackWidth<S>) {
+    [&]<int... k>(std::integer_sequence<int, k...>) { (body.template operator()<V, k>(i + k * kPackWidth<S>), ...); }
     (std::make_integer_sequence<int, kUnrolled>{});
   }
-  for (; i + kLanes<S> <= end; i += kLanes<S>) {
+  for (; i + kPackWidth<S> <= end; i += kPackWidth<S>) {
     body.template operator()<V, 0>(i);
   }
   for (; i < end; ++i) {
@@ -115,7 +94,7 @@ class Sum {
   }
   double total() const {
     const Pack<S> pack = (packs_[0] + packs_[1]) + (packs_[2] + packs_[3]);
-    return Eigen::Map<const Eigen::Array<S, kLanes<S>, 1>>(reinterpret_cast<const S*>(&pack)).sum() + rest_;
+    return Eigen::Map<const Eigen::Array<S, kPackWidth<S>, 1>>(reinterpret_cast<const S*>(&pack)).sum() + rest_;
   }
 
  private:

@@ -363,7 +363,8 @@ TEST(Matmul, RowsDoNotDependOnEachOther) {
     for (const Tensor& w : {b, stored_transposed(b)}) {
       const Tensor few = matmul(slice(a, 0, 0, gemm::kFewRows), w);
       for (const std::int64_t rows : {1, 2, 3, 5, 7}) {
-        EXPECT_TRUE(same_bits(matmul(slice(a, 0, 0, rows), w), slice(few, 0, 0, rows))) << rows;
+        EXPECT_TRUE(same_bits(matmul(slice(a, 0, 0, rows), w), slice(few, 0, 0, rows)))
+            << name_of(dtype) << ", " << rows << " rows, strides " << w.strides()[0] << ", " << w.strides()[1];
       }
       for (const std::int64_t column : {0, 31, 64, 69}) {
         EXPECT_TRUE(same_bits(matmul(slice(a, 0, 0, 3), slice(w, 1, column, column + 1)),

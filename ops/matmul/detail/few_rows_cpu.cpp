@@ -16,7 +16,7 @@
 //
 //     b    column n       ────────────►  from memory, in one stream per thread; converted in registers
 //     a    rows 0 … R−1   ────────────►  from the caches
-//                                        sums in registers, two packs for each row of a
+//                                        sums in registers, 128 bytes for each row of a
 //
 // Contiguous rows: the result is a weighted sum of b's rows. A thread has a strip of columns, whose sums stay in the L1
 // cache. It adds kLines rows of b at a time.
@@ -33,13 +33,16 @@ constexpr std::int64_t kGrain = 1 << 16;  // with fewer elements of b per thread
 constexpr std::int64_t kStrip = 1 << 10;  // the most columns of a strip
 constexpr std::int64_t kAhead = 3072;     // bytes from a read to its prefetch, farther than the hardware prefetcher
 
-/// Prefetches the memory kAhead bytes after two packs. The address may be past the end of b.
-template <class T>
-void prefetch_packs(const T* at) {
+constexpr int kSums = static_cast<int>(128 / kPackBytes);  // packs that are added up separately
+// Rows of a whose sums fit in registers, beside packs of b.
+constexpr int kRowsAtOnce = std::clamp(kPackRegisters * 3 / 4 / kSums, 1, static_cast<int>(kFewRows));
+
+/// Prefetches the memory kAhead bytes after `count` elements. The address may be past the end of b.
+template <std::int64_t count, class T>
+void prefetch(const T* at) {
   constexpr std::int64_t kLine = 64;
 #pragma GCC unroll 4
-  for (std::int64_t byte = 0; byte < static_cast<std::int64_t>(2 * kPackWidth<Accumulate<T>> * sizeof(T));
-       byte += kLine) {
+  for (std::int64_t byte = 0; byte < count * static_cast<std::int64_t>(sizeof(T)); byte += kLine) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + byte));
   }
 }
@@ -85,37 +88,56 @@ struct Problem {
   Matrix<T> b;
 };
 
-/// sums[r] = the dot product of row r of a and a column of b. Even and odd packs are summed separately; the last packs
-/// are padded with zeros.
+/// sums[r] = the dot product of row r of a and a column of b. The sum of element k of each 128 bytes is kept separately
+/// (of each half, if the sums are double), whatever the size of a pack; the last packs are padded with zeros.
 template <class T, int R>
-void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T> (&sums)[R]) {
+void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T>* sums) {
   using S = Accumulate<T>;
   constexpr std::int64_t kWidth = kPackWidth<S>;
-  Pack<S> even[R] = {};
-  Pack<S> odd[R] = {};
+  Pack<S> packs[R][kSums] = {};
   std::int64_t k = 0;
-  for (; k + 2 * kWidth <= depth; k += 2 * kWidth) {
-    prefetch_packs(column + k);
-    const Pack<S> first = load_pack(column + k);
-    const Pack<S> second = load_pack(column + k + kWidth);
+  for (; k + kSums * kWidth <= depth; k += kSums * kWidth) {
+    prefetch<kSums * kWidth>(column + k);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      even[r] += first * load_pack(a + r * depth + k);
-      odd[r] += second * load_pack(a + r * depth + k + kWidth);
+    for (int i = 0; i < kSums; ++i) {
+      const Pack<S> b = load_pack(column + k + i * kWidth);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        packs[r][i] = multiply_add(b, load_pack(a + r * depth + k + i * kWidth), packs[r][i]);
+      }
     }
   }
-  if (k < depth) {
-    const std::int64_t firsts = std::min(kWidth, depth - k), seconds = depth - k - firsts;
-    const Pack<S> first = load_part(column + k, firsts);
-    const Pack<S> second = load_part(column + k + firsts, seconds);
-    for (int r = 0; r < R; ++r) {
-      even[r] += first * load_part(a + r * depth + k, firsts);
-      odd[r] += second * load_part(a + r * depth + k + firsts, seconds);
+#pragma GCC unroll 8
+  for (int i = 0; i < kSums; ++i, k += kWidth) {
+    const std::int64_t count = std::clamp<std::int64_t>(depth - k, 0, kWidth);
+    if (count > 0) {
+      const Pack<S> b = load_part(column + k, count);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        packs[r][i] = multiply_add(b, load_part(a + r * depth + k, count), packs[r][i]);
+      }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    sums[r] = sum_of(even[r] + odd[r]);
+#pragma GCC unroll 4
+    for (int half = kSums / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < half; ++i) {
+        packs[r][i] += packs[r][i + half];
+      }
+    }
+    sums[r] = sum_of(packs[r][0]);
+  }
+}
+
+/// The same for any R, for at most kRowsAtOnce rows at a time: the column then comes from the L1 cache.
+template <class T, int R>
+void all_dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T>* sums) {
+  constexpr int kNow = std::min(R, kRowsAtOnce);
+  dot_products<T, kNow>(depth, a, column, sums);
+  if constexpr (R > kNow) {
+    all_dot_products<T, R - kNow>(depth, a + kNow * depth, column, sums + kNow);
   }
 }
 
@@ -125,7 +147,7 @@ void write_columns(const Problem<T>& p, std::int64_t begin, std::int64_t end, st
   using S = Accumulate<T>;
   for (std::int64_t column = begin; column < end; ++column) {
     S sums[R];
-    dot_products<T, R>(p.depth, p.a, p.b.data + column * p.b.column, sums);
+    all_dot_products<T, R>(p.depth, p.a, p.b.data + column * p.b.column, sums);
     const S start = bias == nullptr ? S{0} : static_cast<S>(bias[column]);
     for (int r = 0; r < R; ++r) {
       out[r * n + column] = static_cast<Out>(sums[r] + start);
@@ -149,7 +171,7 @@ void add_lines(const Problem<T>& p, std::int64_t k, std::int64_t lines, std::int
       const Pack<S> values = left >= kWidth ? load_pack(from) : load_part(from, left);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        added[r] += a[r * p.depth + line] * values;
+        added[r] = multiply_add(filled_pack(a[r * p.depth + line]), values, added[r]);
       }
     }
 #pragma GCC unroll 8

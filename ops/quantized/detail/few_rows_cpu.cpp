@@ -13,7 +13,7 @@
 // A word holds 32 / bits integers of one column, and the words of adjacent columns are adjacent. A thread has a strip
 // of columns, and processes it chunk by chunk along K. A chunk has up to 64 rows of the weight, all in one group:
 //
-//     a chunk's words   ════════►  pack after pack of columns: integers are converted to floats in registers and
+//     a chunk's words   ════════►  64 bytes of words after the other: integers are converted to floats in registers and
 //                                  multiplied by x, acc = Σ (q − zero) · x
 //     scale, offset     ════════►  sums += scale · acc + offset · Σ x
 
@@ -21,9 +21,10 @@ namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kWidth = kPackWidth<float>;  // columns of a pack
-constexpr std::int64_t kMostChunk = 64;             // the most rows of the weight in a chunk
-constexpr std::int64_t kLeastStrip = 128;           // columns
+constexpr std::int64_t kPacks = 64 / kPackBytes;             // packs that are computed at once
+constexpr std::int64_t kWidth = kPacks * kPackWidth<float>;  // and their columns
+constexpr std::int64_t kMostChunk = 64;                      // the most rows of the weight in a chunk
+constexpr std::int64_t kLeastStrip = 128;                    // columns
 constexpr std::int64_t kMostStrip = 512;
 
 using Words = Pack<std::uint32_t>;
@@ -100,7 +101,7 @@ void widen_strip(const Tensor& x, std::int64_t at, std::int64_t count, float* to
     const T* const from = x.data<T>() + at;
     std::int64_t c = 0;
     if constexpr (!std::is_same_v<T, double>) {
-      for (; c + kWidth <= count; c += kWidth) {
+      for (; c + kPackWidth<float> <= count; c += kPackWidth<float>) {
         store_pack(to + c, load_pack(from + c));
       }
     }
@@ -175,37 +176,54 @@ class Product {
     }
   }
 
-  /// Adds chunk i of a pack of columns to the sums, from column c of the strip on. A row of words has `stride` columns.
+  /// Adds chunk i of kWidth columns to the sums, from column c of the strip on. A row of words has `stride` columns.
   /// Not inlined into its two callers, which would double the compile time of 15 s and save no run time.
   template <int kBits, int R>
   [[gnu::noinline]] void add_chunk(const std::uint32_t* words, std::int64_t stride, std::int64_t lines,
                                    const Rows& rows, std::int64_t i, const Grid& grid, std::int64_t c,
                                    float* sums) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
-    constexpr int kSums = 2;  // independent accumulators, so that consecutive additions overlap
-    Pack<float> acc[R][kSums] = {};
-    const Pack<float> zero = load_pack(grid.zero.data() + c);
+    constexpr int kSums = 2;                      // independent accumulators, so that consecutive additions overlap
+    constexpr int kAtOnce = R <= 2 ? kPacks : 1;  // packs whose sums fit in registers
+    Pack<float> acc[R][kSums][kPacks] = {};
+    Pack<float> zero[kPacks];
+    for (int p = 0; p < kPacks; ++p) {
+      zero[p] = load_pack(grid.zero.data() + c + p * kPackWidth<float>);
+    }
     const float* x = rows.x.data() + i * chunk_;
     for (std::int64_t line = 0; line < lines; ++line, x += kPerWord) {
-      const Words some = load_words(words + line * stride);
       // Prefetches the same columns of the next chunk. Past the end of the weight, that does nothing.
       __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(words) +
                                                        static_cast<std::uintptr_t>(4 * (line + lines) * stride)));
+#pragma GCC unroll 4
+      for (int first = 0; first < kPacks; first += kAtOnce) {
+        Words some[kAtOnce];
+        for (int p = 0; p < kAtOnce; ++p) {
+          some[p] = load_words(words + line * stride + (first + p) * kPackWidth<float>);
+        }
 #pragma GCC unroll 32
-      for (int j = 0; j < kPerWord; ++j) {
-        const Pack<float> value = integers<kBits>(some, j * kBits) - zero;
+        for (int j = 0; j < kPerWord; ++j) {
+#pragma GCC unroll 4
+          for (int p = 0; p < kAtOnce; ++p) {
+            const Pack<float> value = integers<kBits>(some[p], j * kBits) - zero[first + p];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          acc[r][j % kSums] += value * x[r * rows.stride + j];
+            for (int r = 0; r < R; ++r) {
+              Pack<float>& sum = acc[r][j % kSums][first + p];
+              sum = multiply_add(value, filled_pack(x[r * rows.stride + j]), sum);
+            }
+          }
         }
       }
     }
-    const Pack<float> scale = load_pack(grid.scale.data() + c), offset = load_pack(grid.offset.data() + c);
+    for (int p = 0; p < kPacks; ++p, c += kPackWidth<float>) {
+      const Pack<float> scale = load_pack(grid.scale.data() + c), offset = load_pack(grid.offset.data() + c);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Pack<float> sum = acc[r][0] + acc[r][1];
-      float* const to = sums + r * kMostStrip + c;
-      store_pack(to, load_pack(to) + scale * sum + offset * rows.sums[static_cast<std::size_t>(r * rows.chunks + i)]);
+      for (int r = 0; r < R; ++r) {
+        const Pack<float> sum = acc[r][0][p] + acc[r][1][p];
+        float* const to = sums + r * kMostStrip + c;
+        const Pack<float> total = filled_pack(rows.sums[static_cast<std::size_t>(r * rows.chunks + i)]);
+        store_pack(to, multiply_add(offset, total, multiply_add(scale, sum, load_pack(to))));
+      }
     }
   }
 
