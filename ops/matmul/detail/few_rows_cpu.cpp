@@ -88,8 +88,9 @@ struct Problem {
   Matrix<T> b;
 };
 
-/// sums[r] = the dot product of row r of a and a column of b. The sum of element k of each 128 bytes is kept separately
-/// (of each half, if the sums are double), whatever the size of a pack; the last packs are padded with zeros.
+/// sums[r] = the dot product of row r of a and a column of b. Adds up every 32nd product separately (every 16th if sums
+/// are double), and then these sums pairwise, so that the order does not depend on the size of a pack. The last packs
+/// are padded with zeros.
 template <class T, int R>
 void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T>* sums) {
   using S = Accumulate<T>;

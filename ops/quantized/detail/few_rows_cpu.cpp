@@ -13,15 +13,15 @@
 // A word holds 32 / bits integers of one column, and the words of adjacent columns are adjacent. A thread has a strip
 // of columns, and processes it chunk by chunk along K. A chunk has up to 64 rows of the weight, all in one group:
 //
-//     a chunk's words   ════════►  64 bytes of words after the other: integers are converted to floats in registers and
-//                                  multiplied by x, acc = Σ (q − zero) · x
+//     a chunk's words   ════════►  64 bytes at a time: integers are converted to floats in registers and multiplied by
+//                                  x, acc = Σ (q − zero) · x
 //     scale, offset     ════════►  sums += scale · acc + offset · Σ x
 
 namespace mica::kernels {
 
 namespace {
 
-constexpr std::int64_t kPacks = 64 / kPackBytes;             // packs that are computed at once
+constexpr std::int64_t kPacks = 64 / kPackBytes;             // packs in 64 bytes of words
 constexpr std::int64_t kWidth = kPacks * kPackWidth<float>;  // and their columns
 constexpr std::int64_t kMostChunk = 64;                      // the most rows of the weight in a chunk
 constexpr std::int64_t kLeastStrip = 128;                    // columns
@@ -184,7 +184,7 @@ class Product {
                                    float* sums) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
     constexpr int kSums = 2;                      // independent accumulators, so that consecutive additions overlap
-    constexpr int kAtOnce = R <= 2 ? kPacks : 1;  // packs whose sums fit in registers
+    constexpr int kAtOnce = R <= 2 ? kPacks : 1;  // packs computed at once: their sums must fit in registers
     Pack<float> acc[R][kSums][kPacks] = {};
     Pack<float> zero[kPacks];
     for (int p = 0; p < kPacks; ++p) {
