@@ -72,7 +72,7 @@ TEST(ProgressBar, IsALineWithTheTimeLeftWithoutATerminal) {
 
 TEST(ProgressBar, IsDrawnOnATerminalAndRemovedAtTheEnd) {
   if (getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
-    GTEST_SKIP() << "mpirun's terminals are not shown to anybody";
+    GTEST_SKIP() << "under mpirun, no output counts as a terminal";
   }
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   ASSERT_GE(terminal, 0);
