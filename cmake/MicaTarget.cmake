@@ -49,7 +49,7 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-
 # Template loops are marked as vectorizable; clang warns for types that it cannot vectorize.
 target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-pass-failed>)
 # Variants of a kernel must be bit-identical, so the compiler must not choose where to fuse multiplications and
-# additions. Vectors wider than the CPU's are never passed between files, so the warning does not apply.
+# additions. Vectors are never passed between files, so the warning about their ABI does not apply.
 set_source_files_properties(ops/norm/detail/norm_cpu.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 # Quantized blocks must be bit-identical to those of ggml.
 set_source_files_properties(io/detail/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
