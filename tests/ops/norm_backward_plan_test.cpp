@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <set>
 #include <sstream>
 #include <string>
@@ -41,7 +42,12 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
     EXPECT_EQ(plan_norm_backward(case_of(100, columns, 8)).kernel, columns <= 4096 ? held : looped) << columns;
   }
   for (const int size : {2, 4}) {
-    EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 128, size)).kernel, held);
+    for (const std::int64_t columns : {8, 64, 128, 256}) {
+      EXPECT_EQ(plan_norm_backward(case_of(1'000'000, columns, size)).kernel, streamed) << columns << ", " << size;
+      NormBackwardCase old = case_of(1'000'000, columns, size);
+      old.clusters = false;
+      EXPECT_EQ(plan_norm_backward(old).kernel, held) << columns << ", " << size;
+    }
     EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 129, size)).kernel, size == 2 ? streamed : held);
     EXPECT_EQ(plan_norm_backward(case_of(1'000'000, 4001, size)).kernel, streamed);
   }
@@ -109,16 +115,44 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
     int cluster;
   };
   for (const Expected& e :
-       {Expected{1024, 2, 32, 128, 4, 1}, Expected{8192, 2, 32, 512, 1, 1}, Expected{16384, 2, 32, 512, 1, 2},
+       {Expected{1024, 2, 32, 128, 4, 1},    Expected{8192, 2, 32, 512, 1, 1},     Expected{16384, 2, 32, 512, 1, 2},
         Expected{131'072, 2, 32, 512, 1, 8}, Expected{262'144, 2, 32, 512, 1, 16}, Expected{768, 4, 32, 96, 5, 1},
-        Expected{8192, 4, 32, 512, 1, 1}, Expected{65536, 4, 32, 512, 1, 8}, Expected{262'144, 4, 32, 512, 1, 16},
-        Expected{511, 4, 32, 32, 16, 1}, Expected{16383, 2, 32, 512, 1, 1}, Expected{16383, 4, 32, 128, 4, 8}}) {
+        Expected{8192, 4, 32, 512, 1, 1},    Expected{65536, 4, 32, 512, 1, 8},    Expected{262'144, 4, 32, 512, 1, 16},
+        Expected{511, 4, 32, 32, 16, 1},     Expected{16383, 2, 32, 512, 1, 1},    Expected{16383, 4, 32, 128, 4, 8},
+        Expected{64, 2, 8, 8, 64, 1},        Expected{72, 2, 16, 16, 32, 1},       Expected{136, 2, 32, 32, 16, 1},
+        Expected{384, 2, 32, 32, 16, 1},     Expected{512, 2, 32, 64, 8, 1},       Expected{576, 2, 32, 64, 8, 1},
+        Expected{680, 2, 32, 96, 5, 1},      Expected{1280, 2, 32, 160, 3, 1},     Expected{1288, 2, 32, 96, 5, 1},
+        Expected{10'240, 2, 32, 448, 1, 1},  Expected{10'248, 2, 32, 352, 1, 2},   Expected{4, 4, 8, 8, 64, 1},
+        Expected{128, 4, 16, 16, 32, 1},     Expected{256, 4, 32, 32, 16, 1},      Expected{260, 4, 32, 64, 8, 1}}) {
     const NormBackwardPlan plan = plan_norm_backward(case_of(1'000'000, e.columns, e.size));
     const rows::StreamPlan& p = plan.stream;
     EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
               std::tuple(e.lanes, e.threads, e.groups, e.cluster))
         << e.columns << ", " << e.size;
   }
+}
+
+// Of aligned rows: up to which length threads have this many packs, and shared memory this many rows.
+TEST(NormBackwardPlan, PacksAndRowsInSharedMemory) {
+  struct Range {
+    std::int64_t last;
+    int packs;
+    int depth;
+  };
+  const auto expect_ranges = [](int size, std::initializer_list<Range> ranges) {
+    const std::int64_t step = 16 / size;
+    std::int64_t columns = step;
+    for (const Range& range : ranges) {
+      for (; columns <= range.last; columns += step) {
+        const NormBackwardPlan plan = plan_norm_backward(case_of(1000, columns, size));
+        ASSERT_EQ(std::pair(plan.stream.packs, plan.depth), std::pair(range.packs, range.depth))
+            << columns << ", " << size;
+      }
+    }
+  };
+  expect_ranges(2, {Range{256, 1, 4}, Range{384, 2, 2}, Range{512, 1, 3}, Range{672, 2, 2}, Range{1280, 1, 3},
+                    Range{8192, 2, 2}, Range{10'240, 3, 2}, Range{16'384, 2, 4}});
+  expect_ranges(4, {Range{256, 2, 4}, Range{1024, 2, 2}, Range{8192, 4, 2}});
 }
 
 // For many lengths: the threads have room for all columns of a row, shared memory suffices, and a cluster that begins a
@@ -137,7 +171,8 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           const NormBackwardPlan plan = plan_norm_backward(c);
           const rows::StreamPlan& p = plan.stream;
           if (plan.kernel != streamed) {
-            EXPECT_TRUE(packs || size == 4 ? columns <= 256 : columns <= (rows == 9 ? 8192 : 64) || columns > 196'608)
+            EXPECT_FALSE(packs) << columns;
+            EXPECT_TRUE(size == 4 ? columns <= 256 : columns <= (rows == 9 ? 8192 : 64) || columns > 196'608)
                 << columns;
             continue;
           }

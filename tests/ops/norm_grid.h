@@ -91,6 +91,15 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
     for (const std::int64_t columns : {8193, 16'392, 20'001, 32'769, 50'257, 131'071, 131'073, 262'136, 262'145}) {
       add(5, columns);
     }
+    // Rows of packs of 16 bytes that warps, blocks and clusters share in backward: fewer rows than a block has teams,
+    // and so many that all teams reuse their shared memory.
+    for (const std::int64_t columns : {24, 72, 100, 200, 256, 320, 384, 512, 576, 640, 1280, 1536, 10'248}) {
+      for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{37}, 2'500'000 / columns | 1}) {
+        if (!pairs.skips()) {
+          add(rows, columns);
+        }
+      }
+    }
     for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{4005, 4005},
                                         {1030, 4096},
                                         {300, 16'384},
@@ -112,8 +121,8 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
 inline std::vector<std::int64_t> some_columns(Device device) {
   std::vector<std::int64_t> columns = {1, 7, 64, 100, 256, 500, 768, 1600, 4005, 9001};
   if (device.is_cuda()) {
-    columns.insert(columns.end(), {8192, 12'288, 16'384, 20'001, 20'008, 50'000, 66'679, 123'479, 131'072, 131'073,
-                                   262'144, 300'007, 524'288});
+    columns.insert(columns.end(), {128, 320, 8192, 12'288, 16'384, 20'001, 20'008, 50'000, 66'679, 123'479, 131'072,
+                                   131'073, 262'144, 300'007, 524'288});
   }
   return columns;
 }

@@ -160,15 +160,15 @@ TEST(RMSNorm, EachKernel) {
       cases = {{float32, float32, 1151, 7},       {float32, float32, 1151, 64},      {float32, float32, 1151, 128},
                {float32, float32, 1151, 260},     {float32, float32, 1151, 301},     {float32, float32, 300, 1604},
                {float32, float32, 300, 4005},     {float32, float32, 300, 8192},     {float32, float32, 80, 9001},
-               {float32, float32, 3, 100'001},    {float16, float16, 1151, 100},     {float16, float32, 1151, 264},
-               {float16, float16, 1151, 768},     {float16, float16, 1151, 1024},    {float16, float16, 600, 2048},
+               {float32, float32, 3, 100'001},    {float16, float16, 1151, 100},     {float16, float32, 6500, 264},
+               {float16, float16, 2100, 768},     {float16, float16, 2100, 1024},    {float16, float16, 600, 2048},
                {bfloat16, bfloat16, 500, 4096},   {bfloat16, float32, 200, 9000},    {bfloat16, bfloat16, 200, 11'000},
                {bfloat16, float32, 200, 12'288},  {bfloat16, bfloat16, 200, 15'000}, {float16, float16, 150, 16'384},
                {float16, float16, 80, 16'392},    {float16, float16, 300, 4001},     {float16, float16, 5, 20'001},
                {bfloat16, bfloat16, 20'000, 128}, {float32, float32, 9000, 200},     {float16, float32, 9000, 256},
                {float64, float64, 300, 1000},     {float64, float64, 5, 20'001},     {bfloat16, bfloat16, 84'000, 201},
                {float16, float32, 3200, 2001},    {bfloat16, bfloat16, 650, 13'001}, {float16, float16, 430, 20'001},
-               {bfloat16, bfloat16, 16, 200'001}};
+               {bfloat16, bfloat16, 16, 200'001}, {float16, float16, 43'000, 64}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

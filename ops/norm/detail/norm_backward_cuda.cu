@@ -23,13 +23,24 @@ struct Stage2 {
   W* out;             // (N)
 };
 
-// Adds every 16th partial row, from row i on, in order.
+// Adds every 16th partial row, from row i on, in order. Loads kAtOnce rows at a time: even if fewer are left, no load
+// waits for another one. Adding a zero for an absent row changes no bit, as `sum` is never -0.
 template <class S>
 __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns, int i) {
+  constexpr int kAtOnce = 9;
+  const S* next = partials + i * columns;
   S sum = 0;
-#pragma unroll 9
-  for (std::int64_t row = i; row < rows; row += kStage2Warps) {
-    sum += partials[row * columns];
+#pragma unroll 1
+  for (int left = (static_cast<int>(rows) - i + kStage2Warps - 1) / kStage2Warps; left > 0; left -= kAtOnce) {
+    S values[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j, next += kStage2Warps * columns) {
+      values[j] = j < left ? *next : S(0);
+    }
+#pragma unroll
+    for (const S value : values) {
+      sum += value;
+    }
   }
   return sum;
 }

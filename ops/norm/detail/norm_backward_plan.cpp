@@ -9,6 +9,7 @@ namespace {
 using rows::StreamPlan;
 
 constexpr int kMostThreads = 512;  // per block
+constexpr std::int64_t kShortRow = 256;
 
 struct StreamShape {
   int packs = 0;  // per thread; 0: rows do not stream
@@ -29,10 +30,21 @@ int cluster_of(std::int64_t columns, int elements) {
   return cluster <= 16 ? cluster : 0;
 }
 
-// Rows of 16-bit elements, read in packs of 8.
+// Rows of up to kShortRow columns, read in packs of `pack` elements: 8 elements for each lane.
+StreamShape shape_of_short_rows(std::int64_t columns, int pack) {
+  return {.packs = 8 / pack, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
+}
+
+// Longer rows of 16-bit elements, read in packs of 8. Measured on an H200.
 StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
-  if (columns <= 12288) {
-    return {.packs = columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3, .depth = 2};
+  if (columns <= 384) {
+    return {.packs = 2, .depth = 2};  // a warp has a row
+  }
+  if (columns <= 512 || (columns > 672 && columns <= 1280)) {
+    return {.packs = 1, .depth = 3};
+  }
+  if (columns <= 10240) {
+    return {.packs = columns <= 8192 ? 2 : 3, .depth = 2};
   }
   if (columns <= 16384) {
     return {.packs = 2, .depth = 4, .cluster = 2};
@@ -43,7 +55,7 @@ StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
   return {.packs = cluster > 0 ? 4 : 0, .depth = has_room ? 6 : 5, .cluster = cluster, .chunks = 2};
 }
 
-// Rows of float32, read in packs of 4.
+// The same for float32, read in packs of 4.
 StreamShape shape_of_float32(std::int64_t columns) {
   if (columns <= 8192) {
     return {.packs = columns <= 1024 ? 2 : 4, .depth = 2};
@@ -55,11 +67,8 @@ StreamShape shape_of_float32(std::int64_t columns) {
   return {.packs = cluster > 0 ? 8 : 0, .depth = 5, .cluster = cluster, .chunks = 4};
 }
 
-// Rows of three matrices: x, dy and dsum.
+// The same for rows of three matrices: x, dy and dsum.
 StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
-  if (columns <= 256) {
-    return {.packs = pack == 8 ? 1 : 2, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
-  }
   if (columns <= (pack == 8 && !drops ? 12288 : 8192)) {
     const int packs = pack == 4 ? columns <= 1024 ? 2 : 4 : columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3;
     return {.packs = packs, .depth = packs == 1 ? 4 : 2};
@@ -121,14 +130,16 @@ StreamShape shape_of_float32_elements(std::int64_t columns) {
 
 StreamShape shape_of(const NormBackwardCase& c) {
   const int pack = 16 / c.size;
-  if (c.source != GradientSource::y) {
-    return c.packs ? shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum) : StreamShape{};
-  }
   if (!c.packs) {
-    return c.size == 4 ? shape_of_float32_elements(c.columns) : shape_of_pairs(c.rows, c.columns);
+    return c.source != GradientSource::y ? StreamShape{}
+           : c.size == 4                 ? shape_of_float32_elements(c.columns)
+                                         : shape_of_pairs(c.rows, c.columns);
   }
-  if (c.columns <= 256) {
-    return {};  // held
+  if (c.columns <= kShortRow) {
+    return shape_of_short_rows(c.columns, pack);
+  }
+  if (c.source != GradientSource::y) {
+    return shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
   }
   return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
 }

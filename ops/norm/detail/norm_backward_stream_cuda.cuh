@@ -405,35 +405,36 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 template <class Policy, class T, class W, class F>
 void with_pack_shapes(const F& f) {
   constexpr bool kSums = Policy::kAdds;
-  constexpr int kOne = kSums ? 4 : 2;  // depth with one pack per thread
+  constexpr int kOne = kSums ? 4 : 3;  // depth with one pack per thread, in a block
   if constexpr (sizeof(T) == 2) {
+    f(StreamShape<8, 1, Team::warp, 8, 1, 4>{});
+    f(StreamShape<8, 1, Team::warp, 16, 1, 4>{});
+    f(StreamShape<8, 1, Team::warp, 32, 1, 4>{});
     f(StreamShape<8, 1, Team::block, 32, 1, kOne>{});
     f(StreamShape<8, 2, Team::block, 32, 1, 2>{});
     f(StreamShape<8, 2, Team::cluster, 32, 1, 4>{});
     if constexpr (!Policy::kDrops) {
       f(StreamShape<8, 3, Team::block, 32, 1, 2>{});
     }
+    if constexpr (!kSums) {
+      f(StreamShape<8, 2, Team::warp, 32, 1, 2>{});
+      f(StreamShape<8, 4, Team::cluster, 32, 2, 6>{});
+      if constexpr (sizeof(W) == 4) {
+        f(StreamShape<8, 4, Team::cluster, 32, 2, 5>{});
+      }
+    }
   } else {
-    f(StreamShape<4, 2, Team::block, 32, 1, 2>{});
-    f(StreamShape<4, 4, Team::block, 32, 1, 2>{});
-  }
-  if constexpr (kSums && sizeof(T) == 2) {
-    f(StreamShape<8, 1, Team::warp, 8, 1, 4>{});
-    f(StreamShape<8, 1, Team::warp, 16, 1, 4>{});
-    f(StreamShape<8, 1, Team::warp, 32, 1, 4>{});
-  } else if constexpr (kSums) {
     f(StreamShape<4, 2, Team::warp, 8, 1, 4>{});
     f(StreamShape<4, 2, Team::warp, 16, 1, 4>{});
     f(StreamShape<4, 2, Team::warp, 32, 1, 4>{});
-    f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
-  } else if constexpr (sizeof(T) == 2) {
-    f(StreamShape<8, 4, Team::cluster, 32, 2, 6>{});
-    if constexpr (sizeof(W) == 4) {
-      f(StreamShape<8, 4, Team::cluster, 32, 2, 5>{});
+    f(StreamShape<4, 2, Team::block, 32, 1, 2>{});
+    f(StreamShape<4, 4, Team::block, 32, 1, 2>{});
+    if constexpr (kSums) {
+      f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
+    } else {
+      f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
+      f(StreamShape<4, 8, Team::cluster, 32, 4, 5>{});
     }
-  } else {
-    f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
-    f(StreamShape<4, 8, Team::cluster, 32, 4, 5>{});
   }
 }
 
