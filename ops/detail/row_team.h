@@ -33,6 +33,7 @@ struct RowPlan {
   int rows = 1;         // per block
   int cluster = 1;      // blocks that share a row
   int slab = 0;         // columns of a row per block
+  int ahead = 0;        // if streamed, how many rows are copied ahead of their use
 
   bool operator==(const RowPlan&) const = default;
 };

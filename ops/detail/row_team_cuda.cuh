@@ -144,6 +144,10 @@ class HeldPacks {
 /// In a cluster, each warp sends its result into the shared memory of every block, where an mbarrier counts the
 /// arriving bytes. So a block waits only for these numbers. A cluster barrier would also wait until the other blocks'
 /// writes to global memory are visible.
+///
+/// joined() waits for the other warps at once. With leave() and take(), a warp may instead leave its result for the
+/// next row before it takes that of this row. This needs four buffers: a warp leaves its result for row r + 4 after it
+/// has taken row r + 2. Then all warps have left their results for row r + 2 and have therefore taken row r.
 template <class Found, Team kTeam, int kBuffers = 1>
 class Exchange {
   using Number = NumberOf<Found>;
@@ -187,30 +191,19 @@ class Exchange {
     if constexpr (!kWarps) {
       return warp;
     } else {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      const int buffer = kBuffers == 1 ? 0 : round_ % kBuffers;
-      leave(buffer, warp, rank * warps_ + static_cast<int>(threadIdx.x) / kWarp, lane);
-      Found all = warp.empty();
-#pragma unroll 2
-      for (int place = lane; place < blocks_ * warps_; place += kWarp) {
-        Found other = warp.empty();
-        other.for_numbers([&](int k, Number& number) { number = shared_.numbers[buffer][k][place]; });
-        all.join(other);
-      }
-      ++round_;
-      return all.over_lanes(kWarp);
+      leave(warp, rank);
+      return take(warp);
     }
   }
 
- private:
-  __device__ void expect(int buffer) {
-    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps_ * kNumbers * static_cast<int>(sizeof(Number)));
-  }
-
-  /// Stores a warp's result and waits for those of the other warps.
-  __device__ void leave(int buffer, Found& warp, int place, int lane) {
+  /// Gives a warp's result to the other warps.
+  __device__ void leave(Found warp, int rank) {
+    static_assert(kWarps);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int place = rank * warps_ + static_cast<int>(threadIdx.x) / kWarp;
+    const int buffer = buffer_of(left_);
     if constexpr (kCluster) {
-      if (round_ == 0) {
+      if (left_ == 0) {
         cuda::wait_for_cluster();  // until all blocks have initialized their barriers
       }
       if (lane < blocks_) {
@@ -218,22 +211,47 @@ class Exchange {
           cuda::send(&shared_.numbers[buffer][k][place], lane, number, &shared_.arrived[buffer]);
         });
       }
-      cuda::wait(&shared_.arrived[buffer], round_ / kBuffers % 2);
+    } else if (lane == 0) {
+      warp.for_numbers([&](int k, Number& number) { shared_.numbers[buffer][k][place] = number; });
+    }
+    ++left_;
+  }
+
+  /// Waits for the results of all warps and combines them. `warp` is what this warp has left.
+  __device__ Found take(const Found& warp) {
+    static_assert(kWarps);
+    const int buffer = buffer_of(taken_);
+    if constexpr (kCluster) {
+      cuda::wait(&shared_.arrived[buffer], taken_ / kBuffers % 2);
       if (kBuffers > 1 && threadIdx.x == 0) {
-        expect(buffer);  // for this buffer's next round, two rounds from now
+        expect(buffer);  // for the next use of this buffer
       }
     } else {
-      if (lane == 0) {
-        warp.for_numbers([&](int k, Number& number) { shared_.numbers[buffer][k][place] = number; });
-      }
       __syncthreads();
     }
+    Found all = warp.empty();
+#pragma unroll 2
+    for (int place = static_cast<int>(threadIdx.x) % kWarp; place < blocks_ * warps_; place += kWarp) {
+      Found other = warp.empty();
+      other.for_numbers([&](int k, Number& number) { number = shared_.numbers[buffer][k][place]; });
+      all.join(other);
+    }
+    ++taken_;
+    return all.over_lanes(kWarp);
   }
+
+ private:
+  __device__ void expect(int buffer) {
+    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps_ * kNumbers * static_cast<int>(sizeof(Number)));
+  }
+
+  __device__ static int buffer_of(int round) { return kBuffers == 1 ? 0 : round % kBuffers; }
 
   Shared& shared_;
   int warps_;
   int blocks_;
-  int round_ = 0;
+  int left_ = 0;   // rounds in which this warp has left its result
+  int taken_ = 0;  // rounds whose results it has taken
 };
 
 /// Calls f(i) for i = first, first + step, … < end, unrolled by kAtOnce so that several loads can be in flight.

@@ -15,13 +15,17 @@ using held::Team;
 namespace {
 
 constexpr int kSharedMemory = 227 << 10;  // the most bytes per block
+// Bytes with which streamed rows exchange sums: four buffers for two numbers of each of 256 warps, and their barriers.
+constexpr int kExchange = 4 * (2 * 256 * 4 + 8);
 
-RowPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16, bool clusters = true) {
+RowPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16, bool clusters = true,
+             bool masked = false) {
   return plan_softmax({.columns = columns,
                        .element_size = element_size,
                        .alignment = alignment,
                        .clusters = clusters,
-                       .backward = backward});
+                       .backward = backward,
+                       .masked = masked});
 }
 
 template <class F>
@@ -31,11 +35,14 @@ void for_problems(const F& f) {
       for (const bool backward : {false, true}) {
         for (const int alignment : {size, 8, 16}) {
           for (const bool clusters : {false, true}) {
-            f(SoftmaxProblem{.columns = n,
-                             .element_size = size,
-                             .alignment = alignment,
-                             .clusters = clusters,
-                             .backward = backward});
+            for (const bool masked : {false, true}) {
+              f(SoftmaxProblem{.columns = n,
+                               .element_size = size,
+                               .alignment = alignment,
+                               .clusters = clusters,
+                               .backward = backward,
+                               .masked = masked});
+            }
           }
         }
       }
@@ -67,6 +74,14 @@ TEST(SoftmaxPlan, CoversRows) {
       EXPECT_EQ(n % p.pack, 0) << n;
       EXPECT_EQ(p.slab % p.pack, 0) << n;
       EXPECT_EQ(problem.alignment % (p.pack * problem.element_size), 0) << n;
+    }
+    EXPECT_EQ(p.ahead > 0, p.held == Held::streamed) << n;
+    if (p.held == Held::streamed) {
+      EXPECT_FALSE(problem.backward || problem.masked) << n;
+      EXPECT_EQ(p.pack * problem.element_size, 16) << n;
+      EXPECT_FALSE(p.packed) << n;
+      EXPECT_LE(p.ahead, 16) << n << ": wait_copies() counts to 15";
+      EXPECT_LE(std::int64_t{p.ahead} * p.threads * p.elements * problem.element_size + kExchange, kSharedMemory) << n;
     }
   });
 }
@@ -106,7 +121,11 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
       EXPECT_EQ(plan(16'392, size, backward).held, Held::registers);
       EXPECT_EQ(plan(16'392, size, backward).team, Team::cluster);
       EXPECT_EQ(plan(16'391, size, backward).held, Held::shared_memory);
-      EXPECT_EQ(plan(262'144, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(32'768, size, backward).held, Held::registers);
+      EXPECT_EQ(plan(32'776, size, backward).held, backward ? Held::registers : Held::streamed);
+      EXPECT_EQ(plan(32'776, size, backward, 16, true, /*masked=*/true).held, Held::registers);
+      EXPECT_EQ(plan(262'144, size, backward).held, backward ? Held::registers : Held::streamed);
+      EXPECT_EQ(plan(262'144, size, backward, 16, true, /*masked=*/true).held, Held::registers);
       EXPECT_EQ(plan(262'143, size, backward).held, Held::shared_memory);
       EXPECT_EQ(plan(10'000'000, size, backward).held, Held::nowhere);
     }
@@ -116,6 +135,20 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
   EXPECT_EQ(plan(16'392, 2, false, 16, /*clusters=*/false).held, Held::shared_memory);
   EXPECT_EQ(plan(131'072, 2, false, 16, /*clusters=*/false).held, Held::nowhere);
   EXPECT_EQ(plan(600, 8).held, Held::shared_memory);  // a double takes two registers
+}
+
+// Backward of float32 in clusters: two blocks fit on a multiprocessor, unless rows are too long or masked.
+TEST(SoftmaxPlan, BackwardUsesSmallBlocksIfItCan) {
+  for (const std::int64_t n : {16'388, 24'576, 24'580, 32'768, 65'536, 183'488, 196'608}) {
+    EXPECT_LE(plan(n, 4, true).threads, kMostThreadsOfTwo) << n;
+    EXPECT_EQ(plan(n, 4, true).elements, 32) << n;
+  }
+  EXPECT_EQ(plan(24'576, 4, true).cluster, 2);
+  EXPECT_EQ(plan(24'580, 4, true).cluster, 4);
+  EXPECT_EQ(plan(24'580, 4, true, 16, true, /*masked=*/true).cluster, 2);
+  EXPECT_EQ(plan(196'612, 4, true).cluster, 16);
+  EXPECT_GT(plan(196'612, 4, true).threads, kMostThreadsOfTwo);
+  EXPECT_EQ(plan(32'768, 2, true).threads, held::kMostTeamThreads);
 }
 
 TEST(CrossEntropyPlan, CoversRows) {

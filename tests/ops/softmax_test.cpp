@@ -159,6 +159,7 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
   const std::string op = backward ? "softmax_backward_" : "softmax_";
   switch (plan.held) {
     case held::Held::registers: return op + (plan.team == held::Team::cluster ? "held<cluster>" : "held");
+    case held::Held::streamed: return op + "streamed";
     case held::Held::shared_memory:
       return op + (offset != 0 ? "looped" : plan.team == held::Team::cluster ? "staged<cluster>" : "staged<block>");
     default: return op + "looped";
@@ -172,9 +173,9 @@ TEST(Softmax, EachKernel) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float16, bfloat16, float64}) {
       for (const std::int64_t n :
-           {8,    65,   92,     97,     128,    136,    193,    268,    320,    328,     384,
-            512,  513,  769,    776,    1024,   1025,   1032,   3080,   3081,   4096,    4353,
-            6772, 8200, 12'288, 12'296, 16'384, 16'391, 16'392, 24'501, 40'001, 100'000, 300'001}) {
+           {8,      65,     92,     97,     128,    136,    193,    268,    320,    328,     384,     512,
+            513,    769,    776,    1024,   1025,   1032,   3080,   3081,   4096,   4353,    6772,    8200,
+            12'288, 12'296, 16'384, 16'391, 16'392, 24'501, 32'768, 32'776, 40'001, 100'000, 196'616, 300'001}) {
         const std::int64_t rows = n < 1000 ? 37 : n < 20'000 ? 3 : 2;
         if (device.is_cpu() && n > 20'000) {
           continue;  // the CPU has a single kernel
@@ -201,6 +202,30 @@ TEST(Softmax, EachKernel) {
           }
         }
       }
+    }
+  }
+}
+
+// A cluster processes several rows one after another, an even or an odd number of them. The CPU has no clusters.
+TEST(Softmax, MoreRowsThanClusters) {
+  if (!gpu_has_clusters()) {
+    GTEST_SKIP() << "needs a GPU with clusters";
+  }
+  const std::int64_t rows = 300;
+  const std::int64_t n = 32'776;
+  std::vector<float> centers(rows);  // differ, so that the maximum or the sum of another row would be noticed
+  for (std::int64_t i = 0; i < rows; ++i) {
+    centers[i] = static_cast<float>(i % 7);
+  }
+  for (const DType dtype : {float32, bfloat16}) {
+    const Tensor x = (randn({rows, n}) + from_data(centers, {rows, 1})).to(dtype).to(Device::cuda());
+    for (const bool log : {false, true}) {
+      const std::string what = fmt::format("{} rows of {} {}{}", rows, n, dtype, log ? ", log" : "");
+      const cuda::LaunchRecord record;
+      const Tensor y = apply(x, 1, log);
+      expect_launched(record, x.device(), {"softmax_streamed"}, what);
+      expect_forward(y, x, 1, log, what);
+      EXPECT_TRUE(to_vector<float>(apply(x, 1, log)) == to_vector<float>(y)) << what << ": other bits in a second run";
     }
   }
 }
@@ -314,7 +339,7 @@ TEST(Softmax, SameBitsForAnyNumberOfThreads) {
 TEST(Softmax, RowDoesNotDependOnItsNeighbors) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, bfloat16}) {
-      for (const std::int64_t n : {5, 33, 1000, 5001, 40'001}) {
+      for (const std::int64_t n : {5, 33, 1000, 5001, 40'001, 100'000}) {
         // A row's address does not matter, either: rows of odd length begin at different offsets from a multiple of 16
         // bytes.
         const Tensor row = randn({1, n}, dtype, device);

@@ -47,6 +47,13 @@ struct HeldLayout {
   }
 };
 
+/// The same, but compiled for blocks of at most kMostThreads threads, kBlocks of which fit on a multiprocessor.
+template <class L, int kMostThreads, int kBlocks>
+struct BoundedLayout : L {
+  static constexpr int kThreads = kMostThreads;
+  static constexpr int least_blocks(int) { return kBlocks; }
+};
+
 /// A pack of equal elements.
 template <int V, class T>
 __device__ Pack<T, V> pack_of_one(T value) {

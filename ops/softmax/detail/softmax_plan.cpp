@@ -29,6 +29,12 @@ constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
 constexpr int kStagedBytes = 256;
 constexpr int kStagedBytesBackward = 128;
 
+// In forward, aligned rows that are longer are streamed. Shorter ones are faster with one row per cluster.
+constexpr std::int64_t kMostHeldColumns = 32768;
+constexpr std::int64_t kMostAhead = 8;
+// Bytes of shared memory per block for the rows ahead. The exchange of sums needs 8 KB more.
+constexpr std::int64_t kStreamedBytes = 218 << 10;
+
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 /// The number of threads of a block that share `columns` columns, if each holds up to `elements` of them.
@@ -94,19 +100,35 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
     plan.packed = narrow && !problem.backward && n > kSlab / 2;
     return plan;
   }
-  for (int blocks = 2; problem.clusters && aligned && blocks <= held::kMostCluster; blocks *= 2) {
-    const std::int64_t slab = round_up((n + blocks - 1) / blocks, kSlabUnit);
-    if (slab <= kSlab) {
-      plan.team = Team::cluster;
-      plan.elements = most;
-      plan.threads = threads_for(slab, most);
-      plan.packed = narrow && !problem.backward;
-      plan.cluster = blocks;
-      plan.slab = static_cast<int>(slab);
-      return plan;
-    }
+  if (!problem.clusters || !aligned) {
+    return {};
   }
-  return {};
+  plan.team = Team::cluster;
+  plan.elements = most;
+  // Chooses the smallest cluster whose blocks need at most `most_threads` threads.
+  const auto divide = [&](int most_threads) {
+    for (plan.cluster = 2; plan.cluster <= held::kMostCluster; plan.cluster *= 2) {
+      const std::int64_t slab = round_up((n + plan.cluster - 1) / plan.cluster, kSlabUnit);
+      if (slab <= std::int64_t{most_threads} * most) {
+        plan.threads = threads_for(slab, most);
+        plan.slab = static_cast<int>(slab);
+        return true;
+      }
+    }
+    return false;
+  };
+  const bool two = wide && !problem.masked;  // not measured for masked rows
+  if (!(two && divide(kMostThreadsOfTwo)) && !divide(kMostTeamThreads)) {
+    return {};
+  }
+  if (!problem.backward && !problem.masked && n > kMostHeldColumns) {
+    plan.held = Held::streamed;
+    const std::int64_t row_bytes = std::int64_t{plan.threads} * plan.elements * problem.element_size;
+    plan.ahead = static_cast<int>(std::min(kMostAhead, kStreamedBytes / row_bytes));
+  } else {
+    plan.packed = narrow && !problem.backward;
+  }
+  return plan;
 }
 
 /// The plan for rows in the shared memory of a block or a cluster.

@@ -12,6 +12,7 @@ struct SoftmaxProblem {
   int alignment;     // of all pointers, in bytes; at most 16
   bool clusters;     // whether the GPU has thread block clusters
   bool backward;
+  bool masked = false;  // whether columns are masked, as in attention
 };
 
 /// Where rows are held, and by how many threads.
@@ -24,6 +25,9 @@ struct LaneShare {
 
   constexpr int columns() const { return lanes * elements; }
 };
+
+/// The most threads per block in backward of 4-byte elements in clusters, if a multiprocessor is to have two blocks.
+inline constexpr int kMostThreadsOfTwo = 384;
 
 // The shares that kernels are compiled for, by the bytes of a pack. A row gets the first one that is large enough.
 

@@ -12,6 +12,7 @@
 #include <mica/ops/softmax/detail/softmax_looped_cuda.cuh>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 #include <mica/ops/softmax/detail/softmax_staged_cuda.cuh>
+#include <mica/ops/softmax/detail/softmax_streamed_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {
 
@@ -54,7 +55,7 @@ struct SharesOfDoubles {
 };
 
 /// Calls f.operator()<L>() with the HeldLayout of a plan for rows in registers.
-template <class T, bool kBackward, class F>
+template <class T, class Rule, bool kBackward, class F>
 void with_layout(const RowPlan& plan, const F& f) {
   constexpr int kUnit = 16 / sizeof(T);
   constexpr bool kNarrow = sizeof(T) == 2;
@@ -78,7 +79,13 @@ void with_layout(const RowPlan& plan, const F& f) {
       by_lanes.template operator()<4>(SharesOf8Bytes{}, SharesOf8Bytes::Numbers{});
     }
   } else if (plan.team == Team::cluster) {
-    by_warps.template operator()<Team::cluster, kUnit, kNarrow && !kBackward, 32>();
+    using L = HeldLayout<Team::cluster, kUnit, 32, kNarrow && !kBackward>;
+    if constexpr (!kNarrow && kBackward && !Rule::kMasked) {
+      if (plan.threads <= kMostThreadsOfTwo) {
+        return f.template operator()<BoundedLayout<L, kMostThreadsOfTwo, 2>>();
+      }
+    }
+    f.template operator()<L>();
   } else if constexpr (!kNarrow) {
     if (plan.pack == kUnit) {
       by_warps.template operator()<Team::block, kUnit, false, kFewer, 32>();
@@ -124,6 +131,16 @@ void launch(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t r
       .run(kernel, name, arguments...);
 }
 
+/// Launches as many clusters as the GPU runs at a time. Each of them processes row after row.
+template <class Kernel, class... Arguments>
+void launch_streamed(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
+                     const Arguments&... arguments) {
+  cuda::Launch launch(plan.cluster, plan.threads, shared_bytes);
+  launch.cluster(plan.cluster);
+  const auto clusters = std::min<std::int64_t>(rows, launch.resident(kernel));
+  launch.grid(static_cast<unsigned>(clusters * plan.cluster)).run(kernel, name, arguments...);
+}
+
 template <class T, Kind kKind>
 void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const SoftmaxRule<T, kKind>& rule) {
   using Rule = SoftmaxRule<T, kKind>;
@@ -131,7 +148,8 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
                                      .element_size = sizeof(T),
                                      .alignment = alignment_of(x, y),
                                      .clusters = cuda::device_has_clusters(),
-                                     .backward = false});
+                                     .backward = false,
+                                     .masked = Rule::kMasked});
   const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return StagedPiece<T>::bytes(static_cast<int>(count)); };
   if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(x, y))) {
@@ -147,8 +165,15 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
       }
     }
     run(softmax_staged<T, Team::block, Rule>);
+  } else if (plan.held == Held::streamed) {
+    if constexpr (sizeof(T) < 8 && !Rule::kMasked) {
+      using L = HeldLayout<Team::cluster, 16 / sizeof(T), 32, false>;
+      const std::int64_t row_bytes = std::int64_t{plan.threads} * L::kElements * sizeof(T);
+      launch_streamed(softmax_streamed<T, L, Rule>, "softmax_streamed", plan, rows, plan.ahead * row_bytes, x, y, rows,
+                      columns, rule, plan);
+    }
   } else {
-    with_layout<T, false>(plan, [&]<class L>() {
+    with_layout<T, Rule, false>(plan, [&]<class L>() {
       launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, 0, x, y, rows, columns, rule, plan, large);
     });
   }
@@ -162,7 +187,8 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
                                      .element_size = sizeof(T),
                                      .alignment = alignment_of(y, dy, dx),
                                      .clusters = cuda::device_has_clusters(),
-                                     .backward = true});
+                                     .backward = true,
+                                     .masked = Rule::kMasked});
   const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return 2 * StagedPiece<T>::bytes(static_cast<int>(count)); };
   if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(y, dy, dx))) {
@@ -179,7 +205,7 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
     }
     run(softmax_backward_staged<T, Team::block, Rule>);
   } else {
-    with_layout<T, true>(plan, [&]<class L>() {
+    with_layout<T, Rule, true>(plan, [&]<class L>() {
       launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, 0, y, dy, dx, rows, columns, rule,
              plan, large);
     });
