@@ -67,11 +67,11 @@ TEST(LayerNorm, EachKernel) {
         expect_matches(got, reference(in), c);
       }
     }
-    expect_launched(
-        record, device,
-        {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>", "norm_forward_held_kernel<few>",
-         "norm_forward_held_kernel<stays>", "norm_forward_looped_kernel", "norm_backward_held_kernel",
-         "norm_backward_looped_kernel", "norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
+    expect_launched(record, device,
+                    {"norm_forward_short_kernel", "norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>",
+                     "norm_forward_held_kernel<few>", "norm_forward_held_kernel<stays>", "norm_forward_tiles_kernel",
+                     "norm_forward_looped_kernel", "norm_backward_held_kernel", "norm_backward_looped_kernel",
+                     "norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {
       expect_launched(record, device, {"norm_forward_stream_kernel", "norm_backward_stream_kernel"});
     }

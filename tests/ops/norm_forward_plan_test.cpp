@@ -76,6 +76,16 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // so that four blocks fit on a multiprocessor
       return;
     }
+    if (p.kernel == Kernel::short_rows) {
+      ASSERT_TRUE(s.packed) << what;
+      ASSERT_EQ(p.pack * size_of(s.x), 16u) << what;
+      ASSERT_GE(p.threads * p.packs * p.pack, s.columns) << what;
+      ASSERT_LT(p.threads * (p.packs - 1) * p.pack, s.columns) << what;  // the kernel tests only for the last pack
+      ASSERT_EQ(p.threads * p.teams, kShortBlock) << what;
+      ASSERT_EQ(p.team == RowTeam::warp, p.threads == 32) << what;
+      ASSERT_EQ(p.blocks, 1) << what;
+      return;
+    }
     if (p.kernel == Kernel::stream) {
       ASSERT_TRUE(s.clusters) << what;
       ASSERT_LE(size_of(s.x), 4u) << what;
@@ -142,11 +152,14 @@ TEST(NormForwardPlan, Stays) {
   EXPECT_FALSE(stays(65'536, 768, bfloat16, bfloat16));
   EXPECT_FALSE(stays(65'536, 769, bfloat16, float32));
   EXPECT_TRUE(stays(4096, 2048, float16, float16));
-  EXPECT_FALSE(stays(65'536, 2048, float16, float16));  // y is too large for the L2 cache
   EXPECT_TRUE(stays(65'536, 2048, float32, float32));
+  EXPECT_FALSE(stays(4096, 4096, float16, float16));
   NormShape no_bias = shape_of(4096, 2048, float16, float16);
   no_bias.parameters = false;
   EXPECT_FALSE(norm_forward_plan(no_bias).stays);
+  NormShape rms = shape_of(4096, 2048, float16, float16);
+  rms.centered = false;
+  EXPECT_FALSE(norm_forward_plan(rms).stays);
 }
 
 TEST(NormForwardPlan, FewBlocks) {
@@ -185,6 +198,9 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
 std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::looped) {
     return "a block, which rereads it | looped";
+  }
+  if (p.kernel == Kernel::short_rows) {
+    return p.team == RowTeam::warp ? "a warp | short" : fmt::format("{} lanes | short", p.threads);
   }
   if (p.kernel == Kernel::tiles) {
     return p.team == RowTeam::lanes ? "4 lanes | tiles" : "half a warp | tiles";

@@ -91,9 +91,9 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
     for (const std::int64_t columns : {8193, 16'392, 20'001, 32'769, 50'257, 131'071, 131'073, 262'136, 262'145}) {
       add(5, columns);
     }
-    // Rows of packs of 16 bytes that warps, blocks and clusters share in backward: fewer rows than a block has teams,
-    // and so many that all teams reuse their shared memory.
-    for (const std::int64_t columns : {24, 72, 100, 200, 256, 320, 384, 512, 576, 640, 1280, 1536, 10'248}) {
+    // Rows of packs of 16 bytes that lanes, warps, blocks and clusters share: fewer rows than a block has teams, and so
+    // many that each team has several, and reuses its shared memory.
+    for (const std::int64_t columns : {8, 24, 72, 100, 136, 200, 256, 320, 384, 512, 576, 640, 1280, 1536, 10'248}) {
       for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{37}, 2'500'000 / columns | 1}) {
         if (!pairs.skips()) {
           add(rows, columns);

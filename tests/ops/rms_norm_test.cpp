@@ -178,7 +178,7 @@ TEST(RMSNorm, EachKernel) {
       expect_matches(run(in, {.x = false}), expected, c);
     }
     expect_launched(record, device,
-                    {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>",
+                    {"norm_forward_short_kernel", "norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>",
                      "norm_forward_held_kernel<few>", "norm_forward_looped_kernel", "norm_backward_held_kernel",
                      "norm_backward_looped_kernel", "norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {

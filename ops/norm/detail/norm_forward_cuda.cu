@@ -41,6 +41,7 @@ void norm_forward(Cuda, const NormForward& args) {
   const NormForwardPlan plan = plan_of(args);
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
+    case NormForwardPlan::Kernel::short_rows: return forward_short(args, plan);
     case NormForwardPlan::Kernel::tiles: return forward_tiles(args, plan);
     case NormForwardPlan::Kernel::stream: return forward_stream(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);

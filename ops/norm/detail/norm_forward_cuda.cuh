@@ -3,6 +3,7 @@
 // Shared by forward's CUDA kernels. T is the type of x and y, W that of weight and bias, and S that of sums: float, or
 // double if T is double. V is the number of columns in a pack, and P is the number of packs of a row that a thread has.
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -38,8 +39,8 @@ struct Forward {
   T* y;
   S* mean;  // null if not wanted or not centered; then mean_rest is null, too
   S* mean_rest;
-  S* rstd;                 // null if not wanted; then mean is null, too
-  bool inputs_last_in_l2;  // whether x and residual are loaded with evict_last, so that results leave L2 first
+  S* rstd;        // null if not wanted; then mean is null, too
+  bool is_large;  // whether y is too large to stay in the L2 cache
 
   /// The matrix that RowsAhead copies. Forward has only one.
   template <int>
@@ -233,6 +234,52 @@ class KeptParameters {
   W cut_bias_;
 };
 
+// weight and bias in shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one
+// part of each pack, so that neighboring lanes read adjacent parts. A thread's packs are kLanes packs apart.
+template <class W, int V, int kLanes>
+class SharedParameters {
+ public:
+  static constexpr int kPart = 16 / sizeof(W);
+
+  /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
+  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
+      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
+    W* const shared = reinterpret_cast<W*>(memory);
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int step = blockDim.x * blockDim.y * kPart;
+#pragma unroll 1
+    for (int column = thread * kPart; column < columns; column += step) {
+      store(shared + place(column), load_or<kPart>(weight, column, 1));
+      store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+    }
+  }
+
+  static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(W)); }
+
+  __device__ bool both() const { return true; }
+
+  /// Returns weight and bias of pack i, kPart columns from its column `part` on.
+  template <bool, class S>
+  __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart]) const {
+    const int packs = i * kLanes;
+    const int from = packs / kWarp * (kWarp * V) + packs % kWarp * kPart + part / kPart * (kWarp * kPart);
+    unpack(load<kPart>(weight_ + from), w);
+    unpack(load<kPart>(bias_ + from), b);
+  }
+
+ private:
+  static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
+
+  // The index in shared memory of the part that begins at `column`.
+  __device__ static int place(int column) {
+    const int pack = column / V;
+    return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
+  }
+
+  const W* weight_;
+  const W* bias_;
+};
+
 /// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are
 /// those of the scaled row.
 template <class N, class T, class W, class S>
@@ -272,12 +319,33 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
+// Computes a row that is not finite, or whose squares overflow: a warp reads x again, and writes y to `y_row`. The
+// moments are those of kLanes lanes.
+template <class N, int kLanes, class T, class W>
+__device__ void write_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* y_row) {
+  using S = Accumulate<T>;
+  const T* const x_row = a.x + row * a.columns;
+  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+  const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
+  const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll 1
+  for (int column = lane; column < static_cast<int>(a.columns); column += kWarp) {
+    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+    y_row[column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+  }
+  if (lane == 0) {
+    write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
+  }
+}
+
 // On the host.
 
 template <class T, class W>
 Forward<T, W> rows_of(const NormForward& args) {
   using S = Accumulate<T>;
-  constexpr std::size_t kKeptInL2 = 40 << 20;  // bytes of results that stay in the L2 cache
   return {.rows = args.rows,
           .columns = args.columns,
           .x = args.x.data<T>(),
@@ -289,8 +357,16 @@ Forward<T, W> rows_of(const NormForward& args) {
           .mean = args.mean.data_or_null<S>(),
           .mean_rest = mean_rest_of<S>(args.mean),
           .rstd = args.rstd.data_or_null<S>(),
-          // The next kernel finds smaller results in the cache, which is better than finding the inputs there.
-          .inputs_last_in_l2 = args.y.bytes() * (args.sum.defined() ? 2 : 1) > kKeptInL2};
+          .is_large = args.y.bytes() > std::size_t{40} << 20};
+}
+
+/// The number of persistent blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would
+/// have a single turn. Up to 16 times as many as can run at once balance the load if some multiprocessors are slower
+/// than others. But each block loads the parameters, so there are more than can run at once only if each has at least
+/// `turns` turns.
+inline unsigned blocks_of_turns(std::int64_t wanted, int turns, int resident) {
+  const std::int64_t waves = std::clamp<std::int64_t>(wanted / turns / resident, 1, 16);
+  return static_cast<unsigned>(std::min(wanted, waves * resident));
 }
 
 /// The dtype of weight and bias; if both are undefined, that of x.
@@ -330,6 +406,7 @@ void on_norm_with_pairs(const NormForward& args, const F& f) {
 // The launchers. Each launches the kernel that `plan` describes.
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
+void forward_short(const NormForward& args, const NormForwardPlan& plan);
 void forward_tiles(const NormForward& args, const NormForwardPlan& plan);
 void forward_stream(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args, const NormForwardPlan& plan);

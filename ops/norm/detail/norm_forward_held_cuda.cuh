@@ -217,15 +217,14 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   if (!H::kStays && H::kTeam == RowTeam::warp && !place.present) {
     return;  // if rows share a warp, its lanes without a row are needed for shuffles
   }
-  const std::uint64_t policy = !H::kKeepsInL2 ? 0 : a.inputs_last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
   RowPacks<H> row;
   const std::int64_t begin = (place.present ? place.row : 0) * a.columns;
-  row.load_from(a.x + begin, place, policy);
+  row.load_from(a.x + begin, place, a.is_large);
   const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory);
   if constexpr (!H::kStays) {
     const T* rows = a.x;
     if constexpr (H::kAdds) {
-      row.add(addends, begin, place, policy);
+      row.add(addends, begin, place);
       rows = addends.sum;
     }
     normalize_row<false>(a, rows, p, row, place, parameters, moments[0], blockIdx.x);
@@ -233,13 +232,13 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     if constexpr (H::kShares) {
       __syncthreads();
     }
-    int block = blockIdx.x;
+    int block = held::opaque(static_cast<int>(blockIdx.x));  // otherwise one kernel would spill two registers
 #pragma unroll 1
     for (int turn = 0; std::int64_t{block} * p.teams < a.rows; turn ^= 1) {
       RowPacks<H> current = row;
       const Place<H> next(p, a.rows, a.columns, threadIdx.x, block + gridDim.x);
       if (next.present) {
-        row.load_from(a.x + next.row * a.columns, next, policy);
+        row.load_from(a.x + next.row * a.columns, next, a.is_large);
       }
       if (H::kLanes < kWarp || place.present) {
         normalize_row<true>(a, a.x, p, current, place, parameters, moments[turn], block);
@@ -258,15 +257,19 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
                         unsigned wanted) {
   const int resident = H::kShares ? launch.resident(kernel)
                                   : H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
-  const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
   // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
-  const bool turns = is_large && !is_long && (H::kTeam != RowTeam::block || (H::kShares && H::P > 2));
-  const unsigned most = resident * (turns ? 4 : 1);
-  if (H::kShares && is_long && wanted > most) {  // about the same number of rows for each block
-    const unsigned rows = (wanted + most - 1) / most;
-    return (wanted + rows - 1) / rows;
+  if constexpr (!H::kShares) {
+    return blocks_of_turns(wanted, /*turns=*/4, resident);
+  } else {
+    const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
+    const bool more = is_large && !is_long && (H::kTeam != RowTeam::block || H::P > 2);
+    const unsigned most = resident * (more ? 4 : 1);
+    if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
+      const unsigned rows = (wanted + most - 1) / most;
+      return (wanted + rows - 1) / rows;
+    }
+    return std::min(wanted, most);
   }
-  return std::min(wanted, most);
 }
 
 template <class H, class T, class W>
@@ -277,7 +280,7 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
   if constexpr (H::kStays) {
-    blocks = staying_blocks<H>(kernel, p, launch, a.inputs_last_in_l2, blocks);
+    blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
   }
   constexpr const char* kName = H::kStays                    ? "norm_forward_held_kernel<stays>"
                                 : H::kFew                    ? "norm_forward_held_kernel<few>"
@@ -295,7 +298,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
     constexpr bool kHasFew = N::kSource == Source::x && V >= 4;
-    constexpr bool kMayStay = kHasFew && (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2));
+    constexpr bool kMayStay = kHasFew && N::kCentered && (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2));
     constexpr bool kAlwaysStays = kMayStay && kTeam != RowTeam::block;
     if constexpr (kMayStay) {
       if (kAlwaysStays || p.stays) {
@@ -324,15 +327,19 @@ void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const N
   };
   bool done = false;
   if constexpr (sizeof(T) == 2) {
-    done = one_of.template operator()<8, RowTeam::lanes, 8, 1>() ||
-           one_of.template operator()<8, RowTeam::lanes, 16, 1>() ||
-           one_of.template operator()<8, RowTeam::warp, kWarp, 1, 2, 3, 4>() ||
+    done = one_of.template operator()<8, RowTeam::warp, kWarp, 3, 4>() ||
            one_of.template operator()<8, RowTeam::block, kWarp, 2, 3, 4>();
-  } else if constexpr (sizeof(T) == 4) {
-    done = one_of.template operator()<4, RowTeam::lanes, 8, 2>() ||
-           one_of.template operator()<4, RowTeam::warp, kWarp, 1, 2, 3, 4>();
     if constexpr (kAdds) {
-      done = done || one_of.template operator()<4, RowTeam::block, kWarp, 2, 4>();
+      done = done || one_of.template operator()<8, RowTeam::lanes, 8, 1>() ||
+             one_of.template operator()<8, RowTeam::lanes, 16, 1>() ||
+             one_of.template operator()<8, RowTeam::warp, kWarp, 1, 2>();
+    }
+  } else if constexpr (sizeof(T) == 4) {
+    done = one_of.template operator()<4, RowTeam::warp, kWarp, 3, 4>();
+    if constexpr (kAdds) {
+      done = done || one_of.template operator()<4, RowTeam::lanes, 8, 2>() ||
+             one_of.template operator()<4, RowTeam::warp, kWarp, 1, 2>() ||
+             one_of.template operator()<4, RowTeam::block, kWarp, 2, 4>();
     } else {
       if constexpr (N::kCentered) {
         done = done || one_of.template operator()<4, RowTeam::block, kWarp, 2, 4, 8>();

@@ -82,14 +82,9 @@ struct HeldShape {
     return kBytes <= 16 ? 8 : kBytes <= 32 || (sizeof(T) == 4 && kBytes <= 64) ? 6 : 4;
   }();
 
-  // Whether x may be loaded with the L2 cache policy evict_last. Results then leave the cache in the order in which
-  // they were written, which DRAM writes faster. Persistent blocks load rows while they write others, and gain nothing
-  // from it unless the parameters are in shared memory.
-  static constexpr bool kKeepsInL2 =
-      sizeof(Pack<T, V>) == 16 && !kFew &&
-      (kAdds || (kStays           ? kShares
-                 : sizeof(T) == 2 ? kTeam == RowTeam::block
-                                  : sizeof(T) == 4 && (P == 8 || (kTeam != RowTeam::block && P == 4))));
+  // Whether x is always loaded with the L2 cache policy evict_last, and not only if y is large. Without it, a warp's
+  // 16-bit rows of RMS norms are faster.
+  static constexpr bool kKeepsInL2 = N::kCentered || kTeam == RowTeam::block || sizeof(T) != 2;
 };
 
 // Exchanges moments between the warps of a team: all warps of the block or, if kSeveral, those that share one of its
@@ -214,17 +209,18 @@ class RowPacks {
   static constexpr int P = H::P;
 
  public:
-  __device__ void load_from(const T* row, const Place<H>& place, std::uint64_t policy) {
-    load_packs<H::kKeepsInL2>(row + place.first, place, policy, packs_);
+  __device__ void load_from(const T* row, const Place<H>& place, bool is_large) {
+    H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, place, packs_)
+                              : load_packs<false>(row + place.first, place, packs_);
     if constexpr (N::kCentered && !H::kAdds) {
       first_.set(0, load<kFirst<T, V>>(row));
     }
   }
 
   /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
-  __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place, std::uint64_t policy) {
+  __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place) {
     Packs residuals;
-    load_packs<sizeof(Pack<T, V>) == 16>(a.residual + begin + place.first, place, policy, residuals);
+    load_packs<true>(a.residual + begin + place.first, place, residuals);
     [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -322,13 +318,16 @@ class RowPacks {
   static constexpr bool kInPlace = std::is_same_v<T, S>;
   using Packs = held::HeldPacks<T, V, P, /*kPacked=*/true>;
 
-  template <bool kPolicy>
-  __device__ static void load_packs(const T* from, const Place<H>& place, std::uint64_t policy, Packs& packs) {
+  // kLast: packs of 16 bytes are loaded with the L2 cache policy evict_last. Results then leave the cache in the order
+  // in which they were written, which DRAM writes faster.
+  template <bool kLast>
+  __device__ static void load_packs(const T* from, const Place<H>& place, Packs& packs) {
+    [[maybe_unused]] const std::uint64_t policy = cuda::evict_last();
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       packs.set(i, {});
       if (place.has(i)) {
-        if constexpr (kPolicy) {
+        if constexpr (kLast && sizeof(Pack<T, V>) == 16) {
           packs.set(i, load_streaming<V>(from + i * H::kStep, policy));
         } else {
           packs.set(i, load_streaming<V>(from + i * H::kStep));
@@ -342,9 +341,9 @@ class RowPacks {
   S shift_;
 };
 
-// A load that remains one instruction: if branches join after an ordinary load, the compiler splits it. It also remains
-// in its place: the compiler moved ordinary loads out of loops over rows, and out of the branch that tests whether the
-// column exists.
+// A load that remains one instruction: if branches join after an ordinary load, the compiler splits it. It also
+// remains in its place: the compiler moved ordinary loads out of loops over rows, and out of the branch that tests
+// whether the column exists.
 template <int V, class T>
 __device__ Pack<T, V> load_whole(const T* from) {
   Pack<T, V> pack;
@@ -362,8 +361,8 @@ __device__ Pack<T, V> load_whole(const T* from) {
   return pack;
 }
 
-// Starts loading an array into the L2 cache, except for the elements at its ends that do not fill 16 bytes. Call it in
-// one thread. Does nothing before compute capability 9.0.
+// Starts loading an array into the L2 cache, except for the elements at its ends that do not fill 16 bytes. Call it
+// in one thread. Does nothing before compute capability 9.0.
 template <class W>
 __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 #if __CUDA_ARCH__ >= 900
@@ -376,8 +375,8 @@ __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 }
 
 // weight and bias of a thread's packs, which at() reads again for each row, kPart columns at a time. This template
-// reads them from global memory, through the L1 cache; its specializations read them from shared memory or keep them in
-// registers.
+// reads them from global memory, through the L1 cache; its specializations read them from shared memory or keep them
+// in registers.
 template <class H, ParametersIn kIn = H::kParameters>
 class Parameters {
   using N = typename H::N;
@@ -390,8 +389,8 @@ class Parameters {
   __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
       : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
-      // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for DRAM
-      // to deliver its parameters.
+      // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for
+      // DRAM to deliver its parameters.
       prefetch_to_l2(weight, columns);
       prefetch_to_l2(bias, columns);
     }
@@ -416,50 +415,10 @@ class Parameters {
   const W* bias_;
 };
 
-// weight and bias in shared memory. They are divided into parts of 16 bytes. 32 packs of V columns become V / kPart
-// runs of 32 parts, one part of each pack, so that neighboring lanes read adjacent parts.
 template <class H>
-class Parameters<H, ParametersIn::shared> {
-  using W = typename H::W;
-  static constexpr int V = H::V;
-
+class Parameters<H, ParametersIn::shared> : public SharedParameters<typename H::W, H::V, kWarp> {
  public:
-  static constexpr int kPart = 16 / sizeof(W);
-
-  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
-    W* const shared = reinterpret_cast<W*>(memory);
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    const int step = blockDim.x * blockDim.y * kPart;
-#pragma unroll 1
-    for (int column = thread * kPart; column < columns; column += step) {
-      store(shared + place(column), load_or<kPart>(weight, column, 1));
-      store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
-    }
-  }
-
-  static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(W)); }
-
-  __device__ bool both() const { return true; }
-
-  template <bool, class S>
-  __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart]) const {
-    const int from = i * H::kStep + part / kPart * (kWarp * kPart);
-    unpack(load<kPart>(weight_ + from), w);
-    unpack(load<kPart>(bias_ + from), b);
-  }
-
- private:
-  static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
-
-  // The index in shared memory of the part that begins at `column`.
-  __device__ static int place(int column) {
-    const int pack = column / V;
-    return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
-  }
-
-  const W* weight_;
-  const W* bias_;
+  using SharedParameters<typename H::W, H::V, kWarp>::SharedParameters;
 };
 
 // weight and bias in registers, for few blocks, each team of which has one row. Both must be present.

@@ -83,6 +83,36 @@ NormForwardPlan stream_plan(const NormShape& s, int pack) {
   return {};
 }
 
+/// The plan for short rows. Returns the looped plan if a row is too long, or if there is no kernel.
+NormForwardPlan short_plan(const NormShape& s, int pack) {
+  struct Share {
+    int lanes;
+    int packs;
+  };
+  // Each row of the table serves longer rows than the previous one, and leaves only the last pack of a lane empty.
+  constexpr std::array kOf16Bits{Share{8, 1}, Share{8, 2}, Share{8, 3}, Share{16, 2}, Share{16, 3}, Share{32, 2}};
+  constexpr std::array kOfFloat32{Share{8, 1}, Share{8, 2}, Share{16, 2}, Share{32, 2}};
+  const auto first_of = [&](const auto& shares) -> NormForwardPlan {
+    for (const Share& share : shares) {
+      if (s.columns <= share.lanes * share.packs * pack) {
+        return {.kernel = NormForwardPlan::Kernel::short_rows,
+                .team = share.lanes == kWarpLanes ? RowTeam::warp : RowTeam::lanes,
+                .pack = pack,
+                .packs = share.packs,
+                .threads = share.lanes,
+                .teams = kShortBlock / share.lanes,
+                .slab = share.lanes * share.packs * pack};
+      }
+    }
+    return {};
+  };
+  const bool has_kernel = s.packed && !s.adds;
+  return !has_kernel ? NormForwardPlan()
+         : pack == 8 ? first_of(kOf16Bits)
+         : pack == 4 ? first_of(kOfFloat32)
+                     : NormForwardPlan();
+}
+
 /// The plan for rows that are held in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (s.adds && pack < 4) {
@@ -198,8 +228,7 @@ bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
   if (shares(s)) {
     return p.team != RowTeam::block || s.rows >= 4 * s.multiprocessors;  // each block loads them for several rows
   }
-  const bool result_is_small = s.rows * s.columns * static_cast<std::int64_t>(size_of(s.x)) <= 40 << 20;
-  return p.team == RowTeam::block && p.packs == 2 && s.parameters && (size_of(s.x) == 4 || result_is_small);
+  return s.centered && p.team == RowTeam::block && p.packs == 2 && s.parameters;
 }
 
 }  // namespace
@@ -214,7 +243,10 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
       return pairs_plan(s);
     }
   }
-  NormForwardPlan p = stream_plan(s, pack);
+  NormForwardPlan p = short_plan(s, pack);
+  if (p.kernel == NormForwardPlan::Kernel::looped) {
+    p = stream_plan(s, pack);
+  }
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     p = held_plan(s, pack);
     p.pack = pack;

@@ -28,11 +28,12 @@ enum class RowTeam { lanes, warp, block, cluster };
 
 constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
+constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
 constexpr int kTileWarps = 4;        // warps per block in the tiles kernel
 constexpr int kTileDepth = 3;        // tiles per warp in shared memory
 
 struct NormForwardPlan {
-  enum class Kernel { held, tiles, stream, looped };
+  enum class Kernel { short_rows, held, tiles, stream, looped };
   Kernel kernel = Kernel::looped;
   RowTeam team = RowTeam::block;
   int pack = 1;        // columns per pack

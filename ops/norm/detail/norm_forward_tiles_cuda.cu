@@ -296,27 +296,6 @@ __device__ Moments<S> combine_pairs(const Moments<S> (&mine)[2], const PairShare
   }
 }
 
-// Computes a row that is not finite, or whose squares overflow. The warp reads x again from global memory, and writes y
-// over the row in shared memory.
-template <class N, int kLanes, class T, class W>
-__device__ void normalize_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* staged) {
-  using S = Accumulate<T>;
-  const T* const x_row = a.x + row * a.columns;
-  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
-  const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
-#pragma unroll 1
-  for (int column = threadIdx.x; column < static_cast<int>(a.columns); column += blockDim.x) {
-    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
-    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-    staged[column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
-  }
-  if (threadIdx.x == 0) {
-    write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
-  }
-}
-
 // The tiles of a warp, of which shared memory holds kDepth: the current one, and later ones that are being fetched.
 template <class T, class W, int kDepth>
 class TileStream {
@@ -448,7 +427,7 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, 4)
 #pragma unroll 1
         for (; left != 0; left &= left - 1) {
           const int other = __shfl_sync(kAllLanes, r, __ffs(left) - 1);
-          normalize_shrunk_row<N, kLanes>(a, first_row + other, tile + other * columns);
+          write_shrunk_row<N, kLanes>(a, first_row + other, tile + other * columns);
         }
       }
     }
