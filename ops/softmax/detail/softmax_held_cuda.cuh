@@ -65,10 +65,10 @@ __device__ Pack<T, V> pack_of_one(T value) {
   return pack;
 }
 
-/// Loads a thread's packs of a row. Packs past its end are filled with `absent`. `policy` is the L2 cache policy of the
-/// loads.
+/// Loads a thread's packs of a row. Packs past its end are filled with `absent`. The L2 cache policy is evict_last:
+/// results are evicted first, in the order in which they were written, which DRAM writes faster.
 template <class L, class Packs, class T, class S>
-__device__ void load_packs(Packs& packs, const T* row, int columns, S absent, std::uint64_t policy) {
+__device__ void load_packs(Packs& packs, const T* row, int columns, S absent) {
   using P = Pack<T, L::V>;
   // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
   // before it issues the next one.
@@ -76,6 +76,7 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, st
   const P past = pack_of_one<L::V>(static_cast<T>(absent));
   const T* const mine = row + L::first();
   const int left = columns - L::first();
+  [[maybe_unused]] const std::uint64_t policy = cuda::evict_last();
 #pragma unroll
   for (int i = 0; i < L::kPacks; ++i) {
     Words words = reinterpret_cast<const Words&>(past);
@@ -90,11 +91,6 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, S absent, st
     }
     packs.set(i, reinterpret_cast<const P&>(words));
   }
-}
-
-/// The L2 cache policy of loads.
-__device__ inline std::uint64_t policy_of(bool last_in_l2) {
-  return last_in_l2 ? cuda::evict_last() : cuda::evict_normal();
 }
 
 /// Whether the powers exp(x − largest) replace the elements x in registers.
@@ -192,7 +188,7 @@ __device__ void write_row(T* row, const Packs& packs, const Rule& rule, int colu
 template <class T, class L, class Rule>
 __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V, L::kPacks, L::kPacked>::kWords +
                                                                Rule::kExtraWords))
-    softmax_held(const T* x, T* y, std::int64_t rows, std::int64_t columns, Rule rule, RowPlan plan, bool last_in_l2) {
+    softmax_held(const T* x, T* y, std::int64_t rows, std::int64_t columns, Rule rule, RowPlan plan) {
   using S = Accumulate<T>;
   using Found = SumExp<S, typename Rule::HeldPower>;
   __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
@@ -203,7 +199,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = rule.seen(at, columns);
   HeldPacks<T, L::V, L::kPacks, L::kPacked> packs;
-  load_packs<L>(packs, x + first, seen, -std::numeric_limits<S>::infinity(), policy_of(last_in_l2));
+  load_packs<L>(packs, x + first, seen, -std::numeric_limits<S>::infinity());
 
   // 2. Reduce.
   const Found in_warp = found_in_warp<L>(packs, rule, seen, Found::nothing());
@@ -223,7 +219,7 @@ template <class T, class L, class Rule>
 __global__ void __launch_bounds__(L::kThreads,
                                   L::least_blocks(2 * BackwardPacks<T, L>::kWords + (Rule::kMasked ? 16 : 0)))
     softmax_backward_held(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t columns, Rule rule,
-                          RowPlan plan, bool last_in_l2) {
+                          RowPlan plan) {
   using S = Accumulate<T>;
   using Found = PlainSum<S>;
   __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
@@ -235,9 +231,8 @@ __global__ void __launch_bounds__(L::kThreads,
   const int seen = rule.seen(at, columns);
   BackwardPacks<T, L> outs;
   BackwardPacks<T, L> gradients;
-  const std::uint64_t policy = policy_of(last_in_l2);
-  load_packs<L>(outs, y + first, seen, S{0}, policy);
-  load_packs<L>(gradients, dy + first, seen, S{0}, policy);
+  load_packs<L>(outs, y + first, seen, S{0});
+  load_packs<L>(gradients, dy + first, seen, S{0});
 
   // 2. Reduce.
   const int left = seen - L::first();

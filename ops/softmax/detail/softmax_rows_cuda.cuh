@@ -18,10 +18,6 @@ namespace mica::kernels::softmax_rows {
 
 using held::Held;
 
-/// Results larger than this do not stay in the L2 cache until they are used. Then inputs are loaded with the policy
-/// evict_last, so that results are evicted first, in the order in which they were written, which DRAM writes faster.
-constexpr std::int64_t kLargeResult = std::int64_t{40} << 20;  // bytes
-
 /// The alignment of all pointers in bytes; at most 16.
 template <class... Pointers>
 int alignment_of(const Pointers*... pointers) {
@@ -150,7 +146,6 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = false,
                                      .masked = Rule::kMasked});
-  const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return StagedPiece<T>::bytes(static_cast<int>(count)); };
   if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(x, y))) {
     softmax_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(x, y, columns, rule);
@@ -174,7 +169,7 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     }
   } else {
     with_layout<T, Rule, false>(plan, [&]<class L>() {
-      launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, 0, x, y, rows, columns, rule, plan, large);
+      launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, 0, x, y, rows, columns, rule, plan);
     });
   }
 }
@@ -189,7 +184,6 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = true,
                                      .masked = Rule::kMasked});
-  const bool large = rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLargeResult;
   const auto bytes = [](std::int64_t count) { return 2 * StagedPiece<T>::bytes(static_cast<int>(count)); };
   if (plan.held == Held::nowhere || (plan.held == Held::shared_memory && !same_phase(y, dy, dx))) {
     softmax_backward_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(y, dy, dx, columns, rule);
@@ -207,7 +201,7 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
   } else {
     with_layout<T, Rule, true>(plan, [&]<class L>() {
       launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, 0, y, dy, dx, rows, columns, rule,
-             plan, large);
+             plan);
     });
   }
 }
