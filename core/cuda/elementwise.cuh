@@ -201,17 +201,16 @@ struct Units {
 };
 
 /// out[k][i] = f(in[i]...)[k]. A unit has V elements, but the last one has `last`, which can be less than V only if the
-/// layout has one axis. If the layout counts runs of units, the last run of each row has `last` units. last_in_l2:
-/// inputs are evicted from the L2 cache after the outputs.
+/// layout has one axis. If the layout counts runs of units, the last run of each row has `last` units.
 template <int V, bool kRuns, class F, class Out, int kOuts, class... In>
 __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, kRuns, kOuts>()))
-    elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, bool last_in_l2, Outputs<Out, kOuts> out,
-                       Input<In>... in) {
+    elementwise_kernel(F f, Layout<kOuts + sizeof...(In)> layout, int last, Outputs<Out, kOuts> out, Input<In>... in) {
   constexpr bool kReadOnce = reads_once<F>();
   constexpr int U = units_per_thread<F, Out, V, kRuns>();
   constexpr int kRun = kRuns ? kWarp * U : 1;
   constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from one unit of a thread to its next one
-  const std::uint64_t policy = !kReadOnce ? 0 : last_in_l2 ? evict_last() : evict_normal();
+  // Outputs leave the L2 cache before the inputs, in the order in which they were written, which DRAM writes faster.
+  const std::uint64_t policy = kReadOnce ? evict_last() : 0;
   std::int32_t offsets[U][kOuts + sizeof...(In)];
   std::uint32_t first = 0;
   std::uint32_t whole = 0;  // units of V elements
@@ -379,10 +378,6 @@ bool can_pack(const StridedLoop<N>& loop, int t, const void* data, int pack, std
   return loop.rank == 1 || loop.sizes[last] % pack == 0;
 }
 
-/// Results larger than this are evicted from the L2 cache before they are read. Inputs then get the policy evict_last,
-/// so that results are evicted first, in the order in which they were written, which suits DRAM.
-inline constexpr std::size_t kLargeResult = std::size_t{40} << 20;  // bytes
-
 }  // namespace cuda
 
 /// out[k][i] = f(in[i]...)[k] over all elements, for f that returns kOuts Results, or one number. A null output is not
@@ -400,10 +395,8 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::a
   }
   const std::array<Operand, sizeof...(In)> operands{Operand(in)...};
   std::array<const Tensor*, kTensors> tensors{};
-  std::size_t written = 0;
   for (int k = 0; k < kOuts; ++k) {
     tensors[k] = outs[k];
-    written += outs[k] != nullptr ? some.bytes() : 0;
   }
   [[maybe_unused]] int next = kOuts;
   ((tensors[next++] = Operand(in).tensor), ...);
@@ -432,8 +425,7 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::a
         const int rest = static_cast<int>(part.inner_size() % (V * kRun));
         cuda::elementwise_kernel<V, kRuns, F, Out, kOuts, In...>
             <<<cuda::elementwise_blocks(layout.units, kUnits, kRun), cuda::kElementwiseThreads, 0,
-               cuda::current_stream()>>>(f, layout, rest == 0 ? V * kRun : rest, written > cuda::kLargeResult, outputs,
-                                         std::get<I>(inputs)...);
+               cuda::current_stream()>>>(f, layout, rest == 0 ? V * kRun : rest, outputs, std::get<I>(inputs)...);
       };
       if (packed) {
         launch.template operator()<kPack, false>();

@@ -28,13 +28,6 @@ __device__ inline std::uint64_t evict_last() {
   return policy;
 }
 
-/// The default L2 cache policy.
-__device__ inline std::uint64_t evict_normal() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // Asynchronous copies from global to shared memory. A thread waits for groups of them, in order.
 
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
