@@ -15,6 +15,7 @@ using held::Team;
 namespace {
 
 constexpr int kSharedMemory = 227 << 10;  // the most bytes per block
+constexpr int kReserved = 1 << 10;        // bytes that a multiprocessor reserves for each block
 // Bytes with which streamed rows exchange sums: four buffers for two numbers of each of 256 warps, and their barriers.
 constexpr int kExchange = 4 * (2 * 256 * 4 + 8);
 
@@ -81,7 +82,11 @@ TEST(SoftmaxPlan, CoversRows) {
       EXPECT_EQ(p.pack * problem.element_size, 16) << n;
       EXPECT_FALSE(p.packed) << n;
       EXPECT_LE(p.ahead, 16) << n << ": wait_copies() counts to 15";
-      EXPECT_LE(std::int64_t{p.ahead} * p.threads * p.elements * problem.element_size + kExchange, kSharedMemory) << n;
+      const int blocks = held::kMostTeamThreads / p.threads;  // that share a multiprocessor
+      EXPECT_GE(blocks * p.threads, held::kMostTeamThreads / 4 * 3) << n;
+      const std::int64_t block_bytes =
+          std::int64_t{p.ahead} * p.threads * p.elements * problem.element_size + kExchange + kReserved;
+      EXPECT_LE(blocks * block_bytes, kSharedMemory + kReserved) << n;
     }
   });
 }
@@ -130,6 +135,10 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
       EXPECT_EQ(plan(10'000'000, size, backward).held, Held::nowhere);
     }
   }
+  EXPECT_EQ(plan(131'072, 2).cluster, 8);
+  EXPECT_EQ(plan(34'944, 2).cluster, 8);  // three blocks of 160 threads, instead of one of 288
+  EXPECT_EQ(plan(34'944, 2).threads, 160);
+  EXPECT_EQ(plan(145'000, 2).held, Held::registers);  // 16 blocks of 288 threads would leave too many unused
   EXPECT_EQ(plan(16'391, 2, false).team, Team::block);
   EXPECT_EQ(plan(131'071, 2, false).team, Team::cluster);
   EXPECT_EQ(plan(16'392, 2, false, 16, /*clusters=*/false).held, Held::shared_memory);

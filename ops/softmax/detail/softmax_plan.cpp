@@ -32,8 +32,10 @@ constexpr int kStagedBytesBackward = 128;
 // In forward, aligned rows that are longer are streamed. Shorter ones are faster with one row per cluster.
 constexpr std::int64_t kMostHeldColumns = 32768;
 constexpr std::int64_t kMostAhead = 8;
-// Bytes of shared memory per block for the rows ahead. The exchange of sums needs 8 KB more.
-constexpr std::int64_t kStreamedBytes = 218 << 10;
+// Bytes of shared memory that the blocks of a multiprocessor have, and those that a block needs for the exchange of
+// sums.
+constexpr std::int64_t kSharedBytesOfAll = 226 << 10;
+constexpr std::int64_t kExchangeBytes = 9 << 10;  // with 1 KB that each block reserves
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -121,14 +123,42 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   if (!(two && divide(kMostThreadsOfTwo)) && !divide(kMostTeamThreads)) {
     return {};
   }
-  if (!problem.backward && !problem.masked && n > kMostHeldColumns) {
-    plan.held = Held::streamed;
-    const std::int64_t row_bytes = std::int64_t{plan.threads} * plan.elements * problem.element_size;
-    plan.ahead = static_cast<int>(std::min(kMostAhead, kStreamedBytes / row_bytes));
-  } else {
-    plan.packed = narrow && !problem.backward;
-  }
+  plan.packed = narrow && !problem.backward;
   return plan;
+}
+
+/// The plan for long rows that stream through the shared memory of clusters. A multiprocessor has registers for
+/// kMostTeamThreads threads, in one or more blocks. Chooses the smallest cluster, unless a larger one uses these
+/// threads better. If none uses three quarters of them, rows in registers are faster.
+RowPlan plan_streamed(const SoftmaxProblem& problem, int pack) {
+  constexpr int kElements = 32;  // per thread
+  const std::int64_t n = problem.columns;
+  const bool has_kernel = problem.clusters && pack * problem.element_size == 16 && problem.element_size < 8 &&
+                          !problem.backward && !problem.masked && n > kMostHeldColumns;
+  RowPlan best;
+  int best_threads = 0;  // per multiprocessor
+  for (int cluster = 2; has_kernel && cluster <= held::kMostCluster; cluster *= 2) {
+    const std::int64_t slab = round_up((n + cluster - 1) / cluster, kSlabUnit);
+    const int threads = threads_for(slab, kElements);
+    if (threads > kMostTeamThreads) {
+      continue;
+    }
+    const int blocks = kMostTeamThreads / threads;  // per multiprocessor
+    if (threads * blocks > best_threads + best_threads / 8) {
+      const std::int64_t row_bytes = std::int64_t{threads} * kElements * problem.element_size;
+      const std::int64_t bytes = kSharedBytesOfAll / blocks - kExchangeBytes;
+      best = {.held = Held::streamed,
+              .team = Team::cluster,
+              .pack = pack,
+              .elements = kElements,
+              .threads = threads,
+              .cluster = cluster,
+              .slab = static_cast<int>(slab),
+              .ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead))};
+      best_threads = threads * blocks;
+    }
+  }
+  return best_threads >= kMostTeamThreads / 4 * 3 ? best : RowPlan();
 }
 
 /// The plan for rows in the shared memory of a block or a cluster.
@@ -159,7 +189,7 @@ RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
 
 RowPlan plan_softmax(const SoftmaxProblem& problem) {
   const int pack = pack_of(problem);
-  for (const RowPlan& plan : {plan_warp(problem, pack), plan_registers(problem, pack)}) {
+  for (const RowPlan& plan : {plan_warp(problem, pack), plan_streamed(problem, pack), plan_registers(problem, pack)}) {
     if (plan.held != Held::nowhere) {
       return plan;
     }
