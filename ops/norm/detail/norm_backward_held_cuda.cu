@@ -5,8 +5,8 @@
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_staging_cuda.cuh>
 
-// Backward for rows that do not stream: unaligned short rows, unaligned 16-bit rows of small matrices, float64, and all
-// rows on GPUs before compute capability 9.0.
+// Backward for rows that do not stream: short float32 rows, unaligned short rows, unaligned 16-bit rows of small
+// matrices, float64, and all rows on GPUs before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //

@@ -424,12 +424,12 @@ void with_pack_shapes(const F& f) {
       }
     }
   } else {
-    f(StreamShape<4, 2, Team::warp, 8, 1, 4>{});
-    f(StreamShape<4, 2, Team::warp, 16, 1, 4>{});
-    f(StreamShape<4, 2, Team::warp, 32, 1, 4>{});
     f(StreamShape<4, 2, Team::block, 32, 1, 2>{});
     f(StreamShape<4, 4, Team::block, 32, 1, 2>{});
     if constexpr (kSums) {
+      f(StreamShape<4, 2, Team::warp, 8, 1, 4>{});
+      f(StreamShape<4, 2, Team::warp, 16, 1, 4>{});
+      f(StreamShape<4, 2, Team::warp, 32, 1, 4>{});
       f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
     } else {
       f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
