@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
       if (next.present) {
         row.load_from(a.x + next.row * a.columns, next, a.is_large);
       }
-      if (H::kLanes < kWarp || place.present) {
+      if (place.present) {
         normalize_row<true>(a, a.x, p, current, place, parameters, moments[turn], block);
       }
       place = next;

@@ -74,12 +74,9 @@ struct HeldShape {
       return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
     }
     if (kStays) {
-      return kLanes == kWarp && kBytes <= 16 ? 5 : kBytes <= 48 ? 4 : 3;
+      return kBytes <= 48 ? 4 : 3;
     }
-    if (kLanes < kWarp) {
-      return 3;
-    }
-    return kBytes <= 16 ? 8 : kBytes <= 32 || (sizeof(T) == 4 && kBytes <= 64) ? 6 : 4;
+    return sizeof(T) == 4 && kBytes <= 64 ? 6 : 4;
   }();
 
   // Whether x is always loaded with the L2 cache policy evict_last, and not only if y is large. Without it, a warp's
