@@ -215,6 +215,74 @@ TEST(LayerNormNumerics, NonFiniteValuesStayInTheirRow) {
   }
 }
 
+// On a GPU, unaligned rows of a large matrix begin and end in packs that they share with other rows.
+TEST(LayerNormNumerics, NeighborsOfUnalignedRowsDoNotMatter) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(14);
+  for (const auto& [dtype, weight_dtype] : kNormTypes) {
+    if (size_of(dtype) > 2) {
+      continue;
+    }
+    for (const std::int64_t columns : {2561, 2564, 4099, 8190, 12'281, 12'283, 16'377}) {
+      constexpr std::int64_t kRows = 2123;
+      const NormCase c{dtype, weight_dtype, 3, columns};
+      Inputs in = random_inputs({dtype, weight_dtype, kRows, columns}, Device::cuda());
+      const Tensor clean = no_grad([&] { return layer_norm(in.x, {columns}, in.weight, in.bias); });
+      for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{7}, std::int64_t{1060}, kRows - 3}) {
+        const Reference expected = reference(part_of(in, begin, 3));
+        expect_rows_close(rows_of(clean, begin, 3), expected.y, expected.y_scale, columns, tolerance(c), c.name());
+      }
+      // Row r has other neighbors with each pair of rows that changes, and the last row is among the changed ones.
+      std::vector<double> x = to_vector<double>(in.x);
+      for (std::int64_t row = 0; row < kRows; row += 2) {
+        const double bad = row % 4 == 0 ? NAN : INFINITY;
+        x[row * columns] = bad;
+        x[(row + 1) * columns - 1] = bad;
+      }
+      const Tensor changed = no_grad([&] { return layer_norm(with_values(x, in.x), {columns}, in.weight, in.bias); });
+      for (const std::int64_t row :
+           {std::int64_t{1}, std::int64_t{3}, std::int64_t{6}, std::int64_t{1061}, kRows - 1}) {
+        if (row % 2 == 1) {
+          expect_same_bits(rows_of(changed, row, 1), rows_of(clean, row, 1), fmt::format("{}, row {}", c.name(), row));
+        } else {
+          for (const double y : to_vector<double>(rows_of(changed, row, 1))) {
+            ASSERT_TRUE(std::isnan(y)) << c.name() << ", row " << row;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same, for rows whose squares overflow float32, and for rows whose first elements are far from the others.
+TEST(LayerNormNumerics, UnalignedRowsOfExtremeValues) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  manual_seed(15);
+  constexpr std::int64_t kRows = 2114;
+  for (const std::int64_t columns : {2567, 13'001}) {
+    Inputs in = random_inputs({bfloat16, float32, kRows, columns}, Device::cuda());
+    std::vector<double> x = to_vector<double>(in.x);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i) {
+        const bool is_outlier = row % 3 == 1 && i - row * columns < 12;
+        x[i] = row % 3 == 0 ? std::clamp(x[i], -4.0, 4.0) * 1e30 : is_outlier ? 1000 : x[i] + 100;
+      }
+    }
+    in.x = with_values(x, in.x);
+    const Tensor y = no_grad([&] { return layer_norm(in.x, {columns}, in.weight, in.bias); });
+    for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{1050}, kRows - 9}) {
+      const Inputs part = part_of(in, begin, 9);
+      const Reference expected = reference(part);
+      expect_rows_close(rows_of(y, begin, 9), expected.y, expected.y_scale, columns,
+                        tolerance({bfloat16, float32, 9, columns}), fmt::format("{} columns, from {}", columns, begin));
+    }
+  }
+}
+
 TEST(LayerNormNumerics, RowsDoNotDependOnHowManyThereAre) {
   manual_seed(12);
   for (const Device device : test_devices()) {

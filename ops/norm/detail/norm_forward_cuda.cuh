@@ -236,21 +236,33 @@ class KeptParameters {
 
 // weight and bias in shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one
 // part of each pack, so that neighboring lanes read adjacent parts. A thread's packs are kLanes packs apart.
-template <class W, int V, int kLanes>
+template <class W, int V, int kLanes, bool kEdges = false>
 class SharedParameters {
  public:
   static constexpr int kPart = 16 / sizeof(W);
 
   /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
-  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
+  /// With kEdges, rows begin `phase` elements after the beginning of their first pack; `first` is counted from there.
+  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory,
+                              int phase = 0)
+      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns + phase)) {
     W* const shared = reinterpret_cast<W*>(memory);
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    const int step = blockDim.x * blockDim.y * kPart;
+    const int threads = blockDim.x * blockDim.y;
+    if constexpr (kEdges) {
+#pragma unroll 8  // so that as many loads are in flight
+      for (int column = thread; column < columns; column += threads) {
+        const int in_packs = column + phase;
+        W* const to = shared + place(in_packs / kPart * kPart) + in_packs % kPart;
+        store(to, load_or<1>(weight, column, 1));
+        store(to + padded(columns + phase), load_or<1>(bias, column, 0));
+      }
+    } else {
 #pragma unroll 1
-    for (int column = thread * kPart; column < columns; column += step) {
-      store(shared + place(column), load_or<kPart>(weight, column, 1));
-      store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+      for (int column = thread * kPart; column < columns; column += threads * kPart) {
+        store(shared + place(column), load_or<kPart>(weight, column, 1));
+        store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+      }
     }
   }
 

@@ -108,6 +108,17 @@ __device__ void write_elements(const RowPacks<H>& row, const Place<H>& place, S 
   }
 }
 
+// Writes those elements of pack i that are in the row.
+template <class H, class T, int V>
+__device__ void store_edge(const Place<H>& place, int i, T* y, const Pack<T, V>& pack) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (j >= place.first_of(i) && j < place.end_of(i)) {
+      y[j] = pack.at[j];
+    }
+  }
+}
+
 // Writes y of a thread's packs. kBoth: weight and bias are known to be present.
 template <bool kBoth, class H, class S>
 __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
@@ -130,7 +141,14 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
           value = H::N::kCentered ? fma(fma(value, rstd, offset), w[j], b[j]) : value * rstd * w[j];
         }
       }
-      store(y + i * H::kStep, pack_of<typename H::T>(values));
+      const Pack<typename H::T, H::V> pack = pack_of<typename H::T>(values);
+      if constexpr (!H::kEdges) {
+        store(y + i * H::kStep, pack);
+      } else if (place.is_edge(i)) {
+        store_edge(place, i, y + i * H::kStep, pack);
+      } else {
+        store_whole(y + i * H::kStep, pack);
+      }
     }
   }
 }
@@ -156,8 +174,8 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
   for (int i = 0; i < H::P * H::V; ++i) {
-    if (place.has(i / H::V)) {
-      const std::int64_t column = place.first + i / H::V * H::kStep + i % H::V;
+    const int column = place.first - place.phase + i / H::V * H::kStep + i % H::V;
+    if (column >= 0 && column < place.columns - place.phase) {
       const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
       const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
       const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
@@ -193,7 +211,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     if (threadIdx.x == 0) {
       write_statistics<typename H::N>(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
     }
-    T* const y = a.y + place.row * a.columns + place.first;
+    T* const y = a.y + place.begin(a.columns) + place.first;
     const auto write = [&]<bool kPresent>() {
       if constexpr (H::V == 1) {
         write_elements<kPresent>(row, place, m.a, rstd, parameters, y);
@@ -218,9 +236,11 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     return;  // if rows share a warp, its lanes without a row are needed for shuffles
   }
   RowPacks<H> row;
-  const std::int64_t begin = (place.present ? place.row : 0) * a.columns;
-  row.load_from(a.x + begin, place, a.is_large);
-  const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory);
+  const std::int64_t begin = place.present ? place.begin(a.columns) : 0;
+  if (!H::kEdges || place.present) {
+    row.load_from(a.x + begin, place, a.is_large, place.row + 1 == a.rows);
+  }
+  const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory, place.phase);
   if constexpr (!H::kStays) {
     const T* rows = a.x;
     if constexpr (H::kAdds) {
@@ -234,17 +254,17 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     }
     int block = held::opaque(static_cast<int>(blockIdx.x));  // otherwise one kernel would spill two registers
 #pragma unroll 1
-    for (int turn = 0; std::int64_t{block} * p.teams < a.rows; turn ^= 1) {
+    for (int turn = 0; std::int64_t{block} * (H::kEdges ? 1 : p.teams) < a.rows; turn ^= 1) {
       RowPacks<H> current = row;
-      const Place<H> next(p, a.rows, a.columns, threadIdx.x, block + gridDim.x);
+      const Place<H> next(p, a.rows, a.columns, threadIdx.x, block + Place<H>::step(p));
       if (next.present) {
-        row.load_from(a.x + next.row * a.columns, next, a.is_large);
+        row.load_from(a.x + next.begin(a.columns), next, a.is_large, next.row + 1 == a.rows);
       }
       if (place.present) {
         normalize_row<true>(a, a.x, p, current, place, parameters, moments[turn], block);
       }
       place = next;
-      block += gridDim.x;
+      block += Place<H>::step(p);
     }
   }
 }
@@ -275,14 +295,19 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  cuda::Launch launch(1, dim3(p.threads, p.teams), Parameters<H>::bytes(static_cast<int>(a.columns)));
+  const int columns = H::kEdges ? p.slab : static_cast<int>(a.columns);
+  cuda::Launch launch(1, dim3(p.threads, p.teams), Parameters<H>::bytes(columns));
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
   if constexpr (H::kStays) {
     blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
   }
-  constexpr const char* kName = H::kStays                    ? "norm_forward_held_kernel<stays>"
+  if (H::kEdges && blocks < a.rows) {
+    blocks = std::max<unsigned>(blocks / H::V, 1) * H::V;  // rows of a block differ by multiples of V
+  }
+  constexpr const char* kName = H::kEdges                    ? "norm_forward_held_kernel<edges>"
+                                : H::kStays                  ? "norm_forward_held_kernel<stays>"
                                 : H::kFew                    ? "norm_forward_held_kernel<few>"
                                 : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
                                                              : "norm_forward_held_kernel<warp>";
@@ -297,9 +322,15 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
+    using WithEdges = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay_with_edges>;
     constexpr bool kHasFew = N::kSource == Source::x && V >= 4;
     constexpr bool kMayStay = kHasFew && N::kCentered && (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2));
     constexpr bool kAlwaysStays = kMayStay && kTeam != RowTeam::block;
+    if constexpr (kHasFew && sizeof(T) == 2 && kTeam == RowTeam::block && kPacks > 2) {
+      if (p.edges) {
+        return launch<WithEdges>(a, addends, p);
+      }
+    }
     if constexpr (kMayStay) {
       if (kAlwaysStays || p.stays) {
         return launch<Staying>(a, addends, p);

@@ -16,8 +16,10 @@ namespace mica::kernels::norm_cuda {
 // The blocks of a grid:
 // - many: each team has one row;
 // - few: the same, and all blocks can run at once;
-// - stay: blocks are persistent, and each team has one row after another.
-enum class Blocks { many, few, stay };
+// - stay: blocks are persistent, and each team has one row after another;
+// - stay_with_edges: the same for unaligned rows, which begin and end inside packs. All rows of a block begin at the
+//   same place in a pack, since their numbers differ by multiples of V.
+enum class Blocks { many, few, stay, stay_with_edges };
 
 // Where weight and bias are read from when y is computed.
 enum class ParametersIn { memory, shared, registers };
@@ -34,15 +36,17 @@ struct HeldShape {
   static constexpr int kLanes = kLanes_;
   static constexpr int V = V_;
   static constexpr int P = P_;
-  static constexpr bool kStays = kBlocks_ == Blocks::stay;
+  static constexpr bool kEdges = kBlocks_ == Blocks::stay_with_edges;
+  static constexpr bool kStays = kBlocks_ == Blocks::stay || kEdges;
   static constexpr bool kFew = kBlocks_ == Blocks::few;
   static constexpr bool kAdds = N::kSource != Source::x;
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
 
-  // Whether the parameters are in shared memory: they are float32, x has 16 bits, and blocks are persistent. Then a
-  // block computes several rows at once, even if several warps share each row.
-  static constexpr bool kShares = kStays && N::kCentered && sizeof(T) == 2 && sizeof(W) == 4;
+  // Whether the parameters are in shared memory: blocks are persistent, and either the parameters are float32 and x has
+  // 16 bits, or a thread's columns are not aligned. Then a block computes several rows at once, even if several warps
+  // share each row.
+  static constexpr bool kShares = kEdges || (kStays && N::kCentered && sizeof(T) == 2 && sizeof(W) == 4);
 
   // With few blocks, there are enough registers to load the parameters before the moments are known, while x is in
   // flight.
@@ -52,6 +56,7 @@ struct HeldShape {
 
   // The most threads per block.
   static constexpr int kMostThreads = kTeam != RowTeam::block ? kForwardBlock / 2
+                                      : kEdges && P == 4      ? kForwardBlock
                                       : kShares               ? kSharingBlock
                                                               : kForwardBlock;
 
@@ -141,18 +146,37 @@ struct Place {
 
   // An int is enough if the team is a block: the index of a block is an int.
   std::conditional_t<kTeam == RowTeam::block, int, std::int64_t> row;
-  bool present;  // if not, a block must skip the row, and lanes have no columns
-  int first;     // the thread's first column
-  int columns;
+  bool present;   // if not, a block must skip the row, and lanes have no columns
+  int phase = 0;  // with edges: elements of the first pack that are before the row
+  int first;      // the thread's first column, counted from the beginning of the first pack
+  int columns;    // counted from there, too
 
+  /// `block` is blockIdx.x, or larger in later turns of persistent blocks.
   __device__ Place(const NormForwardPlan& p, std::int64_t rows, std::int64_t row_columns, int lane, int block)
-      : row(kTeam == RowTeam::block ? (H::kShares ? block * p.teams + static_cast<int>(threadIdx.y) : block)
-                                    : std::int64_t{block} * p.teams + threadIdx.y),
+      : row(row_of(p, block)),
         present(row < rows),
         first((lane / H::kLanes * (P * H::kLanes) + lane % H::kLanes) * V),
-        columns(kTeam == RowTeam::block || present ? static_cast<int>(row_columns) : 0) {}
+        columns(kTeam == RowTeam::block || present ? static_cast<int>(row_columns) : 0) {
+    if constexpr (H::kEdges) {
+      phase = static_cast<int>(blockIdx.x % V) * static_cast<int>(row_columns % V) % V;
+      columns += phase;
+    }
+  }
+
+  /// How much larger `block` is in a block's next turn.
+  __device__ static int step(const NormForwardPlan& p) {
+    return static_cast<int>(gridDim.x) * (H::kEdges ? p.teams : 1);
+  }
+
+  /// The index of the first element of the row's first pack.
+  __device__ std::int64_t begin(std::int64_t row_columns) const { return row * row_columns - phase; }
 
   __device__ bool has(int i) const { return first + i * H::kStep < columns; }
+
+  /// Whether pack i is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
+  __device__ bool is_edge(int i) const { return H::kEdges && (first_of(i) > 0 || end_of(i) < V); }
+  __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
+  __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
 
   __device__ int elements() const {
     const int packs = (columns - first + H::kStep - 1) / H::kStep;
@@ -192,6 +216,16 @@ struct Place {
       }
     }
   }
+
+ private:
+  __device__ static auto row_of(const NormForwardPlan& p, int block) {
+    const int team = static_cast<int>(threadIdx.y);
+    if constexpr (kTeam != RowTeam::block) {
+      return std::int64_t{block} * p.teams + team;
+    } else {
+      return H::kEdges ? block + team * static_cast<int>(gridDim.x) : H::kShares ? block * p.teams + team : block;
+    }
+  }
 };
 
 // A thread's packs of a row, with zeros in place of absent packs, and the first elements of the row, from which its
@@ -206,11 +240,16 @@ class RowPacks {
   static constexpr int P = H::P;
 
  public:
-  __device__ void load_from(const T* row, const Place<H>& place, bool is_large) {
-    H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, place, packs_)
-                              : load_packs<false>(row + place.first, place, packs_);
+  /// `row` is where the row's first pack begins. is_last: it is the last row of the matrix.
+  __device__ void load_from(const T* row, const Place<H>& place, bool is_large, bool is_last) {
+    if constexpr (H::kEdges) {
+      load_with_edges(row + place.first, place, is_last);
+    } else {
+      H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, place, packs_)
+                                : load_packs<false>(row + place.first, place, packs_);
+    }
     if constexpr (N::kCentered && !H::kAdds) {
-      first_.set(0, load<kFirst<T, V>>(row));
+      first_.set(0, load<kFirst<T, V>>(row + (H::kEdges ? V : 0)));  // the first pack that is no edge
     }
   }
 
@@ -276,10 +315,18 @@ class RowPacks {
   /// Computes the shift from the first elements of the row. Call it once: packs in the type of sums are replaced by
   /// their differences from the shift.
   __device__ S find_shift(const Place<H>& place) {
+    shift_ = 0;
+    if constexpr (N::kCentered) {
+      shift_ = shift_of(first_.pack(0));
+    }
+    if constexpr (H::kEdges) {
+      const T shift = static_cast<T>(shift_);
+      shift_ = static_cast<S>(shift);
+      fill_edges(place, shift);
+    }
     if constexpr (!N::kCentered) {
       return 0;
     }
-    shift_ = shift_of(first_.pack(0));
     if constexpr (kInPlace) {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
@@ -329,6 +376,45 @@ class RowPacks {
         } else {
           packs.set(i, load_streaming<V>(from + i * H::kStep));
         }
+      }
+    }
+  }
+
+  // Loads whole packs, also those at the edges, but nothing past the end of the matrix.
+  __device__ void load_with_edges(const T* from, const Place<H>& place, bool is_last) {
+    const std::uint64_t policy = cuda::evict_last();
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      packs_.set(i, {});
+      if (place.has(i)) {
+        const T* const pack = from + i * H::kStep;
+        if (is_last && place.end_of(i) < V) {
+          Pack<T, V> part = {};
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            if (j < place.end_of(i)) {
+              part.at[j] = pack[j];
+            }
+          }
+          packs_.set(i, part);
+        } else {
+          packs_.set(i, load_streaming<V>(pack, policy));
+        }
+      }
+    }
+  }
+
+  // Sets the elements of the edges that are not in the row to `value`, so that they contribute nothing to the moments.
+  __device__ void fill_edges(const Place<H>& place, T value) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (place.has(i) && place.is_edge(i)) {
+        Pack<T, V> pack = packs_.pack(i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          pack.at[j] = j < place.first_of(i) || j >= place.end_of(i) ? value : pack.at[j];
+        }
+        packs_.set(i, pack);
       }
     }
   }
@@ -383,7 +469,7 @@ class Parameters {
   static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;                   // per read, limited by registers
   static constexpr int kPart = std::min(H::V, kBytes / static_cast<int>(sizeof(W)));  // columns
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
+  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*, int)
       : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
       // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for
@@ -413,9 +499,9 @@ class Parameters {
 };
 
 template <class H>
-class Parameters<H, ParametersIn::shared> : public SharedParameters<typename H::W, H::V, kWarp> {
+class Parameters<H, ParametersIn::shared> : public SharedParameters<typename H::W, H::V, kWarp, H::kEdges> {
  public:
-  using SharedParameters<typename H::W, H::V, kWarp>::SharedParameters;
+  using SharedParameters<typename H::W, H::V, kWarp, H::kEdges>::SharedParameters;
 };
 
 // weight and bias in registers, for few blocks, each team of which has one row. Both must be present.
@@ -426,7 +512,7 @@ class Parameters<H, ParametersIn::registers> {
  public:
   static constexpr int kPart = H::V;
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*)
+  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*, int)
       : kept_(present(weight), H::N::kCentered ? present(bias) : nullptr, first,
               (columns - first + H::kStep - 1) / H::kStep, /*is_cut=*/false) {}
 

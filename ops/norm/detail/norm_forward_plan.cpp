@@ -115,7 +115,7 @@ NormForwardPlan short_plan(const NormShape& s, int pack) {
 
 /// The plan for rows that are held in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan held_plan(const NormShape& s, int pack) {
-  if (s.adds && pack < 4) {
+  if (pack < 4 && (s.adds || size_of(s.x) == 2)) {
     return {};
   }
   if (s.columns <= 64) {
@@ -209,6 +209,26 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
+/// Whether 16-bit rows that begin and end inside packs are held, by persistent blocks. With fewer rows, loading the
+/// parameters takes too long. Other rows are faster if they are streamed in pairs. Measured on an H200.
+bool has_edges(const NormShape& s) {
+  if (!s.edged || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
+    return false;
+  }
+  return s.centered ? s.columns > 2560 && s.columns <= 16384 - 7 && s.rows >= 16 * s.multiprocessors
+                    : s.columns > 4096 && s.columns <= 12288 - 7 && s.rows >= 32 * s.multiprocessors;
+}
+
+/// The plan for such rows.
+NormForwardPlan edges_plan(const NormShape& s) {
+  const std::int64_t columns = s.columns + 7;  // up to 7 elements of the first pack are not in the row
+  NormForwardPlan p = held(columns, 8, columns <= 12288 ? 3 : 4, kForwardBlock);
+  p.edges = true;
+  p.stays = true;
+  p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
+  return p;
+}
+
 /// Whether all blocks can run at once with the parameters in registers. Does not affect the bits of the results.
 bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   const bool has_kernel = p.kernel == NormForwardPlan::Kernel::held && p.pack >= 4 && !s.adds && s.parameters;
@@ -226,7 +246,9 @@ bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
     return false;
   }
   if (shares(s)) {
-    return p.team != RowTeam::block || s.rows >= 4 * s.multiprocessors;  // each block loads them for several rows
+    // Each block loads them for several rows. GPUs before compute capability 9.0 may have only 99 KiB of shared memory.
+    const bool fit = s.clusters || 2 * s.columns * static_cast<std::int64_t>(size_of(s.weight)) <= 96 << 10;
+    return p.team != RowTeam::block || (fit && s.rows >= 4 * s.multiprocessors);
   }
   return s.centered && p.team == RowTeam::block && p.packs == 2 && s.parameters;
 }
@@ -238,6 +260,9 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   if (!s.packed && !s.adds && size_of(s.x) <= 4) {
     if (s.columns <= (size_of(s.x) == 2 ? kMostTile : kMostFloatTile)) {
       return tiles_plan(s);
+    }
+    if (size_of(s.x) == 2 && has_edges(s)) {
+      return edges_plan(s);
     }
     if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // it uses int for rows
       return pairs_plan(s);

@@ -19,6 +19,7 @@ struct NormShape {
   bool centered;    // layer norm; else RMS norm
   bool adds;        // whether a sum is computed, written and normalized
   bool packed;      // whether rows can be accessed in packs of 16 bytes
+  bool edged;       // whether x and y begin at multiples of 16 bytes, so that only rows may begin and end inside packs
   bool clusters;    // whether the GPU has thread block clusters (compute capability 9.0)
   int multiprocessors;
 };
@@ -42,6 +43,7 @@ struct NormForwardPlan {
   int teams = 1;       // groups of `threads` threads per block
   int blocks = 1;      // that share a row
   int slab = 0;        // columns of a row per block
+  bool edges = false;  // held: rows may begin and end inside packs
   bool stays = false;  // held: blocks are persistent, and load the next row while they compute the current one
   bool few = false;    // held: all blocks run at once, with the parameters in registers
   int tile_rows = 0;   // rows per tile
