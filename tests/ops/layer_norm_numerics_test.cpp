@@ -225,7 +225,7 @@ TEST(LayerNormNumerics, NeighborsOfUnalignedRowsDoNotMatter) {
     if (size_of(dtype) > 2) {
       continue;
     }
-    for (const std::int64_t columns : {2561, 2564, 4099, 8190, 12'281, 12'283, 16'377}) {
+    for (const std::int64_t columns : {1025, 2564, 4099, 8190, 12'281, 12'283, 16'377}) {
       constexpr std::int64_t kRows = 2123;
       const NormCase c{dtype, weight_dtype, 3, columns};
       Inputs in = random_inputs({dtype, weight_dtype, kRows, columns}, Device::cuda());
@@ -263,7 +263,7 @@ TEST(LayerNormNumerics, UnalignedRowsOfExtremeValues) {
   }
   manual_seed(15);
   constexpr std::int64_t kRows = 2114;
-  for (const std::int64_t columns : {2567, 13'001}) {
+  for (const std::int64_t columns : {1031, 13'001}) {
     Inputs in = random_inputs({bfloat16, float32, kRows, columns}, Device::cuda());
     std::vector<double> x = to_vector<double>(in.x);
     for (std::int64_t row = 0; row < kRows; ++row) {

@@ -192,8 +192,8 @@ TEST(NormForwardPlan, Edges) {
   EXPECT_FALSE(edges(16 * 132, 8191, true, float32));
   EXPECT_TRUE(edges(32 * 132, 8191, false));
   EXPECT_FALSE(edges(32 * 132 - 1, 8191, false));
-  EXPECT_TRUE(edges(10'000, 2561, true));
-  EXPECT_FALSE(edges(10'000, 2559, true));
+  EXPECT_TRUE(edges(10'000, 1025, true));
+  EXPECT_FALSE(edges(10'000, 1023, true));
   EXPECT_TRUE(edges(10'000, 16'377, true));
   EXPECT_FALSE(edges(10'000, 16'379, true));
   EXPECT_FALSE(edges(10'000, 12'282, false));

@@ -215,7 +215,7 @@ bool has_edges(const NormShape& s) {
   if (!s.edged || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
     return false;
   }
-  return s.centered ? s.columns > 2560 && s.columns <= 16384 - 7 && s.rows >= 16 * s.multiprocessors
+  return s.centered ? s.columns > 1024 && s.columns <= 16384 - 7 && s.rows >= 16 * s.multiprocessors
                     : s.columns > 4096 && s.columns <= 12288 - 7 && s.rows >= 32 * s.multiprocessors;
 }
 
