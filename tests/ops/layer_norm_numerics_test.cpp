@@ -1,6 +1,7 @@
 // Tests numerically difficult values, and that results do not depend on other rows or on the run.
 
 #include "layer_norm_reference.h"
+#include <mica/autograd/grad_mode.h>
 
 using namespace mica;
 using namespace mica::layer_norm_testing;
