@@ -234,28 +234,30 @@ class KeptParameters {
   W cut_bias_;
 };
 
-// weight and bias in shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one
-// part of each pack, so that neighboring lanes read adjacent parts. A thread's packs are kLanes packs apart.
-template <class W, int V, int kLanes, bool kEdges = false>
+// weight and bias in shared memory, as elements of type Kept, in parts of 16 bytes. 32 packs of V columns become
+// V / kPart runs of 32 parts, one part of each pack, so that neighboring lanes read adjacent parts. A thread's packs
+// are kLanes packs apart.
+template <class W, int V, int kLanes, bool kEdges = false, class Kept = W>
 class SharedParameters {
  public:
-  static constexpr int kPart = 16 / sizeof(W);
+  static constexpr int kPart = 16 / sizeof(Kept);
+  static_assert(kEdges || std::is_same_v<W, Kept>);
 
   /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
   /// With kEdges, rows begin `phase` elements after the beginning of their first pack; `first` is counted from there.
   __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory,
                               int phase = 0)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns + phase)) {
-    W* const shared = reinterpret_cast<W*>(memory);
+      : weight_(reinterpret_cast<Kept*>(memory) + place(first)), bias_(weight_ + padded(columns + phase)) {
+    Kept* const shared = reinterpret_cast<Kept*>(memory);
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
     if constexpr (kEdges) {
 #pragma unroll 8  // so that as many loads are in flight
       for (int column = thread; column < columns; column += threads) {
         const int in_packs = column + phase;
-        W* const to = shared + place(in_packs / kPart * kPart) + in_packs % kPart;
-        store(to, load_or<1>(weight, column, 1));
-        store(to + padded(columns + phase), load_or<1>(bias, column, 0));
+        Kept* const to = shared + place(in_packs / kPart * kPart) + in_packs % kPart;
+        to[0] = static_cast<Kept>(load_or<1>(weight, column, 1).at[0]);
+        to[padded(columns + phase)] = static_cast<Kept>(load_or<1>(bias, column, 0).at[0]);
       }
     } else {
 #pragma unroll 1
@@ -266,7 +268,7 @@ class SharedParameters {
     }
   }
 
-  static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(W)); }
+  static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(Kept)); }
 
   __device__ bool both() const { return true; }
 
@@ -288,8 +290,8 @@ class SharedParameters {
     return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
   }
 
-  const W* weight_;
-  const W* bias_;
+  const Kept* weight_;
+  const Kept* bias_;
 };
 
 /// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are

@@ -498,10 +498,15 @@ class Parameters {
   const W* bias_;
 };
 
+// weight and bias in shared memory. With edges and 3 packs, they are kept as floats, which need no conversion for each
+// row. With 4 packs, that is slower.
 template <class H>
-class Parameters<H, ParametersIn::shared> : public SharedParameters<typename H::W, H::V, kWarp, H::kEdges> {
+using SharedParametersOf = SharedParameters<typename H::W, H::V, kWarp, H::kEdges,
+                                            std::conditional_t<H::kEdges && H::P == 3, float, typename H::W>>;
+template <class H>
+class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
  public:
-  using SharedParameters<typename H::W, H::V, kWarp, H::kEdges>::SharedParameters;
+  using SharedParametersOf<H>::SharedParameters;
 };
 
 // weight and bias in registers, for few blocks, each team of which has one row. Both must be present.
