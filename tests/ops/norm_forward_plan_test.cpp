@@ -28,7 +28,7 @@ NormShape shape_of(std::int64_t rows, std::int64_t columns, DType x, DType weigh
           .centered = true,
           .adds = false,
           .packed = columns * static_cast<std::int64_t>(size_of(x)) % 16 == 0,
-          .edged = true,
+          .aligned = true,
           .clusters = true,
           .multiprocessors = 132};
 }
@@ -54,7 +54,7 @@ void for_shapes(const F& f) {
             f(s);
             s.packed = false;
             f(s);
-            s.edged = false;
+            s.aligned = false;
             f(s);
             s.clusters = false;
             f(s);
@@ -109,7 +109,7 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     }
     ASSERT_TRUE(p.pack > 1 || size_of(s.x) > 2) << what;  // there is no kernel that holds single 16-bit elements
     if (p.edges) {
-      ASSERT_TRUE(s.edged && !s.packed && p.stays && p.team == RowTeam::block) << what;
+      ASSERT_TRUE(s.aligned && !s.packed && p.stays && p.team == RowTeam::block) << what;
       ASSERT_TRUE(p.packs == 3 || (p.packs == 4 && p.teams == 1)) << what;
       ASSERT_LE(2 * std::int64_t{p.slab} * 4, 200 * 1024) << what;  // the parameters in shared memory
     }
@@ -182,7 +182,7 @@ TEST(NormForwardPlan, Edges) {
     NormShape s = shape_of(rows, columns, x, x);
     s.centered = centered;
     const bool edges = norm_forward_plan(s).edges;
-    s.edged = false;
+    s.aligned = false;
     EXPECT_FALSE(norm_forward_plan(s).edges);
     return edges;
   };

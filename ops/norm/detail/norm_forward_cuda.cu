@@ -31,7 +31,7 @@ NormForwardPlan plan_of(const NormForward& args) {
                             .adds = args.residual.defined(),
                             .packed = fit_packs(args.columns, args.x.dtype(), args.x, args.weight, args.bias, args.y,
                                                 args.residual, args.x_bias, args.sum),
-                            .edged = fit_packs(/*columns=*/16, args.x.dtype(), args.x, args.y),
+                            .aligned = fit_packs(/*columns=*/16, args.x.dtype(), args.x, args.y),
                             .clusters = cuda::device_has_clusters(),
                             .multiprocessors = cuda::multiprocessor_count()});
 }

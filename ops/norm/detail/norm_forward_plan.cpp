@@ -212,7 +212,7 @@ int most_sharing(int threads) {
 /// Whether 16-bit rows that begin and end inside packs are held, by persistent blocks. With fewer rows, loading the
 /// parameters takes too long. Other rows are faster if they are streamed in pairs. Measured on an H200.
 bool has_edges(const NormShape& s) {
-  if (!s.edged || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
+  if (!s.aligned || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
     return false;
   }
   return s.centered ? s.columns > 1024 && s.columns <= 16384 - 7 && s.rows >= 16 * s.multiprocessors

@@ -19,7 +19,7 @@ struct NormShape {
   bool centered;    // layer norm; else RMS norm
   bool adds;        // whether a sum is computed, written and normalized
   bool packed;      // whether rows can be accessed in packs of 16 bytes
-  bool edged;       // whether x and y begin at multiples of 16 bytes, so that only rows may begin and end inside packs
+  bool aligned;     // whether x and y begin at multiples of 16 bytes, even if not all of their rows do
   bool clusters;    // whether the GPU has thread block clusters (compute capability 9.0)
   int multiprocessors;
 };
