@@ -235,7 +235,7 @@ TEST(LayerNormNumerics, NeighborsOfUnalignedRowsDoNotMatter) {
         const Reference expected = reference(part_of(in, begin, 3));
         expect_rows_close(rows_of(clean, begin, 3), expected.y, expected.y_scale, columns, tolerance(c), c.name());
       }
-      // Row r has other neighbors with each pair of rows that changes, and the last row is among the changed ones.
+      // Every other row, the last one too, gets a NaN or an infinity at both ends. The rows between keep their bits.
       std::vector<double> x = to_vector<double>(in.x);
       for (std::int64_t row = 0; row < kRows; row += 2) {
         const double bad = row % 4 == 0 ? NAN : INFINITY;
