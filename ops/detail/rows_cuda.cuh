@@ -35,6 +35,16 @@ using cuda::with_pack_size;
 /// `blocks`, limited to what a grid's x axis can have; kernels loop over the rest.
 inline unsigned grid_of(std::int64_t blocks) { return static_cast<unsigned>(std::min<std::int64_t>(blocks, INT_MAX)); }
 
+inline const void* address_of(const void* pointer) { return pointer; }
+inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.raw_data() : nullptr; }
+
+/// The alignment in bytes, at most 16, of pointers, or of the data of defined tensors.
+template <class... Operands>
+int alignment_of(const Operands&... operands) {
+  const std::uintptr_t bits = (std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(address_of(operands)));
+  return static_cast<int>(bits & (~bits + 1));
+}
+
 /// Whether rows can be read in packs of 16 bytes in all defined tensors, since they begin and end at multiples of 16.
 template <class... Tensors>
 bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {

@@ -61,12 +61,15 @@ inline void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads)
   p.groups = std::max(1, most_threads / p.threads);
 }
 
+/// The number of blocks of the grid, in clusters of `cluster` blocks, if there are rows enough.
+constexpr int stream_blocks(int cluster) {
+  return cluster <= 2 ? kStreamBlocks : cluster <= 8 ? kStreamClusterBlocks : kStreamLargestClusterBlocks;
+}
+
 /// The number of teams to launch: blocks, or clusters.
 inline unsigned stream_teams(const StreamPlan& p, std::int64_t rows) {
-  const int blocks = p.cluster <= 2   ? kStreamBlocks
-                     : p.cluster <= 8 ? kStreamClusterBlocks
-                                      : kStreamLargestClusterBlocks;
-  return static_cast<unsigned>(std::min<std::int64_t>(blocks / p.cluster, (rows + p.groups - 1) / p.groups));
+  const int teams = stream_blocks(p.cluster) / p.cluster;
+  return static_cast<unsigned>(std::min<std::int64_t>(teams, (rows + p.groups - 1) / p.groups));
 }
 
 }  // namespace mica::kernels::rows

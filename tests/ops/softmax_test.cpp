@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "tests/depth.h"
 #include "tests/launches.h"
@@ -173,9 +174,9 @@ TEST(Softmax, EachKernel) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float16, bfloat16, float64}) {
       for (const std::int64_t n :
-           {8,      65,     92,     97,     128,    136,    193,    268,    320,    328,     384,     512,
-            513,    769,    776,    1024,   1025,   1032,   3080,   3081,   4096,   4353,    6772,    8200,
-            12'288, 12'296, 16'384, 16'391, 16'392, 24'501, 32'768, 32'776, 40'001, 100'000, 196'616, 300'001}) {
+           {8,      65,     92,     97,     128,    136,    193,    268,    320,     328,     384,     512,    513,
+            769,    776,    1024,   1025,   1032,   3080,   3081,   4096,   4353,    6772,    8200,    12'288, 12'296,
+            16'384, 16'391, 16'392, 24'501, 32'768, 32'776, 40'001, 80'000, 100'000, 196'616, 300'000, 300'001}) {
         const std::int64_t rows = n < 1000 ? 37 : n < 20'000 ? 3 : 2;
         if (device.is_cpu() && n > 20'000) {
           continue;  // the CPU has a single kernel
@@ -211,13 +212,13 @@ TEST(Softmax, MoreRowsThanClusters) {
   if (!gpu_has_clusters()) {
     GTEST_SKIP() << "needs a GPU with clusters";
   }
-  const std::int64_t rows = 300;
-  const std::int64_t n = 32'776;
-  std::vector<float> centers(rows);  // differ, so that the maximum or the sum of another row would be noticed
-  for (std::int64_t i = 0; i < rows; ++i) {
-    centers[i] = static_cast<float>(i % 7);
-  }
-  for (const DType dtype : {float32, bfloat16}) {
+  for (const auto& [dtype, n, rows] :
+       {std::tuple(float32, 32'776, 300), std::tuple(bfloat16, 32'776, 300), std::tuple(bfloat16, 80'000, 155),
+        std::tuple(float16, 120'000, 80), std::tuple(bfloat16, 144'000, 80)}) {
+    std::vector<float> centers(rows);  // differ, so that the maximum or the sum of another row would be noticed
+    for (int i = 0; i < rows; ++i) {
+      centers[i] = static_cast<float>(i % 7);
+    }
     const Tensor x = (randn({rows, n}) + from_data(centers, {rows, 1})).to(dtype).to(Device::cuda());
     for (const bool log : {false, true}) {
       const std::string what = fmt::format("{} rows of {} {}{}", rows, n, dtype, log ? ", log" : "");

@@ -1,3 +1,4 @@
+#include <mica/ops/detail/stream_plan.h>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels {
@@ -32,6 +33,8 @@ constexpr int kStagedBytesBackward = 128;
 // In forward, aligned rows that are longer are streamed. Shorter ones are faster with one row per cluster.
 constexpr std::int64_t kMostHeldColumns = 32768;
 constexpr std::int64_t kMostAhead = 8;
+// In backward of 4-byte elements, two blocks with one row each fit on a multiprocessor if rows are not longer.
+constexpr std::int64_t kMostColumnsOfTwo = 10240;
 // Bytes of shared memory that the blocks of a multiprocessor have, and those that a block needs for the exchange of
 // sums.
 constexpr std::int64_t kSharedBytesOfAll = 226 << 10;
@@ -86,11 +89,12 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   }
   RowPlan plan{.held = Held::registers, .pack = pack, .slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30))};
   constexpr std::int64_t kSlab = std::int64_t{kMostTeamThreads} * 32;
-  // Backward with 4-byte elements fills the registers with its two matrices. If rows are short enough, two blocks fit
-  // on a multiprocessor, so that one computes while the other loads.
+  // Backward with 4-byte elements fills the registers with its two matrices. With smaller blocks, two of them fit on a
+  // multiprocessor, so that one computes while the other loads.
   const bool wide = problem.element_size == 4 && problem.backward;
+  const bool two = wide && problem.clusters && aligned && !problem.masked;  // not measured for masked rows
   const int most = wide && n <= kSlab / 2 ? 16 : narrow && !aligned ? 24 : 32;
-  if (n <= kSlab) {
+  if (n <= (two ? kMostColumnsOfTwo : kSlab)) {
     // Of the two numbers of elements per thread, choose the one that leaves fewer threads without elements.
     const int fewer = wide ? most : 24;
     const int with_most = threads_for(n, most);
@@ -119,7 +123,6 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
     }
     return false;
   };
-  const bool two = wide && !problem.masked;  // not measured for masked rows
   if (!(two && divide(kMostThreadsOfTwo)) && !divide(kMostTeamThreads)) {
     return {};
   }
@@ -127,38 +130,65 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
   return plan;
 }
 
-/// The plan for long rows that stream through the shared memory of clusters. A multiprocessor has registers for
-/// kMostTeamThreads threads, in one or more blocks. Chooses the smallest cluster, unless a larger one uses these
-/// threads better. If none uses three quarters of them, rows in registers are faster.
+/// The plan for rows that stream through the shared memory of clusters of `cluster` blocks, with up to `elements`
+/// columns per thread. A multiprocessor has registers for kMostTeamThreads threads, in one or more blocks.
+RowPlan streamed(const SoftmaxProblem& problem, int pack, int cluster, int elements) {
+  const std::int64_t slab = round_up((problem.columns + cluster - 1) / cluster, kSlabUnit);
+  const int threads = threads_for(slab, elements);
+  if (threads > kMostTeamThreads) {
+    return {};
+  }
+  const std::int64_t row_bytes = std::int64_t{threads} * elements * problem.element_size;
+  const std::int64_t bytes = kSharedBytesOfAll / (kMostTeamThreads / threads) - kExchangeBytes;
+  return {.held = Held::streamed,
+          .team = Team::cluster,
+          .pack = pack,
+          .elements = elements,
+          .threads = threads,
+          .cluster = cluster,
+          .slab = static_cast<int>(slab),
+          .ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead))};
+}
+
+/// Estimates the speed of streamed 16-bit rows, in columns per unit of time. To process its parts of one row per block,
+/// a multiprocessor takes a constant time, for loads and the exchange of sums, and a time in proportion to the elements
+/// of the warps on each of its four schedulers. Fitted to the times of 23 lengths on an H200.
+double streamed_speed(const RowPlan& plan) {
+  constexpr int kConstantTime = 100;  // in the time that a scheduler's warp takes for one element per thread
+  constexpr int kSchedulers = 4;
+  const int blocks = kMostTeamThreads / plan.threads;  // per multiprocessor
+  const auto warps = static_cast<int>(round_up(blocks * plan.threads / kWarp, kSchedulers)) / kSchedulers;
+  return static_cast<double>(rows::stream_blocks(plan.cluster)) * blocks * plan.slab /
+         (kConstantTime + warps * plan.elements);
+}
+
+/// The plan for long rows that stream. If the fastest is slow, rows of 16 bits are faster in registers, with one row
+/// per cluster.
 RowPlan plan_streamed(const SoftmaxProblem& problem, int pack) {
-  constexpr int kElements = 32;  // per thread
-  const std::int64_t n = problem.columns;
+  constexpr double kLeastSpeed = 6840;
+  const bool narrow = problem.element_size == 2;
   const bool has_kernel = problem.clusters && pack * problem.element_size == 16 && problem.element_size < 8 &&
-                          !problem.backward && !problem.masked && n > kMostHeldColumns;
+                          !problem.backward && !problem.masked && problem.columns > kMostHeldColumns;
+  if (!has_kernel) {
+    return {};
+  }
+  if (!narrow) {
+    const RowPlan plan = streamed(problem, pack, 8, 32);
+    return plan.held == Held::streamed ? plan : streamed(problem, pack, 16, 32);
+  }
   RowPlan best;
-  int best_threads = 0;  // per multiprocessor
-  for (int cluster = 2; has_kernel && cluster <= held::kMostCluster; cluster *= 2) {
-    const std::int64_t slab = round_up((n + cluster - 1) / cluster, kSlabUnit);
-    const int threads = threads_for(slab, kElements);
-    if (threads > kMostTeamThreads) {
-      continue;
-    }
-    const int blocks = kMostTeamThreads / threads;  // per multiprocessor
-    if (threads * blocks > best_threads + best_threads / 8) {
-      const std::int64_t row_bytes = std::int64_t{threads} * kElements * problem.element_size;
-      const std::int64_t bytes = kSharedBytesOfAll / blocks - kExchangeBytes;
-      best = {.held = Held::streamed,
-              .team = Team::cluster,
-              .pack = pack,
-              .elements = kElements,
-              .threads = threads,
-              .cluster = cluster,
-              .slab = static_cast<int>(slab),
-              .ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead))};
-      best_threads = threads * blocks;
+  double best_speed = kLeastSpeed;
+  for (int cluster = 2; cluster <= held::kMostCluster; cluster *= 2) {
+    for (const int elements : {32, 40}) {
+      const RowPlan plan = streamed(problem, pack, cluster, elements);
+      const double speed = plan.held == Held::streamed ? streamed_speed(plan) : 0;
+      if (speed > best_speed) {
+        best = plan;
+        best_speed = speed;
+      }
     }
   }
-  return best_threads >= kMostTeamThreads / 4 * 3 ? best : RowPlan();
+  return best;
 }
 
 /// The plan for rows in the shared memory of a block or a cluster.

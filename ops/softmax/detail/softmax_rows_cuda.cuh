@@ -18,13 +18,6 @@ namespace mica::kernels::softmax_rows {
 
 using held::Held;
 
-/// The alignment of all pointers in bytes; at most 16.
-template <class... Pointers>
-int alignment_of(const Pointers*... pointers) {
-  const std::uintptr_t bits = (std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(pointers));
-  return static_cast<int>(bits & (~bits + 1));
-}
-
 /// Whether all pointers have the same offset from a multiple of 16 bytes.
 template <class... Pointers>
 bool same_phase(const void* first, const Pointers*... others) {
@@ -142,7 +135,7 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
   using Rule = SoftmaxRule<T, kKind>;
   const RowPlan plan = plan_softmax({.columns = columns,
                                      .element_size = sizeof(T),
-                                     .alignment = alignment_of(x, y),
+                                     .alignment = rows::alignment_of(x, y),
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = false,
                                      .masked = Rule::kMasked});
@@ -162,10 +155,18 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     run(softmax_staged<T, Team::block, Rule>);
   } else if (plan.held == Held::streamed) {
     if constexpr (sizeof(T) < 8 && !Rule::kMasked) {
-      using L = HeldLayout<Team::cluster, 16 / sizeof(T), 32, false>;
-      const std::int64_t row_bytes = std::int64_t{plan.threads} * L::kElements * sizeof(T);
-      launch_streamed(softmax_streamed<T, L, Rule>, "softmax_streamed", plan, rows, plan.ahead * row_bytes, x, y, rows,
-                      columns, rule, plan);
+      const auto run = [&]<int kElements>() {
+        using L = HeldLayout<Team::cluster, 16 / sizeof(T), kElements, false>;
+        const std::int64_t row_bytes = std::int64_t{plan.threads} * kElements * sizeof(T);
+        launch_streamed(softmax_streamed<T, L, Rule>, "softmax_streamed", plan, rows, plan.ahead * row_bytes, x, y,
+                        rows, columns, rule, plan);
+      };
+      if constexpr (sizeof(T) == 2) {
+        if (plan.elements == 40) {
+          return run.template operator()<40>();
+        }
+      }
+      run.template operator()<32>();
     }
   } else {
     with_layout<T, Rule, false>(plan, [&]<class L>() {
@@ -180,7 +181,7 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
   using Rule = SoftmaxRule<T, kKind>;
   const RowPlan plan = plan_softmax({.columns = columns,
                                      .element_size = sizeof(T),
-                                     .alignment = alignment_of(y, dy, dx),
+                                     .alignment = rows::alignment_of(y, dy, dx),
                                      .clusters = cuda::device_has_clusters(),
                                      .backward = true,
                                      .masked = Rule::kMasked});
