@@ -24,13 +24,21 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-/// A store of 16 bytes that remains one instruction: after a branch, the compiler would split an ordinary store.
+/// A store of 16, 4 or 2 bytes that remains one instruction: after a branch, the compiler would split an ordinary
+/// store.
 template <class P>
 __device__ void store_whole(void* to, const P& pack) {
-  static_assert(sizeof(P) == 16);
-  const uint4 bits = reinterpret_cast<const uint4&>(pack);
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
-               : "memory");
+  if constexpr (sizeof(P) == 16) {
+    const uint4 bits = reinterpret_cast<const uint4&>(pack);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                 "r"(bits.w)
+                 : "memory");
+  } else if constexpr (sizeof(P) == 4) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(reinterpret_cast<const unsigned&>(pack)) : "memory");
+  } else {
+    static_assert(sizeof(P) == 2);
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(reinterpret_cast<const std::uint16_t&>(pack)) : "memory");
+  }
 }
 
 /// Loads data that is read only once. Packs of 16 bytes bypass the L1 cache.
@@ -46,15 +54,26 @@ __device__ Pack<T, V> load_streaming(const T* from) {
     return load<V>(from);
   }
 }
-/// The same, with a policy for the L2 cache.
+/// The same, with a policy for the L2 cache. Packs have 16, 4 or 2 bytes; those of 4 and 2 do not bypass the L1 cache,
+/// which has the rest of their sector.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from, std::uint64_t policy) {
-  static_assert(sizeof(Pack<T, V>) == 16);
-  uint4 bits;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-               : "l"(from), "l"(policy));
-  return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    uint4 bits;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(from), "l"(policy));
+    return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  } else if constexpr (sizeof(Pack<T, V>) == 4) {
+    unsigned bits;
+    asm volatile("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits) : "l"(from), "l"(policy));
+    return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  } else {
+    static_assert(sizeof(Pack<T, V>) == 2);
+    std::uint16_t bits;
+    asm volatile("ld.global.nc.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(bits) : "l"(from), "l"(policy));
+    return *reinterpret_cast<const Pack<T, V>*>(&bits);
+  }
 }
 
 /// The elements of a pack as the type of their sums.

@@ -51,7 +51,8 @@ TEST(LayerNormNumerics, FirstElementFarFromTheOthers) {
   manual_seed(16);
   for (const Device device : test_devices()) {
     for (const DType dtype : {float32, float16, bfloat16}) {
-      for (const std::int64_t columns : {300, 513, 601, 1000, 1023, 1025, 2047, 4005, 8191, 20'001, 40'001}) {
+      for (const std::int64_t columns :
+           {300, 513, 601, 1000, 1023, 1025, 1502, 2047, 4005, 8191, 20'001, 20'002, 20'008, 40'001}) {
         for (const double offset : {0.0, 30.0}) {
           Inputs in = random_inputs({dtype, float32, 1, columns}, device);
           std::vector<double> x = to_vector<double>(affine(in.x, 1, offset));
@@ -61,7 +62,9 @@ TEST(LayerNormNumerics, FirstElementFarFromTheOthers) {
           // relative error is that of rstd.
           const double got = to_vector<double>(run(in).dweight)[0];
           const double expected = reference(in).dweight[0];
-          EXPECT_NEAR(got / expected, 1, 5e-6)
+          // Long rows in packs or words share a single shift, that of the first elements.
+          const bool shares_shift = dtype != float32 && device.is_cuda() && columns > 16'384 && columns % 2 == 0;
+          EXPECT_NEAR(got / expected, 1, shares_shift ? 1e-4 : 5e-6)
               << fmt::format("{} columns, {}, {}, offset {}", columns, dtype, device.is_cuda() ? "GPU" : "CPU", offset);
         }
       }
@@ -88,6 +91,7 @@ TEST(LayerNormNumerics, ConstantRowsGiveTheBiasExactly) {
         for (const double value : {0.0, 0.1, -7.3, 3e4, 1e-6}) {
           Inputs in = random_inputs({dtype, weight_dtype, 3, columns}, device);
           in.x = full({3, columns}, value, dtype, device);
+          in.bias = affine(in.bias, 1, 0);  // no −0: y would be 0
           const Results got = run(in);
           const Tensor expected = empty({3, columns}, dtype, device);
           copy_into(expected, broadcast_view(in.bias, {3, columns}));

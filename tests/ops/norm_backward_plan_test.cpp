@@ -28,6 +28,7 @@ NormBackwardCase case_of(std::int64_t rows, std::int64_t columns, int size) {
           .weight_size = size,
           .centered = true,
           .packs = columns % (16 / size) == 0,
+          .words = false,
           .clusters = true};
 }
 
@@ -96,6 +97,9 @@ TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
         if (!pairs) {
           ASSERT_EQ(way_of(few), way_of(many)) << columns;
         }
+        NormBackwardCase words = many;  // only change how elements are copied
+        words.words = columns * size % 4 == 0;
+        ASSERT_EQ(way_of(words), way_of(many)) << columns;
         bool large = false;
         for (NormBackwardCase c = few; c.rows < many.rows; c.rows *= 2) {
           large |= way_of(c) != way_of(few);
@@ -104,6 +108,20 @@ TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
       }
     }
   }
+}
+
+// Unaligned 16-bit rows are read by words, if these are aligned, except for some lengths.
+TEST(NormBackwardPlan, ReadsWordsDirectly) {
+  for (const std::int64_t columns : {66, 250, 300, 500, 5970, 10'002, 30'002}) {
+    NormBackwardCase c = case_of(1'000'000, columns, 2);
+    EXPECT_TRUE(plan_norm_backward(c).units) << columns;
+    c.words = true;
+    EXPECT_FALSE(plan_norm_backward(c).units) << columns;
+    EXPECT_EQ(plan_norm_backward(c).kernel, streamed) << columns;
+  }
+  NormBackwardCase c = case_of(1'000'000, 14'002, 2);
+  c.words = true;
+  EXPECT_TRUE(plan_norm_backward(c).units);
 }
 
 TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {

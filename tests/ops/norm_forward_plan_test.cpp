@@ -28,7 +28,7 @@ NormShape shape_of(std::int64_t rows, std::int64_t columns, DType x, DType weigh
           .centered = true,
           .adds = false,
           .packed = columns * static_cast<std::int64_t>(size_of(x)) % 16 == 0,
-          .aligned = true,
+          .alignment = 16,
           .clusters = true,
           .multiprocessors = 132};
 }
@@ -54,7 +54,9 @@ void for_shapes(const F& f) {
             f(s);
             s.packed = false;
             f(s);
-            s.aligned = false;
+            s.alignment = 4;
+            f(s);
+            s.alignment = static_cast<int>(std::min<std::size_t>(size_of(x), 4));
             f(s);
             s.clusters = false;
             f(s);
@@ -69,21 +71,14 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
   for_shapes([](const NormShape& s) {
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string what = fmt::format("{} × {} of {}", s.rows, s.columns, s.x);
-    if (p.kernel == Kernel::tiles) {
-      ASSERT_FALSE(s.packed) << what;
-      ASSERT_LE(size_of(s.x), 4u) << what;
-      ASSERT_GE((p.team == RowTeam::lanes ? 8 : 32) * p.packs, s.columns) << what;
-      ASSERT_GE(p.tile_rows, 1) << what;
-      // A tile may begin at any offset in a cache line.
-      ASSERT_GE(p.tile_bytes, static_cast<std::int64_t>(size_of(s.x)) * p.tile_rows * s.columns + 126) << what;
-      ASSERT_LE(kTileDepth * p.teams * p.tile_bytes, 56 * 1024) << what;  // so that four blocks fit on a multiprocessor
-      return;
-    }
     if (p.kernel == Kernel::short_rows) {
-      ASSERT_TRUE(s.packed) << what;
-      ASSERT_EQ(p.pack * size_of(s.x), 16u) << what;
+      const int bytes = p.pack * static_cast<int>(size_of(s.x));
+      ASSERT_EQ(bytes == 16, s.packed) << what;
+      ASSERT_TRUE(s.packed || bytes == 4 || (size_of(s.x) == 2 && bytes == 2)) << what;
+      ASSERT_GE(s.alignment, std::min(bytes, s.alignment == 16 ? 16 : 4)) << what;
+      ASSERT_EQ(s.columns % p.pack, 0) << what;
       ASSERT_GE(p.threads * p.packs * p.pack, s.columns) << what;
-      ASSERT_LT(p.threads * (p.packs - 1) * p.pack, s.columns) << what;  // the kernel tests only for the last pack
+      ASSERT_LT(p.threads * (p.packs - most_empty_packs(bytes, p.packs)) * p.pack, s.columns) << what;
       ASSERT_EQ(p.threads * p.teams, kShortBlock) << what;
       ASSERT_EQ(p.team == RowTeam::warp, p.threads == 32) << what;
       ASSERT_EQ(p.blocks, 1) << what;
@@ -93,6 +88,7 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_TRUE(s.clusters) << what;
       ASSERT_LE(size_of(s.x), 4u) << what;
       ASSERT_EQ(p.pack * size_of(s.x), s.packed ? 16u : 4u) << what;  // 32-bit words if packs do not fit
+      ASSERT_TRUE(p.units || s.packed || (s.columns % 2 == 0 && s.alignment >= 4)) << what;
       ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
       ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
       ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
@@ -109,7 +105,7 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     }
     ASSERT_TRUE(p.pack > 1 || size_of(s.x) > 2) << what;  // there is no kernel that holds single 16-bit elements
     if (p.edges) {
-      ASSERT_TRUE(s.aligned && !s.packed && p.stays && p.team == RowTeam::block) << what;
+      ASSERT_TRUE(s.alignment == 16 && !s.packed && p.stays && p.team == RowTeam::block) << what;
       ASSERT_TRUE(p.packs == 3 || (p.packs == 4 && p.teams == 1)) << what;
       ASSERT_LE(2 * std::int64_t{p.slab} * 4, 200 * 1024) << what;  // the parameters in shared memory
     }
@@ -184,7 +180,7 @@ TEST(NormForwardPlan, Edges) {
     const bool edges = norm_forward_plan(s).edges;
     s.multiprocessors = 60;  // the order of sums is the same on smaller GPUs
     EXPECT_EQ(norm_forward_plan(s).edges, edges);
-    s.aligned = false;
+    s.alignment = 8;
     EXPECT_FALSE(norm_forward_plan(s).edges);
     return edges;
   };
@@ -198,6 +194,8 @@ TEST(NormForwardPlan, Edges) {
   EXPECT_FALSE(edges(10'000, 1023, true));
   EXPECT_TRUE(edges(10'000, 16'377, true));
   EXPECT_FALSE(edges(10'000, 16'379, true));
+  EXPECT_TRUE(edges(10'000, 12'278, true));
+  EXPECT_FALSE(edges(10'000, 12'282, true));  // by words
   EXPECT_FALSE(edges(10'000, 12'282, false));
 }
 
@@ -241,13 +239,10 @@ std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::short_rows) {
     return p.team == RowTeam::warp ? "a warp | short" : fmt::format("{} lanes | short", p.threads);
   }
-  if (p.kernel == Kernel::tiles) {
-    return p.team == RowTeam::lanes ? "4 lanes | tiles" : "half a warp | tiles";
-  }
   const char* const kernel = p.edges                    ? "held, with edges"
                              : p.kernel == Kernel::held ? "held"
-                             : p.pack > 2               ? "streamed"
-                                                        : "streamed, in units";
+                             : p.units                  ? "streamed, in units"
+                                                        : "streamed";
   switch (p.team) {
     case RowTeam::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
     case RowTeam::warp: return fmt::format("a warp | {}", kernel);
@@ -257,9 +252,8 @@ std::string name_of(const NormForwardPlan& p) {
   return "";
 }
 
-// A table with a row for each range of lengths whose rows are shared in the same way.
-std::string table_of(const std::string& title, DType x, bool packed, bool centered) {
-  const std::int64_t step = packed ? 16 / static_cast<std::int64_t>(size_of(x)) : 1;
+// A table with a row for each range of lengths whose rows are shared in the same way: lengths first, first + step, ….
+std::string table_of(const std::string& title, DType x, bool packed, std::int64_t first, std::int64_t step) {
   std::string table = fmt::format(
       "| {}, columns up to | threads that share a row | kernel | packs per thread |\n"
       "|---|---|---|---|\n",
@@ -267,10 +261,9 @@ std::string table_of(const std::string& title, DType x, bool packed, bool center
   std::string before;
   std::set<int> packs;
   constexpr std::int64_t kLast = 300'000;
-  for (std::int64_t columns = step; columns <= kLast; columns += step) {
+  for (std::int64_t columns = first; columns <= kLast; columns += step) {
     NormShape s = shape_of(1000, columns, x, x);
     s.packed = packed;
-    s.centered = centered;
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string name = name_of(p);
     const bool ends = columns + step > kLast;
@@ -292,9 +285,10 @@ TEST(NormForwardPlan, ReadmeHasItsTable) {
   }
   std::stringstream text;
   text << std::ifstream(readme).rdbuf();
-  for (const std::string& table : {table_of("16 bits", bfloat16, true, true), table_of("float32", float32, true, true),
-                                   table_of("float32, any alignment", float32, false, true),
-                                   table_of("16 bits, any alignment", bfloat16, false, true)}) {
+  for (const std::string& table :
+       {table_of("16 bits", bfloat16, true, 8, 8), table_of("float32", float32, true, 4, 4),
+        table_of("float32, any alignment", float32, false, 1, 1), table_of("16 bits, even", bfloat16, false, 2, 2),
+        table_of("16 bits, odd", bfloat16, false, 1, 2)}) {
     EXPECT_NE(text.str().find(table), std::string::npos) << "expected in " << readme << ":\n" << table;
   }
 }

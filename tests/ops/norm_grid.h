@@ -121,8 +121,9 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
 inline std::vector<std::int64_t> some_columns(Device device) {
   std::vector<std::int64_t> columns = {1, 7, 64, 100, 256, 500, 768, 1600, 4005, 9001};
   if (device.is_cuda()) {
-    columns.insert(columns.end(), {128, 320, 8192, 12'288, 16'384, 20'001, 20'008, 50'000, 66'679, 123'479, 131'072,
-                                   131'073, 262'144, 300'007, 524'288});
+    columns.insert(columns.end(),
+                   {77,     128,    320,    930,    1001,    1502,    8192,    12'288,  16'384,  20'001,
+                    20'002, 20'008, 50'000, 66'679, 123'479, 131'072, 131'073, 262'144, 300'007, 524'288});
   }
   return columns;
 }

@@ -50,6 +50,9 @@ StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
     return {.packs = 2, .depth = 4, .cluster = 2};
   }
   const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
+  if (columns > std::int64_t{cluster} * kMostThreads * 16 && columns <= std::int64_t{cluster} * kMostThreads * 24) {
+    return {.packs = 3, .depth = 3, .cluster = cluster};  // with 4 packs, a quarter of the threads or more would idle
+  }
   // Whether shared memory has room for 6 chunks beside the weights.
   const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;
   return {.packs = cluster > 0 ? 4 : 0, .depth = has_room ? 6 : 5, .cluster = cluster, .chunks = 2};
@@ -62,6 +65,9 @@ StreamShape shape_of_float32(std::int64_t columns) {
   }
   if (columns <= 131072) {
     return {.packs = 4, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
+  }
+  if (columns <= 196608) {
+    return {.packs = 6, .depth = 5, .cluster = 16, .chunks = 3};
   }
   const int cluster = cluster_of(columns, 32);
   return {.packs = cluster > 0 ? 8 : 0, .depth = 5, .cluster = cluster, .chunks = 4};
@@ -91,8 +97,9 @@ bool is_small(std::int64_t rows, std::int64_t columns) {
   return columns <= 64 || rows <= most / columns;
 }
 
-// Unaligned rows of 16-bit elements, read in pairs. Half a warp shares a row if it is one of the shortest.
-StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
+// Unaligned rows of 16-bit elements, read in pairs: directly if they are words, else in units, of which pairs are put
+// together. Half a warp shares a row if it is one of the shortest.
+StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns, bool words) {
   const bool small = is_small(rows, columns);
   if (small && columns <= 8192) {
     return {};  // held or staged
@@ -104,7 +111,7 @@ StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
                                     : 8,
             .depth = columns <= 128 ? 4 : 3,
             .lanes = columns <= 256 ? 16 : 32,
-            .units = true};
+            .units = !words};
   }
   if (columns <= 131072 && (small || columns > 98304)) {
     return {.packs = 8, .depth = 5, .cluster = cluster_of(columns, 16), .units = true};
@@ -113,7 +120,7 @@ StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns) {
     return {.packs = 16, .depth = 4, .chunks = 2, .units = true};
   }
   const int cluster = cluster_of(columns, 24);
-  return {.packs = cluster > 0 ? 12 : 0, .depth = 6, .cluster = cluster, .chunks = 2, .units = true};
+  return {.packs = cluster > 0 ? 12 : 0, .depth = 6, .cluster = cluster, .chunks = 2, .units = !words};
 }
 
 // Unaligned rows of float32, read element by element.
@@ -133,7 +140,7 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (!c.packs) {
     return c.source != GradientSource::y ? StreamShape{}
            : c.size == 4                 ? shape_of_float32_elements(c.columns)
-                                         : shape_of_pairs(c.rows, c.columns);
+                                         : shape_of_pairs(c.rows, c.columns, c.words);
   }
   if (c.columns <= kShortRow) {
     const bool held = c.size == 4 && c.source == GradientSource::y;

@@ -30,6 +30,7 @@ struct NormBackwardCase {
   int weight_size;  // of an element of weight and bias, in bytes
   bool centered;    // a layer norm, which may have a bias
   bool packs;       // rows can be read in packs of 16 bytes
+  bool words;       // rows can be read in words of 4 bytes
   bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
 };

@@ -418,6 +418,7 @@ void with_pack_shapes(const F& f) {
     }
     if constexpr (!kSums) {
       f(StreamShape<8, 2, Team::warp, 32, 1, 2>{});
+      f(StreamShape<8, 3, Team::cluster, 32, 1, 3>{});
       f(StreamShape<8, 4, Team::cluster, 32, 2, 6>{});
       if constexpr (sizeof(W) == 4) {
         f(StreamShape<8, 4, Team::cluster, 32, 2, 5>{});
@@ -433,6 +434,7 @@ void with_pack_shapes(const F& f) {
       f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
     } else {
       f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
+      f(StreamShape<4, 6, Team::cluster, 32, 3, 5>{});
       f(StreamShape<4, 8, Team::cluster, 32, 4, 5>{});
     }
   }
@@ -442,13 +444,17 @@ void with_pack_shapes(const F& f) {
 template <class T, class F>
 void with_word_shapes(const F& f) {
   if constexpr (sizeof(T) == 2) {
-    f(StreamShape<2, 4, Team::warp, 16, 1, 4, true>{});
-    f(StreamShape<2, 8, Team::warp, 16, 1, 3, true>{});
-    f(StreamShape<2, 6, Team::warp, 32, 1, 3, true>{});
-    f(StreamShape<2, 8, Team::warp, 32, 1, 3, true>{});
-    f(StreamShape<2, 8, Team::block, 32, 1, 3, true>{});
-    f(StreamShape<2, 12, Team::block, 32, 2, 6, true>{});
-    f(StreamShape<2, 12, Team::cluster, 32, 2, 6, true>{});
+    const auto both = [&]<bool kUnits>() {
+      f(StreamShape<2, 4, Team::warp, 16, 1, 4, kUnits>{});
+      f(StreamShape<2, 8, Team::warp, 16, 1, 3, kUnits>{});
+      f(StreamShape<2, 6, Team::warp, 32, 1, 3, kUnits>{});
+      f(StreamShape<2, 8, Team::warp, 32, 1, 3, kUnits>{});
+      f(StreamShape<2, 8, Team::block, 32, 1, 3, kUnits>{});
+      f(StreamShape<2, 12, Team::block, 32, 2, 6, kUnits>{});
+      f(StreamShape<2, 12, Team::cluster, 32, 2, 6, kUnits>{});
+    };
+    both.template operator()<true>();
+    both.template operator()<false>();
     f(StreamShape<2, 8, Team::cluster, 32, 1, 5, true>{});
     f(StreamShape<2, 16, Team::block, 32, 2, 4, true>{});
   } else {

@@ -31,7 +31,7 @@ NormForwardPlan plan_of(const NormForward& args) {
                             .adds = args.residual.defined(),
                             .packed = fit_packs(args.columns, args.x.dtype(), args.x, args.weight, args.bias, args.y,
                                                 args.residual, args.x_bias, args.sum),
-                            .aligned = fit_packs(/*columns=*/16, args.x.dtype(), args.x, args.y),
+                            .alignment = alignment_of(args.x, args.y),
                             .clusters = cuda::device_has_clusters(),
                             .multiprocessors = cuda::multiprocessor_count()});
 }
@@ -43,7 +43,6 @@ void norm_forward(Cuda, const NormForward& args) {
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
     case NormForwardPlan::Kernel::short_rows: return forward_short(args, plan);
-    case NormForwardPlan::Kernel::tiles: return forward_tiles(args, plan);
     case NormForwardPlan::Kernel::stream: return forward_stream(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);
   }

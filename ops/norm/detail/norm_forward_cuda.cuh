@@ -166,7 +166,7 @@ class KeptParameters {
  private:
   // 16-bit elements are kept as 32-bit words. After a branch, the compiler would split packs of 16-bit elements, and
   // wait for the load of each pack.
-  static constexpr bool kWords = sizeof(W) == 2;
+  static constexpr bool kWords = sizeof(W) == 2 && V > 1;
   using Kept = std::conditional_t<kWords, Pack<unsigned, V / (kWords ? 2 : 1)>, Pack<W, V>>;
 
   __device__ static Kept kept(W value) {
@@ -421,7 +421,6 @@ void on_norm_with_pairs(const NormForward& args, const F& f) {
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
 void forward_short(const NormForward& args, const NormForwardPlan& plan);
-void forward_tiles(const NormForward& args, const NormForwardPlan& plan);
 void forward_stream(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args, const NormForwardPlan& plan);
 

@@ -366,19 +366,16 @@ void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const N
              one_of.template operator()<8, RowTeam::warp, kWarp, 1, 2>();
     }
   } else if constexpr (sizeof(T) == 4) {
-    done = one_of.template operator()<4, RowTeam::warp, kWarp, 3, 4>();
     if constexpr (kAdds) {
-      done = done || one_of.template operator()<4, RowTeam::lanes, 8, 2>() ||
-             one_of.template operator()<4, RowTeam::warp, kWarp, 1, 2>() ||
+      done = one_of.template operator()<4, RowTeam::lanes, 8, 2>() ||
+             one_of.template operator()<4, RowTeam::warp, kWarp, 1, 2, 3, 4>() ||
              one_of.template operator()<4, RowTeam::block, kWarp, 2, 4>();
     } else {
       if constexpr (N::kCentered) {
-        done = done || one_of.template operator()<4, RowTeam::block, kWarp, 2, 4, 8>();
-      } else {
-        done = done || one_of.template operator()<4, RowTeam::warp, kWarp, 8>() ||
-               one_of.template operator()<4, RowTeam::block, kWarp, 4, 8>();
+        done = one_of.template operator()<4, RowTeam::warp, kWarp, 3, 4>() ||
+               one_of.template operator()<4, RowTeam::block, kWarp, 2>();
       }
-      done = done || one_of.template operator()<1, RowTeam::warp, kWarp, 16>() ||
+      done = done || one_of.template operator()<4, RowTeam::block, kWarp, 4, 8>() ||
              one_of.template operator()<1, RowTeam::block, kWarp, 8, 16>();
     }
   } else {

@@ -73,7 +73,7 @@ struct HeldShape {
       return kTeam == RowTeam::block ? 2 : kBytes <= 32 ? 4 : 3;
     }
     if (V == 1) {
-      return kTeam == RowTeam::block ? 2 : 3;
+      return 2;
     }
     if (kTeam == RowTeam::block) {
       return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
@@ -81,7 +81,7 @@ struct HeldShape {
     if (kStays) {
       return kBytes <= 48 ? 4 : 3;
     }
-    return sizeof(T) == 4 && kBytes <= 64 ? 6 : 4;
+    return sizeof(T) == 4 ? 6 : 4;
   }();
 
   // Whether x is always loaded with the L2 cache policy evict_last, and not only if y is large. Without it, a warp's

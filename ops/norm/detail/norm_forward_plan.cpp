@@ -69,6 +69,9 @@ NormForwardPlan stream_plan(const NormShape& s, int pack) {
   if (s.centered && pack == 4 && s.columns > 8192 && s.columns <= 16384) {
     return streamed(s.columns, pack, 4, 2);
   }
+  if (pack == 4 && s.columns > 49152 && s.columns <= 65536) {
+    return streamed(s.columns, pack, 4, 8);
+  }
   if (s.columns <= std::int64_t{kForwardBlock} * most_packs(pack) * pack) {
     return {};  // a block can hold a row in registers
   }
@@ -76,23 +79,40 @@ NormForwardPlan stream_plan(const NormShape& s, int pack) {
     const std::int64_t threads = std::int64_t{blocks} * kForwardBlock;
     for (const int elements : {20, 24, 32}) {  // per thread
       if ((pack == 1 || elements == 32) && s.columns <= threads * elements) {
-        return streamed(s.columns, pack, elements / pack, blocks);
+        NormForwardPlan p = streamed(s.columns, pack, elements / pack, blocks);
+        p.units = pack == 1;
+        return p;
       }
     }
   }
   return {};
 }
 
+/// Whether 16-bit rows consist of aligned words of 4 bytes.
+bool has_words(const NormShape& s) { return s.columns % 2 == 0 && s.alignment >= 4; }
+
 /// The plan for short rows. Returns the looped plan if a row is too long, or if there is no kernel.
-NormForwardPlan short_plan(const NormShape& s, int pack) {
+NormForwardPlan short_plan(const NormShape& s) {
   struct Share {
     int lanes;
     int packs;
   };
-  // Each row of the table serves longer rows than the previous one, and leaves only the last pack of a lane empty.
+  // Each row of a table serves longer rows than the previous one, so that at most most_empty_packs() of a lane are
+  // empty. Packs of 16 bytes:
   constexpr std::array kOf16Bits{Share{8, 1}, Share{8, 2}, Share{8, 3}, Share{16, 2}, Share{16, 3}, Share{32, 2}};
-  constexpr std::array kOfFloat32{Share{8, 1}, Share{8, 2}, Share{16, 2}, Share{32, 2}};
-  const auto first_of = [&](const auto& shares) -> NormForwardPlan {
+  constexpr std::array kOfFloat32{Share{8, 1},  Share{8, 2},  Share{16, 2}, Share{32, 2}, Share{32, 3},
+                                  Share{32, 4}, Share{32, 5}, Share{32, 6}, Share{32, 7}, Share{32, 8}};
+  // Words of 4 bytes:
+  constexpr std::array kPairs{Share{8, 2},  Share{8, 4},  Share{16, 3}, Share{16, 4},  Share{32, 3},
+                              Share{32, 4}, Share{32, 6}, Share{32, 8}, Share{32, 12}, Share{32, 16}};
+  constexpr std::array kFloats{Share{8, 2},  Share{8, 4},  Share{8, 6},   Share{8, 8},   Share{16, 6},  Share{16, 8},
+                               Share{32, 6}, Share{32, 8}, Share{32, 10}, Share{32, 12}, Share{32, 14}, Share{32, 16}};
+  // Single elements of 16 bits:
+  constexpr std::array kElements{Share{8, 2},   Share{8, 4},   Share{8, 6},   Share{16, 4},
+                                 Share{16, 6},  Share{16, 8},  Share{32, 6},  Share{32, 8},
+                                 Share{32, 10}, Share{32, 12}, Share{32, 14}, Share{32, 16},
+                                 Share{32, 20}, Share{32, 24}, Share{32, 28}, Share{32, 32}};
+  const auto first_of = [&](int pack, const auto& shares) -> NormForwardPlan {
     for (const Share& share : shares) {
       if (s.columns <= share.lanes * share.packs * pack) {
         return {.kernel = NormForwardPlan::Kernel::short_rows,
@@ -106,11 +126,15 @@ NormForwardPlan short_plan(const NormShape& s, int pack) {
     }
     return {};
   };
-  const bool has_kernel = s.packed && !s.adds;
-  return !has_kernel ? NormForwardPlan()
-         : pack == 8 ? first_of(kOf16Bits)
-         : pack == 4 ? first_of(kOfFloat32)
-                     : NormForwardPlan();
+  constexpr std::int64_t kMostCentered =
+      256;  // columns of aligned float32 rows of layer norms, which need more registers
+  if (s.adds || size_of(s.x) > 4 || (size_of(s.x) == 4 && s.packed && s.centered && s.columns > kMostCentered)) {
+    return {};
+  }
+  if (size_of(s.x) == 4) {
+    return s.packed ? first_of(4, kOfFloat32) : first_of(1, kFloats);
+  }
+  return s.packed ? first_of(8, kOf16Bits) : has_words(s) ? first_of(2, kPairs) : first_of(1, kElements);
 }
 
 /// The plan for rows that are held in registers. Returns the looped plan if there is no kernel.
@@ -127,13 +151,12 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (pack == 1 && s.columns <= 128) {
     return held(s.columns, pack, 4, kWarpLanes);
   }
+  if (pack >= 4 && s.columns <= (pack == 8 ? 1024 : 512)) {
+    const int packs = static_cast<int>(divided(s.columns, kWarpLanes * pack));
+    return held(s.columns, pack, packs, kWarpLanes);
+  }
   // Float32 rows of RMS norms need fewer registers per pack.
   const bool more_packs = pack == 4 && !s.centered && !s.adds;
-  const int warp_columns = pack == 8 || more_packs ? 1024 : 512;
-  if (pack >= 4 && s.columns <= warp_columns) {
-    const int packs = static_cast<int>(divided(s.columns, kWarpLanes * pack));
-    return held(s.columns, pack, packs > 4 ? 8 : packs, kWarpLanes);
-  }
   if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
     return held(s.columns, pack, 2, kForwardBlock);
   }
@@ -157,34 +180,10 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return best;
 }
 
-// Limits for unaligned rows.
-constexpr std::int64_t kTileBytes = 4096;     // per tile, at most
-constexpr int kTileWarpsAtATime = 16;         // warps of the tiles kernel that fit on a multiprocessor
-constexpr std::int64_t kMostFloatTile = 256;  // columns of float32 rows in tiles
-constexpr std::int64_t kMostTile = 512;       // columns of 16-bit rows in tiles
-constexpr std::int64_t kMostPairs = 262144;   // columns of 16-bit rows that are streamed
+constexpr std::int64_t kMostPairs = 262144;  // columns of unaligned 16-bit rows that are streamed
 
-/// The plan for short unaligned rows, which are copied in tiles. A thread reads them in pairs of elements.
-NormForwardPlan tiles_plan(const NormShape& s) {
-  const bool shorter = s.columns <= 64;
-  const std::int64_t group = shorter ? 16 : 4;  // rows that a warp computes in two steps, every other row in each
-  const auto size = static_cast<std::int64_t>(size_of(s.x));
-  const std::int64_t warps = std::int64_t{kTileWarpsAtATime} * s.multiprocessors;
-  const std::int64_t most = divided(s.rows, warps * group);  // with more, some warps would have no tile
-  const std::int64_t groups = std::clamp<std::int64_t>(kTileBytes / (group * s.columns * size), 1, most);
-  return {.kernel = NormForwardPlan::Kernel::tiles,
-          .team = shorter ? RowTeam::lanes : RowTeam::warp,
-          .pack = 2,
-          .packs = shorter ? 8 : static_cast<int>(divided(s.columns, 2 * kWarpLanes) * 2),
-          .threads = kWarpLanes,
-          .teams = kTileWarps,
-          .tile_rows = static_cast<int>(group * groups),
-          // A tile may begin anywhere in a 128-byte line.
-          .tile_bytes = static_cast<int>(divided(group * groups * s.columns * size, 128) + 1) * 128};
-}
-
-/// The plan for longer unaligned 16-bit rows, which are streamed in units of 16 bytes. A thread has 12 pairs, unless a
-/// block computes more rows at once with 16 pairs per thread.
+/// The plan for longer unaligned 16-bit rows, which are streamed in pairs. A thread has 12 pairs, unless a block
+/// computes more rows at once with 16 pairs per thread.
 NormForwardPlan pairs_plan(const NormShape& s) {
   const int blocks = s.columns <= 16384    ? 1
                      : s.columns <= 32768  ? 2
@@ -194,6 +193,7 @@ NormForwardPlan pairs_plan(const NormShape& s) {
   const NormForwardPlan of_12 = streamed(s.columns, 2, 12, blocks);
   const NormForwardPlan of_16 = streamed(s.columns, 2, 16, blocks);
   NormForwardPlan p = kForwardBlock / of_12.threads >= kForwardBlock / of_16.threads ? of_12 : of_16;
+  p.units = !has_words(s);
   p.teams = static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, p.teams));
   return p;
 }
@@ -213,10 +213,11 @@ int most_sharing(int threads) {
 /// parameters takes too long. Other rows are faster if they are streamed in pairs. Measured on an H200. The limits are
 /// constants, so that results do not depend on the GPU's number of multiprocessors.
 bool has_edges(const NormShape& s) {
-  if (!s.aligned || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
+  if (s.alignment < 16 || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
     return false;
   }
-  return s.centered ? s.columns > 1024 && s.columns <= 16384 - 7 && s.rows >= 2112
+  const std::int64_t most = has_words(s) ? 12288 : 16384;
+  return s.centered ? s.columns > 1024 && s.columns <= most - 7 && s.rows >= 2112
                     : s.columns > 4096 && s.columns <= 12288 - 7 && s.rows >= 4224;
 }
 
@@ -257,19 +258,16 @@ bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
 }  // namespace
 
 NormForwardPlan norm_forward_plan(const NormShape& s) {
-  const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
-  if (!s.packed && !s.adds && size_of(s.x) <= 4) {
-    if (s.columns <= (size_of(s.x) == 2 ? kMostTile : kMostFloatTile)) {
-      return tiles_plan(s);
-    }
-    if (size_of(s.x) == 2 && has_edges(s)) {
+  NormForwardPlan p = short_plan(s);
+  if (p.kernel == NormForwardPlan::Kernel::looped && !s.packed && !s.adds && size_of(s.x) == 2) {
+    if (has_edges(s)) {
       return edges_plan(s);
     }
-    if (s.clusters && size_of(s.x) == 2 && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // it uses int for rows
+    if (s.clusters && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // it uses int for rows
       return pairs_plan(s);
     }
   }
-  NormForwardPlan p = short_plan(s, pack);
+  const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     p = stream_plan(s, pack);
   }

@@ -3,6 +3,7 @@
 // Chooses the CUDA kernel of a norm's forward, and how many threads share a row. The choice is a pure function of
 // NormShape.
 
+#include <algorithm>
 #include <cstdint>
 
 #include <mica/core/dtype.h>
@@ -19,7 +20,7 @@ struct NormShape {
   bool centered;    // layer norm; else RMS norm
   bool adds;        // whether a sum is computed, written and normalized
   bool packed;      // whether rows can be accessed in packs of 16 bytes
-  bool aligned;     // whether x and y begin at multiples of 16 bytes, even if not all of their rows do
+  int alignment;    // of x and y, even if not of all of their rows, in bytes; at most 16
   bool clusters;    // whether the GPU has thread block clusters (compute capability 9.0)
   int multiprocessors;
 };
@@ -30,24 +31,26 @@ enum class RowTeam { lanes, warp, block, cluster };
 constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
 constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
-constexpr int kTileWarps = 4;        // warps per block in the tiles kernel
-constexpr int kTileDepth = 3;        // tiles per warp in shared memory
+
+/// How many of its P packs a lane may lack in the kernel for short rows, which tests only for the last ones.
+constexpr int most_empty_packs(int pack_bytes, int packs) {
+  return pack_bytes == 16 ? 1 : packs > (pack_bytes == 4 ? 8 : 16) ? 4 : std::min(packs, 2);
+}
 
 struct NormForwardPlan {
-  enum class Kernel { short_rows, held, tiles, stream, looped };
+  enum class Kernel { short_rows, held, stream, looped };
   Kernel kernel = Kernel::looped;
   RowTeam team = RowTeam::block;
   int pack = 1;        // columns per pack
   int packs = 0;       // of a row, per thread
-  int threads = 0;     // per block, that share a row; tiles: a tile
+  int threads = 0;     // per block, that share a row
   int teams = 1;       // groups of `threads` threads per block
   int blocks = 1;      // that share a row
   int slab = 0;        // columns of a row per block
+  bool units = false;  // stream: rows begin at any address and are copied in aligned units of 16 bytes
   bool edges = false;  // held: rows may begin and end inside packs
   bool stays = false;  // held: blocks are persistent, and load the next row while they compute the current one
   bool few = false;    // held: all blocks run at once, with the parameters in registers
-  int tile_rows = 0;   // rows per tile
-  int tile_bytes = 0;  // of shared memory per tile
 };
 
 NormForwardPlan norm_forward_plan(const NormShape& shape);

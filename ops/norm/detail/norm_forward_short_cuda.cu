@@ -5,7 +5,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for short aligned rows, which some or all lanes of a warp hold in registers:
+// Forward for short rows, which some or all lanes of a warp hold in registers:
 //
 //   x ──packs, a step ahead──▶ differences from the row's first element ──▶ mean ──▶ squares
 //                                                │                                      │
@@ -14,13 +14,16 @@
 // For such rows, the instructions count, not only the memory: blocks are persistent, so that weight and bias of a
 // thread's columns stay in registers, and if a lane has only one or two packs of a row, it computes several rows per
 // step. The lanes that share a row are a team.
+//
+// Packs have 16 bytes if rows are aligned to that. Other rows are accessed by words of 4 bytes or, if they have an odd
+// number of 16-bit elements, by single elements.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
 // The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns.
-template <class N_, class T_, class W_, int kLanes_, int P_>
+template <class N_, class T_, class W_, int V_, int kLanes_, int P_>
 struct ShortShape {
   using N = N_;
   using T = T_;
@@ -28,19 +31,24 @@ struct ShortShape {
   using S = Accumulate<T>;
   static constexpr int kLanes = kLanes_;
   static constexpr int P = P_;
-  static constexpr int V = 16 / sizeof(T);
-  static constexpr int kStep = kLanes * V;                   // columns from one pack of a lane to the next
-  static constexpr int kTeams = kWarp / kLanes;              // per warp
-  static constexpr int kRows = P == 1 ? 4 : P == 2 ? 2 : 1;  // of a team, per step
-  static constexpr int kWarpRows = kTeams * kRows;           // per step
+  static constexpr int V = V_;
+  static constexpr int kPackBytes = V * sizeof(T);
+  static constexpr bool kAligned = kPackBytes == 16;
+  static constexpr int kStep = kLanes * V;       // columns from one pack of a lane to the next
+  static constexpr int kTeams = kWarp / kLanes;  // per warp
+  static constexpr int kRows = !kAligned ? V : P == 1 ? 4 : P == 2 ? 2 : 1;  // of a team, per step
+  static constexpr int kWarpRows = kTeams * kRows;                           // per step
+  static constexpr int kSure = P - most_empty_packs(kPackBytes, P);          // packs that each lane has
   // Whether weight and bias are in shared memory, since they would need too many registers.
-  static constexpr bool kShares = sizeof(W) > sizeof(T) && P >= 3;
+  static constexpr bool kShares = kAligned && sizeof(W) > sizeof(T) && P >= 3;
 
   // How many blocks must fit on a multiprocessor (__launch_bounds__).
   static constexpr int kLeastBlocks = [] {
-    constexpr int kRowWords = kRows * P * (V + 4);  // this step's, and the next one's as they were loaded
-    constexpr int kParameterWords = kShares ? 8 : P * V * static_cast<int>(sizeof(W)) / 4 * (N::kCentered ? 2 : 1);
-    constexpr int kOther = N::kCentered ? 46 : 34;
+    // This step's rows, and the next one's as they were loaded.
+    constexpr int kRowWords = kRows * P * (V + (kPackBytes + 3) / 4);
+    constexpr int kParameters = P * ((V * static_cast<int>(sizeof(W)) + 3) / 4) * (N::kCentered ? 2 : 1);
+    constexpr int kParameterWords = kShares ? 8 : kParameters;
+    constexpr int kOther = (N::kCentered ? 46 : 34) - (kAligned ? 0 : 8);
     return 65536 / kShortBlock / ((kRowWords + kParameterWords + kOther + 7) / 8 * 8);
   }();
 };
@@ -69,6 +77,8 @@ class ShortRows {
   static constexpr int P = H::P;
   static constexpr int kRows = H::kRows;
   static constexpr int kTeams = H::kTeams;
+  // A pack as it is loaded. After a branch, the compiler would split packs of 16-bit elements.
+  using Bits = std::conditional_t<H::kAligned, uint4, std::conditional_t<H::kPackBytes == 4, unsigned, std::uint16_t>>;
 
  public:
   __device__ ShortRows(const Forward<T, W>& a, unsigned char* memory)
@@ -76,7 +86,7 @@ class ShortRows {
         rows_(static_cast<int>(a.rows)),
         row_bytes_(static_cast<int>(a.columns * static_cast<int>(sizeof(T)))),
         lane_(static_cast<int>(threadIdx.x) % H::kLanes),
-        has_last_((lane_ + (P - 1) * H::kLanes) * V < static_cast<int>(a.columns)),
+        packs_(packs_of(static_cast<int>(a.columns))),
         parameters_(parameters_of(a, memory)) {
     // Hides how it was computed. Otherwise the compiler multiplies by the 64-bit number of columns.
     asm("" : "+r"(row_bytes_));
@@ -88,7 +98,7 @@ class ShortRows {
     const int team = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
     const int step = static_cast<int>(gridDim.x) * kWarps * H::kWarpRows;
     const std::uint64_t policy = cuda::evict_last();  // results leave L2 in the order in which they were written
-    uint4 next[kRows][P];
+    Bits next[kRows][P];
     int row = warp * H::kWarpRows + team;
     load_rows(row, policy, next);
     if constexpr (H::kShares) {
@@ -117,7 +127,7 @@ class ShortRows {
     if constexpr (H::kShares) {
       return {a.weight, bias, lane_ * V, static_cast<int>(a.columns), memory};
     } else {
-      return {a.weight, bias, lane_ * V, P - 1 + has_last_, /*is_cut=*/false};
+      return {a.weight, bias, lane_ * V, packs_, /*is_cut=*/false};
     }
   }
 
@@ -138,7 +148,16 @@ class ShortRows {
 
   // Row number r of the team in the step whose first row is `row`.
   __device__ static int number(int row, int r) { return row + r * kTeams; }
-  __device__ bool has(int i) const { return i < P - 1 || has_last_; }  // the plan leaves no other packs empty
+  // The number of packs that the lane has.
+  __device__ int packs_of(int columns) const {
+    int packs = H::kSure;
+#pragma unroll
+    for (int i = H::kSure; i < P; ++i) {
+      packs += (lane_ + i * H::kLanes) * V < columns;
+    }
+    return packs;
+  }
+  __device__ bool has(int i) const { return i < H::kSure || i < packs_; }
   // The lane's first element of a row.
   template <class U>
   __device__ U* at(U* matrix, int row) const {
@@ -147,17 +166,17 @@ class ShortRows {
   }
 
   // Loads the packs of a step. Absent ones are zeros.
-  __device__ void load_rows(int row, std::uint64_t policy, uint4 (&packs)[kRows][P]) const {
+  __device__ void load_rows(int row, std::uint64_t policy, Bits (&packs)[kRows][P]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool present = number(row, r) < rows_;
       const T* const from = at(a_.x, number(row, r));
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        packs[r][i] = make_uint4(0, 0, 0, 0);
+        packs[r][i] = Bits{};
         if (present && has(i)) {
           const Pack<T, V> pack = load_streaming<V>(from + i * H::kStep, policy);
-          packs[r][i] = reinterpret_cast<const uint4&>(pack);
+          packs[r][i] = reinterpret_cast<const Bits&>(pack);
         }
       }
     }
@@ -282,7 +301,7 @@ class ShortRows {
   const int rows_;
   int row_bytes_;
   const int lane_;
-  const bool has_last_;
+  const int packs_;              // that the lane has
   const Parameters parameters_;  // their loads are issued before those of rows
 };
 
@@ -312,17 +331,27 @@ void launch(const Forward<T, W>& a) {
 }  // namespace
 
 void forward_short(const NormForward& args, const NormForwardPlan& plan) {
-  on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
-    const auto one_of = [&]<int kLanes, int... P>() {
-      return plan.threads == kLanes && ((plan.packs == P && (launch<ShortShape<N, T, W, kLanes, P>>(a), true)) || ...);
+  on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+    const auto one_of = [&]<int V, int kLanes, int... P>() {
+      return plan.pack == V && plan.threads == kLanes &&
+             ((plan.packs == P && (launch<ShortShape<N, T, W, V, kLanes, P>>(a), true)) || ...);
     };
     bool done;
     if constexpr (sizeof(T) == 2) {
-      done = one_of.template operator()<8, 1, 2, 3>() || one_of.template operator()<16, 2, 3>() ||
-             one_of.template operator()<32, 2>();
+      done = one_of.template operator()<8, 8, 1, 2, 3>() || one_of.template operator()<8, 16, 2, 3>() ||
+             one_of.template operator()<8, 32, 2>() ||  // packs of 16 bytes
+             one_of.template operator()<2, 8, 2, 4>() || one_of.template operator()<2, 16, 3, 4>() ||
+             one_of.template operator()<2, 32, 3, 4, 6, 8, 12, 16>() ||  // words
+             one_of.template operator()<1, 8, 2, 4, 6>() || one_of.template operator()<1, 16, 4, 6, 8>() ||
+             one_of.template operator()<1, 32, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32>();
     } else {
-      done = one_of.template operator()<8, 1, 2>() || one_of.template operator()<16, 2>() ||
-             one_of.template operator()<32, 2>();
+      done = one_of.template operator()<4, 8, 1, 2>() || one_of.template operator()<4, 16, 2>() ||
+             one_of.template operator()<4, 32, 2>() ||  // packs of 16 bytes
+             one_of.template operator()<1, 8, 2, 4, 6, 8>() || one_of.template operator()<1, 16, 6, 8>() ||
+             one_of.template operator()<1, 32, 6, 8, 10, 12, 14, 16>();
+      if constexpr (!N::kCentered) {
+        done = done || one_of.template operator()<4, 32, 3, 4, 5, 6, 7, 8>();
+      }
     }
     check(done, "norm: there is no forward for short rows with {} packs for {} lanes", plan.packs, plan.threads);
   });

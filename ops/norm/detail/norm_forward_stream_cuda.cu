@@ -3,19 +3,20 @@
 #include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows that do not fit into a block's registers, and for unaligned 16-bit rows of more than 512 columns.
-// Blocks are persistent: a warp, a block or a cluster computes one row after another, and each thread has the same
-// columns of all its rows:
+// Forward for rows that do not fit into a block's registers, and for unaligned 16-bit rows of more than 1024 columns.
+// Blocks are persistent: a block, a part of its warps, or a cluster computes one row after another, and each thread has
+// the same columns of all its rows:
 //
 //   x ──copied rows ahead──▶ shared memory ──first read──▶ moments of a warp ──Meeting──▶ the row's moments
 //                                  │                                                          │
 //                                  └──────second read · rstd, weight, bias ◀──────────────────┘──▶ y
 //
 // The blocks of a cluster take long to exchange their moments, so a cluster starts a row before it finishes the
-// previous one. weight and bias of a thread's columns stay in registers. Unaligned rows are also copied in units of 16
-// bytes, from and to global memory, through shared memory. A thread then has words of them: pairs of 16-bit elements,
-// or single float32 elements. Pairs stay in registers from the first read to the second, except in clusters, which read
-// them again.
+// previous one. weight and bias of a thread's columns stay in registers. Unaligned rows are accessed by words of 4
+// bytes: pairs of 16-bit elements, or single float32 elements. 16-bit rows of even length are copied by words. All
+// other unaligned rows are copied in units of 16 bytes, from and to global memory, through shared memory, and a thread
+// then has words of them. Such pairs stay in registers from the first read to the second, except in clusters, which
+// read them again.
 
 namespace mica::kernels::norm_cuda {
 
@@ -24,12 +25,11 @@ namespace {
 // Properties of the kernel's template arguments.
 template <class T, class Shape>
 struct Streamed {
-  static constexpr bool kMeets = Shape::kTeam != Team::warp;
   static constexpr bool kAhead = Shape::kTeam == Team::cluster;
   static constexpr bool kPairs = Shape::kUnits && Shape::V == 2;
   static constexpr bool kSinglePass = sizeof(T) == 2;  // moments are computed in one pass; else in two
   // The number of elements at the beginning of a row whose mean is the row's shift.
-  static constexpr int kFirst = kPairs ? 1 : norm_cuda::kFirst<T, Shape::V>;
+  static constexpr int kFirst = kPairs ? 1 : sizeof(T) == 2 ? 8 : 1;
   // The number of accumulators per thread, which elements use alternately. In packs, too many additions would go to a
   // single one.
   static constexpr int kTurns = kPairs ? 1 : 2;
@@ -40,7 +40,8 @@ struct Streamed {
 
 // The shifts of a team's rows. A warp loads them for 32 rows at a time, since a load for each row would wait behind the
 // copies of that row. For norms that are not centered, they are 0.
-template <bool kCentered, class T, int kFirst>
+// Rows are read in packs of V elements.
+template <bool kCentered, class T, int V, int kFirst>
 class Shifts {
  public:
   __device__ Shifts(const T* x, int rows, int columns, int first, int step)
@@ -64,7 +65,12 @@ class Shifts {
  private:
   __device__ void fetch() {
     if (kCentered && ahead_ < rows_) {
-      next_ = load<kFirst>(x_ + std::int64_t{ahead_} * columns_);
+      constexpr int kAtOnce = std::min(V, kFirst);
+      const T* const row = x_ + std::int64_t{ahead_} * columns_;
+#pragma unroll
+      for (int i = 0; i < kFirst; i += kAtOnce) {
+        reinterpret_cast<Pack<T, kAtOnce>&>(next_.at[i]) = load<kAtOnce>(row + i);
+      }
     }
     ahead_ += kWarp * step_;
   }
@@ -140,7 +146,6 @@ class StreamedForward {
   static constexpr Team kTeam = Shape::kTeam;
   static constexpr int kWarpColumns = P * kWarp * V;
   using Kind = Streamed<T, Shape>;
-  static constexpr bool kMeets = Kind::kMeets;
   static constexpr bool kPairs = Kind::kPairs;
   static constexpr bool kKeep = Kind::kKeep;
   using Ahead = RowsAhead<T, Forward<T, W>, 1, Shape, int>;
@@ -189,9 +194,9 @@ class StreamedForward {
         }
         end_row<kFull>(row, place, take());
       } else {
-        row.shift = kMeets ? shifts_.take() : 0.0f;
-        const Moments<float> warp = begin_row<kFull>(row, place, D - 1);
-        end_row<kFull>(row, place, kMeets ? take() : warp);
+        row.shift = shifts_.take();
+        begin_row<kFull>(row, place, D - 1);
+        end_row<kFull>(row, place, take());
       }
       row = next;
       place = next_place;
@@ -204,30 +209,23 @@ class StreamedForward {
     return kFull ? P : compare_again<Shape>(at_.packs);
   }
 
-  // Reads a row for the first time. Returns the moments of the warp's elements, and leaves them for the other warps of
-  // the team. Up to `pending` chunks that follow the row's first one may still be in flight. If a warp does not share
-  // its row, this function sets row.shift.
+  // Reads a row for the first time, and leaves the moments of the warp's elements for the other warps of the team. Up
+  // to `pending` chunks that follow the row's first one may still be in flight.
   template <bool kFull>
-  __device__ Moments<float> begin_row(Row& row, int place, int pending) {
+  __device__ void begin_row(const Row& row, int place, int pending) {
     Moments<float> warp;
     if constexpr (kPairs) {
       ahead_.template wait<false>(place, 0, offset(row), pending);
       const float shift = read_pairs(row, place);
-      if constexpr (!kMeets) {
-        row.shift = shift;
-      }
       warp = moments_of<kFull>(row, place, shift, pending);
       warp.a += shift - row.shift;
     } else {
       warp = moments_of<kFull>(row, place, row.shift, pending);
     }
-    if constexpr (kMeets) {
-      meeting_.leave(pair_of(warp), [&](const float* numbers, int warps) {
-        return pair_of(
-            combine_members<N>(numbers, warps, at_.columns, kWarpColumns, reciprocal(static_cast<float>(at_.columns))));
-      });
-    }
-    return warp;
+    meeting_.leave(pair_of(warp), [&](const float* numbers, int warps) {
+      return pair_of(
+          combine_members<N>(numbers, warps, at_.columns, kWarpColumns, reciprocal(static_cast<float>(at_.columns))));
+    });
   }
 
   // Reads a row's pairs into registers. Returns the shift of the warp's part of the row: the mean of the part's first
@@ -443,7 +441,7 @@ class StreamedForward {
   const float in_thread_;        // 1 / the thread's number of columns
   const float in_warp_;          // 1 / the warp's number of columns
   const unsigned row_elements_;  // elements from a row to the team's next one
-  Shifts<N::kCentered && kMeets, T, Kind::kFirst> shifts_;
+  Shifts<N::kCentered, T, V, Kind::kFirst> shifts_;
   Chunk chunk_;  // the chunk that was read last
 };
 
@@ -461,7 +459,7 @@ template <class N, class T, class W, class Shape>
 bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   StreamPlan p{
       .packs = plan.packs, .threads = plan.threads, .groups = plan.teams, .cluster = plan.blocks, .slab = plan.slab};
-  if (plan.pack != Shape::V || plan.packs != Shape::P || p.team() != Shape::kTeam) {
+  if (plan.pack != Shape::V || plan.packs != Shape::P || plan.units != Shape::kUnits || p.team() != Shape::kTeam) {
     return false;
   }
   p.stream_bytes = RowsAhead<T, Forward<T, W>, 1, Shape, int>::bytes(p.block());
@@ -471,11 +469,11 @@ bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   return true;
 }
 
-// Shapes of rows in packs of 16 bytes, and of rows in words.
+// Shapes of rows in packs of 16 bytes, and of rows in words, which kUnits says how to copy.
 template <int V, int P, int C, int D>
 using PackShape = StreamShape<V, P, Team::cluster, kWarp, C, D>;
-template <int V, int P, Team kTeam, int C, int D>
-using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, true>;
+template <int V, int P, Team kTeam, int C, int D, bool kUnits = true>
+using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, kUnits>;
 
 }  // namespace
 
@@ -485,9 +483,10 @@ void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
     bool done;
     if constexpr (sizeof(T) == 2) {
       done = one_of.template
-             operator()<PackShape<8, 4, 2, 8>, WordShape<2, 12, Team::warp, 1, 4>, WordShape<2, 16, Team::warp, 1, 4>,
-                        WordShape<2, 12, Team::block, 1, 4>, WordShape<2, 16, Team::block, 1, 4>,
-                        WordShape<2, 12, Team::cluster, 1, 4>, WordShape<2, 16, Team::cluster, 1, 4>>();
+             operator()<PackShape<8, 4, 2, 8>, WordShape<2, 12, Team::block, 1, 4>, WordShape<2, 16, Team::block, 1, 4>,
+                        WordShape<2, 12, Team::cluster, 1, 4>, WordShape<2, 16, Team::cluster, 1, 4>,
+                        WordShape<2, 12, Team::block, 1, 4, false>, WordShape<2, 16, Team::block, 1, 4, false>,
+                        WordShape<2, 12, Team::cluster, 1, 4, false>, WordShape<2, 16, Team::cluster, 1, 4, false>>();
     } else {
       done = one_of.template
              operator()<PackShape<4, 4, 2, 8>, PackShape<4, 8, 4, 12>, WordShape<1, 20, Team::cluster, 2, 10>,
