@@ -105,8 +105,9 @@ NormForwardPlan short_plan(const NormShape& s) {
   // Words of 4 bytes:
   constexpr std::array kPairs{Share{8, 2},  Share{8, 4},  Share{16, 3}, Share{16, 4},  Share{32, 3},
                               Share{32, 4}, Share{32, 6}, Share{32, 8}, Share{32, 12}, Share{32, 16}};
-  constexpr std::array kFloats{Share{8, 2},  Share{8, 4},  Share{8, 6},   Share{8, 8},   Share{16, 6},  Share{16, 8},
-                               Share{32, 6}, Share{32, 8}, Share{32, 10}, Share{32, 12}, Share{32, 14}, Share{32, 16}};
+  constexpr std::array kFloats{Share{8, 2},   Share{8, 4},   Share{8, 6},   Share{8, 8},   Share{16, 6},  Share{16, 8},
+                               Share{32, 6},  Share{32, 8},  Share{32, 10}, Share{32, 12}, Share{32, 14}, Share{32, 16},
+                               Share{32, 20}, Share{32, 24}, Share{32, 28}, Share{32, 32}};
   // Single elements of 16 bits:
   constexpr std::array kElements{Share{8, 2},   Share{8, 4},   Share{8, 6},   Share{16, 4},
                                  Share{16, 6},  Share{16, 8},  Share{32, 6},  Share{32, 8},
@@ -126,13 +127,13 @@ NormForwardPlan short_plan(const NormShape& s) {
     }
     return {};
   };
-  constexpr std::int64_t kMostCentered =
-      256;  // columns of aligned float32 rows of layer norms, which need more registers
-  if (s.adds || size_of(s.x) > 4 || (size_of(s.x) == 4 && s.packed && s.centered && s.columns > kMostCentered)) {
+  if (s.adds || size_of(s.x) > 4) {
     return {};
   }
   if (size_of(s.x) == 4) {
-    return s.packed ? first_of(4, kOfFloat32) : first_of(1, kFloats);
+    // Longer rows are faster if they are held, by a warp (aligned) or a block (unaligned).
+    const std::int64_t most = s.packed != s.centered ? 1024 : s.packed ? 256 : 512;
+    return s.columns > most ? NormForwardPlan() : s.packed ? first_of(4, kOfFloat32) : first_of(1, kFloats);
   }
   return s.packed ? first_of(8, kOf16Bits) : has_words(s) ? first_of(2, kPairs) : first_of(1, kElements);
 }

@@ -349,7 +349,9 @@ void forward_short(const NormForward& args, const NormForwardPlan& plan) {
              one_of.template operator()<4, 32, 2>() ||  // packs of 16 bytes
              one_of.template operator()<1, 8, 2, 4, 6, 8>() || one_of.template operator()<1, 16, 6, 8>() ||
              one_of.template operator()<1, 32, 6, 8, 10, 12, 14, 16>();
-      if constexpr (!N::kCentered) {
+      if constexpr (N::kCentered) {
+        done = done || one_of.template operator()<1, 32, 20, 24, 28, 32>();
+      } else {
         done = done || one_of.template operator()<4, 32, 3, 4, 5, 6, 7, 8>();
       }
     }
