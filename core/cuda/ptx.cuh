@@ -30,12 +30,11 @@ __device__ inline std::uint64_t evict_last() {
 
 // Asynchronous copies from global to shared memory. A thread waits for groups of them, in order.
 
-/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
-/// `present`. kLastInL2: the L2 cache policy is evict_last (16 bytes only).
+/// Starts copying the first `bytes` of kBytes (4, 8 or 16), to which both addresses are aligned. The others become
+/// zeros. kLastInL2: the L2 cache policy is evict_last (16 bytes only).
 template <int kBytes, bool kLastInL2 = false>
-__device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
+__device__ void copy_part_async(std::uint32_t shared, const void* global, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
-  const int bytes = present ? kBytes : 0;
   if constexpr (kBytes == 16) {
     if constexpr (kLastInL2) {
       asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
@@ -50,6 +49,12 @@ __device__ void copy_async(std::uint32_t shared, const void* global, bool presen
   }
 }
 
+/// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
+/// `present`.
+template <int kBytes, bool kLastInL2 = false>
+__device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
+  copy_part_async<kBytes, kLastInL2>(shared, global, present ? kBytes : 0);
+}
 template <int kBytes, bool kLastInL2 = false>
 __device__ void copy_async(void* shared, const void* global, bool present = true) {
   copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);

@@ -3,8 +3,8 @@
 // Streams the rows of kMatrices matrices of the same shape through shared memory, chunk after chunk, ahead of their use
 // (see stream_cuda.cuh).
 //
-//     aligned rows:  global memory ── packs, each thread its own ──▶ shared memory ── packs ──▶ registers
-//     other rows:    global memory ── units of 16 bytes, by warp ──▶ shared memory ── words ──▶ registers     (kUnits)
+//     with packs:    global memory ── packs, each thread its own ──▶ shared memory ── packs ──▶ registers
+//     kUnits:        global memory ── units of 16 bytes, by warp ──▶ shared memory ── words ──▶ registers
 //                    global memory ◀─ units of 16 bytes, by warp ─── shared memory ◀─ words ─── registers
 
 #include <type_traits>
@@ -36,7 +36,7 @@ class RowsAhead {
 
   __device__ RowsAhead(const Matrices& a, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
       : a_(a),
-        packs_(at.packs),
+        at_(at),
         lane_offset_(kUnits ? lane() * V : 0),
         left_(at.columns - (at.first_pack - lane()) * V),
         step_(static_cast<Index>(at.step)),
@@ -71,8 +71,14 @@ class RowsAhead {
         if constexpr (kMatrices == 2) {
           stream_.second.fetch_units(place, a_.template matrix<1>() + from, left, is_last);
         }
+      } else if constexpr (Shape::kEdges) {
+        static_assert(kMatrices == 2);
+        // Of the matrix's last row, whole packs only: memory checkers report copies that reach past the end.
+        const int left = at_.left & (row_ + 1 == static_cast<Index>(a_.rows) ? -V : -1);
+        stream_.fetch_elements(place, left - c * kChunkColumns, a_.template matrix<0>() + from,
+                               a_.template matrix<1>() + from);
       } else {
-        const int row_packs = kFull ? Shape::P : compare_again<Shape>(packs_);
+        const int row_packs = kFull ? Shape::P : compare_again<Shape>(at_.packs);
         const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
         if constexpr (kMatrices == 1) {
           stream_.fetch(place, packs, a_.template matrix<0>() + from);
@@ -91,11 +97,28 @@ class RowsAhead {
     }
   }
 
-  /// Waits for chunk c of the row at `offset`; `pending` later chunks may still be in flight. kClears: with kUnits,
-  /// sets the elements that follow the row in its last unit to zero.
+  /// Waits for chunk c of the row at `offset`; `pending` later chunks may still be in flight. Sets elements that are
+  /// not in the row to zero: with kEdges, those before it; with kUnits, if kClears, those after it in its last unit.
   template <bool kClears = true>
   __device__ void wait(int place, int c, std::int64_t offset, int pending) const {
     cuda::wait_copies(pending);
+    if constexpr (Shape::kEdges) {
+      if (c == 0 && at_.head > 0) {
+#pragma unroll
+        for (int source = 0; source < kMatrices; ++source) {
+          T* const pack = stream_.at(place, source, 0).at;
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            if (j < at_.head) {
+              pack[j] = static_cast<T>(0.0f);
+            }
+          }
+        }
+      }
+      if (at_.cut >= c * Shape::kChunk && at_.cut < (c + 1) * Shape::kChunk) {
+        load_if_last(place, offset);
+      }
+    }
     if constexpr (kUnits) {
       const int left = left_ - c * kChunkColumns;
       __syncwarp();  // other lanes have copied parts of it
@@ -187,7 +210,7 @@ class RowsAhead {
   // A 32-bit Index is used for few, long rows, where registers are scarce. Packs and single elements then compute their
   // offset from the row number. Pairs keep it in from_ and add row_elements_ per row.
   static constexpr bool kFewRows = sizeof(Index) == 4;
-  __device__ Index rows() const { return static_cast<Index>(a_.rows); }
+  __device__ Index rows() const { return static_cast<Index>(at_.end(a_.rows)); }
   __device__ Index columns() const { return static_cast<Index>(a_.columns); }
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
   using PackStream = Stream<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
@@ -213,6 +236,21 @@ class RowsAhead {
   }
 
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }
+
+  // If the row at `offset` is the matrix's last one: loads the elements of the pack inside which it ends.
+  __device__ void load_if_last(int place, std::int64_t offset) const {
+    const int from = at_.cut * (kWarp * V);
+    std::int64_t left_in_matrix = a_.rows;
+    asm volatile("" : "+l"(left_in_matrix));  // otherwise the result would be kept in registers for all rows
+    left_in_matrix = left_in_matrix * a_.columns - (offset + from);
+    if (left_in_matrix < V) {
+#pragma unroll 1
+      for (int j = 0; j < static_cast<int>(left_in_matrix); ++j) {
+        stream_.at(place, 0, at_.cut % Shape::kChunk).at[j] = a_.template matrix<0>()[offset + from + j];
+        stream_.at(place, 1, at_.cut % Shape::kChunk).at[j] = a_.template matrix<1>()[offset + from + j];
+      }
+    }
+  }
 
   // The row has `left` columns from the chunk's beginning on.
   __device__ void clear(int place, std::int64_t offset, int left, T value) const {
@@ -240,7 +278,7 @@ class RowsAhead {
   }
 
   const Matrices& a_;
-  int packs_;
+  const typename Shape::Place at_;
   int lane_offset_;
   int left_;  // columns of the slab from the first lane's first column on
   Index step_;

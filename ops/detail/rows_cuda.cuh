@@ -45,6 +45,13 @@ int alignment_of(const Operands&... operands) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
+/// Whether tensors, if they are defined, begin at the same place in a sector of 32 bytes.
+template <class... Tensors>
+bool alike_in_sectors(const Tensor& first, const Tensors&... others) {
+  const auto place = [](const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.raw_data()) % 32; };
+  return ((!others.defined() || place(others) == place(first)) && ...);
+}
+
 /// Whether rows can be read in packs of 16 bytes in all defined tensors, since they begin and end at multiples of 16.
 template <class... Tensors>
 bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
@@ -35,7 +36,7 @@ struct StreamPlace {
   std::int64_t step;        // from a row to the thread's next one
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
-    rank = kTeam == Team::cluster ? cuda::cluster_rank() : 0;
+    rank = block_rank();
     begin = kTeam == Team::cluster ? std::int64_t{rank} * p.slab : 0;
     const std::int64_t left = row_columns - begin;
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
@@ -44,20 +45,94 @@ struct StreamPlace {
     const int row_packs = pack_columns == 2 ? (columns + 1) / 2 : columns / pack_columns;  // the last pair may be half
     const int packs_left = (row_packs - first_pack + kLanes - 1) / kLanes;
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
-    const int teams = kTeam == Team::cluster ? gridDim.x / p.cluster : gridDim.x;
-    const int team = kTeam == Team::cluster ? blockIdx.x / p.cluster : blockIdx.x;
     constexpr int kNeighbors = kWarp / kLanes;
-    first = (threadIdx.y / kNeighbors * teams + team) * kNeighbors + threadIdx.y % kNeighbors;
+    first = (threadIdx.y / kNeighbors * teams(p) + team(p)) * kNeighbors + threadIdx.y % kNeighbors;
     warp_first = first - threadIdx.y % kNeighbors;
-    step = teams * blockDim.y;
+    step = teams(p) * blockDim.y;
+  }
+
+  /// The thread's rows are before this one, if the matrix has `rows` rows.
+  __device__ static std::int64_t end(std::int64_t rows) { return rows; }
+
+  __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kTeam == Team::cluster ? p.cluster : 1); }
+  __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kTeam == Team::cluster ? p.cluster : 1); }
+  __device__ static int block_rank() { return kTeam == Team::cluster ? cuda::cluster_rank() : 0; }
+  /// The number of the row of partial sums of these rows.
+  __device__ int partial_row(const StreamPlan& p) const { return team(p); }
+};
+
+/// The same for rows that begin and end inside packs of V columns. All rows of an EdgePlace begin at the same place in
+/// a sector, so that a thread has the same columns of all of them. Packs are aligned, and those of the row's first
+/// sector may begin before the row. A team has the rows of one EdgePlace or, if they are sorted, of a few. Only rows of
+/// clusters are sorted, since there are few of these.
+template <Team kTeam, int V>
+struct EdgePlace : StreamPlace<kTeam> {
+  static constexpr bool kMaySort = kTeam == Team::cluster;
+  int like;                 // the first row of the matrix that begins at this place
+  std::int64_t sorted_end;  // the thread's rows are before it, if they are sorted
+  int head;                 // elements of the thread's first pack that are before the row
+  int left;  // columns of the row, or of the block's slab of it, from the beginning of the thread's first pack on
+  int cut;   // the thread's pack inside which the row ends; −1 if there is none
+
+  /// For those rows of the team that begin like row number `like`, which begins after `phase` elements of a sector.
+  __device__ EdgePlace(const StreamPlan& p, std::int64_t rows, std::int64_t row_columns, int like, int phase,
+                       int most_packs)
+      : StreamPlace<kTeam>(p, row_columns + phase, V, most_packs), like(like), sorted_end(rows) {
+    this->begin -= phase;
+    left = this->columns - this->first_pack * V;
+    this->packs = max(0, min(most_packs, (left + kStep - 1) / kStep));
+    head = this->rank == 0 ? max(0, min(V, phase - this->first_pack * V)) : 0;
+    cut = this->packs > 0 && left < (this->packs - 1) * kStep + V ? this->packs - 1 : -1;
+    if (kMaySort && p.sorted) {
+      const std::int64_t begin = start(p, rows, like);
+      const auto row_at = [&](std::int64_t position) { return like + (position - begin) * p.phases; };
+      this->first = row_at(max(begin, own_begin(p, rows, this->team(p))) + threadIdx.y);
+      this->warp_first = this->first;
+      this->step = static_cast<int>(blockDim.y) * p.phases;
+      sorted_end = row_at(min(start(p, rows, like + 1), own_begin(p, rows, this->team(p) + 1)));
+    }
+  }
+
+  __device__ std::int64_t end(std::int64_t rows) const { return kMaySort ? sorted_end : rows; }
+
+  /// Whether the team has rows that begin like row number `like`. If rows are sorted, a team also has those, possibly
+  /// none, after which it ends. So the partial_row() of all teams' places are 0 to teams + phases − 2 without a gap,
+  /// whatever the number of rows.
+  __device__ static bool has(const StreamPlan& p, std::int64_t rows, int like) {
+    const int team = StreamPlace<kTeam>::team(p);
+    return kMaySort && p.sorted ? start(p, rows, like) <= own_begin(p, rows, team + 1) &&
+                                      start(p, rows, like + 1) > own_begin(p, rows, team)
+                                : like == team % p.phases;
+  }
+  __device__ int partial_row(const StreamPlan& p) const { return this->team(p) + (kMaySort && p.sorted ? like : 0); }
+
+  /// Whether all elements of the thread's pack i are in the row.
+  __device__ bool is_whole(int i) const { return (i > 0 || head == 0) && i * kStep + V <= left; }
+  /// Whether element j of the thread's pack i is in the row.
+  __device__ bool has_element(int i, int j) const { return (i > 0 || j >= head) && i * kStep + j < left; }
+
+ private:
+  static constexpr int kStep = kWarp * V;  // columns from a pack to the thread's next one
+
+  // Of the rows, sorted by where they begin: the first one that begins like row number `like`, and a team's first one.
+  __device__ static std::int64_t start(const StreamPlan& p, std::int64_t rows, int like) {
+    return rows / p.phases * like + min(static_cast<std::int64_t>(like), rows % p.phases);
+  }
+  __device__ static std::int64_t own_begin(const StreamPlan& p, std::int64_t rows, int team) {
+    return rows * team / StreamPlace<kTeam>::teams(p);
   }
 };
 
+/// How rows lie in memory, and are copied.
+/// - packs: rows consist of aligned packs, and each thread copies its own;
+/// - edges: the same, but rows may begin and end inside packs (EdgePlace);
+/// - units: rows may begin anywhere. Packs are at most 4 bytes wide, and the lanes of a warp together copy the aligned
+///   units of 16 bytes that contain their packs.
+enum class Copies { packs, edges, units };
+
 /// The sizes of a kernel that streams rows. A pack has V columns. A thread has P packs of a row, in C chunks, of which
-/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team. Without
-/// kUnits, packs are aligned and each thread copies its own. With kUnits, rows may begin anywhere: packs are at most 4
-/// bytes wide, and the lanes of a warp together copy the aligned units of 16 bytes that contain their packs.
-template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, bool kUnits_ = false>
+/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team.
+template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, Copies kCopies = Copies::packs>
 struct StreamShape {
   static constexpr int V = V_;
   static constexpr int P = P_;
@@ -65,10 +140,11 @@ struct StreamShape {
   static constexpr int kLanes = kLanes_;
   static constexpr int C = C_;
   static constexpr int D = D_;
-  static constexpr bool kUnits = kUnits_;
+  static constexpr bool kUnits = kCopies == Copies::units;
+  static constexpr bool kEdges = kCopies == Copies::edges;
   static constexpr int kChunk = P / C;  // packs
-  static_assert(C * kChunk == P);
-  using Place = StreamPlace<kTeam, kLanes>;
+  static_assert(C * kChunk == P && (!kEdges || kLanes == kWarp));
+  using Place = std::conditional_t<kEdges, EdgePlace<kTeam, V>, StreamPlace<kTeam, kLanes>>;
 };
 
 /// Sums a and b over kLanes lanes. Returns the sum of a in the lower half of these lanes, that of b in the upper half.
@@ -102,6 +178,22 @@ class Stream {
       int source = 0;
       (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
                                                            i < count ? from + i * (kLanes * V) : from, i < count),
+       ...);
+    }
+  }
+
+  /// The same for rows that may end inside packs. The thread has `left` elements from its first pack on. The other
+  /// elements of its last pack become zeros.
+  template <class... From>
+  __device__ void fetch_elements(int place, int left, const From*... from) {
+    Packs* to = places_ + place * kChunk;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      const int elements = max(0, min(V, left - i * (kLanes * V)));
+      int source = 0;
+      (cuda::copy_part_async<sizeof(Packs), /*kLastInL2=*/true>(cuda::shared_address(to + (source++ * P + i) * kWarp),
+                                                                elements > 0 ? from + i * (kLanes * V) : from,
+                                                                elements * static_cast<int>(sizeof(T))),
        ...);
     }
   }

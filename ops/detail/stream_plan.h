@@ -31,6 +31,10 @@ struct StreamPlan {
   int slab = 0;          // columns of a row per block
   int kept_bytes = 0;    // of shared memory, for parameters
   int stream_bytes = 0;  // of shared memory, for the rows in flight
+  // For rows that begin and end inside packs (EdgePlace):
+  int sector = 0;       // columns; the first pack of a row begins at a multiple of as many elements
+  int phases = 1;       // at how many different places in such a sector rows begin; row i as row i mod phases
+  bool sorted = false;  // whether rows are dealt out sorted by these places
 
   constexpr int block() const { return threads * groups; }
   constexpr int warps() const { return threads / 32; }  // per block, that share a row

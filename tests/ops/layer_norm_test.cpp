@@ -52,7 +52,10 @@ TEST(LayerNorm, EachKernel) {
                {bfloat16, bfloat16, 200, 12'288}, {bfloat16, bfloat16, 2113, 1538},  {bfloat16, float32, 2113, 13'003},
                {bfloat16, float32, 90'000, 50},   {float16, float16, 30'000, 250},   {bfloat16, bfloat16, 11'000, 402},
                {float16, float32, 6000, 1002},    {bfloat16, bfloat16, 800, 14'002}, {float16, float32, 300, 30'002},
-               {float32, float32, 80, 140'000},   {bfloat16, bfloat16, 200, 70'000}};
+               {float32, float32, 80, 140'000},   {bfloat16, bfloat16, 200, 70'000}, {float16, float16, 4000, 301},
+               {bfloat16, float32, 2500, 450},    {bfloat16, bfloat16, 29, 140'001}, {float32, float32, 29, 140'001},
+               {float32, float32, 80, 200'001},   {bfloat16, float32, 121, 70'001},  {float16, float16, 30, 200'001},
+               {bfloat16, bfloat16, 61, 40'002},  {float16, float32, 600, 18'002}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

@@ -128,6 +128,13 @@ inline std::vector<std::int64_t> some_columns(Device device) {
   return columns;
 }
 
+/// Whether the order of the sums of dx depends on the number of rows, and on the row's number, on CUDA: rows that packs
+/// of 16 bytes do not fit begin at different places in a sector.
+inline bool sums_dx_in_two_ways(DType dtype, std::int64_t columns) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  return size <= 4 && columns * size % 16 != 0;
+}
+
 /// A view with x's elements whose axes are reversed in memory, with a NaN after every element.
 inline Tensor with_gaps(const Tensor& x) {
   Strides strides = x.shape();

@@ -115,6 +115,7 @@ NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
        .packs =
            fit_packs(args.columns, args.x.dtype(), args.dy, args.x, args.weight, args.dx, args.dsum, args.dx_dropped),
        .words = args.columns * size_of(args.x.dtype()) % 4 == 0 && alignment_of(args.dy, args.x, args.dx) >= 4,
+       .alike = alike_in_sectors(args.dy, args.x, args.dx),
        .clusters = cuda::device_has_clusters(),
        .source = source});
 }

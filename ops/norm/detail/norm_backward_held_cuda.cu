@@ -1,12 +1,8 @@
-#include <iterator>
-#include <utility>
-
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
-#include <mica/ops/norm/detail/norm_backward_staging_cuda.cuh>
 
-// Backward for rows that do not stream: short float32 rows, unaligned short rows, unaligned 16-bit rows of small
-// matrices, float64, and all rows on GPUs before compute capability 9.0.
+// Backward for rows that do not stream: short float32 rows, unaligned short rows, unaligned rows of small matrices,
+// float64, and all rows on GPUs before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
@@ -59,36 +55,6 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
     });
   }
   write_partials<kCentered, T, W, L, V>(a, column_sums, fold);
-}
-
-// The same for unaligned rows, with the same results. The next rows are copied to shared memory while the current one
-// is processed, and dx is written through shared memory, both in aligned units of 16 bytes.
-template <bool kCentered, class T, class W, class L, int kBlocks>
-__global__ void __launch_bounds__(L::kBlock, kBlocks) norm_backward_staged_kernel(const BackwardRows<T, W> a) {
-  using S = Accumulate<T>;
-  __shared__ typename RowMeans<kCentered, S, L>::Shared shared;
-  extern __shared__ __align__(16) unsigned char memory[];
-  RowMeans<kCentered, S, L> row_means(shared);
-  ColumnSums<kCentered, S, L> column_sums;
-  Pack<W, 1> weights[L::kElements];
-  load_weights<L, 1>(a.weight, 0, a.columns, weights);
-  std::int64_t row = blockIdx.x;
-  RowStaging<T, W, L> staging(a, row, memory);
-  auto next_statistics = a.template statistics<kCentered>(row, row < a.rows);
-  for (; row < a.rows; row += gridDim.x) {
-    const auto statistics = next_statistics;
-    next_statistics = a.template statistics<kCentered>(row + gridDim.x, row + gridDim.x < a.rows);
-    staging.open(row);
-    Pack<T, 1> xs[L::kElements];
-    Pack<T, 1> dys[L::kElements];
-    staging.load(row, xs, dys);
-    Elements<kCentered, T, L, 1> elements;
-    Sums<S> mine{0, 0};
-    elements.set(xs, dys, weights, statistics, mine, column_sums);
-    const Sums<S> means = row_means.of(mine, a.columns);
-    staging.write(row, [&](int k) { return elements.dx_pack(k, means, statistics.rstd).at[0]; });
-  }
-  write_partials<kCentered, T, W, L, 1>(a, column_sums, static_cast<S*>(nullptr));
 }
 
 // Computes dx only. A block processes a whole row, which it reads twice, piece by piece.
@@ -153,22 +119,6 @@ void with_layout(std::int64_t columns, const F& f) {
   check(done, "norm_backward: there is no layout for rows of {}", columns);
 }
 
-// Calls f.operator()<L, kBlocks>() with the layout that staged_layout() chooses, and its number of blocks per
-// multiprocessor.
-template <class F>
-void with_staged_layout(std::int64_t columns, const F& f) {
-  const auto first_of = [&]<std::size_t... I>(std::index_sequence<I...>) {
-    constexpr auto& all = kStagedLayouts;
-    return (
-        (columns <= all[I].columns() &&
-         (f.template operator()<Layout<all[I].held.threads, all[I].held.block, all[I].held.elements>, all[I].blocks>(),
-          true)) ||
-        ...);
-  };
-  check(first_of(std::make_index_sequence<std::size(kStagedLayouts)>{}), "norm_backward: rows of {} are not staged",
-        columns);
-}
-
 template <int V, bool kCentered, class T, class W>
 void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   if (plan.kernel == NormBackwardKernel::looped) {
@@ -189,14 +139,6 @@ void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
 void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
     const auto a = rows_of<T, W>(args, partials);
-    if constexpr (sizeof(T) == 2) {
-      if (plan.kernel == NormBackwardKernel::staged) {
-        return with_staged_layout(a.columns, [&]<class L, int kBlocks>() {
-          cuda::Launch(grid_of(plan.partial_rows), L::kBlock, RowStaging<T, W, L>::kBytes)
-              .run(norm_backward_staged_kernel<kCentered, T, W, L, kBlocks>, "norm_backward_staged_kernel", a);
-        });
-      }
-    }
     plan.pack == 1 ? launch<1, kCentered>(a, plan) : launch<16 / sizeof(T), kCentered>(a, plan);
   });
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 
@@ -18,6 +19,7 @@ struct StreamShape {
   int chunks = 1;
   int lanes = 32;
   bool units = false;
+  bool edges = false;
 };
 
 // The smallest number of blocks whose threads, with `elements` elements each, can hold a row; 0 if even 16 blocks
@@ -83,64 +85,52 @@ StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
   return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
 }
 
-// Whether a matrix of unaligned 16-bit rows is too small for the kernel that streams pairs. That kernel has much code,
-// and loading the code from memory takes a few microseconds, longer than the kernel saves for a small matrix. Measured
-// on an H200.
-bool is_small(std::int64_t rows, std::int64_t columns) {
-  constexpr std::int64_t kMillion = 1 << 20;
-  const std::int64_t most = columns <= 128    ? 4 * kMillion  // elements
-                            : columns <= 256  ? 16 * kMillion
-                            : columns <= 512  ? kMillion / 2
-                            : columns <= 2048 ? 6 * kMillion
-                            : columns <= 4096 ? 32 * kMillion
-                                              : 8 * kMillion;
-  return columns <= 64 || rows <= most / columns;
-}
-
-// Unaligned rows of 16-bit elements, read in pairs: directly if they are words, else in units, of which pairs are put
-// together. Half a warp shares a row if it is one of the shortest.
+// Short unaligned rows of 16-bit elements, read in pairs: directly if they are words, else in units, of which pairs are
+// put together. Small matrices are held: their kernel has less code, and loading code from memory takes longer than
+// this one saves. Measured on an H200.
 StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns, bool words) {
-  const bool small = is_small(rows, columns);
-  if (small && columns <= 8192) {
-    return {};  // held or staged
+  constexpr std::int64_t kMillion = 1 << 20;
+  const std::int64_t most = columns <= 128 ? 4 * kMillion : 16 * kMillion;  // elements
+  if (columns <= 64 || rows <= most / columns) {
+    return {};
   }
-  if (columns <= 8192) {
-    const bool few = columns > 256 && columns <= 384;
-    return {.packs = columns <= 128 ? 4
-                     : few          ? 6
-                                    : 8,
-            .depth = columns <= 128 ? 4 : 3,
-            .lanes = columns <= 256 ? 16 : 32,
-            .units = !words};
-  }
-  if (columns <= 131072 && (small || columns > 98304)) {
-    return {.packs = 8, .depth = 5, .cluster = cluster_of(columns, 16), .units = true};
-  }
-  if (columns > 12288 && columns <= 16384) {
-    return {.packs = 16, .depth = 4, .chunks = 2, .units = true};
-  }
-  const int cluster = cluster_of(columns, 24);
-  return {.packs = cluster > 0 ? 12 : 0, .depth = 6, .cluster = cluster, .chunks = 2, .units = !words};
+  const bool shortest = columns <= 128;
+  return {.packs = shortest ? 4 : 8, .depth = shortest ? 4 : 3, .lanes = 16, .units = !words};
 }
 
-// Unaligned rows of float32, read element by element.
-StreamShape shape_of_float32_elements(std::int64_t columns) {
-  if (columns <= 8192) {
-    return {.packs = columns <= 256 ? 0 : 16, .depth = 3, .units = true};  // the shortest rows are held
+// Whether a matrix of unaligned rows is so small that holding the rows is faster. Measured on an H100.
+bool is_small(const NormBackwardCase& c) {
+  constexpr std::int64_t kMega = 1 << 20;
+  const std::int64_t most = c.size == 2 && c.columns <= 512 ? 2 * kMega : (c.columns <= 2048 ? 4 : 8) * kMega;  // bytes
+  return c.columns <= 8192 && c.rows <= most / (c.columns * c.size);
+}
+
+constexpr int kSector = 32;  // bytes
+
+// Other unaligned rows.
+StreamShape shape_of_unaligned(const NormBackwardCase& c) {
+  if (c.size == 2 && c.columns <= kShortRow) {
+    return shape_of_pairs(c.rows, c.columns, c.words);
   }
-  if (columns <= 131072) {
-    return {.packs = 16, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
+  if (c.columns <= kShortRow || is_small(c)) {
+    return {};
   }
-  const int cluster = cluster_of(columns, 32);
-  return {.packs = cluster > 0 ? 32 : 0, .depth = 8, .cluster = cluster, .chunks = 8, .units = true};
+  const std::int64_t columns = c.columns + kSector / c.size - 1;  // with those of the first sector that are before it
+  if (c.size == 4 && columns > 8192 && c.columns <= 131072) {     // in single elements
+    return {.packs = 16, .depth = 3, .cluster = c.columns <= 65536 ? 8 : 16};
+  }
+  if (!c.alike) {
+    return {};
+  }
+  StreamShape shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
+  shape.edges = true;
+  return shape;
 }
 
 StreamShape shape_of(const NormBackwardCase& c) {
   const int pack = 16 / c.size;
   if (!c.packs) {
-    return c.source != GradientSource::y ? StreamShape{}
-           : c.size == 4                 ? shape_of_float32_elements(c.columns)
-                                         : shape_of_pairs(c.rows, c.columns, c.words);
+    return c.source == GradientSource::y ? shape_of_unaligned(c) : StreamShape{};
   }
   if (c.columns <= kShortRow) {
     const bool held = c.size == 4 && c.source == GradientSource::y;
@@ -159,7 +149,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   if (shape.packs == 0) {
     return p;
   }
-  rows::divide(p, c.columns, pack, kMostThreads);
+  rows::divide(p, c.columns + (shape.edges ? kSector / c.size - 1 : 0), pack, kMostThreads);
   if (shape.lanes < 32) {
     p.threads = shape.lanes;
     p.groups = kMostThreads / p.threads;
@@ -167,14 +157,14 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
   // Whether only few weights fit in registers.
-  const bool few_weights = shape.lanes < 32 || (pack == 1 && p.team() == rows::Team::warp);
+  const bool few_weights = shape.lanes < 32 || (shape.edges && pack == 4);
   const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
   p.kept_bytes = weights_in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
   const int gap = shape.units ? p.block() / shape.lanes * (16 / c.size) : 0;  // for rows that begin inside a unit
   const int chunk_bytes = (p.block() * chunk_elements + gap) * matrices * c.size;
   const int folds = std::max(1, p.block() / std::max(32, p.threads));  // rows of partials that a block adds up
-  const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
+  const int fold_bytes = folds > 1 || shape.edges ? matrices * folds * p.slab * 4 : 0;
   p.stream_bytes = std::max(fold_bytes, shape.depth * chunk_bytes);
   if (p.block() > kMostThreads || p.shared_bytes() > rows::kStreamShared) {
     p.packs = 0;
@@ -192,16 +182,49 @@ std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
   return few_rows && c.columns > 512 && c.columns <= 2048 ? std::min(teams, kFew) : teams;
 }
 
+// At how many different places in a sector of `sector` elements the rows begin.
+int phases_of(std::int64_t columns, int sector) {
+  return sector / std::gcd(static_cast<int>(columns % sector), sector);
+}
+
+// The number of teams for rows that begin and end inside packs. Also determines the sector, and whether rows are sorted
+// by where they begin.
+std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
+  constexpr std::int64_t kLarge = 16 << 20;  // bytes
+  const bool large = c.rows > kLarge / (c.columns * c.size);
+  const std::int64_t most = rows::stream_blocks(p.cluster) / p.cluster;
+  const auto phases_with = [&](int bytes) {
+    p.sector = bytes / c.size;
+    p.phases = phases_of(c.columns, p.sector);
+    return p.phases;
+  };
+  if (c.rows <= most) {  // each team has one row
+    phases_with(kSector);
+    return c.rows;
+  }
+  for (const int bytes : {kSector, 16}) {
+    const std::int64_t teams = most / phases_with(bytes) * p.phases;  // of which all rows of a team begin alike
+    if (4 * teams >= 3 * most || (bytes == 16 && teams > 0 && !large)) {
+      return teams;
+    }
+  }
+  phases_with(c.rows > 16 * most ? kSector : 16);
+  p.sorted = c.rows > 3 * most;  // if there are fewer rows, each team has one row, although not all can run at once
+  return p.sorted ? most : c.rows;
+}
+
 }  // namespace
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   if (c.size <= 4 && c.clusters) {
-    const int pack = (c.packs ? 16 : 4) / c.size;
     const StreamShape shape = shape_of(c);
-    const StreamPlan stream = stream_plan(c, pack, shape);
+    const int pack = (c.packs || shape.edges ? 16 : 4) / c.size;
+    StreamPlan stream = stream_plan(c, pack, shape);
     if (stream.packs > 0) {
+      const std::int64_t teams = shape.edges ? deal_edges(c, stream) : teams_of(c, stream);
       return {.kernel = NormBackwardKernel::streamed,
-              .partial_rows = teams_of(c, stream),
+              .partial_rows = teams + (stream.sorted ? stream.phases - 1 : 0),
+              .teams = teams,
               .pack = pack,
               .units = shape.units,
               .lanes = shape.lanes,
@@ -221,11 +244,6 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x.
   const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * rows::kStreamBlocks : 512;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
-  if (c.clusters && !c.packs && c.size == 2 && c.columns > 1024 && wanted > blocks) {
-    const std::int64_t most = std::int64_t{rows::kStreamBlocks} * staged_layout(c.columns).blocks;
-    return {.kernel = NormBackwardKernel::staged,
-            .partial_rows = std::min(wanted, std::max<std::int64_t>(blocks, most))};
-  }
   return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
 }
 

@@ -5,7 +5,6 @@
 // on its load.
 
 #include <cstdint>
-#include <iterator>
 
 #include <mica/ops/detail/stream_plan.h>
 
@@ -18,7 +17,6 @@ enum class GradientSource { y, y_and_sum, y_and_dropped_sum };
 enum class NormBackwardKernel {
   streamed,  // rows stream through shared memory
   held,      // rows are held in registers
-  staged,    // the same, but rows are copied to the registers through shared memory, in aligned units of 16 bytes
   looped,    // rows are read twice for dx, and a third time by the kernel for dweight and dbias
   none
 };
@@ -31,6 +29,7 @@ struct NormBackwardCase {
   bool centered;    // a layer norm, which may have a bias
   bool packs;       // rows can be read in packs of 16 bytes
   bool words;       // rows can be read in words of 4 bytes
+  bool alike;       // the same row begins at the same place in a sector of 32 bytes in all matrices
   bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
 };
@@ -38,6 +37,7 @@ struct NormBackwardCase {
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
+  std::int64_t teams = 0;         // that share the rows, if these are streamed
   int pack = 1;                   // columns per load
   bool units = false;             // rows begin at any address and are copied in aligned units of 16 bytes
   // For streamed rows:
@@ -81,23 +81,6 @@ constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, boo
          : columns <= 1024       ? HeldLayout{128, 128, 8}
          : columns <= 256 * most ? HeldLayout{256, 256, most}
                                  : HeldLayout{512, 512, most};
-}
-
-/// The same for staged rows. A row gets the first layout that is long enough. As many threads share it as in
-/// held_layout(), so that sums are the same.
-struct StagedLayout {
-  HeldLayout held;
-  int blocks;  // blocks that fit on a multiprocessor
-
-  constexpr int columns() const { return held.threads * held.elements; }  // of the longest row that fits
-};
-inline constexpr StagedLayout kStagedLayouts[] = {{{256, 256, 8}, 3}, {{256, 256, 16}, 2}, {{512, 512, 16}, 1}};
-constexpr const StagedLayout& staged_layout(std::int64_t columns) {
-  const StagedLayout* layout = kStagedLayouts;
-  while (layout->columns() < columns && layout + 1 < std::end(kStagedLayouts)) {
-    ++layout;
-  }
-  return *layout;
 }
 
 /// How dweight and dbias are computed without dx.

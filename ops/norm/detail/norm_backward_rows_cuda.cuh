@@ -9,13 +9,16 @@ namespace mica::kernels::norm_cuda {
 
 /// The statistics of a team's rows. kLanes lanes load those of the next kLanes rows together, one row per lane. Loads
 /// return in order, so a load in each row would wait behind the copies of x and dy.
-template <class T, class W, bool kCentered, int kLanes>
+template <class T, class W, bool kCentered, class Shape>
 class StatisticsAhead {
+  static constexpr int kLanes = Shape::kLanes;
+  using Place = typename Shape::Place;
+
  public:
   using Row = Statistics<T, kCentered>;
 
-  __device__ StatisticsAhead(const BackwardRows<T, W>& a, std::int64_t first, std::int64_t step)
-      : a_(a), step_(step), ahead_(first + threadIdx.x % kLanes * step) {
+  __device__ StatisticsAhead(const BackwardRows<T, W>& a, const Place& at)
+      : a_(a), at_(at), ahead_(at.first + threadIdx.x % kLanes * at.step) {
     fetch();
   }
 
@@ -38,16 +41,16 @@ class StatisticsAhead {
 
  private:
   __device__ void fetch() {
-    if (ahead_ < a_.rows) {
+    if (ahead_ < at_.end(a_.rows)) {
       next_ = a_.template statistics<kCentered>(ahead_);
     } else if (kLanes < kWarp) {
       next_ = {};  // zeros, as the warp's other rows may exist
     }
-    ahead_ += kLanes * step_;
+    ahead_ += kLanes * at_.step;
   }
 
   const BackwardRows<T, W>& a_;
-  std::int64_t step_;
+  const Place at_;
   std::int64_t ahead_;  // the row whose statistics the lane loads next
   unsigned taken_ = 0;
   Row current_{};
@@ -68,8 +71,11 @@ class Weights {
 #pragma unroll
       for (int i = 0; i < Shape::P; ++i) {
         float w[V] = {};
-        if (i < at.packs) {
-          unpack(load(weight, at, (at.first_pack + i * Shape::kLanes) * V), w);
+        const int column = (at.first_pack + i * Shape::kLanes) * V;
+        if constexpr (Shape::kEdges) {
+          unpack(load_inside(weight, at, column), w);
+        } else if (i < at.packs) {
+          unpack(load(weight, at, column), w);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -82,7 +88,9 @@ class Weights {
       for (int column = (threadIdx.y * blockDim.x + threadIdx.x) * V; column < p.threads * (Shape::P * V);
            column += p.block() * V) {
         Pack<W, V> pack = {};
-        if (column < at.columns) {
+        if constexpr (Shape::kEdges) {
+          pack = load_inside(weight, at, column);
+        } else if (column < at.columns) {
           pack = load(weight, at, column);
         }
         store(slab + column, pack);
@@ -114,6 +122,19 @@ class Weights {
       if (column + j < at.columns) {
         pack.at[j] = load_or<1>(weight, at.begin + column + j, 1).at[0];
       }
+    }
+    return pack;
+  }
+
+  /// The same for rows that begin and end inside packs. Weights that are not in the row are zeros. All elements are
+  /// loaded, so that no load waits for a branch.
+  __device__ static Pack<W, V> load_inside(const W* weight, const typename Shape::Place& at, int column) {
+    Pack<W, V> pack;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const bool inside = column + j < at.columns && at.begin + column + j >= 0;
+      const W value = weight == nullptr ? static_cast<W>(1.0f) : weight[inside ? at.begin + column + j : 0];
+      pack.at[j] = inside ? value : static_cast<W>(0.0f);
     }
     return pack;
   }

@@ -12,6 +12,11 @@
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
+// Rows that begin and end inside packs (Copies::edges) are dealt out so that all rows of a team begin at the same place
+// in a sector of 32 bytes. Then a thread has the same columns of all of them, and all its packs but those at the edges
+// are loaded and stored like those of aligned rows. If there are too few teams for that, the rows are sorted by where
+// they begin, and a team has a run of them: it writes a row of partials and starts again where this place changes.
+//
 // If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
 // exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
@@ -47,14 +52,16 @@ __device__ void store_pack(T* to, const Pack<T, V>& pack) {
 template <class Policy, class T, class W, class Shape>
 class StreamedBackward {
  public:
-  __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, unsigned char* memory)
+  /// For the rows of `at`.
+  __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
+                              Meeting<Shape::kTeam>& meeting, unsigned char* memory)
       : a_(a),
         p_(p),
         memory_(memory),
-        at_(p, a.columns, V, P),
-        meeting_(p, at_.rank, memory),
+        at_(at),
+        meeting_(meeting),
         ahead_(a, p, at_, memory),
-        statistics_(a, at_.first, at_.step),
+        statistics_(a, at_),
         weights_(a.weight, p, at_, memory),
         reciprocal_(1.0f / static_cast<float>(a.columns)) {
     if constexpr (Policy::kDrops) {
@@ -69,17 +76,17 @@ class StreamedBackward {
     // A warp continues as long as one of its rows exists.
     const std::int64_t warp_first = kLanes < kWarp ? at_.warp_first : at_.first;
     int place = 0;
-    if (kAhead && warp_first < a_.rows) {
+    if (kAhead && warp_first < end()) {
       row.statistics = statistics_.take();
       meeting_.leave(begin_row(row, place, D - 1), SumMembers());
     }
 #pragma unroll 1
-    for (std::int64_t index = warp_first; index < a_.rows; index += at_.step) {
+    for (std::int64_t index = warp_first; index < end(); index += at_.step) {
       const std::int64_t own = kLanes == kWarp ? index : index - warp_first + at_.first;
-      row.present = own < a_.rows;
+      row.present = own < end();
       if constexpr (kAhead) {
         Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
-        if (index + at_.step < a_.rows) {
+        if (index + at_.step < end()) {
           meeting_.leave(begin_row(next, after(place), D - 1 - C), SumMembers());
         }
         end_row(row, place, SumMembers()(meeting_.take(), meeting_.members()));
@@ -97,7 +104,6 @@ class StreamedBackward {
       place = after(place);
     }
     write_partials();
-    meeting_.close();
   }
 
  private:
@@ -118,7 +124,7 @@ class StreamedBackward {
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;
   // Only few weights fit in registers.
-  static constexpr bool kFewWeights = kLanes < kWarp || (V == 1 && kTeam == Team::warp);
+  static constexpr bool kFewWeights = kLanes < kWarp || (Shape::kEdges && V == 4);
   static constexpr bool kWeightsInRegisters = kElements <= (kFewWeights ? 8 : 16) && !Policy::kDrops;
   // Rows are so short that g and its mean may nearly cancel.
   static constexpr bool kShort = V == 2 && kTeam == Team::warp;
@@ -135,6 +141,8 @@ class StreamedBackward {
     RowStatistics statistics;
     bool present;
   };
+
+  __device__ std::int64_t end() const { return at_.end(a_.rows); }
 
   __device__ Row first_row() const {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
@@ -267,11 +275,11 @@ class StreamedBackward {
   __device__ void write_dx(const Row& row, int i, float (&values)[V]) {
     const std::int64_t element = row.offset + i * (kLanes * V);
     if (!Policy::kAdds || a_.dx != nullptr) {
-      store_pack(a_.dx + element, pack_of<T>(values));
+      write_pack(a_.dx + element, i, pack_of<T>(values));
     }
     if constexpr (Policy::kDrops) {
       drop_pack(values, element, key_, a_.threshold, a_.scale);
-      store_pack(a_.dx_dropped + element, pack_of<T>(values));
+      write_pack(a_.dx_dropped + element, i, pack_of<T>(values));
     }
     if constexpr (kSumsDx) {
 #pragma unroll
@@ -279,6 +287,22 @@ class StreamedBackward {
         dx_bias_[i * V + j] += values[j];
       }
     }
+  }
+
+  /// Writes those elements of the thread's pack i that are in the row.
+  __device__ void write_pack(T* to, int i, const Pack<T, V>& pack) const {
+    if constexpr (Shape::kEdges) {
+      if (!at_.is_whole(i)) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          if (at_.has_element(i, j)) {
+            to[j] = pack.at[j];
+          }
+        }
+        return;
+      }
+    }
+    store_pack(to, pack);
   }
 
   /// Writes the block's row of partial sums, which its threads add up in a fixed order.
@@ -309,8 +333,7 @@ class StreamedBackward {
     }
   }
 
-  /// Writes the thread's sums to the block's row of partial sums or, if other threads have the same columns, to a row
-  /// of `fold`.
+  /// Writes the thread's sums to the block's row of partial sums or, if folds_in_memory(), to a row of `fold`.
   __device__ void fold_or_write(float (&sums)[kElements], float* partials, float* fold) const {
     constexpr int kPart = V < 4 ? 1 : 4;  // unaligned rows have unaligned rows of partial sums, too
     if (partials == nullptr) {
@@ -353,8 +376,9 @@ class StreamedBackward {
     if (partials == nullptr) {
       return;
     }
+    const int before = Shape::kEdges ? max(0, -static_cast<int>(at_.begin)) : 0;  // columns before the row
 #pragma unroll 1
-    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < at_.columns; column += p_.block()) {
+    for (int column = before + threadIdx.y * blockDim.x + threadIdx.x; column < at_.columns; column += p_.block()) {
       float sum = 0;
 #pragma unroll 4
       for (int i = 0; i < folds; ++i) {
@@ -365,12 +389,11 @@ class StreamedBackward {
   }
 
   /// The index in the partial sums of the block's first column, in its row.
-  __device__ std::int64_t first_partial() const {
-    return (kTeam == Team::cluster ? blockIdx.x / p_.cluster : blockIdx.x) * a_.columns + at_.begin;
-  }
+  __device__ std::int64_t first_partial() const { return at_.partial_row(p_) * a_.columns + at_.begin; }
 
-  /// Whether several threads have the same columns.
-  __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
+  /// Whether the thread's sums go through shared memory: several threads have the same columns, or the columns are not
+  /// those of aligned packs.
+  __device__ bool folds_in_memory() const { return Shape::kEdges || kLanes < kWarp || p_.groups > 1; }
 
   /// The index of pack i in x_hat_ and g_.
   __device__ static constexpr int held(int i) { return kHeld ? i * V : 0; }
@@ -379,9 +402,9 @@ class StreamedBackward {
   const StreamPlan& p_;
   unsigned char* const memory_;
   const typename Shape::Place at_;
-  Meeting<kTeam> meeting_;
+  Meeting<kTeam>& meeting_;
   Ahead ahead_;
-  StatisticsAhead<T, W, kCentered, kLanes> statistics_;
+  StatisticsAhead<T, W, kCentered, Shape> statistics_;
   const Weights<W, Shape, kWeightsInRegisters> weights_;
   const float reciprocal_;
   PhiloxKey key_{};
@@ -396,7 +419,30 @@ template <class Policy, class T, class W, class Shape>
 __global__ void __launch_bounds__(kMostThreads, 1)
     norm_backward_stream_kernel(const BackwardRows<T, W> a, const StreamPlan p) {
   extern __shared__ __align__(128) unsigned char memory[];
-  StreamedBackward<Policy, T, W, Shape>(a, p, memory).run();
+  using Place = typename Shape::Place;
+  Meeting<Shape::kTeam> meeting(p, Place::block_rank(), memory);
+  const auto compute = [&](const Place& at) { StreamedBackward<Policy, T, W, Shape>(a, p, at, meeting, memory).run(); };
+  if constexpr (!Shape::kEdges) {
+    compute(Place(p, a.columns, Shape::V, Shape::P));
+  } else {
+    const auto compute_rows_like = [&](int row) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(a.x + row * a.columns);
+      const int phase = static_cast<int>(begin / sizeof(T) % static_cast<unsigned>(p.sector));
+      compute(Place(p, a.rows, a.columns, row, phase, Shape::P));
+    };
+    if constexpr (!Place::kMaySort) {
+      compute_rows_like(Place::team(p) % p.phases);
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < p.phases; ++row) {
+        if (Place::has(p, a.rows, row)) {
+          compute_rows_like(row);
+          __syncthreads();  // the next rows' copies overwrite shared memory
+        }
+      }
+    }
+  }
+  meeting.close();
 }
 
 // On the host.
@@ -440,28 +486,31 @@ void with_pack_shapes(const F& f) {
   }
 }
 
-/// The same for shapes of 4-byte words.
-template <class T, class F>
-void with_word_shapes(const F& f) {
+/// The same for unaligned rows.
+template <class T, class W, class F>
+void with_unaligned_shapes(const F& f) {
+  constexpr Copies kEdges = Copies::edges;
   if constexpr (sizeof(T) == 2) {
-    const auto both = [&]<bool kUnits>() {
-      f(StreamShape<2, 4, Team::warp, 16, 1, 4, kUnits>{});
-      f(StreamShape<2, 8, Team::warp, 16, 1, 3, kUnits>{});
-      f(StreamShape<2, 6, Team::warp, 32, 1, 3, kUnits>{});
-      f(StreamShape<2, 8, Team::warp, 32, 1, 3, kUnits>{});
-      f(StreamShape<2, 8, Team::block, 32, 1, 3, kUnits>{});
-      f(StreamShape<2, 12, Team::block, 32, 2, 6, kUnits>{});
-      f(StreamShape<2, 12, Team::cluster, 32, 2, 6, kUnits>{});
-    };
-    both.template operator()<true>();
-    both.template operator()<false>();
-    f(StreamShape<2, 8, Team::cluster, 32, 1, 5, true>{});
-    f(StreamShape<2, 16, Team::block, 32, 2, 4, true>{});
+    f(StreamShape<2, 4, Team::warp, 16, 1, 4>{});  // words
+    f(StreamShape<2, 4, Team::warp, 16, 1, 4, Copies::units>{});
+    f(StreamShape<2, 8, Team::warp, 16, 1, 3>{});
+    f(StreamShape<2, 8, Team::warp, 16, 1, 3, Copies::units>{});
+    f(StreamShape<8, 2, Team::warp, 32, 1, 2, kEdges>{});
+    f(StreamShape<8, 1, Team::block, 32, 1, 3, kEdges>{});
+    f(StreamShape<8, 2, Team::block, 32, 1, 2, kEdges>{});
+    f(StreamShape<8, 3, Team::block, 32, 1, 2, kEdges>{});
+    f(StreamShape<8, 2, Team::cluster, 32, 1, 4, kEdges>{});
+    f(StreamShape<8, 3, Team::cluster, 32, 1, 3, kEdges>{});
+    f(StreamShape<8, 4, Team::cluster, 32, 2, 6, kEdges>{});
+    if constexpr (sizeof(W) == 4) {
+      f(StreamShape<8, 4, Team::cluster, 32, 2, 5, kEdges>{});
+    }
   } else {
-    f(StreamShape<1, 16, Team::warp, 32, 1, 3, true>{});
-    f(StreamShape<1, 16, Team::block, 32, 1, 3, true>{});
     f(StreamShape<1, 16, Team::cluster, 32, 1, 3>{});
-    f(StreamShape<1, 32, Team::cluster, 32, 8, 8, true>{});
+    f(StreamShape<4, 2, Team::block, 32, 1, 2, kEdges>{});
+    f(StreamShape<4, 4, Team::block, 32, 1, 2, kEdges>{});
+    f(StreamShape<4, 6, Team::cluster, 32, 3, 5, kEdges>{});
+    f(StreamShape<4, 8, Team::cluster, 32, 4, 5, kEdges>{});
   }
 }
 
@@ -471,16 +520,17 @@ void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) 
   const StreamPlan& p = plan.stream;
   bool found = false;
   const auto run = [&]<class Shape>(Shape) {
-    if (plan.pack == Shape::V && plan.units == Shape::kUnits && p.packs == Shape::P && p.team() == Shape::kTeam &&
-        plan.lanes == Shape::kLanes && plan.chunks == Shape::C && plan.depth == Shape::D) {
+    if (plan.pack == Shape::V && plan.units == Shape::kUnits && (p.sector > 0) == Shape::kEdges &&
+        p.packs == Shape::P && p.team() == Shape::kTeam && plan.lanes == Shape::kLanes && plan.chunks == Shape::C &&
+        plan.depth == Shape::D) {
       found = true;
       launch_teams(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", p,
-                   static_cast<unsigned>(plan.partial_rows), a);
+                   static_cast<unsigned>(plan.teams), a);
     }
   };
   with_pack_shapes<Policy, T, W>(run);
   if constexpr (!Policy::kAdds) {
-    with_word_shapes<T>(run);
+    with_unaligned_shapes<T, W>(run);
   }
   check(found, "norm_backward: there is no kernel with {} packs of {} a thread", p.packs, plan.pack);
 }

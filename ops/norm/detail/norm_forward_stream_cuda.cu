@@ -472,21 +472,22 @@ bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
 // Shapes of rows in packs of 16 bytes, and of rows in words, which kUnits says how to copy.
 template <int V, int P, int C, int D>
 using PackShape = StreamShape<V, P, Team::cluster, kWarp, C, D>;
-template <int V, int P, Team kTeam, int C, int D, bool kUnits = true>
-using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, kUnits>;
+template <int V, int P, Team kTeam, int C, int D, Copies kCopies = Copies::units>
+using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, kCopies>;
 
 }  // namespace
 
 void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
   on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const auto one_of = [&]<class... Shape>() { return (launch_chosen<N, T, W, Shape>(a, plan) || ...); };
+    constexpr Copies kWords = Copies::packs;
     bool done;
     if constexpr (sizeof(T) == 2) {
       done = one_of.template
              operator()<PackShape<8, 4, 2, 8>, WordShape<2, 12, Team::block, 1, 4>, WordShape<2, 16, Team::block, 1, 4>,
                         WordShape<2, 12, Team::cluster, 1, 4>, WordShape<2, 16, Team::cluster, 1, 4>,
-                        WordShape<2, 12, Team::block, 1, 4, false>, WordShape<2, 16, Team::block, 1, 4, false>,
-                        WordShape<2, 12, Team::cluster, 1, 4, false>, WordShape<2, 16, Team::cluster, 1, 4, false>>();
+                        WordShape<2, 12, Team::block, 1, 4, kWords>, WordShape<2, 16, Team::block, 1, 4, kWords>,
+                        WordShape<2, 12, Team::cluster, 1, 4, kWords>, WordShape<2, 16, Team::cluster, 1, 4, kWords>>();
     } else {
       done = one_of.template
              operator()<PackShape<4, 4, 2, 8>, PackShape<4, 8, 4, 12>, WordShape<1, 20, Team::cluster, 2, 10>,
