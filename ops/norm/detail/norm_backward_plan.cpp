@@ -107,6 +107,17 @@ bool is_small(const NormBackwardCase& c) {
 
 constexpr int kSector = 32;  // bytes
 
+// Rows that begin and end inside packs, or inside sectors.
+StreamShape shape_with_edges(const NormBackwardCase& c) {
+  if (!c.alike) {
+    return {};
+  }
+  const std::int64_t columns = c.columns + kSector / c.size - 1;  // with those of the first sector that are before it
+  StreamShape shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
+  shape.edges = true;
+  return shape;
+}
+
 // Other unaligned rows.
 StreamShape shape_of_unaligned(const NormBackwardCase& c) {
   if (c.size == 2 && c.columns <= kShortRow) {
@@ -115,16 +126,10 @@ StreamShape shape_of_unaligned(const NormBackwardCase& c) {
   if (c.columns <= kShortRow || is_small(c)) {
     return {};
   }
-  const std::int64_t columns = c.columns + kSector / c.size - 1;  // with those of the first sector that are before it
-  if (c.size == 4 && columns > 8192 && c.columns <= 131072) {     // in single elements
+  if (c.size == 4 && c.columns > 8185 && c.columns <= 131072) {  // in single elements
     return {.packs = 16, .depth = 3, .cluster = c.columns <= 65536 ? 8 : 16};
   }
-  if (!c.alike) {
-    return {};
-  }
-  StreamShape shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
-  shape.edges = true;
-  return shape;
+  return shape_with_edges(c);
 }
 
 StreamShape shape_of(const NormBackwardCase& c) {
@@ -139,7 +144,18 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (c.source != GradientSource::y) {
     return shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
   }
-  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
+  if (c.size == 4) {
+    return shape_of_float32(c.columns);
+  }
+  // If rows have an odd number of packs, every other one begins inside a sector.
+  constexpr std::int64_t kLarge = 64 << 20;  // bytes; smaller matrices gain nothing
+  if (c.columns % 16 != 0 && c.rows >= kLarge / (c.columns * c.size)) {
+    const StreamShape shape = shape_with_edges(c);
+    if (shape.packs > 0) {
+      return shape;
+    }
+  }
+  return shape_of_16_bits(c.columns, c.weight_size);
 }
 
 // How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared
