@@ -241,7 +241,7 @@ class RowsAhead {
   __device__ void load_if_last(int place, std::int64_t offset) const {
     const int from = at_.cut * (kWarp * V);
     std::int64_t left_in_matrix = a_.rows;
-    asm volatile("" : "+l"(left_in_matrix));  // otherwise the result would be kept in registers for all rows
+    asm volatile("" : "+l"(left_in_matrix));  // otherwise the compiler would compute the end early, and keep it
     left_in_matrix = left_in_matrix * a_.columns - (offset + from);
     if (left_in_matrix < V) {
 #pragma unroll 1

@@ -63,8 +63,8 @@ struct StreamPlace {
 
 /// The same for rows that begin and end inside packs of V columns. All rows of an EdgePlace begin at the same place in
 /// a sector, so that a thread has the same columns of all of them. Packs are aligned, and those of the row's first
-/// sector may begin before the row. A team has the rows of one EdgePlace or, if they are sorted, of a few. Only rows of
-/// clusters are sorted, since there are few of these.
+/// sector may begin before the row. A team has the rows of one EdgePlace or, if they are sorted, of a few. Only the
+/// rows of clusters are sorted: there are more places in a sector than clusters.
 template <Team kTeam, int V>
 struct EdgePlace : StreamPlace<kTeam> {
   static constexpr bool kMaySort = kTeam == Team::cluster;
@@ -74,7 +74,7 @@ struct EdgePlace : StreamPlace<kTeam> {
   int left;  // columns of the row, or of the block's slab of it, from the beginning of the thread's first pack on
   int cut;   // the thread's pack inside which the row ends; −1 if there is none
 
-  /// For those rows of the team that begin like row number `like`, which begins after `phase` elements of a sector.
+  /// For the team's rows that begin like row number `like`: after `phase` elements of a sector.
   __device__ EdgePlace(const StreamPlan& p, std::int64_t rows, std::int64_t row_columns, int like, int phase,
                        int most_packs)
       : StreamPlace<kTeam>(p, row_columns + phase, V, most_packs), like(like), sorted_end(rows) {
@@ -95,9 +95,9 @@ struct EdgePlace : StreamPlace<kTeam> {
 
   __device__ std::int64_t end(std::int64_t rows) const { return kMaySort ? sorted_end : rows; }
 
-  /// Whether the team has rows that begin like row number `like`. If rows are sorted, a team also has those, possibly
-  /// none, after which it ends. So the partial_row() of all teams' places are 0 to teams + phases − 2 without a gap,
-  /// whatever the number of rows.
+  /// Whether the team has a place for the rows that begin like row number `like`. If rows are sorted, its last place is
+  /// the one with which the next team begins, even if it has no rows there. So for any number of rows, there is exactly
+  /// one place for each partial_row() from 0 to teams + phases − 2.
   __device__ static bool has(const StreamPlan& p, std::int64_t rows, int like) {
     const int team = StreamPlace<kTeam>::team(p);
     return kMaySort && p.sorted ? start(p, rows, like) <= own_begin(p, rows, team + 1) &&
@@ -230,11 +230,6 @@ class WarpStream {
     places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kUnits);
     address_ = cuda::shared_address(places_);
   }
-
-  /// In `memory`, kStreamBytes of shared memory. The shuffle keeps its address out of a uniform register: for a copy to
-  /// the sum of a uniform and another register, ptxas 13.0 generates an illegal instruction.
-  __device__ explicit WarpStream(unsigned char* memory)
-      : places_(reinterpret_cast<T*>(memory)), address_(__shfl_sync(kAllLanes, cuda::shared_address(memory), 0)) {}
 
   /// The index of element *from in its unit of 16 bytes.
   __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }

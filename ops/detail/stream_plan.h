@@ -32,9 +32,9 @@ struct StreamPlan {
   int kept_bytes = 0;    // of shared memory, for parameters
   int stream_bytes = 0;  // of shared memory, for the rows in flight
   // For rows that begin and end inside packs (EdgePlace):
-  int sector = 0;       // columns; the first pack of a row begins at a multiple of as many elements
-  int phases = 1;       // at how many different places in such a sector rows begin; row i as row i mod phases
-  bool sorted = false;  // whether rows are dealt out sorted by these places
+  int sector = 0;       // elements; a row's first pack begins where a sector does. 0: rows consist of packs or words
+  int phases = 1;       // the number of places in a sector at which rows begin; row i begins like row i mod phases
+  bool sorted = false;  // whether teams get runs of rows that are sorted by these places
 
   constexpr int block() const { return threads * groups; }
   constexpr int warps() const { return threads / 32; }  // per block, that share a row
@@ -46,13 +46,6 @@ struct StreamPlan {
   constexpr int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
   constexpr Team team() const { return cluster > 1 ? Team::cluster : threads <= 32 ? Team::warp : Team::block; }
-};
-
-/// How rows of a given length are streamed.
-struct StreamChoice {
-  int packs;    // per thread; 0: rows of this length need another kernel
-  int depth;    // chunks that the shared memory holds
-  int cluster;  // blocks that share a row
 };
 
 /// Divides `columns` among the blocks of p's cluster, and a block's part among whole warps with p.packs packs of V

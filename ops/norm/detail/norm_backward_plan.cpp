@@ -107,12 +107,15 @@ bool is_small(const NormBackwardCase& c) {
 
 constexpr int kSector = 32;  // bytes
 
+// The columns of a row that begins inside a sector, with as many as can be before it in that sector.
+std::int64_t columns_with_edges(const NormBackwardCase& c) { return c.columns + kSector / c.size - 1; }
+
 // Rows that begin and end inside packs, or inside sectors.
 StreamShape shape_with_edges(const NormBackwardCase& c) {
   if (!c.alike) {
     return {};
   }
-  const std::int64_t columns = c.columns + kSector / c.size - 1;  // with those of the first sector that are before it
+  const std::int64_t columns = columns_with_edges(c);
   StreamShape shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
   shape.edges = true;
   return shape;
@@ -126,7 +129,7 @@ StreamShape shape_of_unaligned(const NormBackwardCase& c) {
   if (c.columns <= kShortRow || is_small(c)) {
     return {};
   }
-  if (c.size == 4 && c.columns > 8185 && c.columns <= 131072) {  // in single elements
+  if (c.size == 4 && columns_with_edges(c) > 8192 && c.columns <= 131072) {  // in single elements
     return {.packs = 16, .depth = 3, .cluster = c.columns <= 65536 ? 8 : 16};
   }
   return shape_with_edges(c);
@@ -165,7 +168,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   if (shape.packs == 0) {
     return p;
   }
-  rows::divide(p, c.columns + (shape.edges ? kSector / c.size - 1 : 0), pack, kMostThreads);
+  rows::divide(p, shape.edges ? columns_with_edges(c) : c.columns, pack, kMostThreads);
   if (shape.lanes < 32) {
     p.threads = shape.lanes;
     p.groups = kMostThreads / p.threads;
@@ -203,28 +206,27 @@ int phases_of(std::int64_t columns, int sector) {
   return sector / std::gcd(static_cast<int>(columns % sector), sector);
 }
 
-// The number of teams for rows that begin and end inside packs. Also determines the sector, and whether rows are sorted
-// by where they begin.
+// The number of teams for rows that begin and end inside packs. Also sets p's sector, phases and sorted.
 std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
   constexpr std::int64_t kLarge = 16 << 20;  // bytes
   const bool large = c.rows > kLarge / (c.columns * c.size);
   const std::int64_t most = rows::stream_blocks(p.cluster) / p.cluster;
-  const auto phases_with = [&](int bytes) {
+  const auto use_sectors_of = [&](int bytes) {
     p.sector = bytes / c.size;
     p.phases = phases_of(c.columns, p.sector);
-    return p.phases;
   };
   if (c.rows <= most) {  // each team has one row
-    phases_with(kSector);
+    use_sectors_of(kSector);
     return c.rows;
   }
   for (const int bytes : {kSector, 16}) {
-    const std::int64_t teams = most / phases_with(bytes) * p.phases;  // of which all rows of a team begin alike
+    use_sectors_of(bytes);
+    const std::int64_t teams = most / p.phases * p.phases;  // a multiple of phases, so that a team's rows begin alike
     if (4 * teams >= 3 * most || (bytes == 16 && teams > 0 && !large)) {
       return teams;
     }
   }
-  phases_with(c.rows > 16 * most ? kSector : 16);
+  use_sectors_of(c.rows > 16 * most ? kSector : 16);
   p.sorted = c.rows > 3 * most;  // if there are fewer rows, each team has one row, although not all can run at once
   return p.sorted ? most : c.rows;
 }

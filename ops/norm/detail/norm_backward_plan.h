@@ -1,8 +1,7 @@
 #pragma once
 
-// Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, whether rows can be read
-// in packs of 16 bytes, and whether the GPU has clusters. So results do not depend on other properties of the GPU, or
-// on its load.
+// Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, the alignment of the
+// matrices, and whether the GPU has clusters. So results do not depend on other properties of the GPU, or on its load.
 
 #include <cstdint>
 
