@@ -33,6 +33,8 @@ using rows::Pack;
 ///     Found empty() const;                // the neutral element
 ///     void join(const Found&);            // combines the results of two parts of the row
 ///     Found over_lanes(int lanes) const;  // combines those of neighboring lanes, with the same bits in each lane
+///     Found of_places(int n, read) const; // instead of join(): combines read(0) to read(n − 1), with the same bits in
+///                                         // each lane of a warp
 ///     kNumbers and for_numbers(f)         // calls f(k, number) for each of its numbers, floats or doubles
 /// One of the numbers is a member called `sum`.
 template <class Found>
@@ -132,7 +134,8 @@ class HeldPacks {
  private:
   // 16-bit elements are kept as 32-bit words, since the compiler would unpack single elements right after loading them.
   using Narrow = std::conditional_t<V == 8, uint4, std::conditional_t<V == 4, uint2, unsigned>>;
-  using Word = std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2, Narrow, Pack<T, V>>>;
+  using Word =
+      std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2 && V != 1, Narrow, Pack<T, V>>>;
   static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));
 
   Word held_[P];
@@ -229,15 +232,23 @@ class Exchange {
     } else {
       __syncthreads();
     }
-    Found all = warp.empty();
-#pragma unroll 2
-    for (int place = static_cast<int>(threadIdx.x) % kWarp; place < blocks_ * warps_; place += kWarp) {
+    ++taken_;
+    const auto read = [&](int place) {
       Found other = warp.empty();
       other.for_numbers([&](int k, Number& number) { number = shared_.numbers[buffer][k][place]; });
-      all.join(other);
+      return other;
+    };
+    const int places = blocks_ * warps_;
+    if constexpr (requires { Found::of_places(places, read); }) {
+      return Found::of_places(places, read);
+    } else {
+      Found all = warp.empty();
+#pragma unroll 2
+      for (int place = static_cast<int>(threadIdx.x) % kWarp; place < places; place += kWarp) {
+        all.join(read(place));
+      }
+      return all.over_lanes(kWarp);
     }
-    ++taken_;
-    return all.over_lanes(kWarp);
   }
 
  private:

@@ -58,8 +58,7 @@ class RowsAhead {
     return kMatrices * (kUnits ? units : packs);
   }
 
-  /// Starts copying the next chunk, which is chunk c of its row. kFull: each thread is known to have P packs of a row.
-  template <bool kFull = false>
+  /// Starts copying the next chunk, which is chunk c of its row.
   __device__ void fetch(int place, int c) {
     const bool present = row_ < rows();
     if (present || Shape::kLanes < kWarp) {  // a lane without a row copies zeros: its warp may have rows
@@ -78,11 +77,9 @@ class RowsAhead {
         stream_.fetch_elements(place, left - c * kChunkColumns, a_.template matrix<0>() + from,
                                a_.template matrix<1>() + from);
       } else {
-        const int row_packs = kFull ? Shape::P : compare_again<Shape>(at_.packs);
+        const int row_packs = compare_again<Shape>(at_.packs);
         const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
-        if constexpr (kMatrices == 1) {
-          stream_.fetch(place, packs, a_.template matrix<0>() + from);
-        } else if constexpr (kMatrices == 2) {
+        if constexpr (kMatrices == 2) {
           stream_.fetch(place, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
         } else {
           stream_.fetch(place, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from,
@@ -155,11 +152,7 @@ class RowsAhead {
   using Chunk = std::conditional_t<kPairs, Pairs, Places>;
   __device__ Chunk chunk(int place, std::int64_t offset) const {
     if constexpr (!kUnits) {
-      if constexpr (kMatrices == 1) {
-        return {stream_.at(place, 0, 0).at};
-      } else {
-        return {stream_.at(place, 0, 0).at, stream_.at(place, 1, 0).at};
-      }
+      return {stream_.at(place, 0, 0).at, stream_.at(place, 1, 0).at};
     } else if constexpr (kPairs) {
       Pairs pairs;
       stream_.first.load_words(place, phase<0>(offset), pairs.of[0]);

@@ -63,7 +63,7 @@ TEST(LayerNormNumerics, FirstElementFarFromTheOthers) {
           const double got = to_vector<double>(run(in).dweight)[0];
           const double expected = reference(in).dweight[0];
           // Long rows in packs or words share a single shift, that of the first elements.
-          const bool shares_shift = dtype != float32 && device.is_cuda() && columns > 16'384 && columns % 2 == 0;
+          const bool shares_shift = dtype != float32 && device.is_cuda() && columns > 1024 && columns % 2 == 0;
           EXPECT_NEAR(got / expected, 1, shares_shift ? 1e-4 : 1e-5)
               << fmt::format("{} columns, {}, {}, offset {}", columns, dtype, device.is_cuda() ? "GPU" : "CPU", offset);
         }
@@ -303,9 +303,14 @@ TEST(LayerNormNumerics, RowsDoNotDependOnHowManyThereAre) {
         for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 2}, {rows - 35, 33}}) {
           const Results some = run(part_of(in, begin, count));
           const std::string what = fmt::format("{} from {} of {}, {} columns, {}", count, begin, rows, columns, dtype);
-          expect_same_bits(some.y, rows_of(all.y, begin, count), "y, " + what);
+          const Results more = run(part_of(in, begin, count + 2));
+          if (device.is_cuda() && sums_y_in_two_ways(dtype, columns)) {
+            expect_same_bits(some.y, rows_of(more.y, 0, count), "y, among few, " + what);
+            expect_close(some.y, rows_of(all.y, begin, count), 2 * epsilon_of(dtype), 1e-3, "y, " + what);
+          } else {
+            expect_same_bits(some.y, rows_of(all.y, begin, count), "y, " + what);
+          }
           if (two_ways) {
-            const Results more = run(part_of(in, begin, count + 2));
             expect_same_bits(some.dx, rows_of(more.dx, 0, count), "dx, among few, " + what);
             expect_close(some.dx, rows_of(all.dx, begin, count), 2 * epsilon_of(dtype), 1e-3, "dx, " + what);
           } else {

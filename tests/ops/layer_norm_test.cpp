@@ -36,27 +36,28 @@ TEST(LayerNorm, EachKernel) {
                                    {float32, float32, 9, 4005}, {float16, float16, 9, 100}, {float16, float32, 9, 768},
                                    {float64, float64, 9, 1000}, {bfloat16, float32, 9, 500}};
     if (device.is_cuda()) {
-      cases = {
-          {float32, float32, 1151, 7},       {float32, float32, 1151, 64},      {float32, float32, 1151, 128},
-          {float32, float32, 1151, 260},     {float32, float32, 1151, 301},     {float32, float32, 300, 1604},
-          {float32, float32, 600, 4005},     {float32, float32, 300, 8192},     {float32, float32, 80, 9001},
-          {float32, float32, 70, 20001},     {float32, float32, 80, 20008},     {float32, float32, 3, 100'001},
-          {float32, float32, 2, 300007},     {float16, float16, 1151, 100},     {float16, float32, 6500, 264},
-          {float16, float16, 600, 2048},     {bfloat16, float32, 200, 9000},    {bfloat16, float32, 200, 11'000},
-          {bfloat16, bfloat16, 200, 15'000}, {float16, float16, 80, 16392},     {float16, float16, 9, 200'000},
-          {float16, float16, 300, 4001},     {float16, float16, 5, 20001},      {float64, float64, 300, 1000},
-          {float64, float64, 5, 20001},      {bfloat16, float32, 300, 1501},    {bfloat16, bfloat16, 45'000, 101},
-          {float16, float16, 2000, 301},     {float16, float32, 1500, 501},     {bfloat16, bfloat16, 6500, 1001},
-          {float16, float32, 2150, 4101},    {float16, float16, 950, 9001},     {bfloat16, float32, 90, 100'001},
-          {float16, float32, 16, 200'001},   {float16, float16, 43'000, 64},    {bfloat16, float32, 20'000, 128},
-          {float16, float32, 9000, 256},     {float32, float32, 20'000, 100},   {bfloat16, bfloat16, 2100, 768},
-          {bfloat16, bfloat16, 200, 12'288}, {bfloat16, bfloat16, 2113, 1538},  {bfloat16, float32, 2113, 13'003},
-          {bfloat16, float32, 90'000, 50},   {float16, float16, 30'000, 250},   {bfloat16, bfloat16, 11'000, 402},
-          {float16, float32, 6000, 1002},    {bfloat16, bfloat16, 800, 14'002}, {float16, float32, 300, 30'002},
-          {float32, float32, 80, 140'000},   {bfloat16, bfloat16, 200, 70'000}, {float16, float16, 4000, 301},
-          {bfloat16, float32, 2500, 450},    {bfloat16, bfloat16, 29, 140'001}, {float32, float32, 29, 140'001},
-          {float32, float32, 80, 200'001},   {bfloat16, float32, 121, 70'001},  {float16, float16, 30, 200'001},
-          {bfloat16, bfloat16, 61, 40'002},  {float16, float32, 600, 18'002},   {bfloat16, bfloat16, 3200, 10'504}};
+      cases = {{float32, float32, 1151, 7},       {float32, float32, 1151, 64},      {float32, float32, 1151, 128},
+               {float32, float32, 1151, 260},     {float32, float32, 1151, 301},     {float32, float32, 300, 1604},
+               {float32, float32, 600, 4005},     {float32, float32, 300, 8192},     {float32, float32, 80, 9001},
+               {float32, float32, 70, 20001},     {float32, float32, 80, 20008},     {float32, float32, 3, 100'001},
+               {float32, float32, 2, 300007},     {float16, float16, 1151, 100},     {float16, float32, 6500, 264},
+               {float16, float16, 600, 2048},     {bfloat16, float32, 200, 9000},    {bfloat16, float32, 200, 11'000},
+               {bfloat16, bfloat16, 200, 15'000}, {float16, float16, 80, 16392},     {float16, float16, 9, 200'000},
+               {float16, float16, 300, 4001},     {float16, float16, 5, 20001},      {float64, float64, 300, 1000},
+               {float64, float64, 5, 20001},      {bfloat16, float32, 300, 1501},    {bfloat16, bfloat16, 45'000, 101},
+               {float16, float16, 2000, 301},     {float16, float32, 1500, 501},     {bfloat16, bfloat16, 6500, 1001},
+               {float16, float32, 2150, 4101},    {float16, float16, 950, 9001},     {bfloat16, float32, 90, 100'001},
+               {float16, float32, 16, 200'001},   {float16, float16, 43'000, 64},    {bfloat16, float32, 20'000, 128},
+               {float16, float32, 9000, 256},     {float32, float32, 20'000, 100},   {bfloat16, bfloat16, 2100, 768},
+               {bfloat16, bfloat16, 200, 12'288}, {bfloat16, bfloat16, 2113, 1538},  {bfloat16, float32, 2113, 13'003},
+               {bfloat16, float32, 90'000, 50},   {float16, float16, 30'000, 250},   {bfloat16, bfloat16, 11'000, 402},
+               {float16, float32, 6000, 1002},    {bfloat16, bfloat16, 800, 14'002}, {float16, float32, 300, 30'002},
+               {float32, float32, 80, 140'000},   {bfloat16, bfloat16, 200, 70'000}, {float16, float16, 4000, 301},
+               {bfloat16, float32, 2500, 450},    {bfloat16, bfloat16, 29, 140'001}, {float32, float32, 29, 140'001},
+               {float32, float32, 80, 200'001},   {bfloat16, float32, 121, 70'001},  {float16, float16, 30, 200'001},
+               {bfloat16, bfloat16, 61, 40'002},  {float16, float32, 600, 18'002},   {bfloat16, bfloat16, 3200, 10'504},
+               {float32, float32, 100, 60'001},   {float32, float32, 80, 90'001},    {bfloat16, float32, 60, 120'000},
+               {bfloat16, bfloat16, 70, 200'000}, {float16, float32, 1100, 7001},    {float32, float32, 700, 12'000}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
@@ -81,7 +82,8 @@ TEST(LayerNorm, EachKernel) {
                      "norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {
       expect_launched(record, device,
-                      {"norm_forward_held_kernel<edges>", "norm_forward_stream_kernel", "norm_backward_stream_kernel"});
+                      {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>",
+                       "norm_forward_stream_kernel", "norm_backward_stream_kernel"});
     }
   }
 }

@@ -42,6 +42,9 @@ std::vector<std::int64_t> many_columns() {
   return columns;
 }
 
+/// Whether 16-bit rows consist of words of 4 bytes.
+bool has_words(const NormShape& s) { return size_of(s.x) == 2 && s.columns % 2 == 0 && s.alignment >= 4; }
+
 template <class F>
 void for_shapes(const F& f) {
   for (const DType x : {bfloat16, float32, float64}) {
@@ -87,8 +90,8 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     if (p.kernel == Kernel::stream) {
       ASSERT_TRUE(s.clusters) << what;
       ASSERT_LE(size_of(s.x), 4u) << what;
-      ASSERT_EQ(p.pack * size_of(s.x), s.packed ? 16u : 4u) << what;  // 32-bit words if packs do not fit
-      ASSERT_TRUE(p.units || s.packed || (s.columns % 2 == 0 && s.alignment >= 4)) << what;
+      ASSERT_FALSE(s.packed || has_words(s)) << what;
+      ASSERT_EQ(p.pack * size_of(s.x), 4u) << what;
       ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
       ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
       ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
@@ -99,26 +102,35 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_TRUE(p.blocks == 1 || p.teams == 1) << what;
       return;
     }
-    ASSERT_EQ(p.pack, s.packed || p.edges ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
+    const int full_pack = 16 / static_cast<int>(size_of(s.x));
     if (p.kernel == Kernel::looped) {
+      ASSERT_EQ(p.pack, s.packed ? full_pack : 1) << what;
       return;
     }
-    ASSERT_TRUE(p.pack > 1 || size_of(s.x) > 2) << what;  // there is no kernel that holds single 16-bit elements
+    ASSERT_EQ(p.pack, s.packed || p.edges ? full_pack : has_words(s) ? 2 : 1) << what;
     if (p.edges) {
       ASSERT_TRUE(s.alignment == 16 && !s.packed && p.stays && p.team == RowTeam::block) << what;
       ASSERT_TRUE(p.packs == 3 || (p.packs == 4 && p.teams == 1)) << what;
       ASSERT_LE(2 * std::int64_t{p.slab} * 4, 200 * 1024) << what;  // the parameters in shared memory
     }
-    ASSERT_GE(std::int64_t{p.threads} * p.packs * p.pack, s.columns + (p.edges ? p.pack - 1 : 0)) << what;
-    ASSERT_EQ(p.blocks, 1) << what;
-    ASSERT_EQ(p.slab, p.threads * p.packs * p.pack) << what;
-    const int most = p.team != RowTeam::block ? kForwardBlock / 2 : p.teams > 1 ? kSharingBlock : kForwardBlock;
+    ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
+    ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns + (p.edges ? p.pack - 1 : 0)) << what;
+    ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
+    ASSERT_EQ(p.blocks > 1, p.team == RowTeam::cluster) << what;
+    const bool warps = p.team == RowTeam::block || p.team == RowTeam::cluster;
+    const int most = !warps ? kForwardBlock / 2 : p.teams > 1 ? kSharingBlock : kForwardBlock;
     ASSERT_LE(p.threads * p.teams, most) << what;
     switch (p.team) {
       case RowTeam::lanes: ASSERT_TRUE(p.threads == 8 || p.threads == 16) << what; break;
       case RowTeam::warp: ASSERT_EQ(p.threads, 32) << what; break;
       case RowTeam::block: ASSERT_EQ(p.threads % 32, 0) << what; break;
-      case RowTeam::cluster: FAIL() << what;
+      case RowTeam::cluster:
+        ASSERT_TRUE(s.clusters && size_of(s.x) <= 4 && p.blocks <= 16 && p.teams == 1) << what;
+        ASSERT_NE(p.stays, p.few) << what;
+        if (p.stays && p.pack >= 4) {  // the parameters are in shared memory
+          ASSERT_LE(2 * (p.slab + 256) * static_cast<std::int64_t>(size_of(s.weight)), 200 * 1024) << what;
+        }
+        return;
     }
     if (p.stays) {
       ASSERT_GE(p.pack, 4) << what;
@@ -131,20 +143,19 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
 }
 
 // The order in which a row is summed depends only on its length, its alignment and the dtype of x. The exception are
-// unaligned 16-bit rows, which are held in large matrices only.
+// long rows that are accessed by single elements in small matrices.
 TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   for_shapes([](const NormShape& s) {
     NormShape other = s;
-    other.rows = 5;
     other.weight = s.x;
     other.parameters = false;
+    other.multiprocessors = 60;
+    const bool single = !s.packed && !has_words(s) && size_of(s.x) <= 4;
+    if (!single || s.columns <= (size_of(s.x) == 2 ? 1024 : 8192)) {
+      other.rows = 5;
+    }
     const NormForwardPlan a = norm_forward_plan(s);
     const NormForwardPlan b = norm_forward_plan(other);
-    if (a.edges) {
-      other.rows = 2 * s.rows;
-      ASSERT_EQ(norm_forward_plan(other).packs, a.packs);
-      return;
-    }
     ASSERT_EQ(a.kernel, b.kernel);
     ASSERT_EQ(a.team, b.team);
     ASSERT_EQ(a.pack, b.pack);
@@ -194,9 +205,9 @@ TEST(NormForwardPlan, Edges) {
   EXPECT_FALSE(edges(10'000, 1023, true));
   EXPECT_TRUE(edges(10'000, 16'377, true));
   EXPECT_FALSE(edges(10'000, 16'379, true));
-  EXPECT_TRUE(edges(10'000, 12'278, true));
-  EXPECT_FALSE(edges(10'000, 12'282, true));  // by words
-  EXPECT_FALSE(edges(10'000, 12'282, false));
+  EXPECT_FALSE(edges(10'000, 8190, true));  // by words
+  EXPECT_FALSE(edges(10'000, 8190, false));
+  EXPECT_FALSE(edges(10'000, 12'283, false));
 }
 
 TEST(NormForwardPlan, FewBlocks) {
@@ -211,8 +222,13 @@ TEST(NormForwardPlan, FewBlocks) {
   EXPECT_TRUE(few(132, 16'384, float16, float32));
   EXPECT_FALSE(few(133, 16'384, float16, float32));
   EXPECT_FALSE(few(1, 768, bfloat16, float32));  // here, warps share the parameters
+  EXPECT_TRUE(few(15, 65'536, bfloat16, float32));
+  EXPECT_FALSE(few(16, 65'536, bfloat16, float32));
+  EXPECT_TRUE(few(7, 262'144, bfloat16, bfloat16));
+  EXPECT_FALSE(few(8, 262'144, bfloat16, bfloat16));  // an H200 has room for 7 clusters of 16 blocks
+  EXPECT_TRUE(few(5, 1229, bfloat16, bfloat16));
   EXPECT_TRUE(few(264, 2048, float32, float32));
-  EXPECT_FALSE(few(1, 2049, float32, float32));
+  EXPECT_TRUE(few(1, 2049, float32, float32));
   EXPECT_FALSE(few(1, 2048, float64, float64));
   NormShape no_bias = shape_of(1, 2048, float16, float16);
   no_bias.parameters = false;
@@ -239,10 +255,7 @@ std::string name_of(const NormForwardPlan& p) {
   if (p.kernel == Kernel::short_rows) {
     return p.team == RowTeam::warp ? "a warp | short" : fmt::format("{} lanes | short", p.threads);
   }
-  const char* const kernel = p.edges                    ? "held, with edges"
-                             : p.kernel == Kernel::held ? "held"
-                             : p.units                  ? "streamed, in units"
-                                                        : "streamed";
+  const char* const kernel = p.edges ? "held, with edges" : p.kernel == Kernel::held ? "held" : "streamed";
   switch (p.team) {
     case RowTeam::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
     case RowTeam::warp: return fmt::format("a warp | {}", kernel);

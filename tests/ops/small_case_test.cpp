@@ -247,22 +247,25 @@ TEST_F(SmallCase, Rotary) {
 }
 
 TEST_F(SmallCase, LayerNorm) {
-  for (const Matrix& c : {Matrix{float32, 67, 7},       Matrix{float32, 9, 128},      Matrix{float32, 9, 301},
-                          Matrix{float32, 9, 1604},     Matrix{float32, 9, 1601},     Matrix{float32, 5, 8196},
-                          Matrix{float32, 3, 20001},    Matrix{float32, 3, 70'001},   Matrix{float32, 2, 140'000},
-                          Matrix{float32, 2, 140'001},  Matrix{float32, 2, 300'007},  Matrix{bfloat16, 9, 768},
-                          Matrix{bfloat16, 9, 301},     Matrix{bfloat16, 9, 1001},    Matrix{bfloat16, 5, 4097},
-                          Matrix{bfloat16, 3, 20'008},  Matrix{bfloat16, 3, 20'001},  Matrix{float16, 5, 9000},
-                          Matrix{float16, 5, 14'000},   Matrix{bfloat16, 515, 257},   Matrix{float64, 9, 1000},
-                          Matrix{float64, 3, 20001},    Matrix{bfloat16, 67, 7},      Matrix{float16, 67, 101},
-                          Matrix{bfloat16, 67, 201},    Matrix{float16, 35, 401},     Matrix{bfloat16, 5, 9001},
-                          Matrix{float16, 5, 13'001},   Matrix{bfloat16, 3, 40'001},  Matrix{float16, 2, 100'001},
-                          Matrix{bfloat16, 2, 140'001}, Matrix{bfloat16, 263, 1101},  Matrix{float32, 265, 128},
-                          Matrix{float32, 265, 516},    Matrix{bfloat16, 2115, 1501}, Matrix{float16, 35, 302},
-                          Matrix{bfloat16, 5, 1502},    Matrix{float16, 3, 20'002},   Matrix{float32, 9, 801},
-                          Matrix{bfloat16, 2843, 369},  Matrix{float16, 2275, 461},   Matrix{bfloat16, 4090, 513},
-                          Matrix{float32, 4081, 257},   Matrix{float32, 1030, 1019},  Matrix{bfloat16, 70, 11'001},
-                          Matrix{float16, 17, 20'001},  Matrix{bfloat16, 22, 140'001}}) {
+  for (const Matrix& c : {Matrix{float32, 67, 7},       Matrix{float32, 9, 128},       Matrix{float32, 9, 301},
+                          Matrix{float32, 9, 1604},     Matrix{float32, 9, 1601},      Matrix{float32, 5, 8196},
+                          Matrix{float32, 3, 20001},    Matrix{float32, 3, 70'001},    Matrix{float32, 2, 140'000},
+                          Matrix{float32, 2, 140'001},  Matrix{float32, 2, 300'007},   Matrix{bfloat16, 9, 768},
+                          Matrix{bfloat16, 9, 301},     Matrix{bfloat16, 9, 1001},     Matrix{bfloat16, 5, 4097},
+                          Matrix{bfloat16, 3, 20'008},  Matrix{bfloat16, 3, 20'001},   Matrix{float16, 5, 9000},
+                          Matrix{float16, 5, 14'000},   Matrix{bfloat16, 515, 257},    Matrix{float64, 9, 1000},
+                          Matrix{float64, 3, 20001},    Matrix{bfloat16, 67, 7},       Matrix{float16, 67, 101},
+                          Matrix{bfloat16, 67, 201},    Matrix{float16, 35, 401},      Matrix{bfloat16, 5, 9001},
+                          Matrix{float16, 5, 13'001},   Matrix{bfloat16, 3, 40'001},   Matrix{float16, 2, 100'001},
+                          Matrix{bfloat16, 2, 140'001}, Matrix{bfloat16, 263, 1101},   Matrix{float32, 265, 128},
+                          Matrix{float32, 265, 516},    Matrix{bfloat16, 2115, 1501},  Matrix{float16, 35, 302},
+                          Matrix{bfloat16, 5, 1502},    Matrix{float16, 3, 20'002},    Matrix{float32, 9, 801},
+                          Matrix{bfloat16, 2843, 369},  Matrix{float16, 2275, 461},    Matrix{bfloat16, 4090, 513},
+                          Matrix{float32, 4081, 257},   Matrix{float32, 1030, 1019},   Matrix{bfloat16, 70, 11'001},
+                          Matrix{float16, 17, 20'001},  Matrix{bfloat16, 22, 140'001}, Matrix{bfloat16, 46, 20'008},
+                          Matrix{float32, 46, 20'001},  Matrix{bfloat16, 265, 1502},   Matrix{float16, 61, 40'002},
+                          Matrix{float16, 265, 1501},   Matrix{bfloat16, 110, 11'001}, Matrix{float16, 46, 20'001},
+                          Matrix{float32, 20, 70'001}}) {
     const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)};
     const std::string what = name_of(c.dtype, c.rows, c.columns);
     compare_with_gradients(what, tolerance_of(c.dtype), inputs,
@@ -281,13 +284,15 @@ TEST_F(SmallCase, LayerNorm) {
 }
 
 TEST_F(SmallCase, RMSNorm) {
-  for (const Matrix& c : {Matrix{float32, 67, 7},      Matrix{float32, 9, 300},    Matrix{bfloat16, 9, 768},
-                          Matrix{bfloat16, 67, 128},   Matrix{bfloat16, 9, 1001},  Matrix{float16, 67, 61},
-                          Matrix{bfloat16, 35, 301},   Matrix{float16, 5, 9001},   Matrix{bfloat16, 3, 20'001},
-                          Matrix{float32, 3, 8193},    Matrix{float32, 3, 40'000}, Matrix{float64, 9, 1000},
-                          Matrix{bfloat16, 265, 768},  Matrix{float32, 265, 1028}, Matrix{float16, 67, 62},
-                          Matrix{bfloat16, 1500, 354}, Matrix{float16, 5, 5002},   Matrix{bfloat16, 3, 20'002},
-                          Matrix{bfloat16, 2843, 369}, Matrix{float16, 17, 70'001}}) {
+  for (const Matrix& c : {Matrix{float32, 67, 7},      Matrix{float32, 9, 300},     Matrix{bfloat16, 9, 768},
+                          Matrix{bfloat16, 67, 128},   Matrix{bfloat16, 9, 1001},   Matrix{float16, 67, 61},
+                          Matrix{bfloat16, 35, 301},   Matrix{float16, 5, 9001},    Matrix{bfloat16, 3, 20'001},
+                          Matrix{float32, 3, 8193},    Matrix{float32, 3, 40'000},  Matrix{float64, 9, 1000},
+                          Matrix{bfloat16, 265, 768},  Matrix{float32, 265, 1028},  Matrix{float16, 67, 62},
+                          Matrix{bfloat16, 1500, 354}, Matrix{float16, 5, 5002},    Matrix{bfloat16, 3, 20'002},
+                          Matrix{bfloat16, 2843, 369}, Matrix{float16, 17, 70'001}, Matrix{bfloat16, 46, 20'008},
+                          Matrix{float32, 46, 40'001}, Matrix{bfloat16, 265, 1502}, Matrix{float16, 265, 1501},
+                          Matrix{float16, 90, 12'003}}) {
     compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
                            {randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype)},
                            [&](const Tensors& in) { return rms_norm(in[0], {c.columns}, in[1]); });

@@ -79,9 +79,9 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
 
 // Moments of some elements relative to a shift that is close to them. They are computed in one of two ways:
 //
-// - In one pass, for 16-bit elements: a = Σ (x − shift) and b = Σ (x − shift)². With the mean of the row's first pack
-//   as the shift, b is at most 1 + N / V times as large as Σ (x − mean)², which is the part of b that remains in the
-//   variance. So float32 keeps far more than 16 bits of that part.
+// - In one pass, for 16-bit elements: a = Σ (x − shift) and b = Σ (x − shift)². With the mean of the row's first 8
+//   elements as the shift, b is at most 1 + N / 8 times as large as Σ (x − mean)², which is the part of b that remains
+//   in the variance. So float32 keeps far more than 16 bits of that part.
 // - In two passes, for other elements: a is the mean of x − shift, and b = Σ (x − shift − a)². These are combined by
 //   Chan's formula. In streamed rows, each warp converts the moments of one pass to those of two passes.
 //
@@ -98,7 +98,7 @@ constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
 
 // The number of elements at the beginning of a row whose mean is the row's shift.
 template <class T, int V>
-constexpr int kFirst = kOnePass<T, V> ? V : 1;
+constexpr int kFirst = kOnePass<T, V> ? 8 : 1;
 
 // The shift of a row whose first elements are `first`: the mean of these elements.
 template <class T, int V>
@@ -237,7 +237,7 @@ class KeptParameters {
 // weight and bias in shared memory, as elements of type Kept, in parts of 16 bytes. 32 packs of V columns become
 // V / kPart runs of 32 parts, one part of each pack, so that neighboring lanes read adjacent parts. A thread's packs
 // are kLanes packs apart.
-template <class W, int V, int kLanes, bool kEdges = false, class Kept = W>
+template <class W, int V, int kLanes, bool kBias, bool kEdges = false, class Kept = W>
 class SharedParameters {
  public:
   static constexpr int kPart = 16 / sizeof(Kept);
@@ -257,18 +257,22 @@ class SharedParameters {
         const int in_packs = column + phase;
         Kept* const to = shared + place(in_packs / kPart * kPart) + in_packs % kPart;
         to[0] = static_cast<Kept>(load_or<1>(weight, column, 1).at[0]);
-        to[padded(columns + phase)] = static_cast<Kept>(load_or<1>(bias, column, 0).at[0]);
+        if constexpr (kBias) {
+          to[padded(columns + phase)] = static_cast<Kept>(load_or<1>(bias, column, 0).at[0]);
+        }
       }
     } else {
 #pragma unroll 1
       for (int column = thread * kPart; column < columns; column += threads * kPart) {
         store(shared + place(column), load_or<kPart>(weight, column, 1));
-        store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+        if constexpr (kBias) {
+          store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+        }
       }
     }
   }
 
-  static int bytes(int columns) { return 2 * padded(columns) * static_cast<int>(sizeof(Kept)); }
+  static int bytes(int columns) { return (kBias ? 2 : 1) * padded(columns) * static_cast<int>(sizeof(Kept)); }
 
   __device__ bool both() const { return true; }
 
@@ -278,7 +282,9 @@ class SharedParameters {
     const int packs = i * kLanes;
     const int from = packs / kWarp * (kWarp * V) + packs % kWarp * kPart + part / kPart * (kWarp * kPart);
     unpack(load<kPart>(weight_ + from), w);
-    unpack(load<kPart>(bias_ + from), b);
+    if constexpr (kBias) {
+      unpack(load<kPart>(bias_ + from), b);
+    }
   }
 
  private:

@@ -1,10 +1,11 @@
 #pragma once
 
-// Forward for rows that are read once, and then held in registers until y is written:
+// Forward for rows that are read once, and then held in the registers of a warp, a block or a cluster until y is
+// written:
 //
 //   x (+ residual, x_bias) ──▶ packs in registers ──────────────────────▶ · rstd, weight, bias ──▶ y
 //                                │       │                                      ▲
-//                                ▼       └─▶ differences from a shift ──▶ moments over lanes, warps
+//                                ▼       └─▶ differences from a shift ──▶ moments over lanes, warps, blocks
 //                               sum
 
 #include <algorithm>
@@ -56,16 +57,15 @@ __device__ S sum_squares(const RowPacks<H>& row, const Place<H>& place, S mean) 
   return sum;
 }
 
-// Returns the mean of a row's differences from its shift, and Σ (x − shift − mean)², in all threads of the row. The
-// warps of a row exchange moments in `shared`.
+// Returns the mean of a row's differences from its shift, and Σ (x − shift − mean)², in all threads of the row.
 template <class H, class S = typename H::S>
 __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place,
-                                   const Forward<typename H::T, typename H::W>& a, Moments<S>* shared) {
+                                   const Forward<typename H::T, typename H::W>& a, TeamMeeting<H>& meeting) {
   constexpr bool kCentered = H::N::kCentered;
   constexpr bool kSquares = !kCentered || kOnePass<typename H::T, H::V>;
   Moments<S> m = sum_differences<kSquares>(row, place);
   if constexpr (kSquares) {
-    m = place.template sum<kCentered>(m, shared);
+    m = meeting.template sum<kCentered>(m, place);
     if constexpr (kCentered) {
       const S mean = m.a * a.in_row;
       const S squares = fma(-m.a, mean, m.b);
@@ -75,7 +75,7 @@ __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place
   } else {
     m.a *= reciprocal(static_cast<S>(place.elements()));
     m.b = sum_squares(row, place, m.a);
-    return place.combine(m, a.in_row, shared);
+    return meeting.combine(m, place, a.in_row);
   }
 }
 
@@ -142,12 +142,12 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
         }
       }
       const Pack<typename H::T, H::V> pack = pack_of<typename H::T>(values);
-      if constexpr (!H::kEdges) {
-        store(y + i * H::kStep, pack);
-      } else if (place.is_edge(i)) {
+      if (H::kEdges && place.is_edge(i)) {
         store_edge(place, i, y + i * H::kStep, pack);
-      } else {
+      } else if constexpr (sizeof(pack) == 16) {
         store_whole(y + i * H::kStep, pack);
+      } else {
+        store(y + i * H::kStep, pack);
       }
     }
   }
@@ -156,16 +156,19 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
 // Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own row
 // is such a row, and not only the row of other lanes of its warp.
 template <class H, class T, class W>
-__device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, int block,
-                                     bool mine) {
+__device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
+                                     typename Run<H>::Index row, int phase, bool mine) {
   using S = typename H::S;
   // Hides from the compiler that these values are the same as before. Otherwise it would keep what it has computed from
   // them in registers until here.
   int lane = threadIdx.x;
-  asm volatile("" : "+r"(lane), "+r"(block));
+  asm volatile("" : "+r"(lane), "+r"(phase));
+  if constexpr (!H::kWarps && !H::kStays) {
+    row = Run<H>(p, a.rows, a.columns, held::opaque(static_cast<int>(blockIdx.x))).first;
+  }
   __syncwarp();  // this lane reads what other lanes have written of a sum
-  const Place<H> place(p, a.rows, a.columns, lane, block);
-  const T* const x_row = rows + (place.present ? place.row : 0) * a.columns;
+  const Place<H> place(p, static_cast<int>(a.columns), lane, phase);
+  const T* const x_row = rows + (row < a.rows ? row : 0) * a.columns;
   const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
   const Moments<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
   if (!mine) {
@@ -174,98 +177,105 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
   for (int i = 0; i < H::P * H::V; ++i) {
-    const int column = place.first - place.phase + i / H::V * H::kStep + i % H::V;
-    if (column >= 0 && column < place.columns - place.phase) {
+    const int column = place.first - phase + i / H::V * H::kStep + i % H::V;
+    if (column >= 0 && column < place.columns - phase) {
       const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
       const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
       const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-      a.y[place.row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+      a.y[row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
     }
   }
-  if (lane == 0) {
-    write_statistics<typename H::N>(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
+  if (lane == 0 && place.rank == 0) {
+    write_statistics<typename H::N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
   }
 }
 
-// Computes a row of `rows` (x, or the sums) that its team holds in registers. `moments` is in shared memory. kBoth:
-// weight and bias are known to be present.
+// Computes a row of `rows` (x, or the sums) that its team holds in registers. kBoth: weight and bias are known to be
+// present. Lanes without a row help with shuffles.
 template <bool kBoth, class H, class T, class W, class S = typename H::S>
-__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, RowPacks<H>& row,
-                              const Place<H>& place, const Parameters<H>& parameters, Moments<S>* moments, int block) {
+__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, RowPacks<H>& packs,
+                              const Place<H>& place, const Parameters<H>& parameters, TeamMeeting<H>& meeting,
+                              typename Run<H>::Index row) {
   constexpr bool kCentered = H::N::kCentered;
   if constexpr (kCentered && H::kAdds) {
-    row.share_first();
+    packs.share_first();
   }
-  const S shift = row.find_shift(place);
-  const Moments<S> m = find_moments(row, place, a, moments);
-  row.forget();
+  const S shift = packs.find_shift(place);
+  const Moments<S> m = find_moments(packs, place, a, meeting);
+  packs.forget();
   const bool overflow = kCentered && !isfinite(m.b);
   if (kCentered && __any_sync(kAllLanes, overflow)) {
-    normalize_shrunk_row<H>(a, rows, p, block, overflow);
+    normalize_shrunk_row<H>(a, rows, p, row, place.phase, overflow);
     if (H::kLanes == kWarp) {
       return;  // all lanes have the same row
     }
   }
-  if (place.present && !overflow) {
+  if ((H::kLanes == kWarp || row < a.rows) && !overflow) {
     const S rstd = rsqrt(m.b * a.in_row + a.eps);
-    if (threadIdx.x == 0) {
-      write_statistics<typename H::N>(a, place.row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
+    if (threadIdx.x == 0 && place.rank == 0) {
+      write_statistics<typename H::N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
     }
-    T* const y = a.y + place.begin(a.columns) + place.first;
+    T* const y = a.y + (row * a.columns - place.phase + place.first);
     const auto write = [&]<bool kPresent>() {
       if constexpr (H::V == 1) {
-        write_elements<kPresent>(row, place, m.a, rstd, parameters, y);
+        write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
       } else {
-        write_packs<kPresent>(row, place, m.a, rstd, parameters, y);
+        write_packs<kPresent>(packs, place, m.a, rstd, parameters, y);
       }
     };
     kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
   }
 }
 
-// Computes one row per team or, if blocks are persistent, one row after another: a team loads its next row while it
-// computes the current one.
+// Computes the rows of a run, one after another. The team loads its next row while it computes the current one.
+template <class H, class T, class W>
+__device__ void normalize_run(const Forward<T, W>& a, const NormForwardPlan& p, const Run<H>& run,
+                              unsigned char* memory, TeamMeeting<H>& meeting) {
+  const Place<H> place(p, static_cast<int>(a.columns), threadIdx.x, run.phase);
+  RowPacks<H> next;
+  const auto load = [&](typename Run<H>::Index row, const Place<H>& place) {
+    next.load_from(a.x + (row * a.columns - run.phase), place, a.is_large, row < run.end, row + 1 == a.rows);
+  };
+  load(run.first, place);
+  const Parameters<H> parameters(a, place, memory);
+  if constexpr (H::kShares) {
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (auto row = run.first; row < run.end; row += run.step) {
+    RowPacks<H> packs = next;
+    const Place<H> here = place.again(p, static_cast<int>(a.columns));
+    load(row + run.step, here);
+    normalize_row<true>(a, a.x, p, packs, here, parameters, meeting, row);
+  }
+}
+
+// Computes one row per team or, if blocks are persistent, one row after another.
 template <class H, class N = typename H::N, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
-  __shared__ Moments<typename H::S> moments[H::kStays ? 2 : 1]
-                                           [H::kTeam == RowTeam::block ? H::kMostThreads / kWarp : 1];
+  __shared__ typename TeamMeeting<H>::Shared shared;
   extern __shared__ __align__(16) unsigned char memory[];
-  Place<H> place(p, a.rows, a.columns, threadIdx.x, blockIdx.x);
-  if (!H::kStays && H::kTeam == RowTeam::warp && !place.present) {
-    return;  // if rows share a warp, its lanes without a row are needed for shuffles
-  }
-  RowPacks<H> row;
-  const std::int64_t begin = place.present ? place.begin(a.columns) : 0;
-  if (!H::kEdges || place.present) {
-    row.load_from(a.x + begin, place, a.is_large, place.row + 1 == a.rows);
-  }
-  const Parameters<H> parameters(a.weight, a.bias, place.first, static_cast<int>(a.columns), memory, place.phase);
-  if constexpr (!H::kStays) {
+  TeamMeeting<H> meeting(shared, p);
+  const Run<H> run(p, a.rows, a.columns, static_cast<int>(blockIdx.x));
+  if constexpr (H::kStays) {
+    normalize_run<H>(a, p, run, memory, meeting);
+  } else {
+    const bool present = run.first < a.rows;
+    if (H::kTeam == RowTeam::warp && !present) {
+      return;  // if rows share a warp, its lanes without a row are needed for shuffles
+    }
+    const Place<H> place(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x, 0);
+    const std::int64_t begin = present ? run.first * a.columns : 0;
+    RowPacks<H> packs;
+    packs.load_from(a.x + begin, place, a.is_large, true, false);
+    const Parameters<H> parameters(a, place, memory);
     const T* rows = a.x;
     if constexpr (H::kAdds) {
-      row.add(addends, begin, place);
+      packs.add(addends, begin, place);
       rows = addends.sum;
     }
-    normalize_row<false>(a, rows, p, row, place, parameters, moments[0], blockIdx.x);
-  } else {
-    if constexpr (H::kShares) {
-      __syncthreads();
-    }
-    int block = held::opaque(static_cast<int>(blockIdx.x));  // otherwise one kernel would spill two registers
-#pragma unroll 1
-    for (int turn = 0; std::int64_t{block} * (H::kEdges ? 1 : p.teams) < a.rows; turn ^= 1) {
-      RowPacks<H> current = row;
-      const Place<H> next(p, a.rows, a.columns, threadIdx.x, block + Place<H>::step(p));
-      if (next.present) {
-        row.load_from(a.x + next.begin(a.columns), next, a.is_large, next.row + 1 == a.rows);
-      }
-      if (place.present) {
-        normalize_row<true>(a, a.x, p, current, place, parameters, moments[turn], block);
-      }
-      place = next;
-      block += Place<H>::step(p);
-    }
+    normalize_row<false>(a, rows, p, packs, place, parameters, meeting, run.first);
   }
 }
 
@@ -275,6 +285,9 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 template <class H, class Kernel>
 unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, bool is_large,
                         unsigned wanted) {
+  if constexpr (H::kTeam == RowTeam::cluster) {
+    return std::min<unsigned>(wanted, launch.resident(kernel));
+  }
   const int resident = H::kShares ? launch.resident(kernel)
                                   : H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
   // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
@@ -295,8 +308,9 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  const int columns = H::kEdges ? p.slab : static_cast<int>(a.columns);
-  cuda::Launch launch(1, dim3(p.threads, p.teams), Parameters<H>::bytes(columns));
+  const int columns = H::kEdges || H::kTeam == RowTeam::cluster ? p.slab : static_cast<int>(a.columns);
+  cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), Parameters<H>::bytes(columns));
+  launch.cluster(p.blocks);
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
@@ -306,12 +320,13 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   if (H::kEdges && blocks < a.rows) {
     blocks = std::max<unsigned>(blocks / H::V, 1) * H::V;  // rows of a block differ by multiples of V
   }
-  constexpr const char* kName = H::kEdges                    ? "norm_forward_held_kernel<edges>"
-                                : H::kStays                  ? "norm_forward_held_kernel<stays>"
-                                : H::kFew                    ? "norm_forward_held_kernel<few>"
-                                : H::kTeam == RowTeam::block ? "norm_forward_held_kernel<block>"
-                                                             : "norm_forward_held_kernel<warp>";
-  launch.grid(blocks).run(kernel, kName, a, addends, p);
+  constexpr const char* kName = H::kEdges                      ? "norm_forward_held_kernel<edges>"
+                                : H::kTeam == RowTeam::cluster ? "norm_forward_held_kernel<cluster>"
+                                : H::kStays                    ? "norm_forward_held_kernel<stays>"
+                                : H::kFew                      ? "norm_forward_held_kernel<few>"
+                                : H::kTeam == RowTeam::block   ? "norm_forward_held_kernel<block>"
+                                                               : "norm_forward_held_kernel<warp>";
+  launch.grid(blocks * p.blocks).run(kernel, kName, a, addends, p);
 }
 
 // Launches the kernel that the plan has chosen, if its team is kTeam (of kLanes lanes, unless it is a block), and P
@@ -323,29 +338,32 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
     using WithEdges = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay_with_edges>;
-    constexpr bool kHasFew = N::kSource == Source::x && V >= 4;
-    constexpr bool kMayStay = kHasFew && N::kCentered && (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2));
-    constexpr bool kAlwaysStays = kMayStay && kTeam != RowTeam::block;
-    if constexpr (kHasFew && sizeof(T) == 2 && kTeam == RowTeam::block && kPacks > 2) {
+    constexpr bool kHasFew = N::kSource == Source::x && sizeof(T) <= 4;
+    constexpr bool kCluster = kTeam == RowTeam::cluster;
+    constexpr bool kMayStay = kCluster || (kHasFew && V >= 4 && N::kCentered &&
+                                           (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2)));
+    constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // unless there are few rows, if it is a cluster
+    if constexpr (sizeof(T) == 2 && V == 8 && kTeam == RowTeam::block && kHasFew && kPacks > 2) {
       if (p.edges) {
         return launch<WithEdges>(a, addends, p);
       }
     }
-    if constexpr (kMayStay) {
-      if (kAlwaysStays || p.stays) {
-        return launch<Staying>(a, addends, p);
-      }
-    }
-    if constexpr (kHasFew && !kAlwaysStays) {
+    if constexpr (kHasFew && (kCluster || !kMustStay)) {
       if (p.few) {
         return launch<Few>(a, addends, p);
       }
     }
-    if constexpr (!kAlwaysStays) {
+    if constexpr (kMayStay) {
+      if (kMustStay || p.stays) {
+        return launch<Staying>(a, addends, p);
+      }
+    }
+    if constexpr (!kMustStay) {
       launch<Many>(a, addends, p);
     }
   };
-  const bool same_team = p.team == kTeam && (kTeam == RowTeam::block || p.threads == kLanes);
+  const bool same_team =
+      p.team == kTeam && (kTeam == RowTeam::block || kTeam == RowTeam::cluster || p.threads == kLanes);
   return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
 }
 
@@ -364,6 +382,12 @@ void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const N
       done = done || one_of.template operator()<8, RowTeam::lanes, 8, 1>() ||
              one_of.template operator()<8, RowTeam::lanes, 16, 1>() ||
              one_of.template operator()<8, RowTeam::warp, kWarp, 1, 2>();
+    } else {
+      done = done || one_of.template operator()<8, RowTeam::cluster, kWarp, 2, 4>() ||
+             one_of.template operator()<2, RowTeam::block, kWarp, 6, 8, 12>() ||  // words
+             one_of.template operator()<2, RowTeam::cluster, kWarp, 16>() ||
+             one_of.template operator()<1, RowTeam::block, kWarp, 8, 12, 16>() ||  // single elements
+             one_of.template operator()<1, RowTeam::cluster, kWarp, 16>();
     }
   } else if constexpr (sizeof(T) == 4) {
     if constexpr (kAdds) {
@@ -376,7 +400,9 @@ void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const N
                one_of.template operator()<4, RowTeam::block, kWarp, 2>();
       }
       done = done || one_of.template operator()<4, RowTeam::block, kWarp, 4, 8>() ||
-             one_of.template operator()<1, RowTeam::block, kWarp, 8, 16>();
+             one_of.template operator()<4, RowTeam::cluster, kWarp, 4, 8>() ||
+             one_of.template operator()<1, RowTeam::block, kWarp, 8, 16>() ||
+             one_of.template operator()<1, RowTeam::cluster, kWarp, 16>();
     }
   } else {
     done = one_of.template operator()<2, RowTeam::lanes, 8, 4>() ||

@@ -43,22 +43,25 @@ struct HeldShape {
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
 
-  // Whether the parameters are in shared memory: blocks are persistent, and either the parameters are float32 and x has
-  // 16 bits, or a thread's columns are not aligned. Then a block computes several rows at once, even if several warps
-  // share each row.
-  static constexpr bool kShares = kEdges || (kStays && N::kCentered && sizeof(T) == 2 && sizeof(W) == 4);
+  // Whether the parameters are in shared memory: blocks are persistent, and the parameters are float32 and x has 16
+  // bits, or a thread's columns are not aligned, or rows are aligned and shared by a cluster. Blocks that do not form
+  // clusters then compute several rows at once, even if several warps share each row.
+  static constexpr bool kShares =
+      kEdges || (kStays && V >= 4 && (kTeam == RowTeam::cluster || (N::kCentered && sizeof(T) == 2 && sizeof(W) == 4)));
+  // Whether several warps share a row.
+  static constexpr bool kWarps = kTeam == RowTeam::block || kTeam == RowTeam::cluster;
 
   // With few blocks, there are enough registers to load the parameters before the moments are known, while x is in
-  // flight.
-  static constexpr ParametersIn kParameters = kShares ? ParametersIn::shared
-                                              : kFew  ? ParametersIn::registers
-                                                      : ParametersIn::memory;
+  // flight. The clusters that compute unaligned rows keep them in registers, too.
+  static constexpr ParametersIn kParameters = kShares                     ? ParametersIn::shared
+                                              : kFew || (kStays && V < 4) ? ParametersIn::registers
+                                                                          : ParametersIn::memory;
 
   // The most threads per block.
-  static constexpr int kMostThreads = kTeam != RowTeam::block ? kForwardBlock / 2
-                                      : kEdges && P == 4      ? kForwardBlock
-                                      : kShares               ? kSharingBlock
-                                                              : kForwardBlock;
+  static constexpr int kMostThreads = !kWarps                                                 ? kForwardBlock / 2
+                                      : kTeam == RowTeam::cluster || (kEdges && kBytes >= 64) ? kForwardBlock
+                                      : kShares                                               ? kSharingBlock
+                                                                                              : kForwardBlock;
 
   // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
   // without spilling registers.
@@ -72,8 +75,12 @@ struct HeldShape {
     if (kAdds) {
       return kTeam == RowTeam::block ? 2 : kBytes <= 32 ? 4 : 3;
     }
+    if (kTeam == RowTeam::cluster) {
+      const bool many_parameters = N::kCentered && P == 4 && sizeof(W) == 4;
+      return V < 4 || kBytes > 64 || many_parameters ? 1 : 2;
+    }
     if (V == 1) {
-      return 2;
+      return sizeof(T) == 2 && !N::kCentered ? 3 : 2;
     }
     if (kTeam == RowTeam::block) {
       return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
@@ -86,146 +93,260 @@ struct HeldShape {
 
   // Whether x is always loaded with the L2 cache policy evict_last, and not only if y is large. Without it, a warp's
   // 16-bit rows of RMS norms are faster.
-  static constexpr bool kKeepsInL2 = N::kCentered || kTeam == RowTeam::block || sizeof(T) != 2;
+  static constexpr bool kKeepsInL2 = N::kCentered || kWarps || sizeof(T) != 2;
 };
 
-// Exchanges moments between the warps of a team: all warps of the block or, if kSeveral, those that share one of its
-// rows.
-template <class S, bool kSeveral>
-class TeamMeeting {
- public:
-  __device__ explicit TeamMeeting(Moments<S>* moments) : moments_(moments + (kSeveral ? threadIdx.y * warps() : 0)) {}
+// A thread's packs of a row. Columns are counted from the beginning of the row's first pack.
+template <class H>
+struct Place {
+  static constexpr int V = H::V;
+  static constexpr int P = H::P;
 
-  /// Leaves a warp's moments, and waits for those of the other warps. `mine` is a in the lower 16 lanes and b in the
-  /// upper ones.
-  __device__ void meet(S mine) const {
-    const int lane = threadIdx.x % kWarp;
-    if (lane % (kWarp / 2) == 0) {
-      Moments<S>& own = moments_[threadIdx.x / kWarp];
-      (lane == 0 ? own.a : own.b) = mine;
+  int phase = 0;       // with edges: elements of the first pack that are before the row
+  int rank = 0;        // the block's, in its cluster
+  int slab = 0;        // the block's first column
+  int first;           // the thread's first column
+  int columns;         // where the row, or the block's slab of it, ends; 0 if the thread has no row
+  bool edges = false;  // whether the row begins or ends inside one of the thread's packs
+
+  __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase)
+      : Place(p, row_columns, lane, row_phase, false) {
+    if constexpr (H::kEdges) {
+      edges = first_of(0) > 0 || (first < columns && (columns - first) % H::kStep < V && columns % V > 0);
     }
-    if constexpr (kSeveral) {
-      cuda::barrier_sync(1 + threadIdx.y, blockDim.x);
-    } else {
-      __syncthreads();
+  }
+  __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase, bool has_edges)
+      : phase(row_phase),
+        first((lane / H::kLanes * (P * H::kLanes) + lane % H::kLanes) * V),
+        columns(row_columns + row_phase),
+        edges(has_edges) {
+    if constexpr (H::kTeam == RowTeam::cluster) {
+      rank = cuda::cluster_rank();
+      slab = rank * p.slab;
+      first += slab;
+      columns = max(slab, min(columns, slab + p.slab));
     }
   }
 
-  /// Returns the sums of a and of b over the warps.
-  __device__ Moments<S> sum() const {
+  /// The same, computed again except for `edges`: registers that hold it from row to row would be spilled.
+  __device__ Place again(const NormForwardPlan& p, int row_columns) const {
+    return Place(p, row_columns, held::opaque(static_cast<int>(threadIdx.x)), held::opaque(phase), edges);
+  }
+
+  __device__ bool has(int i) const { return first + i * H::kStep < columns; }
+
+  /// Whether pack i is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
+  __device__ bool is_edge(int i) const { return edges && (first_of(i) > 0 || end_of(i) < V); }
+  __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
+  __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
+
+  __device__ int packs() const { return (columns - first + H::kStep - 1) / H::kStep; }
+  __device__ int elements() const { return V * max(0, min(P, packs())); }
+};
+
+// The rows of a team, from `first` on, `step` apart, before `end`. With edges, they all begin at the same place in a
+// pack, after `phase` elements.
+template <class H>
+struct Run {
+  // An int is enough if several warps share a row: the index of a block is an int.
+  using Index = std::conditional_t<H::kWarps, int, std::int64_t>;
+
+  Index first;
+  Index step;
+  Index end;
+  int phase = 0;
+
+  __device__ Run(const NormForwardPlan& p, std::int64_t rows, std::int64_t columns, int block)
+      : first(block), step(static_cast<Index>(gridDim.x)), end(static_cast<Index>(rows)) {
+    const int team = static_cast<int>(threadIdx.y);
+    if constexpr (H::kTeam == RowTeam::cluster) {
+      first /= p.blocks;
+      step /= p.blocks;
+    } else if constexpr (H::kEdges) {
+      phase = first % H::V * static_cast<int>(columns % H::V) % H::V;
+      first += team * step;
+      step *= p.teams;
+    } else if constexpr (H::kTeam != RowTeam::block || H::kShares) {
+      first = first * p.teams + team;
+      step *= p.teams;
+    }
+  }
+};
+
+// Combines the moments of a team's threads into those of their row, with the same bits in each thread. This template
+// serves teams of one warp or a part of it.
+template <class H, RowTeam kTeam = H::kTeam>
+class TeamMeeting {
+  using S = typename H::S;
+
+ public:
+  struct Shared {};
+
+  __device__ TeamMeeting(Shared&, const NormForwardPlan&) {}
+
+  /// Returns the sums of both numbers. If not kBoth, the first sum is not needed, and may be missing.
+  template <bool kBoth>
+  __device__ Moments<S> sum(const Moments<S>& mine, const Place<H>&) const {
+    if constexpr (H::kLanes < kWarp) {
+      return {kBoth ? sum_lanes<H::kLanes>(mine.a) : mine.a, sum_lanes<H::kLanes>(mine.b)};
+    } else {
+      const S sums = sum_pair(mine.a, mine.b);
+      return {__shfl_sync(kAllLanes, sums, 0), __shfl_sync(kAllLanes, sums, kWarp / 2)};
+    }
+  }
+
+  /// Combines moments of two passes.
+  __device__ Moments<S> combine(const Moments<S>& mine, const Place<H>& place, S in_row) const {
+    return combine_lanes<H::kLanes>(mine, static_cast<S>(place.elements()), in_row);
+  }
+};
+
+// A warp's moments of two passes.
+template <class H, class S = typename H::S>
+__device__ Moments<S> combine_warp(const Moments<S>& mine, const Place<H>& place) {
+  const S count = static_cast<S>(place.elements());
+  const S warp_count = static_cast<S>(__reduce_add_sync(kAllLanes, place.elements()));
+  return combine_lanes<kWarp>(mine, count, reciprocal(warp_count));
+}
+
+// The same for the warps that share one of the block's rows: all its warps or, if kShares, some of them.
+template <class H>
+class TeamMeeting<H, RowTeam::block> {
+  using S = typename H::S;
+
+ public:
+  struct Shared {
+    Moments<S> moments[H::kStays ? 2 : 1][H::kMostThreads / kWarp];  // rows take turns
+  };
+
+  __device__ TeamMeeting(Shared& shared, const NormForwardPlan&)
+      : shared_(shared), first_(H::kShares ? threadIdx.y * warps() : 0) {}
+
+  template <bool kBoth>
+  __device__ Moments<S> sum(const Moments<S>& mine, const Place<H>&) {
+    const Moments<S>* const all = meet(sum_pair(mine.a, mine.b));
     const int lane = threadIdx.x % kWarp;
     S sum = 0;
     if (lane % (kWarp / 2) < warps()) {
-      const Moments<S>& other = moments_[lane % (kWarp / 2)];
+      const Moments<S>& other = all[lane % (kWarp / 2)];
       sum = lane < kWarp / 2 ? other.a : other.b;
     }
     sum = sum_lanes<kWarp / 2>(sum);
     return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, kWarp / 2)};
   }
 
-  /// Combines the moments of all warps. `count` is the number of elements of the warp with the number of this lane.
-  __device__ Moments<S> combine(S count, S reciprocal_n) const {
+  __device__ Moments<S> combine(const Moments<S>& mine, const Place<H>& place, S in_row) {
+    constexpr int kWarpColumns = H::P * kWarp * H::V;
+    const Moments<S> warp = combine_warp<H>(mine, place);
     const int lane = threadIdx.x % kWarp;
-    const Moments<S> mine = lane < warps() ? moments_[lane] : Moments<S>{0, 0};
-    return combine_lanes<kWarp>(mine, lane < warps() ? count : S(0), reciprocal_n);
+    const Moments<S>* const all = meet(lane < kWarp / 2 ? warp.a : warp.b);
+    const Moments<S> other = lane < warps() ? all[lane] : Moments<S>{0, 0};
+    const int count = lane < warps() ? max(0, min(kWarpColumns, place.columns - lane * kWarpColumns)) : 0;
+    return combine_lanes<kWarp>(other, static_cast<S>(count), in_row);
   }
 
  private:
   __device__ static int warps() { return blockDim.x / kWarp; }
 
-  Moments<S>* moments_;
+  // Leaves a warp's moments, and returns those of all warps. `mine` is a in the lower 16 lanes and b in the upper ones.
+  __device__ const Moments<S>* meet(S mine) {
+    Moments<S>* const all = shared_.moments[turn_] + first_;
+    const int lane = threadIdx.x % kWarp;
+    if (lane % (kWarp / 2) == 0) {
+      Moments<S>& own = all[threadIdx.x / kWarp];
+      (lane == 0 ? own.a : own.b) = mine;
+    }
+    if constexpr (H::kShares) {
+      cuda::barrier_sync(1 + threadIdx.y, blockDim.x);
+    } else {
+      __syncthreads();
+    }
+    if constexpr (H::kStays) {
+      turn_ ^= 1;
+    }
+    return all;
+  }
+
+  Shared& shared_;
+  const int first_;
+  int turn_ = 0;
 };
 
-// A team's row, and the thread's packs of it.
-template <class H>
-struct Place {
-  using S = typename H::S;
-  static constexpr int V = H::V;
-  static constexpr int P = H::P;
-  static constexpr RowTeam kTeam = H::kTeam;
+// The moments of a warp's part of a row, which the warps of a cluster exchange: of one pass, `sum` and `squares` are
+// sums over the elements; of two passes, they are the mean of `count` elements and Σ (x − mean)².
+template <class S, bool kTwoPasses>
+struct WarpMoments {
+  static constexpr int kNumbers = kTwoPasses ? 3 : 2;
 
-  // An int is enough if the team is a block: the index of a block is an int.
-  std::conditional_t<kTeam == RowTeam::block, int, std::int64_t> row;
-  bool present;   // if not, a block must skip the row, and lanes have no columns
-  int phase = 0;  // with edges: elements of the first pack that are before the row
-  int first;      // the thread's first column, counted from the beginning of the first pack
-  int columns;    // counted from there, too
+  S sum;
+  S squares;
+  S count;  // only of two passes
 
-  /// `block` is blockIdx.x, or larger in later turns of persistent blocks.
-  __device__ Place(const NormForwardPlan& p, std::int64_t rows, std::int64_t row_columns, int lane, int block)
-      : row(row_of(p, block)),
-        present(row < rows),
-        first((lane / H::kLanes * (P * H::kLanes) + lane % H::kLanes) * V),
-        columns(kTeam == RowTeam::block || present ? static_cast<int>(row_columns) : 0) {
-    if constexpr (H::kEdges) {
-      phase = static_cast<int>(blockIdx.x % V) * static_cast<int>(row_columns % V) % V;
-      columns += phase;
+  __device__ static WarpMoments empty() { return {0, 0, 0}; }
+
+  template <class F>
+  __device__ void for_numbers(const F& f) {
+    f(0, sum);
+    f(1, squares);
+    if constexpr (kTwoPasses) {
+      f(2, count);
     }
   }
 
-  /// How much larger `block` is in a block's next turn.
-  __device__ static int step(const NormForwardPlan& p) {
-    return static_cast<int>(gridDim.x) * (H::kEdges ? p.teams : 1);
-  }
-
-  /// The index of the first element of the row's first pack.
-  __device__ std::int64_t begin(std::int64_t row_columns) const { return row * row_columns - phase; }
-
-  __device__ bool has(int i) const { return first + i * H::kStep < columns; }
-
-  /// Whether pack i is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
-  __device__ bool is_edge(int i) const { return H::kEdges && (first_of(i) > 0 || end_of(i) < V); }
-  __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
-  __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
-
-  __device__ int elements() const {
-    const int packs = (columns - first + H::kStep - 1) / H::kStep;
-    return V * max(0, min(P, packs));
-  }
-
-  /// Combines the moments of all threads' elements into those of the row, with the same bits in each thread.
-  __device__ Moments<S> combine(const Moments<S>& mine, S in_row, Moments<S>* moments) const {
-    const S count = static_cast<S>(elements());
-    if constexpr (kTeam != RowTeam::block) {
-      return combine_lanes<H::kLanes>(mine, count, in_row);
-    } else {
-      constexpr int kWarpColumns = P * kWarp * V;
-      const S warp_count = static_cast<S>(__reduce_add_sync(kAllLanes, elements()));
-      const Moments<S> warp = combine_lanes<kWarp>(mine, count, reciprocal(warp_count));
-      const TeamMeeting<S, H::kShares> meeting(moments);
-      const int lane = threadIdx.x % kWarp;
-      meeting.meet(lane < kWarp / 2 ? warp.a : warp.b);
-      const int left = columns - lane * kWarpColumns;
-      return meeting.combine(static_cast<S>(max(0, min(kWarpColumns, left))), in_row);
+  template <class Read>
+  __device__ static WarpMoments of_places(int n, const Read& read) {
+    WarpMoments all = empty();
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll 2
+    for (int place = lane; place < n; place += kWarp) {
+      const WarpMoments warp = read(place);
+      all.sum += kTwoPasses ? warp.count * warp.sum : warp.sum;
+      kTwoPasses ? all.count += warp.count : all.squares += warp.squares;
     }
-  }
-
-  /// Returns the sums of both numbers over the row. If not kBoth, the first sum is not needed, and may be missing.
-  template <bool kBoth>
-  __device__ Moments<S> sum(const Moments<S>& mine, Moments<S>* moments) const {
-    if constexpr (H::kLanes < kWarp) {
-      return {kBoth ? sum_lanes<H::kLanes>(mine.a) : mine.a, sum_lanes<H::kLanes>(mine.b)};
-    } else {
-      const S sums = sum_pair(mine.a, mine.b);
-      if constexpr (kTeam == RowTeam::warp) {
-        return {__shfl_sync(kAllLanes, sums, 0), __shfl_sync(kAllLanes, sums, kWarp / 2)};
-      } else {
-        const TeamMeeting<S, H::kShares> meeting(moments);
-        meeting.meet(sums);
-        return meeting.sum();
+    all.sum = sum_lanes<kWarp>(all.sum);
+    if constexpr (kTwoPasses) {  // Chan's formula
+      all.sum *= reciprocal(sum_lanes<kWarp>(all.count));
+#pragma unroll 2
+      for (int place = lane; place < n; place += kWarp) {
+        const WarpMoments warp = read(place);
+        const S difference = warp.sum - all.sum;
+        all.squares += fma(warp.count * difference, difference, warp.squares);
       }
     }
+    all.squares = sum_lanes<kWarp>(all.squares);
+    return all;
+  }
+};
+
+// The same for the warps of a cluster.
+template <class H>
+class TeamMeeting<H, RowTeam::cluster> {
+  using S = typename H::S;
+  using Part = WarpMoments<S, H::N::kCentered && !kOnePass<typename H::T, H::V>>;
+  using Exchange = held::Exchange<Part, held::Team::cluster, H::kStays ? 2 : 1>;
+
+ public:
+  using Shared = typename Exchange::Shared;
+
+  __device__ TeamMeeting(Shared& shared, const NormForwardPlan& p) : exchange_(shared, p.blocks) {}
+
+  template <bool kBoth>
+  __device__ Moments<S> sum(const Moments<S>& mine, const Place<H>& place) {
+    const S sums = sum_pair(mine.a, mine.b);
+    const Part row = exchange_.joined_warps(
+        {__shfl_sync(kAllLanes, sums, 0), __shfl_sync(kAllLanes, sums, kWarp / 2), S(0)}, place.rank);
+    return {row.sum, row.squares};
+  }
+
+  __device__ Moments<S> combine(const Moments<S>& mine, const Place<H>& place, S in_row) {
+    const S count = static_cast<S>(__reduce_add_sync(kAllLanes, place.elements()));
+    const Moments<S> warp = combine_warp<H>(mine, place);
+    const Part row = exchange_.joined_warps({warp.a, warp.b, count}, place.rank);
+    return {row.sum, row.squares};
   }
 
  private:
-  __device__ static auto row_of(const NormForwardPlan& p, int block) {
-    const int team = static_cast<int>(threadIdx.y);
-    if constexpr (kTeam != RowTeam::block) {
-      return std::int64_t{block} * p.teams + team;
-    } else {
-      return H::kEdges ? block + team * static_cast<int>(gridDim.x) : H::kShares ? block * p.teams + team : block;
-    }
-  }
+  Exchange exchange_;
 };
 
 // A thread's packs of a row, with zeros in place of absent packs, and the first elements of the row, from which its
@@ -240,23 +361,29 @@ class RowPacks {
   static constexpr int P = H::P;
 
  public:
-  /// `row` is where the row's first pack begins. is_last: it is the last row of the matrix.
-  __device__ void load_from(const T* row, const Place<H>& place, bool is_large, bool is_last) {
+  /// `row` is where the row's first pack begins. If there is no such row, nothing is loaded. is_last: it is the last
+  /// row of the matrix.
+  __device__ void load_from(const T* row, const Place<H>& place, bool is_large, bool present, bool is_last) {
+    // With edges, whole packs are loaded, but nothing past the end of the matrix.
+    const int left = present ? place.columns - place.first - (H::kEdges && is_last ? V - 1 : 0) : 0;
+    H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, left, packs_)
+                              : load_packs<false>(row + place.first, left, packs_);
     if constexpr (H::kEdges) {
-      load_with_edges(row + place.first, place, is_last);
-    } else {
-      H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, place, packs_)
-                                : load_packs<false>(row + place.first, place, packs_);
+      if (is_last && place.edges) {
+        load_cut_pack(row + place.first, place);
+      }
     }
     if constexpr (N::kCentered && !H::kAdds) {
-      first_.set(0, load<kFirst<T, V>>(row + (H::kEdges ? V : 0)));  // the first pack that is no edge
+      if (present) {
+        load_first(row + (H::kEdges ? V : 0));  // from the first pack that is no edge
+      }
     }
   }
 
   /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place) {
     Packs residuals;
-    load_packs<true>(a.residual + begin + place.first, place, residuals);
+    load_packs<true>(a.residual + begin + place.first, place.columns - place.first, residuals);
     [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -322,7 +449,9 @@ class RowPacks {
     if constexpr (H::kEdges) {
       const T shift = static_cast<T>(shift_);
       shift_ = static_cast<S>(shift);
-      fill_edges(place, shift);
+      if (place.edges) {
+        fill_edges(place, shift);
+      }
     }
     if constexpr (!N::kCentered) {
       return 0;
@@ -362,16 +491,16 @@ class RowPacks {
   static constexpr bool kInPlace = std::is_same_v<T, S>;
   using Packs = held::HeldPacks<T, V, P, /*kPacked=*/true>;
 
-  // kLast: packs of 16 bytes are loaded with the L2 cache policy evict_last. Results then leave the cache in the order
-  // in which they were written, which DRAM writes faster.
+  // Loads the packs that begin in the next `left` columns. kLast: with the L2 cache policy evict_last. Results then
+  // leave the cache in the order in which they were written, which DRAM writes faster.
   template <bool kLast>
-  __device__ static void load_packs(const T* from, const Place<H>& place, Packs& packs) {
+  __device__ static void load_packs(const T* from, int left, Packs& packs) {
     [[maybe_unused]] const std::uint64_t policy = cuda::evict_last();
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       packs.set(i, {});
-      if (place.has(i)) {
-        if constexpr (kLast && sizeof(Pack<T, V>) == 16) {
+      if (i * H::kStep < left) {
+        if constexpr (kLast && sizeof(Pack<T, V>) != 8) {
           packs.set(i, load_streaming<V>(from + i * H::kStep, policy));
         } else {
           packs.set(i, load_streaming<V>(from + i * H::kStep));
@@ -380,26 +509,29 @@ class RowPacks {
     }
   }
 
-  // Loads whole packs, also those at the edges, but nothing past the end of the matrix.
-  __device__ void load_with_edges(const T* from, const Place<H>& place, bool is_last) {
-    const std::uint64_t policy = cuda::evict_last();
+  __device__ void load_first(const T* from) {
+    constexpr int kLoad = std::min(V, kFirst<T, V>);
+    Pack<T, kFirst<T, V>> first;
+#pragma unroll
+    for (int i = 0; i < kFirst<T, V>; i += kLoad) {
+      reinterpret_cast<Pack<T, kLoad>&>(first.at[i]) = load<kLoad>(from + i);
+    }
+    first_.set(0, first);
+  }
+
+  // Loads the elements of the pack inside which the matrix ends.
+  __device__ void load_cut_pack(const T* from, const Place<H>& place) {
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      packs_.set(i, {});
-      if (place.has(i)) {
-        const T* const pack = from + i * H::kStep;
-        if (is_last && place.end_of(i) < V) {
-          Pack<T, V> part = {};
+      if (place.has(i) && place.end_of(i) < V) {
+        Pack<T, V> part = {};
 #pragma unroll
-          for (int j = 0; j < V; ++j) {
-            if (j < place.end_of(i)) {
-              part.at[j] = pack[j];
-            }
+        for (int j = 0; j < V; ++j) {
+          if (j < place.end_of(i)) {
+            part.at[j] = from[i * H::kStep + j];
           }
-          packs_.set(i, part);
-        } else {
-          packs_.set(i, load_streaming<V>(pack, policy));
         }
+        packs_.set(i, part);
       }
     }
   }
@@ -469,13 +601,14 @@ class Parameters {
   static constexpr int kBytes = N::kCentered && !H::kAdds ? 8 : 16;                   // per read, limited by registers
   static constexpr int kPart = std::min(H::V, kBytes / static_cast<int>(sizeof(W)));  // columns
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*, int)
-      : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
+  __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char*)
+      : weight_(a.weight == nullptr ? nullptr : a.weight + place.first),
+        bias_(a.bias == nullptr ? nullptr : a.bias + place.first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
       // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for
       // DRAM to deliver its parameters.
-      prefetch_to_l2(weight, columns);
-      prefetch_to_l2(bias, columns);
+      prefetch_to_l2(a.weight, a.columns);
+      prefetch_to_l2(a.bias, a.columns);
     }
   }
 
@@ -501,15 +634,24 @@ class Parameters {
 // weight and bias in shared memory. With edges and 3 packs, they are kept as floats, which need no conversion for each
 // row. With 4 packs, that is slower.
 template <class H>
-using SharedParametersOf = SharedParameters<typename H::W, H::V, kWarp, H::kEdges,
+using SharedParametersOf = SharedParameters<typename H::W, H::V, kWarp, H::N::kCentered, H::kEdges,
                                             std::conditional_t<H::kEdges && H::P == 3, float, typename H::W>>;
 template <class H>
 class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
+  using W = typename H::W;
+
  public:
-  using SharedParametersOf<H>::SharedParameters;
+  __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char* memory)
+      : SharedParametersOf<H>(of_slab(a.weight, place), of_slab(a.bias, place), place.first - place.slab,
+                              place.columns - place.slab - place.phase, memory, place.phase) {}
+
+ private:
+  __device__ static const W* of_slab(const W* parameter, const Place<H>& place) {
+    return parameter == nullptr ? nullptr : parameter + place.slab;
+  }
 };
 
-// weight and bias in registers, for few blocks, each team of which has one row. Both must be present.
+// weight and bias in registers. With few blocks, each team of which has one row, both must be present.
 template <class H>
 class Parameters<H, ParametersIn::registers> {
   using W = typename H::W;
@@ -517,9 +659,9 @@ class Parameters<H, ParametersIn::registers> {
  public:
   static constexpr int kPart = H::V;
 
-  __device__ Parameters(const W* weight, const W* bias, int first, int columns, unsigned char*, int)
-      : kept_(present(weight), H::N::kCentered ? present(bias) : nullptr, first,
-              (columns - first + H::kStep - 1) / H::kStep, /*is_cut=*/false) {}
+  __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char*)
+      : kept_(expected(a.weight), H::N::kCentered ? expected(a.bias) : nullptr, place.first, place.packs(),
+              /*is_cut=*/false) {}
 
   static int bytes(int) { return 0; }
 
@@ -527,17 +669,19 @@ class Parameters<H, ParametersIn::registers> {
 
   template <bool, class S>
   __device__ void at(int i, int, S (&w)[kPart], S (&b)[kPart]) const {
-    kept_.at(i, 0, w, b);
+    kept_.at(i, H::kStays ? held::opaque(0) : 0, w, b);
   }
 
  private:
-  // Tells the compiler that the parameter is present, so that no load waits for a branch.
-  __device__ static const W* present(const W* parameter) {
-    __builtin_assume(parameter != nullptr);
+  // Tells the compiler that a parameter is present, so that no load waits for a branch.
+  __device__ static const W* expected(const W* parameter) {
+    if constexpr (H::kFew) {
+      __builtin_assume(parameter != nullptr);
+    }
     return parameter;
   }
 
-  KeptParameters<W, H::V, H::P, H::kStep, /*kAtOnce=*/true> kept_;
+  KeptParameters<W, H::V, H::P, H::kStep, /*kAtOnce=*/(H::V >= 4)> kept_;
 };
 
 }  // namespace mica::kernels::norm_cuda

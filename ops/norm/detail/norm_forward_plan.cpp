@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <vector>
 
+#include <mica/ops/detail/stream_plan.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
 namespace mica::kernels {
@@ -11,26 +13,45 @@ namespace {
 constexpr int kWarpLanes = 32;
 constexpr int kWarpTeams = 8;  // rows per block, if each warp has one
 
-/// The most packs of a row that a thread holds.
-int most_packs(int pack) { return pack == 1 ? 16 : pack == 8 ? 4 : 8; }
-
 std::int64_t divided(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Plans held rows with `packs` packs per thread, and with as many blocks per row as that requires. The kernel for held
-/// rows supports only plans with one block per row.
-NormForwardPlan held(std::int64_t columns, int pack, int packs, int most_threads) {
-  const std::int64_t warp_columns = std::int64_t{kWarpLanes} * pack * packs;
-  const std::int64_t warps = divided(columns, warp_columns);
-  const std::int64_t blocks = std::min<std::int64_t>(divided(warps, most_threads / kWarpLanes), INT_MAX);
-  const std::int64_t threads = divided(warps, blocks) * kWarpLanes;
-  return {.kernel = NormForwardPlan::Kernel::held,
-          .team = threads == kWarpLanes ? RowTeam::warp : RowTeam::block,
+/// How many threads share a row, if `blocks` blocks share it and each thread has up to `packs` packs.
+struct Division {
+  int blocks;
+  int packs;
+};
+
+/// The plan for a division. Each block has a slab of the columns.
+NormForwardPlan divide(NormForwardPlan::Kernel kernel, std::int64_t columns, int pack, Division d) {
+  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it, and otherwise as equal as possible
+  const std::int64_t slab = divided(columns, d.blocks * kUnit) * kUnit;
+  const std::int64_t threads = divided(slab, std::int64_t{kWarpLanes} * pack * d.packs) * kWarpLanes;
+  const bool warp = threads == kWarpLanes && d.blocks == 1;
+  return {.kernel = kernel,
+          .team = d.blocks > 1 ? RowTeam::cluster
+                  : warp       ? RowTeam::warp
+                               : RowTeam::block,
           .pack = pack,
-          .packs = packs,
-          .threads = static_cast<int>(threads),
-          .teams = threads == kWarpLanes ? kWarpTeams : 1,
-          .blocks = static_cast<int>(blocks),
-          .slab = static_cast<int>(threads / kWarpLanes * warp_columns)};
+          .packs = d.packs,
+          .threads = static_cast<int>(std::min<std::int64_t>(threads, INT_MAX)),
+          .teams = warp ? kWarpTeams : 1,
+          .blocks = d.blocks,
+          .slab = static_cast<int>(std::min<std::int64_t>(slab, INT_MAX))};
+}
+
+/// The plan that holds rows with the division, out of some, that leaves the fewest packs of the threads unused; the
+/// first one on a tie. Returns the looped plan if rows are too long for all of them.
+template <class Divisions>
+NormForwardPlan hold(std::int64_t columns, int pack, const Divisions& divisions) {
+  NormForwardPlan best;
+  for (const Division& d : divisions) {
+    const NormForwardPlan p = divide(NormForwardPlan::Kernel::held, columns, pack, d);
+    const auto capacity = [](const NormForwardPlan& of) { return std::int64_t{of.blocks} * of.threads * of.packs; };
+    if (p.threads <= kForwardBlock && (best.threads == 0 || capacity(p) < capacity(best))) {
+      best = p;
+    }
+  }
+  return best;
 }
 
 NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
@@ -41,51 +62,6 @@ NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
           .threads = lanes,
           .teams = 256 / lanes / 2,
           .slab = lanes * pack * packs};
-}
-
-/// Plans streamed rows with `packs` packs per thread, which are of the slab that its block has.
-NormForwardPlan streamed(std::int64_t columns, int pack, int packs, int blocks) {
-  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it, and otherwise as equal as possible
-  const std::int64_t slab = divided(columns, blocks * kUnit) * kUnit;
-  const auto threads = static_cast<int>(divided(slab, std::int64_t{kWarpLanes} * pack * packs) * kWarpLanes);
-  return {.kernel = NormForwardPlan::Kernel::stream,
-          .team = blocks > 1              ? RowTeam::cluster
-                  : threads == kWarpLanes ? RowTeam::warp
-                                          : RowTeam::block,
-          .pack = pack,
-          .packs = packs,
-          .threads = threads,
-          .teams = blocks > 1 ? 1 : kForwardBlock / threads,
-          .blocks = blocks,
-          .slab = static_cast<int>(slab)};
-}
-
-/// The plan for long rows, which are streamed. Returns the looped plan if a row is too short, or if there is no kernel.
-NormForwardPlan stream_plan(const NormShape& s, int pack) {
-  const bool has_kernel = s.clusters && !s.adds && size_of(s.x) <= 4 && (pack > 1 || size_of(s.x) == 4);
-  if (!has_kernel || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
-    return {};
-  }
-  if (s.centered && pack == 4 && s.columns > 8192 && s.columns <= 16384) {
-    return streamed(s.columns, pack, 4, 2);
-  }
-  if (pack == 4 && s.columns > 49152 && s.columns <= 65536) {
-    return streamed(s.columns, pack, 4, 8);
-  }
-  if (s.columns <= std::int64_t{kForwardBlock} * most_packs(pack) * pack) {
-    return {};  // a block can hold a row in registers
-  }
-  for (int blocks = 2; blocks <= 16; blocks *= 2) {
-    const std::int64_t threads = std::int64_t{blocks} * kForwardBlock;
-    for (const int elements : {20, 24, 32}) {  // per thread
-      if ((pack == 1 || elements == 32) && s.columns <= threads * elements) {
-        NormForwardPlan p = streamed(s.columns, pack, elements / pack, blocks);
-        p.units = pack == 1;
-        return p;
-      }
-    }
-  }
-  return {};
 }
 
 /// Whether 16-bit rows consist of aligned words of 4 bytes.
@@ -138,10 +114,15 @@ NormForwardPlan short_plan(const NormShape& s) {
   return s.packed ? first_of(8, kOf16Bits) : has_words(s) ? first_of(2, kPairs) : first_of(1, kElements);
 }
 
-/// The plan for rows that are held in registers. Returns the looped plan if there is no kernel.
+/// The plan for rows that a block or less holds in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan held_plan(const NormShape& s, int pack) {
-  if (pack < 4 && (s.adds || size_of(s.x) == 2)) {
+  using enum NormForwardPlan::Kernel;
+  using Divisions = std::vector<Division>;
+  if (s.adds && pack < 4) {
     return {};
+  }
+  if (size_of(s.x) == 2 && pack < 8) {
+    return hold(s.columns, pack, pack == 2 ? Divisions{{1, 6}, {1, 8}, {1, 12}} : Divisions{{1, 16}, {1, 12}, {1, 8}});
   }
   if (s.columns <= 64) {
     return held_by_lanes(pack, std::max(1, 8 / pack), 8);
@@ -150,52 +131,76 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
     return held_by_lanes(pack, 1, 16);
   }
   if (pack == 1 && s.columns <= 128) {
-    return held(s.columns, pack, 4, kWarpLanes);
+    return divide(held, s.columns, pack, {1, 4});
   }
   if (pack >= 4 && s.columns <= (pack == 8 ? 1024 : 512)) {
-    const int packs = static_cast<int>(divided(s.columns, kWarpLanes * pack));
-    return held(s.columns, pack, packs, kWarpLanes);
+    return divide(held, s.columns, pack, {1, static_cast<int>(divided(s.columns, kWarpLanes * pack))});
   }
-  // Float32 rows of RMS norms need fewer registers per pack.
+  // Float32 rows of RMS norms need fewer registers per pack. Packs of x and of residual are in flight together, which
+  // doubles their number.
   const bool more_packs = pack == 4 && !s.centered && !s.adds;
   if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
-    return held(s.columns, pack, 2, kForwardBlock);
+    return divide(held, s.columns, pack, {1, 2});
   }
-  // Chooses the number of packs per thread, among these candidates, that leaves the fewest packs of the threads unused;
-  // the first one on a tie.
-  const std::array<int, 4> numbers = pack == 8    ? std::array{4, 3, 3, 3}
-                                     : more_packs ? std::array{8, 4, 4, 4}
-                                     : pack == 4  ? std::array{4, 8, 8, 8}
-                                     : pack == 2  ? std::array{8, 4, 2, 1}
-                                                  : std::array{16, 8, 8, 8};
-  NormForwardPlan best;
-  for (const int packs : numbers) {
-    if (s.adds && packs > 4) {
-      continue;  // packs of x and of residual are in flight together, which doubles their number
-    }
-    const NormForwardPlan p = held(s.columns, pack, packs, kForwardBlock);
-    if (p.blocks == 1 && (best.threads == 0 || p.threads * packs < best.threads * best.packs)) {
-      best = p;
-    }
-  }
-  return best;
+  return hold(s.columns, pack,
+              pack == 8             ? Divisions{{1, 4}, {1, 3}}
+              : pack == 4 && s.adds ? Divisions{{1, 4}}
+              : pack == 4           ? more_packs ? Divisions{{1, 8}, {1, 4}} : Divisions{{1, 4}, {1, 8}}
+                        : pack == 2 ? Divisions{{1, 8}, {1, 4}, {1, 2}, {1, 1}}
+                                    : Divisions{{1, 16}, {1, 8}});
 }
 
-constexpr std::int64_t kMostPairs = 262144;  // columns of unaligned 16-bit rows that are streamed
+/// The plan for rows that a cluster holds in registers. Returns the looped plan if there is no kernel.
+NormForwardPlan cluster_plan(const NormShape& s, int pack) {
+  using Divisions = std::vector<Division>;
+  if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
+    return {};
+  }
+  return hold(s.columns, pack,
+              pack == 8   ? s.centered ? Divisions{{8, 2}, {8, 4}, {16, 4}} : Divisions{{8, 4}, {16, 4}}
+                : pack == 4 ? Divisions{{8, 4}, {8, 8}, {16, 8}}
+              : pack == 2 ? s.columns <= 24576 ? Divisions{{4, 16}} : Divisions{{8, 16}, {16, 16}}
+                          : Divisions{{8, 16}, {16, 16}});
+}
 
-/// The plan for longer unaligned 16-bit rows, which are streamed in pairs. A thread has 12 pairs, unless a block
-/// computes more rows at once with 16 pairs per thread.
-NormForwardPlan pairs_plan(const NormShape& s) {
-  const int blocks = s.columns <= 16384    ? 1
-                     : s.columns <= 32768  ? 2
-                     : s.columns <= 65536  ? 4
-                     : s.columns <= 131072 ? 8
-                                           : 16;
-  const NormForwardPlan of_12 = streamed(s.columns, 2, 12, blocks);
-  const NormForwardPlan of_16 = streamed(s.columns, 2, 16, blocks);
-  NormForwardPlan p = kForwardBlock / of_12.threads >= kForwardBlock / of_16.threads ? of_12 : of_16;
-  p.units = !has_words(s);
-  p.teams = static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, p.teams));
+/// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
+bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors, int threads) {
+  if (p.team == RowTeam::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
+    multiprocessors -= rows::kStreamBlocks - rows::stream_blocks(p.blocks);
+    return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
+  }
+  return s.rows * p.threads <= std::int64_t{threads} * multiprocessors;
+}
+
+/// Whether a matrix is small: an H200 can run all blocks at once. A constant, so that results do not depend on the GPU.
+bool is_small(const NormShape& s, const NormForwardPlan& p) {
+  return run_at_once(s, p, rows::kStreamBlocks, kForwardBlock);
+}
+
+constexpr std::int64_t kLongest = 262144;  // columns of unaligned rows that are streamed
+
+/// The plan for unaligned rows that are streamed in units.
+NormForwardPlan stream_plan(const NormShape& s) {
+  if (!s.clusters || s.columns > kLongest || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
+    return {};
+  }
+  const int pack = size_of(s.x) == 2 ? 2 : 1;
+  NormForwardPlan p;
+  for (int blocks = pack == 2 ? 1 : 2; blocks <= 16 && p.threads == 0; blocks *= 2) {
+    // A thread of 16-bit rows has 12 packs, unless a block computes more rows at once with 16 packs per thread.
+    for (const int packs : pack == 2 ? std::vector{12, 16} : std::vector{20, 24, 32}) {
+      const NormForwardPlan with = divide(NormForwardPlan::Kernel::stream, s.columns, pack, {blocks, packs});
+      const bool fits = with.threads <= kForwardBlock;
+      if (fits && (p.threads == 0 || (pack == 2 && kForwardBlock / with.threads > kForwardBlock / p.threads))) {
+        p = with;
+      }
+    }
+  }
+  if (p.blocks == 1) {
+    p.team = p.threads == kWarpLanes ? RowTeam::warp : RowTeam::block;
+    p.teams =
+        static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, kForwardBlock / p.threads));
+  }
   return p;
 }
 
@@ -210,41 +215,71 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
-/// Whether 16-bit rows that begin and end inside packs are held, by persistent blocks. With fewer rows, loading the
-/// parameters takes too long. Other rows are faster if they are streamed in pairs. Measured on an H200. The limits are
-/// constants, so that results do not depend on the GPU's number of multiprocessors.
+/// Whether rows of an odd number of 16-bit elements, which begin and end inside packs, are held by persistent blocks.
+/// With fewer rows, loading the parameters takes too long. The limits are constants, so that results do not depend on
+/// the GPU's number of multiprocessors.
 bool has_edges(const NormShape& s) {
-  if (s.alignment < 16 || s.adds || !s.clusters) {  // older GPUs may have too little shared memory
+  if (size_of(s.x) != 2 || s.packed || has_words(s) || s.alignment < 16 || s.adds ||
+      !s.clusters) {  // older GPUs may have too little shared memory
     return false;
   }
-  const std::int64_t most = has_words(s) ? 12288 : 16384;
-  return s.centered ? s.columns > 1024 && s.columns <= most - 7 && s.rows >= 2112
+  return s.centered ? s.columns > 1024 && s.columns <= 16384 - 7 && s.rows >= 2112
                     : s.columns > 4096 && s.columns <= 12288 - 7 && s.rows >= 4224;
 }
 
 /// The plan for such rows.
 NormForwardPlan edges_plan(const NormShape& s) {
   const std::int64_t columns = s.columns + 7;  // up to 7 elements of the first pack are not in the row
-  NormForwardPlan p = held(columns, 8, columns <= 12288 ? 3 : 4, kForwardBlock);
+  NormForwardPlan p = divide(NormForwardPlan::Kernel::held, columns, 8, {1, columns <= 12288 ? 3 : 4});
   p.edges = true;
   p.stays = true;
   p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
   return p;
 }
 
+/// Whether unaligned rows that could be held, by single elements, are faster if they are streamed in units.
+bool streams(const NormShape& s, const NormForwardPlan& p) {
+  if (s.adds || p.pack > 1 || size_of(s.x) > 4) {
+    return false;
+  }
+  if (p.kernel == NormForwardPlan::Kernel::looped) {
+    return true;
+  }
+  const bool is_block = p.team != RowTeam::cluster;
+  if (is_block && (size_of(s.x) == 4 || !s.centered || !s.clusters)) {
+    return false;
+  }
+  if (is_block) {
+    return s.rows * s.columns > 5 << 20;
+  }
+  if (is_small(s, p)) {
+    return false;
+  }
+  return size_of(s.x) == 4 ? s.columns > (s.centered ? 32768 : 131072) : s.centered || s.columns > 16384;
+}
+
 /// Whether all blocks can run at once with the parameters in registers. Does not affect the bits of the results.
 bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
-  const bool has_kernel = p.kernel == NormForwardPlan::Kernel::held && p.pack >= 4 && !s.adds && s.parameters;
-  if (!has_kernel || (shares(s) && p.team != RowTeam::block)) {  // such warps have them early, in shared memory
+  if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || s.adds || !s.parameters) {
+    return false;
+  }
+  if (p.team == RowTeam::cluster) {
+    // RMS norms need so few registers that a multiprocessor runs twice as many threads.
+    return run_at_once(s, p, s.multiprocessors, kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1));
+  }
+  if (shares(s) && p.team != RowTeam::block) {  // such warps have them early, in shared memory
     return false;
   }
   // Each row loads the parameters again. With more rows, this costs more than it hides.
-  return s.rows <= 2 * s.multiprocessors && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
+  return s.rows <= 2 * s.multiprocessors && run_at_once(s, p, s.multiprocessors, kForwardBlock);
 }
 
 /// Whether blocks are persistent, so that their teams compute one row after another. Does not affect the bits of the
 /// results.
 bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
+  if (p.team == RowTeam::cluster) {
+    return true;
+  }
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
     return false;
   }
@@ -259,27 +294,39 @@ bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
 }  // namespace
 
 NormForwardPlan norm_forward_plan(const NormShape& s) {
+  using enum NormForwardPlan::Kernel;
   NormForwardPlan p = short_plan(s);
-  if (p.kernel == NormForwardPlan::Kernel::looped && !s.packed && !s.adds && size_of(s.x) == 2) {
-    if (has_edges(s)) {
-      return edges_plan(s);
-    }
-    if (s.clusters && s.columns <= kMostPairs && s.rows <= INT_MAX / 2) {  // it uses int for rows
-      return pairs_plan(s);
-    }
+  if (p.kernel == short_rows) {
+    return p;
   }
-  const int pack = s.packed ? static_cast<int>(16 / size_of(s.x)) : 1;
-  if (p.kernel == NormForwardPlan::Kernel::looped) {
-    p = stream_plan(s, pack);
+  if (has_edges(s)) {
+    return edges_plan(s);
   }
-  if (p.kernel == NormForwardPlan::Kernel::looped) {
+  const int full_pack = static_cast<int>(16 / size_of(s.x));
+  const int pack = s.packed ? full_pack : size_of(s.x) == 2 && has_words(s) ? 2 : 1;
+  // A cluster is faster for float32 rows of layer norms if a block would need 8 packs per thread for more than half of
+  // its threads.
+  const bool long_floats = pack == 4 && s.centered && s.columns > 8192;
+  if (!long_floats) {
     p = held_plan(s, pack);
-    p.pack = pack;
-    p.few = has_few_blocks(s, p);
-    p.stays = !p.few && teams_stay(s, p);
-    if (p.stays && p.team == RowTeam::block && shares(s)) {
-      p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
-    }
+  }
+  if (p.kernel == looped) {
+    p = cluster_plan(s, pack);
+  }
+  if (p.kernel == looped && long_floats) {
+    p = held_plan(s, pack);
+  }
+  if (p.kernel == looped) {
+    p.pack = s.packed ? full_pack : 1;
+  }
+  if (!s.packed && streams(s, p)) {
+    const NormForwardPlan stream = stream_plan(s);
+    return stream.kernel == looped ? p : stream;
+  }
+  p.few = has_few_blocks(s, p);
+  p.stays = !p.few && teams_stay(s, p);
+  if (p.stays && p.team == RowTeam::block && shares(s)) {
+    p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
   }
   return p;
 }

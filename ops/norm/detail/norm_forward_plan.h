@@ -47,7 +47,6 @@ struct NormForwardPlan {
   int teams = 1;       // groups of `threads` threads per block
   int blocks = 1;      // that share a row
   int slab = 0;        // columns of a row per block
-  bool units = false;  // stream: rows begin at any address and are copied in aligned units of 16 bytes
   bool edges = false;  // held: rows may begin and end inside packs
   bool stays = false;  // held: blocks are persistent, and load the next row while they compute the current one
   bool few = false;    // held: all blocks run at once, with the parameters in registers

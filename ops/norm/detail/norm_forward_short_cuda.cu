@@ -121,7 +121,7 @@ class ShortRows {
 
  private:
   using Parameters =
-      std::conditional_t<H::kShares, SharedParameters<W, V, H::kLanes>, KeptParameters<W, V, P, H::kStep>>;
+      std::conditional_t<H::kShares, SharedParameters<W, V, H::kLanes, kCentered>, KeptParameters<W, V, P, H::kStep>>;
   __device__ Parameters parameters_of(const Forward<T, W>& a, unsigned char* memory) const {
     const W* const bias = kCentered ? a.bias : nullptr;
     if constexpr (H::kShares) {
@@ -316,7 +316,8 @@ __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_sho
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a) {
   const auto kernel = norm_forward_short_kernel<H>;
-  const int bytes = H::kShares ? SharedParameters<W, H::V, H::kLanes>::bytes(static_cast<int>(a.columns)) : 0;
+  const int bytes =
+      H::kShares ? SharedParameters<W, H::V, H::kLanes, H::N::kCentered>::bytes(static_cast<int>(a.columns)) : 0;
   cuda::Launch launch(1, kShortBlock, bytes);
   const int resident = H::kLeastBlocks * cuda::multiprocessor_count();
   constexpr std::int64_t kBlockRows = kShortBlock / kWarp * H::kWarpRows;

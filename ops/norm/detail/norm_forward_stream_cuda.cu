@@ -3,20 +3,19 @@
 #include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward for rows that do not fit into a block's registers, and for unaligned 16-bit rows of more than 1024 columns.
-// Blocks are persistent: a block, a part of its warps, or a cluster computes one row after another, and each thread has
-// the same columns of all its rows:
+// Forward for long unaligned rows: of an odd number of 16-bit elements, or of float32. Blocks are persistent: a block,
+// a part of its warps, or a cluster computes one row after another, and each thread has the same columns of all its
+// rows:
 //
 //   x ──copied rows ahead──▶ shared memory ──first read──▶ moments of a warp ──Meeting──▶ the row's moments
 //                                  │                                                          │
 //                                  └──────second read · rstd, weight, bias ◀──────────────────┘──▶ y
 //
 // The blocks of a cluster take long to exchange their moments, so a cluster starts a row before it finishes the
-// previous one. weight and bias of a thread's columns stay in registers. Unaligned rows are accessed by words of 4
-// bytes: pairs of 16-bit elements, or single float32 elements. 16-bit rows of even length are copied by words. All
-// other unaligned rows are copied in units of 16 bytes, from and to global memory, through shared memory, and a thread
-// then has words of them. Such pairs stay in registers from the first read to the second, except in clusters, which
-// read them again.
+// previous one. weight and bias of a thread's columns stay in registers. Rows are copied in units of 16 bytes, from and
+// to global memory, through shared memory, and a thread has words of 4 bytes of them: pairs of 16-bit elements, or
+// single float32 elements. Pairs stay in registers from the first read to the second, except in clusters, which read
+// them again.
 
 namespace mica::kernels::norm_cuda {
 
@@ -26,22 +25,17 @@ namespace {
 template <class T, class Shape>
 struct Streamed {
   static constexpr bool kAhead = Shape::kTeam == Team::cluster;
-  static constexpr bool kPairs = Shape::kUnits && Shape::V == 2;
-  static constexpr bool kSinglePass = sizeof(T) == 2;  // moments are computed in one pass; else in two
-  // The number of elements at the beginning of a row whose mean is the row's shift.
-  static constexpr int kFirst = kPairs ? 1 : sizeof(T) == 2 ? 8 : 1;
-  // The number of accumulators per thread, which elements use alternately. In packs, too many additions would go to a
-  // single one.
+  static constexpr bool kPairs = Shape::V == 2;  // of 16-bit elements, whose moments are computed in one pass
+  // The number of accumulators per thread, which elements use alternately.
   static constexpr int kTurns = kPairs ? 1 : 2;
-  // Whether differences stay in registers from the sum for the mean to the sum of squares: always in packs and pairs,
-  // and in single words if a thread has few of them.
-  static constexpr bool kKeep = Shape::V > 1 || Shape::P <= 20;
+  // Whether differences stay in registers from the sum for the mean to the sum of squares.
+  static constexpr bool kKeep = kPairs || Shape::P <= 20;
+  static_assert(Shape::kUnits && kPairs == (sizeof(T) == 2));
 };
 
-// The shifts of a team's rows. A warp loads them for 32 rows at a time, since a load for each row would wait behind the
-// copies of that row. For norms that are not centered, they are 0.
-// Rows are read in packs of V elements.
-template <bool kCentered, class T, int V, int kFirst>
+// The shifts of a team's rows: their first elements. A warp loads them for 32 rows at a time, since a load for each row
+// would wait behind the copies of that row. For norms that are not centered, they are 0.
+template <bool kCentered, class T>
 class Shifts {
  public:
   __device__ Shifts(const T* x, int rows, int columns, int first, int step)
@@ -56,7 +50,7 @@ class Shifts {
     }
     const int i = taken_++ % kWarp;
     if (i == 0) {
-      shift_ = shift_of(next_);
+      shift_ = static_cast<float>(next_);
       fetch();
     }
     return __shfl_sync(kAllLanes, shift_, i);
@@ -65,12 +59,7 @@ class Shifts {
  private:
   __device__ void fetch() {
     if (kCentered && ahead_ < rows_) {
-      constexpr int kAtOnce = std::min(V, kFirst);
-      const T* const row = x_ + std::int64_t{ahead_} * columns_;
-#pragma unroll
-      for (int i = 0; i < kFirst; i += kAtOnce) {
-        reinterpret_cast<Pack<T, kAtOnce>&>(next_.at[i]) = load<kAtOnce>(row + i);
-      }
+      next_ = x_[std::int64_t{ahead_} * columns_];
     }
     ahead_ += kWarp * step_;
   }
@@ -79,10 +68,10 @@ class Shifts {
   int rows_;
   int columns_;
   int step_;
-  int ahead_;  // the next row whose first elements the lane loads
+  int ahead_;  // the next row whose first element the lane loads
   unsigned taken_ = 0;
   float shift_ = 0;
-  Pack<T, kFirst> next_ = {};
+  T next_ = {};
 };
 
 // The number of columns that member i has, if `columns` columns are divided into slabs of `slab` columns.
@@ -274,14 +263,11 @@ class StreamedForward {
     float x[kKeep ? P : 1][V];
     float sums[kTurns] = {};
     float squares[kTurns] = {};
-    if constexpr (Shape::kUnits && !kPairs) {
+    if constexpr (!kPairs) {
       ahead_.template wait_for_row<!kFull>(place, offset(row), pending - (C - 1));
     }
 #pragma unroll(kKeep ? C : 1)
     for (int c = 0; c < C; ++c) {
-      if constexpr (!Shape::kUnits) {
-        ahead_.wait(place + c, c, offset(row), pending - c);
-      }
       if constexpr (!kPairs) {
         chunk_ = ahead_.chunk(place + c, offset(row));
       }
@@ -295,7 +281,7 @@ class StreamedForward {
           if constexpr (N::kCentered) {
             sums[turn] += x[k][j];
           }
-          if constexpr (!N::kCentered || Kind::kSinglePass) {
+          if constexpr (!N::kCentered || kPairs) {
             squares[turn] = fma(x[k][j], x[k][j], squares[turn]);
           }
         }
@@ -304,7 +290,7 @@ class StreamedForward {
     [[maybe_unused]] const float sum = kTurns == 2 ? sums[0] + sums[kTurns - 1] : sums[0];
     if constexpr (!N::kCentered) {
       return {0, sum_lanes<kWarp>(total(squares))};
-    } else if constexpr (Kind::kSinglePass) {
+    } else if constexpr (kPairs) {
       const float both = sum_pair(sum, total(squares));
       const float warp = __shfl_sync(kAllLanes, both, 0);
       const float mean = warp * in_warp_;  // from here on, moments have the form of two passes
@@ -389,7 +375,6 @@ class StreamedForward {
   __device__ void end_row(const Row& row, int place, const Moments<float>& moments) {
     const Normalizer normalizer = normalizer_of(row, moments);
     const int packs = this->packs<kFull>();
-    constexpr bool kInUnits = Shape::kUnits && kFull;  // warps with fewer packs, which are rare, write single elements
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if constexpr (!kPairs || Kind::kAhead) {
@@ -399,18 +384,18 @@ class StreamedForward {
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         const Pack<T, V> y = normalized(i, place, normalizer);
-        if constexpr (kInUnits) {
+        if constexpr (kFull) {
           units[i - c * kChunk] = y;
-        } else if (i < packs) {
+        } else if (i < packs) {  // warps with fewer packs, which are rare, write single elements
           store(a_.y + offset(row) + i * (kWarp * V), y);
         }
       }
-      if constexpr (kInUnits) {
+      if constexpr (kFull) {
         ahead_.template write_units<!kPairs>(a_.y, place + c, c, offset(row), true, units);
-      } else if constexpr (Shape::kUnits) {
+      } else {
         __syncwarp();  // all lanes have read the chunk that the next copy overwrites
       }
-      ahead_.template fetch<kFull>(place + c, c);
+      ahead_.fetch(place + c, c);
     }
   }
 
@@ -441,7 +426,7 @@ class StreamedForward {
   const float in_thread_;        // 1 / the thread's number of columns
   const float in_warp_;          // 1 / the warp's number of columns
   const unsigned row_elements_;  // elements from a row to the team's next one
-  Shifts<N::kCentered, T, V, Kind::kFirst> shifts_;
+  Shifts<N::kCentered, T> shifts_;
   Chunk chunk_;  // the chunk that was read last
 };
 
@@ -459,7 +444,7 @@ template <class N, class T, class W, class Shape>
 bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   StreamPlan p{
       .packs = plan.packs, .threads = plan.threads, .groups = plan.teams, .cluster = plan.blocks, .slab = plan.slab};
-  if (plan.pack != Shape::V || plan.packs != Shape::P || plan.units != Shape::kUnits || p.team() != Shape::kTeam) {
+  if (plan.pack != Shape::V || plan.packs != Shape::P || p.team() != Shape::kTeam) {
     return false;
   }
   p.stream_bytes = RowsAhead<T, Forward<T, W>, 1, Shape, int>::bytes(p.block());
@@ -469,29 +454,21 @@ bool launch_chosen(const Forward<T, W>& a, const NormForwardPlan& plan) {
   return true;
 }
 
-// Shapes of rows in packs of 16 bytes, and of rows in words, which kUnits says how to copy.
-template <int V, int P, int C, int D>
-using PackShape = StreamShape<V, P, Team::cluster, kWarp, C, D>;
-template <int V, int P, Team kTeam, int C, int D, Copies kCopies = Copies::units>
-using WordShape = StreamShape<V, P, kTeam, kWarp, C, D, kCopies>;
+template <int V, int P, Team kTeam, int C, int D>
+using UnitShape = StreamShape<V, P, kTeam, kWarp, C, D, Copies::units>;
 
 }  // namespace
 
 void forward_stream(const NormForward& args, const NormForwardPlan& plan) {
   on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const auto one_of = [&]<class... Shape>() { return (launch_chosen<N, T, W, Shape>(a, plan) || ...); };
-    constexpr Copies kWords = Copies::packs;
     bool done;
     if constexpr (sizeof(T) == 2) {
-      done = one_of.template
-             operator()<PackShape<8, 4, 2, 8>, WordShape<2, 12, Team::block, 1, 4>, WordShape<2, 16, Team::block, 1, 4>,
-                        WordShape<2, 12, Team::cluster, 1, 4>, WordShape<2, 16, Team::cluster, 1, 4>,
-                        WordShape<2, 12, Team::block, 1, 4, kWords>, WordShape<2, 16, Team::block, 1, 4, kWords>,
-                        WordShape<2, 12, Team::cluster, 1, 4, kWords>, WordShape<2, 16, Team::cluster, 1, 4, kWords>>();
+      done = one_of.template operator()<UnitShape<2, 12, Team::block, 1, 4>, UnitShape<2, 16, Team::block, 1, 4>,
+                                        UnitShape<2, 12, Team::cluster, 1, 4>, UnitShape<2, 16, Team::cluster, 1, 4>>();
     } else {
-      done = one_of.template
-             operator()<PackShape<4, 4, 2, 8>, PackShape<4, 8, 4, 12>, WordShape<1, 20, Team::cluster, 2, 10>,
-                        WordShape<1, 24, Team::cluster, 3, 12>, WordShape<1, 32, Team::cluster, 4, 12>>();
+      done = one_of.template operator()<UnitShape<1, 20, Team::cluster, 2, 10>, UnitShape<1, 24, Team::cluster, 3, 12>,
+                                        UnitShape<1, 32, Team::cluster, 4, 12>>();
     }
     check(done, "norm: there is no streamed forward with {} packs of {} a thread", plan.packs, plan.pack);
   });
