@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
-#include <vector>
+#include <initializer_list>
 
 #include <mica/ops/detail/stream_plan.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
@@ -41,8 +41,7 @@ NormForwardPlan divide(NormForwardPlan::Kernel kernel, std::int64_t columns, int
 
 /// The plan that holds rows with the division, out of some, that leaves the fewest packs of the threads unused; the
 /// first one on a tie. Returns the looped plan if rows are too long for all of them.
-template <class Divisions>
-NormForwardPlan hold(std::int64_t columns, int pack, const Divisions& divisions) {
+NormForwardPlan hold(std::int64_t columns, int pack, std::initializer_list<Division> divisions) {
   NormForwardPlan best;
   for (const Division& d : divisions) {
     const NormForwardPlan p = divide(NormForwardPlan::Kernel::held, columns, pack, d);
@@ -117,12 +116,14 @@ NormForwardPlan short_plan(const NormShape& s) {
 /// The plan for rows that a block or less holds in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan held_plan(const NormShape& s, int pack) {
   using enum NormForwardPlan::Kernel;
-  using Divisions = std::vector<Division>;
   if (s.adds && pack < 4) {
     return {};
   }
-  if (size_of(s.x) == 2 && pack < 8) {
-    return hold(s.columns, pack, pack == 2 ? Divisions{{1, 6}, {1, 8}, {1, 12}} : Divisions{{1, 16}, {1, 12}, {1, 8}});
+  if (size_of(s.x) == 2 && pack == 2) {
+    return hold(s.columns, pack, {{1, 6}, {1, 8}, {1, 12}});
+  }
+  if (size_of(s.x) == 2 && pack == 1) {
+    return hold(s.columns, pack, {{1, 16}, {1, 12}, {1, 8}});
   }
   if (s.columns <= 64) {
     return held_by_lanes(pack, std::max(1, 8 / pack), 8);
@@ -142,25 +143,32 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   if (pack >= 4 && !more_packs && s.columns <= (pack == 8 ? 2560 : 2048)) {
     return divide(held, s.columns, pack, {1, 2});
   }
-  return hold(s.columns, pack,
-              pack == 8             ? Divisions{{1, 4}, {1, 3}}
-              : pack == 4 && s.adds ? Divisions{{1, 4}}
-              : pack == 4           ? more_packs ? Divisions{{1, 8}, {1, 4}} : Divisions{{1, 4}, {1, 8}}
-                        : pack == 2 ? Divisions{{1, 8}, {1, 4}, {1, 2}, {1, 1}}
-                                    : Divisions{{1, 16}, {1, 8}});
+  if (pack == 8) {
+    return hold(s.columns, pack, {{1, 4}, {1, 3}});
+  }
+  if (pack == 4 && s.adds) {
+    return hold(s.columns, pack, {{1, 4}});
+  }
+  if (pack == 4) {
+    return more_packs ? hold(s.columns, pack, {{1, 8}, {1, 4}}) : hold(s.columns, pack, {{1, 4}, {1, 8}});
+  }
+  return pack == 2 ? hold(s.columns, pack, {{1, 8}, {1, 4}, {1, 2}, {1, 1}}) : hold(s.columns, pack, {{1, 16}, {1, 8}});
 }
 
 /// The plan for rows that a cluster holds in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan cluster_plan(const NormShape& s, int pack) {
-  using Divisions = std::vector<Division>;
   if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
     return {};
   }
-  return hold(s.columns, pack,
-              pack == 8   ? s.centered ? Divisions{{8, 2}, {8, 4}, {16, 4}} : Divisions{{8, 4}, {16, 4}}
-                : pack == 4 ? Divisions{{8, 4}, {8, 8}, {16, 8}}
-              : pack == 2 ? s.columns <= 24576 ? Divisions{{4, 16}} : Divisions{{8, 16}, {16, 16}}
-                          : Divisions{{8, 16}, {16, 16}});
+  if (pack == 8) {  // with fewer packs, layer norms have room for two blocks on a multiprocessor
+    return s.centered && s.columns <= 65536 ? hold(s.columns, pack, {{8, 2}, {8, 4}})
+                                            : hold(s.columns, pack, {{8, 4}, {16, 4}});
+  }
+  if (pack == 4) {
+    return hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}});
+  }
+  const int most = s.columns <= 24576 && pack == 2 ? 4 : 8;
+  return hold(s.columns, pack, {{most, 16}, {16, 16}});
 }
 
 /// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
@@ -188,7 +196,7 @@ NormForwardPlan stream_plan(const NormShape& s) {
   NormForwardPlan p;
   for (int blocks = pack == 2 ? 1 : 2; blocks <= 16 && p.threads == 0; blocks *= 2) {
     // A thread of 16-bit rows has 12 packs, unless a block computes more rows at once with 16 packs per thread.
-    for (const int packs : pack == 2 ? std::vector{12, 16} : std::vector{20, 24, 32}) {
+    for (const int packs : pack == 2 ? std::array{12, 16, 16} : std::array{20, 24, 32}) {
       const NormForwardPlan with = divide(NormForwardPlan::Kernel::stream, s.columns, pack, {blocks, packs});
       const bool fits = with.threads <= kForwardBlock;
       if (fits && (p.threads == 0 || (pack == 2 && kForwardBlock / with.threads > kForwardBlock / p.threads))) {
