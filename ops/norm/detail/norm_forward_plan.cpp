@@ -245,7 +245,8 @@ NormForwardPlan edges_plan(const NormShape& s) {
   return p;
 }
 
-/// Whether unaligned rows that could be held, by single elements, are faster if they are streamed in units.
+/// Whether unaligned rows that could be held, by single elements, are faster if they are streamed in units. The limits
+/// were measured on an H100. They are constants, so that results do not depend on the GPU's number of multiprocessors.
 bool streams(const NormShape& s, const NormForwardPlan& p) {
   if (s.adds || p.pack > 1 || size_of(s.x) > 4) {
     return false;
@@ -253,12 +254,10 @@ bool streams(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     return true;
   }
-  const bool is_block = p.team != RowTeam::cluster;
-  if (is_block && (size_of(s.x) == 4 || !s.centered || !s.clusters)) {
-    return false;
-  }
-  if (is_block) {
-    return s.rows * s.columns > 5 << 20;
+  if (p.team != RowTeam::cluster) {
+    const std::int64_t elements = s.rows * s.columns;
+    const bool faster = s.centered ? elements > 5 << 20 : elements > 2 << 20 && elements <= 12 << 20;
+    return s.clusters && size_of(s.x) == 2 && faster;
   }
   if (is_small(s, p)) {
     return false;
