@@ -109,8 +109,14 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     }
     ASSERT_EQ(p.pack, s.packed || p.edges ? full_pack : has_words(s) ? 2 : 1) << what;
     if (p.edges) {
-      ASSERT_TRUE(s.alignment == 16 && !s.packed && p.stays && p.team == RowTeam::block) << what;
-      ASSERT_TRUE(p.packs == 3 || (p.packs == 4 && p.teams == 1)) << what;
+      ASSERT_TRUE(s.alignment == 16 && !s.packed && !has_words(s) && p.stays) << what;
+      if (p.team == RowTeam::block) {
+        ASSERT_TRUE(p.packs == 3 || (p.packs == 4 && p.teams == 1)) << what;
+      } else {
+        ASSERT_EQ(p.team, RowTeam::cluster) << what;
+        ASSERT_LE(p.threads, kEdgesBlock) << what;
+        ASSERT_TRUE(p.packs == 4 || (p.packs == 2 && !s.centered)) << what;
+      }
       ASSERT_LE(2 * std::int64_t{p.slab} * 4, 200 * 1024) << what;  // the parameters in shared memory
     }
     ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
@@ -204,10 +210,16 @@ TEST(NormForwardPlan, Edges) {
   EXPECT_TRUE(edges(10'000, 1025, true));
   EXPECT_FALSE(edges(10'000, 1023, true));
   EXPECT_TRUE(edges(10'000, 16'377, true));
-  EXPECT_FALSE(edges(10'000, 16'379, true));
+  EXPECT_TRUE(edges(10'000, 16'379, true));  // from here on, by clusters
+  EXPECT_TRUE(edges(77, 81'919, true));
+  EXPECT_FALSE(edges(76, 81'919, true));
+  EXPECT_FALSE(edges(10'000, 81'921, true));
   EXPECT_FALSE(edges(10'000, 8190, true));  // by words
   EXPECT_FALSE(edges(10'000, 8190, false));
-  EXPECT_FALSE(edges(10'000, 12'283, false));
+  EXPECT_TRUE(edges(10'000, 12'283, false));
+  EXPECT_TRUE(edges(293, 57'343, false));
+  EXPECT_FALSE(edges(292, 57'343, false));
+  EXPECT_FALSE(edges(10'000, 57'345, false));
 }
 
 TEST(NormForwardPlan, FewBlocks) {

@@ -170,7 +170,8 @@ TEST(RMSNorm, EachKernel) {
                {float16, float32, 3200, 2001},    {bfloat16, bfloat16, 650, 13'001}, {float16, float16, 430, 20'001},
                {bfloat16, bfloat16, 16, 200'001}, {float16, float16, 43'000, 64},    {bfloat16, float32, 4230, 4101},
                {bfloat16, float32, 60, 40'002},   {float16, float16, 300, 14'001},   {float32, float32, 60, 50'001},
-               {bfloat16, bfloat16, 70, 100'000}, {float16, float32, 600, 6002}};
+               {bfloat16, bfloat16, 70, 100'000}, {float16, float32, 600, 6002},     {bfloat16, bfloat16, 1366, 12'283},
+               {float16, float32, 300, 57'001}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

@@ -119,8 +119,8 @@ __device__ void store_edge(const Place<H>& place, int i, T* y, const Pack<T, V>&
   }
 }
 
-// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
-template <bool kBoth, class H, class S>
+// Writes y of a thread's packs. kBoth: weight and bias are known to be present. kEdges: the warp has edges.
+template <bool kBoth, bool kEdges, class H, class S>
 __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
                             const Parameters<H>& parameters, typename H::T* y) {
   constexpr int kPart = Parameters<H>::kPart;
@@ -142,7 +142,7 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
         }
       }
       const Pack<typename H::T, H::V> pack = pack_of<typename H::T>(values);
-      if (H::kEdges && place.is_edge(i)) {
+      if (kEdges && place.is_edge(i)) {
         store_edge(place, i, y + i * H::kStep, pack);
       } else if constexpr (sizeof(pack) == 16) {
         store_whole(y + i * H::kStep, pack);
@@ -220,7 +220,8 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
       if constexpr (H::V == 1) {
         write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
       } else {
-        write_packs<kPresent>(packs, place, m.a, rstd, parameters, y);
+        H::kEdges&& place.edges ? write_packs<kPresent, H::kEdges>(packs, place, m.a, rstd, parameters, y)
+                                : write_packs<kPresent, false>(packs, place, m.a, rstd, parameters, y);
       }
     };
     kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
@@ -318,7 +319,7 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
     blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
   }
   if (H::kEdges && blocks < a.rows) {
-    blocks = std::max<unsigned>(blocks / H::V, 1) * H::V;  // rows of a block differ by multiples of V
+    blocks = std::max<unsigned>(blocks / H::V, 1) * H::V;  // rows of a block or cluster differ by multiples of V
   }
   constexpr const char* kName = H::kEdges                      ? "norm_forward_held_kernel<edges>"
                                 : H::kTeam == RowTeam::cluster ? "norm_forward_held_kernel<cluster>"
@@ -343,7 +344,8 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     constexpr bool kMayStay = kCluster || (kHasFew && V >= 4 && N::kCentered &&
                                            (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2)));
     constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // unless there are few rows, if it is a cluster
-    if constexpr (sizeof(T) == 2 && V == 8 && kTeam == RowTeam::block && kHasFew && kPacks > 2) {
+    constexpr bool kHasEdges = kTeam == RowTeam::block ? kPacks > 2 : kCluster && (kPacks > 2 || !N::kCentered);
+    if constexpr (sizeof(T) == 2 && V == 8 && kHasFew && kHasEdges) {
       if (p.edges) {
         return launch<WithEdges>(a, addends, p);
       }

@@ -58,10 +58,15 @@ struct HeldShape {
                                                                           : ParametersIn::memory;
 
   // The most threads per block.
-  static constexpr int kMostThreads = !kWarps                                                 ? kForwardBlock / 2
-                                      : kTeam == RowTeam::cluster || (kEdges && kBytes >= 64) ? kForwardBlock
-                                      : kShares                                               ? kSharingBlock
-                                                                                              : kForwardBlock;
+  static constexpr int kMostThreads = [] {
+    if (!kWarps) {
+      return kForwardBlock / 2;
+    }
+    if (kTeam == RowTeam::cluster) {
+      return kEdges ? kEdgesBlock : kForwardBlock;
+    }
+    return kShares && !(kEdges && kBytes >= 64) ? kSharingBlock : kForwardBlock;
+  }();
 
   // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
   // without spilling registers.
@@ -107,12 +112,13 @@ struct Place {
   int slab = 0;        // the block's first column
   int first;           // the thread's first column
   int columns;         // where the row, or the block's slab of it, ends; 0 if the thread has no row
-  bool edges = false;  // whether the row begins or ends inside one of the thread's packs
+  bool edges = false;  // whether the row begins or ends inside a pack of the warp
 
   __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase)
       : Place(p, row_columns, lane, row_phase, false) {
     if constexpr (H::kEdges) {
-      edges = first_of(0) > 0 || (first < columns && (columns - first) % H::kStep < V && columns % V > 0);
+      const bool own = first_of(0) > 0 || (columns % V > 0 && first < columns && (columns - first) % H::kStep < V);
+      edges = __any_sync(kAllLanes, own);
     }
   }
   __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase, bool has_edges)
@@ -130,13 +136,13 @@ struct Place {
 
   /// The same, computed again except for `edges`: registers that hold it from row to row would be spilled.
   __device__ Place again(const NormForwardPlan& p, int row_columns) const {
-    return Place(p, row_columns, held::opaque(static_cast<int>(threadIdx.x)), held::opaque(phase), edges);
+    return Place(p, row_columns, held::opaque(static_cast<int>(threadIdx.x)), phase, edges);
   }
 
   __device__ bool has(int i) const { return first + i * H::kStep < columns; }
 
   /// Whether pack i is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
-  __device__ bool is_edge(int i) const { return edges && (first_of(i) > 0 || end_of(i) < V); }
+  __device__ bool is_edge(int i) const { return first_of(i) > 0 || end_of(i) < V; }
   __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
   __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
 
@@ -162,11 +168,12 @@ struct Run {
     if constexpr (H::kTeam == RowTeam::cluster) {
       first /= p.blocks;
       step /= p.blocks;
-    } else if constexpr (H::kEdges) {
-      phase = first % H::V * static_cast<int>(columns % H::V) % H::V;
+    }
+    if constexpr (H::kEdges) {
+      phase = static_cast<int>(first % H::V) * static_cast<int>(columns % H::V) % H::V;
       first += team * step;
       step *= p.teams;
-    } else if constexpr (H::kTeam != RowTeam::block || H::kShares) {
+    } else if constexpr (H::kTeam != RowTeam::cluster && (H::kTeam != RowTeam::block || H::kShares)) {
       first = first * p.teams + team;
       step *= p.teams;
     }
@@ -643,11 +650,13 @@ class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
  public:
   __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char* memory)
       : SharedParametersOf<H>(of_slab(a.weight, place), of_slab(a.bias, place), place.first - place.slab,
-                              place.columns - place.slab - place.phase, memory, place.phase) {}
+                              place.columns - place.slab - cut(place), memory, cut(place)) {}
 
  private:
+  // Elements of the slab's first pack that are before the row.
+  __device__ static int cut(const Place<H>& place) { return place.rank == 0 ? place.phase : 0; }
   __device__ static const W* of_slab(const W* parameter, const Place<H>& place) {
-    return parameter == nullptr ? nullptr : parameter + place.slab;
+    return parameter == nullptr ? nullptr : parameter + (place.slab - place.phase + cut(place));
   }
 };
 

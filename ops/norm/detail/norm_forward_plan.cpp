@@ -223,25 +223,34 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
-/// Whether rows of an odd number of 16-bit elements, which begin and end inside packs, are held by persistent blocks.
-/// With fewer rows, loading the parameters takes too long. The limits are constants, so that results do not depend on
-/// the GPU's number of multiprocessors.
+/// Whether rows of an odd number of 16-bit elements, which begin and end inside packs, are held by persistent blocks or
+/// clusters. In smaller matrices, loading the parameters takes too long. The limits are constants, so that results do
+/// not depend on the GPU's number of multiprocessors.
 bool has_edges(const NormShape& s) {
   if (size_of(s.x) != 2 || s.packed || has_words(s) || s.alignment < 16 || s.adds ||
       !s.clusters) {  // older GPUs may have too little shared memory
     return false;
   }
-  return s.centered ? s.columns > 1024 && s.columns <= 16384 - 7 && s.rows >= 2112
-                    : s.columns > 4096 && s.columns <= 12288 - 7 && s.rows >= 4224;
+  const std::int64_t elements = s.rows * s.columns;
+  if (s.columns <= (s.centered ? 16384 : 12288) - 7) {  // by blocks
+    return s.centered ? s.columns > 1024 && s.rows >= 2112 : s.columns > 4096 && s.rows >= 4224;
+  }
+  const bool many = elements >= (s.centered ? 6 << 20 : 16 << 20) && s.rows <= INT_MAX / 2;
+  return many && s.columns <= (s.centered ? 81920 : 57344);
 }
 
 /// The plan for such rows.
 NormForwardPlan edges_plan(const NormShape& s) {
   const std::int64_t columns = s.columns + 7;  // up to 7 elements of the first pack are not in the row
-  NormForwardPlan p = divide(NormForwardPlan::Kernel::held, columns, 8, {1, columns <= 12288 ? 3 : 4});
+  NormForwardPlan p;
+  if (columns <= (s.centered ? 16384 : 12288)) {
+    p = divide(NormForwardPlan::Kernel::held, columns, 8, {1, columns <= 12288 ? 3 : 4});
+    p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
+  } else {
+    p = s.centered ? hold(columns, 8, {{8, 4}}) : hold(columns, 8, {{8, 2}, {8, 4}});
+  }
   p.edges = true;
   p.stays = true;
-  p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
   return p;
 }
 

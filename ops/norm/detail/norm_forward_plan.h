@@ -30,6 +30,7 @@ enum class RowTeam { lanes, warp, block, cluster };
 
 constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
+constexpr int kEdgesBlock = 448;     // the same, for clusters that hold rows with edges: leaves 72 registers per thread
 constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
 
 /// How many of its P packs a lane may lack in the kernel for short rows, which tests only for the last ones.
