@@ -211,8 +211,10 @@ TEST(NormForwardPlan, Edges) {
   EXPECT_FALSE(edges(10'000, 1023, true));
   EXPECT_TRUE(edges(10'000, 16'377, true));
   EXPECT_TRUE(edges(10'000, 16'379, true));  // from here on, by clusters
-  EXPECT_TRUE(edges(77, 81'919, true));
-  EXPECT_FALSE(edges(76, 81'919, true));
+  EXPECT_TRUE(edges(110, 57'343, true));
+  EXPECT_FALSE(edges(109, 57'343, true));
+  EXPECT_TRUE(edges(820, 81'919, true));
+  EXPECT_FALSE(edges(819, 81'919, true));
   EXPECT_FALSE(edges(10'000, 81'921, true));
   EXPECT_FALSE(edges(10'000, 8190, true));  // by words
   EXPECT_FALSE(edges(10'000, 8190, false));

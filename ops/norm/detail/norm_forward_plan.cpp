@@ -235,8 +235,10 @@ bool has_edges(const NormShape& s) {
   if (s.columns <= (s.centered ? 16384 : 12288) - 7) {  // by blocks
     return s.centered ? s.columns > 1024 && s.rows >= 2112 : s.columns > 4096 && s.rows >= 4224;
   }
-  const bool many = elements >= (s.centered ? 6 << 20 : 16 << 20) && s.rows <= INT_MAX / 2;
-  return many && s.columns <= (s.centered ? 81920 : 57344);
+  if (s.columns <= 57344) {
+    return elements >= (s.centered ? 6 << 20 : 16 << 20) && s.rows <= INT_MAX / 2;  // the kernel counts rows in int
+  }
+  return s.centered && s.columns <= 81920 && elements >= 64 << 20;
 }
 
 /// The plan for such rows.
