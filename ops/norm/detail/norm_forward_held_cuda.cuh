@@ -219,9 +219,10 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     const auto write = [&]<bool kPresent>() {
       if constexpr (H::V == 1) {
         write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
+      } else if (!H::kEdges || !place.edges) {
+        write_packs<kPresent, false>(packs, place, m.a, rstd, parameters, y);
       } else {
-        H::kEdges&& place.edges ? write_packs<kPresent, H::kEdges>(packs, place, m.a, rstd, parameters, y)
-                                : write_packs<kPresent, false>(packs, place, m.a, rstd, parameters, y);
+        write_packs<kPresent, H::kEdges>(packs, place, m.a, rstd, parameters, y);
       }
     };
     kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
@@ -343,7 +344,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     constexpr bool kCluster = kTeam == RowTeam::cluster;
     constexpr bool kMayStay = kCluster || (kHasFew && V >= 4 && N::kCentered &&
                                            (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2)));
-    constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // unless there are few rows, if it is a cluster
+    constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // except clusters, if there are few rows
     constexpr bool kHasEdges = kTeam == RowTeam::block ? kPacks > 2 : kCluster && (kPacks > 2 || !N::kCentered);
     if constexpr (sizeof(T) == 2 && V == 8 && kHasFew && kHasEdges) {
       if (p.edges) {
