@@ -33,10 +33,9 @@ using rows::Pack;
 ///     Found empty() const;                // the neutral element
 ///     void join(const Found&);            // combines the results of two parts of the row
 ///     Found over_lanes(int lanes) const;  // combines those of neighboring lanes, with the same bits in each lane
-///     Found of_places(int n, read) const; // instead of join(): combines read(0) to read(n − 1), with the same bits in
-///                                         // each lane of a warp
 ///     kNumbers and for_numbers(f)         // calls f(k, number) for each of its numbers, floats or doubles
-/// One of the numbers is a member called `sum`.
+/// One of the numbers is a member called `sum`. Instead of join(), there may be
+///     static Found of_places(int n, read)  // combines read(0) to read(n − 1), with the same bits in each lane
 template <class Found>
 using NumberOf = decltype(Found::sum);
 
