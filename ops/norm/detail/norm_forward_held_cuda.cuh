@@ -12,6 +12,7 @@
 #include <climits>
 
 #include <mica/core/cuda/launch.h>
+#include <mica/ops/norm/detail/norm_forward_held_meeting_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_held_rows_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {

@@ -223,6 +223,9 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
+/// The longest row with edges that a block holds, with the elements of its first pack that are before it.
+std::int64_t longest_with_edges(const NormShape& s) { return s.centered ? 16384 : 12288; }
+
 /// Whether rows of an odd number of 16-bit elements, which begin and end inside packs, are held by persistent blocks or
 /// clusters. In smaller matrices, loading the parameters takes too long. The limits are constants, so that results do
 /// not depend on the GPU's number of multiprocessors.
@@ -232,7 +235,7 @@ bool has_edges(const NormShape& s) {
     return false;
   }
   const std::int64_t elements = s.rows * s.columns;
-  if (s.columns <= (s.centered ? 16384 : 12288) - 7) {  // by blocks
+  if (s.columns + 7 <= longest_with_edges(s)) {
     return s.centered ? s.columns > 1024 && s.rows >= 2112 : s.columns > 4096 && s.rows >= 4224;
   }
   if (s.columns <= 57344) {
@@ -245,7 +248,7 @@ bool has_edges(const NormShape& s) {
 NormForwardPlan edges_plan(const NormShape& s) {
   const std::int64_t columns = s.columns + 7;  // up to 7 elements of the first pack are not in the row
   NormForwardPlan p;
-  if (columns <= (s.centered ? 16384 : 12288)) {
+  if (columns <= longest_with_edges(s)) {
     p = divide(NormForwardPlan::Kernel::held, columns, 8, {1, columns <= 12288 ? 3 : 4});
     p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
   } else {
@@ -322,17 +325,11 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   }
   const int full_pack = static_cast<int>(16 / size_of(s.x));
   const int pack = s.packed ? full_pack : size_of(s.x) == 2 && has_words(s) ? 2 : 1;
-  // A cluster is faster for float32 rows of layer norms if a block would need 8 packs per thread for more than half of
-  // its threads.
-  const bool long_floats = pack == 4 && s.centered && s.columns > 8192;
-  if (!long_floats) {
-    p = held_plan(s, pack);
-  }
+  // In layer norms, a block can hold longer float32 rows, too, but a cluster is faster.
+  const bool cluster_first = pack == 4 && s.centered && s.columns > 8192;
+  p = cluster_first ? cluster_plan(s, pack) : held_plan(s, pack);
   if (p.kernel == looped) {
-    p = cluster_plan(s, pack);
-  }
-  if (p.kernel == looped && long_floats) {
-    p = held_plan(s, pack);
+    p = cluster_first ? held_plan(s, pack) : cluster_plan(s, pack);
   }
   if (p.kernel == looped) {
     p.pack = s.packed ? full_pack : 1;
