@@ -24,10 +24,10 @@ __device__ int compare_again(int packs) {
   return packs;
 }
 
-/// `Matrices` has the members `rows`, `columns` and matrix<k>(), a pointer to matrix number k. Index is the type that
-/// rows are counted in. With kUnits, a row must have at least 16 bytes. `offset` arguments are the index, in a matrix,
-/// of the first element of the thread's (or, if kOfWarps, the warp's) part of a row.
-template <class T, class Matrices, int kMatrices, class Shape, class Index = std::int64_t>
+/// `Matrices` has the members `rows`, `columns` and matrix<k>(), a pointer to matrix number k. There are two or three;
+/// with kUnits or kEdges, two. With kUnits, a row must have at least 16 bytes. `offset` arguments are the index, in a
+/// matrix, of the first element of the thread's part of a row.
+template <class T, class Matrices, int kMatrices, class Shape>
 class RowsAhead {
  public:
   static constexpr int V = Shape::V;
@@ -39,10 +39,7 @@ class RowsAhead {
         at_(at),
         lane_offset_(kUnits ? lane() * V : 0),
         left_(at.columns - (at.first_pack - lane()) * V),
-        step_(static_cast<Index>(at.step)),
-        row_(static_cast<Index>(at.first)),
-        row_elements_(static_cast<unsigned>(step_) * static_cast<unsigned>(a.columns)),
-        first_(static_cast<int>(at.begin) + at.first_pack * V),
+        row_(at.first),
         from_(at.first * a.columns + at.begin + std::int64_t{at.first_pack} * V - lane_offset_),
         stream_(streams(p, memory)) {
 #pragma unroll 1
@@ -60,20 +57,17 @@ class RowsAhead {
 
   /// Starts copying the next chunk, which is chunk c of its row.
   __device__ void fetch(int place, int c) {
-    const bool present = row_ < rows();
+    const bool present = row_ < at_.end(a_.rows);
     if (present || Shape::kLanes < kWarp) {  // a lane without a row copies zeros: its warp may have rows
-      const std::int64_t from = Shape::kLanes == kWarp || present ? next_element() + c * kChunkColumns : 0;
+      const std::int64_t from = Shape::kLanes == kWarp || present ? from_ + c * kChunkColumns : 0;
       if constexpr (kUnits) {
         const int left = Shape::kLanes == kWarp || present ? left_ - c * kChunkColumns : 0;
-        const bool is_last = row_ + 1 == rows();
+        const bool is_last = row_ + 1 == a_.rows;
         stream_.first.fetch_units(place, a_.template matrix<0>() + from, left, is_last);
-        if constexpr (kMatrices == 2) {
-          stream_.second.fetch_units(place, a_.template matrix<1>() + from, left, is_last);
-        }
+        stream_.second.fetch_units(place, a_.template matrix<1>() + from, left, is_last);
       } else if constexpr (Shape::kEdges) {
-        static_assert(kMatrices == 2);
         // Of the matrix's last row, whole packs only: memory checkers report copies that reach past the end.
-        const int left = at_.left & (row_ + 1 == static_cast<Index>(a_.rows) ? -V : -1);
+        const int left = at_.left & (row_ + 1 == a_.rows ? -V : -1);
         stream_.fetch_elements(place, left - c * kChunkColumns, a_.template matrix<0>() + from,
                                a_.template matrix<1>() + from);
       } else {
@@ -89,14 +83,13 @@ class RowsAhead {
     }
     cuda::commit_copies();  // also without copies, since wait() counts the commits
     if (c == Shape::C - 1) {
-      row_ += step_;
-      from_ += kOfWarps ? row_elements_ : step_ * a_.columns;
+      row_ += at_.step;
+      from_ += at_.step * a_.columns;
     }
   }
 
   /// Waits for chunk c of the row at `offset`; `pending` later chunks may still be in flight. Sets elements that are
-  /// not in the row to zero: with kEdges, those before it; with kUnits, if kClears, those after it in its last unit.
-  template <bool kClears = true>
+  /// not in the row to zero: with kEdges, those before it; with kUnits, those after it in its last unit.
   __device__ void wait(int place, int c, std::int64_t offset, int pending) const {
     cuda::wait_copies(pending);
     if constexpr (Shape::kEdges) {
@@ -117,28 +110,9 @@ class RowsAhead {
       }
     }
     if constexpr (kUnits) {
-      const int left = left_ - c * kChunkColumns;
       __syncwarp();  // other lanes have copied parts of it
-      if constexpr (kClears) {
-        clear(place, offset, left, static_cast<T>(0.0f));
-      }
+      clear(place, offset, left_ - c * kChunkColumns);
     }
-  }
-
-  /// Waits for all chunks of a row; `pending` chunks after its last one may still be in flight.
-  template <bool kClears = true>
-  __device__ void wait_for_row(int place, std::int64_t offset, int pending) const {
-    cuda::wait_copies(pending);
-    __syncwarp();  // other lanes have copied parts of it
-    const int cut = left_ / kChunkColumns;
-    if (kClears && cut < Shape::C) {
-      clear(place + cut, offset, left_ - cut * kChunkColumns, static_cast<T>(0.0f));
-    }
-  }
-
-  /// Sets the elements that follow the row in its last unit to `value`.
-  __device__ void fill(int place, int c, std::int64_t offset, T value) const {
-    clear(place, offset, left_ - c * kChunkColumns, value);
   }
 
   /// The thread's packs of a chunk of the row at `offset`: pointers to them or, for pairs, the pairs themselves. Pairs
@@ -156,12 +130,8 @@ class RowsAhead {
     } else if constexpr (kPairs) {
       Pairs pairs;
       stream_.first.load_words(place, phase<0>(offset), pairs.of[0]);
-      if constexpr (kMatrices == 2) {
-        stream_.second.load_words(place, phase<1>(offset), pairs.of[1]);
-      }
+      stream_.second.load_words(place, phase<1>(offset), pairs.of[1]);
       return pairs;
-    } else if constexpr (kMatrices == 1) {
-      return {&stream_.first.at(place, phase<0>(offset), 0)};
     } else {
       return {&stream_.first.at(place, phase<0>(offset), 0), &stream_.second.at(place, phase<1>(offset), 0)};
     }
@@ -178,21 +148,15 @@ class RowsAhead {
   /// The same for the third matrix.
   __device__ void third_values(int place, int i, float (&result)[V]) const { unpack(stream_.at(place, 2, i), result); }
 
-  /// Element number i of the warp's part of a chunk, in matrix 0.
-  __device__ T element(int place, std::int64_t offset, int i) const {
-    return stream_.first.element(place, phase<0>(offset), i);
-  }
-
   /// Writes chunk c of the row at `offset` of another matrix, in units, through shared memory: it replaces matrix 0's
-  /// chunk there. kWhole: the row has all of the chunk's columns.
-  template <bool kWhole = false>
+  /// chunk there.
   __device__ void write_units(T* matrix, int place, int c, std::int64_t offset, bool present,
                               const Pack<T, V> (&packs)[Shape::kChunk]) {
     T* const to = of_warp(matrix, offset) + c * kChunkColumns;
     __syncwarp();  // all lanes have read matrix 0's chunk
     stream_.first.store_words(place, UnitStream::phase(to), packs);
     __syncwarp();
-    const int count = kWhole ? kChunkColumns : present ? max(0, min(kChunkColumns, left_ - c * kChunkColumns)) : 0;
+    const int count = present ? max(0, min(kChunkColumns, left_ - c * kChunkColumns)) : 0;
     stream_.first.write(place, to, count);
     __syncwarp();  // all lanes have read it, before the next copy overwrites it
   }
@@ -200,11 +164,7 @@ class RowsAhead {
   __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
 
  private:
-  // A 32-bit Index is used for few, long rows, where registers are scarce. Packs and single elements then compute their
-  // offset from the row number. Pairs keep it in from_ and add row_elements_ per row.
-  static constexpr bool kFewRows = sizeof(Index) == 4;
-  __device__ Index rows() const { return static_cast<Index>(at_.end(a_.rows)); }
-  __device__ Index columns() const { return static_cast<Index>(a_.columns); }
+  static_assert(kMatrices == 2 || (kMatrices == 3 && !kUnits && !Shape::kEdges));
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
   using PackStream = Stream<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
   using UnitStream = WarpStream<T, Shape::kChunk * V, Shape::D, Shape::kLanes>;
@@ -213,19 +173,10 @@ class RowsAhead {
     UnitStream second;
   };
 
-  __device__ std::int64_t next_element() const {
-    return kFewRows && !kPairs ? std::int64_t{row_} * columns() + (first_ - lane_offset_) : from_;
-  }
-
-  // Whether `offset` is that of the warp's first element instead of the thread's.
-  static constexpr bool kOfWarps = kFewRows && kPairs;
+  // The address of the first element of the warp's part of the row at `offset`.
   template <class U>
   __device__ U* of_warp(U* matrix, std::int64_t offset) const {
-    if constexpr (kFewRows) {
-      return matrix + (kOfWarps ? offset : offset - lane_offset_);
-    } else {
-      return matrix + offset - lane_offset_;  // the other order would take two more registers
-    }
+    return matrix + offset - lane_offset_;  // another order would take two more registers
   }
 
   __device__ static int lane() { return threadIdx.x % Shape::kLanes; }
@@ -246,12 +197,10 @@ class RowsAhead {
   }
 
   // The row has `left` columns from the chunk's beginning on.
-  __device__ void clear(int place, std::int64_t offset, int left, T value) const {
+  __device__ void clear(int place, std::int64_t offset, int left) const {
     if (left < kChunkColumns) {
-      stream_.first.clear(place, phase<0>(offset), left, value);
-      if constexpr (kMatrices == 2) {
-        stream_.second.clear(place, phase<1>(offset), left, value);
-      }
+      stream_.first.clear(place, phase<0>(offset), left);
+      stream_.second.clear(place, phase<1>(offset), left);
       __syncwarp();
     }
   }
@@ -273,12 +222,9 @@ class RowsAhead {
   const Matrices& a_;
   const typename Shape::Place at_;
   int lane_offset_;
-  int left_;  // columns of the slab from the first lane's first column on
-  Index step_;
-  Index row_;              // the next row to be copied
-  unsigned row_elements_;  // elements from a row to the thread's next one; only for pairs with a 32-bit Index
-  int first_;              // the thread's first column
-  std::int64_t from_;      // the index of the next element to be copied, by the thread or (kUnits) by the first lane
+  int left_;           // columns of the slab from the first lane's first column on
+  std::int64_t row_;   // the next row to be copied
+  std::int64_t from_;  // the index of the next element to be copied, by the thread or (kUnits) by the first lane
   std::conditional_t<kUnits, UnitStreams, PackStream> stream_;
 };
 

@@ -225,7 +225,7 @@ class WarpStream {
   static_assert(kElements % kUnit == 0);
 
   /// The stream of matrix number `source` out of `sources`.
-  __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source = 0, int sources = 1) {
+  __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source, int sources) {
     const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
     places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kUnits);
     address_ = cuda::shared_address(places_);
@@ -257,17 +257,14 @@ class WarpStream {
     }
   }
 
-  /// Overwrites the elements after the row's end with `value`, as far as the row's last unit may extend. The row has
+  /// Overwrites the elements after the row's end with zeros, as far as the row's last unit may extend. The row has
   /// `left` elements from the chunk's beginning on. Call __syncwarp() before and after.
-  __device__ void clear(int place, int phase, int left, T value = static_cast<T>(0.0f)) const {
+  __device__ void clear(int place, int phase, int left) const {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
-      places_[place * kUnits + phase + left + lane] = value;
+      places_[place * kUnits + phase + left + lane] = static_cast<T>(0.0f);
     }
   }
-
-  /// Element number i of a chunk.
-  __device__ T element(int place, int phase, int i) const { return places_[place * kUnits + phase + i]; }
 
   /// The lane's element number i of a chunk.
   __device__ T& at(int place, int phase, int i) const {
@@ -318,7 +315,7 @@ class WarpStream {
 
   /// Writes the first `count` elements of a chunk, whose phase is that of `to`, to global memory: whole units where
   /// possible.
-  __device__ void write(int place, T* to, int count = kElements) const {
+  __device__ void write(int place, T* to, int count) const {
     const int begin = phase(to);
     const int end = begin + min(count, kElements);
     const int last = end / kUnit * kUnit;

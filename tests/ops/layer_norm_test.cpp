@@ -58,7 +58,9 @@ TEST(LayerNorm, EachKernel) {
                {bfloat16, bfloat16, 61, 40'002},  {float16, float32, 600, 18'002},   {bfloat16, bfloat16, 3200, 10'504},
                {float32, float32, 100, 60'001},   {float32, float32, 80, 90'001},    {bfloat16, float32, 60, 120'000},
                {bfloat16, bfloat16, 70, 200'000}, {float16, float32, 1100, 7001},    {float32, float32, 700, 12'000},
-               {bfloat16, float32, 305, 20'665},  {float16, float16, 110, 57'343},   {bfloat16, bfloat16, 401, 16'395}};
+               {bfloat16, float32, 305, 20'665},  {float16, float16, 110, 57'343},   {bfloat16, bfloat16, 401, 16'395},
+               {float16, float16, 4100, 1025},    {bfloat16, float32, 3001, 1529},   {float32, float32, 110, 40'001},
+               {bfloat16, bfloat16, 450, 9402}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
@@ -82,9 +84,9 @@ TEST(LayerNorm, EachKernel) {
                      "norm_backward_held_kernel", "norm_backward_looped_kernel", "norm_backward_parameters_kernel",
                      "norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {
-      expect_launched(record, device,
-                      {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>",
-                       "norm_forward_stream_kernel", "norm_backward_stream_kernel"});
+      expect_launched(
+          record, device,
+          {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>", "norm_backward_stream_kernel"});
     }
   }
 }

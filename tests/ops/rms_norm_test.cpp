@@ -171,7 +171,8 @@ TEST(RMSNorm, EachKernel) {
                {bfloat16, bfloat16, 16, 200'001}, {float16, float16, 43'000, 64},    {bfloat16, float32, 4230, 4101},
                {bfloat16, float32, 60, 40'002},   {float16, float16, 300, 14'001},   {float32, float32, 60, 50'001},
                {bfloat16, bfloat16, 70, 100'000}, {float16, float32, 600, 6002},     {bfloat16, bfloat16, 1366, 12'283},
-               {float16, float32, 300, 57'001}};
+               {float16, float32, 300, 57'001},   {bfloat16, bfloat16, 4100, 1025},  {float32, float32, 100, 42'001},
+               {float32, float32, 40, 140'001}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
@@ -185,9 +186,9 @@ TEST(RMSNorm, EachKernel) {
                      "norm_forward_held_kernel<few>", "norm_forward_looped_kernel", "norm_backward_held_kernel",
                      "norm_backward_looped_kernel", "norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
     if (gpu_has_clusters()) {
-      expect_launched(record, device,
-                      {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>",
-                       "norm_forward_stream_kernel", "norm_backward_stream_kernel"});
+      expect_launched(
+          record, device,
+          {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>", "norm_backward_stream_kernel"});
     }
   }
 }

@@ -7,9 +7,8 @@
 
 namespace mica::kernels {
 
-Tensor norm_cuda::at_pairs(const Tensor& parameter) {
-  if (!parameter.defined() ||
-      reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % (2 * size_of(parameter.dtype())) == 0) {
+Tensor norm_cuda::at_packs(const Tensor& parameter) {
+  if (!parameter.defined() || reinterpret_cast<std::uintptr_t>(parameter.raw_data()) % 16 == 0) {
     return parameter;
   }
   const Tensor copy = empty(parameter.shape(), parameter.dtype(), parameter.device());
@@ -43,7 +42,6 @@ void norm_forward(Cuda, const NormForward& args) {
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
     case NormForwardPlan::Kernel::short_rows: return forward_short(args, plan);
-    case NormForwardPlan::Kernel::stream: return forward_stream(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);
   }
 }

@@ -41,12 +41,6 @@ struct Forward {
   S* mean_rest;
   S* rstd;        // null if not wanted; then mean is null, too
   bool is_large;  // whether y is too large to stay in the L2 cache
-
-  /// The matrix that RowsAhead copies. Forward has only one.
-  template <int>
-  __device__ const T* matrix() const {
-    return x;
-  }
 };
 
 // The operands of sums, for Source::sum and Source::dropped_sum. They are a separate struct, so that kernels for x have
@@ -83,7 +77,7 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
 //   elements as the shift, b is at most 1 + N / 8 times as large as Σ (x − mean)², which is the part of b that remains
 //   in the variance. So float32 keeps far more than 16 bits of that part.
 // - In two passes, for other elements: a is the mean of x − shift, and b = Σ (x − shift − a)². These are combined by
-//   Chan's formula. In streamed rows, each warp converts the moments of one pass to those of two passes.
+//   Chan's formula.
 //
 // Norms that are not centered need only b = Σ x². Their shift and a are 0.
 template <class S>
@@ -129,29 +123,16 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
 }
 
 // weight and bias of a thread's P packs of V columns, kept in registers in the dtype in which they are stored. A pack
-// begins kStep columns after the previous one. The last pair may be cut: only its first element is in the row. With
-// kAtOnce, all loads are issued immediately. Otherwise the compiler may delay some of them until earlier loads have
-// returned.
+// begins kStep columns after the previous one. With kAtOnce, all loads are issued immediately. Otherwise the compiler
+// may delay some of them until earlier loads have returned.
 template <class W, int V, int P, int kStep, bool kAtOnce = false>
 class KeptParameters {
  public:
-  /// weight and bias are those of the whole row; if they are null, their elements are 1 and 0. The thread has `whole`
-  /// complete packs, the first of which begins at column `first`. If is_cut, it also has one element of the next pack.
-  __device__ KeptParameters(const W* weight, const W* bias, int first, int whole, bool is_cut)
-      // Issues all loads before any instruction waits for one of them.
-      : cut_weight_(load_from(weight, 1, first, whole, is_cut, weights_)),
-        cut_bias_(load_from(bias, 0, first, whole, is_cut, biases_)) {}
-
-  /// Inserts the single element of a cut pair, which the constructor loads, into its pack. This waits for that load, so
-  /// call it after other loads have been issued, and before at().
-  __device__ void place_cut(int whole, bool is_cut) {
-    if (V == 2 && is_cut) {
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        weights_[i] = i == whole ? kept(cut_weight_) : weights_[i];
-        biases_[i] = i == whole ? kept(cut_bias_) : biases_[i];
-      }
-    }
+  /// weight and bias are those of the whole row; if they are null, their elements are 1 and 0. The thread has `packs`
+  /// packs, the first of which begins at column `first`.
+  __device__ KeptParameters(const W* weight, const W* bias, int first, int packs) {
+    load_from(weight, 1, first, packs, weights_);
+    load_from(bias, 0, first, packs, biases_);
   }
 
   /// Returns weight and bias of pack i. `row` is any number that changes from row to row. It hides from the compiler
@@ -199,25 +180,19 @@ class KeptParameters {
     return pack;
   }
 
-  // Loads packs of one parameter. Returns the single element of a cut pair, which is the last one of the row.
-  __device__ static W load_from(const W* parameter, float absent, int first, int whole, bool is_cut, Kept (&packs)[P]) {
-    W last = static_cast<W>(absent);
+  __device__ static void load_from(const W* parameter, float absent, int first, int count, Kept (&packs)[P]) {
 #pragma unroll
     for (Kept& pack : packs) {
-      pack = kept(last);
+      pack = kept(static_cast<W>(absent));
     }
     if (parameter != nullptr) {  // one test for all packs, so that no load waits for a branch
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        if (i < whole) {
+        if (i < count) {
           packs[i] = load_pack(parameter + first + i * kStep);
         }
       }
-      if (V == 2 && is_cut) {
-        last = parameter[first + whole * kStep];
-      }
     }
-    return last;
   }
 
   template <class S>
@@ -230,49 +205,31 @@ class KeptParameters {
 
   Kept weights_[P];
   Kept biases_[P];
-  W cut_weight_;
-  W cut_bias_;
 };
 
-// weight and bias in shared memory, as elements of type Kept, in parts of 16 bytes. 32 packs of V columns become
-// V / kPart runs of 32 parts, one part of each pack, so that neighboring lanes read adjacent parts. A thread's packs
-// are kLanes packs apart.
-template <class W, int V, int kLanes, bool kBias, bool kEdges = false, class Kept = W>
+// weight and bias in shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one
+// part of each pack, so that neighboring lanes read adjacent parts. A thread's packs are kLanes packs apart.
+template <class W, int V, int kLanes, bool kBias>
 class SharedParameters {
  public:
-  static constexpr int kPart = 16 / sizeof(Kept);
-  static_assert(kEdges || std::is_same_v<W, Kept>);
+  static constexpr int kPart = 16 / sizeof(W);
 
   /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
-  /// With kEdges, rows begin `phase` elements after the beginning of their first pack; `first` is counted from there.
-  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory,
-                              int phase = 0)
-      : weight_(reinterpret_cast<Kept*>(memory) + place(first)), bias_(weight_ + padded(columns + phase)) {
-    Kept* const shared = reinterpret_cast<Kept*>(memory);
+  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
+      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
+    W* const shared = reinterpret_cast<W*>(memory);
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
-    if constexpr (kEdges) {
-#pragma unroll 8  // so that as many loads are in flight
-      for (int column = thread; column < columns; column += threads) {
-        const int in_packs = column + phase;
-        Kept* const to = shared + place(in_packs / kPart * kPart) + in_packs % kPart;
-        to[0] = static_cast<Kept>(load_or<1>(weight, column, 1).at[0]);
-        if constexpr (kBias) {
-          to[padded(columns + phase)] = static_cast<Kept>(load_or<1>(bias, column, 0).at[0]);
-        }
-      }
-    } else {
 #pragma unroll 1
-      for (int column = thread * kPart; column < columns; column += threads * kPart) {
-        store(shared + place(column), load_or<kPart>(weight, column, 1));
-        if constexpr (kBias) {
-          store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
-        }
+    for (int column = thread * kPart; column < columns; column += threads * kPart) {
+      store(shared + place(column), load_or<kPart>(weight, column, 1));
+      if constexpr (kBias) {
+        store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
       }
     }
   }
 
-  static int bytes(int columns) { return (kBias ? 2 : 1) * padded(columns) * static_cast<int>(sizeof(Kept)); }
+  static int bytes(int columns) { return (kBias ? 2 : 1) * padded(columns) * static_cast<int>(sizeof(W)); }
 
   __device__ bool both() const { return true; }
 
@@ -296,8 +253,8 @@ class SharedParameters {
     return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
   }
 
-  const Kept* weight_;
-  const Kept* bias_;
+  const W* weight_;
+  const W* bias_;
 };
 
 /// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are
@@ -408,14 +365,14 @@ void on_norm(const NormForward& args, const F& f) {
   });
 }
 
-/// Returns `parameter` if it is aligned to pairs of elements, which kernels load at once; otherwise an aligned copy.
-Tensor at_pairs(const Tensor& parameter);
+/// Returns `parameter` if it is aligned to 16 bytes, which kernels load at once; otherwise an aligned copy.
+Tensor at_packs(const Tensor& parameter);
 
-/// Like on_norm(), but weight and bias are aligned to pairs.
+/// Like on_norm(), but weight and bias are aligned to 16 bytes.
 template <std::size_t kMostBytes, class F>
-void on_norm_with_pairs(const NormForward& args, const F& f) {
-  const Tensor weight = at_pairs(args.weight);
-  const Tensor bias = at_pairs(args.bias);
+void on_norm_with_packs(const NormForward& args, const F& f) {
+  const Tensor weight = at_packs(args.weight);
+  const Tensor bias = at_packs(args.bias);
   on_norm<kMostBytes>(args, [&]<class N, class T, class W>(Forward<T, W> a) {
     a.weight = weight.data_or_null<W>();
     a.bias = bias.data_or_null<W>();
@@ -427,7 +384,6 @@ void on_norm_with_pairs(const NormForward& args, const F& f) {
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
 void forward_short(const NormForward& args, const NormForwardPlan& plan);
-void forward_stream(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args, const NormForwardPlan& plan);
 
 }  // namespace mica::kernels::norm_cuda

@@ -4,7 +4,7 @@ namespace mica::kernels::norm_cuda {
 
 /// Launches the kernel for held rows of x.
 void forward_held(const NormForward& args, const NormForwardPlan& plan) {
-  on_norm_with_pairs<8>(args, [&]<class N>(const auto& a) { launch_held<N>(a, NoAddends{}, plan); });
+  on_norm_with_packs<8>(args, [&]<class N>(const auto& a) { launch_held<N>(a, NoAddends{}, plan); });
 }
 
 }  // namespace mica::kernels::norm_cuda

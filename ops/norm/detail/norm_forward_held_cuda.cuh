@@ -60,7 +60,7 @@ __device__ S sum_squares(const RowPacks<H>& row, const Place<H>& place, S mean) 
 
 // Returns the mean of a row's differences from its shift, and Σ (x − shift − mean)², in all threads of the row.
 template <class H, class S = typename H::S>
-__device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place,
+__device__ Moments<S> find_moments(RowPacks<H>& row, const Place<H>& place,
                                    const Forward<typename H::T, typename H::W>& a, TeamMeeting<H>& meeting) {
   constexpr bool kCentered = H::N::kCentered;
   constexpr bool kSquares = !kCentered || kOnePass<typename H::T, H::V>;
@@ -75,6 +75,11 @@ __device__ Moments<S> find_moments(const RowPacks<H>& row, const Place<H>& place
     return m;
   } else {
     m.a *= reciprocal(static_cast<S>(place.elements()));
+    if constexpr (H::kEdges) {
+      if (place.edges) {
+        row.fill_edges(place, m.a);
+      }
+    }
     m.b = sum_squares(row, place, m.a);
     return meeting.combine(m, place, a.in_row);
   }
@@ -120,8 +125,54 @@ __device__ void store_edge(const Place<H>& place, int i, T* y, const Pack<T, V>&
   }
 }
 
-// Writes y of a thread's packs. kBoth: weight and bias are known to be present. kEdges: the warp has edges.
-template <bool kBoth, bool kEdges, class H, class S>
+// Writes y of a thread's packs of a row that may begin and end inside packs. kEdges: the warp has edges.
+template <bool kEdges, class H, class S>
+__device__ void write_packs_by_column(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
+                                      const Parameters<H>& parameters, typename H::T* y) {
+  using T = typename H::T;
+  constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
+  const S offset = -mean * rstd;
+  // Not all packs at once if the entries for them would take too many registers.
+  constexpr int kAtOnce = H::kTeam == RowTeam::cluster && H::P >= 4 ? H::P / 2 : H::P;
+#pragma unroll
+  for (int begin = 0; begin < H::P; begin += kAtOnce) {
+    Pack<T, H::V> packs[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < H::V; j += kPair) {
+      const auto* const first = parameters.column(j, place);
+      const auto* const second = parameters.column(j + kPair - 1, place);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        S values[H::V];
+        row.differences(begin + i, place, values);
+        S pair[kPair];
+#pragma unroll
+        for (int k = 0; k < kPair; ++k) {
+          S w;
+          S b;
+          Parameters<H>::values((k == 0 ? first : second)[(begin + i) * H::kLanes], w, b);
+          const S value = values[j + k];
+          pair[k] = H::N::kCentered ? fma(fma(value, rstd, offset), w, b) : value * rstd * w;
+        }
+        reinterpret_cast<Pack<T, kPair>&>(packs[i].at[j]) = pack_of<T>(pair);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool may_be_edge = kEdges && place.may_be_edge(begin + i);
+      if (place.has(begin + i)) {
+        if (may_be_edge && place.is_edge(begin + i)) {
+          store_edge(place, begin + i, y + (begin + i) * H::kStep, packs[i]);
+        } else {
+          store_whole(y + (begin + i) * H::kStep, packs[i]);
+        }
+      }
+    }
+  }
+}
+
+// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
+template <bool kBoth, class H, class S>
 __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mean, S rstd,
                             const Parameters<H>& parameters, typename H::T* y) {
   constexpr int kPart = Parameters<H>::kPart;
@@ -143,9 +194,7 @@ __device__ void write_packs(const RowPacks<H>& row, const Place<H>& place, S mea
         }
       }
       const Pack<typename H::T, H::V> pack = pack_of<typename H::T>(values);
-      if (kEdges && place.is_edge(i)) {
-        store_edge(place, i, y + i * H::kStep, pack);
-      } else if constexpr (sizeof(pack) == 16) {
+      if constexpr (sizeof(pack) == 16) {
         store_whole(y + i * H::kStep, pack);
       } else {
         store(y + i * H::kStep, pack);
@@ -164,8 +213,12 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   // them in registers until here.
   int lane = threadIdx.x;
   asm volatile("" : "+r"(lane), "+r"(phase));
+  S eps = a.eps;
+  if constexpr (sizeof(S) == 4) {
+    asm volatile("" : "+f"(eps));
+  }
   if constexpr (!H::kWarps && !H::kStays) {
-    row = Run<H>(p, a.rows, a.columns, held::opaque(static_cast<int>(blockIdx.x))).first;
+    row = Run<H>(p, a.rows, held::opaque(static_cast<int>(blockIdx.x))).first;
   }
   __syncwarp();  // this lane reads what other lanes have written of a sum
   const Place<H> place(p, static_cast<int>(a.columns), lane, phase);
@@ -175,7 +228,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   if (!mine) {
     return;  // the lane was needed only for the shuffles
   }
-  const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
+  const S rstd = rsqrt(m.b * a.in_row + eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
   for (int i = 0; i < H::P * H::V; ++i) {
     const int column = place.first - phase + i / H::V * H::kStep + i % H::V;
@@ -220,10 +273,12 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     const auto write = [&]<bool kPresent>() {
       if constexpr (H::V == 1) {
         write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
-      } else if (!H::kEdges || !place.edges) {
-        write_packs<kPresent, false>(packs, place, m.a, rstd, parameters, y);
+      } else if constexpr (!H::kEdges) {
+        write_packs<kPresent>(packs, place, m.a, rstd, parameters, y);
+      } else if (place.edges) {
+        write_packs_by_column<true>(packs, place, m.a, rstd, parameters, y);
       } else {
-        write_packs<kPresent, H::kEdges>(packs, place, m.a, rstd, parameters, y);
+        write_packs_by_column<false>(packs, place, m.a, rstd, parameters, y);
       }
     };
     kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
@@ -234,21 +289,40 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
 template <class H, class T, class W>
 __device__ void normalize_run(const Forward<T, W>& a, const NormForwardPlan& p, const Run<H>& run,
                               unsigned char* memory, TeamMeeting<H>& meeting) {
-  const Place<H> place(p, static_cast<int>(a.columns), threadIdx.x, run.phase);
+  // Computed again for each row: registers that hold it would be spilled.
+  const auto place_of = [&](typename Run<H>::Index row) {
+    const unsigned begin = static_cast<unsigned>(row) * static_cast<unsigned>(a.columns);
+    return Place<H>(p, static_cast<int>(a.columns), held::opaque(static_cast<int>(threadIdx.x)),
+                    H::kEdges ? static_cast<int>(begin % H::V) : 0);
+  };
+  [[maybe_unused]] __shared__ Pack<T, H::V> firsts[H::kMostThreads / kWarp];
+  const auto first_pack = [&]() -> Pack<T, H::V>& {
+    return firsts[(threadIdx.y * blockDim.x + held::opaque(static_cast<int>(threadIdx.x))) / kWarp];
+  };
   RowPacks<H> next;
   const auto load = [&](typename Run<H>::Index row, const Place<H>& place) {
-    next.load_from(a.x + (row * a.columns - run.phase), place, a.is_large, row < run.end, row + 1 == a.rows);
+    if constexpr (H::kEdges && H::N::kCentered) {
+      if (row < run.end) {
+        RowPacks<H>::copy_first(first_pack(), a.x + (row * a.columns - place.phase));
+      }
+    }
+    next.load_from(a.x + (row * a.columns - place.phase), place, a.is_large, row < run.end, row + 1 == a.rows);
   };
-  load(run.first, place);
-  const Parameters<H> parameters(a, place, memory);
+  const Place<H> first = place_of(run.first);
+  load(run.first, first);
+  const Parameters<H> parameters(a, first, memory);
   if constexpr (H::kShares) {
     __syncthreads();
   }
 #pragma unroll 1
   for (auto row = run.first; row < run.end; row += run.step) {
     RowPacks<H> packs = next;
-    const Place<H> here = place.again(p, static_cast<int>(a.columns));
-    load(row + run.step, here);
+    if constexpr (H::kEdges && H::N::kCentered) {
+      packs.take_first(first_pack());
+    }
+    load(row + run.step, place_of(row + run.step));
+    Place<H> here = place_of(row);
+    here.find_edges();
     normalize_row<true>(a, a.x, p, packs, here, parameters, meeting, row);
   }
 }
@@ -260,7 +334,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
   __shared__ typename TeamMeeting<H>::Shared shared;
   extern __shared__ __align__(16) unsigned char memory[];
   TeamMeeting<H> meeting(shared, p);
-  const Run<H> run(p, a.rows, a.columns, static_cast<int>(blockIdx.x));
+  const Run<H> run(p, a.rows, static_cast<int>(blockIdx.x));
   if constexpr (H::kStays) {
     normalize_run<H>(a, p, run, memory, meeting);
   } else {
@@ -311,7 +385,7 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  const int columns = H::kEdges || H::kTeam == RowTeam::cluster ? p.slab : static_cast<int>(a.columns);
+  const int columns = H::kEdges ? p.threads : H::kTeam == RowTeam::cluster ? p.slab : static_cast<int>(a.columns);
   cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), Parameters<H>::bytes(columns));
   launch.cluster(p.blocks);
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
@@ -319,9 +393,6 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   auto blocks = static_cast<unsigned>(wanted);
   if constexpr (H::kStays) {
     blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
-  }
-  if (H::kEdges && blocks < a.rows) {
-    blocks = std::max<unsigned>(blocks / H::V, 1) * H::V;  // rows of a block or cluster differ by multiples of V
   }
   constexpr const char* kName = H::kEdges                      ? "norm_forward_held_kernel<edges>"
                                 : H::kTeam == RowTeam::cluster ? "norm_forward_held_kernel<cluster>"
@@ -340,18 +411,11 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
-    using WithEdges = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay_with_edges>;
     constexpr bool kHasFew = N::kSource == Source::x && sizeof(T) <= 4;
     constexpr bool kCluster = kTeam == RowTeam::cluster;
     constexpr bool kMayStay = kCluster || (kHasFew && V >= 4 && N::kCentered &&
                                            (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2)));
     constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // except clusters, if there are few rows
-    constexpr bool kHasEdges = kTeam == RowTeam::block ? kPacks > 2 : kCluster && (kPacks > 2 || !N::kCentered);
-    if constexpr (sizeof(T) == 2 && V == 8 && kHasFew && kHasEdges) {
-      if (p.edges) {
-        return launch<WithEdges>(a, addends, p);
-      }
-    }
     if constexpr (kHasFew && (kCluster || !kMustStay)) {
       if (p.few) {
         return launch<Few>(a, addends, p);
@@ -371,6 +435,30 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
   return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
 }
 
+// The same for rows with edges.
+template <class N, class T, class W>
+bool launch_edges(const Forward<T, W>& a, const NormForwardPlan& p) {
+  if constexpr (N::kSource == Source::x && sizeof(T) <= 4) {
+    const auto one_of = [&]<RowTeam kTeam, int... P>() {
+      const auto launch_packs = [&]<int kPacks>() {
+        launch<HeldShape<N, T, W, kTeam, kWarp, 16 / sizeof(T), kPacks, Blocks::stay_with_edges>>(a, NoAddends{}, p);
+        return true;
+      };
+      return p.team == kTeam && ((p.packs == P && launch_packs.template operator()<P>()) || ...);
+    };
+    if constexpr (sizeof(T) == 4) {
+      return one_of.template operator()<RowTeam::cluster, 4, 8>();
+    } else if constexpr (N::kCentered) {
+      return one_of.template operator()<RowTeam::warp, 6>() || one_of.template operator()<RowTeam::block, 3, 4>() ||
+             one_of.template operator()<RowTeam::cluster, 4>();
+    } else {
+      return one_of.template operator()<RowTeam::warp, 6>() || one_of.template operator()<RowTeam::block, 3, 4>() ||
+             one_of.template operator()<RowTeam::cluster, 2, 4>();
+    }
+  }
+  return false;
+}
+
 // Launches the kernel that the plan has chosen.
 template <class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
@@ -379,7 +467,9 @@ void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const N
     return p.pack == V && launch_one_of<N, T, W, V, kTeam, kLanes, P...>(a, addends, p);
   };
   bool done = false;
-  if constexpr (sizeof(T) == 2) {
+  if (p.edges) {
+    done = launch_edges<N>(a, p);
+  } else if constexpr (sizeof(T) == 2) {
     done = one_of.template operator()<8, RowTeam::warp, kWarp, 3, 4>() ||
            one_of.template operator()<8, RowTeam::block, kWarp, 2, 3, 4>();
     if constexpr (kAdds) {

@@ -30,15 +30,31 @@ class RowPacks {
     H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, left, packs_)
                               : load_packs<false>(row + place.first, left, packs_);
     if constexpr (H::kEdges) {
-      if (is_last && place.edges) {
+      if (is_last) {
         load_cut_pack(row + place.first, place);
       }
     }
-    if constexpr (N::kCentered && !H::kAdds) {
+    if constexpr (N::kCentered && !H::kAdds && !H::kEdges) {
       if (present) {
-        load_first(row + (H::kEdges ? V : 0));  // from the first pack that is no edge
+        load_first(row);
       }
     }
+  }
+
+  /// With edges, the shift is computed from the row's second pack, which is none. A warp copies it to `to`, in shared
+  /// memory, and gets it from there one row later. If it were loaded into registers, the compiler would wait for it at
+  /// once, to spill it or to move it to uniform registers.
+  __device__ static void copy_first(Pack<T, V>& to, const T* row) {
+    if (threadIdx.x % kWarp == 0) {
+      cuda::copy_async<16>(&to, row + V);
+      cuda::commit_copies();
+    }
+  }
+  __device__ void take_first(const Pack<T, V>& from) {
+    cuda::wait_copies<0>();
+    __syncwarp();
+    first_.set(0, load<kFirst<T, V>>(from.at));
+    __syncwarp();  // before the next copy
   }
 
   /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
@@ -144,6 +160,21 @@ class RowPacks {
     }
   }
 
+  /// Sets the elements of the edges that are not in the row to `value`, so that they contribute nothing to a sum.
+  __device__ void fill_edges(const Place<H>& place, T value) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (place.may_be_edge(i) && place.has(i) && place.is_edge(i)) {
+        Pack<T, V> pack = packs_.pack(i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          pack.at[j] = j < place.first_of(i) || j >= place.end_of(i) ? value : pack.at[j];
+        }
+        packs_.set(i, pack);
+      }
+    }
+  }
+
   /// Makes the compiler believe that the packs may have changed. Otherwise it would keep the differences that it has
   /// computed, and spill registers.
   __device__ void forget() { packs_.forget(); }
@@ -193,21 +224,6 @@ class RowPacks {
           }
         }
         packs_.set(i, part);
-      }
-    }
-  }
-
-  // Sets the elements of the edges that are not in the row to `value`, so that they contribute nothing to the moments.
-  __device__ void fill_edges(const Place<H>& place, T value) {
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      if (place.has(i) && place.is_edge(i)) {
-        Pack<T, V> pack = packs_.pack(i);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          pack.at[j] = j < place.first_of(i) || j >= place.end_of(i) ? value : pack.at[j];
-        }
-        packs_.set(i, pack);
       }
     }
   }
@@ -292,11 +308,9 @@ class Parameters {
   const W* bias_;
 };
 
-// weight and bias in shared memory. With edges and 3 packs, they are kept as floats, which need no conversion for each
-// row. With 4 packs, that is slower.
+// weight and bias in shared memory.
 template <class H>
-using SharedParametersOf = SharedParameters<typename H::W, H::V, kWarp, H::N::kCentered, H::kEdges,
-                                            std::conditional_t<H::kEdges && H::P == 3, float, typename H::W>>;
+using SharedParametersOf = SharedParameters<typename H::W, H::V, kWarp, H::N::kCentered>;
 template <class H>
 class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
   using W = typename H::W;
@@ -304,14 +318,103 @@ class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
  public:
   __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char* memory)
       : SharedParametersOf<H>(of_slab(a.weight, place), of_slab(a.bias, place), place.first - place.slab,
-                              place.columns - place.slab - cut(place), memory, cut(place)) {}
+                              place.columns - place.slab, memory) {}
 
  private:
-  // Elements of the slab's first pack that are before the row.
-  __device__ static int cut(const Place<H>& place) { return place.rank == 0 ? place.phase : 0; }
   __device__ static const W* of_slab(const W* parameter, const Place<H>& place) {
-    return parameter == nullptr ? nullptr : parameter + (place.slab - place.phase + cut(place));
+    return parameter == nullptr ? nullptr : parameter + place.slab;
   }
+};
+
+// weight and bias in shared memory, for rows that may begin anywhere in a pack. There are V arrays: array k has those
+// of columns k, k + V, k + 2 V, …, from V columns before the slab on. Wherever a row begins, those of element j of
+// neighboring lanes' packs are neighbors in one of the arrays, so that lanes read them without bank conflicts.
+template <class H>
+class Parameters<H, ParametersIn::shared_by_column> {
+  using N = typename H::N;
+  using W = typename H::W;
+  static constexpr int V = H::V;
+
+ public:
+  // Floats need no conversion for each row, but more registers while they are read, which only warps have.
+  using Kept = std::conditional_t<H::kTeam == RowTeam::warp, float, W>;
+  struct Both {
+    Kept weight;
+    Kept bias;
+  };
+  using Entry = std::conditional_t<N::kCentered, Both, Kept>;
+
+  /// The number of bytes for a row that `threads` threads share.
+  static __host__ __device__ int bytes(int threads) { return V * stride(threads) * static_cast<int>(sizeof(Entry)); }
+
+  /// All threads of the block call it, and then synchronize.
+  __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char* memory)
+      : entries_(reinterpret_cast<Entry*>(memory)) {
+    const int threads = blockDim.x * blockDim.y;
+    const int columns = static_cast<int>(a.columns);
+#pragma unroll 2
+    for (int k = threadIdx.y * blockDim.x + threadIdx.x; k <= static_cast<int>(blockDim.x) * H::P; k += threads) {
+      const int column = place.slab + (k - 1) * V;
+      const Pack<W, V> w = load_columns(a.weight, column, columns, 1);
+      [[maybe_unused]] const Pack<W, V> b = load_columns(N::kCentered ? a.bias : nullptr, column, columns, 0);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if constexpr (N::kCentered) {
+          entries_[j * stride(blockDim.x) + k] = {static_cast<Kept>(w.at[j]), static_cast<Kept>(b.at[j])};
+        } else {
+          entries_[j * stride(blockDim.x) + k] = static_cast<Kept>(w.at[j]);
+        }
+      }
+    }
+  }
+
+  /// The entry for element j of the thread's pack 0. The entry for pack i is i * kLanes places further.
+  __device__ const Entry* column(int j, const Place<H>& place) const {
+    const int from_pack = j - place.phase;  // may be in the previous pack
+    const int array = from_pack < 0 ? from_pack + V : from_pack;
+    return entries_ + array * stride(blockDim.x) + (place.first - place.slab) / V + (from_pack < 0 ? 0 : 1);
+  }
+
+  template <class S>
+  __device__ static void values(const Entry& entry, S& w, S& b) {
+    if constexpr (N::kCentered) {
+      w = static_cast<S>(entry.weight);
+      b = static_cast<S>(entry.bias);
+    } else {
+      w = static_cast<S>(entry);
+    }
+  }
+
+  __device__ bool both() const { return true; }
+
+ private:
+  // Chosen so that the constructor's stores have no bank conflicts.
+  static __host__ __device__ int stride(int threads) {
+    return threads * H::P + 128 / (V * static_cast<int>(sizeof(Entry)));
+  }
+
+  // Loads V columns of a parameter, some of which may be before or after the row.
+  __device__ static Pack<W, V> load_columns(const W* parameter, int first, int columns, float absent) {
+    constexpr int kLoad = std::min(V, 16 / static_cast<int>(sizeof(W)));
+    Pack<W, V> pack;
+#pragma unroll
+    for (int i = 0; i < V; i += kLoad) {
+      Pack<W, kLoad>& part = reinterpret_cast<Pack<W, kLoad>&>(pack.at[i]);
+      if (first >= 0 && first + V <= columns) {
+        part = load_or<kLoad>(parameter, first + i, absent);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kLoad; ++j) {
+          const int column = first + i + j;
+          const bool present = column >= 0 && column < columns;
+          part.at[j] = present ? load_or<1>(parameter, column, absent).at[0] : static_cast<W>(absent);
+        }
+      }
+    }
+    return pack;
+  }
+
+  Entry* entries_;
 };
 
 // weight and bias in registers. With few blocks, each team of which has one row, both must be present.
@@ -323,8 +426,7 @@ class Parameters<H, ParametersIn::registers> {
   static constexpr int kPart = H::V;
 
   __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char*)
-      : kept_(expected(a.weight), H::N::kCentered ? expected(a.bias) : nullptr, place.first, place.packs(),
-              /*is_cut=*/false) {}
+      : kept_(expected(a.weight), H::N::kCentered ? expected(a.bias) : nullptr, place.first, place.packs()) {}
 
   static int bytes(int) { return 0; }
 

@@ -15,12 +15,11 @@ namespace mica::kernels::norm_cuda {
 // - many: each team has one row;
 // - few: the same, and all blocks can run at once;
 // - stay: blocks are persistent, and each team has one row after another;
-// - stay_with_edges: the same for unaligned rows, which begin and end inside packs. All rows of a block begin at the
-//   same place in a pack, since their numbers differ by multiples of V.
+// - stay_with_edges: the same for unaligned rows, which begin and end inside packs.
 enum class Blocks { many, few, stay, stay_with_edges };
 
 // Where weight and bias are read from when y is computed.
-enum class ParametersIn { memory, shared, registers };
+enum class ParametersIn { memory, shared, shared_by_column, registers };
 
 // The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The packs
 // of kLanes neighboring lanes are adjacent.
@@ -42,7 +41,7 @@ struct HeldShape {
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
 
   // Whether the parameters are in shared memory: blocks are persistent, and the parameters are float32 and x has 16
-  // bits, or a thread's columns are not aligned, or rows are aligned and shared by a cluster. Blocks that do not form
+  // bits, or rows have edges, or they are aligned and shared by a cluster. Blocks that do not form
   // clusters then compute several rows at once, even if several warps share each row.
   static constexpr bool kShares =
       kEdges || (kStays && V >= 4 && (kTeam == RowTeam::cluster || (N::kCentered && sizeof(T) == 2 && sizeof(W) == 4)));
@@ -50,8 +49,9 @@ struct HeldShape {
   static constexpr bool kWarps = kTeam == RowTeam::block || kTeam == RowTeam::cluster;
 
   // With few blocks, there are enough registers to load the parameters before the moments are known, while x is in
-  // flight. The clusters that compute unaligned rows keep them in registers, too.
-  static constexpr ParametersIn kParameters = kShares                     ? ParametersIn::shared
+  // flight. Clusters that hold rows by words or single elements keep them in registers, too.
+  static constexpr ParametersIn kParameters = kEdges                      ? ParametersIn::shared_by_column
+                                              : kShares                   ? ParametersIn::shared
                                               : kFew || (kStays && V < 4) ? ParametersIn::registers
                                                                           : ParametersIn::memory;
 
@@ -61,9 +61,9 @@ struct HeldShape {
       return kForwardBlock / 2;
     }
     if (kTeam == RowTeam::cluster) {
-      return kEdges ? kEdgesBlock : kForwardBlock;
+      return kForwardBlock;
     }
-    return kShares && !(kEdges && kBytes >= 64) ? kSharingBlock : kForwardBlock;
+    return kShares ? kSharingBlock : kForwardBlock;
   }();
 
   // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
@@ -88,6 +88,9 @@ struct HeldShape {
     if (kTeam == RowTeam::block) {
       return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
     }
+    if (kEdges) {
+      return 2;
+    }
     if (kStays) {
       return kBytes <= 48 ? 4 : 3;
     }
@@ -110,20 +113,12 @@ struct Place {
   int slab = 0;        // the block's first column
   int first;           // the thread's first column
   int columns;         // where the row, or the block's slab of it, ends; 0 if the thread has no row
-  bool edges = false;  // whether the row begins or ends inside a pack of the warp
+  bool edges = false;  // whether the row begins or ends inside a pack of the warp; set by find_edges()
 
   __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase)
-      : Place(p, row_columns, lane, row_phase, false) {
-    if constexpr (H::kEdges) {
-      const bool own = first_of(0) > 0 || (columns % V > 0 && first < columns && (columns - first) % H::kStep < V);
-      edges = __any_sync(kAllLanes, own);
-    }
-  }
-  __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase, bool has_edges)
       : phase(row_phase),
         first((lane / H::kLanes * (P * H::kLanes) + lane % H::kLanes) * V),
-        columns(row_columns + row_phase),
-        edges(has_edges) {
+        columns(row_columns + row_phase) {
     if constexpr (H::kTeam == RowTeam::cluster) {
       rank = cuda::cluster_rank();
       slab = rank * p.slab;
@@ -132,24 +127,35 @@ struct Place {
     }
   }
 
-  /// The same, computed again except for `edges`: registers that hold it from row to row would be spilled.
-  __device__ Place again(const NormForwardPlan& p, int row_columns) const {
-    return Place(p, row_columns, held::opaque(static_cast<int>(threadIdx.x)), phase, edges);
+  __device__ void find_edges() {
+    if constexpr (H::kEdges) {
+      const int from = threadIdx.x / kWarp * (P * H::kStep) + slab;  // the warp's first column
+      edges = (phase > 0 && from == 0) || (columns % V > 0 && columns - from <= P * H::kStep);
+    }
   }
 
   __device__ bool has(int i) const { return first + i * H::kStep < columns; }
 
-  /// Whether pack i is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
+  /// Whether pack i, which the row has, is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
   __device__ bool is_edge(int i) const { return first_of(i) > 0 || end_of(i) < V; }
+  /// Whether pack i of any lane may be one. Call it in all lanes. If a thread has many packs, one test for all lanes is
+  /// faster than each lane's own.
+  __device__ bool may_be_edge(int i) const { return P < 8 || __any_sync(kAllLanes, has(i) && is_edge(i)); }
   __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
   __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
 
   __device__ int packs() const { return (columns - first + H::kStep - 1) / H::kStep; }
-  __device__ int elements() const { return V * max(0, min(P, packs())); }
+  __device__ int elements() const {
+    const int own_packs = max(0, min(P, packs()));
+    int n = V * own_packs;
+    if (H::kEdges && edges && own_packs > 0) {
+      n -= first_of(0) + V - end_of(own_packs - 1);
+    }
+    return n;
+  }
 };
 
-// The rows of a team, from `first` on, `step` apart, before `end`. With edges, they all begin at the same place in a
-// pack, after `phase` elements.
+// The rows of a team, from `first` on, `step` apart, before `end`.
 template <class H>
 struct Run {
   // An int is enough if several warps share a row: the index of a block is an int.
@@ -158,20 +164,15 @@ struct Run {
   Index first;
   Index step;
   Index end;
-  int phase = 0;
 
-  __device__ Run(const NormForwardPlan& p, std::int64_t rows, std::int64_t columns, int block)
+  __device__ Run(const NormForwardPlan& p, std::int64_t rows, int block)
       : first(block), step(static_cast<Index>(gridDim.x)), end(static_cast<Index>(rows)) {
     const int team = static_cast<int>(threadIdx.y);
     if constexpr (H::kTeam == RowTeam::cluster) {
       first /= p.blocks;
       step /= p.blocks;
     }
-    if constexpr (H::kEdges) {
-      phase = static_cast<int>(first % H::V) * static_cast<int>(columns % H::V) % H::V;
-      first += team * step;
-      step *= p.teams;
-    } else if constexpr (H::kTeam != RowTeam::cluster && (H::kTeam != RowTeam::block || H::kShares)) {
+    if constexpr (H::kTeam != RowTeam::cluster && (H::kTeam != RowTeam::block || H::kShares)) {
       first = first * p.teams + team;
       step *= p.teams;
     }

@@ -180,38 +180,6 @@ bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocesso
   return s.rows * p.threads <= std::int64_t{threads} * multiprocessors;
 }
 
-/// Whether a matrix is small: an H200 can run all blocks at once. A constant, so that results do not depend on the GPU.
-bool is_small(const NormShape& s, const NormForwardPlan& p) {
-  return run_at_once(s, p, rows::kStreamBlocks, kForwardBlock);
-}
-
-constexpr std::int64_t kLongest = 262144;  // columns of unaligned rows that are streamed
-
-/// The plan for unaligned rows that are streamed in units.
-NormForwardPlan stream_plan(const NormShape& s) {
-  if (!s.clusters || s.columns > kLongest || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
-    return {};
-  }
-  const int pack = size_of(s.x) == 2 ? 2 : 1;
-  NormForwardPlan p;
-  for (int blocks = pack == 2 ? 1 : 2; blocks <= 16 && p.threads == 0; blocks *= 2) {
-    // A thread of 16-bit rows has 12 packs, unless a block computes more rows at once with 16 packs per thread.
-    for (const int packs : pack == 2 ? std::array{12, 16, 16} : std::array{20, 24, 32}) {
-      const NormForwardPlan with = divide(NormForwardPlan::Kernel::stream, s.columns, pack, {blocks, packs});
-      const bool fits = with.threads <= kForwardBlock;
-      if (fits && (p.threads == 0 || (pack == 2 && kForwardBlock / with.threads > kForwardBlock / p.threads))) {
-        p = with;
-      }
-    }
-  }
-  if (p.blocks == 1) {
-    p.team = p.threads == kWarpLanes ? RowTeam::warp : RowTeam::block;
-    p.teams =
-        static_cast<int>(std::clamp<std::int64_t>(divided(s.rows, s.multiprocessors), 1, kForwardBlock / p.threads));
-  }
-  return p;
-}
-
 /// Whether persistent blocks keep the parameters in shared memory, because weight and bias each have twice as many
 /// bytes as a row.
 bool shares(const NormShape& s) { return s.centered && size_of(s.weight) > size_of(s.x); }
@@ -223,60 +191,48 @@ int most_sharing(int threads) {
   return block / threads;
 }
 
-/// The longest row with edges that a block holds, with the elements of its first pack that are before it.
-std::int64_t longest_with_edges(const NormShape& s) { return s.centered ? 16384 : 12288; }
-
-/// Whether rows of an odd number of 16-bit elements, which begin and end inside packs, are held by persistent blocks or
-/// clusters. In smaller matrices, loading the parameters takes too long. The limits are constants, so that results do
-/// not depend on the GPU's number of multiprocessors.
-bool has_edges(const NormShape& s) {
-  if (size_of(s.x) != 2 || s.packed || has_words(s) || s.alignment < 16 || s.adds ||
-      !s.clusters) {  // older GPUs may have too little shared memory
-    return false;
-  }
-  const std::int64_t elements = s.rows * s.columns;
-  if (s.columns + 7 <= longest_with_edges(s)) {
-    return s.centered ? s.columns > 1024 && s.rows >= 2112 : s.columns > 4096 && s.rows >= 4224;
-  }
-  if (s.columns <= 57344) {
-    return elements >= (s.centered ? 6 << 20 : 16 << 20) && s.rows <= INT_MAX / 2;  // the kernel counts rows in int
-  }
-  return s.centered && s.columns <= 81920 && elements >= 64 << 20;
-}
-
-/// The plan for such rows.
-NormForwardPlan edges_plan(const NormShape& s) {
-  const std::int64_t columns = s.columns + 7;  // up to 7 elements of the first pack are not in the row
-  NormForwardPlan p;
-  if (columns <= longest_with_edges(s)) {
-    p = divide(NormForwardPlan::Kernel::held, columns, 8, {1, columns <= 12288 ? 3 : 4});
-    p.teams = p.packs == 3 ? most_sharing(p.threads) : 1;
-  } else {
-    p = s.centered ? hold(columns, 8, {{8, 4}}) : hold(columns, 8, {{8, 2}, {8, 4}});
-  }
-  p.edges = true;
-  p.stays = true;
-  return p;
-}
-
-/// Whether unaligned rows that could be held, by single elements, are faster if they are streamed in units. The limits
-/// were measured on an H100. They are constants, so that results do not depend on the GPU's number of multiprocessors.
-bool streams(const NormShape& s, const NormForwardPlan& p) {
-  if (s.adds || p.pack > 1 || size_of(s.x) > 4) {
-    return false;
+/// Whether unaligned rows are held with edges, in whole packs, rather than by words or single elements, as in plan p.
+/// The limits were measured on an H100. They are constants, so that results do not depend on the GPU's number of
+/// multiprocessors.
+bool has_edges(const NormShape& s, const NormForwardPlan& p) {
+  if (s.packed || s.adds || size_of(s.x) > 4 || s.alignment < 16 || s.rows > INT_MAX / 2 || !s.clusters) {
+    return false;  // there is no such kernel; older GPUs may have too little shared memory
   }
   if (p.kernel == NormForwardPlan::Kernel::looped) {
     return true;
   }
-  if (p.team != RowTeam::cluster) {
-    const std::int64_t elements = s.rows * s.columns;
-    const bool faster = s.centered ? elements > 5 << 20 : elements > 2 << 20 && elements <= 12 << 20;
-    return s.clusters && size_of(s.x) == 2 && faster;
+  const std::int64_t elements = s.rows * s.columns;
+  if (size_of(s.x) == 4) {
+    return s.columns > (s.centered ? 32768 : 40960) && elements > 4 << 20;
   }
-  if (is_small(s, p)) {
-    return false;
+  if (p.team == RowTeam::cluster) {
+    return elements > (p.pack == 1 ? 3 << 19 : 32 << 20);
   }
-  return size_of(s.x) == 4 ? s.columns > (s.centered ? 32768 : 131072) : s.centered || s.columns > 16384;
+  return elements > 4 << 20;
+}
+
+/// The plan that holds rows with edges. Returns the looped plan if rows are too long.
+NormForwardPlan edges_plan(const NormShape& s) {
+  const int pack = static_cast<int>(16 / size_of(s.x));
+  const std::int64_t columns = s.columns + pack - 1;  // up to pack − 1 elements of the first pack are not in the row
+  const auto held = [&](std::initializer_list<Division> divisions) { return hold(columns, pack, divisions); };
+  NormForwardPlan p;
+  if (pack == 4) {
+    const bool large = s.centered && columns > 65536;
+    p = columns <= 40960 ? held({{8, 4}}) : large ? held({{16, 8}}) : held({{8, 8}, {16, 8}});
+  } else if (columns <= 16384) {
+    p = columns <= 1536 ? held({{1, 6}}) : held({{1, 3}, {1, 4}});
+  } else if (s.centered) {
+    p = columns <= 32768 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
+  } else {
+    p = columns <= 65536 ? held({{8, 2}}) : held({{8, 4}, {16, 4}});
+  }
+  if (p.kernel == NormForwardPlan::Kernel::held && p.team == RowTeam::block) {
+    p.teams = most_sharing(p.threads);
+  }
+  p.edges = true;
+  p.stays = true;
+  return p;
 }
 
 /// Whether all blocks can run at once with the parameters in registers. Does not affect the bits of the results.
@@ -320,9 +276,6 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   if (p.kernel == short_rows) {
     return p;
   }
-  if (has_edges(s)) {
-    return edges_plan(s);
-  }
   const int full_pack = static_cast<int>(16 / size_of(s.x));
   const int pack = s.packed ? full_pack : size_of(s.x) == 2 && has_words(s) ? 2 : 1;
   // In layer norms, a block can hold longer float32 rows, too, but a cluster is faster.
@@ -334,9 +287,9 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   if (p.kernel == looped) {
     p.pack = s.packed ? full_pack : 1;
   }
-  if (!s.packed && streams(s, p)) {
-    const NormForwardPlan stream = stream_plan(s);
-    return stream.kernel == looped ? p : stream;
+  if (has_edges(s, p)) {
+    const NormForwardPlan with_edges = edges_plan(s);
+    return with_edges.kernel == looped ? p : with_edges;
   }
   p.few = has_few_blocks(s, p);
   p.stays = !p.few && teams_stay(s, p);

@@ -30,7 +30,6 @@ enum class RowTeam { lanes, warp, block, cluster };
 
 constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
-constexpr int kEdgesBlock = 448;     // the same, for clusters that hold rows with edges: leaves 72 registers per thread
 constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
 
 /// How many of its P packs a lane may lack in the kernel for short rows, which tests only for the last ones.
@@ -39,7 +38,7 @@ constexpr int most_empty_packs(int pack_bytes, int packs) {
 }
 
 struct NormForwardPlan {
-  enum class Kernel { short_rows, held, stream, looped };
+  enum class Kernel { short_rows, held, looped };
   Kernel kernel = Kernel::looped;
   RowTeam team = RowTeam::block;
   int pack = 1;        // columns per pack

@@ -127,7 +127,7 @@ class ShortRows {
     if constexpr (H::kShares) {
       return {a.weight, bias, lane_ * V, static_cast<int>(a.columns), memory};
     } else {
-      return {a.weight, bias, lane_ * V, packs_, /*is_cut=*/false};
+      return {a.weight, bias, lane_ * V, packs_};
     }
   }
 
@@ -332,7 +332,7 @@ void launch(const Forward<T, W>& a) {
 }  // namespace
 
 void forward_short(const NormForward& args, const NormForwardPlan& plan) {
-  on_norm_with_pairs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+  on_norm_with_packs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const auto one_of = [&]<int V, int kLanes, int... P>() {
       return plan.pack == V && plan.threads == kLanes &&
              ((plan.packs == P && (launch<ShortShape<N, T, W, V, kLanes, P>>(a), true)) || ...);
