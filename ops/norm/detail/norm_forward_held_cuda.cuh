@@ -267,8 +267,10 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  const int columns = H::kEdges ? p.threads : H::kTeam == RowTeam::cluster ? p.slab : static_cast<int>(a.columns);
-  cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), Parameters<H>::bytes(columns));
+  const int shared_bytes = Parameters<H>::bytes(H::kEdges                      ? p.threads
+                                                : H::kTeam == RowTeam::cluster ? p.slab
+                                                                               : static_cast<int>(a.columns));
+  cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), shared_bytes);
   launch.cluster(p.blocks);
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);

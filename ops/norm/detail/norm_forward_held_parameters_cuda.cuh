@@ -102,9 +102,9 @@ class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
   }
 };
 
-// weight and bias in shared memory, for rows that may begin anywhere in a pack. There are V arrays: array k has those
-// of columns k, k + V, k + 2 V, …, from V columns before the slab on. Wherever a row begins, those of element j of
-// neighboring lanes' packs are neighbors in one of the arrays, so that lanes read them without bank conflicts.
+// weight and bias in shared memory, for rows that may begin anywhere in a pack. There are V arrays. Array k has columns
+// k, k + V, k + 2 V, …, from V columns before the slab on. For element j of their packs, neighboring lanes read
+// neighboring entries of one array wherever the row begins, without bank conflicts.
 template <class H>
 class Parameters<H, ParametersIn::shared_by_column> {
   using N = typename H::N;
@@ -112,7 +112,7 @@ class Parameters<H, ParametersIn::shared_by_column> {
   static constexpr int V = H::V;
 
  public:
-  // Floats need no conversion for each row, but more registers while they are read, which only warps have.
+  // Floats need no conversion in each row, but take more registers. Only the kernel for warps has enough.
   using Kept = std::conditional_t<H::kTeam == RowTeam::warp, float, W>;
   struct Both {
     Kept weight;

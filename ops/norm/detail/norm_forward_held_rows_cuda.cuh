@@ -42,9 +42,9 @@ class RowPacks {
     }
   }
 
-  /// With edges, the shift is computed from the row's second pack, which is none. A warp copies it to `to`, in shared
-  /// memory, and gets it from there one row later. If it were loaded into registers, the compiler would wait for it at
-  /// once, to spill it or to move it to uniform registers.
+  /// With edges, the shift is computed from the row's second pack, which is never an edge. Each warp copies that of its
+  /// next row to `to`, in shared memory, and takes it from there when it computes the row. After a load into registers,
+  /// the compiler would wait at once, to spill the pack or to move it to uniform registers.
   __device__ static void copy_first(Pack<T, V>& to, const T* row) {
     if (threadIdx.x % kWarp == 0) {
       cuda::copy_async<16>(&to, row + V);

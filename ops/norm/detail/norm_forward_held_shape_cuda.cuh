@@ -127,6 +127,7 @@ struct Place {
     }
   }
 
+  /// Sets `edges`.
   __device__ void find_edges() {
     if constexpr (H::kEdges) {
       const int from = threadIdx.x / kWarp * (P * H::kStep) + slab;  // the warp's first column
@@ -138,8 +139,7 @@ struct Place {
 
   /// Whether pack i, which the row has, is an edge: only its elements first_of(i) to end_of(i) − 1 are in the row.
   __device__ bool is_edge(int i) const { return first_of(i) > 0 || end_of(i) < V; }
-  /// Whether pack i of any lane may be one. Call it in all lanes. If a thread has many packs, one test for all lanes is
-  /// faster than each lane's own.
+  /// False if pack i is an edge in no lane. Call it in all lanes. With many packs, one branch for all lanes is faster.
   __device__ bool may_be_edge(int i) const { return P < 8 || __any_sync(kAllLanes, has(i) && is_edge(i)); }
   __device__ int first_of(int i) const { return i == 0 && first == 0 ? phase : 0; }
   __device__ int end_of(int i) const { return min(V, columns - first - i * H::kStep); }
