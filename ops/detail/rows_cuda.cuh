@@ -24,6 +24,7 @@ using cuda::load_streaming;
 using cuda::Pack;
 using cuda::pack_of;
 using cuda::store;
+using cuda::store_part;
 using cuda::store_whole;
 using cuda::sum_lanes;
 using cuda::sum_pair;

@@ -26,14 +26,15 @@ namespace mica::kernels::rows {
 /// share each of them.
 template <Team kTeam, int kLanes = kWarp>
 struct StreamPlace {
-  int rank;                 // the block's, among those that share a row
-  int columns;              // in the block's slab
-  std::int64_t begin;       // the slab's first column
-  int first_pack;           // the thread's first pack, counted from the slab's beginning
-  int packs;                // how many the thread has
-  std::int64_t first;       // the thread's first row
-  std::int64_t warp_first;  // the warp's first row
-  std::int64_t step;        // from a row to the thread's next one
+  int rank;                                          // the block's, among those that share a row
+  int columns;                                       // in the block's slab
+  std::int64_t begin;                                // the slab's first column
+  int first_pack;                                    // the thread's first pack, counted from the slab's beginning
+  int packs;                                         // how many the thread has
+  std::int64_t first;                                // the thread's first row
+  std::int64_t warp_first;                           // the warp's first row
+  std::int64_t step;                                 // from a row to the thread's next one
+  static constexpr int kNeighbors = kWarp / kLanes;  // rows of a warp
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
     rank = block_rank();
@@ -42,13 +43,16 @@ struct StreamPlace {
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
     const int lane = threadIdx.x % kLanes;
     first_pack = threadIdx.x / kLanes * (most_packs * kLanes) + lane;
-    const int row_packs = pack_columns == 2 ? (columns + 1) / 2 : columns / pack_columns;  // the last pair may be half
-    const int packs_left = (row_packs - first_pack + kLanes - 1) / kLanes;
+    const int packs_left = (columns / pack_columns - first_pack + kLanes - 1) / kLanes;
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
-    constexpr int kNeighbors = kWarp / kLanes;
-    first = (threadIdx.y / kNeighbors * teams(p) + team(p)) * kNeighbors + threadIdx.y % kNeighbors;
+    first = first_row(p, threadIdx.y);
     warp_first = first - threadIdx.y % kNeighbors;
     step = teams(p) * blockDim.y;
+  }
+
+  /// The first row of a group of the block.
+  __device__ static std::int64_t first_row(const StreamPlan& p, int group) {
+    return (group / kNeighbors * teams(p) + team(p)) * kNeighbors + group % kNeighbors;
   }
 
   /// The thread's rows are before this one, if the matrix has `rows` rows.
@@ -61,12 +65,20 @@ struct StreamPlace {
   __device__ int partial_row(const StreamPlan& p) const { return team(p); }
 };
 
+/// The number of elements of a row's first sector that are before the row.
+template <class T>
+__device__ int phase_of(const StreamPlan& p, const T* row) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(T)) & (p.sector - 1);
+}
+
 /// The same for rows that begin and end inside packs of V columns. All rows of an EdgePlace begin at the same place in
 /// a sector, so that a thread has the same columns of all of them. Packs are aligned, and those of the row's first
-/// sector may begin before the row. A team has the rows of one EdgePlace or, if they are sorted, of a few. Only the
-/// rows of clusters are sorted: there are more places in a sector than clusters.
-template <Team kTeam, int V>
-struct EdgePlace : StreamPlace<kTeam> {
+/// sector may begin before the row. Each group of up to a warp has an EdgePlace of its own; all groups of a block or
+/// cluster have the same one or, if rows are sorted, the same few. Only the rows of clusters are sorted: there are more
+/// places in a sector than clusters.
+template <Team kTeam, int V, int kLanes>
+struct EdgePlace : StreamPlace<kTeam, kLanes> {
+  using Base = StreamPlace<kTeam, kLanes>;
   static constexpr bool kMaySort = kTeam == Team::cluster;
   int like;                 // the first row of the matrix that begins at this place
   std::int64_t sorted_end;  // the thread's rows are before it, if they are sorted
@@ -77,8 +89,13 @@ struct EdgePlace : StreamPlace<kTeam> {
   /// For the team's rows that begin like row number `like`: after `phase` elements of a sector.
   __device__ EdgePlace(const StreamPlan& p, std::int64_t rows, std::int64_t row_columns, int like, int phase,
                        int most_packs)
-      : StreamPlace<kTeam>(p, row_columns + phase, V, most_packs), like(like), sorted_end(rows) {
+      : Base(p, row_columns + phase, V, most_packs), like(like), sorted_end(rows) {
     this->begin -= phase;
+    // The sector may begin with a pack that is not in the row. If the row needs it, its lane gets the row's last pack.
+    const bool needed = row_columns + p.sector - 1 > most_packs * kStep;
+    if (kTeam == Team::warp && needed && (this->first_pack + 1) * V <= phase) {
+      this->first_pack += kLanes;
+    }
     left = this->columns - this->first_pack * V;
     this->packs = max(0, min(most_packs, (left + kStep - 1) / kStep));
     head = this->rank == 0 ? max(0, min(V, phase - this->first_pack * V)) : 0;
@@ -99,7 +116,7 @@ struct EdgePlace : StreamPlace<kTeam> {
   /// the one with which the next team begins, even if it has no rows there. So for any number of rows, there is exactly
   /// one place for each partial_row() from 0 to teams + phases − 2.
   __device__ static bool has(const StreamPlan& p, std::int64_t rows, int like) {
-    const int team = StreamPlace<kTeam>::team(p);
+    const int team = Base::team(p);
     return kMaySort && p.sorted ? start(p, rows, like) <= own_begin(p, rows, team + 1) &&
                                       start(p, rows, like + 1) > own_begin(p, rows, team)
                                 : like == team % p.phases;
@@ -112,27 +129,21 @@ struct EdgePlace : StreamPlace<kTeam> {
   __device__ bool has_element(int i, int j) const { return (i > 0 || j >= head) && i * kStep + j < left; }
 
  private:
-  static constexpr int kStep = kWarp * V;  // columns from a pack to the thread's next one
+  static constexpr int kStep = kLanes * V;  // columns from a pack to the thread's next one
 
   // Of the rows, sorted by where they begin: the first one that begins like row number `like`, and a team's first one.
   __device__ static std::int64_t start(const StreamPlan& p, std::int64_t rows, int like) {
     return rows / p.phases * like + min(static_cast<std::int64_t>(like), rows % p.phases);
   }
   __device__ static std::int64_t own_begin(const StreamPlan& p, std::int64_t rows, int team) {
-    return rows * team / StreamPlace<kTeam>::teams(p);
+    return rows * team / Base::teams(p);
   }
 };
 
-/// How rows lie in memory, and are copied.
-/// - packs: rows consist of aligned packs, and each thread copies its own;
-/// - edges: the same, but rows may begin and end inside packs (EdgePlace);
-/// - units: rows may begin anywhere. Packs are at most 4 bytes wide, and the lanes of a warp together copy the aligned
-///   units of 16 bytes that contain their packs.
-enum class Copies { packs, edges, units };
-
 /// The sizes of a kernel that streams rows. A pack has V columns. A thread has P packs of a row, in C chunks, of which
-/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team.
-template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, Copies kCopies = Copies::packs>
+/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team. kEdges: rows
+/// may begin and end inside packs (EdgePlace).
+template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_, bool kEdges_ = false>
 struct StreamShape {
   static constexpr int V = V_;
   static constexpr int P = P_;
@@ -140,11 +151,12 @@ struct StreamShape {
   static constexpr int kLanes = kLanes_;
   static constexpr int C = C_;
   static constexpr int D = D_;
-  static constexpr bool kUnits = kCopies == Copies::units;
-  static constexpr bool kEdges = kCopies == Copies::edges;
+  static constexpr bool kEdges = kEdges_;
+  // Whether each group has its own place in a sector at which its rows begin.
+  static constexpr bool kOwnPhases = kEdges && kTeam == Team::warp;
   static constexpr int kChunk = P / C;  // packs
-  static_assert(C * kChunk == P && (!kEdges || kLanes == kWarp));
-  using Place = std::conditional_t<kEdges, EdgePlace<kTeam, V>, StreamPlace<kTeam, kLanes>>;
+  static_assert(C * kChunk == P);
+  using Place = std::conditional_t<kEdges, EdgePlace<kTeam, V, kLanes>, StreamPlace<kTeam, kLanes>>;
 };
 
 /// Sums a and b over kLanes lanes. Returns the sum of a in the lower half of these lanes, that of b in the upper half.
@@ -210,154 +222,6 @@ class Stream {
   Packs* places_;
 };
 
-/// The ring buffer of kLanes lanes for one matrix whose rows begin at any address. A chunk has P elements per lane. The
-/// lanes together copy the aligned units of 16 bytes that contain the chunk, so they have to synchronize before they
-/// use what other lanes have copied. The `phase` of a chunk is the index of its first element in the first unit. A
-/// kernel of several matrices has a WarpStream for each.
-template <class T, int P, int D, int kLanes = kWarp>
-class WarpStream {
- public:
-  static constexpr int kElements = P * kLanes;  // per chunk
-  static constexpr int kUnit = 16 / sizeof(T);
-  static constexpr int kInWord = 4 / sizeof(T);
-  static constexpr int kUnits = kElements + kUnit;  // elements in all units that a chunk may touch
-  static constexpr int kStreamBytes = D * kUnits * static_cast<int>(sizeof(T));
-  static_assert(kElements % kUnit == 0);
-
-  /// The stream of matrix number `source` out of `sources`.
-  __device__ WarpStream(const StreamPlan& p, unsigned char* memory, int source, int sources) {
-    const int team = (threadIdx.y * blockDim.x + threadIdx.x) / kLanes;
-    places_ = reinterpret_cast<T*>(memory + p.stream_begin()) + (team * sources + source) * (D * kUnits);
-    address_ = cuda::shared_address(places_);
-  }
-
-  /// The index of element *from in its unit of 16 bytes.
-  __device__ static int phase(const T* from) { return reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kUnit; }
-
-  /// Starts copying a chunk that begins at `from`. The row has `left` elements from there on; units past its end become
-  /// zeros. Copies whole units, including the elements before `from` in the first one and those after the row's end in
-  /// the last one, but reads nothing past the end of the matrix. Rows must have at least kUnit elements.
-  __device__ void fetch_units(int place, const T* from, int left, bool in_last_row) const {
-    const int skipped = phase(from);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const int end = left > 0 ? min(left + skipped, kUnits) : 0;
-    const unsigned char* const units = first_unit(from) + lane * 16;
-    const std::uint32_t to = place_address(place) + lane * 16;
-    const int whole = in_last_row ? end / kUnit * kUnit : end;
-    const int cut = whole < end ? whole : kUnits;  // the unit inside which the matrix ends
-#pragma unroll
-    for (int i = 0; i <= kElements; i += kLanes * kUnit) {
-      const int unit = i + lane * kUnit;
-      if ((i + kLanes * kUnit <= kElements || unit <= kElements) && unit != cut) {
-        cuda::copy_async<16, /*kLastInL2=*/true>(to + i * kSize, units + i * kSize, unit < whole);
-      }
-    }
-    if (lane < kUnit && cut + lane < end) {  // last, since these loads block
-      places_[place * kUnits + cut + lane] = from[cut + lane - skipped];
-    }
-  }
-
-  /// Overwrites the elements after the row's end with zeros, as far as the row's last unit may extend. The row has
-  /// `left` elements from the chunk's beginning on. Call __syncwarp() before and after.
-  __device__ void clear(int place, int phase, int left) const {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    if (left > 0 && left < kElements && lane < kUnit && left + lane < kElements) {
-      places_[place * kUnits + phase + left + lane] = static_cast<T>(0.0f);
-    }
-  }
-
-  /// The lane's element number i of a chunk.
-  __device__ T& at(int place, int phase, int i) const {
-    return places_[place * kUnits + phase + i * kLanes + threadIdx.x % kLanes];
-  }
-
-  /// The lane's 32-bit words of a chunk. Word number i begins with element kInWord · (i · kLanes + lane) of the chunk.
-  template <int kWords>
-  __device__ void load_words(int place, int phase, Pack<T, kInWord> (&words)[kWords]) const {
-    const std::uint32_t* const from = first_word(place, phase);
-    std::uint32_t bits[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      bits[i] = from[i * kLanes];
-    }
-    if (phase % kInWord != 0) {  // a result is the upper half of one word and the lower half of the next
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        bits[i] = __funnelshift_r(bits[i], from[i * kLanes + 1], 16);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      words[i] = reinterpret_cast<const Pack<T, kInWord>&>(bits[i]);
-    }
-  }
-
-  /// The inverse of load_words().
-  template <int kWords>
-  __device__ void store_words(int place, int phase, const Pack<T, kInWord> (&words)[kWords]) const {
-    if (phase % kInWord == 0) {
-      std::uint32_t* const to = first_word(place, phase);
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        to[i * kLanes] = reinterpret_cast<const std::uint32_t&>(words[i]);
-      }
-    } else {
-      T* const to = places_ + place * kUnits + phase + threadIdx.x % kLanes * kInWord;
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-#pragma unroll
-        for (int j = 0; j < kInWord; ++j) {
-          to[i * (kLanes * kInWord) + j] = words[i].at[j];
-        }
-      }
-    }
-  }
-
-  /// Writes the first `count` elements of a chunk, whose phase is that of `to`, to global memory: whole units where
-  /// possible.
-  __device__ void write(int place, T* to, int count) const {
-    const int begin = phase(to);
-    const int end = begin + min(count, kElements);
-    const int last = end / kUnit * kUnit;
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const T* const from = places_ + place * kUnits;
-    unsigned char* const units = const_cast<unsigned char*>(first_unit(to));
-#pragma unroll
-    for (int i = 0; i < kElements; i += kLanes * kUnit) {
-      const int unit = i + lane * kUnit;
-      if (unit >= begin && unit < last) {
-        store_whole(units + lane * 16 + i * kSize, load<kUnit>(from + unit));
-      }
-    }
-    // The incomplete first unit, and the incomplete last one, for which other lanes are used if there are enough.
-    T* const elements = reinterpret_cast<T*>(units);
-    if (lane < kUnit && begin > 0 && lane >= begin && lane < end) {
-      elements[lane] = from[lane];
-    }
-    const int tail = last + (kLanes > kUnit ? lane - kUnit : lane);
-    if (tail >= last && tail < end && (last > 0 || begin == 0)) {
-      elements[tail] = from[tail];
-    }
-  }
-
- private:
-  static constexpr int kSize = sizeof(T);
-
-  // The unit that contains an element.
-  __device__ static const unsigned char* first_unit(const T* element) {
-    return reinterpret_cast<const unsigned char*>(reinterpret_cast<std::uintptr_t>(element) & ~std::uintptr_t{15});
-  }
-  __device__ std::uint32_t place_address(int place) const { return address_ + place * (kUnits * kSize); }
-
-  // The word that contains the lane's first element of a chunk.
-  __device__ std::uint32_t* first_word(int place, int phase) const {
-    return reinterpret_cast<std::uint32_t*>(places_ + place * kUnits) + phase / kInWord + threadIdx.x % kLanes;
-  }
-
-  T* places_;
-  std::uint32_t address_;
-};
-
 /// Exchanges two numbers per member of a team through shared memory: each member leaves its two numbers, and all
 /// members read those of all others. Members are the warps of a block or, in a cluster, its blocks, each of which first
 /// adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the
@@ -405,6 +269,7 @@ class Meeting {
     const int warp = threadIdx.x / kWarp;
     const int slot = left_ % kMeetings;
     float* const in_block = numbers_ + slot * 2 * warps_;
+    __syncwarp();  // all lanes have read the numbers of earlier rows
     if (lane % (kWarp / 2) == 0) {
       in_block[lane / (kWarp / 2) * warps_ + warp] = mine;
       cuda::arrive(barriers_ + slot);

@@ -106,18 +106,16 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
 }
 
 NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
-  return plan_norm_backward(
-      {.rows = args.rows,
-       .columns = args.columns,
-       .size = static_cast<int>(size_of(args.x.dtype())),
-       .weight_size = static_cast<int>(size_of(parameter_of(args).dtype())),
-       .centered = args.centered,
-       .packs =
-           fit_packs(args.columns, args.x.dtype(), args.dy, args.x, args.weight, args.dx, args.dsum, args.dx_dropped),
-       .words = args.columns * size_of(args.x.dtype()) % 4 == 0 && alignment_of(args.dy, args.x, args.dx) >= 4,
-       .alike = alike_in_sectors(args.dy, args.x, args.dx),
-       .clusters = cuda::device_has_clusters(),
-       .source = source});
+  return plan_norm_backward({.rows = args.rows,
+                             .columns = args.columns,
+                             .size = static_cast<int>(size_of(args.x.dtype())),
+                             .weight_size = static_cast<int>(size_of(parameter_of(args).dtype())),
+                             .centered = args.centered,
+                             .packs = fit_packs(args.columns, args.x.dtype(), args.dy, args.x, args.weight, args.dx,
+                                                args.dsum, args.dx_dropped),
+                             .alike = alike_in_sectors(args.dy, args.x, args.dx),
+                             .clusters = cuda::device_has_clusters(),
+                             .source = source});
 }
 
 }  // namespace

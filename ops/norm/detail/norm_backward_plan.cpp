@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 
@@ -17,8 +18,7 @@ struct StreamShape {
   int depth = 0;
   int cluster = 1;
   int chunks = 1;
-  int lanes = 32;
-  bool units = false;
+  int lanes = 0;  // that share a row; 0: a whole block or cluster
   bool edges = false;
 };
 
@@ -85,24 +85,25 @@ StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
   return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
 }
 
-// Short unaligned rows of 16-bit elements, read in pairs: directly if they are words, else in units, of which pairs are
-// put together. Small matrices are held: their kernel has less code, and loading code from memory takes longer than
-// this one saves. Measured on an H200.
-StreamShape shape_of_pairs(std::int64_t rows, std::int64_t columns, bool words) {
-  constexpr std::int64_t kMillion = 1 << 20;
-  const std::int64_t most = columns <= 128 ? 4 * kMillion : 16 * kMillion;  // elements
-  if (columns <= 64 || rows <= most / columns) {
-    return {};
-  }
-  const bool shortest = columns <= 128;
-  return {.packs = shortest ? 4 : 8, .depth = shortest ? 4 : 3, .lanes = 16, .units = !words};
-}
+constexpr std::int64_t kMega = 1 << 20;
 
-// Whether a matrix of unaligned rows is so small that holding the rows is faster. Measured on an H100.
-bool is_small(const NormBackwardCase& c) {
-  constexpr std::int64_t kMega = 1 << 20;
-  const std::int64_t most = c.size == 2 && c.columns <= 512 ? 2 * kMega : (c.columns <= 2048 ? 4 : 8) * kMega;  // bytes
-  return c.columns <= 8192 && c.rows <= most / (c.columns * c.size);
+// Whether unaligned rows are held: matrices are so small, or rows so short, that it is faster. Measured on an H200, for
+// more than 256 columns on an H100.
+bool are_held(const NormBackwardCase& c) {
+  struct Limit {
+    std::int64_t columns;
+    std::int64_t elements;  // the most of a matrix of up to so many columns
+  };
+  constexpr std::int64_t kAny = std::int64_t{1} << 62;
+  constexpr Limit k16Bits[] = {{44, kAny},       {57, 4 * kMega}, {64, kAny},        {121, 2 * kMega},
+                               {256, 8 * kMega}, {512, kMega},    {2048, 2 * kMega}, {8192, 4 * kMega}};
+  constexpr Limit kFloat32[] = {{64, kAny}, {125, 8 * kMega}, {256, kAny}, {2048, kMega}, {8192, 2 * kMega}};
+  for (const Limit& limit : c.size == 2 ? std::span<const Limit>(k16Bits) : std::span<const Limit>(kFloat32)) {
+    if (c.columns <= limit.columns) {
+      return c.rows <= limit.elements / c.columns;
+    }
+  }
+  return false;
 }
 
 constexpr int kSector = 32;  // bytes
@@ -110,23 +111,47 @@ constexpr int kSector = 32;  // bytes
 // The columns of a row that begins inside a sector, with as many as can be before it in that sector.
 std::int64_t columns_with_edges(const NormBackwardCase& c) { return c.columns + kSector / c.size - 1; }
 
+// Rows that begin and end inside packs and that a warp or some of its lanes share. The fewer lanes share a row, the
+// more rows a warp computes with the same instructions. Measured on an H200.
+StreamShape shape_of_lanes(const NormBackwardCase& c) {
+  struct Share {
+    int lanes;
+    int packs;
+    std::int64_t elements;  // the fewest of a matrix
+  };
+  constexpr Share k16Bits[] = {{8, 1, 0},          {8, 2, 0},  {8, 3, 32 * kMega}, {16, 2, 0},
+                               {16, 3, 8 * kMega}, {32, 2, 0}, {32, 3, 0}};
+  constexpr Share kFloat32[] = {{8, 4, 0}};
+  const int pack = 16 / c.size;
+  for (const Share& share : c.size == 2 ? std::span<const Share>(k16Bits) : std::span<const Share>(kFloat32)) {
+    const std::int64_t most = share.lanes * share.packs * pack - (pack - 1);  // columns
+    if (c.columns <= most && c.rows >= share.elements / c.columns) {
+      return {.packs = share.packs, .depth = share.packs == 1 ? 4 : 2, .lanes = share.lanes, .edges = true};
+    }
+  }
+  return {};
+}
+
 // Rows that begin and end inside packs, or inside sectors.
 StreamShape shape_with_edges(const NormBackwardCase& c) {
   if (!c.alike) {
     return {};
   }
-  const std::int64_t columns = columns_with_edges(c);
-  StreamShape shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
-  shape.edges = true;
+  StreamShape shape = shape_of_lanes(c);
+  if (shape.packs == 0) {
+    const std::int64_t columns = columns_with_edges(c);
+    shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
+    if (shape.packs == 1) {  // slower if rows have edges
+      shape = {.packs = 2, .depth = 2};
+    }
+    shape.edges = true;
+  }
   return shape;
 }
 
 // Other unaligned rows.
 StreamShape shape_of_unaligned(const NormBackwardCase& c) {
-  if (c.size == 2 && c.columns <= kShortRow) {
-    return shape_of_pairs(c.rows, c.columns, c.words);
-  }
-  if (c.columns <= kShortRow || is_small(c)) {
+  if (are_held(c)) {
     return {};
   }
   if (c.size == 4 && columns_with_edges(c) > 8192 && c.columns <= 131072) {  // in single elements
@@ -140,6 +165,15 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (!c.packs) {
     return c.source == GradientSource::y ? shape_of_unaligned(c) : StreamShape{};
   }
+  // If 16-bit rows have an odd number of packs, every other one begins inside a sector. Small matrices, and shorter
+  // rows, gain nothing.
+  if (c.size == 2 && c.source == GradientSource::y && c.columns % 16 != 0 && c.columns > 64 &&
+      c.rows >= 32 * kMega / c.columns) {
+    const StreamShape shape = shape_with_edges(c);
+    if (shape.packs > 0) {
+      return shape;
+    }
+  }
   if (c.columns <= kShortRow) {
     const bool held = c.size == 4 && c.source == GradientSource::y;
     return held ? StreamShape{} : shape_of_short_rows(c.columns, pack);
@@ -147,18 +181,7 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (c.source != GradientSource::y) {
     return shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
   }
-  if (c.size == 4) {
-    return shape_of_float32(c.columns);
-  }
-  // If rows have an odd number of packs, every other one begins inside a sector.
-  constexpr std::int64_t kLarge = 64 << 20;  // bytes; smaller matrices gain nothing
-  if (c.columns % 16 != 0 && c.rows >= kLarge / (c.columns * c.size)) {
-    const StreamShape shape = shape_with_edges(c);
-    if (shape.packs > 0) {
-      return shape;
-    }
-  }
-  return shape_of_16_bits(c.columns, c.weight_size);
+  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
 }
 
 // How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared
@@ -169,20 +192,21 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
     return p;
   }
   rows::divide(p, shape.edges ? columns_with_edges(c) : c.columns, pack, kMostThreads);
-  if (shape.lanes < 32) {
+  if (shape.lanes > 0) {
     p.threads = shape.lanes;
     p.groups = kMostThreads / p.threads;
   }
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
   // Whether only few weights fit in registers.
-  const bool few_weights = shape.lanes < 32 || (shape.edges && pack == 4);
+  const bool few_weights = shape.edges ? pack == 4 : shape.lanes > 0 && shape.lanes < 32;
   const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
-  p.kept_bytes = weights_in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
+  const bool own_phases = shape.edges && p.team() == rows::Team::warp;  // each group has weights of its own
+  p.kept_bytes = weights_in_registers ? 0 : (own_phases ? p.block() : p.threads) * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
-  const int gap = shape.units ? p.block() / shape.lanes * (16 / c.size) : 0;  // for rows that begin inside a unit
-  const int chunk_bytes = (p.block() * chunk_elements + gap) * matrices * c.size;
-  const int folds = std::max(1, p.block() / std::max(32, p.threads));  // rows of partials that a block adds up
+  const int chunk_bytes = p.block() * chunk_elements * matrices * c.size;
+  // Rows of partials that a block adds up.
+  const int folds = own_phases ? p.groups : std::max(1, p.block() / std::max(32, p.threads));
   const int fold_bytes = folds > 1 || shape.edges ? matrices * folds * p.slab * 4 : 0;
   p.stream_bytes = std::max(fold_bytes, shape.depth * chunk_bytes);
   if (p.block() > kMostThreads || p.shared_bytes() > rows::kStreamShared) {
@@ -206,8 +230,13 @@ int phases_of(std::int64_t columns, int sector) {
   return sector / std::gcd(static_cast<int>(columns % sector), sector);
 }
 
-// The number of teams for rows that begin and end inside packs. Also sets p's sector, phases and sorted.
+// The number of teams for rows that begin and end inside packs. Also sets p's sector and, for blocks and clusters,
+// phases and sorted.
 std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
+  if (p.team() == rows::Team::warp) {  // The rows of a group begin alike, since there are 16, 32 or 64 groups
+    p.sector = kSector / c.size;
+    return rows::stream_teams(p, c.rows);
+  }
   constexpr std::int64_t kLarge = 16 << 20;  // bytes
   const bool large = c.rows > kLarge / (c.columns * c.size);
   const std::int64_t most = rows::stream_blocks(p.cluster) / p.cluster;
@@ -244,8 +273,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
               .partial_rows = teams + (stream.sorted ? stream.phases - 1 : 0),
               .teams = teams,
               .pack = pack,
-              .units = shape.units,
-              .lanes = shape.lanes,
+              .lanes = shape.lanes > 0 ? shape.lanes : 32,
               .chunks = shape.chunks,
               .depth = shape.depth,
               .stream = stream};

@@ -27,7 +27,6 @@ struct NormBackwardCase {
   int weight_size;  // of an element of weight and bias, in bytes
   bool centered;    // a layer norm, which may have a bias
   bool packs;       // rows can be read in packs of 16 bytes
-  bool words;       // rows can be read in words of 4 bytes
   bool alike;       // the same row begins at the same place in a sector of 32 bytes in all matrices
   bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
@@ -38,7 +37,6 @@ struct NormBackwardPlan {
   std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
   std::int64_t teams = 0;         // that share the rows, if these are streamed
   int pack = 1;                   // columns per load
-  bool units = false;             // rows begin at any address and are copied in aligned units of 16 bytes
   // For streamed rows:
   int lanes = 32;  // lanes of a warp that share a row
   int chunks = 1;  // chunks that a row is cut into

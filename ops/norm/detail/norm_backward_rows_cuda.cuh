@@ -66,7 +66,7 @@ class Weights {
 
   /// If `weight` is null, all weights are 1.
   __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
-      : slab_(reinterpret_cast<W*>(memory + p.kept_begin()) + at.first_pack * V) {
+      : slab_(slab(p, at, memory)) {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int i = 0; i < Shape::P; ++i) {
@@ -75,7 +75,7 @@ class Weights {
         if constexpr (Shape::kEdges) {
           unpack(load_inside(weight, at, column), w);
         } else if (i < at.packs) {
-          unpack(load(weight, at, column), w);
+          unpack(load_or<V>(weight, at.begin + column, 1), w);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -83,6 +83,13 @@ class Weights {
         }
       }
     } else {
+      if constexpr (Shape::kOwnPhases) {
+#pragma unroll
+        for (int i = 0; i < Shape::P; ++i) {
+          store(slab_ + i * (Shape::kLanes * V), load_inside(weight, at, (at.first_pack + i * Shape::kLanes) * V));
+        }
+        return;
+      }
       W* const slab = reinterpret_cast<W*>(memory + p.kept_begin());
 #pragma unroll 1
       for (int column = (threadIdx.y * blockDim.x + threadIdx.x) * V; column < p.threads * (Shape::P * V);
@@ -91,7 +98,7 @@ class Weights {
         if constexpr (Shape::kEdges) {
           pack = load_inside(weight, at, column);
         } else if (column < at.columns) {
-          pack = load(weight, at, column);
+          pack = load_or<V>(weight, at.begin + column, 1);
         }
         store(slab + column, pack);
       }
@@ -111,23 +118,14 @@ class Weights {
   }
 
  private:
-  /// Loads a pack of weights from column `column` of the slab on. With kUnits, weights past the slab's end are zeros.
-  __device__ static Pack<W, V> load(const W* weight, const typename Shape::Place& at, int column) {
-    if constexpr (!Shape::kUnits) {
-      return load_or<V>(weight, at.begin + column, 1);
-    }
-    Pack<W, V> pack = {};
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (column + j < at.columns) {
-        pack.at[j] = load_or<1>(weight, at.begin + column + j, 1).at[0];
-      }
-    }
-    return pack;
+  /// The thread's first pack in shared memory.
+  __device__ static W* slab(const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory) {
+    const int pack = Shape::kOwnPhases ? threadIdx.y * (Shape::kLanes * Shape::P) + threadIdx.x : at.first_pack;
+    return reinterpret_cast<W*>(memory + p.kept_begin()) + pack * V;
   }
 
-  /// The same for rows that begin and end inside packs. Weights that are not in the row are zeros. All elements are
-  /// loaded, so that no load waits for a branch.
+  /// Loads a pack of weights from column `column` of the slab on, for rows with edges. Weights that are not in the row
+  /// are zeros. All elements are loaded, so that no load waits for a branch.
   __device__ static Pack<W, V> load_inside(const W* weight, const typename Shape::Place& at, int column) {
     Pack<W, V> pack;
 #pragma unroll
@@ -139,7 +137,7 @@ class Weights {
     return pack;
   }
 
-  const W* slab_;
+  W* slab_;
   float values_[kInRegisters ? Shape::P * V : 1];
 };
 

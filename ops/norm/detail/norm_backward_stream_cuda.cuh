@@ -12,10 +12,11 @@
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// Rows that begin and end inside packs (Copies::edges) are dealt out so that all rows of a team begin at the same place
-// in a sector of 32 bytes. Then a thread has the same columns of all of them, and all its packs but those at the edges
-// are loaded and stored like those of aligned rows. If there are too few teams for that, the rows are sorted by where
-// they begin, and a team has a run of them: it writes a row of partials and starts again where this place changes.
+// Rows that begin and end inside packs (kEdges) are dealt out so that all rows of a thread begin at the same place in a
+// sector of 32 bytes. Then a thread has the same columns of all of them, and all its packs but those at the edges are
+// loaded and stored like those of aligned rows. Groups of up to a warp each have a place of their own; all groups of a
+// larger team have the same. If there are too few teams for that, the rows are sorted by where they begin, and a team
+// has a run of them: it writes a row of partials and starts again where this place changes.
 //
 // If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
 // exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
@@ -122,19 +123,17 @@ class StreamedBackward {
   static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
   static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
-  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds && !Shape::kUnits;
+  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
   // Only few weights fit in registers.
-  static constexpr bool kFewWeights = kLanes < kWarp || (Shape::kEdges && V == 4);
+  static constexpr bool kFewWeights = Shape::kEdges ? V == 4 : kLanes < kWarp;
   static constexpr bool kWeightsInRegisters = kElements <= (kFewWeights ? 8 : 16) && !Policy::kDrops;
-  // Rows are so short that g and its mean may nearly cancel.
-  static constexpr bool kShort = V == 2 && kTeam == Team::warp;
   // Pass 1 skips absent packs by branches.
-  static constexpr bool kBranches = (!kWeightsInRegisters || Policy::kAdds) && !Shape::kUnits;
+  static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
-  static constexpr bool kWarpFolds = kLanes < kWarp;  // its lanes first add up the sums of the warp's rows
+  // Whether lanes first add up the sums of the warp's rows.
+  static constexpr bool kWarpFolds = kLanes < kWarp && !Shape::kOwnPhases;
   using RowStatistics = Statistics<T, kCentered>;
   using Ahead = RowsAhead<T, BackwardRows<T, W>, Policy::kMatrices, Shape>;
-  using Chunk = typename Ahead::Chunk;
 
   struct Row {
     std::int64_t offset;  // of the thread's first element
@@ -156,12 +155,12 @@ class StreamedBackward {
     return place;
   }
 
-  /// Reads pack i of a row from its chunk, and computes x̂ and g. Returns dy.
-  __device__ void look(const Row& row, const Chunk& chunk, int i, float (&dy)[V]) {
+  /// Reads pack i of a row from its chunk's place, and computes x̂ and g. Returns dy.
+  __device__ void look(const Row& row, int place, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
-    Ahead::values(chunk.of[0], i % kChunk, x);
-    Ahead::values(chunk.of[1], i % kChunk, dy);
+    ahead_.values(place, 0, i % kChunk, x);
+    ahead_.values(place, 1, i % kChunk, dy);
     weights_.at(i, w);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -179,14 +178,13 @@ class StreamedBackward {
 #pragma unroll
     for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
       ahead_.wait(place, c, row.offset, pending - c);
-      const Chunk chunk = ahead_.chunk(place, row.offset);
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
         // compiler from loading many packs at once, which would fill the registers.
         if (!kBranches || i < at_.packs) {
           float dy[V];
-          look(row, chunk, i, dy);
+          look(row, place, i, dy);
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int k = held(i) + j;
@@ -211,50 +209,30 @@ class StreamedBackward {
   /// Pass 2 of a row: computes dx from the sums over the row.
   __device__ void end_row(const Row& row, int place, float sums) {
     const float rstd = row.statistics.rstd;
-    // dx = g · rstd + x̂ · slope + offset or, if kShort, (g + offset) · rstd + x̂ · slope
-    const float minus_mean = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ : 0.0f;
-    const float offset = kShort ? minus_mean : minus_mean * rstd;
+    // dx = g · rstd + x̂ · slope + offset
+    const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
     const float gx_sum = kCentered ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes) : sums;
     const float slope = -gx_sum * reciprocal_ * rstd;
-    int packs = P;
-    if constexpr (!Shape::kUnits) {
-      packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
-    }
+    const int packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
 #pragma unroll
     for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
-      [[maybe_unused]] Pack<T, V> units[kChunk];
-      [[maybe_unused]] Chunk chunk;
-      if constexpr (!kHeld) {
-        chunk = ahead_.chunk(place, row.offset);
-      }
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         if (i < packs) {
           float values[V];
           if constexpr (!kHeld) {
-            look(row, chunk, i, values);
+            look(row, place, i, values);
           }
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             const int k = held(i) + j;
-            if constexpr (kShort && kCentered) {
-              values[j] = fma(g_[k] + offset, rstd, x_hat_[k] * slope);
-            } else {
-              values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
-            }
+            values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
           }
           if constexpr (Policy::kAdds) {
             add_dsum(row, place, i, values);
           }
-          if constexpr (Shape::kUnits) {
-            units[i - c * kChunk] = pack_of<T>(values);
-          } else {
-            write_dx(row, i, values);
-          }
+          write_dx(row, i, values);
         }
-      }
-      if constexpr (Shape::kUnits) {
-        ahead_.write_units(a_.dx, place, c, row.offset, kLanes == kWarp || row.present, units);
       }
       if constexpr (!kFetchEarly) {
         ahead_.fetch(place, (D + c) % C);
@@ -264,7 +242,7 @@ class StreamedBackward {
 
   __device__ void add_dsum(const Row& row, int place, int i, float (&values)[V]) const {
     float dsum[V];
-    ahead_.third_values(place, i % kChunk, dsum);
+    ahead_.values(place, 2, i % kChunk, dsum);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] += dsum[j];
@@ -293,10 +271,19 @@ class StreamedBackward {
   __device__ void write_pack(T* to, int i, const Pack<T, V>& pack) const {
     if constexpr (Shape::kEdges) {
       if (!at_.is_whole(i)) {
+        if constexpr (Shape::kOwnPhases) {
+          // Hides that these are the same in all rows. Otherwise the compiler would keep what follows from them in
+          // registers.
+          int left = at_.left;
+          int head = i == 0 ? at_.head : 0;
+          asm volatile("" : "+r"(left), "+r"(head));
+          store_part(to, pack, head > 0 ? V - head : left - i * (kLanes * V), head > 0);
+        } else {  // in larger teams, this is faster
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          if (at_.has_element(i, j)) {
-            to[j] = pack.at[j];
+          for (int j = 0; j < V; ++j) {
+            if (at_.has_element(i, j)) {
+              to[j] = pack.at[j];
+            }
           }
         }
         return;
@@ -364,9 +351,7 @@ class StreamedBackward {
           for (int j = 0; j < kPart; ++j) {
             values.at[j] = sums[i * V + part + j];
           }
-          if (V != 2 || column + part < at_.columns) {
-            store(own + column + part, values);
-          }
+          store(own + column + part, values);
         }
       }
     }
@@ -382,7 +367,11 @@ class StreamedBackward {
       float sum = 0;
 #pragma unroll 4
       for (int i = 0; i < folds; ++i) {
-        sum += fold[i * p_.slab + column];
+        int own = column;  // this column's place in fold i
+        if constexpr (Shape::kOwnPhases) {
+          own += phase_of(p_, a_.x + Shape::Place::first_row(p_, i) * a_.columns) - before;
+        }
+        sum += fold[i * p_.slab + own];
       }
       partials[first_partial() + column] = sum;
     }
@@ -425,12 +414,13 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   if constexpr (!Shape::kEdges) {
     compute(Place(p, a.columns, Shape::V, Shape::P));
   } else {
-    const auto compute_rows_like = [&](int row) {
-      const auto begin = reinterpret_cast<std::uintptr_t>(a.x + row * a.columns);
-      const int phase = static_cast<int>(begin / sizeof(T) % static_cast<unsigned>(p.sector));
-      compute(Place(p, a.rows, a.columns, row, phase, Shape::P));
+    const auto compute_rows_like = [&](std::int64_t row) {
+      const int phase = phase_of(p, a.x + row * a.columns);
+      compute(Place(p, a.rows, a.columns, static_cast<int>(row), phase, Shape::P));
     };
-    if constexpr (!Place::kMaySort) {
+    if constexpr (Shape::kOwnPhases) {
+      compute_rows_like(Place::first_row(p, threadIdx.y));
+    } else if constexpr (!Place::kMaySort) {
       compute_rows_like(Place::team(p) % p.phases);
     } else {
 #pragma unroll 1
@@ -489,14 +479,15 @@ void with_pack_shapes(const F& f) {
 /// The same for unaligned rows.
 template <class T, class W, class F>
 void with_unaligned_shapes(const F& f) {
-  constexpr Copies kEdges = Copies::edges;
+  constexpr bool kEdges = true;
   if constexpr (sizeof(T) == 2) {
-    f(StreamShape<2, 4, Team::warp, 16, 1, 4>{});  // words
-    f(StreamShape<2, 4, Team::warp, 16, 1, 4, Copies::units>{});
-    f(StreamShape<2, 8, Team::warp, 16, 1, 3>{});
-    f(StreamShape<2, 8, Team::warp, 16, 1, 3, Copies::units>{});
+    f(StreamShape<8, 1, Team::warp, 8, 1, 4, kEdges>{});
+    f(StreamShape<8, 2, Team::warp, 8, 1, 2, kEdges>{});
+    f(StreamShape<8, 3, Team::warp, 8, 1, 2, kEdges>{});
+    f(StreamShape<8, 2, Team::warp, 16, 1, 2, kEdges>{});
+    f(StreamShape<8, 3, Team::warp, 16, 1, 2, kEdges>{});
     f(StreamShape<8, 2, Team::warp, 32, 1, 2, kEdges>{});
-    f(StreamShape<8, 1, Team::block, 32, 1, 3, kEdges>{});
+    f(StreamShape<8, 3, Team::warp, 32, 1, 2, kEdges>{});
     f(StreamShape<8, 2, Team::block, 32, 1, 2, kEdges>{});
     f(StreamShape<8, 3, Team::block, 32, 1, 2, kEdges>{});
     f(StreamShape<8, 2, Team::cluster, 32, 1, 4, kEdges>{});
@@ -507,6 +498,7 @@ void with_unaligned_shapes(const F& f) {
     }
   } else {
     f(StreamShape<1, 16, Team::cluster, 32, 1, 3>{});
+    f(StreamShape<4, 4, Team::warp, 8, 1, 2, kEdges>{});
     f(StreamShape<4, 2, Team::block, 32, 1, 2, kEdges>{});
     f(StreamShape<4, 4, Team::block, 32, 1, 2, kEdges>{});
     f(StreamShape<4, 6, Team::cluster, 32, 3, 5, kEdges>{});
@@ -520,9 +512,8 @@ void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) 
   const StreamPlan& p = plan.stream;
   bool found = false;
   const auto run = [&]<class Shape>(Shape) {
-    if (plan.pack == Shape::V && plan.units == Shape::kUnits && (p.sector > 0) == Shape::kEdges &&
-        p.packs == Shape::P && p.team() == Shape::kTeam && plan.lanes == Shape::kLanes && plan.chunks == Shape::C &&
-        plan.depth == Shape::D) {
+    if (plan.pack == Shape::V && (p.sector > 0) == Shape::kEdges && p.packs == Shape::P && p.team() == Shape::kTeam &&
+        plan.lanes == Shape::kLanes && plan.chunks == Shape::C && plan.depth == Shape::D) {
       found = true;
       launch_teams(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", p,
                    static_cast<unsigned>(plan.teams), a);
