@@ -5,10 +5,15 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace mica::kernels::held {
+namespace mica::kernels {
 
-/// The threads that share a row: some or all lanes of a warp, a thread block, or a cluster of blocks.
-enum class Team { warp, block, cluster };
+/// The threads that share a row: some lanes of a warp, a warp, a thread block, or a cluster of blocks. Where the number
+/// of lanes is a separate argument, a part of a warp is a `warp`, too.
+enum class Team { lanes, warp, block, cluster };
+
+}  // namespace mica::kernels
+
+namespace mica::kernels::held {
 
 constexpr int kWarpRows = 8;           // warps per block, if each has rows of its own
 constexpr int kMostTeamThreads = 512;  // per block, if they share a row

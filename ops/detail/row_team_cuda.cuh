@@ -1,16 +1,12 @@
 #pragma once
 
-// Kernels that read each row from global memory only once: the row stays on the chip until its results are written.
+// Parts of kernels that read each row from global memory only once and hold it in registers:
 //
-//     held:    global memory ──▶ registers     ──▶ sums over the row
-//                                registers     ──▶ results           ──▶ global memory
-//     staged:  global memory ──▶ shared memory ──▶ sums over the row
-//                                shared memory ──▶ results           ──▶ global memory
+//     global memory ──▶ registers ──▶ sums over the row
+//                       registers ──▶ results           ──▶ global memory
 //
-// Threads access global memory 16 bytes at a time. The threads that share a row are called a team: some lanes of a
-// warp, a whole warp, a thread block, or a cluster of blocks. In a cluster, each block has a slab of the row's columns.
-// Rows are held if they fit into the team's registers. Longer rows are staged, and so are long rows that do not begin
-// and end at multiples of 16 bytes.
+// The threads that share a row are called a team: some lanes of a warp, a whole warp, a thread block, or a cluster of
+// blocks. In a cluster, each block has a slab of the row's columns.
 //
 // Which thread has which columns, and the order of sums, depend on the row's length and on the alignment of pointers.
 
@@ -262,120 +258,6 @@ class Exchange {
   int blocks_;
   int left_ = 0;   // rounds in which this warp has left its result
   int taken_ = 0;  // rounds whose results it has taken
-};
-
-/// Calls f(i) for i = first, first + step, … < end, unrolled by kAtOnce so that several loads can be in flight.
-template <int kAtOnce, class F>
-__device__ void for_steps(int first, int end, int step, const F& f) {
-  int i = first;
-  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      f(i + k * step);
-    }
-  }
-#pragma unroll 1
-  for (; i < end; i += step) {
-    f(i);
-  }
-}
-
-/// A piece of global memory and its copy in shared memory, called image. Both begin at the same offset from a multiple
-/// of 16 bytes, so that aligned units of 16 bytes can be copied as a whole. The elements before the first unit and
-/// after the last one, called edges, are copied one by one.
-template <class T>
-class StagedPiece {
- public:
-  static constexpr int kUnit = 16 / sizeof(T);
-
-  __device__ StagedPiece(unsigned char* memory, const T* from, int count) {
-    const int phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % 16 / sizeof(T));
-    image_ = reinterpret_cast<T*>(memory) + phase;
-    head_ = min(count, phase == 0 ? 0 : kUnit - phase);
-    units_ = (count - head_) / kUnit;
-    edges_ = count - units_ * kUnit;
-  }
-
-  /// Bytes of shared memory for a piece of `count` elements.
-  __host__ __device__ static constexpr int bytes(int count) { return ((count + 2 * kUnit - 1) / kUnit) * 16; }
-
-  __device__ T* image() const { return image_; }
-
-  /// Starts the copies from global memory. Call cuda::wait_copies() and __syncthreads() before reading the image.
-  __device__ void fetch(const T* from) const {
-    for_units([&](int i) { cuda::copy_async<16, /*kLastInL2=*/true>(image_ + i, from + i); });
-    for_edges([&](int i) { image_[i] = from[i]; });
-    cuda::commit_copies();
-  }
-
-  /// Copies the image to global memory; `to` has the same offset from a multiple of 16 bytes. Call __syncthreads()
-  /// before it.
-  __device__ void write(T* to) const {
-    for_units([&](int i) { rows::store(to + i, rows::load<kUnit>(image_ + i)); });
-    for_edges([&](int i) { to[i] = image_[i]; });
-  }
-
-  /// Calls f(i) for the index i of the first element of each of the thread's units.
-  template <int kAtOnce = 4, class F>
-  __device__ void for_units(const F& f) const {
-    for_steps<kAtOnce>(head_ + thread() * kUnit, head_ + units_ * kUnit,
-                       static_cast<int>(blockDim.x * blockDim.y) * kUnit, f);
-  }
-  /// Calls f(i) for the index i of the thread's edge element, if it has one. There are fewer edge elements than
-  /// threads.
-  template <class F>
-  __device__ void for_edges(const F& f) const {
-    const int e = thread();
-    if (e < edges_) {
-      f(e < head_ ? e : e + units_ * kUnit);
-    }
-  }
-
- private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
-
-  T* image_;
-  int head_;   // elements before the first unit
-  int units_;  // number of units
-  int edges_;  // elements before and after the units
-};
-
-/// How many elements a 32-bit word of shared memory holds; 1 for wider elements.
-template <class T>
-constexpr int kInWord = sizeof(T) == 2 ? 2 : 1;
-
-/// Reads a row in shared memory by pairs of 16-bit elements, columns 2 i and 2 i + 1. If the row begins in the middle
-/// of a 32-bit word, a pair is assembled from two words. The second element of the last pair may be past the row's end.
-/// Wider elements are read one by one.
-template <class T>
-class RowWords {
- public:
-  __device__ explicit RowWords(const T* row) {
-    if constexpr (kInWord<T> == 2) {
-      in_middle_ = cuda::shared_address(row) % 4 != 0;
-      row_ = row - (in_middle_ ? 1 : 0);
-    } else {
-      row_ = row;
-    }
-  }
-
-  __device__ bool in_middle() const { return in_middle_; }
-
-  /// The pair that begins at an even `column`. kMaybe: whether the row may begin in the middle of a word.
-  template <bool kMaybe>
-  __device__ Pack<T, kInWord<T>> at(int column) const {
-    if constexpr (kInWord<T> == 1 || !kMaybe) {
-      return rows::load<kInWord<T>>(row_ + column);
-    } else {
-      const unsigned* const word = reinterpret_cast<const unsigned*>(row_ + column);
-      const unsigned both = __funnelshift_r(word[0], word[1], in_middle_ ? 16 : 0);
-      return reinterpret_cast<const Pack<T, 2>&>(both);
-    }
-  }
-
- private:
-  const T* row_;
-  bool in_middle_ = false;
 };
 
 }  // namespace mica::kernels::held

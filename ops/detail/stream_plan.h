@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace mica::kernels::rows {
+#include <mica/ops/detail/row_team.h>
 
-/// The threads that share a row: some or all lanes of a warp, a thread block, or the blocks of a cluster.
-enum class Team { warp, block, cluster };
+namespace mica::kernels::rows {
 
 // Blocks of the grid: a fixed number, and not the chip's number of multiprocessors, so that results do not depend on
 // the chip.

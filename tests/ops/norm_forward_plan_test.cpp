@@ -83,7 +83,7 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_GE(p.threads * p.packs * p.pack, s.columns) << what;
       ASSERT_LT(p.threads * (p.packs - most_empty_packs(bytes, p.packs)) * p.pack, s.columns) << what;
       ASSERT_EQ(p.threads * p.teams, kShortBlock) << what;
-      ASSERT_EQ(p.team == RowTeam::warp, p.threads == 32) << what;
+      ASSERT_EQ(p.team == Team::warp, p.threads == 32) << what;
       ASSERT_EQ(p.blocks, 1) << what;
       return;
     }
@@ -96,25 +96,25 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
     if (p.edges) {
       ASSERT_TRUE(s.alignment == 16 && !s.packed && s.clusters && p.stays) << what;
       switch (p.team) {
-        case RowTeam::warp: ASSERT_EQ(p.packs, 6) << what; break;
-        case RowTeam::block: ASSERT_TRUE(p.packs == 3 || p.packs == 4) << what; break;
-        default: ASSERT_EQ(p.team, RowTeam::cluster) << what;
+        case Team::warp: ASSERT_EQ(p.packs, 6) << what; break;
+        case Team::block: ASSERT_TRUE(p.packs == 3 || p.packs == 4) << what; break;
+        default: ASSERT_EQ(p.team, Team::cluster) << what;
       }
-      const std::int64_t entry = 2 * (p.team == RowTeam::warp ? 4 : static_cast<std::int64_t>(size_of(s.weight)));
+      const std::int64_t entry = 2 * (p.team == Team::warp ? 4 : static_cast<std::int64_t>(size_of(s.weight)));
       ASSERT_LE(entry * (p.threads * p.packs + 16) * p.pack, 220 * 1024) << what;  // in shared memory
     }
     ASSERT_GE(p.threads * p.packs * p.pack, p.slab) << what;
     ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns + (p.edges ? p.pack - 1 : 0)) << what;
     ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
-    ASSERT_EQ(p.blocks > 1, p.team == RowTeam::cluster) << what;
-    const bool warps = p.team == RowTeam::block || p.team == RowTeam::cluster;
+    ASSERT_EQ(p.blocks > 1, p.team == Team::cluster) << what;
+    const bool warps = p.team == Team::block || p.team == Team::cluster;
     const int most = !warps ? kForwardBlock / 2 : p.teams > 1 ? kSharingBlock : kForwardBlock;
     ASSERT_LE(p.threads * p.teams, most) << what;
     switch (p.team) {
-      case RowTeam::lanes: ASSERT_TRUE(p.threads == 8 || p.threads == 16) << what; break;
-      case RowTeam::warp: ASSERT_EQ(p.threads, 32) << what; break;
-      case RowTeam::block: ASSERT_EQ(p.threads % 32, 0) << what; break;
-      case RowTeam::cluster:
+      case Team::lanes: ASSERT_TRUE(p.threads == 8 || p.threads == 16) << what; break;
+      case Team::warp: ASSERT_EQ(p.threads, 32) << what; break;
+      case Team::block: ASSERT_EQ(p.threads % 32, 0) << what; break;
+      case Team::cluster:
         ASSERT_TRUE(s.clusters && size_of(s.x) <= 4 && p.blocks <= 16 && p.teams == 1) << what;
         ASSERT_NE(p.stays, p.few) << what;
         if (p.stays && p.pack >= 4) {  // the parameters are in shared memory
@@ -126,7 +126,7 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
       ASSERT_GE(p.pack, 4) << what;
       if (size_of(s.weight) > size_of(s.x)) {  // the parameters are in shared memory
         ASSERT_LE(2 * (s.columns + 256) * static_cast<std::int64_t>(size_of(s.weight)), 200 * 1024) << what;
-        ASSERT_LE(p.teams, 15 * (p.team == RowTeam::block ? 1 : 100)) << what;  // each team has a named barrier
+        ASSERT_LE(p.teams, 15 * (p.team == Team::block ? 1 : 100)) << what;  // each team has a named barrier
       }
     }
   });
@@ -251,14 +251,14 @@ std::string name_of(const NormForwardPlan& p) {
     return "a block, which rereads it | looped";
   }
   if (p.kernel == Kernel::short_rows) {
-    return p.team == RowTeam::warp ? "a warp | short" : fmt::format("{} lanes | short", p.threads);
+    return p.team == Team::warp ? "a warp | short" : fmt::format("{} lanes | short", p.threads);
   }
   const char* const kernel = p.edges ? "held, with edges" : "held";
   switch (p.team) {
-    case RowTeam::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
-    case RowTeam::warp: return fmt::format("a warp | {}", kernel);
-    case RowTeam::block: return fmt::format("a block | {}", kernel);
-    case RowTeam::cluster: return fmt::format("a cluster of {} blocks | {}", p.blocks, kernel);
+    case Team::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
+    case Team::warp: return fmt::format("a warp | {}", kernel);
+    case Team::block: return fmt::format("a block | {}", kernel);
+    case Team::cluster: return fmt::format("a cluster of {} blocks | {}", p.blocks, kernel);
   }
   return "";
 }

@@ -10,7 +10,6 @@
 using namespace mica::kernels;
 using held::Held;
 using held::RowPlan;
-using held::Team;
 
 namespace {
 

@@ -159,10 +159,12 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
                                            .backward = backward});
   const std::string op = backward ? "softmax_backward_" : "softmax_";
   switch (plan.held) {
-    case held::Held::registers: return op + (plan.team == held::Team::cluster ? "held<cluster>" : "held");
+    case held::Held::registers: return op + (plan.team == mica::kernels::Team::cluster ? "held<cluster>" : "held");
     case held::Held::streamed: return op + "streamed";
     case held::Held::shared_memory:
-      return op + (offset != 0 ? "looped" : plan.team == held::Team::cluster ? "staged<cluster>" : "staged<block>");
+      return op + (offset != 0                                 ? "looped"
+                   : plan.team == mica::kernels::Team::cluster ? "staged<cluster>"
+                                                               : "staged<block>");
     default: return op + "looped";
   }
 }

@@ -12,7 +12,6 @@ namespace xent {
 namespace {
 
 using held::Exchange;
-using held::Team;
 using rows::kWarp;
 
 constexpr std::int64_t kWarpRow = 1024;  // the longest row that is processed by one warp
@@ -214,7 +213,7 @@ void cross_entropy_forward(Cuda, const CrossEntropyForward& args) {
   const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_teams(logits.size(0), logits.size(1), [&]<held::Team kTeam>(unsigned blocks, int threads) {
+    xent::for_teams(logits.size(0), logits.size(1), [&]<Team kTeam>(unsigned blocks, int threads) {
       xent::cross_entropy_rows<T, kTarget, kCap, kTeam><<<blocks, threads, 0, stream>>>(
           xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(), args.losses.data<S>());
     });
@@ -227,7 +226,7 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
   const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_teams(logits.size(0), logits.size(1), [&]<held::Team kTeam>(unsigned blocks, int threads) {
+    xent::for_teams(logits.size(0), logits.size(1), [&]<Team kTeam>(unsigned blocks, int threads) {
       xent::cross_entropy_backward_rows<T, kTarget, kCap, kTeam>
           <<<blocks, threads, 0, stream>>>(xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(),
                                            xent::Incoming<T>(args.dloss, args.denominator), args.dlogits.data<T>());
@@ -242,7 +241,7 @@ void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
   on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
     const std::int64_t rows = args.gradient.size(0);
     const std::int64_t classes = args.gradient.size(1);
-    xent::for_teams(rows, classes, [&]<held::Team kTeam>(unsigned blocks, int threads) {
+    xent::for_teams(rows, classes, [&]<Team kTeam>(unsigned blocks, int threads) {
       xent::cross_entropy_scale_rows<T, kTeam><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
           args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
     });

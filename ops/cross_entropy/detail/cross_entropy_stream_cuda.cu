@@ -21,7 +21,6 @@ namespace xent {
 
 namespace {
 
-using held::Team;
 using Plan = CrossEntropyPlan;
 
 /// The part of a row that a block has in its shared memory.

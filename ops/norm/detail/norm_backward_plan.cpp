@@ -201,7 +201,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   // Whether only few weights fit in registers.
   const bool few_weights = shape.edges ? pack == 4 : shape.lanes > 0 && shape.lanes < 32;
   const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
-  const bool own_phases = shape.edges && p.team() == rows::Team::warp;  // each group has weights of its own
+  const bool own_phases = shape.edges && p.team() == Team::warp;  // each group has weights of its own
   p.kept_bytes = weights_in_registers ? 0 : (own_phases ? p.block() : p.threads) * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
   const int chunk_bytes = p.block() * chunk_elements * matrices * c.size;
@@ -233,7 +233,7 @@ int phases_of(std::int64_t columns, int sector) {
 // The number of teams for rows that begin and end inside packs. Also sets p's sector and, for blocks and clusters,
 // phases and sorted.
 std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
-  if (p.team() == rows::Team::warp) {  // The rows of a group begin alike, since there are 16, 32 or 64 groups
+  if (p.team() == Team::warp) {  // The rows of a group begin alike, since there are 16, 32 or 64 groups
     p.sector = kSector / c.size;
     return rows::stream_teams(p, c.rows);
   }

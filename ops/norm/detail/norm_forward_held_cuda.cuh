@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     normalize_run<H>(a, p, run, memory, meeting);
   } else {
     const bool present = run.first < a.rows;
-    if (H::kTeam == RowTeam::warp && !present) {
+    if (H::kTeam == Team::warp && !present) {
       return;  // if rows share a warp, its lanes without a row are needed for shuffles
     }
     const Place<H> place(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x, 0);
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 template <class H, class Kernel>
 unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, bool is_large,
                         unsigned wanted) {
-  if constexpr (H::kTeam == RowTeam::cluster) {
+  if constexpr (H::kTeam == Team::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
   }
   const int resident = H::kShares ? launch.resident(kernel)
@@ -253,8 +253,8 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
   if constexpr (!H::kShares) {
     return blocks_of_turns(wanted, /*turns=*/4, resident);
   } else {
-    const bool is_long = H::kTeam == RowTeam::block && p.threads > 128;
-    const bool more = is_large && !is_long && (H::kTeam != RowTeam::block || H::P > 2);
+    const bool is_long = H::kTeam == Team::block && p.threads > 128;
+    const bool more = is_large && !is_long && (H::kTeam != Team::block || H::P > 2);
     const unsigned most = resident * (more ? 4 : 1);
     if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
       const unsigned rows = (wanted + most - 1) / most;
@@ -267,9 +267,9 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  const int shared_bytes = Parameters<H>::bytes(H::kEdges                      ? p.threads
-                                                : H::kTeam == RowTeam::cluster ? p.slab
-                                                                               : static_cast<int>(a.columns));
+  const int shared_bytes = Parameters<H>::bytes(H::kEdges                   ? p.threads
+                                                : H::kTeam == Team::cluster ? p.slab
+                                                                            : static_cast<int>(a.columns));
   cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), shared_bytes);
   launch.cluster(p.blocks);
   const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
@@ -278,28 +278,28 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   if constexpr (H::kStays) {
     blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
   }
-  constexpr const char* kName = H::kEdges                      ? "norm_forward_held_kernel<edges>"
-                                : H::kTeam == RowTeam::cluster ? "norm_forward_held_kernel<cluster>"
-                                : H::kStays                    ? "norm_forward_held_kernel<stays>"
-                                : H::kFew                      ? "norm_forward_held_kernel<few>"
-                                : H::kTeam == RowTeam::block   ? "norm_forward_held_kernel<block>"
-                                                               : "norm_forward_held_kernel<warp>";
+  constexpr const char* kName = H::kEdges                   ? "norm_forward_held_kernel<edges>"
+                                : H::kTeam == Team::cluster ? "norm_forward_held_kernel<cluster>"
+                                : H::kStays                 ? "norm_forward_held_kernel<stays>"
+                                : H::kFew                   ? "norm_forward_held_kernel<few>"
+                                : H::kTeam == Team::block   ? "norm_forward_held_kernel<block>"
+                                                            : "norm_forward_held_kernel<warp>";
   launch.grid(blocks * p.blocks).run(kernel, kName, a, addends, p);
 }
 
 // Launches the kernel that the plan has chosen, if its team is kTeam (of kLanes lanes, unless it is a block), and P
 // includes its number of packs. Returns whether it did.
-template <class N, class T, class W, int V, RowTeam kTeam, int kLanes, int... P>
+template <class N, class T, class W, int V, Team kTeam, int kLanes, int... P>
 bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   const auto launch_packs = [&]<int kPacks>() {
     using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
     constexpr bool kHasFew = N::kSource == Source::x && sizeof(T) <= 4;
-    constexpr bool kCluster = kTeam == RowTeam::cluster;
-    constexpr bool kMayStay = kCluster || (kHasFew && V >= 4 && N::kCentered &&
-                                           (Staying::kShares || (kTeam == RowTeam::block && kPacks == 2)));
-    constexpr bool kMustStay = kMayStay && kTeam != RowTeam::block;  // except clusters, if there are few rows
+    constexpr bool kCluster = kTeam == Team::cluster;
+    constexpr bool kMayStay =
+        kCluster || (kHasFew && V >= 4 && N::kCentered && (Staying::kShares || (kTeam == Team::block && kPacks == 2)));
+    constexpr bool kMustStay = kMayStay && kTeam != Team::block;  // except clusters, if there are few rows
     if constexpr (kHasFew && (kCluster || !kMustStay)) {
       if (p.few) {
         return launch<Few>(a, addends, p);
@@ -314,8 +314,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
       launch<Many>(a, addends, p);
     }
   };
-  const bool same_team =
-      p.team == kTeam && (kTeam == RowTeam::block || kTeam == RowTeam::cluster || p.threads == kLanes);
+  const bool same_team = p.team == kTeam && (kTeam == Team::block || kTeam == Team::cluster || p.threads == kLanes);
   return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
 }
 
@@ -323,7 +322,7 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
 template <class N, class T, class W>
 bool launch_edges(const Forward<T, W>& a, const NormForwardPlan& p) {
   if constexpr (N::kSource == Source::x && sizeof(T) <= 4) {
-    const auto one_of = [&]<RowTeam kTeam, int... P>() {
+    const auto one_of = [&]<Team kTeam, int... P>() {
       const auto launch_packs = [&]<int kPacks>() {
         launch<HeldShape<N, T, W, kTeam, kWarp, 16 / sizeof(T), kPacks, Blocks::stay_with_edges>>(a, NoAddends{}, p);
         return true;
@@ -331,13 +330,13 @@ bool launch_edges(const Forward<T, W>& a, const NormForwardPlan& p) {
       return p.team == kTeam && ((p.packs == P && launch_packs.template operator()<P>()) || ...);
     };
     if constexpr (sizeof(T) == 4) {
-      return one_of.template operator()<RowTeam::cluster, 4, 8>();
+      return one_of.template operator()<Team::cluster, 4, 8>();
     } else if constexpr (N::kCentered) {
-      return one_of.template operator()<RowTeam::warp, 6>() || one_of.template operator()<RowTeam::block, 3, 4>() ||
-             one_of.template operator()<RowTeam::cluster, 4>();
+      return one_of.template operator()<Team::warp, 6>() || one_of.template operator()<Team::block, 3, 4>() ||
+             one_of.template operator()<Team::cluster, 4>();
     } else {
-      return one_of.template operator()<RowTeam::warp, 6>() || one_of.template operator()<RowTeam::block, 3, 4>() ||
-             one_of.template operator()<RowTeam::cluster, 2, 4>();
+      return one_of.template operator()<Team::warp, 6>() || one_of.template operator()<Team::block, 3, 4>() ||
+             one_of.template operator()<Team::cluster, 2, 4>();
     }
   }
   return false;
@@ -347,48 +346,48 @@ bool launch_edges(const Forward<T, W>& a, const NormForwardPlan& p) {
 template <class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
   constexpr bool kAdds = N::kSource != Source::x;
-  const auto one_of = [&]<int V, RowTeam kTeam, int kLanes, int... P>() {
+  const auto one_of = [&]<int V, Team kTeam, int kLanes, int... P>() {
     return p.pack == V && launch_one_of<N, T, W, V, kTeam, kLanes, P...>(a, addends, p);
   };
   bool done = false;
   if (p.edges) {
     done = launch_edges<N>(a, p);
   } else if constexpr (sizeof(T) == 2) {
-    done = one_of.template operator()<8, RowTeam::warp, kWarp, 3, 4>() ||
-           one_of.template operator()<8, RowTeam::block, kWarp, 2, 3, 4>();
+    done = one_of.template operator()<8, Team::warp, kWarp, 3, 4>() ||
+           one_of.template operator()<8, Team::block, kWarp, 2, 3, 4>();
     if constexpr (kAdds) {
-      done = done || one_of.template operator()<8, RowTeam::lanes, 8, 1>() ||
-             one_of.template operator()<8, RowTeam::lanes, 16, 1>() ||
-             one_of.template operator()<8, RowTeam::warp, kWarp, 1, 2>();
+      done = done || one_of.template operator()<8, Team::lanes, 8, 1>() ||
+             one_of.template operator()<8, Team::lanes, 16, 1>() ||
+             one_of.template operator()<8, Team::warp, kWarp, 1, 2>();
     } else {
-      done = done || one_of.template operator()<8, RowTeam::cluster, kWarp, 2, 4>() ||
-             one_of.template operator()<2, RowTeam::block, kWarp, 6, 8, 12>() ||  // words
-             one_of.template operator()<2, RowTeam::cluster, kWarp, 16>() ||
-             one_of.template operator()<1, RowTeam::block, kWarp, 8, 12, 16>() ||  // single elements
-             one_of.template operator()<1, RowTeam::cluster, kWarp, 16>();
+      done = done || one_of.template operator()<8, Team::cluster, kWarp, 2, 4>() ||
+             one_of.template operator()<2, Team::block, kWarp, 6, 8, 12>() ||  // words
+             one_of.template operator()<2, Team::cluster, kWarp, 16>() ||
+             one_of.template operator()<1, Team::block, kWarp, 8, 12, 16>() ||  // single elements
+             one_of.template operator()<1, Team::cluster, kWarp, 16>();
     }
   } else if constexpr (sizeof(T) == 4) {
     if constexpr (kAdds) {
-      done = one_of.template operator()<4, RowTeam::lanes, 8, 2>() ||
-             one_of.template operator()<4, RowTeam::warp, kWarp, 1, 2, 3, 4>() ||
-             one_of.template operator()<4, RowTeam::block, kWarp, 2, 4>();
+      done = one_of.template operator()<4, Team::lanes, 8, 2>() ||
+             one_of.template operator()<4, Team::warp, kWarp, 1, 2, 3, 4>() ||
+             one_of.template operator()<4, Team::block, kWarp, 2, 4>();
     } else {
       if constexpr (N::kCentered) {
-        done = one_of.template operator()<4, RowTeam::warp, kWarp, 3, 4>() ||
-               one_of.template operator()<4, RowTeam::block, kWarp, 2>();
+        done = one_of.template operator()<4, Team::warp, kWarp, 3, 4>() ||
+               one_of.template operator()<4, Team::block, kWarp, 2>();
       }
-      done = done || one_of.template operator()<4, RowTeam::block, kWarp, 4, 8>() ||
-             one_of.template operator()<4, RowTeam::cluster, kWarp, 4, 8>() ||
-             one_of.template operator()<1, RowTeam::block, kWarp, 8, 16>() ||
-             one_of.template operator()<1, RowTeam::cluster, kWarp, 16>();
+      done = done || one_of.template operator()<4, Team::block, kWarp, 4, 8>() ||
+             one_of.template operator()<4, Team::cluster, kWarp, 4, 8>() ||
+             one_of.template operator()<1, Team::block, kWarp, 8, 16>() ||
+             one_of.template operator()<1, Team::cluster, kWarp, 16>();
     }
   } else {
-    done = one_of.template operator()<2, RowTeam::lanes, 8, 4>() ||
-           one_of.template operator()<2, RowTeam::warp, kWarp, 2, 4, 8>() ||
-           one_of.template operator()<2, RowTeam::block, kWarp, 1, 2, 4, 8>() ||
-           one_of.template operator()<1, RowTeam::lanes, 8, 8>() ||
-           one_of.template operator()<1, RowTeam::warp, kWarp, 4, 8, 16>() ||
-           one_of.template operator()<1, RowTeam::block, kWarp, 8, 16>();
+    done = one_of.template operator()<2, Team::lanes, 8, 4>() ||
+           one_of.template operator()<2, Team::warp, kWarp, 2, 4, 8>() ||
+           one_of.template operator()<2, Team::block, kWarp, 1, 2, 4, 8>() ||
+           one_of.template operator()<1, Team::lanes, 8, 8>() ||
+           one_of.template operator()<1, Team::warp, kWarp, 4, 8, 16>() ||
+           one_of.template operator()<1, Team::block, kWarp, 8, 16>();
   }
   check(done, "norm: there is no forward that holds {} packs of {} columns a thread", p.packs, p.pack);
 }

@@ -11,7 +11,7 @@ namespace mica::kernels::norm_cuda {
 
 // Combines the moments of a team's threads into those of their row, with the same bits in each thread. This template
 // serves teams of one warp or a part of it.
-template <class H, RowTeam kTeam = H::kTeam>
+template <class H, Team kTeam = H::kTeam>
 class TeamMeeting {
   using S = typename H::S;
 
@@ -47,7 +47,7 @@ __device__ Moments<S> combine_warp(const Moments<S>& mine, const Place<H>& place
 
 // The same for the warps that share one of the block's rows: all its warps or, if kShares, some of them.
 template <class H>
-class TeamMeeting<H, RowTeam::block> {
+class TeamMeeting<H, Team::block> {
   using S = typename H::S;
 
  public:
@@ -156,10 +156,10 @@ struct WarpMoments {
 
 // The same for the warps of a cluster.
 template <class H>
-class TeamMeeting<H, RowTeam::cluster> {
+class TeamMeeting<H, Team::cluster> {
   using S = typename H::S;
   using Part = WarpMoments<S, H::N::kCentered && !kOnePass<typename H::T, H::V>>;
-  using Exchange = held::Exchange<Part, held::Team::cluster, H::kStays ? 2 : 1>;
+  using Exchange = held::Exchange<Part, Team::cluster, H::kStays ? 2 : 1>;
 
  public:
   using Shared = typename Exchange::Shared;

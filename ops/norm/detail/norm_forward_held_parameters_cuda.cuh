@@ -113,7 +113,7 @@ class Parameters<H, ParametersIn::shared_by_column> {
 
  public:
   // Floats need no conversion in each row, but take more registers. Only the kernel for warps has enough.
-  using Kept = std::conditional_t<H::kTeam == RowTeam::warp, float, W>;
+  using Kept = std::conditional_t<H::kTeam == Team::warp, float, W>;
   struct Both {
     Kept weight;
     Kept bias;

@@ -98,7 +98,7 @@ class RowPacks {
     using First = Pack<T, kFirst<T, V>>;
     const Pack<T, V>& mine = packs_.pack(0);
     First first;
-    if constexpr (H::kTeam == RowTeam::block) {
+    if constexpr (H::kTeam == Team::block) {
       __shared__ First shared;
       if (threadIdx.x == 0) {
         shared = reinterpret_cast<const First&>(mine);

@@ -23,13 +23,13 @@ enum class ParametersIn { memory, shared, shared_by_column, registers };
 
 // The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The packs
 // of kLanes neighboring lanes are adjacent.
-template <class N_, class T_, class W_, RowTeam kTeam_, int kLanes_, int V_, int P_, Blocks kBlocks_>
+template <class N_, class T_, class W_, Team kTeam_, int kLanes_, int V_, int P_, Blocks kBlocks_>
 struct HeldShape {
   using N = N_;
   using T = T_;
   using W = W_;
   using S = Accumulate<T>;
-  static constexpr RowTeam kTeam = kTeam_;
+  static constexpr Team kTeam = kTeam_;
   static constexpr int kLanes = kLanes_;
   static constexpr int V = V_;
   static constexpr int P = P_;
@@ -44,9 +44,9 @@ struct HeldShape {
   // bits, or rows have edges, or they are aligned and shared by a cluster. Blocks that do not form
   // clusters then compute several rows at once, even if several warps share each row.
   static constexpr bool kShares =
-      kEdges || (kStays && V >= 4 && (kTeam == RowTeam::cluster || (N::kCentered && sizeof(T) == 2 && sizeof(W) == 4)));
+      kEdges || (kStays && V >= 4 && (kTeam == Team::cluster || (N::kCentered && sizeof(T) == 2 && sizeof(W) == 4)));
   // Whether several warps share a row.
-  static constexpr bool kWarps = kTeam == RowTeam::block || kTeam == RowTeam::cluster;
+  static constexpr bool kWarps = kTeam == Team::block || kTeam == Team::cluster;
 
   // With few blocks, there are enough registers to load the parameters before the moments are known, while x is in
   // flight. Clusters that hold rows by words or single elements keep them in registers, too.
@@ -60,7 +60,7 @@ struct HeldShape {
     if (!kWarps) {
       return kForwardBlock / 2;
     }
-    if (kTeam == RowTeam::cluster) {
+    if (kTeam == Team::cluster) {
       return kForwardBlock;
     }
     return kShares ? kSharingBlock : kForwardBlock;
@@ -76,16 +76,16 @@ struct HeldShape {
       return kForwardBlock / kMostThreads;
     }
     if (kAdds) {
-      return kTeam == RowTeam::block ? 2 : kBytes <= 32 ? 4 : 3;
+      return kTeam == Team::block ? 2 : kBytes <= 32 ? 4 : 3;
     }
-    if (kTeam == RowTeam::cluster) {
+    if (kTeam == Team::cluster) {
       const bool many_parameters = N::kCentered && P == 4 && sizeof(W) == 4;
       return V < 4 || kBytes > 64 || many_parameters ? 1 : 2;
     }
     if (V == 1) {
       return sizeof(T) == 2 && !N::kCentered ? 3 : 2;
     }
-    if (kTeam == RowTeam::block) {
+    if (kTeam == Team::block) {
       return kShares ? 1 : !kStays && sizeof(T) == 2 ? 3 : 2;
     }
     if (kEdges) {
@@ -119,7 +119,7 @@ struct Place {
       : phase(row_phase),
         first((lane / H::kLanes * (P * H::kLanes) + lane % H::kLanes) * V),
         columns(row_columns + row_phase) {
-    if constexpr (H::kTeam == RowTeam::cluster) {
+    if constexpr (H::kTeam == Team::cluster) {
       rank = cuda::cluster_rank();
       slab = rank * p.slab;
       first += slab;
@@ -168,11 +168,11 @@ struct Run {
   __device__ Run(const NormForwardPlan& p, std::int64_t rows, int block)
       : first(block), step(static_cast<Index>(gridDim.x)), end(static_cast<Index>(rows)) {
     const int team = static_cast<int>(threadIdx.y);
-    if constexpr (H::kTeam == RowTeam::cluster) {
+    if constexpr (H::kTeam == Team::cluster) {
       first /= p.blocks;
       step /= p.blocks;
     }
-    if constexpr (H::kTeam != RowTeam::cluster && (H::kTeam != RowTeam::block || H::kShares)) {
+    if constexpr (H::kTeam != Team::cluster && (H::kTeam != Team::block || H::kShares)) {
       first = first * p.teams + team;
       step *= p.teams;
     }

@@ -55,7 +55,7 @@ __device__ void write_packs_by_column(const RowPacks<H>& row, const Place<H>& pl
   constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
   const S offset = -mean * rstd;
   // Not all packs at once if the entries for them would take too many registers.
-  constexpr int kAtOnce = H::kTeam == RowTeam::cluster && H::P >= 4 ? H::P / 2 : H::P;
+  constexpr int kAtOnce = H::kTeam == Team::cluster && H::P >= 4 ? H::P / 2 : H::P;
 #pragma unroll
   for (int begin = 0; begin < H::P; begin += kAtOnce) {
     Pack<T, H::V> packs[kAtOnce];

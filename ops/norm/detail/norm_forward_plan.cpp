@@ -28,9 +28,9 @@ NormForwardPlan divide(NormForwardPlan::Kernel kernel, std::int64_t columns, int
   const std::int64_t threads = divided(slab, std::int64_t{kWarpLanes} * pack * d.packs) * kWarpLanes;
   const bool warp = threads == kWarpLanes && d.blocks == 1;
   return {.kernel = kernel,
-          .team = d.blocks > 1 ? RowTeam::cluster
-                  : warp       ? RowTeam::warp
-                               : RowTeam::block,
+          .team = d.blocks > 1 ? Team::cluster
+                  : warp       ? Team::warp
+                               : Team::block,
           .pack = pack,
           .packs = d.packs,
           .threads = static_cast<int>(std::min<std::int64_t>(threads, INT_MAX)),
@@ -55,7 +55,7 @@ NormForwardPlan hold(std::int64_t columns, int pack, std::initializer_list<Divis
 
 NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
   return {.kernel = NormForwardPlan::Kernel::held,
-          .team = RowTeam::lanes,
+          .team = Team::lanes,
           .pack = pack,
           .packs = packs,
           .threads = lanes,
@@ -92,7 +92,7 @@ NormForwardPlan short_plan(const NormShape& s) {
     for (const Share& share : shares) {
       if (s.columns <= share.lanes * share.packs * pack) {
         return {.kernel = NormForwardPlan::Kernel::short_rows,
-                .team = share.lanes == kWarpLanes ? RowTeam::warp : RowTeam::lanes,
+                .team = share.lanes == kWarpLanes ? Team::warp : Team::lanes,
                 .pack = pack,
                 .packs = share.packs,
                 .threads = share.lanes,
@@ -173,7 +173,7 @@ NormForwardPlan cluster_plan(const NormShape& s, int pack) {
 
 /// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
 bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors, int threads) {
-  if (p.team == RowTeam::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
+  if (p.team == Team::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
     multiprocessors -= rows::kStreamBlocks - rows::stream_blocks(p.blocks);
     return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
   }
@@ -205,7 +205,7 @@ bool has_edges(const NormShape& s, const NormForwardPlan& p) {
   if (size_of(s.x) == 4) {
     return s.columns > (s.centered ? 32768 : 40960) && elements > 4 << 20;
   }
-  if (p.team == RowTeam::cluster) {
+  if (p.team == Team::cluster) {
     return elements > (p.pack == 1 ? 3 << 19 : 32 << 20);
   }
   return elements > 4 << 20;
@@ -227,7 +227,7 @@ NormForwardPlan edges_plan(const NormShape& s) {
   } else {
     p = columns <= 65536 ? held({{8, 2}}) : held({{8, 4}, {16, 4}});
   }
-  if (p.kernel == NormForwardPlan::Kernel::held && p.team == RowTeam::block) {
+  if (p.kernel == NormForwardPlan::Kernel::held && p.team == Team::block) {
     p.teams = most_sharing(p.threads);
   }
   p.edges = true;
@@ -240,11 +240,11 @@ bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || s.adds || !s.parameters) {
     return false;
   }
-  if (p.team == RowTeam::cluster) {
+  if (p.team == Team::cluster) {
     // RMS norms need so few registers that a multiprocessor runs twice as many threads.
     return run_at_once(s, p, s.multiprocessors, kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1));
   }
-  if (shares(s) && p.team != RowTeam::block) {  // such warps have them early, in shared memory
+  if (shares(s) && p.team != Team::block) {  // such warps have them early, in shared memory
     return false;
   }
   // Each row loads the parameters again. With more rows, this costs more than it hides.
@@ -254,7 +254,7 @@ bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
 /// Whether blocks are persistent, so that their teams compute one row after another. Does not affect the bits of the
 /// results.
 bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
-  if (p.team == RowTeam::cluster) {
+  if (p.team == Team::cluster) {
     return true;
   }
   if (p.kernel != NormForwardPlan::Kernel::held || p.pack < 4 || s.adds) {
@@ -263,9 +263,9 @@ bool teams_stay(const NormShape& s, const NormForwardPlan& p) {
   if (shares(s)) {
     // Each block loads them for several rows. GPUs before compute capability 9.0 may have only 99 KiB of shared memory.
     const bool fit = s.clusters || 2 * s.columns * static_cast<std::int64_t>(size_of(s.weight)) <= 96 << 10;
-    return p.team != RowTeam::block || (fit && s.rows >= 4 * s.multiprocessors);
+    return p.team != Team::block || (fit && s.rows >= 4 * s.multiprocessors);
   }
-  return s.centered && p.team == RowTeam::block && p.packs == 2 && s.parameters;
+  return s.centered && p.team == Team::block && p.packs == 2 && s.parameters;
 }
 
 }  // namespace
@@ -293,7 +293,7 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   }
   p.few = has_few_blocks(s, p);
   p.stays = !p.few && teams_stay(s, p);
-  if (p.stays && p.team == RowTeam::block && shares(s)) {
+  if (p.stays && p.team == Team::block && shares(s)) {
     p.teams = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));
   }
   return p;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <mica/core/dtype.h>
+#include <mica/ops/detail/row_team.h>
 
 namespace mica::kernels {
 
@@ -25,9 +26,6 @@ struct NormShape {
   int multiprocessors;
 };
 
-/// The threads that share a row: some lanes of a warp, a warp, a block, or a cluster of blocks.
-enum class RowTeam { lanes, warp, block, cluster };
-
 constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
 constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
@@ -40,7 +38,7 @@ constexpr int most_empty_packs(int pack_bytes, int packs) {
 struct NormForwardPlan {
   enum class Kernel { short_rows, held, looped };
   Kernel kernel = Kernel::looped;
-  RowTeam team = RowTeam::block;
+  Team team = Team::block;
   int pack = 1;        // columns per pack
   int packs = 0;       // of a row, per thread
   int threads = 0;     // per block, that share a row

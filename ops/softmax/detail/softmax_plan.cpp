@@ -8,7 +8,6 @@ namespace {
 using held::Held;
 using held::kMostTeamThreads;
 using held::RowPlan;
-using held::Team;
 
 constexpr int kWarp = 32;
 constexpr std::int64_t kSlabUnit = 64;  // columns

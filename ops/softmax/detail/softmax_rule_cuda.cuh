@@ -11,7 +11,6 @@
 namespace mica::kernels::softmax_rows {
 
 using held::Place;
-using held::Team;
 
 enum class Kind {
   softmax,
