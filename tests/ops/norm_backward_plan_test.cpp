@@ -142,8 +142,9 @@ TEST(NormBackwardPlan, DealsOutRowsThatBeginInsidePacks) {
            Expected{10'000, 12'001, 2, 16, 16, 64, false},  // clusters of 2 blocks
            Expected{15, 20'001, 2, 16, 16, 15, false},      // clusters of 8 blocks, a row for each
            Expected{400, 20'001, 2, 8, 8, 8, false},        // 16 MB or less: places in 16 bytes
-           Expected{500, 20'001, 2, 16, 16, 15, true},
-           Expected{500, 20'004, 2, 16, 4, 12, false},
+           Expected{500, 20'001, 2, 16, 16, 64, false},     // clusters of 2 blocks
+           Expected{500, 60'001, 2, 16, 16, 15, true},
+           Expected{500, 60'004, 2, 16, 4, 12, false},
            Expected{20, 140'001, 2, 8, 8, 20, false},  // clusters of 16 blocks
            Expected{50, 140'001, 2, 8, 8, 7, true},
            Expected{113, 140'001, 2, 16, 16, 7, true},
@@ -222,7 +223,7 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
        {Expected{1024, 2, 32, 128, 4, 1},    Expected{8192, 2, 32, 512, 1, 1},     Expected{16384, 2, 32, 512, 1, 2},
         Expected{131'072, 2, 32, 512, 1, 8}, Expected{262'144, 2, 32, 512, 1, 16}, Expected{768, 4, 32, 96, 5, 1},
         Expected{8192, 4, 32, 512, 1, 1},    Expected{65536, 4, 32, 512, 1, 8},    Expected{262'144, 4, 32, 512, 1, 16},
-        Expected{511, 4, 32, 96, 5, 1},      Expected{16383, 2, 32, 96, 5, 8},     Expected{16383, 4, 32, 128, 4, 8},
+        Expected{511, 4, 32, 96, 5, 1},      Expected{16383, 2, 32, 352, 1, 2},    Expected{16383, 4, 32, 288, 1, 4},
         Expected{64, 2, 8, 8, 64, 1},        Expected{72, 2, 16, 16, 32, 1},       Expected{136, 2, 32, 32, 16, 1},
         Expected{384, 2, 32, 32, 16, 1},     Expected{512, 2, 32, 64, 8, 1},       Expected{576, 2, 32, 64, 8, 1},
         Expected{680, 2, 32, 96, 5, 1},      Expected{1280, 2, 32, 160, 3, 1},     Expected{1288, 2, 32, 96, 5, 1},

@@ -37,8 +37,9 @@ StreamShape shape_of_short_rows(std::int64_t columns, int pack) {
   return {.packs = 8 / pack, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
 }
 
-// Longer rows of 16-bit elements, read in packs of 8. Measured on an H200.
-StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
+// Longer rows of 16-bit elements, read in packs of 8. few_blocks: clusters have as few blocks as possible. Measured on
+// an H200.
+StreamShape shape_of_16_bits(std::int64_t columns, int weight_size, bool few_blocks) {
   if (columns <= 384) {
     return {.packs = 2, .depth = 2};  // a warp has a row
   }
@@ -51,7 +52,7 @@ StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
   if (columns <= 16384) {
     return {.packs = 2, .depth = 4, .cluster = 2};
   }
-  const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
+  const int cluster = columns <= 131072 && !few_blocks ? 8 : cluster_of(columns, 32);
   if (columns > std::int64_t{cluster} * kMostThreads * 16 && columns <= std::int64_t{cluster} * kMostThreads * 24) {
     return {.packs = 3, .depth = 3, .cluster = cluster};  // with 4 packs, a quarter of the threads or more would idle
   }
@@ -140,9 +141,15 @@ StreamShape shape_with_edges(const NormBackwardCase& c) {
   StreamShape shape = shape_of_lanes(c);
   if (shape.packs == 0) {
     const std::int64_t columns = columns_with_edges(c);
-    shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size);
+    // If clusters are small, there are enough of them for all places in a sector at which rows begin. But small
+    // matrices need the blocks of larger ones.
+    const bool few_blocks = columns <= 49152 && c.rows >= 8 * kMega / c.columns;
+    shape = c.size == 4 ? shape_of_float32(columns) : shape_of_16_bits(columns, c.weight_size, few_blocks);
     if (shape.packs == 1) {  // slower if rows have edges
       shape = {.packs = 2, .depth = 2};
+    }
+    if (c.size == 4 && shape.cluster == 8 && columns <= 32768) {
+      shape.cluster = 4;
     }
     shape.edges = true;
   }
@@ -154,7 +161,8 @@ StreamShape shape_of_unaligned(const NormBackwardCase& c) {
   if (are_held(c)) {
     return {};
   }
-  if (c.size == 4 && columns_with_edges(c) > 8192 && c.columns <= 131072) {  // in single elements
+  if (c.size == 4 && columns_with_edges(c) > 8192 && c.columns <= 131072 && c.rows < 48 * kMega / c.columns) {
+    // In single elements.
     return {.packs = 16, .depth = 3, .cluster = c.columns <= 65536 ? 8 : 16};
   }
   return shape_with_edges(c);
@@ -181,7 +189,7 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (c.source != GradientSource::y) {
     return shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
   }
-  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
+  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size, /*few_blocks=*/false);
 }
 
 // How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared

@@ -501,6 +501,7 @@ void with_unaligned_shapes(const F& f) {
     f(StreamShape<4, 4, Team::warp, 8, 1, 2, kEdges>{});
     f(StreamShape<4, 2, Team::block, 32, 1, 2, kEdges>{});
     f(StreamShape<4, 4, Team::block, 32, 1, 2, kEdges>{});
+    f(StreamShape<4, 4, Team::cluster, 32, 1, 3, kEdges>{});
     f(StreamShape<4, 6, Team::cluster, 32, 3, 5, kEdges>{});
     f(StreamShape<4, 8, Team::cluster, 32, 4, 5, kEdges>{});
   }
