@@ -31,7 +31,7 @@ struct StreamPlan {
   int kept_bytes = 0;    // of shared memory, for parameters
   int stream_bytes = 0;  // of shared memory, for the rows in flight
   // For rows that begin and end inside packs (EdgePlace):
-  int sector = 0;       // elements; a row's first pack begins where a sector does. 0: rows consist of packs or words
+  int sector = 0;       // elements; a row's first pack begins where a sector does. 0: rows consist of whole packs
   int phases = 1;       // the number of places in a sector at which rows begin; row i begins like row i mod phases
   bool sorted = false;  // whether teams get runs of rows that are sorted by these places
 
