@@ -11,6 +11,19 @@ namespace mica::kernels {
 /// of lanes is a separate argument, a part of a warp is a `warp`, too.
 enum class Team { lanes, warp, block, cluster };
 
+// Blocks of a persistent grid: a fixed number, and not the chip's number of multiprocessors, so that results do not
+// depend on the chip.
+constexpr int kPersistentBlocks = 132;
+// The same for clusters of 3 to 8 blocks, and of 16: the most that run at once on an H200. The blocks of a cluster must
+// lie in one GPC, so that some multiprocessors remain unused.
+constexpr int kPersistentClusterBlocks = 120;
+constexpr int kPersistentLargestClusterBlocks = 112;
+
+/// The number of blocks of a persistent grid of clusters of `cluster` blocks, if there are rows enough.
+constexpr int persistent_blocks(int cluster) {
+  return cluster <= 2 ? kPersistentBlocks : cluster <= 8 ? kPersistentClusterBlocks : kPersistentLargestClusterBlocks;
+}
+
 }  // namespace mica::kernels
 
 namespace mica::kernels::held {

@@ -152,7 +152,7 @@ TEST(NormBackwardPlan, DealsOutRowsThatBeginInsidePacks) {
            Expected{113, 200'001, 4, 8, 8, 7, true},
        }) {
     const NormBackwardPlan plan = plan_norm_backward(case_of(e.rows, e.columns, e.size));
-    const rows::StreamPlan& p = plan.stream;
+    const StreamPlan& p = plan.stream;
     ASSERT_EQ(plan.kernel, streamed) << e.rows << "x" << e.columns;
     EXPECT_EQ(std::tuple(p.sector, p.phases, plan.teams, p.sorted), std::tuple(e.sector, e.phases, e.teams, e.sorted))
         << e.rows << "x" << e.columns << ", " << e.size;
@@ -230,7 +230,7 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
         Expected{10'240, 2, 32, 448, 1, 1},  Expected{10'248, 2, 32, 352, 1, 2},   Expected{260, 4, 32, 64, 8, 1}}) {
     const bool packs = e.columns * e.size % 16 == 0;
     const NormBackwardPlan plan = plan_norm_backward(case_of(packs ? 1000 : 1'000'000, e.columns, e.size));
-    const rows::StreamPlan& p = plan.stream;
+    const StreamPlan& p = plan.stream;
     EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
               std::tuple(e.lanes, e.threads, e.groups, e.cluster))
         << e.columns << ", " << e.size;
@@ -274,7 +274,7 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           }
           c.packs = packs;
           const NormBackwardPlan plan = plan_norm_backward(c);
-          const rows::StreamPlan& p = plan.stream;
+          const StreamPlan& p = plan.stream;
           if (plan.kernel != streamed) {
             const bool small = !packs && rows == 9 && columns <= 8192;
             EXPECT_TRUE(small || (size == 4 ? columns <= 256 : !packs && columns <= 64) ||
@@ -288,7 +288,7 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           const std::int64_t skipped = p.sector > 0 && p.threads <= 32 ? p.sector - plan.pack : 0;
           EXPECT_GE(std::int64_t{p.threads} * p.packs * plan.pack * p.cluster, most - skipped);
           EXPECT_GE(std::int64_t{p.slab} * p.cluster, most);
-          EXPECT_LE(p.shared_bytes(), rows::kStreamShared) << columns;
+          EXPECT_LE(p.shared_bytes(), kStreamShared) << columns;
           EXPECT_LE(p.block(), 512) << columns;
           EXPECT_EQ(p.block() % 32, 0) << columns;
           EXPECT_EQ(p.packs % plan.chunks, 0) << columns;
@@ -344,7 +344,7 @@ std::pair<std::string, int> row_of(const NormBackwardCase& c) {
   };
   switch (plan.kernel) {
     case streamed: {
-      const rows::StreamPlan& p = plan.stream;
+      const StreamPlan& p = plan.stream;
       const std::string who = p.cluster > 1 ? fmt::format("a cluster of {} blocks", p.cluster) : threads_of(p.threads);
       const char* const how = p.sector > 0 ? ", with edges" : "";
       return {who + " | streamed" + how, p.packs};

@@ -8,8 +8,6 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-using rows::StreamPlan;
-
 constexpr int kMostThreads = 512;  // per block
 constexpr std::int64_t kShortRow = 256;
 
@@ -192,6 +190,21 @@ StreamShape shape_of(const NormBackwardCase& c) {
   return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size, /*few_blocks=*/false);
 }
 
+// Divides `columns` among the blocks of p's cluster, and a block's part among whole warps with p.packs packs of V
+// columns per thread.
+void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
+  constexpr std::int64_t kUnit = 64;
+  p.slab = static_cast<int>((columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
+  const int warp_columns = p.packs * V * 32;
+  p.threads = (p.slab + warp_columns - 1) / warp_columns * 32;
+  p.groups = std::max(1, most_threads / p.threads);
+}
+
+// The number of teams to launch: blocks, or clusters.
+std::int64_t stream_teams(const StreamPlan& p, std::int64_t rows) {
+  return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, (rows + p.groups - 1) / p.groups);
+}
+
 // How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared
 // memory.
 StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& shape) {
@@ -199,7 +212,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   if (shape.packs == 0) {
     return p;
   }
-  rows::divide(p, shape.edges ? columns_with_edges(c) : c.columns, pack, kMostThreads);
+  divide(p, shape.edges ? columns_with_edges(c) : c.columns, pack, kMostThreads);
   if (shape.lanes > 0) {
     p.threads = shape.lanes;
     p.groups = kMostThreads / p.threads;
@@ -217,7 +230,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   const int folds = own_phases ? p.groups : std::max(1, p.block() / std::max(32, p.threads));
   const int fold_bytes = folds > 1 || shape.edges ? matrices * folds * p.slab * 4 : 0;
   p.stream_bytes = std::max(fold_bytes, shape.depth * chunk_bytes);
-  if (p.block() > kMostThreads || p.shared_bytes() > rows::kStreamShared) {
+  if (p.block() > kMostThreads || p.shared_bytes() > kStreamShared) {
     p.packs = 0;
   }
   return p;
@@ -228,8 +241,8 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
 // processing the rows.
 std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
   constexpr std::int64_t kFew = 64;
-  const std::int64_t teams = rows::stream_teams(stream, c.rows);
-  const bool few_rows = c.rows <= 2 * rows::kStreamBlocks * stream.groups;
+  const std::int64_t teams = stream_teams(stream, c.rows);
+  const bool few_rows = c.rows <= 2 * kPersistentBlocks * stream.groups;
   return few_rows && c.columns > 512 && c.columns <= 2048 ? std::min(teams, kFew) : teams;
 }
 
@@ -243,11 +256,11 @@ int phases_of(std::int64_t columns, int sector) {
 std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
   if (p.team() == Team::warp) {  // The rows of a group begin alike, since there are 16, 32 or 64 groups
     p.sector = kSector / c.size;
-    return rows::stream_teams(p, c.rows);
+    return stream_teams(p, c.rows);
   }
   constexpr std::int64_t kLarge = 16 << 20;  // bytes
   const bool large = c.rows > kLarge / (c.columns * c.size);
-  const std::int64_t most = rows::stream_blocks(p.cluster) / p.cluster;
+  const std::int64_t most = persistent_blocks(p.cluster) / p.cluster;
   const auto use_sectors_of = [&](int bytes) {
     p.sector = bytes / c.size;
     p.phases = phases_of(c.columns, p.sector);
@@ -296,7 +309,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   }
   const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x.
-  const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * rows::kStreamBlocks : 512;
+  const int blocks = layout.rows() == 1 ? 65536 / layout.block : layout.elements == 16 ? 3 * kPersistentBlocks : 512;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
   return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
 }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <mica/ops/detail/stream_plan.h>
+#include <mica/ops/detail/row_team.h>
 
 namespace mica::kernels::norm_cuda {
 
@@ -32,6 +32,37 @@ struct NormBackwardCase {
   GradientSource source = GradientSource::y;
 };
 
+constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
+// Slots of a Meeting, which rows use cyclically. Several are needed, since warps may be up to two rows apart, and may
+// have begun the next row already.
+constexpr int kMeetings = 4;
+
+/// How rows stream through shared memory: which threads share a row, and the layout of a block's shared memory.
+struct StreamPlan {
+  int packs = 0;         // of a row, per thread; 0: rows of this length need another kernel
+  int threads = 0;       // per block, that share a row
+  int groups = 1;        // groups of `threads` threads in a block
+  int cluster = 1;       // blocks that share a row
+  int slab = 0;          // columns of a row per block
+  int kept_bytes = 0;    // of shared memory, for parameters
+  int stream_bytes = 0;  // of shared memory, for the rows in flight
+  // For rows that begin and end inside packs (EdgePlace):
+  int sector = 0;       // elements; a row's first pack begins where a sector does. 0: rows consist of whole packs
+  int phases = 1;       // the number of places in a sector at which rows begin; row i begins like row i mod phases
+  bool sorted = false;  // whether teams get runs of rows that are sorted by these places
+
+  constexpr int block() const { return threads * groups; }
+  constexpr int warps() const { return threads / 32; }  // per block, that share a row
+  constexpr int meeting_begin() const { return groups * kMeetings * (cluster > 1 ? 2 : 1) * 8; }
+  constexpr int kept_begin() const {
+    const int numbers = groups * kMeetings * 2 * (warps() + (cluster > 1 ? cluster : 0));
+    return (meeting_begin() + numbers * 4 + 127) / 128 * 128;
+  }
+  constexpr int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
+  constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
+  constexpr Team team() const { return cluster > 1 ? Team::cluster : threads <= 32 ? Team::warp : Team::block; }
+};
+
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
@@ -41,7 +72,7 @@ struct NormBackwardPlan {
   int lanes = 32;  // lanes of a warp that share a row
   int chunks = 1;  // chunks that a row is cut into
   int depth = 0;   // chunks that the shared memory holds
-  rows::StreamPlan stream = {};
+  StreamPlan stream = {};
 };
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c);

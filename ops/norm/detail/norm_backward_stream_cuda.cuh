@@ -1,8 +1,10 @@
 #pragma once
 
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
-#include <mica/ops/norm/detail/norm_backward_cuda.cuh>
-#include <mica/ops/norm/detail/norm_backward_rows_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_meeting_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_parameters_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_rows_cuda.cuh>
 
 // Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of all its rows, and
 // passes over each row twice:
@@ -24,17 +26,6 @@
 namespace mica::kernels::norm_cuda {
 
 constexpr int kMostThreads = 512;  // per block
-
-/// Adds up the numbers of a Meeting's up to 16 members. The lower 16 lanes get the sum of the first numbers, the upper
-/// ones that of the second numbers.
-struct SumMembers {
-  __device__ float operator()(const float* numbers, int members) const {
-    const int lane = threadIdx.x % kWarp;
-    const int member = lane % (kWarp / 2);
-    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // avoids a branch
-    return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
-  }
-};
 
 /// Stores data that the kernel does not read. The compiler may move loads across this store. It does not split a store
 /// of 16 bytes, as it would split an ordinary one that follows a branch and precedes another store.
@@ -133,7 +124,7 @@ class StreamedBackward {
   // Whether lanes first add up the sums of the warp's rows.
   static constexpr bool kWarpFolds = kLanes < kWarp && !Shape::kOwnPhases;
   using RowStatistics = Statistics<T, kCentered>;
-  using Ahead = RowsAhead<T, BackwardRows<T, W>, Policy::kMatrices, Shape>;
+  using Ahead = RowsAhead<T, W, Policy::kMatrices, Shape>;
 
   struct Row {
     std::int64_t offset;  // of the thread's first element
@@ -516,8 +507,9 @@ void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) 
     if (plan.pack == Shape::V && (p.sector > 0) == Shape::kEdges && p.packs == Shape::P && p.team() == Shape::kTeam &&
         plan.lanes == Shape::kLanes && plan.chunks == Shape::C && plan.depth == Shape::D) {
       found = true;
-      launch_teams(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", p,
-                   static_cast<unsigned>(plan.teams), a);
+      cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
+          .cluster(p.cluster)
+          .run(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", a, p);
     }
   };
   with_pack_shapes<Policy, T, W>(run);

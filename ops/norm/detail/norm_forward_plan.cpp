@@ -3,7 +3,6 @@
 #include <climits>
 #include <initializer_list>
 
-#include <mica/ops/detail/stream_plan.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
 namespace mica::kernels {
@@ -174,7 +173,7 @@ NormForwardPlan cluster_plan(const NormShape& s, int pack) {
 /// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
 bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors, int threads) {
   if (p.team == Team::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
-    multiprocessors -= rows::kStreamBlocks - rows::stream_blocks(p.blocks);
+    multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
     return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
   }
   return s.rows * p.threads <= std::int64_t{threads} * multiprocessors;

@@ -1,4 +1,3 @@
-#include <mica/ops/detail/stream_plan.h>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels {
@@ -157,7 +156,7 @@ double streamed_speed(const RowPlan& plan) {
   constexpr int kSchedulers = 4;
   const int blocks = kMostTeamThreads / plan.threads;  // per multiprocessor
   const auto warps = static_cast<int>(round_up(blocks * plan.threads / kWarp, kSchedulers)) / kSchedulers;
-  return static_cast<double>(rows::stream_blocks(plan.cluster)) * blocks * plan.slab /
+  return static_cast<double>(persistent_blocks(plan.cluster)) * blocks * plan.slab /
          (kConstantTime + warps * plan.elements);
 }
 

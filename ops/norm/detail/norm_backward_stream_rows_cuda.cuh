@@ -1,15 +1,71 @@
 #pragma once
 
-// Streams the rows of kMatrices matrices of the same shape through shared memory, chunk after chunk, ahead of their use
-// (see stream_cuda.cuh).
+// Streamed rows: copies the matrices that are read through shared memory, chunk after chunk, ahead of their use.
 //
 //     global memory ── packs, each thread its own ──▶ shared memory ── packs ──▶ registers
+//
+// Each thread copies (cp.async) the elements that it will use itself. So it never waits for other threads' copies, and
+// the threads of a row synchronize only to add up their sums.
 
-#include <type_traits>
+#include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
 
-#include <mica/ops/detail/stream_cuda.cuh>
+namespace mica::kernels::norm_cuda {
 
-namespace mica::kernels::rows {
+/// A thread's ring buffer in shared memory: D chunks with P packs of each of kSources matrices. A `place` is the index
+/// of a chunk in the ring.
+template <class T, int V, int kSources, int P, int D, int kLanes = kWarp>
+class Stream {
+ public:
+  using Packs = Pack<T, V>;
+
+  __device__ Stream(const StreamPlan& p, unsigned char* memory) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + thread / kWarp * (D * kChunk) + thread % kWarp;
+  }
+
+  /// Starts copying the first `count` packs of a chunk from each matrix; the chunk's other packs become zeros. What is
+  /// read is marked to be evicted last from the L2 cache. Then the written results are evicted first, in the order in
+  /// which they were written, which DRAM writes faster.
+  template <class... From>
+  __device__ void fetch(int place, int count, const From*... from) {
+    Packs* to = places_ + place * kChunk;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      int source = 0;
+      (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
+                                                           i < count ? from + i * (kLanes * V) : from, i < count),
+       ...);
+    }
+  }
+
+  /// The same for rows that may end inside packs. The thread has `left` elements from its first pack on. The other
+  /// elements of its last pack become zeros.
+  template <class... From>
+  __device__ void fetch_elements(int place, int left, const From*... from) {
+    Packs* to = places_ + place * kChunk;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      const int elements = max(0, min(V, left - i * (kLanes * V)));
+      int source = 0;
+      (cuda::copy_part_async<sizeof(Packs), /*kLastInL2=*/true>(cuda::shared_address(to + (source++ * P + i) * kWarp),
+                                                                elements > 0 ? from + i * (kLanes * V) : from,
+                                                                elements * static_cast<int>(sizeof(T))),
+       ...);
+    }
+  }
+
+  /// The thread's pack number i of a chunk.
+  __device__ Packs& at(int place, int source, int i) const {
+    return places_[place * kChunk + (source * P + i) * kWarp];
+  }
+
+  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
+
+ private:
+  static constexpr int kChunk = kSources * P * kWarp;
+  Packs* places_;
+};
 
 /// Returns `packs`, but hides from the compiler that it is the same in all rows. Otherwise the compiler would compare
 /// it with the index of each pack once, and keep the results in the bits of a register for all rows; extracting those
@@ -22,14 +78,15 @@ __device__ int compare_again(int packs) {
   return packs;
 }
 
-/// `Matrices` has the members `rows`, `columns` and matrix<k>(), a pointer to matrix number k. There are two or three;
-/// with kEdges, two. `offset` arguments are the index, in a matrix, of the first element of the thread's part of a row.
-template <class T, class Matrices, int kMatrices, class Shape>
+/// Streams the rows of kMatrices matrices, two or three; with kEdges, two. `offset` arguments are the index, in a
+/// matrix, of the first element of the thread's part of a row.
+template <class T, class W, int kMatrices, class Shape>
 class RowsAhead {
  public:
   static constexpr int V = Shape::V;
 
-  __device__ RowsAhead(const Matrices& a, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
+  __device__ RowsAhead(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
+                       unsigned char* memory)
       : a_(a),
         at_(at),
         row_(at.first),
@@ -134,11 +191,11 @@ class RowsAhead {
     }
   }
 
-  const Matrices& a_;
+  const BackwardRows<T, W>& a_;
   const typename Shape::Place at_;
   std::int64_t row_;   // the next row to be copied
   std::int64_t from_;  // the index of the next element to be copied
   Stream<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes> stream_;
 };
 
-}  // namespace mica::kernels::rows
+}  // namespace mica::kernels::norm_cuda

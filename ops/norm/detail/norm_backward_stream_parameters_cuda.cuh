@@ -1,9 +1,9 @@
 #pragma once
 
-// The statistics and the weights for streamed rows, in a norm's backward.
+// Streamed rows: their statistics and weights.
 
-#include <mica/ops/detail/rows_ahead_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 

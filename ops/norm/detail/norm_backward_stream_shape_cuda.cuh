@@ -1,25 +1,18 @@
 #pragma once
 
-// Streams rows of a matrix through shared memory, in a persistent kernel: one block per multiprocessor processes many
-// rows. Each thread copies ahead (cp.async) the elements that it will use itself. So it never waits for other threads'
-// copies, and the threads of a row synchronize only to add up their sums.
+// Streamed rows: the sizes of the kernel, and which rows and columns a thread has.
 //
 // A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
 // too long for a block, `cluster` blocks share it, and each has a slab of its columns. A row, or slab, is cut into C
 // chunks. The shared memory holds D chunks per thread, which are in use or still being copied.
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/detail/rows_cuda.cuh>
-#include <mica/ops/detail/stream_plan.h>
+#include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 
-namespace mica::kernels::rows {
-
-#if defined(__CUDACC__)
+namespace mica::kernels::norm_cuda {
 
 /// Which rows and packs a thread has. Its packs of a row are first_pack, first_pack + kLanes, …, so that those of
 /// neighboring lanes are adjacent. If a warp has several rows, these are adjacent, too, and kLanes neighboring lanes
@@ -159,183 +152,4 @@ struct StreamShape {
   using Place = std::conditional_t<kEdges, EdgePlace<kTeam, V, kLanes>, StreamPlace<kTeam, kLanes>>;
 };
 
-/// Sums a and b over kLanes lanes. Returns the sum of a in the lower half of these lanes, that of b in the upper half.
-template <int kLanes>
-__device__ float sum_pair_of_lanes(float a, float b) {
-  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
-  const float mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
-  return sum_lanes<kLanes / 2>(mine);
-}
-
-/// A thread's ring buffer in shared memory: D chunks with P packs of each of kSources matrices. A `place` is the index
-/// of a chunk in the ring.
-template <class T, int V, int kSources, int P, int D, int kLanes = kWarp>
-class Stream {
- public:
-  using Packs = Pack<T, V>;
-
-  __device__ Stream(const StreamPlan& p, unsigned char* memory) {
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + thread / kWarp * (D * kChunk) + thread % kWarp;
-  }
-
-  /// Starts copying the first `count` packs of a chunk from each matrix; the chunk's other packs become zeros. What is
-  /// read is marked to be evicted last from the L2 cache. Then the written results are evicted first, in the order in
-  /// which they were written, which DRAM writes faster.
-  template <class... From>
-  __device__ void fetch(int place, int count, const From*... from) {
-    Packs* to = places_ + place * kChunk;
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      int source = 0;
-      (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
-                                                           i < count ? from + i * (kLanes * V) : from, i < count),
-       ...);
-    }
-  }
-
-  /// The same for rows that may end inside packs. The thread has `left` elements from its first pack on. The other
-  /// elements of its last pack become zeros.
-  template <class... From>
-  __device__ void fetch_elements(int place, int left, const From*... from) {
-    Packs* to = places_ + place * kChunk;
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      const int elements = max(0, min(V, left - i * (kLanes * V)));
-      int source = 0;
-      (cuda::copy_part_async<sizeof(Packs), /*kLastInL2=*/true>(cuda::shared_address(to + (source++ * P + i) * kWarp),
-                                                                elements > 0 ? from + i * (kLanes * V) : from,
-                                                                elements * static_cast<int>(sizeof(T))),
-       ...);
-    }
-  }
-
-  /// The thread's pack number i of a chunk.
-  __device__ Packs& at(int place, int source, int i) const {
-    return places_[place * kChunk + (source * P + i) * kWarp];
-  }
-
-  __device__ static int next(int place) { return place + 1 == D ? 0 : place + 1; }
-
- private:
-  static constexpr int kChunk = kSources * P * kWarp;
-  Packs* places_;
-};
-
-/// Exchanges two numbers per member of a team through shared memory: each member leaves its two numbers, and all
-/// members read those of all others. Members are the warps of a block or, in a cluster, its blocks, each of which first
-/// adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the
-/// block's other warps. A warp may be a row ahead of others.
-template <Team kTeam>
-class Meeting {
- public:
-  __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
-      : blocks_(p.cluster),
-        warps_(p.warps()),
-        rank_(rank),
-        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * (kLevels * kMeetings)),
-        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) +
-                 threadIdx.y * (kMeetings * 2 * (warps_ + (kTeam == Team::cluster ? blocks_ : 0)))) {
-    if (kTeam != Team::warp && threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 0; i < kLevels * kMeetings; ++i) {
-        cuda::init_barrier(barriers_ + i, i < kMeetings ? 2 * warps_ : 1);
-      }
-      if (kTeam == Team::cluster) {
-        cuda::publish_barriers();
-      }
-    }
-    __syncthreads();  // race checkers want barriers to be initialized before copies begin
-  }
-
-  /// Call it after the constructor. Waits until all blocks of the team have initialized their barriers, and until
-  /// everything that this block has written to shared memory is visible to its threads.
-  __device__ void open() const {
-    __syncthreads();
-    if (kTeam == Team::cluster) {
-      cuda::arrive_in_cluster();
-      cuda::wait_for_cluster();
-    }
-  }
-
-  /// The number of members whose numbers take() returns.
-  __device__ int members() const { return kTeam == Team::cluster ? blocks_ : warps_; }
-
-  /// Leaves a warp's two numbers: `mine` is the first in the lower 16 lanes, the second in the upper ones.
-  /// fold(numbers, warps) returns a block's two numbers, in the same lanes, from those of its warps.
-  template <class Fold>
-  __device__ void leave(float mine, Fold fold) {
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
-    const int slot = left_ % kMeetings;
-    float* const in_block = numbers_ + slot * 2 * warps_;
-    __syncwarp();  // all lanes have read the numbers of earlier rows
-    if (lane % (kWarp / 2) == 0) {
-      in_block[lane / (kWarp / 2) * warps_ + warp] = mine;
-      cuda::arrive(barriers_ + slot);
-    }
-    if constexpr (kTeam == Team::cluster) {
-      if (left_ % warps_ == warp) {  // the warps take turns
-        cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
-        const float block = fold(in_block, warps_);
-        std::uint64_t* const barrier = barriers_ + kMeetings + slot;
-        if (lane == 0) {
-          cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
-        }
-        float* const place = numbers_ + kMeetings * 2 * warps_ + (slot * 2 + lane / (kWarp / 2)) * blocks_ + rank_;
-        if (lane % (kWarp / 2) < blocks_) {
-          cuda::send(place, lane % (kWarp / 2), block, barrier);
-        }
-      }
-    }
-    ++left_;
-  }
-
-  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first numbers
-  /// of members 0, 1, …, followed by their second numbers.
-  __device__ const float* take() {
-    const int slot = taken_ % kMeetings;
-    constexpr int kLast = kLevels - 1;
-    cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
-    if (kTeam == Team::cluster) {
-      // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
-      // warps, which race checkers recognize, too.
-      cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
-    }
-    ++taken_;
-    return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
-  }
-
-  /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
-  __device__ void close() const {
-    if (kTeam == Team::cluster) {
-      cuda::arrive_in_cluster();
-      cuda::wait_for_cluster();
-    }
-  }
-
- private:
-  static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
-
-  int blocks_;
-  int warps_;
-  int rank_;
-  unsigned left_ = 0;
-  unsigned taken_ = 0;
-  std::uint64_t* barriers_;
-  float* numbers_;
-};
-
-#endif
-
-// On the host.
-
-/// Launches a kernel with `teams` blocks, or clusters of blocks. The kernel takes the plan as its last argument.
-template <class Kernel, class Arguments>
-void launch_teams(Kernel kernel, const char* name, const StreamPlan& p, unsigned teams, const Arguments& a) {
-  cuda::Launch(teams * p.cluster, dim3(p.threads, p.groups), p.shared_bytes())
-      .cluster(p.cluster)
-      .run(kernel, name, a, p);
-}
-
-}  // namespace mica::kernels::rows
+}  // namespace mica::kernels::norm_cuda
