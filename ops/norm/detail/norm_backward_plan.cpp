@@ -30,7 +30,7 @@ int cluster_of(std::int64_t columns, int elements) {
   return cluster <= 16 ? cluster : 0;
 }
 
-// Rows of up to kShortRow columns, read in packs of `pack` elements: 8 elements for each lane.
+// Aligned rows of up to kShortRow columns, read in packs of `pack` elements: 8 elements for each lane.
 StreamShape shape_of_short_rows(std::int64_t columns, int pack) {
   return {.packs = 8 / pack, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
 }
@@ -90,8 +90,8 @@ constexpr std::int64_t kMega = 1 << 20;
 // more than 256 columns on an H100.
 bool are_held(const NormBackwardCase& c) {
   struct Limit {
-    std::int64_t columns;
-    std::int64_t elements;  // the most of a matrix of up to so many columns
+    std::int64_t columns;   // the longest row
+    std::int64_t elements;  // the largest matrix that is held
   };
   constexpr std::int64_t kAny = std::int64_t{1} << 62;
   constexpr Limit k16Bits[] = {{44, kAny},       {57, 4 * kMega}, {64, kAny},        {121, 2 * kMega},
@@ -116,7 +116,7 @@ StreamShape shape_of_lanes(const NormBackwardCase& c) {
   struct Share {
     int lanes;
     int packs;
-    std::int64_t elements;  // the fewest of a matrix
+    std::int64_t elements;  // the smallest matrix
   };
   constexpr Share k16Bits[] = {{8, 1, 0},          {8, 2, 0},  {8, 3, 32 * kMega}, {16, 2, 0},
                                {16, 3, 8 * kMega}, {32, 2, 0}, {32, 3, 0}};
@@ -254,7 +254,7 @@ int phases_of(std::int64_t columns, int sector) {
 // The number of teams for rows that begin and end inside packs. Also sets p's sector and, for blocks and clusters,
 // phases and sorted.
 std::int64_t deal_edges(const NormBackwardCase& c, StreamPlan& p) {
-  if (p.team() == Team::warp) {  // The rows of a group begin alike, since there are 16, 32 or 64 groups
+  if (p.team() == Team::warp) {  // the rows of a group begin alike, since there are 16, 32 or 64 groups
     p.sector = kSector / c.size;
     return stream_teams(p, c.rows);
   }
