@@ -92,25 +92,6 @@ void with_layout(const RowPlan& plan, const F& f) {
   }
 }
 
-/// The kernels' names, for launch records and profiles.
-struct LaunchNames {
-  const char* held;
-  const char* held_cluster;
-  const char* staged_block;
-  const char* staged_cluster;
-
-  const char* of(const RowPlan& plan) const {
-    switch (plan.held) {
-      case Held::registers: return plan.team == Team::cluster ? held_cluster : held;
-      default: return plan.team == Team::cluster ? staged_cluster : staged_block;
-    }
-  }
-};
-constexpr LaunchNames kForwardNames{"softmax_held", "softmax_held<cluster>", "softmax_staged<block>",
-                                    "softmax_staged<cluster>"};
-constexpr LaunchNames kBackwardNames{"softmax_backward_held", "softmax_backward_held<cluster>",
-                                     "softmax_backward_staged<block>", "softmax_backward_staged<cluster>"};
-
 template <class Kernel, class... Arguments>
 void launch(Kernel kernel, const char* name, const RowPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
             const Arguments&... arguments) {
@@ -144,15 +125,15 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     softmax_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(x, y, columns, rule);
     cuda::check_launch("softmax_looped");
   } else if (plan.held == Held::shared_memory) {
-    const auto run = [&](auto kernel) {
-      launch(kernel, kForwardNames.of(plan), plan, rows, bytes(plan.slab), x, y, rows, columns, rule, plan);
+    const auto run = [&](auto kernel, const char* name) {
+      launch(kernel, name, plan, rows, bytes(plan.slab), x, y, rows, columns, rule, plan);
     };
     if constexpr (sizeof(T) < 8) {
       if (plan.team == Team::cluster) {
-        return run(softmax_staged<T, Team::cluster, Rule>);
+        return run(softmax_staged<T, Team::cluster, Rule>, "softmax_staged<cluster>");
       }
     }
-    run(softmax_staged<T, Team::block, Rule>);
+    run(softmax_staged<T, Team::block, Rule>, "softmax_staged<block>");
   } else if (plan.held == Held::streamed) {
     if constexpr (sizeof(T) < 8 && !Rule::kMasked) {
       const auto run = [&]<int kElements>() {
@@ -170,7 +151,8 @@ void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const So
     }
   } else {
     with_layout<T, Rule, false>(plan, [&]<class L>() {
-      launch(softmax_held<T, L, Rule>, kForwardNames.of(plan), plan, rows, 0, x, y, rows, columns, rule, plan);
+      const char* const name = L::kTeam == Team::cluster ? "softmax_held<cluster>" : "softmax_held";
+      launch(softmax_held<T, L, Rule>, name, plan, rows, 0, x, y, rows, columns, rule, plan);
     });
   }
 }
@@ -190,19 +172,19 @@ void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t co
     softmax_backward_looped<<<rows::grid_of(rows), kLoopThreads, 0, cuda::current_stream()>>>(y, dy, dx, columns, rule);
     cuda::check_launch("softmax_backward_looped");
   } else if (plan.held == Held::shared_memory) {
-    const auto run = [&](auto kernel) {
-      launch(kernel, kBackwardNames.of(plan), plan, rows, bytes(plan.slab), y, dy, dx, rows, columns, rule, plan);
+    const auto run = [&](auto kernel, const char* name) {
+      launch(kernel, name, plan, rows, bytes(plan.slab), y, dy, dx, rows, columns, rule, plan);
     };
     if constexpr (sizeof(T) < 8) {
       if (plan.team == Team::cluster) {
-        return run(softmax_backward_staged<T, Team::cluster, Rule>);
+        return run(softmax_backward_staged<T, Team::cluster, Rule>, "softmax_backward_staged<cluster>");
       }
     }
-    run(softmax_backward_staged<T, Team::block, Rule>);
+    run(softmax_backward_staged<T, Team::block, Rule>, "softmax_backward_staged<block>");
   } else {
     with_layout<T, Rule, true>(plan, [&]<class L>() {
-      launch(softmax_backward_held<T, L, Rule>, kBackwardNames.of(plan), plan, rows, 0, y, dy, dx, rows, columns, rule,
-             plan);
+      const char* const name = L::kTeam == Team::cluster ? "softmax_backward_held<cluster>" : "softmax_backward_held";
+      launch(softmax_backward_held<T, L, Rule>, name, plan, rows, 0, y, dy, dx, rows, columns, rule, plan);
     });
   }
 }
