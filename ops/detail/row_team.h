@@ -2,7 +2,6 @@
 
 // How CUDA threads share rows, as plain numbers that the host computes: see row_team_cuda.cuh.
 
-#include <algorithm>
 #include <cstdint>
 
 namespace mica::kernels {

@@ -11,7 +11,6 @@
 // Which thread has which columns, and the order of sums, depend on the row's length and on the alignment of pointers.
 
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include <mica/core/cuda/ptx.cuh>

@@ -109,7 +109,7 @@ TEST(NormBackwardPlan, SharesUnalignedRowsAmongLanes) {
     EXPECT_EQ(std::tuple(plan.lanes, plan.stream.threads, plan.stream.packs, plan.stream.sector),
               std::tuple(e.lanes, e.lanes, e.packs, 32 / e.size))
         << e.columns;
-    // A group's rows begin alike: `sector` times its step is a whole number of sectors.
+    // The rows of a group are a multiple of this number of rows apart, so that they begin at the same place.
     EXPECT_EQ(plan.stream.groups % plan.stream.sector, 0) << e.columns;
   }
   EXPECT_GT(plan_norm_backward(case_of(1'000'000, 762, 2)).stream.threads, 32);

@@ -8,7 +8,6 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-constexpr int kMostThreads = 512;  // per block
 constexpr std::int64_t kShortRow = 256;
 
 struct StreamShape {
@@ -219,11 +218,9 @@ StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& s
   }
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
-  // Whether only few weights fit in registers.
-  const bool few_weights = shape.edges ? pack == 4 : shape.lanes > 0 && shape.lanes < 32;
-  const bool weights_in_registers = p.packs * pack <= (few_weights ? 8 : 16) && !drops;
+  const bool in_registers = weights_in_registers(p.packs * pack, pack, std::min(p.threads, 32), shape.edges, drops);
   const bool own_phases = shape.edges && p.team() == Team::warp;  // each group has weights of its own
-  p.kept_bytes = weights_in_registers ? 0 : (own_phases ? p.block() : p.threads) * p.packs * pack * c.weight_size;
+  p.kept_bytes = in_registers ? 0 : (own_phases ? p.block() : p.threads) * p.packs * pack * c.weight_size;
   const int chunk_elements = p.packs / shape.chunks * pack;
   const int chunk_bytes = p.block() * chunk_elements * matrices * c.size;
   // Rows of partials that a block adds up.

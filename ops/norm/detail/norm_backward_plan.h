@@ -32,6 +32,7 @@ struct NormBackwardCase {
   GradientSource source = GradientSource::y;
 };
 
+constexpr int kMostThreads = 512;          // of a block that streams rows
 constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
 // Slots of a Meeting, which rows use cyclically. Several are needed, since warps may be up to two rows apart, and may
 // have begun the next row already.
@@ -62,6 +63,14 @@ struct StreamPlan {
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
   constexpr Team team() const { return cluster > 1 ? Team::cluster : threads <= 32 ? Team::warp : Team::block; }
 };
+
+/// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, in
+/// packs of `pack` columns, if `lanes` lanes of a warp share a row. `edges`: rows begin and end inside packs. `drops`:
+/// dropout is applied.
+constexpr bool weights_in_registers(int elements, int pack, int lanes, bool edges, bool drops) {
+  const bool few = edges ? pack == 4 : lanes < 32;  // only few registers are free
+  return elements <= (few ? 8 : 16) && !drops;
+}
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;

@@ -14,18 +14,16 @@
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// Rows that begin and end inside packs (kEdges) are dealt out so that all rows of a thread begin at the same place in a
-// sector of 32 bytes. Then a thread has the same columns of all of them, and all its packs but those at the edges are
-// loaded and stored like those of aligned rows. Groups of up to a warp each have a place of their own; all groups of a
-// larger team have the same. If there are too few teams for that, the rows are sorted by where they begin, and a team
-// has a run of them: it writes a row of partials and starts again where this place changes.
+// If rows begin and end inside packs (kEdges), each thread gets rows that begin at the same place in a sector of 32
+// bytes. So it has the same columns in all its rows, and only the packs at the edges are special. Groups of up to a
+// warp each have a place of their own; all groups of a larger team have the same. If there are too few teams for that,
+// the rows are sorted by where they begin, and a team has a run of them: it writes a row of partials and starts again
+// where this place changes.
 //
 // If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
 // exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
 namespace mica::kernels::norm_cuda {
-
-constexpr int kMostThreads = 512;  // per block
 
 /// Stores data that the kernel does not read. The compiler may move loads across this store. It does not split a store
 /// of 16 bytes, as it would split an ordinary one that follows a branch and precedes another store.
@@ -70,7 +68,7 @@ class StreamedBackward {
     int place = 0;
     if (kAhead && warp_first < end()) {
       row.statistics = statistics_.take();
-      meeting_.leave(begin_row(row, place, D - 1), SumMembers());
+      meeting_.leave(begin_row(row, place, D - 1));
     }
 #pragma unroll 1
     for (std::int64_t index = warp_first; index < end(); index += at_.step) {
@@ -79,16 +77,16 @@ class StreamedBackward {
       if constexpr (kAhead) {
         Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
         if (index + at_.step < end()) {
-          meeting_.leave(begin_row(next, after(place), D - 1 - C), SumMembers());
+          meeting_.leave(begin_row(next, after(place), D - 1 - C));
         }
-        end_row(row, place, SumMembers()(meeting_.take(), meeting_.members()));
+        end_row(row, place, meeting_.take());
         row = next;
       } else {
         row.statistics = statistics_.take();
         float sums = begin_row(row, place, D - 1);
         if constexpr (kTeam != Team::warp) {
-          meeting_.leave(sums, SumMembers());
-          sums = SumMembers()(meeting_.take(), meeting_.members());
+          meeting_.leave(sums);
+          sums = meeting_.take();
         }
         end_row(row, place, sums);
         row.offset += at_.step * a_.columns;
@@ -115,9 +113,7 @@ class StreamedBackward {
   static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
-  // Only few weights fit in registers.
-  static constexpr bool kFewWeights = Shape::kEdges ? V == 4 : kLanes < kWarp;
-  static constexpr bool kWeightsInRegisters = kElements <= (kFewWeights ? 8 : 16) && !Policy::kDrops;
+  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, V, kLanes, Shape::kEdges, Policy::kDrops);
   // Pass 1 skips absent packs by branches.
   static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;

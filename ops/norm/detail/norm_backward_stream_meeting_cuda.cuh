@@ -16,21 +16,12 @@ __device__ float sum_pair_of_lanes(float a, float b) {
   return sum_lanes<kLanes / 2>(mine);
 }
 
-/// Adds up the numbers of a Meeting's up to 16 members. The lower 16 lanes get the sum of the first numbers, the upper
-/// ones that of the second numbers.
-struct SumMembers {
-  __device__ float operator()(const float* numbers, int members) const {
-    const int lane = threadIdx.x % kWarp;
-    const int member = lane % (kWarp / 2);
-    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // avoids a branch
-    return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
-  }
-};
-
-/// Exchanges two numbers per member of a team through shared memory: each member leaves its two numbers, and all
-/// members read those of all others. Members are the warps of a block or, in a cluster, its blocks, each of which first
-/// adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block waits for the
-/// block's other warps. A warp may be a row ahead of others.
+/// Adds up two numbers per warp of a team through shared memory. Each member of the team leaves its two numbers, and
+/// all members read those of all others. Members are the warps of a block or, in a cluster, its up to 16 blocks, each
+/// of which first adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block
+/// waits for the block's other warps. A warp may be a row ahead of others.
+///
+/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones.
 template <Team kTeam>
 class Meeting {
  public:
@@ -53,8 +44,8 @@ class Meeting {
     __syncthreads();  // race checkers want barriers to be initialized before copies begin
   }
 
-  /// Call it after the constructor. Waits until all blocks of the team have initialized their barriers, and until
-  /// everything that this block has written to shared memory is visible to its threads.
+  /// Call it after the constructor. Waits for the barriers of all blocks of the team, and for what this block's threads
+  /// have written to shared memory.
   __device__ void open() const {
     __syncthreads();
     if (kTeam == Team::cluster) {
@@ -63,13 +54,8 @@ class Meeting {
     }
   }
 
-  /// The number of members whose numbers take() returns.
-  __device__ int members() const { return kTeam == Team::cluster ? blocks_ : warps_; }
-
-  /// Leaves a warp's two numbers: `mine` is the first in the lower 16 lanes, the second in the upper ones.
-  /// fold(numbers, warps) returns a block's two numbers, in the same lanes, from those of its warps.
-  template <class Fold>
-  __device__ void leave(float mine, Fold fold) {
+  /// Leaves a warp's two numbers.
+  __device__ void leave(float mine) {
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
     const int slot = left_ % kMeetings;
@@ -82,7 +68,7 @@ class Meeting {
     if constexpr (kTeam == Team::cluster) {
       if (left_ % warps_ == warp) {  // the warps take turns
         cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
-        const float block = fold(in_block, warps_);
+        const float block = add_up(in_block, warps_);
         std::uint64_t* const barrier = barriers_ + kMeetings + slot;
         if (lane == 0) {
           cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
@@ -96,9 +82,8 @@ class Meeting {
     ++left_;
   }
 
-  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first numbers
-  /// of members 0, 1, …, followed by their second numbers.
-  __device__ const float* take() {
+  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the two sums.
+  __device__ float take() {
     const int slot = taken_ % kMeetings;
     constexpr int kLast = kLevels - 1;
     cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
@@ -108,7 +93,8 @@ class Meeting {
       cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
     }
     ++taken_;
-    return numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members();
+    const int members = kTeam == Team::cluster ? blocks_ : warps_;
+    return add_up(numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members, members);
   }
 
   /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
@@ -121,6 +107,14 @@ class Meeting {
 
  private:
   static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
+
+  // The two sums of the first numbers of all members, followed by their second numbers.
+  __device__ static float add_up(const float* numbers, int members) {
+    const int lane = threadIdx.x % kWarp;
+    const int member = lane % (kWarp / 2);
+    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // avoids a branch
+    return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
+  }
 
   int blocks_;
   int warps_;

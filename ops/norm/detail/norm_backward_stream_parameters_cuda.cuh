@@ -58,7 +58,7 @@ class StatisticsAhead {
 };
 
 /// The weights of a thread's packs, in registers or in shared memory. In shared memory, all threads of the block load
-/// them together.
+/// them together or, if groups have places of their own, each thread loads its own.
 template <class W, class Shape, bool kInRegisters>
 class Weights {
  public:
@@ -66,7 +66,7 @@ class Weights {
 
   /// If `weight` is null, all weights are 1.
   __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
-      : slab_(slab(p, at, memory)) {
+      : first_(first_pack(p, at, memory)) {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int i = 0; i < Shape::P; ++i) {
@@ -82,14 +82,12 @@ class Weights {
           values_[i * V + j] = w[j];
         }
       }
-    } else {
-      if constexpr (Shape::kOwnPhases) {
+    } else if constexpr (Shape::kOwnPhases) {
 #pragma unroll
-        for (int i = 0; i < Shape::P; ++i) {
-          store(slab_ + i * (Shape::kLanes * V), load_inside(weight, at, (at.first_pack + i * Shape::kLanes) * V));
-        }
-        return;
+      for (int i = 0; i < Shape::P; ++i) {
+        store(first_ + i * (Shape::kLanes * V), load_inside(weight, at, (at.first_pack + i * Shape::kLanes) * V));
       }
+    } else {
       W* const slab = reinterpret_cast<W*>(memory + p.kept_begin());
 #pragma unroll 1
       for (int column = (threadIdx.y * blockDim.x + threadIdx.x) * V; column < p.threads * (Shape::P * V);
@@ -113,13 +111,13 @@ class Weights {
         w[j] = values_[i * V + j];
       }
     } else {
-      unpack(rows::load<V>(slab_ + i * (Shape::kLanes * V)), w);
+      unpack(rows::load<V>(first_ + i * (Shape::kLanes * V)), w);
     }
   }
 
  private:
   /// The thread's first pack in shared memory.
-  __device__ static W* slab(const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory) {
+  __device__ static W* first_pack(const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory) {
     const int pack = Shape::kOwnPhases ? threadIdx.y * (Shape::kLanes * Shape::P) + threadIdx.x : at.first_pack;
     return reinterpret_cast<W*>(memory + p.kept_begin()) + pack * V;
   }
@@ -137,7 +135,7 @@ class Weights {
     return pack;
   }
 
-  W* slab_;
+  W* first_;
   float values_[kInRegisters ? Shape::P * V : 1];
 };
 

@@ -67,9 +67,9 @@ class Stream {
   Packs* places_;
 };
 
-/// Returns `packs`, but hides from the compiler that it is the same in all rows. Otherwise the compiler would compare
-/// it with the index of each pack once, and keep the results in the bits of a register for all rows; extracting those
-/// bits takes longer than comparing again.
+/// Returns `packs`, but hides from the compiler that it is the same in all rows. Otherwise the compiler compares it
+/// with the index of each pack once and keeps the answers as bits of a register. Extracting the bits takes longer than
+/// comparing again.
 template <class Shape>
 __device__ int compare_again(int packs) {
   if constexpr (Shape::P > 8) {

@@ -66,9 +66,9 @@ __device__ int phase_of(const StreamPlan& p, const T* row) {
 
 /// The same for rows that begin and end inside packs of V columns. All rows of an EdgePlace begin at the same place in
 /// a sector, so that a thread has the same columns of all of them. Packs are aligned, and those of the row's first
-/// sector may begin before the row. Each group of up to a warp has an EdgePlace of its own; all groups of a block or
-/// cluster have the same one or, if rows are sorted, the same few. Only the rows of clusters are sorted: there are more
-/// places in a sector than clusters.
+/// sector may begin before the row. A group of up to a warp has an EdgePlace of its own. All groups of a block or
+/// cluster share one or, if rows are sorted, a few in turn. Only the rows of clusters are sorted: there are more places
+/// in a sector than clusters.
 template <Team kTeam, int V, int kLanes>
 struct EdgePlace : StreamPlace<kTeam, kLanes> {
   using Base = StreamPlace<kTeam, kLanes>;

@@ -40,9 +40,9 @@ struct HeldShape {
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
 
-  // Whether the parameters are in shared memory: blocks are persistent, and the parameters are float32 and x has 16
-  // bits, or rows have edges, or they are aligned and shared by a cluster. Blocks that do not form
-  // clusters then compute several rows at once, even if several warps share each row.
+  // Whether the parameters are in shared memory. They are if rows have edges, and in persistent blocks with packs, if a
+  // cluster shares each row or if they are float32 and x has 16 bits. Blocks that do not form clusters then compute
+  // several rows at once, even if several warps share each row.
   static constexpr bool kShares =
       kEdges || (kStays && V >= 4 && (kTeam == Team::cluster || (N::kCentered && sizeof(T) == 2 && sizeof(W) == 4)));
   // Whether several warps share a row.

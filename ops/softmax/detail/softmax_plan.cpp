@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels {
